@@ -1,0 +1,70 @@
+/* Text to token ids and back.
+ *
+ * A tokenizer is immutable after open and may be used by any number of threads at once. The
+ * implementation for SentencePiece models is the project's one C++ file (tokenizer_spm.cc), because
+ * that library has no C interface; no exception leaves it.
+ *
+ * Control tokens (<s>, </s>, <pad>, <unk>) that a user types are ordinary text and never become the
+ * control id, with one exception that lm-evaluation-harness relies on: text that consists of exactly
+ * one control token's piece encodes to its id when allow_control is set. */
+#ifndef ENGINE_TOKENIZER_H
+#define ENGINE_TOKENIZER_H
+
+#include "kernels/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tokenizer;
+
+/* Opens dir/tokenizer.model, or path if it is not NULL. *tokenizer is NULL, without an error, when dir
+ * has none and path is NULL: such a model takes and returns token ids only. Fails if the number of
+ * pieces differs from n_vocab. Owner: the caller. */
+enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
+                             int n_vocab, struct err *err);
+void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
+
+const char *tokenizer_kind(const struct tokenizer *tokenizer); /* "sentencepiece-unigram", ... */
+
+/* Encodes valid UTF-8 (the caller has checked it; invalid bytes are ERR_ARGUMENT). *ids is malloc'd
+ * and owned by the caller; *offsets, if wanted (may be NULL), holds for each token the byte offset of
+ * its first byte in text, same owner. No BOS or EOS is added. text need not end in NUL. */
+enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t text_bytes,
+                               bool allow_control, int32_t **ids, size_t *n_ids, size_t **offsets,
+                               struct err *err);
+
+/* The piece as the tokenizer's vocabulary spells it ("▁the", "<0x0A>", "</s>"): for display and for
+ * matching by name. Valid as long as the tokenizer. id in [0, n_vocab). */
+const char *tokenizer_piece(const struct tokenizer *tokenizer, int32_t id);
+bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id);
+
+/* The bytes that id adds to text at any position but the first (control tokens: none). Writes at most
+ * bytes_max and returns the number of bytes it has. */
+size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes, size_t bytes_max);
+size_t tokenizer_bytes_max(const struct tokenizer *tokenizer); /* longest of all pieces */
+
+/* Decodes a whole list; *text is malloc'd, NUL-terminated, owned by the caller. Byte pieces that do
+ * not form UTF-8 become U+FFFD. Equals what a detok fed with the same ids gives in total. */
+enum err_code tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n_ids,
+                               char **text, size_t *text_bytes, struct err *err);
+
+/* Incremental decoding of one continuation: bytes that do not yet form a character are held back.
+ * Plain data, no allocation, copyable. */
+struct detok {
+    const struct tokenizer *tokenizer; /* Borrowed */
+    bool at_start;        /* nothing was emitted yet: a leading dummy space is dropped if the model adds one */
+    unsigned char held[4];
+    int n_held;
+};
+
+/* at_start: true when the ids decode a text from its beginning; false for a continuation of text
+ * that precedes it (the usual case in generation after a prompt). */
+void detok_begin(struct detok *detok, const struct tokenizer *tokenizer, bool at_start);
+/* Appends the characters completed by id to out (at most out_max bytes, which must be at least
+ * tokenizer_bytes_max + 16) and returns their number. */
+size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max);
+/* What is still held back, as U+FFFD characters. */
+size_t detok_end(struct detok *detok, char *out, size_t out_max);
+
+#endif

@@ -1,0 +1,276 @@
+/* The backend: the one way from the models to the arithmetic.
+ *
+ * A model's forward pass is a list of calls of the ops below; nothing above kernels/ knows which
+ * machine executes them. kernels/ref is plain C and IS the specification of every op; kernels/cpu
+ * starts from ref's table and overrides; kernels/cuda implements the table on the GPU. One checker
+ * (tests/kernels) compares every op of every backend with ref.
+ *
+ * Rules that hold for every op:
+ *   - The handle is first, then outputs, then inputs, then weights, then shapes.
+ *   - Matrices are row-major views; a linear layer is y = act(x·Wᵀ + b), weights [n_out, n_in].
+ *   - Activations, biases, norms, scores and shares are F32, whatever the weights are.
+ *   - Row r of a result depends on row r of the inputs alone (attention: also on the earlier
+ *     positions of its own sequence) and is the same BITS whatever other rows share the call, however
+ *     a prompt is cut into chunks, and however many threads run. Hence the same request gives the
+ *     same answer alone and in a crowd.
+ *   - Compute ops return nothing and may run later; a failure is sticky and finish() reports the
+ *     first one, with the op's name. Wrong shapes are bugs and CHECKed.
+ *   - No op allocates. Buffers, weights and steps are made before the first step.
+ *   - Every slot of the table is filled.
+ *
+ * One thread (the engine's) calls a backend; a backend may own more threads below this line. */
+#ifndef KERNELS_BACKEND_H
+#define KERNELS_BACKEND_H
+
+#include "kernels/err.h"
+#include "kernels/tensor.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Token positions per page of the key/value cache. 16 floats are one AVX-512 register. */
+enum { KV_PAGE = 16 };
+
+enum act { ACT_NONE, ACT_RELU, ACT_GELU /* exact: x/2 (1 + erf(x/√2)) */ };
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+/* A parameter in the backend's own layout. Made once at load, immutable after. */
+struct weight;
+
+enum weight_kind {
+    WEIGHT_MATRIX, /* of a linear layer, [n_out, n_in]: packed */
+    WEIGHT_TABLE,  /* read by rows (embeddings, values), [rows, cols]: kept in row order */
+    WEIGHT_KEYS,   /* memory keys, [n_group·n_key, d_half]: packed by group; kept in F32 */
+};
+
+enum placement {
+    PLACEMENT_DEVICE, /* copied into the device's memory */
+    PLACEMENT_HOST,   /* copied into host memory that the device reads in place */
+    PLACEMENT_MMAP,   /* read in place from the mapped file (tables only); the file must stay mapped */
+};
+
+struct weight_desc {
+    enum weight_kind kind;
+    enum dtype dtype;         /* as computed with: F32 or BF16 (F16 sources become F32); a TABLE
+                               * with PLACEMENT_MMAP keeps its source's dtype, F16 included */
+    enum placement placement;
+    int n_group;              /* KEYS: independent key sets that follow one another; else 1 */
+};
+
+/* ---- the step: one ragged batch ----------------------------------------------------------- */
+
+/* Sizes that a step's arrays are made for. */
+struct step_limits {
+    int n_tok_max;    /* rows */
+    int n_seq_max;    /* sequences */
+    int n_page_max;   /* pages of one sequence: ceil(context / KV_PAGE) */
+    int n_out_max;    /* rows whose next-token distribution is wanted */
+    int n_top_max;    /* alternatives reported per such row */
+    int n_adjust_max; /* entries of all rows' adjustment lists together */
+    int n_allow_max;  /* entries of all rows' allow lists together */
+};
+
+/* One token's correction of its logit. Applied in this order, z being the logit (OpenAI's and the
+ * CTRL paper's definitions):
+ *   if n_prompt + n_generated > 0:  z = z > 0 ? z / repetition : z * repetition
+ *   z -= presence * (n_generated > 0) + frequency * n_generated
+ *   z += bias                        (may be -infinity: the token is never drawn) */
+struct sample_adjust {
+    int32_t token;
+    int32_t n_prompt;    /* times the token stands in the prompt */
+    int32_t n_generated; /* times it was generated */
+    float bias;
+};
+
+/* How the next token of one row is drawn. The order of operations: adjustments, the allow list
+ * (other tokens become -infinity), temperature, top_k, top_p, min_p, draw. Candidates are ordered by
+ * larger logit, then smaller id. top_k keeps the first k. top_p keeps the shortest prefix whose
+ * probability (softmax over what top_k kept) is >= top_p. min_p keeps tokens with probability >=
+ * min_p · the best token's. The draw takes the first candidate, in that order, whose cumulative
+ * share of the kept mass exceeds u; without top_k, top_p and min_p the candidates are taken in id
+ * order instead (no sort). temperature 0 takes the largest adjusted logit, the lowest id on ties. */
+struct sample_params {
+    double u;            /* uniform in [0, 1): the sequence's own counter-based random number */
+    float temperature;   /* >= 0 */
+    float top_p;         /* (0, 1]; 1 = off */
+    float min_p;         /* [0, 1); 0 = off */
+    float repetition;    /* > 0; 1 = off */
+    float presence;      /* 0 = off */
+    float frequency;     /* 0 = off */
+    int32_t top_k;       /* 0 = off */
+    int32_t adjust_first, n_adjust; /* this row's slice of step.adjust: distinct tokens */
+    int32_t allow_first, n_allow;   /* this row's slice of step.allow; n_allow 0 = all allowed */
+};
+
+enum out_want {
+    OUT_SAMPLE = 1,  /* draw a token with sample[]: out_token */
+    OUT_LOGPROB = 2, /* log-probability and rank of the target: out_logprob, out_rank */
+    OUT_TOP = 4,     /* the n_top best tokens: top_id, top_logprob */
+    OUT_ENTROPY = 8, /* entropy of the distribution in nats: out_entropy */
+};
+
+/* target[] value that means "the token drawn for this row" (OUT_SAMPLE must be wanted too). */
+enum { TARGET_SAMPLED = -1 };
+
+/* The engine fills the inputs, calls step_begin, runs the model, calls finish and reads the results.
+ * Arrays are host memory of the backend, at fixed addresses for the life of the step. */
+struct step {
+    struct step_limits limits;
+
+    /* inputs */
+    int n_tok, n_seq, n_out;
+    int n_top;            /* alternatives computed for rows with OUT_TOP, <= n_top_max */
+    int n_adjust, n_allow;/* used entries of the lists */
+    int32_t *token;       /* [n_tok] */
+    int32_t *pos;         /* [n_tok] position in its own sequence = index into its cache */
+    int32_t *lang;        /* [n_tok] language id; 0 where the model has no languages */
+    int32_t *seq_first;   /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
+                           * their positions are consecutive; seq_first[n_seq] = n_tok */
+    int32_t *page;        /* [n_seq, n_page_max] cache page of positions i·KV_PAGE .. +KV_PAGE-1 */
+    int32_t *out_row;     /* [n_out] row of this output, ascending */
+    uint8_t *out_want;    /* [n_out] enum out_want, never 0 */
+    int32_t *target;      /* [n_out] token whose log-probability is wanted, or TARGET_SAMPLED */
+    struct sample_params *sample; /* [n_out] */
+    struct sample_adjust *adjust; /* [n_adjust] */
+    int32_t *allow;               /* [n_allow] */
+
+    /* results, valid after finish(); log-probabilities are of the model's own distribution,
+     * before any adjustment and temperature: z - log-sum-exp(z) in F32 */
+    int32_t *out_token;   /* [n_out] */
+    float *out_logprob;   /* [n_out] */
+    int32_t *out_rank;    /* [n_out] 1 + number of tokens with a larger logit, or an equal one and
+                           * a smaller id */
+    float *out_entropy;   /* [n_out] */
+    int32_t *top_id;      /* [n_out, n_top_max], best first: larger logit, then smaller id */
+    float *top_logprob;   /* [n_out, n_top_max] */
+};
+
+/* ---- memory layers ------------------------------------------------------------------------ */
+
+enum pkm_kind { PKM_PRODUCT, PKM_FLAT };
+
+/* Shape of one memory (Large Memory Layers with Product Keys, section 3.1). */
+struct pkm_shape {
+    enum pkm_kind kind;
+    int n_head;
+    int k_top;  /* slots read per head */
+    int n_key;  /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
+    int d_key;  /* query width of a head; a product half is d_key/2 */
+};
+
+/* ---- measured rates of the machine -------------------------------------------------------- */
+
+struct machine_rate {
+    double read_bytes_per_s;   /* plain read of a large array by all threads */
+    double flops_f32_per_s;    /* peak of the F32 multiply-add this backend uses */
+    double flops_bf16_per_s;   /* same for BF16; 0 where it has no such instruction */
+};
+
+/* ---- the table ---------------------------------------------------------------------------- */
+
+struct backend;
+
+struct backend_ops {
+    /* Resources. Owner of everything made here: the caller, who frees it before close. */
+    void (*close)(struct backend *be);
+    /* Zero-filled memory of the device, 64-byte aligned. purpose names it in errors. */
+    enum err_code (*buffer_new)(struct backend *be, void **data, size_t bytes, const char *purpose,
+                                struct err *err);
+    void (*buffer_free)(struct backend *be, void *data);
+    /* Packs host (a view of host memory, F32/F16/BF16) into a new weight. */
+    enum err_code (*weight_new)(struct backend *be, struct weight **weight,
+                                const struct tensor *host, const struct weight_desc *desc,
+                                const char *name, struct err *err);
+    void (*weight_free)(struct backend *be, struct weight *weight);
+    size_t (*weight_bytes)(const struct weight *weight);
+    enum err_code (*step_new)(struct backend *be, struct step **step,
+                              const struct step_limits *limits, struct err *err);
+    void (*step_free)(struct backend *be, struct step *step);
+    void (*upload)(struct backend *be, struct tensor dst, const void *host);
+    void (*download)(struct backend *be, void *host, struct tensor src);
+    /* Brings the step's inputs to the device; the ops that follow work on it. */
+    void (*step_begin)(struct backend *be, const struct step *step);
+    /* Waits for all ops since step_begin, makes the results readable, reports the first failure. */
+    enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
+    /* Measures for about half a second. */
+    void (*measure)(struct backend *be, struct machine_rate *rate);
+
+    /* y[n_tok, d] = tok[token] + pos[position] (+ lang[language] if lang is not NULL).
+     * d_model columns; tables of any dtype, sums in F32. */
+    void (*embed)(struct backend *be, struct tensor y, const struct step *step,
+                  const struct weight *tok, const struct weight *pos, const struct weight *lang);
+    /* y = layer norm of x by rows: (x-μ)/sqrt(σ²+eps)·gamma + beta, biased variance, two passes.
+     * gamma, beta [1, d]. y may be x. */
+    void (*norm)(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+                 struct tensor beta, float eps);
+    /* y = layer norm of x + r. y may be x or r. */
+    void (*add_norm)(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                     struct tensor gamma, struct tensor beta, float eps);
+    /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
+     * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and
+     * sums are F32. y does not overlap x. */
+    void (*linear)(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+                   struct tensor bias, enum act act);
+    /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].
+     * k_pages, v_pages: [n_page, KV_PAGE·d] F32; the order inside a page is the backend's own. */
+    void (*kv_store)(struct backend *be, struct tensor k_pages, struct tensor v_pages,
+                     struct tensor k, struct tensor v, const struct step *step, int n_head);
+    /* Causal attention over the cache: for each row r, head h with d_head = d/n_head columns,
+     *   y = Σ_u softmax_u(q·k_u · scale) v_u  over positions u = 0 .. pos[r] of r's sequence. */
+    void (*attention)(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                      struct tensor v_pages, const struct step *step, int n_head, float scale);
+    /* The k_top best slots of each head, and their shares.
+     *   query [n, n_head·d_key], head-major, first half first; slots I32 and shares F32
+     *   [n, n_head·k_top], each head's slots best first.
+     * Product keys (paper eq. 3-5; keys [n_head·2·n_key, d_key/2], group 2h+half): the k_top best of
+     * each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top (119
+     * of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys: keys
+     * [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the smaller
+     * index. Shares are the softmax of the k_top scores. */
+    void (*pkm_search)(struct backend *be, struct tensor slots, struct tensor shares,
+                       struct tensor query, const struct weight *keys,
+                       const struct pkm_shape *shape);
+    /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in column
+     * order, F32 sums. residual may be y, or data NULL (nothing is added). */
+    void (*pkm_read)(struct backend *be, struct tensor y, struct tensor residual,
+                     struct tensor slots, struct tensor shares, const struct weight *values);
+    /* y row i = x row step->out_row[first + i], i < y.rows. */
+    void (*gather)(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
+                   int first);
+    /* Draws out_token for the rows first .. first+logits.rows-1 that want OUT_SAMPLE. logits
+     * [n, n_vocab] stay as they are. */
+    void (*sample)(struct backend *be, struct tensor logits, struct step *step, int first);
+    /* Fills out_logprob, out_rank, top_*, out_entropy for the rows that want them. Runs after
+     * sample. A row with a NaN logit gets NaN log-probabilities. */
+    void (*logprobs)(struct backend *be, struct tensor logits, struct step *step, int first);
+};
+
+struct backend {
+    const struct backend_ops *op;
+    char name[32];        /* "ref", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
+    char description[160];/* for logs and /info: instruction set or device name, threads, memory */
+    int n_thread;
+    size_t memory_bytes;  /* memory usable for weights and cache; 0 = unknown */
+};
+
+struct backend_options {
+    const char *device; /* "auto", "cpu", "cuda"; "ref" for tests */
+    int n_thread;       /* 0 = one per core available to the process */
+};
+
+/* Opens the best backend that options allow. "auto" takes the GPU where there is one, else the CPU.
+ * The CPU's instruction set is the best of the machine, or what PKMSERVE_ISA names (avx512, avx2,
+ * plain, ref); a set the machine lacks or an unknown name is ERR_UNSUPPORTED / ERR_ARGUMENT.
+ * Owner of *be: the caller, who ends it with backend_close. */
+enum err_code backend_open(struct backend **be, const struct backend_options *options,
+                           struct err *err);
+void backend_close(struct backend *be); /* NULL is fine */
+
+/* The backends, opened by backend_open alone and by the checker. */
+enum err_code ref_open(struct backend **be, struct err *err);
+enum err_code cpu_open(struct backend **be, const char *isa /* NULL = best */, int n_thread,
+                       struct err *err);
+
+#endif

@@ -1,0 +1,84 @@
+/* A tensor is a view: it owns nothing. Two dimensions, row-major, contiguous within a row. */
+#ifndef KERNELS_TENSOR_H
+#define KERNELS_TENSOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32, DTYPE_I64, DTYPE_N };
+
+static inline size_t dtype_bytes(enum dtype dtype)
+{
+    static const unsigned char bytes[DTYPE_N] = {4, 2, 2, 4, 8};
+    return bytes[dtype];
+}
+
+static inline const char *dtype_name(enum dtype dtype)
+{
+    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "i32", "i64"};
+    return names[dtype];
+}
+
+struct tensor {
+    void *data;       /* Borrowed: address of element [0,0], in the address space of its backend */
+    int64_t rows;
+    int64_t cols;
+    int64_t stride;   /* elements from one row to the next, >= cols */
+    enum dtype dtype;
+};
+
+static inline struct tensor tensor_make(void *data, int64_t rows, int64_t cols, enum dtype dtype)
+{
+    return (struct tensor){data, rows, cols, cols, dtype};
+}
+
+/* Columns first .. first+cols-1 of t: the same rows, the same stride. */
+static inline struct tensor tensor_cols(struct tensor t, int64_t first, int64_t cols)
+{
+    t.data = (char *)t.data + (size_t)first * dtype_bytes(t.dtype);
+    t.cols = cols;
+    return t;
+}
+
+/* The first rows rows of t. */
+static inline struct tensor tensor_head(struct tensor t, int64_t rows)
+{
+    t.rows = rows;
+    return t;
+}
+
+static inline float bf16_to_f32(uint16_t bits)
+{
+    union { uint32_t u; float f; } v = {.u = (uint32_t)bits << 16};
+    return v.f;
+}
+
+/* Round to nearest, ties to even, as the AVX-512 instruction does; NaN stays NaN. */
+static inline uint16_t bf16_from_f32(float value)
+{
+    union { float f; uint32_t u; } v = {.f = value};
+    if ((v.u & 0x7fffffffu) > 0x7f800000u) {
+        return (uint16_t)((v.u >> 16) | 0x40u);
+    }
+    return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+
+static inline float f16_to_f32(uint16_t bits)
+{
+    const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
+    const uint32_t rest = (uint32_t)(bits & 0x7fffu);
+    union { uint32_t u; float f; } v;
+    if (rest >= 0x7c00u) { /* infinity and NaN */
+        v.u = sign | 0x7f800000u | ((rest & 0x3ffu) << 13);
+        return v.f;
+    }
+    if (rest >= 0x0400u) { /* normal: re-bias the exponent from 15 to 127 */
+        v.u = sign | ((rest << 13) + ((127u - 15u) << 23));
+        return v.f;
+    }
+    v.f = (float)rest * 0x1p-24f; /* subnormal and zero: exact in float */
+    v.u |= sign;
+    return v.f;
+}
+
+#endif

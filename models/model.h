@@ -1,0 +1,111 @@
+/* A model: configuration, weights and one forward pass.
+ *
+ * Made by model_open from a directory (config.json, model.safetensors or shards with
+ * model.safetensors.index.json; models/README.md documents both), immutable after model_reserve.
+ * The engine fills a struct step, calls model_forward and then the backend's finish. Prefill, decode
+ * and scoring are the same function with another number of rows.
+ *
+ * Each family is one file with a struct model_family (models/registry.c lists them). */
+#ifndef MODELS_MODEL_H
+#define MODELS_MODEL_H
+
+#include "kernels/backend.h"
+
+enum { MODEL_MEMORY_MAX = 64, MODEL_LANG_MAX = 256, MODEL_NAME_MAX = 64 };
+
+/* What one memory layer is. */
+struct memory_info {
+    int layer;            /* 0-based */
+    bool after;           /* false: replaces the layer's FFN ("in"); true: added after the layer */
+    struct pkm_shape shape;
+    int64_t n_slot;
+    int64_t d_value;
+};
+
+/* What a model is: for /info, inspect and the engine's limits. */
+struct model_info {
+    char family[MODEL_NAME_MAX];   /* "pkm_transformer" */
+    int n_vocab, d_model, n_layer, n_head, d_ff;
+    int context;                   /* positions the model can take; 0 = no limit */
+    enum act act;
+    bool tie_output;
+    int bos_id, eos_id, pad_id, unk_id; /* -1 = the model has none */
+    bool add_bos;                  /* sequences of this model start with bos_id */
+    int n_lang;                    /* 0 = no language embeddings */
+    char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */
+    int n_memory;
+    struct memory_info memory[MODEL_MEMORY_MAX]; /* in order of execution */
+    enum dtype file_dtype;         /* dtype of most weight bytes in the files */
+    enum dtype dtype;              /* computed with: F32 or BF16 */
+    int64_t n_param, n_param_memory;     /* all parameters; those in value tables */
+    size_t weight_bytes, value_bytes;    /* resident weights without / value tables */
+};
+
+struct model_options {
+    const char *dtype;             /* "auto" (BF16 files → bf16, others → f32), "f32", "bf16" */
+    enum placement value_placement;/* of value tables */
+    bool check;                    /* read every weight and refuse NaN and infinity by name */
+    /* Called while loading: phase "map", "pack" ..., share done 0..1. May be NULL. */
+    void (*progress)(void *ctx, const char *phase, double done);
+    void *progress_ctx;
+};
+
+struct model;
+
+/* Reads, validates and packs. Errors name the file and the field or tensor. On failure *model is
+ * NULL. Owner of *model: the caller. be must outlive it. */
+enum err_code model_open(struct model **model, struct backend *be, const char *dir,
+                         const struct model_options *options, struct err *err);
+void model_close(struct model *model); /* NULL is fine */
+const struct model_info *model_info(const struct model *model);
+
+/* Bytes of key/value cache per page of KV_PAGE positions, over all layers. */
+size_t model_page_bytes(const struct model *model);
+/* Bytes of workspace that model_reserve would take for these limits, without the cache. */
+size_t model_workspace_bytes(const struct model *model, const struct step_limits *limits);
+/* Allocates workspace and a cache of n_page pages. Once, before the first forward. */
+enum err_code model_reserve(struct model *model, const struct step_limits *limits, int n_page,
+                            struct err *err);
+
+/* Sees intermediate results by name; the tensor is in the backend's address space. Used by tests.
+ * Names: "hidden" (layer -1: embedding after its norm; i: output of layer i, with an "after"
+ * memory), "query", "slots", "shares", "memory_out" (layer = index of the memory), "logits" (layer =
+ * first output row of the chunk). */
+struct model_tap {
+    void (*see)(void *ctx, const char *name, int layer, const struct tensor *t);
+    void *ctx;
+};
+
+/* Runs step through the model: embeds, all layers, and for the rows of out_row the vocabulary,
+ * sampling and log-probabilities, in chunks of a reserved size. tap may be NULL. */
+void model_forward(struct model *model, struct step *step, const struct model_tap *tap);
+
+/* After finish: what memory m (index into memory_info) looked up for the step's rows:
+ * slots I32 and shares F32, [n_tok, n_head·k_top], in the backend's address space. */
+void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
+                       struct tensor *shares);
+
+/* ---- families: for models/ only ------------------------------------------------------------ */
+
+struct config;  /* models/config.h */
+struct tensors; /* models/safetensors.h */
+
+struct model_family {
+    const char *name; /* config.json "model_type" */
+    enum err_code (*open)(void **self, struct backend *be, const struct config *config,
+                          const struct tensors *tensors, const struct model_options *options,
+                          struct model_info *info, struct err *err);
+    void (*close)(void *self);
+    size_t (*page_bytes)(const void *self);
+    size_t (*workspace_bytes)(const void *self, const struct step_limits *limits);
+    enum err_code (*reserve)(void *self, const struct step_limits *limits, int n_page,
+                             struct err *err);
+    void (*forward)(void *self, struct step *step, const struct model_tap *tap);
+    void (*memory_hits)(const void *self, int m, int n_tok, struct tensor *slots,
+                        struct tensor *shares);
+};
+
+/* NULL-terminated. */
+extern const struct model_family *const model_families[];
+
+#endif
