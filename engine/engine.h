@@ -4,15 +4,15 @@
  * sequences; nothing inside engine/ is locked but the queue. The other threads build a struct
  * request, submit it, and read its results while the engine appends to them.
  *
- *   front end: request_new → fill → engine_submit ──► queue ──► engine thread: admit → step, step, …
- *              ◄── wake() after each step that added something ◄──┘
- *              reads n_out / item.state (acquire), formats, … request_release
+ *   front end: request_new → fill → engine_submit ──► queue ──► engine thread: admit → step, step,
+ * … ◄── wake() after each step that added something ◄──┘ reads n_out / item.state (acquire),
+ * formats, … request_release
  *
- * A request is immutable after submit, except for the fields marked "engine writes": arrays that the
- * engine fills front to back and whose valid length it publishes with a release store. They are
- * allocated at their full, bounded size before submit, so a slow reader never holds up the engine and
- * the engine never allocates. The request is shared by its front end and the engine; the last one to
- * release it frees it. */
+ * A request is immutable after submit, except for the fields marked "engine writes": arrays that
+ * the engine fills front to back and whose valid length it publishes with a release store. They are
+ * allocated at their full, bounded size before submit, so a slow reader never holds up the engine
+ * and the engine never allocates. The request is shared by its front end and the engine; the last
+ * one to release it frees it. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -24,19 +24,25 @@
 
 /* ---- requests ----------------------------------------------------------------------------- */
 
-enum { STOP_MAX = 16, STOP_BYTES_MAX = 256, STOP_ID_MAX = 64, LOGIT_BIAS_MAX = 300, ALLOW_MAX = 1024 };
+enum {
+    STOP_MAX = 16,
+    STOP_BYTES_MAX = 256,
+    STOP_ID_MAX = 64,
+    LOGIT_BIAS_MAX = 300,
+    ALLOW_MAX = 1024
+};
 
 enum request_kind { REQUEST_GENERATE, REQUEST_SCORE };
 enum priority { PRIORITY_INTERACTIVE, PRIORITY_BULK };
 
 enum finish {
-    FINISH_NONE = 0,   /* still waiting or running */
-    FINISH_STOP,       /* eos, a stop id or a stop string */
-    FINISH_LENGTH,     /* max_tokens (or a context limit) reached; scoring: done */
-    FINISH_CANCELLED,  /* the client left */
-    FINISH_TIMEOUT,    /* deadline passed: in the queue if the item never started */
-    FINISH_SHUTDOWN,   /* the server stopped before it was done */
-    FINISH_ERROR,      /* the engine failed: request.error says how */
+    FINISH_NONE = 0,  /* still waiting or running */
+    FINISH_STOP,      /* eos, a stop id or a stop string */
+    FINISH_LENGTH,    /* max_tokens (or a context limit) reached; scoring: done */
+    FINISH_CANCELLED, /* the client left */
+    FINISH_TIMEOUT,   /* deadline passed: in the queue if the item never started */
+    FINISH_SHUTDOWN,  /* the server stopped before it was done */
+    FINISH_ERROR,     /* the engine failed: request.error says how */
 };
 
 /* How tokens are drawn: the validated fields of the contract. */
@@ -47,92 +53,102 @@ struct sampling {
     int max_tokens, min_tokens;
     uint64_t seed;
     bool ignore_eos;
-    bool include_stop;                 /* keep the stop string in the text (front end's use) */
+    bool include_stop; /* keep the stop string in the text (front end's use) */
     int n_stop;
-    struct { char text[STOP_BYTES_MAX]; int bytes; } stop[STOP_MAX];
+    struct {
+        char text[STOP_BYTES_MAX];
+        int bytes;
+    } stop[STOP_MAX];
     int n_stop_id;
     int32_t stop_id[STOP_ID_MAX];
     int n_bias;
-    struct { int32_t token; float bias; } bias[LOGIT_BIAS_MAX];
+    struct {
+        int32_t token;
+        float bias;
+    } bias[LOGIT_BIAS_MAX];
     int n_allow;
-    int32_t allow[ALLOW_MAX];          /* distinct */
+    int32_t allow[ALLOW_MAX]; /* distinct */
 };
 
-/* What the memories did over an item's positions: one per memory layer. Guard: written by the engine
- * until the item's state is published, read after. Positions in order, weights added in that order. */
+/* What the memories did over an item's positions: one per memory layer. Guard: written by the
+ * engine until the item's state is published, read after. Positions in order, weights added in that
+ * order. */
 struct memory_trace {
-    int64_t lookups;      /* positions · heads · k_top */
+    int64_t lookups; /* positions · heads · k_top */
     int64_t n_position;
-    uint32_t *count;      /* [n_slot] accesses with weight != 0 */
-    double *weight;       /* [n_slot] sum of shares */
-    int32_t *slots;       /* [position_max, n_head·k_top] or NULL: only with "tokens" */
-    float *shares;        /* same shape */
+    uint32_t *count; /* [n_slot] accesses with weight != 0 */
+    double *weight;  /* [n_slot] sum of shares */
+    int32_t *slots;  /* [position_max, n_head·k_top] or NULL: only with "tokens" */
+    float *shares;   /* same shape */
 };
 
 /* One prompt and sample, or one document to score. */
 struct item {
-    int32_t *ids;            /* Owner: the request. [n_ids] input tokens, BOS included */
+    int32_t *ids; /* Owner: the request. [n_ids] input tokens, BOS included */
     int64_t n_ids;
-    int sample_index;        /* keys the random numbers, with seed and prompt_index */
+    int sample_index; /* keys the random numbers, with seed and prompt_index */
     int prompt_index;
 
     /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
-    atomic_int n_out;        /* generation: tokens in out_*; scoring: predictions done (progress) */
-    atomic_int state;        /* enum finish; != FINISH_NONE means nothing more will be written */
-    int32_t *out_id;         /* generation: [max_tokens]; scoring: NULL (the targets are ids[1..]) */
-    float *out_logprob;      /* generation: [max_tokens] (only if n_top >= 0);
-                              * scoring: [n_ids-1], log p(ids[i+1] | its window) */
-    int32_t *out_rank;       /* as out_logprob */
-    float *out_entropy;      /* scoring with entropy: [n_ids-1]; else NULL */
-    int32_t *out_top_id;     /* [.., n_top] if n_top > 0; else NULL */
+    atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */
+    atomic_int state;    /* enum finish; != FINISH_NONE means nothing more will be written */
+    int32_t *out_id;     /* generation: [max_tokens]; scoring: NULL (the targets are ids[1..]) */
+    float *out_logprob;  /* generation: [max_tokens] (only if n_top >= 0);
+                          * scoring: [n_ids-1], log p(ids[i+1] | its window) */
+    int32_t *out_rank;   /* as out_logprob */
+    float *out_entropy;  /* scoring with entropy: [n_ids-1]; else NULL */
+    int32_t *out_top_id; /* [.., n_top] if n_top > 0; else NULL */
     float *out_top_logprob;
-    float *prompt_logprob;   /* generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN) */
+    float *prompt_logprob; /* generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN) */
     int32_t *prompt_rank;
-    int32_t *prompt_top_id;  /* [n_ids, n_top] */
+    int32_t *prompt_top_id; /* [n_ids, n_top] */
     float *prompt_top_logprob;
-    int32_t stop_id;         /* FINISH_STOP by a token: its id; else -1 */
-    int stop_string;         /* FINISH_STOP by a string: its index; else -1 */
-    int64_t stop_begin;      /* byte in the generated text where that string begins */
-    int64_t n_position;      /* positions computed, windows' overlaps included */
+    int32_t stop_id;            /* FINISH_STOP by a token: its id; else -1 */
+    int stop_string;            /* FINISH_STOP by a string: its index; else -1 */
+    int64_t stop_begin;         /* byte in the generated text where that string begins */
+    int64_t n_position;         /* positions computed, windows' overlaps included */
     struct memory_trace *trace; /* [n_memory] or NULL */
 };
 
 struct request {
-    char id[64];             /* for logs */
+    char id[64]; /* for logs */
     enum request_kind kind;
     enum priority priority;
-    struct sampling sampling;      /* generation */
-    int lang;                      /* language id, 0 if the model has none */
-    int n_top;                     /* -1 = no log-probabilities (generation), 0 = chosen token only */
-    bool echo;                     /* generation: prompt_* wanted */
-    bool entropy;                  /* scoring */
-    int64_t window, stride;        /* scoring: positions per window, new predictions per window */
+    struct sampling sampling; /* generation */
+    int lang;                 /* language id, 0 if the model has none */
+    int n_top;                /* -1 = no log-probabilities (generation), 0 = chosen token only */
+    bool echo;                /* generation: prompt_* wanted */
+    bool entropy;             /* scoring */
+    int64_t window, stride;   /* scoring: positions per window, new predictions per window */
     bool trace_memory, trace_tokens;
-    int64_t deadline_us;           /* engine_now_us() time; 0 = none */
+    int64_t deadline_us; /* engine_now_us() time; 0 = none */
 
     int n_item;
-    struct item *item;             /* Owner: the request. [n_item] */
+    struct item *item; /* Owner: the request. [n_item] */
 
-    void (*wake)(void *ctx);       /* called by the engine thread after it published something; must
-                                    * not block and not call back into the engine. May be NULL */
-    void *wake_ctx;                /* Borrowed: must live until the front end's release */
+    void (*wake)(void *ctx); /* called by the engine thread after it published something; must
+                              * not block and not call back into the engine. May be NULL */
+    void *wake_ctx;          /* Borrowed: must live until the front end's release */
 
-    atomic_bool cancel;            /* set by the front end: stop within a step */
-    struct err error;              /* engine writes, before state FINISH_ERROR */
-    /* Engine writes, times by engine_now_us(); 0 = not yet. Atomic so that they can be read live. */
+    atomic_bool cancel; /* set by the front end: stop within a step */
+    struct err error;   /* engine writes, before state FINISH_ERROR */
+    /* Engine writes, times by engine_now_us(); 0 = not yet. Atomic so that they can be read live.
+     */
     atomic_llong submit_us, start_us, first_us, done_us;
-    atomic_int n_item_done;        /* items with a state; == n_item means all is over (release) */
+    atomic_int n_item_done; /* items with a state; == n_item means all is over (release) */
 
-    atomic_int refs;               /* request_new gives 1; engine_submit takes another */
+    atomic_int refs; /* request_new gives 1; engine_submit takes another */
 };
 
-/* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of memory. */
+/* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
+ * memory. */
 struct request *request_new(enum request_kind kind, int n_item);
 /* Takes the ids (malloc'd, ownership passes) of item i and allocates its result arrays after the
  * fields kind, sampling, n_top, echo, entropy, trace_* are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
-/* Drops one reference; the last one frees. Cancels first if the front end leaves early. NULL is fine. */
+/* Drops one reference; the last one frees. Cancels first if the front end leaves early. NULL is
+ * fine. */
 void request_release(struct request *request);
 void request_cancel(struct request *request);
 
@@ -143,41 +159,44 @@ size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out,
 
 struct engine_options {
     const char *model_dir;
-    const char *tokenizer_path;   /* NULL = in model_dir */
+    const char *tokenizer_path; /* NULL = in model_dir */
     struct backend_options backend;
     struct model_options model;
-    int max_model_len;            /* 0 = the model's context */
-    int max_seqs;                 /* sequences running at once */
-    int max_batch_tokens;         /* rows of one step */
-    int max_queue;                /* waiting requests */
-    int64_t max_queue_tokens;     /* their tokens together (prompt + max_tokens; scoring: ids) */
-    int64_t kv_tokens;            /* cache size in positions; 0 = max_seqs · context, less if memory is short */
-    int max_logprobs;             /* largest n_top */
-    bool memory_trace;            /* allow trace_memory */
+    int max_model_len;        /* 0 = the model's context */
+    int max_seqs;             /* sequences running at once */
+    int max_batch_tokens;     /* rows of one step */
+    int max_queue;            /* waiting requests */
+    int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
+    int64_t
+        kv_tokens; /* cache size in positions; 0 = max_seqs · context, less if memory is short */
+    int max_logprobs;  /* largest n_top */
+    bool memory_trace; /* allow trace_memory */
 };
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_STOPPED };
 
 struct engine;
 
-/* Loads the model, reserves everything, runs the self-test (a fixed short forward, twice: chunked and
- * whole must agree to the bit) and starts the thread. Blocks until ready. */
+/* Loads the model, reserves everything, runs the self-test (a fixed short forward, twice: chunked
+ * and whole must agree to the bit) and starts the thread. Blocks until ready. */
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
                           struct err *err);
-/* Stops taking requests (ERR_CLOSED), finishes what runs and waits until deadline_us, then ends the rest
- * with FINISH_SHUTDOWN. Returns the number of requests cut short. */
+/* Stops taking requests (ERR_CLOSED), finishes what runs and waits until deadline_us, then ends the
+ * rest with FINISH_SHUTDOWN. Returns the number of requests cut short. */
 int engine_drain(struct engine *engine, int64_t deadline_us);
 void engine_close(struct engine *engine); /* drains with no patience, frees all. NULL is fine */
 
 /* Hands a complete request over; never blocks. The engine validates nothing that the types and the
  * limits below do not say: lengths and ids are CHECKed by engine_validate, which submit calls.
- * ERR_QUEUE_FULL, ERR_QUEUE_TOKENS, ERR_CLOSED, ERR_ARGUMENT. On success the engine holds a reference. */
+ * ERR_QUEUE_FULL, ERR_QUEUE_TOKENS, ERR_CLOSED, ERR_ARGUMENT. On success the engine holds a
+ * reference. */
 enum err_code engine_submit(struct engine *engine, struct request *request, struct err *err);
 
 const struct model_info *engine_model(const struct engine *engine);
 const struct tokenizer *engine_tokenizer(const struct engine *engine); /* NULL = ids only */
-const struct engine_options *engine_limits(const struct engine *engine); /* effective: zeros resolved */
-const struct backend *engine_backend(const struct engine *engine);     /* name and description only */
+const struct engine_options *
+engine_limits(const struct engine *engine);                        /* effective: zeros resolved */
+const struct backend *engine_backend(const struct engine *engine); /* name and description only */
 enum engine_state engine_state(const struct engine *engine);
 /* Milliseconds since the last step ended while work is pending; 0 when idle. */
 int64_t engine_stalled_ms(const struct engine *engine);
@@ -189,15 +208,16 @@ int64_t engine_now_us(void); /* monotonic clock */
 
 /* ---- scoring arithmetic, shared by server and command line (engine/scoring.c) --------------- */
 
-/* Windows of lm-evaluation-harness's rolling scheme over a sequence of n_ids tokens (BOS included, n_ids
+/* Windows of lm-evaluation-harness's rolling scheme over a sequence of n_ids tokens (BOS included,
+ * n_ids
  * >= 1): window k feeds tokens first .. first+n_feed-1 and its last n_count predictions count; each
  * token but the first is predicted by exactly one window. window 0 counts all of its predictions;
  * later ones count stride (the last: what is left) and start so that they feed window tokens. With
  * feed_last (memory telemetry) a token that no window would feed, the last, is fed too. */
 struct score_window {
-    int64_t first;      /* index into ids of the first token fed */
-    int64_t n_feed;     /* tokens fed */
-    int64_t n_count;    /* predictions that count: the last n_count of n_feed (excluding feed_last) */
+    int64_t first;   /* index into ids of the first token fed */
+    int64_t n_feed;  /* tokens fed */
+    int64_t n_count; /* predictions that count: the last n_count of n_feed (excluding feed_last) */
 };
 int64_t score_window_count(int64_t n_ids, int64_t window, int64_t stride);
 struct score_window score_window_at(int64_t n_ids, int64_t window, int64_t stride, int64_t k);
@@ -205,10 +225,10 @@ struct score_window score_window_at(int64_t n_ids, int64_t window, int64_t strid
 /* Sums over one item or pooled over items; the definitions are those of the HTTP contract. */
 struct score_sum {
     int64_t n_scored;
-    double sum_logprob;      /* in double, in position order */
-    double min_logprob;      /* 0 if n_scored is 0 */
-    bool is_greedy;          /* every rank is 1 (false if n_scored is 0) */
-    bool impossible;         /* some log-probability is -inf */
+    double sum_logprob; /* in double, in position order */
+    double min_logprob; /* 0 if n_scored is 0 */
+    bool is_greedy;     /* every rank is 1 (false if n_scored is 0) */
+    bool impossible;    /* some log-probability is -inf */
     bool nan;
 };
 struct score_sum score_sum_item(const struct item *item);
@@ -217,12 +237,13 @@ struct score_sum score_sum_item(const struct item *item);
 int64_t text_count_words(const char *text, size_t bytes);
 int64_t text_count_chars(const char *text, size_t bytes);
 
-/* ---- memory statistics (engine/memory_stats.c; spec: reference evaluator and paper section 4.2) -- */
+/* ---- memory statistics (engine/memory_stats.c; spec: reference evaluator and paper section 4.2)
+ * -- */
 
 struct memory_stats {
     int64_t lookups;
-    double used;             /* share of slots with non-zero weight */
-    double kl_w, kl_u;       /* log S + Σ z log z, nats: by weight, by count; NaN where undefined */
+    double used;       /* share of slots with non-zero weight */
+    double kl_w, kl_u; /* log S + Σ z log z, nats: by weight, by count; NaN where undefined */
     double gini_w, gini_u;
     int64_t top50_w, top90_w, top99_w, top50_u, top90_u, top99_u;
 };

@@ -10,11 +10,11 @@ enum { HISTOGRAM_BUCKET_MAX = 32 };
 
 /* Cumulative in the print, per bucket here. bound[] ascending; the last bucket is +Inf. */
 struct histogram {
-    const double *bound;      /* Borrowed: static, [n_bound] */
+    const double *bound; /* Borrowed: static, [n_bound] */
     int n_bound;
     atomic_llong bucket[HISTOGRAM_BUCKET_MAX + 1];
     atomic_llong count;
-    atomic_llong sum_micro;   /* sum of the observations · 1e6, so that it can be an integer */
+    atomic_llong sum_micro; /* sum of the observations · 1e6, so that it can be an integer */
 };
 
 void histogram_begin(struct histogram *h, const double *bound, int n_bound);
@@ -24,14 +24,14 @@ void histogram_add(struct histogram *h, double value);
 enum stats_stage { STAGE_QUEUED, STAGE_PREFILL, STAGE_DECODE, STAGE_SCORE, STAGE_N };
 
 struct engine_stats {
-    atomic_llong running, waiting, waiting_tokens;      /* gauges */
-    atomic_llong kv_pages_used, kv_pages;               /* gauges */
-    atomic_llong prompt_tokens, generation_tokens;      /* counters */
+    atomic_llong running, waiting, waiting_tokens;               /* gauges */
+    atomic_llong kv_pages_used, kv_pages;                        /* gauges */
+    atomic_llong prompt_tokens, generation_tokens;               /* counters */
     atomic_llong success_stop, success_length, aborted, errored; /* sequences by finish */
     atomic_llong cancelled[STAGE_N];
     atomic_llong score_items, score_tokens, score_positions, score_nll_micro;
     atomic_llong steps, last_step_us;
-    atomic_llong memory_lookups[64];                    /* per memory layer */
+    atomic_llong memory_lookups[64]; /* per memory layer */
     struct histogram ttft, itl, tpot, e2e, queue_time, inference_time, prefill_time, decode_time,
         score_time, prompt_len, generation_len, max_tokens, step_tokens, step_time, step_requests;
     /* Set once at start-up. */

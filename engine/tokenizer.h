@@ -5,8 +5,8 @@
  * that library has no C interface; no exception leaves it.
  *
  * Control tokens (<s>, </s>, <pad>, <unk>) that a user types are ordinary text and never become the
- * control id, with one exception that lm-evaluation-harness relies on: text that consists of exactly
- * one control token's piece encodes to its id when allow_control is set. */
+ * control id, with one exception that lm-evaluation-harness relies on: text that consists of
+ * exactly one control token's piece encodes to its id when allow_control is set. */
 #ifndef ENGINE_TOKENIZER_H
 #define ENGINE_TOKENIZER_H
 
@@ -18,9 +18,9 @@
 
 struct tokenizer;
 
-/* Opens dir/tokenizer.model, or path if it is not NULL. *tokenizer is NULL, without an error, when dir
- * has none and path is NULL: such a model takes and returns token ids only. Fails if the number of
- * pieces differs from n_vocab. Owner: the caller. */
+/* Opens dir/tokenizer.model, or path if it is not NULL. *tokenizer is NULL, without an error, when
+ * dir has none and path is NULL: such a model takes and returns token ids only. Fails if the number
+ * of pieces differs from n_vocab. Owner: the caller. */
 enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
                              int n_vocab, struct err *err);
 void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
@@ -28,20 +28,21 @@ void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
 const char *tokenizer_kind(const struct tokenizer *tokenizer); /* "sentencepiece-unigram", ... */
 
 /* Encodes valid UTF-8 (the caller has checked it; invalid bytes are ERR_ARGUMENT). *ids is malloc'd
- * and owned by the caller; *offsets, if wanted (may be NULL), holds for each token the byte offset of
- * its first byte in text, same owner. No BOS or EOS is added. text need not end in NUL. */
-enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t text_bytes,
-                               bool allow_control, int32_t **ids, size_t *n_ids, size_t **offsets,
-                               struct err *err);
+ * and owned by the caller; *offsets, if wanted (may be NULL), holds for each token the byte offset
+ * of its first byte in text, same owner. No BOS or EOS is added. text need not end in NUL. */
+enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text,
+                               size_t text_bytes, bool allow_control, int32_t **ids, size_t *n_ids,
+                               size_t **offsets, struct err *err);
 
 /* The piece as the tokenizer's vocabulary spells it ("▁the", "<0x0A>", "</s>"): for display and for
  * matching by name. Valid as long as the tokenizer. id in [0, n_vocab). */
 const char *tokenizer_piece(const struct tokenizer *tokenizer, int32_t id);
 bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id);
 
-/* The bytes that id adds to text at any position but the first (control tokens: none). Writes at most
- * bytes_max and returns the number of bytes it has. */
-size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes, size_t bytes_max);
+/* The bytes that id adds to text at any position but the first (control tokens: none). Writes at
+ * most bytes_max and returns the number of bytes it has. */
+size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes,
+                       size_t bytes_max);
 size_t tokenizer_bytes_max(const struct tokenizer *tokenizer); /* longest of all pieces */
 
 /* Decodes a whole list; *text is malloc'd, NUL-terminated, owned by the caller. Byte pieces that do
@@ -53,7 +54,8 @@ enum err_code tokenizer_decode(const struct tokenizer *tokenizer, const int32_t 
  * Plain data, no allocation, copyable. */
 struct detok {
     const struct tokenizer *tokenizer; /* Borrowed */
-    bool at_start;        /* nothing was emitted yet: a leading dummy space is dropped if the model adds one */
+    bool at_start; /* nothing was emitted yet: a leading dummy space is dropped if the model adds
+                      one */
     unsigned char held[4];
     int n_held;
 };

@@ -10,9 +10,9 @@
  *   - Matrices are row-major views; a linear layer is y = act(x·Wᵀ + b), weights [n_out, n_in].
  *   - Activations, biases, norms, scores and shares are F32, whatever the weights are.
  *   - Row r of a result depends on row r of the inputs alone (attention: also on the earlier
- *     positions of its own sequence) and is the same BITS whatever other rows share the call, however
- *     a prompt is cut into chunks, and however many threads run. Hence the same request gives the
- *     same answer alone and in a crowd.
+ *     positions of its own sequence) and is the same BITS whatever other rows share the call,
+ * however a prompt is cut into chunks, and however many threads run. Hence the same request gives
+ * the same answer alone and in a crowd.
  *   - Compute ops return nothing and may run later; a failure is sticky and finish() reports the
  *     first one, with the op's name. Wrong shapes are bugs and CHECKed.
  *   - No op allocates. Buffers, weights and steps are made before the first step.
@@ -48,15 +48,16 @@ enum weight_kind {
 enum placement {
     PLACEMENT_DEVICE, /* copied into the device's memory */
     PLACEMENT_HOST,   /* copied into host memory that the device reads in place */
-    PLACEMENT_MMAP,   /* read in place from the mapped file (tables only); the file must stay mapped */
+    PLACEMENT_MMAP,   /* read in place from the mapped file (tables only); the file must stay mapped
+                       */
 };
 
 struct weight_desc {
     enum weight_kind kind;
-    enum dtype dtype;         /* as computed with: F32 or BF16 (F16 sources become F32); a TABLE
-                               * with PLACEMENT_MMAP keeps its source's dtype, F16 included */
+    enum dtype dtype; /* as computed with: F32 or BF16 (F16 sources become F32); a TABLE
+                       * with PLACEMENT_MMAP keeps its source's dtype, F16 included */
     enum placement placement;
-    int n_group;              /* KEYS: independent key sets that follow one another; else 1 */
+    int n_group; /* KEYS: independent key sets that follow one another; else 1 */
 };
 
 /* ---- the step: one ragged batch ----------------------------------------------------------- */
@@ -85,21 +86,22 @@ struct sample_adjust {
 };
 
 /* How the next token of one row is drawn. The order of operations: adjustments, the allow list
- * (other tokens become -infinity), temperature, top_k, top_p, min_p, draw. Candidates are ordered by
- * larger logit, then smaller id. top_k keeps the first k. top_p keeps the shortest prefix whose
+ * (other tokens become -infinity), temperature, top_k, top_p, min_p, draw. Candidates are ordered
+ * by larger logit, then smaller id. top_k keeps the first k. top_p keeps the shortest prefix whose
  * probability (softmax over what top_k kept) is >= top_p. min_p keeps tokens with probability >=
  * min_p · the best token's. The draw takes the first candidate, in that order, whose cumulative
  * share of the kept mass exceeds u; without top_k, top_p and min_p the candidates are taken in id
- * order instead (no sort). temperature 0 takes the largest adjusted logit, the lowest id on ties. */
+ * order instead (no sort). temperature 0 takes the largest adjusted logit, the lowest id on ties.
+ */
 struct sample_params {
-    double u;            /* uniform in [0, 1): the sequence's own counter-based random number */
-    float temperature;   /* >= 0 */
-    float top_p;         /* (0, 1]; 1 = off */
-    float min_p;         /* [0, 1); 0 = off */
-    float repetition;    /* > 0; 1 = off */
-    float presence;      /* 0 = off */
-    float frequency;     /* 0 = off */
-    int32_t top_k;       /* 0 = off */
+    double u;          /* uniform in [0, 1): the sequence's own counter-based random number */
+    float temperature; /* >= 0 */
+    float top_p;       /* (0, 1]; 1 = off */
+    float min_p;       /* [0, 1); 0 = off */
+    float repetition;  /* > 0; 1 = off */
+    float presence;    /* 0 = off */
+    float frequency;   /* 0 = off */
+    int32_t top_k;     /* 0 = off */
     int32_t adjust_first, n_adjust; /* this row's slice of step.adjust: distinct tokens */
     int32_t allow_first, n_allow;   /* this row's slice of step.allow; n_allow 0 = all allowed */
 };
@@ -114,37 +116,37 @@ enum out_want {
 /* target[] value that means "the token drawn for this row" (OUT_SAMPLE must be wanted too). */
 enum { TARGET_SAMPLED = -1 };
 
-/* The engine fills the inputs, calls step_begin, runs the model, calls finish and reads the results.
- * Arrays are host memory of the backend, at fixed addresses for the life of the step. */
+/* The engine fills the inputs, calls step_begin, runs the model, calls finish and reads the
+ * results. Arrays are host memory of the backend, at fixed addresses for the life of the step. */
 struct step {
     struct step_limits limits;
 
     /* inputs */
     int n_tok, n_seq, n_out;
-    int n_top;            /* alternatives computed for rows with OUT_TOP, <= n_top_max */
-    int n_adjust, n_allow;/* used entries of the lists */
-    int32_t *token;       /* [n_tok] */
-    int32_t *pos;         /* [n_tok] position in its own sequence = index into its cache */
-    int32_t *lang;        /* [n_tok] language id; 0 where the model has no languages */
-    int32_t *seq_first;   /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
-                           * their positions are consecutive; seq_first[n_seq] = n_tok */
-    int32_t *page;        /* [n_seq, n_page_max] cache page of positions i·KV_PAGE .. +KV_PAGE-1 */
-    int32_t *out_row;     /* [n_out] row of this output, ascending */
-    uint8_t *out_want;    /* [n_out] enum out_want, never 0 */
-    int32_t *target;      /* [n_out] token whose log-probability is wanted, or TARGET_SAMPLED */
+    int n_top;             /* alternatives computed for rows with OUT_TOP, <= n_top_max */
+    int n_adjust, n_allow; /* used entries of the lists */
+    int32_t *token;        /* [n_tok] */
+    int32_t *pos;          /* [n_tok] position in its own sequence = index into its cache */
+    int32_t *lang;         /* [n_tok] language id; 0 where the model has no languages */
+    int32_t *seq_first;    /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
+                            * their positions are consecutive; seq_first[n_seq] = n_tok */
+    int32_t *page;     /* [n_seq, n_page_max] cache page of positions i·KV_PAGE .. +KV_PAGE-1 */
+    int32_t *out_row;  /* [n_out] row of this output, ascending */
+    uint8_t *out_want; /* [n_out] enum out_want, never 0 */
+    int32_t *target;   /* [n_out] token whose log-probability is wanted, or TARGET_SAMPLED */
     struct sample_params *sample; /* [n_out] */
     struct sample_adjust *adjust; /* [n_adjust] */
     int32_t *allow;               /* [n_allow] */
 
     /* results, valid after finish(); log-probabilities are of the model's own distribution,
      * before any adjustment and temperature: z - log-sum-exp(z) in F32 */
-    int32_t *out_token;   /* [n_out] */
-    float *out_logprob;   /* [n_out] */
-    int32_t *out_rank;    /* [n_out] 1 + number of tokens with a larger logit, or an equal one and
-                           * a smaller id */
-    float *out_entropy;   /* [n_out] */
-    int32_t *top_id;      /* [n_out, n_top_max], best first: larger logit, then smaller id */
-    float *top_logprob;   /* [n_out, n_top_max] */
+    int32_t *out_token; /* [n_out] */
+    float *out_logprob; /* [n_out] */
+    int32_t *out_rank;  /* [n_out] 1 + number of tokens with a larger logit, or an equal one and
+                         * a smaller id */
+    float *out_entropy; /* [n_out] */
+    int32_t *top_id;    /* [n_out, n_top_max], best first: larger logit, then smaller id */
+    float *top_logprob; /* [n_out, n_top_max] */
 };
 
 /* ---- memory layers ------------------------------------------------------------------------ */
@@ -155,17 +157,17 @@ enum pkm_kind { PKM_PRODUCT, PKM_FLAT };
 struct pkm_shape {
     enum pkm_kind kind;
     int n_head;
-    int k_top;  /* slots read per head */
-    int n_key;  /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
-    int d_key;  /* query width of a head; a product half is d_key/2 */
+    int k_top; /* slots read per head */
+    int n_key; /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
+    int d_key; /* query width of a head; a product half is d_key/2 */
 };
 
 /* ---- measured rates of the machine -------------------------------------------------------- */
 
 struct machine_rate {
-    double read_bytes_per_s;   /* plain read of a large array by all threads */
-    double flops_f32_per_s;    /* peak of the F32 multiply-add this backend uses */
-    double flops_bf16_per_s;   /* same for BF16; 0 where it has no such instruction */
+    double read_bytes_per_s; /* plain read of a large array by all threads */
+    double flops_f32_per_s;  /* peak of the F32 multiply-add this backend uses */
+    double flops_bf16_per_s; /* same for BF16; 0 where it has no such instruction */
 };
 
 /* ---- the table ---------------------------------------------------------------------------- */
@@ -224,16 +226,16 @@ struct backend_ops {
     /* The k_top best slots of each head, and their shares.
      *   query [n, n_head·d_key], head-major, first half first; slots I32 and shares F32
      *   [n, n_head·k_top], each head's slots best first.
-     * Product keys (paper eq. 3-5; keys [n_head·2·n_key, d_key/2], group 2h+half): the k_top best of
-     * each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top (119
-     * of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys: keys
-     * [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the smaller
-     * index. Shares are the softmax of the k_top scores. */
+     * Product keys (paper eq. 3-5; keys [n_head·2·n_key, d_key/2], group 2h+half): the k_top best
+     * of each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top
+     * (119 of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys:
+     * keys [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the
+     * smaller index. Shares are the softmax of the k_top scores. */
     void (*pkm_search)(struct backend *be, struct tensor slots, struct tensor shares,
                        struct tensor query, const struct weight *keys,
                        const struct pkm_shape *shape);
-    /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in column
-     * order, F32 sums. residual may be y, or data NULL (nothing is added). */
+    /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in
+     * column order, F32 sums. residual may be y, or data NULL (nothing is added). */
     void (*pkm_read)(struct backend *be, struct tensor y, struct tensor residual,
                      struct tensor slots, struct tensor shares, const struct weight *values);
     /* y row i = x row step->out_row[first + i], i < y.rows. */
@@ -249,10 +251,10 @@ struct backend_ops {
 
 struct backend {
     const struct backend_ops *op;
-    char name[32];        /* "ref", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
-    char description[160];/* for logs and /info: instruction set or device name, threads, memory */
+    char name[32];         /* "ref", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
+    char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
     int n_thread;
-    size_t memory_bytes;  /* memory usable for weights and cache; 0 = unknown */
+    size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
 };
 
 struct backend_options {

@@ -1,25 +1,25 @@
 /* The one error type of pkmserve.
  *
- * A function that can fail because of its surroundings (a file, a request, memory, a device) returns
- * enum err_code and takes a struct err * last. The message is written where the facts are: it names
- * the file, the field, the limit and the value, and is one line that an operator can act on. A
- * condition that only a bug can break is a CHECK: it aborts, in release builds too. */
+ * A function that can fail because of its surroundings (a file, a request, memory, a device)
+ * returns enum err_code and takes a struct err * last. The message is written where the facts are:
+ * it names the file, the field, the limit and the value, and is one line that an operator can act
+ * on. A condition that only a bug can break is a CHECK: it aborts, in release builds too. */
 #ifndef KERNELS_ERR_H
 #define KERNELS_ERR_H
 
 enum err_code {
     ERR_OK = 0,
-    ERR_ARGUMENT,    /* a value given by the caller is out of its bounds */
-    ERR_IO,          /* a file or socket cannot be opened, read or written */
-    ERR_FORMAT,      /* a file's content contradicts its format or another file */
-    ERR_UNSUPPORTED, /* valid, but this build does not serve it */
-    ERR_MEMORY,      /* host or device memory does not suffice */
-    ERR_DEVICE,      /* the device or its driver failed */
-    ERR_NUMERICAL,   /* NaN or infinity where a number was due */
-    ERR_QUEUE_FULL,  /* too many requests wait: try again later */
-    ERR_QUEUE_TOKENS,/* too many tokens wait: try again later */
-    ERR_CLOSED,      /* the engine drains or has stopped: nothing new is taken */
-    ERR_TIMEOUT,     /* a deadline passed */
+    ERR_ARGUMENT,     /* a value given by the caller is out of its bounds */
+    ERR_IO,           /* a file or socket cannot be opened, read or written */
+    ERR_FORMAT,       /* a file's content contradicts its format or another file */
+    ERR_UNSUPPORTED,  /* valid, but this build does not serve it */
+    ERR_MEMORY,       /* host or device memory does not suffice */
+    ERR_DEVICE,       /* the device or its driver failed */
+    ERR_NUMERICAL,    /* NaN or infinity where a number was due */
+    ERR_QUEUE_FULL,   /* too many requests wait: try again later */
+    ERR_QUEUE_TOKENS, /* too many tokens wait: try again later */
+    ERR_CLOSED,       /* the engine drains or has stopped: nothing new is taken */
+    ERR_TIMEOUT,      /* a deadline passed */
 };
 
 struct err {
@@ -28,7 +28,8 @@ struct err {
 };
 
 /* Writes code and the formatted message into err (which may be NULL) and returns code. Control
- * characters that came in through the arguments are replaced by '?', so the message stays a line. */
+ * characters that came in through the arguments are replaced by '?', so the message stays a line.
+ */
 enum err_code err_set(struct err *err, enum err_code code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

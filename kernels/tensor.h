@@ -20,10 +20,10 @@ static inline const char *dtype_name(enum dtype dtype)
 }
 
 struct tensor {
-    void *data;       /* Borrowed: address of element [0,0], in the address space of its backend */
+    void *data; /* Borrowed: address of element [0,0], in the address space of its backend */
     int64_t rows;
     int64_t cols;
-    int64_t stride;   /* elements from one row to the next, >= cols */
+    int64_t stride; /* elements from one row to the next, >= cols */
     enum dtype dtype;
 };
 
@@ -49,14 +49,20 @@ static inline struct tensor tensor_head(struct tensor t, int64_t rows)
 
 static inline float bf16_to_f32(uint16_t bits)
 {
-    union { uint32_t u; float f; } v = {.u = (uint32_t)bits << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {.u = (uint32_t)bits << 16};
     return v.f;
 }
 
 /* Round to nearest, ties to even, as the AVX-512 instruction does; NaN stays NaN. */
 static inline uint16_t bf16_from_f32(float value)
 {
-    union { float f; uint32_t u; } v = {.f = value};
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = value};
     if ((v.u & 0x7fffffffu) > 0x7f800000u) {
         return (uint16_t)((v.u >> 16) | 0x40u);
     }
@@ -67,7 +73,10 @@ static inline float f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
     const uint32_t rest = (uint32_t)(bits & 0x7fffu);
-    union { uint32_t u; float f; } v;
+    union {
+        uint32_t u;
+        float f;
+    } v;
     if (rest >= 0x7c00u) { /* infinity and NaN */
         v.u = sign | 0x7f800000u | ((rest & 0x3ffu) << 13);
         return v.f;

@@ -2,8 +2,8 @@
  *
  * Made by model_open from a directory (config.json, model.safetensors or shards with
  * model.safetensors.index.json; models/README.md documents both), immutable after model_reserve.
- * The engine fills a struct step, calls model_forward and then the backend's finish. Prefill, decode
- * and scoring are the same function with another number of rows.
+ * The engine fills a struct step, calls model_forward and then the backend's finish. Prefill,
+ * decode and scoring are the same function with another number of rows.
  *
  * Each family is one file with a struct model_family (models/registry.c lists them). */
 #ifndef MODELS_MODEL_H
@@ -15,8 +15,8 @@ enum { MODEL_MEMORY_MAX = 64, MODEL_LANG_MAX = 256, MODEL_NAME_MAX = 64 };
 
 /* What one memory layer is. */
 struct memory_info {
-    int layer;            /* 0-based */
-    bool after;           /* false: replaces the layer's FFN ("in"); true: added after the layer */
+    int layer;  /* 0-based */
+    bool after; /* false: replaces the layer's FFN ("in"); true: added after the layer */
     struct pkm_shape shape;
     int64_t n_slot;
     int64_t d_value;
@@ -24,27 +24,27 @@ struct memory_info {
 
 /* What a model is: for /info, inspect and the engine's limits. */
 struct model_info {
-    char family[MODEL_NAME_MAX];   /* "pkm_transformer" */
+    char family[MODEL_NAME_MAX]; /* "pkm_transformer" */
     int n_vocab, d_model, n_layer, n_head, d_ff;
-    int context;                   /* positions the model can take; 0 = no limit */
+    int context; /* positions the model can take; 0 = no limit */
     enum act act;
     bool tie_output;
-    int bos_id, eos_id, pad_id, unk_id; /* -1 = the model has none */
-    bool add_bos;                  /* sequences of this model start with bos_id */
-    int n_lang;                    /* 0 = no language embeddings */
+    int bos_id, eos_id, pad_id, unk_id;        /* -1 = the model has none */
+    bool add_bos;                              /* sequences of this model start with bos_id */
+    int n_lang;                                /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */
     int n_memory;
     struct memory_info memory[MODEL_MEMORY_MAX]; /* in order of execution */
-    enum dtype file_dtype;         /* dtype of most weight bytes in the files */
-    enum dtype dtype;              /* computed with: F32 or BF16 */
-    int64_t n_param, n_param_memory;     /* all parameters; those in value tables */
-    size_t weight_bytes, value_bytes;    /* resident weights without / value tables */
+    enum dtype file_dtype;                       /* dtype of most weight bytes in the files */
+    enum dtype dtype;                            /* computed with: F32 or BF16 */
+    int64_t n_param, n_param_memory;             /* all parameters; those in value tables */
+    size_t weight_bytes, value_bytes;            /* resident weights without / value tables */
 };
 
 struct model_options {
-    const char *dtype;             /* "auto" (BF16 files → bf16, others → f32), "f32", "bf16" */
-    enum placement value_placement;/* of value tables */
-    bool check;                    /* read every weight and refuse NaN and infinity by name */
+    const char *dtype; /* "auto" (BF16 files → bf16, others → f32), "f32", "bf16" */
+    enum placement value_placement; /* of value tables */
+    bool check;                     /* read every weight and refuse NaN and infinity by name */
     /* Called while loading: phase "map", "pack" ..., share done 0..1. May be NULL. */
     void (*progress)(void *ctx, const char *phase, double done);
     void *progress_ctx;
@@ -69,8 +69,8 @@ enum err_code model_reserve(struct model *model, const struct step_limits *limit
 
 /* Sees intermediate results by name; the tensor is in the backend's address space. Used by tests.
  * Names: "hidden" (layer -1: embedding after its norm; i: output of layer i, with an "after"
- * memory), "query", "slots", "shares", "memory_out" (layer = index of the memory), "logits" (layer =
- * first output row of the chunk). */
+ * memory), "query", "slots", "shares", "memory_out" (layer = index of the memory), "logits" (layer
+ * = first output row of the chunk). */
 struct model_tap {
     void (*see)(void *ctx, const char *name, int layer, const struct tensor *t);
     void *ctx;
