@@ -1,0 +1,117 @@
+"""Text -> SentencePiece tokenizer and token files.
+
+Called once before training. Writes tokenizer.model, train.bin and valid.bin (little-endian
+uint16 ids) into the output folder. Every document ends with </s> (id 1), and so does the id
+stream's start: a document is a work when a works table is given, otherwise a whole file.
+
+Text is cut into lines before it is tokenised. The newline is a piece of its own that no other
+piece may contain, so this gives the same ids as one call over the whole text would in exact
+arithmetic, without the rounding of a score summed over a whole book.
+"""
+import argparse
+import io
+import json
+import lzma
+import os
+import random
+
+import numpy as np
+import sentencepiece as spm
+
+EOS = 1
+
+
+def read_text(path):
+    opener = lzma.open if path.endswith(".xz") else open
+    with opener(path, "rt", encoding="utf-8", newline="") as f:
+        return f.read()
+
+
+def train_tokenizer(text, vocab_size, sample_bytes, seed, out_path, n_thread):
+    lines = [line for line in text.split("\n") if line]
+    random.Random(seed).shuffle(lines)
+    sample, size = [], 0
+    for line in lines:
+        if size >= sample_bytes:
+            break
+        sample.append(line)
+        size += len(line.encode())
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(sample),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        # Exact round trip of any text: nothing is normalised, trimmed or put in front.
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        user_defined_symbols=["\n"],
+        split_digits=True,
+        character_coverage=0.9999,
+        max_sentence_length=1 << 16,
+        bos_id=0, eos_id=1, pad_id=2, unk_id=3,
+        num_threads=n_thread,
+        minloglevel=1,
+    )
+    with open(out_path, "wb") as f:
+        f.write(model.getvalue())
+
+
+def encode(sp, text, n_thread=1):
+    """Ids of a text; sp.decode(encode(sp, text)) == text unless it holds U+2581 or NUL."""
+    newline = sp.piece_to_id("\n")
+    lines = text.split("\n")
+    ids = []
+    for i, line in enumerate(sp.encode(lines, num_threads=n_thread)):
+        if i > 0:
+            ids.append(newline)
+        ids.extend(line)
+    return ids
+
+
+def documents(text, works_path, split):
+    if not works_path:
+        return [text]
+    lines = text.split("\n")
+    with open(works_path, encoding="utf-8") as f:
+        head, *rows = [row.rstrip("\n").split("\t") for row in f]
+    rows = [dict(zip(head, row)) for row in rows]
+    return ["\n".join(lines[int(r["first_line"]) - 1:int(r["last_line"])]) + "\n"
+            for r in rows if r["split"] == split]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    ap.add_argument("--train", required=True, help="training text, .txt or .txt.xz")
+    ap.add_argument("--valid", required=True, help="validation text")
+    ap.add_argument("--works", help="table of works with split, first_line and last_line columns")
+    ap.add_argument("--out", required=True, help="output folder")
+    ap.add_argument("--vocab-size", type=int, default=8192)
+    ap.add_argument("--sample-mb", type=float, default=12.0, help="text the tokenizer learns from")
+    ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--threads", type=int, default=2)
+    args = ap.parse_args()
+
+    os.makedirs(args.out, exist_ok=True)
+    model_path = os.path.join(args.out, "tokenizer.model")
+    train_text = read_text(args.train)
+    if not os.path.exists(model_path):
+        train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
+                        model_path, args.threads)
+    sp = spm.SentencePieceProcessor(model_file=model_path)
+    with open(os.path.join(args.out, "meta.json"), "w") as f:
+        json.dump({"vocab_size": sp.vocab_size()}, f)
+    for split, text in (("train", train_text), ("valid", read_text(args.valid))):
+        ids = [EOS]
+        for document in documents(text, args.works, split):
+            ids += encode(sp, document, args.threads)
+            ids.append(EOS)
+        ids = np.array(ids, dtype="<u2")
+        ids.tofile(os.path.join(args.out, split + ".bin"))
+        print(f"{split}: {len(ids)} tokens, {len(text.encode()) / len(ids):.3f} bytes per token")
+
+
+if __name__ == "__main__":
+    main()
