@@ -1,0 +1,126 @@
+/* The options of every sub-command, from one table.
+ *
+ * A row of the table in options.c is a flag (--max-queue), its environment variable
+ * (PKMSERVE_MAX_QUEUE), its type, default, bounds, help and the commands that take it; parsing,
+ * validation and `pkmserve help` all read that table. A flag beats the environment, which beats the
+ * default. main.c parses once; the rest of the program only reads struct options. */
+#ifndef SERVER_OPTIONS_H
+#define SERVER_OPTIONS_H
+
+#include "engine/engine.h"
+
+#include <stdio.h>
+
+enum command {
+    COMMAND_SERVE = 1,
+    COMMAND_SCORE = 2,
+    COMMAND_GENERATE = 4,
+    COMMAND_INSPECT = 8,
+    COMMAND_BENCH = 16,
+};
+
+enum { OPTIONS_PATH_MAX = 4096, OPTIONS_NAME_MAX = 256 };
+
+/* Every field has its default even when the command does not take the option. Strings are never
+ * NULL; "" means not given. */
+struct options {
+    /* model */
+    const char *model;             /* directory */
+    const char *tokenizer;         /* "" = the model directory's */
+    const char *served_model_name; /* "" is resolved to the last part of model */
+    const char *device;            /* auto | cpu | ref */
+    const char *dtype;             /* auto | f32 | bf16 */
+    const char *memory_placement;  /* device | host | mmap */
+    bool memory_trace;
+    bool check;
+    int threads;
+
+    /* engine */
+    int max_model_len; /* 0 = the model's context */
+    int max_seqs;
+    int max_batch_tokens;
+    int64_t kv_tokens; /* 0 = max_seqs · context, less if memory is short */
+    int max_queue;
+    int64_t max_queue_tokens;
+    int max_logprobs;
+
+    /* requests */
+    int max_items;
+    int max_score_items;
+    int64_t max_score_tokens;
+    int64_t max_body_bytes;
+    int default_max_tokens;
+    int timeout_ms;
+    int max_timeout_ms;
+    bool strict;
+
+    /* HTTP */
+    const char *host;
+    int port; /* 0 = take a free one */
+    int max_connections;
+    int keepalive_s;
+    int header_timeout_s;
+    int body_timeout_s;
+    int stall_ready_s;
+    int stall_live_s;
+    int drain_delay_s;
+    int shutdown_timeout_s;
+    const char *log_format; /* text | json */
+    const char *log_level;  /* error | warn | info | debug */
+
+    /* command line tools */
+    bool json;
+    bool ids;    /* files and prompts are token ids */
+    bool memory; /* score: usage and KL of the memories */
+    int max_context;
+    int stride;
+    int max_tokens;
+    int min_tokens;
+    double temperature;
+    int top_k;
+    double top_p;
+    double min_p;
+    double repetition_penalty;
+    double presence_penalty;
+    double frequency_penalty;
+    const char *stop;
+    bool ignore_eos;
+    uint64_t seed;
+    bool has_seed;        /* seed was given: otherwise the command draws one */
+    const char *language; /* name or id; "" = the model's first */
+    int rows;
+    int positions;
+    int rounds;
+
+    /* what follows the flags */
+    int n_operand;
+    const char *const *operand; /* Borrowed from argv: [n_operand] */
+
+    char model_path[OPTIONS_PATH_MAX];       /* backs model when the shipped one is taken */
+    char served_name_text[OPTIONS_NAME_MAX]; /* backs served_model_name when it is resolved */
+};
+
+/* Fills options from the defaults, the environment and argv[0..argc-1] (what follows the command's
+ * name; operands are moved to its front). ERR_ARGUMENT names the flag or variable, the value and
+ * its bounds. Strings are borrowed from argv and the environment. */
+enum err_code options_parse(struct options *options, enum command command, int argc, char **argv,
+                            struct err *err);
+
+/* Resolves what the table cannot: an empty model becomes the one shipped with the program, looked
+ * for in share/pkmserve/models/demo beside the bin directory (installed) and then in models/demo of
+ * the folders above the executable (source tree); an empty served name becomes the directory's. */
+enum err_code options_resolve(struct options *options, struct err *err);
+
+/* The engine's part of options. Borrows their strings. */
+struct engine_options options_engine(const struct options *options);
+
+/* One line per PKMSERVE_ variable that no option reads: most likely a typing error. */
+void options_warn_environment(FILE *out);
+
+/* Writes the flags of command, or with 0 the list of commands. */
+void options_help(FILE *out, unsigned command);
+
+/* COMMAND_* of a name, 0 if there is none. */
+unsigned options_command(const char *name);
+
+#endif
