@@ -1,13 +1,26 @@
 # pkmserve: see README.md. `make help` lists the targets.
 #
-# Variants build into folders of their own: make B=build/asan SANITIZE=address,undefined ...
+# Everything is built below $(B), which is build/ or, for a variant, a folder of its own:
+#   make B=build/clang CC=clang CXX=clang++
+#   make B=build/asan SANITIZE=address,undefined
 
 B        ?= build
-CC       ?= gcc
-CXX      ?= g++
+ifeq ($(origin CC),default)
+CC       := gcc
+endif
+ifeq ($(origin CXX),default)
+CXX      := g++
+endif
 PYTHON   ?= /usr/bin/python3
+PREFIX   ?= /usr/local
+PORT     ?= 8000
+MODEL    ?= models/demo
 SANITIZE ?=
 OPT      ?= -O2 -g
+FUZZ_SECONDS ?= 60
+
+# ---- flags -------------------------------------------------------------------------------------
+
 WARN     := -Wall -Wextra -Wconversion -Wshadow -Werror
 # -ffp-contract=off: the compiler must not fuse a multiply and an add in one loop and not in its twin,
 # or a row's bits would depend on its company. Kernels that want an fma say so.
@@ -17,6 +30,8 @@ CFLAGS_ALL   = -std=c11 $(COMMON) $(CFLAGS)
 CXXFLAGS_ALL = -std=c++17 $(COMMON) $(CXXFLAGS)
 LDLIBS_ENGINE := -ljansson -lsentencepiece -lstdc++ -lm
 LDLIBS_SERVER := -lmicrohttpd $(LDLIBS_ENGINE)
+
+# ---- sources, by layer -------------------------------------------------------------------------
 
 KERNEL_SRC := $(wildcard kernels/*.c kernels/ref/*.c kernels/cpu/*.c)
 SIMD_SRC   := $(wildcard kernels/cpu/simd/*.c)
@@ -32,14 +47,14 @@ SIMD_OBJ   := $(foreach isa,avx512 avx2 plain,$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
 
 obj = $(patsubst %.cc,$(B)/%.o,$(patsubst %.c,$(B)/%.o,$(1)))
 KERNEL_OBJ := $(call obj,$(KERNEL_SRC)) $(SIMD_OBJ)
-MODEL_OBJ  := $(call obj,$(MODEL_SRC))
-ENGINE_OBJ := $(call obj,$(ENGINE_SRC))
-SERVER_OBJ := $(call obj,$(SERVER_SRC))
+MODEL_OBJ  := $(call obj,$(MODEL_SRC)) $(KERNEL_OBJ)
+ENGINE_OBJ := $(call obj,$(ENGINE_SRC)) $(MODEL_OBJ)
+SERVER_OBJ := $(call obj,$(SERVER_SRC)) $(ENGINE_OBJ)
 
 .PHONY: all
-all: $(B)/pkmserve
+all: $(B)/pkmserve ## build the program, $(B)/pkmserve
 
-$(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ) $(ENGINE_OBJ) $(MODEL_OBJ) $(KERNEL_OBJ)
+$(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ)
 	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
 
 define SIMD_RULE
@@ -56,17 +71,96 @@ $(B)/%.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_ALL) -c -o $@ $<
 
+# ---- running -----------------------------------------------------------------------------------
+
+.PHONY: deps serve install
+deps: ## install what the build needs (Debian packages)
+	@.ci/deps build
+
+serve: deps ## install what is missing, build, serve the shipped model on port 8000
+	@$(MAKE) --no-print-directory all
+	@.ci/serve $(B)/pkmserve $(MODEL) $(PORT)
+
+install: all ## install program, model and documents below $(DESTDIR)$(PREFIX)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo \
+	           $(DESTDIR)$(PREFIX)/share/doc/pkmserve
+	install $(B)/pkmserve $(DESTDIR)$(PREFIX)/bin/pkmserve
+	install -m 644 $(wildcard models/demo/*) $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo
+	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pkmserve
+
+# ---- tests -------------------------------------------------------------------------------------
+
 # C tests: tests/<layer>/test_*.c, one cmocka program each, linked with the layers it may include.
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
+# Fuzz targets: tests/fuzz/fuzz_*.c. With gcc each is a program that replays its corpus.
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_BIN := $(FUZZ_SRC:%.c=$(B)/%)
+BENCH_BIN := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/*.c))
+
 $(B)/tests/kernels/test_%: $(B)/tests/kernels/test_%.o $(KERNEL_OBJ)
 	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
-$(B)/tests/models/test_%: $(B)/tests/models/test_%.o $(MODEL_OBJ) $(KERNEL_OBJ)
+$(B)/tests/models/test_%: $(B)/tests/models/test_%.o $(MODEL_OBJ)
 	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -ljansson -lm
-$(B)/tests/engine/test_%: $(B)/tests/engine/test_%.o $(ENGINE_OBJ) $(MODEL_OBJ) $(KERNEL_OBJ)
+$(B)/tests/engine/test_%: $(B)/tests/engine/test_%.o $(ENGINE_OBJ)
 	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_ENGINE)
-$(B)/tests/server/test_%: $(B)/tests/server/test_%.o $(SERVER_OBJ) $(ENGINE_OBJ) $(MODEL_OBJ) $(KERNEL_OBJ)
+$(B)/tests/server/test_%: $(B)/tests/server/test_%.o $(SERVER_OBJ)
 	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_SERVER)
-.PRECIOUS: $(B)/tests/%.o
+$(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(SERVER_OBJ)
+	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+$(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
+	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+.PRECIOUS: $(B)/%.o
+
+.PHONY: tests test deps-test test-asan test-tsan
+tests: all $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) # builds them all, runs none
+
+deps-test:
+	@.ci/deps build test
+
+# Each variant is a make of its own, so that its objects live in a folder of their own.
+test: deps-test ## build and run every test
+	@$(MAKE) --no-print-directory tests
+	@PYTHON=$(PYTHON) tests/run.sh $(B)
+
+test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory tests B=$(B)/asan SANITIZE=address,undefined OPT="-O1 -g"
+	@PYTHON=$(PYTHON) tests/run.sh $(B)/asan kernels models engine server cli fuzz
+
+test-tsan: deps-test ## the threaded tests (pool, engine, server) under ThreadSanitizer
+	@$(MAKE) --no-print-directory tests B=$(B)/tsan SANITIZE=thread OPT="-O1 -g"
+	@PYTHON=$(PYTHON) tests/run.sh $(B)/tsan kernels/test_pool engine server
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZ_SECONDS (60) with libFuzzer
+	@.ci/deps build lint
+	@$(MAKE) --no-print-directory fuzz-build B=$(B)/fuzz CC=clang CXX=clang++ OPT="-O1 -g" \
+	    SANITIZE=fuzzer-no-link,address,undefined
+	@tests/fuzz/run.sh $(B)/fuzz $(FUZZ_SECONDS)
+
+.PHONY: fuzz-build
+fuzz-build: $(FUZZ_SRC:%.c=$(B)/%.libfuzzer)
+$(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
+	$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+
+# ---- measuring, style --------------------------------------------------------------------------
+
+.PHONY: bench fmt lint clean help
+bench: all $(BENCH_BIN) ## measure a full-size model with random weights; prints Markdown tables
+	@tests/bench/run.sh $(B)
+
+fmt: ## format the C and C++ sources
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
+
+lint: ## check format, includes, fences; clang-tidy, cppcheck, shellcheck
+	@.ci/deps build lint
+	@tests/lint.sh
+
+clean: ## remove the build folder
+	rm -rf $(B)
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
+	    printf '  make %-10s %s\n' "$$target" "$$text"; done
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

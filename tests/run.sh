@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# run.sh BUILD [AREA...]: runs what `make tests` built in BUILD, and the Python tests, and counts.
+#
+# An AREA is a folder of tests/ (kernels, models, convert, golden, engine, server, cli, fuzz) or one C
+# test of it (kernels/test_pool); without any, all run. The last line is "N passed, N failed"; the exit
+# status is 0 if something passed and nothing failed. Python tests find the build in the environment:
+# B is the folder, PKMSERVE the program.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+shift
+B=$(realpath "$build")
+export B PKMSERVE=$B/pkmserve PYTHONDONTWRITEBYTECODE=1
+export PATH=$PATH:$PWD/build/tools
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
+python=${PYTHON:-/usr/bin/python3}
+passed=0 failed=0 skipped=0
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+# report NAME PASSED FAILED SKIPPED RERUN: one line when all is well, else the output and how to rerun.
+report() {
+    printf '%-40s %4d passed, %d failed%s\n' "$1" "$2" "$3" "$([ "$4" = 0 ] || echo ", $4 skipped")"
+    if [ "$3" -gt 0 ]; then
+        sed 's/^/    /' "$output"
+        echo "    rerun: $5"
+    fi
+    passed=$((passed + $2)) failed=$((failed + $3)) skipped=$((skipped + $4))
+}
+
+# A cmocka program. One that dies without a summary is one failure.
+run_c() {
+    local program=$build/tests/$1 p f s
+    "$program" >"$output" 2>&1
+    local status=$?
+    p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s).*/\1/p' "$output" | tail -1)
+    f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s).*/\1/p' "$output" | tail -1)
+    s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test(s).*/\1/p' "$output" | tail -1)
+    if [ "$status" -ne 0 ] && [ "${f:-0}" -eq 0 ]; then
+        f=1
+    fi
+    report "$1" "${p:-0}" "${f:-0}" "${s:-0}" "$program"
+}
+
+# The pytest files of a folder. -rs names what was skipped, and why.
+run_python() {
+    local command=("$python" -m pytest -q -rs -p no:cacheprovider "tests/$1") status
+    "${command[@]}" >"$output" 2>&1
+    status=$?
+    count() { grep -oE "[0-9]+ $1" <<<"$(tail -1 "$output")" | cut -d' ' -f1; }
+    local p f e s
+    p=$(count passed) f=$(count failed) e=$(count error) s=$(count skipped)
+    f=$((${f:-0} + ${e:-0}))
+    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
+        f=1
+    fi
+    report "$1 (python)" "${p:-0}" "$f" "${s:-0}" "PKMSERVE=$PKMSERVE B=$B ${command[*]}"
+    grep '^SKIPPED' "$output" | sed 's/^/    /'
+}
+
+# A fuzz target over its corpus: each file is one test of "does not crash".
+run_fuzz() {
+    local name=${1#fuzz/} program=$build/tests/$1 files
+    files=$(find "tests/fuzz/corpus/${name#fuzz_}" -type f 2>/dev/null | wc -l)
+    if "$program" "tests/fuzz/corpus/${name#fuzz_}" >"$output" 2>&1; then
+        report "$1 (corpus)" "$files" 0 0 ""
+    else
+        report "$1 (corpus)" 0 1 0 "$program tests/fuzz/corpus/${name#fuzz_}"
+    fi
+}
+
+areas=("$@")
+[ ${#areas[@]} -gt 0 ] || areas=(kernels models convert golden engine server cli fuzz)
+for area in "${areas[@]}"; do
+    if [ -f "tests/$area.c" ]; then
+        run_c "$area"
+        continue
+    fi
+    for source in tests/"$area"/test_*.c; do
+        [ -f "$source" ] && run_c "$area/$(basename "$source" .c)"
+    done
+    for source in tests/"$area"/fuzz_*.c; do
+        [ -f "$source" ] && run_fuzz "$area/$(basename "$source" .c)"
+    done
+    if compgen -G "tests/$area/test_*.py" >/dev/null; then
+        run_python "$area"
+    fi
+done
+[ "$skipped" -eq 0 ] || echo "$skipped skipped"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
