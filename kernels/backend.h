@@ -71,6 +71,7 @@ struct step_limits {
     int n_top_max;    /* alternatives reported per such row */
     int n_adjust_max; /* entries of all rows' adjustment lists together */
     int n_allow_max;  /* entries of all rows' allow lists together */
+    int n_vocab;      /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
 };
 
 /* One token's correction of its logit. Applied in this order, z being the logit (OpenAI's and the
@@ -92,7 +93,10 @@ struct sample_adjust {
  * min_p · the best token's. The draw takes the first candidate, in that order, whose cumulative
  * share of the kept mass exceeds u; without top_k, top_p and min_p the candidates are taken in id
  * order instead (no sort). temperature 0 takes the largest adjusted logit, the lowest id on ties.
- */
+ * Shares are exp((z - z_max) / temperature), and their sums in candidate order, both in double.
+ * Rounding never leaves the draw empty: if no cumulative share exceeds u, the last candidate with a
+ * share above 0 is taken. If every allowed token is at -infinity, the lowest allowed id is taken.
+ * If a logit is NaN or +infinity, the lowest such id is taken; its log-probability is then NaN. */
 struct sample_params {
     double u;          /* uniform in [0, 1): the sequence's own counter-based random number */
     float temperature; /* >= 0 */
@@ -153,11 +157,14 @@ struct step {
 
 enum pkm_kind { PKM_PRODUCT, PKM_FLAT };
 
+/* Largest k_top of any memory: bounds the candidate lists that an op keeps on its stack. */
+enum { PKM_K_TOP_MAX = 1024 };
+
 /* Shape of one memory (Large Memory Layers with Product Keys, section 3.1). */
 struct pkm_shape {
     enum pkm_kind kind;
     int n_head;
-    int k_top; /* slots read per head */
+    int k_top; /* slots read per head, 1 .. min(n_key, PKM_K_TOP_MAX) */
     int n_key; /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
     int d_key; /* query width of a head; a product half is d_key/2 */
 };
@@ -245,7 +252,9 @@ struct backend_ops {
      * [n, n_vocab] stay as they are. */
     void (*sample)(struct backend *be, struct tensor logits, struct step *step, int first);
     /* Fills out_logprob, out_rank, top_*, out_entropy for the rows that want them. Runs after
-     * sample. A row with a NaN logit gets NaN log-probabilities. */
+     * sample. A row with a logit of NaN or +infinity, or with all at -infinity, gets NaN for
+     * every log-probability and the entropy, rank 0 and top_id -1. Entries of top_* past n_vocab
+     * get id -1 and -infinity. */
     void (*logprobs)(struct backend *be, struct tensor logits, struct step *step, int first);
 };
 

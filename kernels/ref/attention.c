@@ -1,0 +1,86 @@
+/* The key/value cache and causal attention of the reference backend.
+ *
+ * A page holds KV_PAGE positions one after the other, each a row of d columns. */
+#include "kernels/ref/ref.h"
+
+#include <math.h>
+
+/* The d columns of position pos of sequence s in a cache. */
+static float *cache_row(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
+{
+    const int32_t page = step->page[(int64_t)s * step->limits.n_page_max + pos / KV_PAGE];
+    CHECK(page >= 0 && page < pages.rows);
+    return row_f32(pages, page) + pos % KV_PAGE * d;
+}
+
+void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                  struct tensor v, const struct step *step, int n_head)
+{
+    (void)be;
+    const int64_t d = k.cols;
+    CHECK(n_head > 0 && d % n_head == 0);
+    CHECK_VIEW(k, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(v, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    for (int s = 0; s < step->n_seq; s++) {
+        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
+            float *const k_row = cache_row(k_pages, step, s, step->pos[r], d);
+            float *const v_row = cache_row(v_pages, step, s, step->pos[r], d);
+            for (int64_t c = 0; c < d; c++) {
+                k_row[c] = row_f32(k, r)[c];
+                v_row[c] = row_f32(v, r)[c];
+            }
+        }
+    }
+}
+
+/* One row and one head: columns first .. first+d_head-1. score [n_pos] is working memory. */
+static void attend(float *y, const float *q, struct tensor k_pages, struct tensor v_pages,
+                   const struct step *step, int s, int n_pos, int64_t first, int64_t d_head,
+                   int64_t d, float scale, double *score)
+{
+    double max = -INFINITY;
+    for (int u = 0; u < n_pos; u++) {
+        const float *const k = cache_row(k_pages, step, s, u, d) + first;
+        double dot = 0;
+        for (int64_t c = 0; c < d_head; c++) {
+            dot += (double)q[first + c] * (double)k[c];
+        }
+        score[u] = dot * (double)scale;
+        max = score[u] > max ? score[u] : max;
+    }
+    double total = 0;
+    for (int u = 0; u < n_pos; u++) {
+        score[u] = exp(score[u] - max);
+        total += score[u];
+    }
+    for (int64_t c = 0; c < d_head; c++) {
+        double sum = 0;
+        for (int u = 0; u < n_pos; u++) {
+            sum += score[u] * (double)cache_row(v_pages, step, s, u, d)[first + c];
+        }
+        y[first + c] = (float)(sum / total);
+    }
+}
+
+void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                   struct tensor v_pages, const struct step *step, int n_head, float scale)
+{
+    (void)be;
+    const int64_t d = y.cols;
+    CHECK(n_head > 0 && d % n_head == 0);
+    const int64_t d_head = d / n_head;
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    for (int s = 0; s < step->n_seq; s++) {
+        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
+            for (int h = 0; h < n_head; h++) {
+                attend(row_f32(y, r), row_f32(q, r), k_pages, v_pages, step, s, step->pos[r] + 1,
+                       h * d_head, d_head, d, scale, ref_step_scratch(step)->score);
+            }
+        }
+    }
+}

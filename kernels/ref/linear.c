@@ -1,0 +1,43 @@
+/* The linear layer of the reference backend. */
+#include "kernels/ref/weight.h"
+
+#include <math.h>
+
+static float act_apply(enum act act, float x)
+{
+    switch (act) {
+    case ACT_NONE: return x;
+    case ACT_RELU: return x > 0 ? x : 0;
+    /* 1 + erf(z) = erfc(-z), which does not cancel where z is very negative */
+    case ACT_GELU: return (float)(0.5 * (double)x * erfc(-(double)x * 0.70710678118654752440));
+    }
+    check_failed(__FILE__, __LINE__, "act is one of enum act");
+}
+
+void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+                struct tensor bias, enum act act)
+{
+    (void)be;
+    const int64_t n_in = w->view.cols;
+    const int64_t n_out = w->view.rows;
+    const bool round_bf16 = w->desc.dtype == DTYPE_BF16;
+    CHECK(w->desc.kind == WEIGHT_MATRIX);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, n_in);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, n_out);
+    CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == n_out));
+    for (int64_t r = 0; r < y.rows; r++) {
+        const float *const in = row_f32(x, r);
+        for (int64_t o = 0; o < n_out; o++) {
+            const float *const row = row_f32(w->view, o);
+            float sum = 0;
+            for (int64_t k = 0; k < n_in; k++) {
+                const float in_k = round_bf16 ? bf16_to_f32(bf16_from_f32(in[k])) : in[k];
+                sum += in_k * row[k];
+            }
+            if (bias.data != NULL) {
+                sum += row_f32(bias, 0)[o];
+            }
+            row_f32(y, r)[o] = act_apply(act, sum);
+        }
+    }
+}

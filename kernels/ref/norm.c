@@ -1,0 +1,79 @@
+/* Embedding and layer norm of the reference backend. */
+#include "kernels/ref/weight.h"
+
+#include <math.h>
+
+void ref_embed(struct backend *be, struct tensor y, const struct step *step,
+               const struct weight *tok, const struct weight *pos, const struct weight *lang)
+{
+    (void)be;
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, tok->view.cols);
+    CHECK(pos->view.cols == y.cols && (lang == NULL || lang->view.cols == y.cols));
+    for (int r = 0; r < step->n_tok; r++) {
+        CHECK(step->token[r] >= 0 && step->token[r] < tok->view.rows);
+        CHECK(step->pos[r] >= 0 && step->pos[r] < pos->view.rows);
+        CHECK(lang == NULL || (step->lang[r] >= 0 && step->lang[r] < lang->view.rows));
+        float *const out = row_f32(y, r);
+        for (int64_t c = 0; c < y.cols; c++) {
+            float sum = weight_at(tok, step->token[r], c) + weight_at(pos, step->pos[r], c);
+            if (lang != NULL) {
+                sum += weight_at(lang, step->lang[r], c);
+            }
+            out[c] = sum;
+        }
+    }
+}
+
+/* Normalises one row. out may be in. Two passes: the variance as a mean of squares minus a square
+ * of the mean would cancel where the mean is large. */
+static void norm_row(float *out, const float *in, const float *gamma, const float *beta, int64_t d,
+                     float eps)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < d; c++) {
+        sum += (double)in[c];
+    }
+    const double mean = sum / (double)d;
+    double squares = 0;
+    for (int64_t c = 0; c < d; c++) {
+        const double centred = (double)in[c] - mean;
+        squares += centred * centred;
+    }
+    const double inverse = 1 / sqrt(squares / (double)d + (double)eps);
+    for (int64_t c = 0; c < d; c++) {
+        out[c] = (float)(((double)in[c] - mean) * inverse * (double)gamma[c] + (double)beta[c]);
+    }
+}
+
+void ref_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+              struct tensor beta, float eps)
+{
+    (void)be;
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
+    for (int64_t r = 0; r < y.rows; r++) {
+        norm_row(row_f32(y, r), row_f32(x, r), row_f32(gamma, 0), row_f32(beta, 0), y.cols, eps);
+    }
+}
+
+void ref_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                  struct tensor gamma, struct tensor beta, float eps)
+{
+    (void)be;
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(r, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
+    for (int64_t i = 0; i < y.rows; i++) {
+        float *const out = row_f32(y, i);
+        const float *const a = row_f32(x, i);
+        const float *const b = row_f32(r, i);
+        for (int64_t c = 0; c < y.cols; c++) {
+            out[c] = a[c] + b[c];
+        }
+        norm_row(out, out, row_f32(gamma, 0), row_f32(beta, 0), y.cols, eps);
+    }
+}

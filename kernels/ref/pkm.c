@@ -1,0 +1,144 @@
+/* The memory layer of the reference backend: exact search among product or flat keys, and the
+ * share-weighted sum of value rows. */
+#include "kernels/ref/weight.h"
+
+#include <math.h>
+
+/* The best entries seen so far, best first: larger score, then smaller index. */
+struct best {
+    int32_t *index; /* [k] */
+    float *score;   /* [k] */
+    int n, k;
+};
+
+/* A NaN score ranks below every number, so that a broken query still names existing slots. */
+static bool is_better(float score, int32_t index, float than_score, int32_t than_index)
+{
+    if (isnan(score) || isnan(than_score)) {
+        return isnan(score) == isnan(than_score) ? index < than_index : isnan(than_score);
+    }
+    return score > than_score || (score == than_score && index < than_index);
+}
+
+static void best_offer(struct best *best, int32_t index, float score)
+{
+    int at = best->n;
+    while (at > 0 && is_better(score, index, best->score[at - 1], best->index[at - 1])) {
+        at--;
+    }
+    if (at == best->k) {
+        return;
+    }
+    best->n = best->n < best->k ? best->n + 1 : best->k;
+    for (int i = best->n - 1; i > at; i--) {
+        best->index[i] = best->index[i - 1];
+        best->score[i] = best->score[i - 1];
+    }
+    best->index[at] = index;
+    best->score[at] = score;
+}
+
+/* The best of n_key keys from row first on, by their product with the d columns of q. */
+static void search_keys(struct best *best, const float *q, const struct weight *keys, int64_t first,
+                        int n_key, int64_t d)
+{
+    for (int key = 0; key < n_key; key++) {
+        const float *const row = row_f32(keys->view, first + key);
+        float sum = 0;
+        for (int64_t c = 0; c < d; c++) {
+            sum += q[c] * row[c];
+        }
+        best_offer(best, key, sum);
+    }
+}
+
+static void search_product(struct best *best, const float *q, const struct weight *keys, int h,
+                           const struct pkm_shape *shape)
+{
+    int32_t index[2][PKM_K_TOP_MAX];
+    float score[2][PKM_K_TOP_MAX];
+    const int64_t d_half = shape->d_key / 2;
+    for (int half = 0; half < 2; half++) {
+        struct best side = {index[half], score[half], 0, shape->k_top};
+        search_keys(&side, q + half * d_half, keys, (2 * (int64_t)h + half) * shape->n_key,
+                    shape->n_key, d_half);
+    }
+    /* A pair of ranks i, j (from 1) has i·j pairs at or above it, itself included. If those are
+     * more than k_top, the pair is not among the best. */
+    for (int i = 0; i < shape->k_top; i++) {
+        for (int j = 0; (i + 1) * (j + 1) <= shape->k_top; j++) {
+            best_offer(best, index[0][i] * shape->n_key + index[1][j], score[0][i] + score[1][j]);
+        }
+    }
+}
+
+static void softmax(float *score, int n)
+{
+    double total = 0;
+    const double max = (double)score[0];
+    for (int i = 0; i < n; i++) {
+        total += exp((double)score[i] - max);
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        score[i] = (float)(exp((double)score[i] - max) / total);
+    }
+}
+
+static void check_search(struct tensor slots, struct tensor shares, struct tensor query,
+                         const struct weight *keys, const struct pkm_shape *shape)
+{
+    const bool is_product = shape->kind == PKM_PRODUCT;
+    const int64_t n_group = (int64_t)shape->n_head * (is_product ? 2 : 1);
+    CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
+    CHECK(!is_product || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
+    CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
+    CHECK(keys->desc.kind == WEIGHT_KEYS && keys->view.rows == n_group * shape->n_key);
+    CHECK(keys->view.cols == shape->d_key / (is_product ? 2 : 1));
+    CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
+    CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
+    CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
+}
+
+void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
+{
+    (void)be;
+    check_search(slots, shares, query, keys, shape);
+    for (int64_t r = 0; r < query.rows; r++) {
+        for (int h = 0; h < shape->n_head; h++) {
+            const float *const q = row_f32(query, r) + (int64_t)h * shape->d_key;
+            const int64_t column = (int64_t)h * shape->k_top;
+            struct best best = {row_i32(slots, r) + column, row_f32(shares, r) + column, 0,
+                                shape->k_top};
+            if (shape->kind == PKM_PRODUCT) {
+                search_product(&best, q, keys, h, shape);
+            } else {
+                search_keys(&best, q, keys, (int64_t)h * shape->n_key, shape->n_key, shape->d_key);
+            }
+            softmax(best.score, best.n);
+        }
+    }
+}
+
+void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
+                  struct tensor shares, const struct weight *values)
+{
+    (void)be;
+    CHECK(values->desc.kind == WEIGHT_TABLE);
+    CHECK_VIEW(y, DTYPE_F32, slots.rows, values->view.cols);
+    CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
+    CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);
+    CHECK(residual.data == NULL || (residual.dtype == DTYPE_F32 && residual.rows == y.rows &&
+                                    residual.cols == y.cols && residual.stride >= y.cols));
+    for (int64_t r = 0; r < y.rows; r++) {
+        for (int64_t c = 0; c < y.cols; c++) {
+            float sum = residual.data == NULL ? 0 : row_f32(residual, r)[c];
+            for (int64_t j = 0; j < slots.cols; j++) {
+                const int32_t slot = row_i32(slots, r)[j];
+                CHECK(slot >= 0 && slot < values->view.rows);
+                sum += row_f32(shares, r)[j] * weight_at(values, slot, c);
+            }
+            row_f32(y, r)[c] = sum;
+        }
+    }
+}

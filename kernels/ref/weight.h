@@ -1,0 +1,38 @@
+/* The reference backend's weight, for the files of kernels/ref alone.
+ *
+ * Copied weights are held as F32 values in row order; a BF16 weight holds the rounded values, which
+ * F32 represents exactly. A table that is read in place keeps address, stride and type of its
+ * source, which may stand at any byte offset of a file: so elements are read through memcpy. */
+#ifndef KERNELS_REF_WEIGHT_H
+#define KERNELS_REF_WEIGHT_H
+
+#include "kernels/ref/ref.h"
+
+#include <string.h>
+
+struct weight {
+    struct weight_desc desc;
+    struct tensor view; /* [rows, cols] F32, or the source itself with PLACEMENT_MMAP */
+    float *owned;       /* Owner: the weight; NULL with PLACEMENT_MMAP */
+};
+
+/* Element i of an array of floating-point numbers of any type, at any alignment. */
+static inline float float_at(const void *data, enum dtype dtype, int64_t i)
+{
+    const char *const at = (const char *)data + (size_t)i * dtype_bytes(dtype);
+    if (dtype == DTYPE_F32) {
+        float value;
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    uint16_t bits;
+    memcpy(&bits, at, sizeof bits);
+    return dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+static inline float weight_at(const struct weight *w, int64_t row, int64_t col)
+{
+    return float_at(w->view.data, w->view.dtype, row * w->view.stride + col);
+}
+
+#endif
