@@ -42,7 +42,7 @@ const char *err_code_name(enum err_code code)
     return "unknown";
 }
 
-_Noreturn void check_failed(const char *file, int line, const char *condition)
+void check_failed(const char *file, int line, const char *condition)
 {
     (void)fprintf(stderr, "%s:%d: CHECK failed: %s\n", file, line, condition);
     abort();

@@ -37,7 +37,7 @@ enum err_code err_set(struct err *err, enum err_code code, const char *format, .
 const char *err_code_name(enum err_code code);
 
 /* Prints the place and the condition on standard error and aborts. */
-_Noreturn void check_failed(const char *file, int line, const char *condition);
+void check_failed(const char *file, int line, const char *condition) __attribute__((noreturn));
 
 #define CHECK(condition) ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
 
