@@ -4,9 +4,11 @@
  * sequences; nothing inside engine/ is locked but the queue. The other threads build a struct
  * request, submit it, and read its results while the engine appends to them.
  *
- *   front end: request_new → fill → engine_submit ──► queue ──► engine thread: admit → step, step,
- * … ◄── wake() after each step that added something ◄──┘ reads n_out / item.state (acquire),
- * formats, … request_release
+ *   front end                                    engine thread
+ *   request_new, request_set_item
+ *   engine_submit ───────► queue ───────────────► admit, then step after step
+ *   reads n_out, state (acquire) ◄── wake() ──── after each step that published something
+ *   request_release                              drops its own reference when all items are done
  *
  * A request is immutable after submit, except for the fields marked "engine writes": arrays that
  * the engine fills front to back and whose valid length it publishes with a release store. They are
@@ -128,7 +130,7 @@ struct request {
 
     void (*wake)(void *ctx); /* called by the engine thread after it published something; must
                               * not block and not call back into the engine. May be NULL */
-    void *wake_ctx;          /* Borrowed: must live until the front end's release */
+    void *wake_ctx;          /* Borrowed: must live until the front end's release returns */
 
     atomic_bool cancel; /* set by the front end: stop within a step */
     struct err error;   /* engine writes, before state FINISH_ERROR */
@@ -138,6 +140,9 @@ struct request {
     atomic_int n_item_done; /* items with a state; == n_item means all is over (release) */
 
     atomic_int refs; /* request_new gives 1; engine_submit takes another */
+    /* Keeps wake and the front end's release apart: 0 idle, 1 in wake, 2 the front end has left.
+     * Private to engine/. */
+    atomic_int wake_guard;
 };
 
 /* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
@@ -147,8 +152,9 @@ struct request *request_new(enum request_kind kind, int n_item);
  * fields kind, sampling, n_top, echo, entropy, trace_* are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
-/* Drops one reference; the last one frees. Cancels first if the front end leaves early. NULL is
- * fine. */
+/* The front end's last use: cancels what still runs and drops the front end's reference; the last
+ * reference frees. When it returns, wake is not running and will not be called again; it waits for
+ * a wake in flight, so do not hold a lock that wake takes. NULL is fine. */
 void request_release(struct request *request);
 void request_cancel(struct request *request);
 
@@ -167,10 +173,10 @@ struct engine_options {
     int max_batch_tokens;     /* rows of one step */
     int max_queue;            /* waiting requests */
     int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
-    int64_t
-        kv_tokens; /* cache size in positions; 0 = max_seqs · context, less if memory is short */
-    int max_logprobs;  /* largest n_top */
-    bool memory_trace; /* allow trace_memory */
+    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context, at most a quarter
+                               * of the memory that is free */
+    int max_logprobs;         /* largest n_top */
+    bool memory_trace;        /* allow trace_memory */
 };
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_STOPPED };
@@ -209,11 +215,11 @@ int64_t engine_now_us(void); /* monotonic clock */
 /* ---- scoring arithmetic, shared by server and command line (engine/scoring.c) --------------- */
 
 /* Windows of lm-evaluation-harness's rolling scheme over a sequence of n_ids tokens (BOS included,
- * n_ids
- * >= 1): window k feeds tokens first .. first+n_feed-1 and its last n_count predictions count; each
- * token but the first is predicted by exactly one window. window 0 counts all of its predictions;
- * later ones count stride (the last: what is left) and start so that they feed window tokens. With
- * feed_last (memory telemetry) a token that no window would feed, the last, is fed too. */
+ * n_ids >= 1): window k feeds tokens first .. first+n_feed-1 and its last n_count predictions
+ * count; each token but the first is predicted by exactly one window. window 0 counts all of its
+ * predictions; later ones count stride (the last: what is left) and start so that they feed window
+ * tokens. With feed_last (memory telemetry) a token that no window would feed, the last, is fed
+ * too. */
 struct score_window {
     int64_t first;   /* index into ids of the first token fed */
     int64_t n_feed;  /* tokens fed */
@@ -237,8 +243,8 @@ struct score_sum score_sum_item(const struct item *item);
 int64_t text_count_words(const char *text, size_t bytes);
 int64_t text_count_chars(const char *text, size_t bytes);
 
-/* ---- memory statistics (engine/memory_stats.c; spec: reference evaluator and paper section 4.2)
- * -- */
+/* ---- memory statistics (engine/memory_stats.c): the reference evaluator's and the paper's -----
+ */
 
 struct memory_stats {
     int64_t lookups;
