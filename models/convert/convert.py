@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Turns an authors' checkpoint into a model directory that pkmserve serves.
+
+    python3 models/convert/convert.py SOURCE --output DIR [--from auto|xlm|all-attention|memory-layers]
+        [--vocab FILE] [--tokenizer FILE] [--dtype f32|bf16|f16] [--set KEY=VALUE ...]
+
+Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
+directory appears complete or not at all: it is written beside its place, synced and renamed.
+Ends with 0, with 1 and one line on standard error, or with 2 when called wrongly.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True  # a read-only checkout stays as it is
+
+try:
+    import numpy  # noqa: F401  (looked for here, so that its absence is one line)
+except ImportError:
+    sys.exit("convert: NumPy is missing: install the Debian package python3-numpy")
+
+import safetensors_file
+import xlm
+import xlm_params
+from fault import Refused, one_line
+from torch_file import TorchFile
+
+FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
+WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.model"}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, "convert: %s (--help shows the usage)\n" % one_line(message))
+
+
+def setting(text):
+    """KEY=VALUE of --set; VALUE is JSON where it can be read as such, else a string."""
+    key, equals, value = text.partition("=")
+    if not equals or key not in xlm_params.SETTABLE:
+        raise argparse.ArgumentTypeError("KEY=VALUE expected, KEY one of %s"
+                                         % " ".join(xlm_params.SETTABLE))
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def arguments(argv):
+    parser = Parser(prog="convert.py", description="Turns an authors' checkpoint into a model directory.")
+    parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
+    parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
+    parser.add_argument("--vocab", metavar="FILE", help="words in the order of their ids, one a line")
+    parser.add_argument("--tokenizer", metavar="FILE", help="SentencePiece model to put beside it")
+    parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
+                        help="of matrices and tables; vectors stay f32 (default: f32)")
+    parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", action="append", type=setting,
+                        default=[], help="a parameter the checkpoint lacks")
+    return parser.parse_args(argv)
+
+
+def open_source(path, family):
+    """The checkpoint of a family that this version knows."""
+    if family in ("all-attention", "memory-layers"):
+        raise Refused("--from %s is not supported yet by this version" % family)
+    if os.path.isdir(path):
+        raise Refused("a directory: checkpoints of the memory-layers family are not supported yet by"
+                      " this version; an XLM checkpoint is one .pth file")
+    file = TorchFile(path)
+    if family == "auto" and not xlm.looks_like(file.root):
+        raise Refused("not an XLM checkpoint; the other families are not supported yet by this version")
+    return file
+
+
+def vocabulary(path, words, n_vocab):
+    """The bytes of vocab.txt: the given file if it fits, else the checkpoint's own words."""
+    if path is not None:
+        with open(path, "rb") as file:
+            text = file.read()
+        n_line = text.count(b"\n") + (not text.endswith(b"\n") and len(text) > 0)
+        if n_line != n_vocab:
+            raise Refused("--vocab %s: %d lines expected, one for each id, got %d"
+                          % (path, n_vocab, n_line))
+        try:
+            text.decode()
+        except UnicodeDecodeError as fault:
+            raise Refused("--vocab %s: not UTF-8 at byte %d" % (path, fault.start))
+        return text
+    if words is None:
+        raise Refused("dico_id2word is missing; give the words with --vocab FILE")
+    for index, word in enumerate(words):
+        if not word or any(c in word for c in "\n\r\0"):
+            raise Refused("dico_id2word: id %d: %s cannot be a line of vocab.txt" % (index, ascii(word)))
+    try:
+        return "".join(word + "\n" for word in words).encode()
+    except UnicodeEncodeError as fault:
+        raise Refused("dico_id2word: a word that is not Unicode text: %s" % ascii(fault.object[fault.start]))
+
+
+def write_synced(path, fill):
+    with open(path, "wb") as file:
+        result = fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+    return result
+
+
+def sync_directory(path):
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fill_directory(directory, model, vocab, tokenizer, dtype):
+    """Writes the files of a model directory. Returns (parameters, data bytes)."""
+    config = json.dumps(model.config, indent=1, ensure_ascii=False).encode() + b"\n"
+    sizes = write_synced(os.path.join(directory, "model.safetensors"),
+                         lambda file: safetensors_file.write(file, model.tensors, dtype))
+    write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
+    write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(vocab))
+    if tokenizer is not None:
+        with open(tokenizer, "rb") as source:
+            write_synced(os.path.join(directory, "tokenizer.model"),
+                         lambda file: shutil.copyfileobj(source, file))
+    sync_directory(directory)
+    return sizes
+
+
+def check_place(output):
+    """The output may be new, empty, or an earlier conversion, which is then replaced."""
+    if os.path.lexists(output):
+        if not os.path.isdir(output) or os.path.islink(output):
+            raise Refused("--output %s exists and is not a directory" % output)
+        others = sorted(set(os.listdir(output)) - WRITTEN)
+        if others:
+            raise Refused("--output %s holds other files (%s); give a new directory" % (output, others[0]))
+
+
+def make_parents(path):
+    """Makes the missing directories above path; returns them, the deepest first."""
+    made, parent = [], os.path.dirname(path)
+    while not os.path.isdir(parent):
+        made.append(parent)
+        parent = os.path.dirname(parent)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return made
+
+
+def publish(staged, output):
+    """Puts the finished directory in its place."""
+    old = None
+    if os.path.isdir(output) and os.listdir(output):
+        old = tempfile.mkdtemp(prefix=".old-", dir=os.path.dirname(output))
+        os.rename(output, old)
+    try:
+        os.rename(staged, output)
+    except OSError:
+        if old is not None:
+            os.rename(old, output)
+        raise
+    sync_directory(os.path.dirname(output))
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def save(args, model, vocab):
+    output = os.path.abspath(args.output)
+    check_place(output)
+    made = make_parents(output)
+    staged = None
+    try:
+        staged = tempfile.mkdtemp(prefix=".convert-", dir=os.path.dirname(output))
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(staged, 0o777 & ~mask)  # mkdtemp's own mode is private
+        sizes = fill_directory(staged, model, vocab, args.tokenizer, args.dtype)
+        publish(staged, output)
+        staged = None
+        made = []
+        return sizes
+    finally:
+        if staged is not None:
+            shutil.rmtree(staged, ignore_errors=True)
+        for directory in made:
+            try:
+                os.rmdir(directory)
+            except OSError:
+                break
+
+
+def summary(args, model, sizes):
+    c = model.config
+    lines = ["%s: XLM, %d layers, d_model %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
+        args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
+        c["activation"], "tied" if c["tie_output"] else "untied")]
+    if "languages" in c:
+        lines.append("languages: %s" % " ".join(c["languages"]))
+    for m in c["memories"]:
+        keys = "%d keys" % m["n_key"] if m["kind"] == "flat" else "%d x %d keys" % ((m["n_key"],) * 2)
+        lines.append("memory %s layer %d: %s (%d slots), %d heads, k = %d, queries of %d%s" % (
+            m["place"], m["layer"], keys, m["n_slot"], m["n_head"], m["k_top"], m["d_key"],
+            " with batch norm" if m["query_batch_norm"] else ""))
+    lines.append("%d tensors, %d parameters, %d bytes in %s; %s" % (
+        len(model.tensors), sizes[0], sizes[1], args.dtype,
+        "with its tokenizer" if args.tokenizer else "no tokenizer: token ids in and out"))
+    return "\n".join(lines)
+
+
+def convert(args):
+    check_place(os.path.abspath(args.output))  # before hours of work
+    if args.tokenizer is not None and os.path.getsize(args.tokenizer) == 0:
+        raise Refused("--tokenizer %s is empty" % args.tokenizer)
+    try:
+        file = open_source(args.source, args.family)
+        model = xlm.read(file, dict(args.settings), args.dtype)
+        vocab = vocabulary(args.vocab, model.words, model.config["vocab_size"])
+        sizes = save(args, model, vocab)
+    except Refused as fault:
+        raise Refused("%s: %s" % (args.source, fault))
+    print(summary(args, model, sizes))
+
+
+def main(argv):
+    args = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        convert(args)
+        return 0
+    except Refused as fault:
+        message = str(fault)
+    except OSError as fault:
+        message = "%s: %s" % (fault.filename or args.output, fault.strerror or fault)
+    except KeyboardInterrupt:
+        message = "interrupted; nothing was written"
+    except Exception as fault:  # a damage no check foresaw must still end in one line, unwritten
+        message = "%s: cannot be converted: %s: %s" % (args.source, type(fault).__name__, fault)
+    print("convert: " + one_line(message), file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""A model directory read and computed with NumPy in float64: the formulas of the family, slowly.
+
+test_convert.py compares it with what the original code computes, so a converter that confuses two
+tensors of one shape is found. Written for the tests: one sequence, no cache, no batch.
+"""
+
+import json
+import math
+import struct
+
+import numpy as np
+
+
+def read_safetensors(path):
+    """name -> array; bf16 is widened to float32."""
+    with open(path, "rb") as file:
+        data = file.read()
+    n, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__", None)
+    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        array = np.frombuffer(data[8 + n + begin:8 + n + end], kinds[entry["dtype"]])
+        if entry["dtype"] == "BF16":
+            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        arrays[name] = array.reshape(entry["shape"])
+    return arrays
+
+
+def normalise(x, weight, bias, eps=1e-12):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + eps) * weight + bias
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+erf = np.vectorize(math.erf)
+
+
+class Model:
+    def __init__(self, directory):
+        with open(directory / "config.json", "rb") as file:
+            self.config = json.load(file)
+        self.w = {name: array.astype(np.float64)
+                  for name, array in read_safetensors(directory / "model.safetensors").items()}
+
+    def linear(self, name, x):
+        y = x @ self.w[name + ".weight"].T
+        return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
+
+    def norm(self, name, x):
+        return normalise(x, self.w[name + ".weight"], self.w[name + ".bias"])
+
+    def attention(self, i, x):
+        n_head = self.config["n_head"]
+        n_tok, width = x.shape
+        q, k, v = (self.linear("attentions.%d.%s_lin" % (i, part), x)
+                   .reshape(n_tok, n_head, -1).transpose(1, 0, 2) for part in "qkv")
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(width // n_head)
+        scores[:, np.triu(np.ones((n_tok, n_tok), bool), 1)] = -np.inf
+        return self.linear("attentions.%d.out_lin" % i,
+                           (softmax(scores) @ v).transpose(1, 0, 2).reshape(n_tok, width))
+
+    def memory(self, m, x):
+        """(output, slots, shares)"""
+        name = "memories.%d_%s" % (m["layer"], m["place"])
+        query = self.linear(name + ".query_proj.query_mlps.0", x)
+        if m["query_batch_norm"]:
+            bn = name + ".query_proj.query_mlps.1."
+            query = (query - self.w[bn + "running_mean"]) / np.sqrt(self.w[bn + "running_var"] + 1e-5) \
+                * self.w[bn + "weight"] + self.w[bn + "bias"]
+        query = query.reshape(len(x), m["n_head"], m["d_key"])
+        keys = self.w[name + ".keys"]
+        if m["kind"] == "flat":
+            scores = np.einsum("thk,hnk->thn", query, keys)
+        else:
+            half = m["d_key"] // 2
+            a = np.einsum("thk,hnk->thn", query[:, :, :half], keys[:, 0])
+            b = np.einsum("thk,hnk->thn", query[:, :, half:], keys[:, 1])
+            scores = (a[:, :, :, None] + b[:, :, None, :]).reshape(len(x), m["n_head"], -1)
+        slots = np.argsort(-scores, axis=-1, kind="stable")[:, :, :m["k_top"]]
+        shares = softmax(np.take_along_axis(scores, slots, -1))
+        return np.einsum("thk,thkd->td", shares, self.w[name + ".values.weight"][slots]), slots, shares
+
+    def forward(self, ids, lang=None):
+        """log-probabilities [n_tok, n_vocab], hidden states, {memory name: (slots, shares)}"""
+        c = self.config
+        act = (lambda z: z / 2 * (1 + erf(z / math.sqrt(2)))) if c["activation"] == "gelu" \
+            else (lambda z: np.maximum(z, 0))
+        places = {(m["layer"], m["place"]): m for m in c["memories"]}
+        looked_up = {}
+
+        def read(place, x):
+            y, slots, shares = self.memory(places[place], x)
+            looked_up["%d_%s" % place] = (slots, shares)
+            return y
+
+        x = self.w["embeddings.weight"][ids] + self.w["position_embeddings.weight"][:len(ids)]
+        if "languages" in c:
+            x = x + self.w["lang_embeddings.weight"][lang]
+        x = self.norm("layer_norm_emb", x)
+        hidden = [x]
+        for i in range(c["n_layer"]):
+            x = self.norm("layer_norm1.%d" % i, x + self.attention(i, x))
+            f = read((i, "in"), x) if (i, "in") in places else \
+                self.linear("ffns.%d.lin2" % i, act(self.linear("ffns.%d.lin1" % i, x)))
+            x = self.norm("layer_norm2.%d" % i, x + f)
+            if (i, "after") in places:
+                x = x + read((i, "after"), x)
+            hidden.append(x)
+        output = self.w["embeddings.weight" if c["tie_output"] else "pred_layer.proj.weight"]
+        return log_softmax(x @ output.T + self.w["pred_layer.proj.bias"]), hidden, looked_up
