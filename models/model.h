@@ -88,7 +88,7 @@ void model_memory_hits(const struct model *model, int m, int n_tok, struct tenso
 /* ---- families: for models/ only ------------------------------------------------------------ */
 
 struct config;  /* models/config.h */
-struct tensors; /* models/safetensors.h */
+struct tensors; /* models/tensors.h */
 
 struct model_family {
     const char *name; /* config.json "model_type" */

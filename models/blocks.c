@@ -1,0 +1,492 @@
+/* Weights and workspace for families: see blocks.h. */
+#include "models/blocks.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ALIGN_FLOATS = 16, /* 64 bytes */
+    N_PART_MAX = 8,    /* of one stack */
+};
+
+#define BATCH_NORM_EPS 1e-5
+
+/* ---- names and shapes --------------------------------------------------------------------- */
+
+struct name {
+    char text[SAFETENSORS_NAME_MAX];
+};
+
+/* Names come from a family's own formats and small numbers, so a name that does not fit is a bug.
+ */
+#define FORMAT_NAME(name, format)                                                                  \
+    do {                                                                                           \
+        va_list args;                                                                              \
+        va_start(args, format);                                                                    \
+        const int length = vsnprintf((name)->text, sizeof(name)->text, format, args);              \
+        va_end(args);                                                                              \
+        CHECK(length > 0 && (size_t)length < sizeof(name)->text);                                  \
+    } while (0)
+
+static struct name name_join(const struct name *prefix, const char *suffix)
+{
+    struct name name;
+    const int length = snprintf(name.text, sizeof name.text, "%s.%s", prefix->text, suffix);
+    CHECK(length > 0 && (size_t)length < sizeof name.text);
+    return name;
+}
+
+static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
+{
+    size_t used = (size_t)snprintf(text, bytes, "[");
+    for (int i = 0; i < n_dim && used < bytes; i++) {
+        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", i > 0 ? ", " : "",
+                                 (long long)dim[i]);
+    }
+    if (used < bytes) {
+        (void)snprintf(text + used, bytes - used, "]");
+    }
+}
+
+/* The tensor of that name, whose shape must be dim; NULL after a failure. */
+static const struct safetensors_entry *take(struct blocks_loader *loader, const struct name *name,
+                                            const int64_t *dim, int n_dim)
+{
+    if (loader->code != ERR_OK) {
+        return NULL;
+    }
+    const int index = tensors_find(loader->tensors, name->text);
+    if (index < 0) {
+        loader->code =
+            err_set(loader->err, ERR_FORMAT, "%s: tensor %s is missing: config.json promises it",
+                    tensors_n(loader->tensors) > 0 ? tensors_at(loader->tensors, 0)->path
+                                                   : "model.safetensors",
+                    name->text);
+        return NULL;
+    }
+    const struct safetensors_entry *const entry = tensors_at(loader->tensors, index);
+    bool same = entry->n_dim == n_dim;
+    for (int i = 0; same && i < n_dim; i++) {
+        same = entry->dim[i] == dim[i];
+    }
+    if (!same) {
+        char has[128];
+        char wanted[128];
+        shape_text(has, sizeof has, entry->dim, entry->n_dim);
+        shape_text(wanted, sizeof wanted, dim, n_dim);
+        loader->code =
+            err_set(loader->err, ERR_FORMAT, "%s: tensor %s has shape %s; config.json makes it %s",
+                    entry->path, entry->name, has, wanted);
+        return NULL;
+    }
+    if (!loader->taken[index]) {
+        loader->taken[index] = true;
+        loader->bytes_taken += entry->bytes;
+        loader->info->n_param += entry->n_elem;
+    }
+    return entry;
+}
+
+static void report_progress(const struct blocks_loader *loader)
+{
+    if (loader->options->progress != NULL && loader->bytes_total > 0) {
+        loader->options->progress(loader->options->progress_ctx, "pack",
+                                  (double)loader->bytes_taken / (double)loader->bytes_total);
+    }
+}
+
+/* ---- begin, end --------------------------------------------------------------------------- */
+
+void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, struct backend *be,
+                  const struct tensors *tensors, const struct model_options *options,
+                  struct model_info *info, struct err *err)
+{
+    const int n = tensors_n(tensors);
+    *loader = (struct blocks_loader){.store = store,
+                                     .tensors = tensors,
+                                     .options = options,
+                                     .info = info,
+                                     .err = err,
+                                     .code = ERR_OK};
+    /* A tensor makes at most two weights (a tied table and matrix) or one vector. */
+    *store = (struct blocks_store){.be = be, .n_weight_max = 2 * n};
+    for (int i = 0; i < n; i++) {
+        const struct safetensors_entry *const entry = tensors_at(tensors, i);
+        loader->bytes_total += entry->bytes;
+        if (entry->n_dim == 1) {
+            store->n_vector_max += (entry->n_elem + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+        }
+    }
+    loader->taken = calloc((size_t)n + 1, sizeof *loader->taken);
+    store->weight = calloc((size_t)store->n_weight_max + 1, sizeof(struct weight *));
+    if (loader->taken == NULL || store->weight == NULL) {
+        loader->code = err_set(err, ERR_MEMORY, "model: no memory for a list of %d weights", n);
+        return;
+    }
+    const size_t bytes = (size_t)store->n_vector_max * sizeof(float);
+    void *vector = NULL;
+    loader->code = be->op->buffer_new(be, &vector, bytes, "biases and norms", err);
+    store->vector = vector;
+    info->weight_bytes += bytes;
+}
+
+enum err_code blocks_end(struct blocks_loader *loader)
+{
+    for (int i = 0; loader->code == ERR_OK && i < tensors_n(loader->tensors); i++) {
+        if (!loader->taken[i]) {
+            const struct safetensors_entry *const entry = tensors_at(loader->tensors, i);
+            loader->code =
+                err_set(loader->err, ERR_FORMAT,
+                        "%s: tensor %s is not part of the model that config.json describes",
+                        entry->path, entry->name);
+        }
+    }
+    free(loader->taken);
+    loader->taken = NULL;
+    return loader->code;
+}
+
+void blocks_close(struct blocks_store *store)
+{
+    for (int i = 0; i < store->n_weight; i++) {
+        store->be->op->weight_free(store->be, store->weight[i]);
+    }
+    free(store->weight);
+    if (store->vector != NULL) {
+        store->be->op->buffer_free(store->be, store->vector);
+    }
+    *store = (struct blocks_store){0};
+}
+
+/* ---- vectors ------------------------------------------------------------------------------ */
+
+/* Copies n host floats into the store's buffer. */
+static struct tensor store_vector(struct blocks_store *store, const float *host, int64_t n)
+{
+    const struct tensor vector = tensor_make(store->vector + store->n_vector, 1, n, DTYPE_F32);
+    store->n_vector += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    CHECK(store->n_vector <= store->n_vector_max);
+    store->be->op->upload(store->be, vector, host);
+    return vector;
+}
+
+static float *host_floats(struct blocks_loader *loader, int64_t n, const struct name *name)
+{
+    float *const host = loader->code == ERR_OK ? calloc((size_t)n, sizeof *host) : NULL;
+    if (host == NULL && loader->code == ERR_OK) {
+        loader->code = err_set(loader->err, ERR_MEMORY, "%s: no memory to load %lld values",
+                               name->text, (long long)n);
+    }
+    return host;
+}
+
+/* Reads the vector called name into host[n], and whether that worked. */
+static bool read_vector(struct blocks_loader *loader, float *host, int64_t n,
+                        const struct name *name)
+{
+    const struct safetensors_entry *const entry = take(loader, name, &n, 1);
+    if (entry == NULL) {
+        return false;
+    }
+    tensors_widen(host, entry);
+    return true;
+}
+
+static void load_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+                        const struct name *name)
+{
+    float *const host = host_floats(loader, n, name);
+    if (host != NULL && read_vector(loader, host, n, name)) {
+        *vector = store_vector(loader->store, host, n);
+    }
+    free(host);
+}
+
+void blocks_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+                   const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    load_vector(loader, vector, n, &name);
+}
+
+void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t n,
+                 const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct name weight = name_join(&name, "weight");
+    const struct name bias = name_join(&name, "bias");
+    load_vector(loader, &norm->gamma, n, &weight);
+    load_vector(loader, &norm->beta, n, &bias);
+}
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+/* Refuses what the backend cannot hold before the system kills us for it. */
+static bool fits(struct blocks_loader *loader, const struct tensor *host,
+                 const struct weight_desc *desc, const char *name)
+{
+    const struct model_info *const info = loader->info;
+    const size_t limit = loader->store->be->memory_bytes;
+    const size_t used = info->weight_bytes + info->value_bytes;
+    const size_t bytes = (size_t)host->rows * (size_t)host->cols * dtype_bytes(desc->dtype);
+    if (limit == 0 || desc->placement == PLACEMENT_MMAP ||
+        (used <= limit && bytes <= limit - used)) {
+        return true;
+    }
+    loader->code = err_set(loader->err, ERR_MEMORY,
+                           "%s: its %zu bytes do not fit: %zu of %zu usable bytes are taken; use a "
+                           "machine with more memory, bf16 weights, or memory-mapped value tables",
+                           name, bytes, used, limit);
+    return false;
+}
+
+/* Hands host to the backend; bytes is where the weight is counted. */
+static const struct weight *make_weight(struct blocks_loader *loader, const struct tensor *host,
+                                        const struct weight_desc *desc, const char *name,
+                                        size_t *bytes)
+{
+    struct blocks_store *const store = loader->store;
+    struct weight *weight = NULL;
+    if (!fits(loader, host, desc, name)) {
+        return NULL;
+    }
+    loader->code = store->be->op->weight_new(store->be, &weight, host, desc, name, loader->err);
+    if (loader->code != ERR_OK) {
+        return NULL;
+    }
+    CHECK(store->n_weight < store->n_weight_max);
+    store->weight[store->n_weight++] = weight;
+    *bytes += desc->placement == PLACEMENT_MMAP ? 0 : store->be->op->weight_bytes(weight);
+    report_progress(loader);
+    return weight;
+}
+
+static struct weight_desc matrix_desc(const struct blocks_loader *loader)
+{
+    return (struct weight_desc){WEIGHT_MATRIX, loader->info->dtype, PLACEMENT_DEVICE, 1};
+}
+
+static void load_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                        int64_t cols, const struct name *name)
+{
+    const int64_t dim[2] = {rows, cols};
+    const struct safetensors_entry *const entry = take(loader, name, dim, 2);
+    if (entry == NULL) {
+        return;
+    }
+    const struct tensor host = tensors_view(entry, rows, cols);
+    const struct weight_desc desc = matrix_desc(loader);
+    *weight = make_weight(loader, &host, &desc, name->text, &loader->info->weight_bytes);
+    tensors_release(entry);
+}
+
+void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                   int64_t cols, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    load_matrix(loader, weight, rows, cols, &name);
+}
+
+void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                   int64_t n_in, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct name weight = name_join(&name, "weight");
+    const struct name bias = name_join(&name, "bias");
+    load_matrix(loader, &linear->weight, n_out, n_in, &weight);
+    load_vector(loader, &linear->bias, n_out, &bias);
+}
+
+void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,
+                         const char *const *part, int n_part, int64_t n_out, int64_t n_in,
+                         const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct safetensors_entry *entry[N_PART_MAX] = {NULL};
+    const int64_t rows = n_part * n_out;
+    const int64_t dim[2] = {n_out, n_in};
+    CHECK(n_part >= 1 && n_part <= N_PART_MAX);
+    for (int p = 0; p < n_part; p++) {
+        const struct name part_name = name_join(&name, part[p]);
+        const struct name weight_name = name_join(&part_name, "weight");
+        entry[p] = take(loader, &weight_name, dim, 2);
+    }
+    /* Widened to F32, which is exact, since the parts' types may differ. */
+    float *const matrix = host_floats(loader, rows * n_in, &name);
+    float *const bias = host_floats(loader, rows, &name);
+    for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
+        const struct name part_name = name_join(&name, part[p]);
+        const struct name bias_name = name_join(&part_name, "bias");
+        tensors_widen(matrix + p * n_out * n_in, entry[p]);
+        tensors_release(entry[p]);
+        (void)read_vector(loader, bias + p * n_out, n_out, &bias_name);
+    }
+    if (loader->code == ERR_OK) {
+        const struct tensor host = tensor_make(matrix, rows, n_in, DTYPE_F32);
+        const struct weight_desc desc = matrix_desc(loader);
+        linear->weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+        linear->bias = store_vector(loader->store, bias, rows);
+    }
+    free(matrix);
+    free(bias);
+}
+
+/* ---- memories ----------------------------------------------------------------------------- */
+
+/* Scales the rows of matrix and fills bias, which holds the projection's own, by the batch norm
+ * name.1. */
+static void fold_batch_norm(struct blocks_loader *loader, float *matrix, float *bias, int64_t n_out,
+                            int64_t n_in, const struct name *name)
+{
+    static const char *const part[4] = {"1.weight", "1.bias", "1.running_mean", "1.running_var"};
+    float *const norm = host_floats(loader, 4 * n_out, name);
+    for (int p = 0; p < 4; p++) {
+        const struct name part_name = name_join(name, part[p]);
+        (void)read_vector(loader, norm == NULL ? NULL : norm + p * n_out, n_out, &part_name);
+    }
+    for (int64_t r = 0; r < n_out && loader->code == ERR_OK; r++) {
+        const double gamma = (double)norm[r];
+        const double beta = (double)norm[n_out + r];
+        const double mean = (double)norm[2 * n_out + r];
+        const double var = (double)norm[3 * n_out + r];
+        if (!(var >= 0)) { /* also NaN */
+            loader->code = err_set(loader->err, ERR_NUMERICAL,
+                                   "tensor %s.1.running_var: element %lld is %g, but a variance is "
+                                   "never negative",
+                                   name->text, (long long)r, var);
+            break;
+        }
+        const double scale = gamma / sqrt(var + BATCH_NORM_EPS);
+        for (int64_t c = 0; c < n_in; c++) {
+            matrix[r * n_in + c] = (float)(scale * (double)matrix[r * n_in + c]);
+        }
+        bias[r] = (float)(scale * ((double)bias[r] - mean) + beta);
+    }
+    if (loader->code == ERR_OK) {
+        loader->info->n_param -= 2 * n_out; /* running statistics are no parameters */
+    }
+    free(norm);
+}
+
+void blocks_query(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                  int64_t n_in, bool has_bias, bool batch_norm, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct name weight_name = name_join(&name, "0.weight");
+    const struct name bias_name = name_join(&name, "0.bias");
+    const int64_t dim[2] = {n_out, n_in};
+    const struct safetensors_entry *const entry = take(loader, &weight_name, dim, 2);
+    float *const matrix = host_floats(loader, n_out * n_in, &name);
+    float *const bias = host_floats(loader, n_out, &name); /* zero where there is none */
+    if (loader->code == ERR_OK) {
+        tensors_widen(matrix, entry);
+        tensors_release(entry);
+    }
+    if (has_bias) {
+        (void)read_vector(loader, bias, n_out, &bias_name);
+    }
+    if (batch_norm) {
+        fold_batch_norm(loader, matrix, bias, n_out, n_in, &name);
+    }
+    if (loader->code == ERR_OK) {
+        const struct tensor host = tensor_make(matrix, n_out, n_in, DTYPE_F32);
+        const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
+        linear->weight =
+            make_weight(loader, &host, &desc, weight_name.text, &loader->info->weight_bytes);
+        if (has_bias || batch_norm) {
+            linear->bias = store_vector(loader->store, bias, n_out);
+        }
+    }
+    free(matrix);
+    free(bias);
+}
+
+void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
+                 const struct pkm_shape *shape, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const bool product = shape->kind == PKM_PRODUCT;
+    const int64_t product_dim[4] = {shape->n_head, 2, shape->n_key, shape->d_key / 2};
+    const int64_t flat_dim[3] = {shape->n_head, shape->n_key, shape->d_key};
+    const struct safetensors_entry *const entry =
+        take(loader, &name, product ? product_dim : flat_dim, product ? 4 : 3);
+    if (entry == NULL) {
+        return;
+    }
+    const int n_group = product ? 2 * shape->n_head : shape->n_head;
+    const struct tensor host = tensors_view(entry, (int64_t)n_group * shape->n_key,
+                                            product ? shape->d_key / 2 : shape->d_key);
+    const struct weight_desc desc = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, n_group};
+    *weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+    tensors_release(entry);
+}
+
+static const struct safetensors_entry *load_table(struct blocks_loader *loader,
+                                                  const struct weight **weight, int64_t rows,
+                                                  int64_t cols, const struct name *name,
+                                                  size_t *bytes)
+{
+    const int64_t dim[2] = {rows, cols};
+    const struct safetensors_entry *const entry = take(loader, name, dim, 2);
+    if (entry == NULL) {
+        return NULL;
+    }
+    const struct tensor host = tensors_view(entry, rows, cols);
+    const enum dtype dtype = host.dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    const struct weight_desc desc = {WEIGHT_TABLE, dtype, loader->options->value_placement, 1};
+    *weight = make_weight(loader, &host, &desc, name->text, bytes);
+    if (desc.placement != PLACEMENT_MMAP) {
+        tensors_release(entry);
+    }
+    return entry;
+}
+
+void blocks_table(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                  int64_t cols, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    (void)load_table(loader, weight, rows, cols, &name, &loader->info->weight_bytes);
+}
+
+void blocks_values(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                   int64_t cols, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    if (load_table(loader, weight, rows, cols, &name, &loader->info->value_bytes) != NULL) {
+        loader->info->n_param_memory += rows * cols;
+    }
+}
+
+/* ---- workspace ---------------------------------------------------------------------------- */
+
+size_t blocks_mul(size_t a, size_t b)
+{
+    size_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+}
+
+struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_t cols,
+                                enum dtype dtype)
+{
+    CHECK(rows >= 0 && cols >= 0);
+    const size_t offset = arena->used;
+    char *const data = arena->base == NULL ? NULL : arena->base + offset;
+    const size_t bytes = blocks_mul(blocks_mul((size_t)rows, (size_t)cols), dtype_bytes(dtype));
+    const size_t padded = bytes > SIZE_MAX - 63 ? SIZE_MAX : (bytes + 63) / 64 * 64;
+    if (__builtin_add_overflow(arena->used, padded, &arena->used)) {
+        arena->used = SIZE_MAX;
+    }
+    return tensor_make(data, rows, cols, dtype);
+}

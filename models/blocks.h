@@ -1,0 +1,105 @@
+/* What families share: taking checked tensors into backend weights, and laying out workspace.
+ *
+ * A family's binding table is a list of blocks_* calls between blocks_begin and blocks_end. The
+ * loader is sticky: after the first failure the calls that follow do nothing, and blocks_end
+ * reports it. blocks_end also refuses tensors that no call has taken, so a model directory holds
+ * exactly what the family reads. Names are printf formats; a linear layer's or norm's name is the
+ * part before ".weight" and ".bias".
+ *
+ * Everything made is owned by one struct blocks_store, which the family closes once. */
+#ifndef MODELS_BLOCKS_H
+#define MODELS_BLOCKS_H
+
+#include "models/model.h"
+#include "models/tensors.h"
+
+/* A linear layer, and a norm. Borrowed from the store. */
+struct blocks_linear {
+    const struct weight *weight; /* [n_out, n_in] */
+    struct tensor bias;          /* [1, n_out]; data NULL = none */
+};
+
+struct blocks_norm {
+    struct tensor gamma, beta; /* [1, d] */
+};
+
+/* Owner of all weights and vectors of a model. */
+struct blocks_store {
+    struct backend *be;     /* Borrowed */
+    struct weight **weight; /* Owner. [n_weight] of n_weight_max */
+    int n_weight, n_weight_max;
+    float *vector; /* Owner: one buffer for all vectors. [n_vector] of n_vector_max floats used */
+    int64_t n_vector, n_vector_max;
+};
+
+struct blocks_loader {
+    struct blocks_store *store; /* Borrowed, as are all below */
+    const struct tensors *tensors;
+    const struct model_options *options;
+    struct model_info *info; /* its dtype is read; parameters and bytes are counted into it */
+    struct err *err;
+    enum err_code code; /* the first failure */
+    bool *taken;        /* Owner. [tensors_n] */
+    size_t bytes_taken, bytes_total;
+};
+
+void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, struct backend *be,
+                  const struct tensors *tensors, const struct model_options *options,
+                  struct model_info *info, struct err *err);
+enum err_code blocks_end(struct blocks_loader *loader);
+void blocks_close(struct blocks_store *store); /* a zeroed store is fine */
+
+/* [n] → vector. */
+void blocks_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+                   const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* name.weight, name.bias, both [n]. */
+void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t n,
+                 const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* [rows, cols] → a packed matrix of info->dtype. */
+void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                   int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* name.weight [n_out, n_in], name.bias [n_out]. */
+void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                   int64_t n_in, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* n_part linear layers name.<part[p]> with the same input, as one: the outputs of part 0, then of
+ * part 1, ... Each [n_out, n_in]. */
+void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,
+                         const char *const *part, int n_part, int64_t n_out, int64_t n_in,
+                         const char *format, ...) __attribute__((format(printf, 7, 8)));
+
+/* A memory's query projection, name.0.weight [n_out, n_in], with name.0.bias if has_bias. If
+ * batch_norm, the normalisation name.1.{weight,bias,running_mean,running_var} that follows it is
+ * folded into it, in double: W' = s·W, b' = s·(b - mean) + beta with s = gamma / sqrt(var + 1e-5).
+ * Stays F32 whatever info->dtype is: it decides which slots are read, and is small. */
+void blocks_query(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                  int64_t n_in, bool has_bias, bool batch_norm, const char *format, ...)
+    __attribute__((format(printf, 7, 8)));
+/* A memory's keys: product [n_head, 2, n_key, d_key/2], flat [n_head, n_key, d_key]. */
+void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
+                 const struct pkm_shape *shape, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* [rows, cols] → a table that is read by rows, copied or in place as options->value_placement
+ * says. It keeps the file's precision in every placement (so all placements give the same bits). */
+void blocks_table(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                  int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* The same, counted as a memory's values. */
+void blocks_values(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                   int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+/* ---- workspace ---------------------------------------------------------------------------- */
+
+/* Lays tensors out in one buffer, each 64-byte aligned. With base NULL it only counts, so the same
+ * code computes the size and the addresses. */
+struct blocks_arena {
+    char *base;
+    size_t used; /* SIZE_MAX once it overflowed: no buffer is that large */
+};
+
+struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_t cols,
+                                enum dtype dtype);
+
+/* a · b, or SIZE_MAX if that overflows. */
+size_t blocks_mul(size_t a, size_t b);
+
+#endif

@@ -1,0 +1,48 @@
+/* config.json, read and validated. model_open reads it once; families see only this struct, in
+ * which every number is within its bounds and no field contradicts another, so that sizes computed
+ * from it in 64 bits do not overflow. The fields and their bounds are tabled in config.c and
+ * explained in models/README.md. */
+#ifndef MODELS_CONFIG_H
+#define MODELS_CONFIG_H
+
+#include "models/model.h"
+
+enum {
+    CONFIG_BYTES_MAX = 1 << 20, /* of config.json */
+    CONFIG_VOCAB_MAX = 1 << 24,
+    CONFIG_WIDTH_MAX = 1 << 16, /* d_model, d_key */
+    CONFIG_FF_MAX = 1 << 20,
+    CONFIG_LAYER_MAX = 1024,
+    CONFIG_HEAD_MAX = 1024,
+    CONFIG_POSITION_MAX = 1 << 20,
+    CONFIG_KEY_MAX = 1 << 24,
+};
+
+struct config_memory {
+    struct memory_info info;
+    bool query_batch_norm; /* running statistics follow the query projection: folded at load */
+    bool query_bias;
+};
+
+struct config {
+    const struct model_family *family; /* what model_type names */
+    int n_vocab, d_model, n_layer, n_head, d_ff, context;
+    enum act act;
+    float norm_eps;
+    bool tie_output;                    /* the output matrix is embeddings.weight */
+    int bos_id, eos_id, pad_id, unk_id; /* -1 = none */
+    bool add_bos;
+    int n_lang; /* 0 = no language embeddings */
+    char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];
+    int n_memory;
+    struct config_memory memory[MODEL_MEMORY_MAX]; /* in order of execution */
+};
+
+/* Reads dir/config.json. */
+enum err_code config_read(struct config *config, const char *dir, struct err *err);
+
+/* Reads a configuration from memory; path is only named in errors. */
+enum err_code config_parse(struct config *config, const char *text, size_t bytes, const char *path,
+                           struct err *err);
+
+#endif

@@ -1,0 +1,20 @@
+/* Reads a JSON object from a file or from memory, with every bound stated. config.c, tensors.c and
+ * safetensors.c call it; what comes back is syntax only, its meaning is theirs to check. */
+#ifndef MODELS_JSON_FILE_H
+#define MODELS_JSON_FILE_H
+
+#include "kernels/err.h"
+
+#include <jansson.h>
+#include <stddef.h>
+
+/* Reads path, at most bytes_max bytes of it (a larger file is an error). Owner of *root: the
+ * caller, by json_decref. */
+enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, struct err *err);
+
+/* The same for text of the given length; path is only named in errors. Duplicate keys, text after
+ * the object and anything that is no object are errors. */
+enum err_code json_file_parse(json_t **root, const char *text, size_t bytes, const char *path,
+                              struct err *err);
+
+#endif

@@ -1,0 +1,160 @@
+/* Opens a model directory and hands the work to its family: see model.h. */
+#include "models/config.h"
+#include "models/model.h"
+#include "models/tensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct model {
+    const struct model_family *family;
+    void *self;              /* Owner: the family's own struct */
+    struct tensors *tensors; /* Owner: open while tables are read in place; else NULL */
+    struct model_info info;
+    bool reserved;
+};
+
+static void fill_info(struct model_info *info, const struct config *config)
+{
+    (void)snprintf(info->family, sizeof info->family, "%s", config->family->name);
+    info->n_vocab = config->n_vocab;
+    info->d_model = config->d_model;
+    info->n_layer = config->n_layer;
+    info->n_head = config->n_head;
+    info->d_ff = config->d_ff;
+    info->context = config->context;
+    info->act = config->act;
+    info->tie_output = config->tie_output;
+    info->bos_id = config->bos_id;
+    info->eos_id = config->eos_id;
+    info->pad_id = config->pad_id;
+    info->unk_id = config->unk_id;
+    info->add_bos = config->add_bos;
+    info->n_lang = config->n_lang;
+    memcpy(info->lang, config->lang, sizeof info->lang);
+    info->n_memory = config->n_memory;
+    for (int m = 0; m < config->n_memory; m++) {
+        info->memory[m] = config->memory[m].info;
+    }
+}
+
+/* The dtype to compute with. F16 files are computed in F32: the CPU has no F16 products that
+ * accumulate in F32, and BF16 would lose three of their bits. */
+static enum err_code choose_dtype(struct model_info *info, const char *wanted, struct err *err)
+{
+    if (strcmp(wanted, "auto") == 0) {
+        info->dtype = info->file_dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    } else if (strcmp(wanted, "f32") == 0) {
+        info->dtype = DTYPE_F32;
+    } else if (strcmp(wanted, "bf16") == 0) {
+        info->dtype = DTYPE_BF16;
+    } else {
+        return err_set(err, ERR_ARGUMENT, "dtype: %.40s is unknown; use auto, f32 or bf16", wanted);
+    }
+    return ERR_OK;
+}
+
+static enum err_code open_parts(struct model *model, struct config *config, struct backend *be,
+                                const char *dir, const struct model_options *options,
+                                struct err *err)
+{
+    enum err_code code = config_read(config, dir, err);
+    if (code == ERR_OK) {
+        code = tensors_open(&model->tensors, dir, err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    if (options->progress != NULL) {
+        options->progress(options->progress_ctx, "map", 1.0);
+    }
+    fill_info(&model->info, config);
+    model->info.file_dtype = tensors_main_dtype(model->tensors);
+    code = choose_dtype(&model->info, options->dtype, err);
+    if (code == ERR_OK && options->check) {
+        code = tensors_check(model->tensors, options, err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    model->family = config->family;
+    return model->family->open(&model->self, be, config, model->tensors, options, &model->info,
+                               err);
+}
+
+enum err_code model_open(struct model **model, struct backend *be, const char *dir,
+                         const struct model_options *options, struct err *err)
+{
+    *model = NULL;
+    enum err_code code = ERR_OK;
+    struct model *const made = calloc(1, sizeof *made);
+    struct config *const config = calloc(1, sizeof *config);
+    if (made == NULL || config == NULL) {
+        code = err_set(err, ERR_MEMORY, "%s: no memory to open it", dir);
+        goto done;
+    }
+    code = open_parts(made, config, be, dir, options, err);
+    if (code == ERR_OK && options->value_placement != PLACEMENT_MMAP) {
+        tensors_close(made->tensors);
+        made->tensors = NULL;
+    }
+done:
+    free(config);
+    if (code != ERR_OK) {
+        model_close(made);
+        return code;
+    }
+    *model = made;
+    return ERR_OK;
+}
+
+void model_close(struct model *model)
+{
+    if (model == NULL) {
+        return;
+    }
+    if (model->self != NULL) {
+        model->family->close(model->self);
+    }
+    tensors_close(model->tensors);
+    free(model);
+}
+
+const struct model_info *model_info(const struct model *model)
+{
+    return &model->info;
+}
+
+size_t model_page_bytes(const struct model *model)
+{
+    return model->family->page_bytes(model->self);
+}
+
+size_t model_workspace_bytes(const struct model *model, const struct step_limits *limits)
+{
+    return model->family->workspace_bytes(model->self, limits);
+}
+
+enum err_code model_reserve(struct model *model, const struct step_limits *limits, int n_page,
+                            struct err *err)
+{
+    CHECK(!model->reserved);
+    CHECK(limits->n_tok_max >= 1 && limits->n_out_max >= 0 && n_page >= 1);
+    const enum err_code code = model->family->reserve(model->self, limits, n_page, err);
+    model->reserved = code == ERR_OK;
+    return code;
+}
+
+void model_forward(struct model *model, struct step *step, const struct model_tap *tap)
+{
+    CHECK(model->reserved);
+    model->family->forward(model->self, step, tap);
+}
+
+void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
+                       struct tensor *shares)
+{
+    CHECK(model->reserved && m >= 0 && m < model->info.n_memory);
+    model->family->memory_hits(model->self, m, n_tok, slots, shares);
+}

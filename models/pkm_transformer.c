@@ -1,0 +1,392 @@
+/* The XLM / PKM family: a causal post-norm transformer whose feed-forward networks may be replaced
+ * by product-key memories (Lample et al. 2019, "Large Memory Layers with Product Keys"), or
+ * followed by them.
+ *
+ *   x[t] = LN(tokens[id] + positions[t] (+ languages[lang]))
+ *   per layer:  x = LN1(x + attention(x))
+ *               x = LN2(x + (ffn or "in" memory)(x))
+ *               x = x + "after" memory(x)                     if there is one
+ *   logits[t] = W_out·x[t] + b_out                            no norm before it
+ *
+ * The file reads top down: parameters, binding table, workspace, forward. */
+#include "models/blocks.h"
+#include "models/config.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- parameters --------------------------------------------------------------------------- */
+
+struct memory {
+    int index; /* in model_info.memory */
+    struct pkm_shape shape;
+    struct blocks_linear query;  /* [n_head·d_key, d_model], batch norm folded in */
+    const struct weight *keys;   /* [n_head·2·n_key, d_key/2]; flat: [n_head·n_key, d_key] */
+    const struct weight *values; /* [n_slot, d_model] */
+    struct tensor slots, shares; /* [n_tok_max, n_head·k_top]; kept until the next step */
+};
+
+struct layer {
+    struct blocks_linear qkv; /* [3·d_model, d_model]: queries, keys, values */
+    struct blocks_linear out; /* [d_model, d_model] */
+    struct blocks_norm norm1, norm2;
+    struct blocks_linear up, down;  /* [d_ff, d_model], [d_model, d_ff]; unless memory_in */
+    struct memory *in, *after;      /* Borrowed; NULL = none */
+    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_model] */
+};
+
+/* Views of the workspace buffer, as long as the largest step. */
+struct scratch {
+    struct tensor x;      /* [n_tok, d_model] the residual stream */
+    struct tensor y, z;   /* [n_tok, d_model] */
+    struct tensor qkv;    /* [n_tok, 3·d_model]   these three */
+    struct tensor ff;     /* [n_tok, d_ff]        share one */
+    struct tensor query;  /* [n_tok, widest]      place */
+    struct tensor out;    /* [n_chunk, d_model] the rows whose logits are wanted */
+    struct tensor logits; /* [n_chunk, n_vocab] */
+};
+
+struct pkm_transformer {
+    struct backend *be; /* Borrowed */
+    struct blocks_store store;
+    int n_vocab, d_model, n_layer, n_head, d_ff;
+    enum act act;
+    float norm_eps;
+    const struct weight *tok, *pos, *lang; /* [n_vocab | context | n_lang, d_model]; lang or NULL */
+    struct blocks_norm norm_emb;
+    struct layer *layer; /* Owner. [n_layer] */
+    int n_memory;
+    struct memory memory[MODEL_MEMORY_MAX];
+    struct blocks_linear head; /* [n_vocab, d_model] */
+    struct scratch scratch;
+    void *workspace; /* Owner */
+    void *cache;     /* Owner: all layers' pages */
+};
+
+/* ---- binding table ------------------------------------------------------------------------ */
+
+static void bind_memory(struct blocks_loader *loader, struct memory *memory,
+                        const struct config_memory *config, int64_t d_model)
+{
+    const struct memory_info *const info = &config->info;
+    const char *const place = info->after ? "after" : "in";
+    const int64_t d_query = (int64_t)info->shape.n_head * info->shape.d_key;
+    memory->shape = info->shape;
+    blocks_keys(loader, &memory->keys, &info->shape, "memories.%d_%s.keys", info->layer, place);
+    blocks_values(loader, &memory->values, info->n_slot, d_model, "memories.%d_%s.values.weight",
+                  info->layer, place);
+    blocks_query(loader, &memory->query, d_query, d_model, config->query_bias,
+                 config->query_batch_norm, "memories.%d_%s.query_proj.query_mlps", info->layer,
+                 place);
+}
+
+static void bind_layer(struct blocks_loader *loader, const struct pkm_transformer *model, int i)
+{
+    static const char *const qkv[] = {"q_lin", "k_lin", "v_lin"};
+    struct layer *const layer = &model->layer[i];
+    const int64_t d = model->d_model;
+    blocks_linear_stack(loader, &layer->qkv, qkv, 3, d, d, "attentions.%d", i);
+    blocks_linear(loader, &layer->out, d, d, "attentions.%d.out_lin", i);
+    blocks_norm(loader, &layer->norm1, d, "layer_norm1.%d", i);
+    if (layer->in == NULL) {
+        blocks_linear(loader, &layer->up, model->d_ff, d, "ffns.%d.lin1", i);
+        blocks_linear(loader, &layer->down, d, model->d_ff, "ffns.%d.lin2", i);
+    }
+    blocks_norm(loader, &layer->norm2, d, "layer_norm2.%d", i);
+}
+
+static void bind_model(struct blocks_loader *loader, struct pkm_transformer *model,
+                       const struct config *config)
+{
+    const int64_t d = model->d_model;
+    blocks_table(loader, &model->tok, model->n_vocab, d, "embeddings.weight");
+    blocks_table(loader, &model->pos, config->context, d, "position_embeddings.weight");
+    if (config->n_lang > 0) {
+        blocks_table(loader, &model->lang, config->n_lang, d, "lang_embeddings.weight");
+    }
+    blocks_norm(loader, &model->norm_emb, d, "layer_norm_emb");
+    for (int m = 0; m < model->n_memory; m++) {
+        bind_memory(loader, &model->memory[m], &config->memory[m], d);
+    }
+    for (int i = 0; i < model->n_layer; i++) {
+        bind_layer(loader, model, i);
+    }
+    blocks_matrix(loader, &model->head.weight, model->n_vocab, d,
+                  config->tie_output ? "embeddings.weight" : "pred_layer.proj.weight");
+    blocks_vector(loader, &model->head.bias, model->n_vocab, "pred_layer.proj.bias");
+}
+
+static void pkm_transformer_close(void *self)
+{
+    struct pkm_transformer *const model = self;
+    blocks_close(&model->store);
+    if (model->workspace != NULL) {
+        model->be->op->buffer_free(model->be, model->workspace);
+    }
+    if (model->cache != NULL) {
+        model->be->op->buffer_free(model->be, model->cache);
+    }
+    free(model->layer);
+    free(model);
+}
+
+static enum err_code pkm_transformer_open(void **self, struct backend *be,
+                                          const struct config *config,
+                                          const struct tensors *tensors,
+                                          const struct model_options *options,
+                                          struct model_info *info, struct err *err)
+{
+    *self = NULL;
+    struct pkm_transformer *const model = calloc(1, sizeof *model);
+    struct layer *const layer = calloc((size_t)config->n_layer, sizeof *layer);
+    if (model == NULL || layer == NULL) {
+        free(model);
+        free(layer);
+        return err_set(err, ERR_MEMORY, "model: no memory for its %d layers", config->n_layer);
+    }
+    *model = (struct pkm_transformer){.be = be,
+                                      .n_vocab = config->n_vocab,
+                                      .d_model = config->d_model,
+                                      .n_layer = config->n_layer,
+                                      .n_head = config->n_head,
+                                      .d_ff = config->d_ff,
+                                      .act = config->act,
+                                      .norm_eps = config->norm_eps,
+                                      .layer = layer,
+                                      .n_memory = config->n_memory};
+    for (int m = 0; m < config->n_memory; m++) {
+        const struct memory_info *const memory = &config->memory[m].info;
+        struct layer *const at = &layer[memory->layer];
+        *(memory->after ? &at->after : &at->in) = &model->memory[m];
+        model->memory[m].index = m;
+    }
+    struct blocks_loader loader;
+    blocks_begin(&loader, &model->store, be, tensors, options, info, err);
+    bind_model(&loader, model, config);
+    const enum err_code code = blocks_end(&loader);
+    if (code != ERR_OK) {
+        pkm_transformer_close(model);
+        return code;
+    }
+    *self = model;
+    return ERR_OK;
+}
+
+/* ---- workspace ---------------------------------------------------------------------------- */
+
+enum { LOGITS_BYTES_MAX = 32 << 20 };
+
+/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
+static int64_t chunk_rows(const struct pkm_transformer *model, const struct step_limits *limits)
+{
+    const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * model->n_vocab);
+    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
+    return wanted < 1 ? 1 : wanted;
+}
+
+static int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Lays out all activations at base and returns their size; with base NULL it only counts. Slots
+ * and shares have a place per memory, since model_memory_hits reads them after the step. */
+static size_t lay_out(struct pkm_transformer *model, const struct step_limits *limits, void *base)
+{
+    struct scratch *const s = &model->scratch;
+    struct blocks_arena arena = {.base = base};
+    const int64_t n_tok = limits->n_tok_max;
+    const int64_t d = model->d_model;
+    int64_t wide = max_i64(3 * d, model->d_ff);
+    for (int m = 0; m < model->n_memory; m++) {
+        struct memory *const memory = &model->memory[m];
+        const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
+        memory->slots = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_I32);
+        memory->shares = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_F32);
+        wide = max_i64(wide, (int64_t)memory->shape.n_head * memory->shape.d_key);
+    }
+    s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->z = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->query = blocks_arena_take(&arena, n_tok, wide, DTYPE_F32);
+    s->qkv = tensor_make(s->query.data, n_tok, 3 * d, DTYPE_F32);
+    s->ff = tensor_make(s->query.data, n_tok, model->d_ff, DTYPE_F32);
+    const int64_t n_chunk = chunk_rows(model, limits);
+    s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
+    s->logits = blocks_arena_take(&arena, n_chunk, model->n_vocab, DTYPE_F32);
+    return arena.used;
+}
+
+static size_t pkm_transformer_workspace_bytes(const void *self, const struct step_limits *limits)
+{
+    struct pkm_transformer copy = *(const struct pkm_transformer *)self;
+    return lay_out(&copy, limits, NULL);
+}
+
+static size_t pkm_transformer_page_bytes(const void *self)
+{
+    const struct pkm_transformer *const model = self;
+    const size_t row_bytes = (size_t)model->d_model * sizeof(float);
+    return (size_t)model->n_layer * 2 * KV_PAGE * row_bytes;
+}
+
+static enum err_code pkm_transformer_reserve(void *self, const struct step_limits *limits,
+                                             int n_page, struct err *err)
+{
+    struct pkm_transformer *const model = self;
+    const struct backend_ops *const op = model->be->op;
+    const size_t cache_bytes = blocks_mul(pkm_transformer_page_bytes(self), (size_t)n_page);
+    enum err_code code = op->buffer_new(model->be, &model->workspace, lay_out(model, limits, NULL),
+                                        "activations", err);
+    if (code == ERR_OK) {
+        code = op->buffer_new(model->be, &model->cache, cache_bytes, "key/value cache", err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    (void)lay_out(model, limits, model->workspace);
+    struct blocks_arena arena = {.base = model->cache};
+    for (int i = 0; i < model->n_layer; i++) {
+        const int64_t page_cols = (int64_t)KV_PAGE * model->d_model;
+        model->layer[i].k_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+        model->layer[i].v_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+    }
+    CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
+    return ERR_OK;
+}
+
+/* ---- forward ------------------------------------------------------------------------------ */
+
+static const struct tensor NO_TENSOR = {.data = NULL};
+
+static void see(const struct model_tap *tap, const char *name, int layer, const struct tensor *t)
+{
+    if (tap != NULL) {
+        tap->see(tap->ctx, name, layer, t);
+    }
+}
+
+/* The views of the step's n_tok rows. */
+static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
+{
+    struct scratch s = *full;
+    s.x.rows = s.y.rows = s.z.rows = s.qkv.rows = s.ff.rows = s.query.rows = n_tok;
+    return s;
+}
+
+/* s->x = LN1(s->x + attention(s->x)) */
+static void attend(const struct pkm_transformer *model, const struct layer *layer,
+                   const struct scratch *s, const struct step *step)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    const int64_t d = model->d_model;
+    const int n_head = model->n_head;
+    const float scale = 1.0f / sqrtf((float)(d / n_head));
+    const struct tensor q = tensor_cols(s->qkv, 0, d);
+    const struct tensor k = tensor_cols(s->qkv, d, d);
+    const struct tensor v = tensor_cols(s->qkv, 2 * d, d);
+    op->linear(be, s->qkv, s->x, layer->qkv.weight, layer->qkv.bias, ACT_NONE);
+    op->kv_store(be, layer->k_pages, layer->v_pages, k, v, step, n_head);
+    op->attention(be, s->y, q, layer->k_pages, layer->v_pages, step, n_head, scale);
+    op->linear(be, s->z, s->y, layer->out.weight, layer->out.bias, ACT_NONE);
+    op->add_norm(be, s->x, s->x, s->z, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
+}
+
+/* y = residual + memory(s->x); residual may be NO_TENSOR. */
+static void remember(const struct pkm_transformer *model, const struct memory *memory,
+                     struct tensor y, struct tensor residual, const struct scratch *s,
+                     const struct model_tap *tap)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    const int64_t d_query = (int64_t)memory->shape.n_head * memory->shape.d_key;
+    const struct tensor query = tensor_make(s->query.data, s->x.rows, d_query, DTYPE_F32);
+    const struct tensor slots = tensor_head(memory->slots, s->x.rows);
+    const struct tensor shares = tensor_head(memory->shares, s->x.rows);
+    op->linear(be, query, s->x, memory->query.weight, memory->query.bias, ACT_NONE);
+    op->pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
+    if (tap != NULL) { /* the output without the residual is computed for the tap alone */
+        op->pkm_read(be, s->z, NO_TENSOR, slots, shares, memory->values);
+        see(tap, "query", memory->index, &query);
+        see(tap, "slots", memory->index, &slots);
+        see(tap, "shares", memory->index, &shares);
+        see(tap, "memory_out", memory->index, &s->z);
+    }
+    op->pkm_read(be, y, residual, slots, shares, memory->values);
+}
+
+/* s->x = the layer's output */
+static void run_layer(const struct pkm_transformer *model, const struct layer *layer,
+                      const struct scratch *s, const struct step *step, const struct model_tap *tap)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    attend(model, layer, s, step);
+    if (layer->in != NULL) {
+        remember(model, layer->in, s->y, NO_TENSOR, s, tap);
+    } else {
+        op->linear(be, s->ff, s->x, layer->up.weight, layer->up.bias, model->act);
+        op->linear(be, s->y, s->ff, layer->down.weight, layer->down.bias, ACT_NONE);
+    }
+    op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+    if (layer->after != NULL) {
+        remember(model, layer->after, s->x, s->x, s, tap);
+    }
+}
+
+/* Logits, sampling and log-probabilities of the wanted rows, a chunk at a time. */
+static void run_head(const struct pkm_transformer *model, const struct scratch *s,
+                     struct step *step, const struct model_tap *tap)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    const int n_chunk = (int)s->logits.rows;
+    for (int first = 0; first < step->n_out; first += n_chunk) {
+        const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
+        const struct tensor out = tensor_head(s->out, n);
+        const struct tensor logits = tensor_head(s->logits, n);
+        op->gather(be, out, s->x, step, first);
+        op->linear(be, logits, out, model->head.weight, model->head.bias, ACT_NONE);
+        see(tap, "logits", first, &logits);
+        op->sample(be, logits, step, first);
+        op->logprobs(be, logits, step, first);
+    }
+}
+
+static void pkm_transformer_forward(void *self, struct step *step, const struct model_tap *tap)
+{
+    const struct pkm_transformer *const model = self;
+    struct backend *const be = model->be;
+    CHECK(step->n_tok <= model->scratch.x.rows);
+    const struct scratch s = scratch_head(&model->scratch, step->n_tok);
+    be->op->embed(be, s.x, step, model->tok, model->pos, model->lang);
+    be->op->norm(be, s.x, s.x, model->norm_emb.gamma, model->norm_emb.beta, model->norm_eps);
+    see(tap, "hidden", -1, &s.x);
+    for (int i = 0; i < model->n_layer; i++) {
+        run_layer(model, &model->layer[i], &s, step, tap);
+        see(tap, "hidden", i, &s.x);
+    }
+    run_head(model, &s, step, tap);
+}
+
+static void pkm_transformer_memory_hits(const void *self, int m, int n_tok, struct tensor *slots,
+                                        struct tensor *shares)
+{
+    const struct pkm_transformer *const model = self;
+    CHECK(n_tok <= model->scratch.x.rows);
+    *slots = tensor_head(model->memory[m].slots, n_tok);
+    *shares = tensor_head(model->memory[m].shares, n_tok);
+}
+
+extern const struct model_family pkm_transformer_family;
+const struct model_family pkm_transformer_family = {
+    .name = "pkm_transformer",
+    .open = pkm_transformer_open,
+    .close = pkm_transformer_close,
+    .page_bytes = pkm_transformer_page_bytes,
+    .workspace_bytes = pkm_transformer_workspace_bytes,
+    .reserve = pkm_transformer_reserve,
+    .forward = pkm_transformer_forward,
+    .memory_hits = pkm_transformer_memory_hits,
+};

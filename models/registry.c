@@ -1,0 +1,9 @@
+/* The model families of this build: one file and one line each. */
+#include "models/model.h"
+
+extern const struct model_family pkm_transformer_family;
+
+const struct model_family *const model_families[] = {
+    &pkm_transformer_family,
+    NULL,
+};

@@ -1,0 +1,44 @@
+/* All tensors of a model directory: model.safetensors, or the shards that
+ * model.safetensors.index.json names, mapped read-only and looked up by name.
+ *
+ * model_open opens them; families take their weights through blocks.h. Nothing is copied: an
+ * entry's data lies in the mapping, and pages that were packed can be handed back to the system.
+ *
+ * The files must not be changed or truncated while a model is open, as for every program that maps
+ * its weights: the system answers reads past a file's new end with SIGBUS. Replace a model by
+ * writing a new directory (or renaming new files into place), which leaves the mapping intact. */
+#ifndef MODELS_TENSORS_H
+#define MODELS_TENSORS_H
+
+#include "kernels/tensor.h"
+#include "models/model.h"
+#include "models/safetensors.h"
+
+struct tensors;
+
+/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16 or BF16 and
+ * starts at a multiple of its element size; any other is ERR_UNSUPPORTED and names the tensor. */
+enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err *err);
+void tensors_close(struct tensors *tensors); /* NULL is fine */
+
+/* Entries in ascending order of their names, which are distinct. */
+int tensors_n(const struct tensors *tensors);
+const struct safetensors_entry *tensors_at(const struct tensors *tensors, int index);
+/* The index of name, or -1. */
+int tensors_find(const struct tensors *tensors, const char *name);
+
+/* The entry's dtype, and its data as rows of cols columns (rows · cols = n_elem). */
+enum dtype tensors_dtype(const struct safetensors_entry *entry);
+struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, int64_t cols);
+/* Widens all elements to F32; exact for each of the three types. */
+void tensors_widen(float *out, const struct safetensors_entry *entry);
+/* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
+void tensors_release(const struct safetensors_entry *entry);
+
+/* The type of most bytes. */
+enum dtype tensors_main_dtype(const struct tensors *tensors);
+/* Reads every element; NaN or infinity is ERR_NUMERICAL and names the tensor and its index. */
+enum err_code tensors_check(const struct tensors *tensors, const struct model_options *options,
+                            struct err *err);
+
+#endif

@@ -1,0 +1,175 @@
+/* Runs a model's forward on any backend, for the tests of models/: a step is a list of pieces, each
+ * a run of tokens of one sequence; each sequence slot owns fixed pages of the cache. Header only,
+ * since each test is one program. Everything that goes wrong here fails the test that called. */
+#ifndef TESTS_MODELS_RUNNER_H
+#define TESTS_MODELS_RUNNER_H
+
+#include "models/model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = 512 / KV_PAGE };
+
+/* The backends and instruction sets that are tried; those this machine lacks are skipped. */
+static const char *const runner_backends[] = {"ref", "plain", "avx2", "avx512"};
+enum { RUNNER_N_BACKEND = 4 };
+
+/* Tokens first .. first+n-1 of the sequence ids, fed into slot. Results go to arrays indexed by
+ * position: NULL where they are not wanted. */
+struct piece {
+    int slot, lang;
+    const int32_t *ids;
+    int n_ids; /* the whole sequence: the target of position t is ids[t+1] where there is one */
+    int first, n;
+    float *logprob; /* [n_ids - 1] of ids[t+1] */
+    int32_t *drawn; /* [n_ids] the best token after position t */
+    float *drawn_logprob;
+    float *logits; /* [n_ids, n_vocab] */
+};
+
+struct runner {
+    struct backend *be;
+    struct model *model;
+    struct step *step;
+    const struct model_info *info;
+    struct model_tap extra; /* called besides the runner's own capture of the logits */
+    float *captured;        /* [RUNNER_TOK_MAX, n_vocab] logits of the last step */
+};
+
+/* False if this machine has no such backend. */
+static inline bool runner_open(struct runner *r, const char *backend, const char *dir,
+                               const struct model_options *options)
+{
+    struct err err = {0};
+    *r = (struct runner){0};
+    const enum err_code opened =
+        strcmp(backend, "ref") == 0 ? ref_open(&r->be, &err) : cpu_open(&r->be, backend, 2, &err);
+    if (opened == ERR_UNSUPPORTED) {
+        return false;
+    }
+    if (opened != ERR_OK || model_open(&r->model, r->be, dir, options, &err) != ERR_OK) {
+        fail_msg("%s: %s", backend, err.message);
+    }
+    r->info = model_info(r->model);
+    const struct step_limits limits = {.n_tok_max = RUNNER_TOK_MAX,
+                                       .n_seq_max = RUNNER_SEQ_MAX,
+                                       .n_page_max = RUNNER_PAGE_MAX,
+                                       .n_out_max = RUNNER_TOK_MAX,
+                                       .n_top_max = 1,
+                                       .n_adjust_max = 1,
+                                       .n_allow_max = 1,
+                                       .n_vocab = r->info->n_vocab};
+    if (model_reserve(r->model, &limits, RUNNER_SEQ_MAX * RUNNER_PAGE_MAX, &err) != ERR_OK ||
+        r->be->op->step_new(r->be, &r->step, &limits, &err) != ERR_OK) {
+        fail_msg("%s: %s", backend, err.message);
+    }
+    r->captured = calloc((size_t)RUNNER_TOK_MAX * (size_t)r->info->n_vocab, sizeof(float));
+    assert_non_null(r->captured);
+    return true;
+}
+
+static inline void runner_close(struct runner *r)
+{
+    free(r->captured);
+    if (r->step != NULL) {
+        r->be->op->step_free(r->be, r->step);
+    }
+    model_close(r->model);
+    backend_close(r->be);
+    *r = (struct runner){0};
+}
+
+static inline void runner_see(void *ctx, const char *name, int layer, const struct tensor *t)
+{
+    struct runner *const r = ctx;
+    if (strcmp(name, "logits") == 0) {
+        r->be->op->download(r->be, r->captured + (size_t)layer * (size_t)r->info->n_vocab, *t);
+    }
+    if (r->extra.see != NULL) {
+        r->extra.see(r->extra.ctx, name, layer, t);
+    }
+}
+
+/* Writes one piece's rows and outputs into the step. */
+static inline void runner_add(struct runner *r, const struct piece *piece)
+{
+    struct step *const s = r->step;
+    assert_true(s->n_seq < RUNNER_SEQ_MAX && s->n_tok + piece->n <= RUNNER_TOK_MAX);
+    for (int i = 0; i < RUNNER_PAGE_MAX; i++) { /* slots' pages interleave: order must not matter */
+        s->page[s->n_seq * RUNNER_PAGE_MAX + i] = i * RUNNER_SEQ_MAX + piece->slot;
+    }
+    for (int t = piece->first; t < piece->first + piece->n; t++) {
+        s->token[s->n_tok] = piece->ids[t];
+        s->pos[s->n_tok] = t;
+        s->lang[s->n_tok] = piece->lang;
+        s->out_row[s->n_out] = s->n_tok;
+        s->out_want[s->n_out] = OUT_SAMPLE | OUT_LOGPROB;
+        const bool has_target = t + 1 < piece->n_ids && piece->drawn_logprob == NULL;
+        s->target[s->n_out] = has_target ? piece->ids[t + 1] : TARGET_SAMPLED;
+        s->sample[s->n_out] = (struct sample_params){.top_p = 1, .repetition = 1};
+        s->n_tok++;
+        s->n_out++;
+    }
+    s->n_seq++;
+    s->seq_first[s->n_seq] = s->n_tok;
+}
+
+static inline void runner_read(const struct runner *r, const struct piece *piece, int row)
+{
+    const size_t n_vocab = (size_t)r->info->n_vocab;
+    for (int t = piece->first; t < piece->first + piece->n; t++, row++) {
+        if (piece->logprob != NULL && t + 1 < piece->n_ids) {
+            piece->logprob[t] = r->step->out_logprob[row];
+        }
+        if (piece->drawn != NULL) {
+            piece->drawn[t] = r->step->out_token[row];
+        }
+        if (piece->drawn_logprob != NULL) {
+            piece->drawn_logprob[t] = r->step->out_logprob[row];
+        }
+        if (piece->logits != NULL) {
+            memcpy(piece->logits + (size_t)t * n_vocab, r->captured + (size_t)row * n_vocab,
+                   n_vocab * sizeof(float));
+        }
+    }
+}
+
+/* One step of n_piece pieces. */
+static inline void runner_step(struct runner *r, const struct piece *piece, int n_piece)
+{
+    struct err err = {0};
+    const struct model_tap tap = {runner_see, r};
+    r->step->n_tok = r->step->n_seq = r->step->n_out = 0;
+    r->step->n_top = r->step->n_adjust = r->step->n_allow = 0;
+    r->step->seq_first[0] = 0;
+    for (int i = 0; i < n_piece; i++) {
+        runner_add(r, &piece[i]);
+    }
+    r->be->op->step_begin(r->be, r->step);
+    model_forward(r->model, r->step, &tap);
+    if (r->be->op->finish(r->be, r->step, &err) != ERR_OK) {
+        fail_msg("step: %s", err.message);
+    }
+    for (int i = 0, row = 0; i < n_piece; row += piece[i].n, i++) {
+        runner_read(r, &piece[i], row);
+    }
+}
+
+/* One sequence, in pieces of chunk tokens. */
+static inline void runner_chunks(struct runner *r, struct piece whole, int chunk)
+{
+    const int end = whole.first + whole.n;
+    for (struct piece p = whole; p.first < end; p.first += p.n) {
+        p.n = end - p.first < chunk ? end - p.first : chunk;
+        runner_step(r, &p, 1);
+    }
+}
+
+#endif
