@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turns an authors' checkpoint into a model directory that pkmserve serves.
 
-    python3 models/convert/convert.py SOURCE --output DIR [--from auto|xlm|all-attention|memory-layers]
-        [--vocab FILE] [--tokenizer FILE] [--dtype f32|bf16|f16] [--set KEY=VALUE ...]
+    python3 models/convert/convert.py SOURCE --output DIR [--vocab FILE] [--tokenizer FILE]
+        [--dtype f32|bf16|f16] [--from auto|xlm|all-attention|memory-layers] [--set KEY=VALUE ...]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -27,7 +27,7 @@ except ImportError:
 import safetensors_file
 import xlm
 import xlm_params
-from fault import Refused, one_line
+from fault import Refused, one_line, show
 from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
@@ -52,16 +52,17 @@ def setting(text):
 
 
 def arguments(argv):
-    parser = Parser(prog="convert.py", description="Turns an authors' checkpoint into a model directory.")
+    parser = Parser(prog="convert.py",
+                    description="Turns an authors' checkpoint into a model directory.")
     parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth)")
     parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
     parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
-    parser.add_argument("--vocab", metavar="FILE", help="words in the order of their ids, one a line")
+    parser.add_argument("--vocab", metavar="FILE", help="words, one a line, in the order of the ids")
     parser.add_argument("--tokenizer", metavar="FILE", help="SentencePiece model to put beside it")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
                         help="of matrices and tables; vectors stay f32 (default: f32)")
-    parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", action="append", type=setting,
-                        default=[], help="a parameter the checkpoint lacks")
+    parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", action="append", default=[],
+                        type=setting, help="a parameter the checkpoint lacks")
     return parser.parse_args(argv)
 
 
@@ -70,11 +71,12 @@ def open_source(path, family):
     if family in ("all-attention", "memory-layers"):
         raise Refused("--from %s is not supported yet by this version" % family)
     if os.path.isdir(path):
-        raise Refused("a directory: checkpoints of the memory-layers family are not supported yet by"
-                      " this version; an XLM checkpoint is one .pth file")
+        raise Refused("a directory: checkpoints of the memory-layers family are not supported yet"
+                      " by this version; an XLM checkpoint is one .pth file")
     file = TorchFile(path)
     if family == "auto" and not xlm.looks_like(file.root):
-        raise Refused("not an XLM checkpoint; the other families are not supported yet by this version")
+        raise Refused("not an XLM checkpoint; the other families are not supported yet by this"
+                      " version")
     return file
 
 
@@ -96,11 +98,13 @@ def vocabulary(path, words, n_vocab):
         raise Refused("dico_id2word is missing; give the words with --vocab FILE")
     for index, word in enumerate(words):
         if not word or any(c in word for c in "\n\r\0"):
-            raise Refused("dico_id2word: id %d: %s cannot be a line of vocab.txt" % (index, ascii(word)))
+            raise Refused("dico_id2word: id %d: %s cannot be a line of vocab.txt"
+                          % (index, show(word)))
     try:
         return "".join(word + "\n" for word in words).encode()
     except UnicodeEncodeError as fault:
-        raise Refused("dico_id2word: a word that is not Unicode text: %s" % ascii(fault.object[fault.start]))
+        raise Refused("dico_id2word: a word that is not Unicode text: %s"
+                      % ascii(fault.object[fault.start]))
 
 
 def write_synced(path, fill):
@@ -141,7 +145,8 @@ def check_place(output):
             raise Refused("--output %s exists and is not a directory" % output)
         others = sorted(set(os.listdir(output)) - WRITTEN)
         if others:
-            raise Refused("--output %s holds other files (%s); give a new directory" % (output, others[0]))
+            raise Refused("--output %s holds other files (%s); give a new directory"
+                          % (output, others[0]))
 
 
 def make_parents(path):
@@ -198,13 +203,14 @@ def save(args, model, vocab):
 
 def summary(args, model, sizes):
     c = model.config
-    lines = ["%s: XLM, %d layers, d_model %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
-        args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
-        c["activation"], "tied" if c["tie_output"] else "untied")]
+    lines = ["%s: XLM, %d layers, d_model %d, %d heads, vocabulary %d, context %d, %s, %stied output"
+             % (args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"],
+                c["max_position"], c["activation"], "" if c["tie_output"] else "un")]
     if "languages" in c:
         lines.append("languages: %s" % " ".join(c["languages"]))
     for m in c["memories"]:
-        keys = "%d keys" % m["n_key"] if m["kind"] == "flat" else "%d x %d keys" % ((m["n_key"],) * 2)
+        keys = "%d keys" % m["n_key"] if m["kind"] == "flat" \
+            else "%d x %d keys" % (m["n_key"], m["n_key"])
         lines.append("memory %s layer %d: %s (%d slots), %d heads, k = %d, queries of %d%s" % (
             m["place"], m["layer"], keys, m["n_slot"], m["n_head"], m["k_top"], m["d_key"],
             " with batch norm" if m["query_batch_norm"] else ""))

@@ -182,8 +182,8 @@ class PickleMachine:
         module = self.line()
         name = module + "." + self.line()
         if name not in self.constructors:
-            self.refuse("the pickle names '%s', which is not among the plain data types a checkpoint"
-                        " needs; nothing was executed" % name)
+            self.refuse("the pickle names '%s', which is not among the plain data types a"
+                        " checkpoint needs; nothing was executed" % name)
         self.push(self.constructors[name])
 
     def op_reduce(self):
@@ -254,6 +254,7 @@ class PickleMachine:
             if operation is None:
                 self.pos -= 1
                 name = REFUSED.get(code, "unknown")
-                self.refuse("pickle opcode 0x%02x (%s) is not one that checkpoints need" % (code, name))
+                self.refuse("pickle opcode 0x%02x (%s) is not one that checkpoints need"
+                            % (code, name))
             operation(self)
         return self.refuse("more than %d operations" % OPERATIONS_MAX)

@@ -169,7 +169,8 @@ class Zip:
             raise Refused("member %s is encrypted" % show(name))
         head = self.data[member.header_offset:member.header_offset + 30]
         if member.header_offset < 0 or len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise Refused("member %s: no local header at byte %d" % (show(name), member.header_offset))
+            raise Refused("member %s: no local header at byte %d"
+                          % (show(name), member.header_offset))
         n_name, n_extra = struct.unpack("<HH", head[26:30])
         begin = member.header_offset + 30 + n_name + n_extra
         local = self.data[member.header_offset + 30:member.header_offset + 30 + n_name]
@@ -185,7 +186,7 @@ class Zip:
             if header < reached:
                 raise Refused("member %s overlaps the one before it" % show(name))
             if stop > end:
-                raise Refused("member %s ends at byte %d, after the last one allowed, %d (truncated)"
+                raise Refused("member %s ends at byte %d, the directory begins at %d (truncated)"
                               % (show(name), stop, end))
             reached = stop
 
@@ -208,7 +209,8 @@ class Zip:
         machine = PickleMachine(self.find("data.pkl"), 0, "data.pkl", constructors, make_storage)
         root = machine.run()
         if machine.pos != len(machine.data):
-            machine.refuse("%d bytes after the end of the pickle" % (len(machine.data) - machine.pos))
+            machine.refuse("%d bytes after the end of the pickle"
+                           % (len(machine.data) - machine.pos))
         return root
 
     def locate(self, storage):
@@ -243,7 +245,8 @@ class Legacy:
             pos = machine.pos
         version, system, root, keys = parts
         if version != LEGACY_VERSION:
-            raise Refused("legacy protocol version %d expected, got %s" % (LEGACY_VERSION, show(version)))
+            raise Refused("legacy protocol version %d expected, got %s"
+                          % (LEGACY_VERSION, show(version)))
         if not isinstance(system, dict) or system.get("little_endian") is not True:
             raise Refused("little_endian = true expected in the system description")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -310,7 +313,8 @@ class TorchFile:
         """The tensor as a read-only NumPy view of the mapped file, after all checks."""
         storage, size, stride = tensor.storage, tensor.size, tensor.stride
         if not is_count(tensor.offset) or not all(is_count(n) for n in size):
-            raise Refused("offset %s and size %s are not counts" % (show(tensor.offset), show(size)))
+            raise Refused("offset %s and size %s are not counts"
+                          % (show(tensor.offset), show(size)))
         if len(stride) != len(size) or not all(is_count(n) for n in stride) or len(size) > DIM_MAX:
             raise Refused("strides %s do not fit size %s" % (show(stride), show(size)))
         numel, last = 1, tensor.offset

@@ -28,13 +28,15 @@ def _state_dict(root):
     """The weights by name, without the prefix of data-parallel training."""
     for name in ("encoder", "decoder"):
         if name in root and "model" not in root:
-            raise Refused("'%s' instead of 'model': a translation model, not a language model" % name)
+            raise Refused("'%s' instead of 'model': a translation model, not a language model"
+                          % name)
     weights = root.get("model")
     if not isinstance(weights, dict):
         raise Refused("'model': a state dict expected, got %s" % show(weights))
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise Refused("model: tensors by name expected, got %s = %s" % (show(name), show(tensor)))
+            raise Refused("model: tensors by name expected, got %s = %s"
+                          % (show(name), show(tensor)))
     if weights and all(name.startswith("module.") for name in weights):
         return {name[len("module."):]: tensor for name, tensor in weights.items()}
     return dict(weights)
@@ -61,7 +63,8 @@ def _check_keys(m, name, size):
     """n_key and n_slot of a memory, from the shape of its keys and what params repeat of it."""
     dims = 3 if m.flat else 4
     if len(size) != dims:
-        raise Refused("tensor '%s': %d dimensions expected, got shape %s" % (name, dims, show(list(size))))
+        raise Refused("tensor '%s': %d dimensions expected, got shape %s"
+                      % (name, dims, show(list(size))))
     n_key = size[-2]
     if not isinstance(n_key, int) or not 1 <= n_key <= 1 << 24:
         raise Refused("tensor '%s': shape %s" % (name, show(list(size))))
@@ -171,7 +174,7 @@ def read(file, settings, dtype):
     """.config (config.json), .tensors [(name, array)], .words (or None) of the model."""
     root = file.root
     if not looks_like(root):
-        raise Refused("not an XLM checkpoint: a dictionary with 'model', 'params' and 'dico_id2word'"
+        raise Refused("not an XLM checkpoint: a dictionary with 'model', 'params', 'dico_id2word'"
                       " expected, got %s" % show(root))
     weights = _state_dict(root)
     if "params" not in root:

@@ -131,7 +131,8 @@ def _positions(f, n_layer):
             refuse("mem_enc_positions", "(layer, 'in' or 'after') expected, got %s" % show(item))
         layer = item[0]
         if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < n_layer:
-            refuse("mem_enc_positions", "a layer 0..%d expected, got %s" % (n_layer - 1, show(layer)))
+            refuse("mem_enc_positions", "a layer 0..%d expected, got %s"
+                   % (n_layer - 1, show(layer)))
         places.append((layer, item[1] == "after"))
     if len(set(places)) != len(places):
         refuse("mem_enc_positions", "the same place twice in %s" % show(raw))

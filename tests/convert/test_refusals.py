@@ -1,0 +1,249 @@
+"""What convert.py refuses, each by the name of the field or tensor: options that are not served,
+combinations the original rejects, weights and dictionaries that contradict params.
+
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_refusals.py -k 'golden and asm'
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch_writer as tw
+from convert_harness import convert
+
+BN = "memories.1_in.query_proj.query_mlps.1."
+
+
+def checkpoint(tmp_path, value=None, **params):
+    if value is None:
+        value = tw.tiny(params=tw.tiny_params(**params))
+    return tw.write_zip(tmp_path / "c.pth", value)
+
+
+# What a later version serves: changes of params, and the fields the message names; one by one and
+# as the golden cases of the family combine them.
+LATER = [
+    ({"mem_query_layer_sizes": [0, 24, 0]}, ["mem_query_layer_sizes = [0, 24, 0]"]),
+    ({"mem_query_layer_sizes": [0, 20, 0], "mem_multi_query_net": True},
+     ["mem_query_layer_sizes", "mem_multi_query_net = true"]),
+    ({"mem_query_layer_sizes": [0, 12, 0], "mem_multi_query_net": True, "mem_grouped_conv": True},
+     ["mem_grouped_conv = true"]),
+    ({"mem_query_layer_sizes": "", "mem_k_dim": 8}, ["mem_query_layer_sizes = ''"]),
+    ({"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True}, ["mem_shuffle_query"]),
+    ({"mem_normalize_query": True}, ["mem_normalize_query = true"]),
+    ({"mem_temperature": 0.4}, ["mem_temperature = 0.4"]),
+    ({"mem_score_softmax": False}, ["mem_score_softmax = false"]),
+    ({"mem_score_subtract": "min"}, ["mem_score_subtract = 'min'"]),
+    ({"mem_score_subtract": "min", "mem_score_normalize": True}, ["mem_score_normalize = true"]),
+    ({"mem_shuffle_indices": True}, ["mem_shuffle_indices = true"]),
+    ({"mem_modulo_size": 10}, ["mem_modulo_size = 10"]),
+    ({"mem_share_values": True, "mem_enc_positions": [(0, "in"), (1, "in")]}, ["mem_share_values"]),
+    ({"mem_use_different_keys": False}, ["mem_use_different_keys = false"]),
+    ({"mem_keys_type": "binary"}, ["mem_keys_type = 'binary'"]),
+    ({"mem_shuffle_indices": True, "mem_normalize_query": True, "mem_temperature": 0.4,
+      "mem_score_subtract": "min", "mem_score_normalize": True},
+     ["mem_shuffle_indices", "mem_normalize_query", "mem_temperature", "mem_score_subtract"]),
+    ({"mem_score_softmax": False, "mem_temperature": 1.7, "mem_score_subtract": "mean",
+      "mem_score_normalize": True, "mem_modulo_size": 10},
+     ["mem_score_softmax = false", "mem_temperature = 1.7", "mem_modulo_size = 10"]),
+    ({"asm": True, "share_inout_emb": False, "asm_cutoffs": [4, 8]}, ["asm = true"]),
+]
+
+
+@pytest.mark.parametrize("params,words", LATER)
+def test_options_of_later_versions(params, words, tmp_path, refused):
+    refused(checkpoint(tmp_path, **params), "c.pth", "not served yet", *words)
+
+
+# What the original rejects, or what is another kind of model: changes of params, the field named,
+# and a word of the reason.
+IMPOSSIBLE = [
+    ({"encoder_only": False}, "encoder_only", "translation"),
+    ({"clm_steps": []}, "clm_steps", "empty"),
+    ({"clm_steps": [("en", "fr")]}, "clm_steps", "pairs"),
+    ({"clm_steps": ...}, "clm_steps", "missing"),
+    ({"clm_steps": 3}, "clm_steps", "3"),
+    ({"mem_input2d": True}, "mem_input2d", "images"),
+    ({"mem_query_kernel_sizes": [3, 3]}, "mem_query_kernel_sizes", "images"),
+    ({"mem_query_residual": True}, "mem_query_residual", "images"),
+    ({"mem_v_dim": 4}, "mem_v_dim", "emb_dim = 8"),
+    ({"mem_v_dim": 0}, "mem_v_dim", "got 0"),
+    ({"mem_implementation": "pq_turbo"}, "mem_implementation", "pq_turbo"),
+    ({"mem_implementation": ["flat"]}, "mem_implementation", "flat"),
+    ({"mem_score_subtract": "max"}, "mem_score_subtract", "max"),
+    ({"mem_enc_positions": [(1, "before")]}, "mem_enc_positions", "before"),
+    ({"mem_enc_positions": [(2, "in")]}, "mem_enc_positions", "0..1"),
+    ({"mem_enc_positions": [(-1, "in")]}, "mem_enc_positions", "-1"),
+    ({"mem_enc_positions": [(1, "in"), (1, "in")]}, "mem_enc_positions", "twice"),
+    ({"mem_enc_positions": "1,3+"}, "mem_enc_positions", "list"),
+    ({"mem_k_dim": 5}, "mem_k_dim", "even"),
+    ({"mem_query_layer_sizes": ""}, "mem_k_dim", "emb_dim = 8"),
+    ({"mem_query_layer_sizes": [0, "x"]}, "mem_query_layer_sizes", "[0, 0]"),
+    ({"mem_knn": 5}, "mem_knn", "4 keys"),
+    ({"mem_knn": 0}, "mem_knn", "got 0"),
+    ({"mem_heads": True}, "mem_heads", "true"),
+    ({"mem_heads": 10**12}, "mem_heads", "1..1024"),
+    ({"mem_heads": ...}, "mem_heads", "missing"),
+    ({"mem_score_normalize": True}, "mem_score_normalize", "mem_score_subtract"),
+    ({"mem_grouped_conv": True}, "mem_grouped_conv", "mem_multi_query_net"),
+    ({"mem_multi_query_net": True}, "mem_multi_query_net", "mem_query_layer_sizes"),
+    ({"mem_modulo_size": 16}, "mem_modulo_size", "1..15"),
+    ({"mem_modulo_size": 0}, "mem_modulo_size", "got 0"),
+    ({"mem_n_keys": 5}, "mem_n_keys", "4 keys"),
+    ({"mem_size": 17}, "mem_size", "16 expected"),
+    ({"mem_temperature": "hot"}, "mem_temperature", "number"),
+    ({"asm": True}, "asm", "share_inout_emb"),
+    ({"n_heads": 3}, "n_heads", "divisible"),
+    ({"n_heads": 0}, "n_heads", "got 0"),
+    ({"emb_dim": 2**40}, "emb_dim", "65536"),
+    ({"n_layers": 1.0}, "n_layers", "integer"),
+    ({"n_words": 13}, "n_words", "got 13"),
+    ({"gelu_activation": 1}, "gelu_activation", "true or false"),
+    ({"eos_index": 2}, "eos_index", "1 expected"),
+    ({"n_langs": 2}, "lang2id", "2 languages"),
+    ({"n_langs": 2, "lang2id": {"en": 0, "fr": 2}}, "lang2id", "0..1"),
+    ({"n_langs": 2, "lang2id": {"en": 0, "f\nr": 1}}, "lang2id", "names"),
+]
+
+
+@pytest.mark.parametrize("params,field,word", IMPOSSIBLE)
+def test_fields_that_cannot_be(params, field, word, tmp_path, refused):
+    refused(checkpoint(tmp_path, **params), "c.pth", "params." + field, word)
+
+
+def test_other_kinds_of_checkpoints(tmp_path, refused):
+    translation = tw.tiny()
+    translation["encoder"] = translation["decoder"] = translation.pop("model")
+    refused(checkpoint(tmp_path, translation), "'encoder'", "translation")
+    for key in ("model", "params"):
+        value = tw.tiny()
+        del value[key]
+        refused(checkpoint(tmp_path, value), "'%s'" % key)
+    for value in ([1, 2], {"model": tw.OrderedDict(), "iter_no": 3}, None, "text"):
+        refused(checkpoint(tmp_path, value) if value is not None
+                else tw.write_zip(tmp_path / "c.pth", None), "not an XLM checkpoint")
+    value = tw.tiny()
+    value["model"]["epoch"] = 3
+    refused(checkpoint(tmp_path, value), "model", "epoch")
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", [name for name in tw.tiny_weights() if "num_batches" not in name]
+                         + ["pred_layer.proj.weight"])
+def test_each_tensor_is_needed_with_its_shape(name, tmp_path, refused):
+    """Missing, one row too many, one dimension too many: all by the tensor's name."""
+    field = name.replace(".", "__")
+    refused(checkpoint(tmp_path, tw.tiny(**{field: None})), "'%s'" % name, "missing")
+    array = tw.tiny_weights().get(name, tw.tiny_weights()["embeddings.weight"])
+    wider = np.concatenate([array, array[..., :1]], axis=-1)
+    refused(checkpoint(tmp_path, tw.tiny(**{field: tw.Tensor(wider)})),
+            "'%s'" % name, "expected", *map(str, (wider.shape[-1],)))
+    refused(checkpoint(tmp_path, tw.tiny(**{field: tw.Tensor(array[None])})), "'%s'" % name, "expected")
+
+
+@pytest.mark.parametrize("name", ["extra.weight", "memories.0_in.keys", "ffns.1.lin1.weight",
+                                  "lang_embeddings.weight", "memories.1_in.head_permutations",
+                                  "layer_norm_emb.num_batches_tracked", "module.embeddings.weight"])
+def test_a_left_over_tensor(name, tmp_path, refused):
+    refused(checkpoint(tmp_path, tw.tiny(**{name: tw.Tensor(np.zeros((2, 2), np.float32))})),
+            "'%s'" % name, "params")
+
+
+def test_memories_without_use_memory_are_left_over(tmp_path, refused):
+    refused(checkpoint(tmp_path, use_memory=False), "ffns.1.lin1.weight")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["embeddings.weight", "layer_norm_emb.bias", "memories.1_in.values.weight"])
+def test_weights_that_are_not_finite(name, bad, tmp_path, refused):
+    weights = tw.tiny_weights()
+    weights[name].flat[-1] = bad
+    refused(checkpoint(tmp_path, tw.tiny(weights=weights)), "'%s'" % name, "nan" if bad != bad else "inf")
+
+
+def test_a_double_that_fp32_cannot_hold(tmp_path, refused):
+    array = tw.tiny_weights()["layer_norm_emb.bias"].astype(np.float64)
+    array[2] = 1e300
+    refused(checkpoint(tmp_path, tw.tiny(layer_norm_emb__bias=tw.Tensor(array))), "'layer_norm_emb.bias'")
+
+
+def test_a_negative_variance(tmp_path, refused):
+    weights = tw.tiny_weights()
+    weights[BN + "running_var"][3] = -1e-3
+    refused(checkpoint(tmp_path, tw.tiny(weights=weights)), BN + "running_var", "-0.001", "negative")
+
+
+def test_integers_where_weights_are_due(tmp_path, refused):
+    refused(checkpoint(tmp_path, tw.tiny(layer_norm_emb__bias=tw.Tensor(np.arange(8)))),
+            "'layer_norm_emb.bias'", "floating point", "int64")
+
+
+def test_a_tied_output_that_differs(tmp_path, refused):
+    other = tw.tiny_weights()["embeddings.weight"].copy()
+    other[5, 3] += 1
+    refused(checkpoint(tmp_path, tw.tiny(pred_layer__proj__weight=tw.Tensor(other))),
+            "'pred_layer.proj.weight'", "row 5", "share_inout_emb")
+
+
+def test_an_untied_output_is_written(tmp_path):
+    other = tw.tiny_weights()["embeddings.weight"] * 2
+    source = checkpoint(tmp_path, tw.tiny(params=tw.tiny_params(share_inout_emb=False),
+                                          pred_layer__proj__weight=tw.Tensor(other)))
+    assert convert(source, "--output", tmp_path / "m").status == 0
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["tie_output"] is False
+
+
+def test_two_tensors_in_one_storage(tmp_path, refused):
+    """A small file must not become a large directory by naming one storage many times."""
+    shared = tw.Storage(tw.tiny_weights()["layer_norm_emb.weight"])
+    tensors = {name: tw.Tensor(shared.data, shared)
+               for name in ("layer_norm_emb__weight", "layer_norm_emb__bias")}
+    refused(checkpoint(tmp_path, tw.tiny(**tensors)), "layer_norm_emb.bias", "shares its storage")
+
+
+# ---- dictionary ---------------------------------------------------------------------------------
+
+def with_dictionary(**changes):
+    value = tw.tiny()
+    for name, edit in changes.items():
+        edit(value[name])
+    return value
+
+
+DICTIONARIES = [
+    (lambda d: d.pop(15), "dico_id2word", "15"),
+    (lambda d: d.update({16: "more"}), "dico_id2word", "17"),
+    (lambda d: (d.pop(15), d.update({99: "le@@"})), "dico_id2word", "id 15"),
+    (lambda d: d.update({1: "<eos>"}), "dico_id2word", "</s>"),
+    (lambda d: d.update({13: "la"}), "dico_id2word", "<special9>"),
+    (lambda d: d.update({14: 7}), "dico_id2word", "id 14"),
+    (lambda d: d.update({14: "lo"}), "dico_word2id", "lo"),
+]
+
+
+@pytest.mark.parametrize("edit,field,word", DICTIONARIES)
+def test_dictionaries_that_contradict(edit, field, word, tmp_path, refused):
+    refused(checkpoint(tmp_path, with_dictionary(dico_id2word=edit)), field, word)
+
+
+def test_the_inverse_dictionary_must_agree(tmp_path, refused):
+    refused(checkpoint(tmp_path, with_dictionary(dico_word2id=lambda d: d.update({"la": 3}))),
+            "dico_word2id", "'la'", "14 expected")
+    refused(checkpoint(tmp_path, with_dictionary(dico_word2id=lambda d: d.pop("la"))), "dico_word2id")
+
+
+@pytest.mark.parametrize("word", ["two\nlines", "a\rb", "nul\0", "", "\ud800"])
+def test_words_that_cannot_be_lines(word, tmp_path, refused):
+    words = tw.tiny_words()
+    words[14] = word
+    refused(checkpoint(tmp_path, tw.tiny(words=words)), "dico_id2word")
+
+
+def test_without_a_dictionary_the_words_must_be_given(tmp_path, refused):
+    value = tw.tiny()
+    del value["dico_id2word"], value["dico_word2id"]
+    source = checkpoint(tmp_path, value)
+    refused(source, "dico_id2word", "--vocab")
+    (tmp_path / "words").write_text("w\n" * 16)
+    assert convert(source, "--output", tmp_path / "m", "--vocab", tmp_path / "words").status == 0
