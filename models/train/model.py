@@ -89,8 +89,7 @@ class ProductKeyMemory(nn.Module):
                                     m["query_batch_norm"])
         # A pair of ranks (i, j), counted from 1, has i * j pairs at least as good as itself: with
         # i * j > k_top it cannot be needed. 119 of 1024 pairs are left for k_top = 32.
-        pairs = [(i, j) for i in range(self.k_top) for j in range(self.k_top)
-                 if (i + 1) * (j + 1) <= self.k_top]
+        pairs = [(i, j) for i in range(self.k_top) for j in range(self.k_top // (i + 1))]
         self.register_buffer("rank1", torch.tensor([p[0] for p in pairs]), persistent=False)
         self.register_buffer("rank2", torch.tensor([p[1] for p in pairs]), persistent=False)
 
@@ -100,11 +99,15 @@ class ProductKeyMemory(nn.Module):
         q = q.view(n_tok, self.n_head * 2, half).transpose(0, 1)                # [2H, T, half]
         keys = self.keys.view(self.n_head * 2, self.n_key, half)
         s = torch.bmm(q, keys.transpose(1, 2)).view(self.n_head, 2, n_tok, self.n_key)
-        best, index = s.topk(self.k_top, dim=-1)                                # [H, 2, T, k_top]
-        total = best[:, 0].index_select(2, self.rank1) + best[:, 1].index_select(2, self.rank2)
-        score, pair = total.topk(self.k_top, dim=-1)                            # [H, T, k_top]
-        slot = (index[:, 0].gather(2, self.rank1[pair]) * self.n_key
-                + index[:, 1].gather(2, self.rank2[pair]))
+        with torch.no_grad():
+            best, index = s.topk(self.k_top, dim=-1)                            # [H, 2, T, k_top]
+            total = torch.cat([best[:, 0, :, i:i + 1] + best[:, 1, :, :self.k_top // (i + 1)]
+                               for i in range(self.k_top)], -1)                 # [H, T, n_pair]
+            pair = total.topk(self.k_top, dim=-1, sorted=False).indices         # [H, T, k_top]
+            key1 = index[:, 0].gather(2, self.rank1[pair])
+            key2 = index[:, 1].gather(2, self.rank2[pair])
+        score = s[:, 0].gather(2, key1) + s[:, 1].gather(2, key2)
+        slot = key1 * self.n_key + key2
         return slot.transpose(0, 1), score.softmax(-1).transpose(0, 1)
 
     def forward(self, x, probe=None):
@@ -123,41 +126,27 @@ class CausalAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(d)) v over earlier positions; q, k, v [n_seq * n_head, n_tok, d].
 
     For a few hundred positions keeping the probabilities costs less than computing them again,
-    which is what the fused attention of PyTorch does in its backward; on a CPU most of a training
-    step went there. Blocks of rows skip most of the masked half.
+    which is what the fused attention of PyTorch does in its backward: on a CPU that was 40 % of
+    a training step. Skipping the masked half by blocks loses more in copies than it saves.
     """
-
-    ROWS = 128
 
     @staticmethod
     def forward(ctx, q, k, v):
-        n_tok, scale = q.shape[1], q.shape[2] ** -0.5
-        out, probs = torch.empty_like(q), []
-        for a in range(0, n_tok, CausalAttention.ROWS):
-            b = min(a + CausalAttention.ROWS, n_tok)
-            mask = q.new_full((b - a, b), -torch.inf).triu_(a + 1)
-            p = torch.baddbmm(mask, q[:, a:b], k[:, :b].transpose(1, 2), alpha=scale).softmax(-1)
-            out[:, a:b] = torch.bmm(p, v[:, :b])
-            probs.append(p)
-        ctx.save_for_backward(q, k, v, *probs)
-        return out
+        ctx.scale = q.shape[2] ** -0.5
+        mask = q.new_full((q.shape[1], q.shape[1]), -torch.inf).triu_(1)
+        p = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=ctx.scale).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return torch.bmm(p, v)
 
     @staticmethod
     def backward(ctx, grad):
-        q, k, v, *probs = ctx.saved_tensors
-        n_tok, scale = q.shape[1], q.shape[2] ** -0.5
-        d_q = torch.empty_like(q)
-        d_k, d_v = torch.zeros_like(k, dtype=torch.float), torch.zeros_like(v, dtype=torch.float)
-        for i, p in enumerate(probs):
-            a = i * CausalAttention.ROWS
-            b = a + p.shape[1]
-            g = grad[:, a:b]
-            d_v[:, :b] += torch.bmm(p.transpose(1, 2), g)
-            d_p = torch.bmm(g, v[:, :b].transpose(1, 2))
-            d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype).mul_(scale)
-            d_q[:, a:b] = torch.bmm(d_s, k[:, :b])
-            d_k[:, :b] += torch.bmm(d_s.transpose(1, 2), q[:, a:b])
-        return d_q, d_k.to(k.dtype), d_v.to(v.dtype)
+        q, k, v, p = ctx.saved_tensors
+        d_v = torch.bmm(p.transpose(1, 2), grad)
+        d_p = torch.bmm(grad, v.transpose(1, 2))
+        d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+        d_q = torch.bmm(d_s, k).mul_(ctx.scale)
+        d_k = torch.bmm(d_s.transpose(1, 2), q).mul_(ctx.scale)
+        return d_q, d_k, d_v
 
 
 class Attention(nn.Module):

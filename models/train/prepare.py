@@ -1,8 +1,8 @@
 """Text -> SentencePiece tokenizer and token files.
 
 Called once before training. Writes tokenizer.model, train.bin and valid.bin (little-endian
-uint16 ids) into the output folder. Every document ends with </s> (id 1), and so does the id
-stream's start: a document is a work when a works table is given, otherwise a whole file.
+uint16 ids) into the output folder. The ids start with </s> (id 1) and every document ends with
+it: a document is a work when a works table is given, otherwise the whole file.
 
 Text is cut into lines before it is tokenised. The newline is a piece of its own that no other
 piece may contain, so this gives the same ids as one call over the whole text would in exact

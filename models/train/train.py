@@ -5,7 +5,7 @@ learning rate rises, stays, and falls linearly to zero between --decay-start and
 Both may be given anew at each resumption, so that the end can be chosen once the speed is known.
 
 Writes into --out: last.pt (everything needed to go on exactly where it stopped, also after
-SIGINT or SIGTERM), config.json and log.jsonl.
+SIGINT or SIGTERM) and log.jsonl.
 """
 import argparse
 import json
@@ -36,8 +36,7 @@ class Batches:
         self.epoch, self.order = -1, None
 
     def window(self, i):
-        row = self.ids[i * self.n_tok:(i + 1) * self.n_tok + 1].astype(np.int64)
-        return row
+        return self.ids[i * self.n_tok:(i + 1) * self.n_tok + 1].astype(np.int64)
 
     def train(self, step):
         rows = []
@@ -76,22 +75,49 @@ class SlotCount:
         return math.log(len(z)) + float(torch.special.xlogy(z, z).sum())
 
 
-def make_optimizer(model, args):
-    """Weight decay is for the linear maps. Each value sees few tokens per step, hence a higher
-    rate for the table, as in the paper."""
-    decay, values, rest = [], [], []
-    for name, p in model.named_parameters():
-        if name.endswith("values.weight"):
-            values.append(p)
-        elif name.endswith(("lin.weight", "lin1.weight", "lin2.weight")) or "query_mlps.0.weight" in name:
-            decay.append(p)
-        else:
-            rest.append(p)
-    groups = [{"params": decay, "weight_decay": args.weight_decay, "scale": 1.0},
-              {"params": rest, "weight_decay": 0.0, "scale": 1.0}]
-    if values:
-        groups.append({"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr})
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-8, fused=True)
+class Optimizers:
+    """AdamW for everything, and from step --muon-from on Muon in its place for the linear maps.
+
+    Weight decay is for the linear maps. Each value sees few tokens per step, hence a higher rate
+    for the table, as in the paper.
+    """
+
+    def __init__(self, model, args):
+        linear, values, rest = [], [], []
+        for name, p in model.named_parameters():
+            if name.endswith("values.weight"):
+                values.append(p)
+            elif name.endswith(("lin.weight", "lin1.weight", "lin2.weight", "query_mlps.0.weight")):
+                linear.append(p)
+            else:
+                rest.append(p)
+        groups = [{"params": linear, "weight_decay": args.weight_decay, "scale": 1.0},
+                  {"params": rest, "weight_decay": 0.0, "scale": 1.0}]
+        if values:
+            groups.append({"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr})
+        self.args = args
+        self.adam = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-8, fused=True)
+        # With this adjustment a step is as long as AdamW's, so both take the same rate.
+        self.muon = torch.optim.Muon(linear, lr=args.lr, weight_decay=args.weight_decay,
+                                     adjust_lr_fn="match_rms_adamw")
+
+    def step(self, step):
+        lr = self.args.lr * rate(step, self.args)
+        for group in self.adam.param_groups + self.muon.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        if step >= self.args.muon_from:
+            self.muon.step()
+            self.muon.zero_grad()  # AdamW passes over parameters without a gradient.
+        self.adam.step()
+        self.adam.zero_grad()
+        return lr
+
+    def state_dict(self):
+        return {"adam": self.adam.state_dict(), "muon": self.muon.state_dict()}
+
+    def load_state_dict(self, state):
+        self.adam.load_state_dict(state["adam"])
+        self.muon.load_state_dict(state["muon"])
 
 
 def rate(step, args):
@@ -121,7 +147,7 @@ def validate(model, batches, args):
 
 
 class Reporter:
-    """One redrawn line on a terminal, a line now and then elsewhere, and everything in log.jsonl."""
+    """A progress bar: one redrawn line on a terminal, a line now and then elsewhere, and everything in log.jsonl."""
 
     def __init__(self, path, step, args):
         self.log = open(path, "a", buffering=1)
@@ -170,6 +196,7 @@ def parse_args():
     ap.add_argument("--lr", type=float, default=1e-3)
     ap.add_argument("--value-lr", type=float, default=3e-3, help="peak rate of the value table")
     ap.add_argument("--weight-decay", type=float, default=0.1)
+    ap.add_argument("--muon-from", type=int, default=0, help="first step that uses Muon")
     ap.add_argument("--clip", type=float, default=1.0)
     ap.add_argument("--warmup", type=int, default=400)
     ap.add_argument("--decay-start", type=int, default=4000)
@@ -194,15 +221,13 @@ def main():
     vocab_size = json.load(open(os.path.join(args.data, "meta.json")))["vocab_size"]
     config = state["config"] if state else default_config(vocab_size, memory=not args.dense)
     model = Transformer(config).to(args.device)
-    optimizer = make_optimizer(model, args)
+    optimizer = Optimizers(model, args)
     step = 0
     if state:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         step = state["step"]
-    with open(os.path.join(args.out, "config.json"), "w") as f:
-        json.dump(config, f, indent=1)
     bos = config["bos_token_id"]
     batches = Batches(os.path.join(args.data, "train.bin"), args.n_tok, args.batch, bos, args.seed)
     held_out = Batches(os.path.join(args.data, "valid.bin"), args.n_tok, args.batch, bos, args.seed)
@@ -214,17 +239,13 @@ def main():
         signal.signal(sig, lambda *_: stop.append(True))
     model.train()
     while step < args.total_steps and not stop:
-        share = rate(step, args)
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * group["scale"] * share
         ids, targets = batches.train(step)
         with torch.autocast(args.device, torch.bfloat16):
             loss = output_loss(model, model(ids.to(args.device)), targets.to(args.device))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        report.step(step, loss.item(), norm.item(), args.lr * share)
+        lr = optimizer.step(step)
+        report.step(step, loss.item(), norm.item(), lr)
         step += 1
         if step % args.valid_every == 0 or step == args.total_steps:
             found = validate(model, held_out, args)

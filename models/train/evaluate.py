@@ -1,0 +1,122 @@
+"""Perplexities of model directories, use of their memories, and the parity fixture.
+
+Works on exported weights, widened to fp32 and computed in fp32, so that the figures are those of
+the files that are shipped. A text is tokenised whole and scored in windows of max_position
+tokens: each token exactly once, the first after bos, every later window after one token of
+context, and the last window extended to the left until it is full.
+
+Prints one JSON object per model and text. Perplexity is exp(nll / count), where the count is of
+tokens, of words (one more than there are runs of white space) or of UTF-8 bytes.
+"""
+import argparse
+import json
+import math
+import os
+import re
+import time
+
+import sentencepiece as spm
+import torch
+
+from export import load_model
+from prepare import read_text
+from train import SlotCount
+
+
+def rolling_windows(ids, prefix, size):
+    """-> (input, targets) pairs; targets belong to the last positions of their input"""
+    done = min(size, len(ids))
+    yield [prefix] + ids[:done - 1], ids[:done]
+    while done < len(ids):
+        end = done + min(size, len(ids) - done)
+        yield ids[end - size - 1:end - 1], ids[done:end]
+        done = end
+
+
+@torch.no_grad()
+def logprobs(model, inputs, targets, probe=None):
+    """Log-probabilities of the targets, in order, of windows of one length."""
+    hidden = model(torch.tensor(inputs), probe)
+    out = []
+    for h, target in zip(hidden, targets):
+        logits = model.pred_layer.proj(h[len(h) - len(target):])
+        out.append(logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None])[:, 0])
+    return torch.cat(out)
+
+
+def score(model, ids, n_seq, count):
+    """-> sum of negative log-probabilities over a text"""
+    config = model.config
+    nll, batch = 0.0, []
+
+    def flush():
+        inputs, targets = zip(*batch)
+        batch.clear()
+        return -float(logprobs(model, inputs, targets, count).double().sum())
+
+    for window in rolling_windows(ids, config["bos_token_id"], config["max_position"]):
+        if batch and (len(batch) == n_seq or len(batch[0][0]) != len(window[0])):
+            nll += flush()
+        batch.append(window)
+    return nll + flush()
+
+
+def evaluate(folder, path, n_seq):
+    model = load_model(folder)
+    sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
+    text, start = read_text(path), time.time()
+    ids = sp.encode(text)
+    memories = model.config["memories"]
+    count = SlotCount(memories[0]["n_slot"]) if memories else None
+    nll = score(model, ids, n_seq, count)
+    n_word, n_byte = len(re.split(r"\s+", text)), len(text.encode())
+    out = {"model": folder, "text": path, "nll": nll, "tokens": len(ids), "words": n_word,
+           "bytes": n_byte, "token_perplexity": math.exp(nll / len(ids)),
+           "word_perplexity": math.exp(nll / n_word), "byte_perplexity": math.exp(nll / n_byte)}
+    if count:
+        out.update(usage=count.usage(), kl=count.kl())
+    out["seconds"] = round(time.time() - start, 1)
+    return out
+
+
+def parity(folder, path, out_path):
+    """Two passages from the start of a text, and the log-probability of each of their tokens."""
+    model = load_model(folder)
+    sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
+    lines = read_text(path).split("\n")
+    long, n_line = "", 0
+    while len(sp.encode(long)) < 300:
+        long += lines[n_line] + "\n"
+        n_line += 1
+    short = next(line for line in lines[n_line:] if 15 <= len(sp.encode(line)) <= 40)
+    cases = []
+    for text in (long, short):
+        ids = [model.config["bos_token_id"]] + sp.encode(text)
+        if len(ids) > model.config["max_position"]:
+            raise SystemExit(f"{path}: a passage of {len(ids)} tokens is longer than one window")
+        values = logprobs(model, [ids[:-1]], [ids[1:]])
+        cases.append({"text": text, "ids": ids, "logprobs": [round(float(v), 6) for v in values]})
+    with open(out_path, "w") as f:
+        json.dump({"cases": cases}, f, indent=1)
+        f.write("\n")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    ap.add_argument("--model", nargs="+", required=True, help="model directories")
+    ap.add_argument("--text", nargs="+", required=True, help="text files, .txt or .txt.xz")
+    ap.add_argument("--batch", type=int, default=8, help="windows at once")
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--parity", help="only write this fixture, from the first model and text")
+    args = ap.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.parity:
+        parity(args.model[0], args.text[0], args.parity)
+        return
+    for path in args.text:
+        for folder in args.model:
+            print(json.dumps(evaluate(folder, path, args.batch)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
