@@ -163,6 +163,7 @@ size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out,
 
 /* ---- the engine --------------------------------------------------------------------------- */
 
+/* The strings and the progress context are borrowed: they must outlive the engine. */
 struct engine_options {
     const char *model_dir;
     const char *tokenizer_path; /* NULL = in model_dir */
@@ -243,8 +244,7 @@ struct score_sum score_sum_item(const struct item *item);
 int64_t text_count_words(const char *text, size_t bytes);
 int64_t text_count_chars(const char *text, size_t bytes);
 
-/* ---- memory statistics (engine/memory_stats.c): the reference evaluator's and the paper's -----
- */
+/* ---- memory statistics (engine/memory_stats.c) ---------------------------------------------- */
 
 struct memory_stats {
     int64_t lookups;

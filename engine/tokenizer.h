@@ -45,6 +45,9 @@ size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *byte
                        size_t bytes_max);
 size_t tokenizer_bytes_max(const struct tokenizer *tokenizer); /* longest of all pieces */
 
+/* Whether the model puts a space in front of each text that is not part of it. */
+bool tokenizer_dummy_prefix(const struct tokenizer *tokenizer);
+
 /* Decodes a whole list; *text is malloc'd, NUL-terminated, owned by the caller. Byte pieces that do
  * not form UTF-8 become U+FFFD. Equals what a detok fed with the same ids gives in total. */
 enum err_code tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n_ids,

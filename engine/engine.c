@@ -1,0 +1,412 @@
+/* Opening and closing the engine, its door (engine_submit) and its windows (the accessors). The
+ * work itself is in loop.c. */
+#include "engine/loop.h"
+
+#include "engine/log.h"
+#include "engine/request.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- bounds -------------------------------------------------------------------------------- */
+
+static enum err_code check_option(int64_t value, int64_t low, int64_t high, const char *name,
+                                  struct err *err)
+{
+    return value >= low && value <= high
+               ? ERR_OK
+               : err_set(err, ERR_ARGUMENT, "%s is %lld, accepted are %lld to %lld", name,
+                         (long long)value, (long long)low, (long long)high);
+}
+
+/* Checks the options against each other and the model, and resolves max_model_len. */
+static enum err_code resolve_options(struct engine_options *o, const struct model_info *info,
+                                     struct err *err)
+{
+    if (info->context == 0 && o->max_model_len == 0) {
+        return err_set(err, ERR_ARGUMENT,
+                       "this model has no context limit of its own: set max_model_len");
+    }
+    const int longest = info->context > 0 ? info->context : 1 << 24;
+    if (check_option(o->max_model_len, 0, longest, "max_model_len", err) != ERR_OK ||
+        check_option(o->max_seqs, 1, 4096, "max_seqs", err) != ERR_OK ||
+        check_option(o->max_batch_tokens, 1, 1 << 20, "max_batch_tokens", err) != ERR_OK ||
+        check_option(o->max_queue, 1, 1 << 20, "max_queue", err) != ERR_OK ||
+        check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "max_queue_tokens", err) != ERR_OK ||
+        check_option(o->max_logprobs, 0, 1024, "max_logprobs", err) != ERR_OK ||
+        check_option(o->kv_tokens, 0, (int64_t)1 << 32, "kv_tokens", err) != ERR_OK) {
+        return ERR_ARGUMENT;
+    }
+    if (o->max_seqs > o->max_batch_tokens) {
+        return err_set(err, ERR_ARGUMENT,
+                       "max_seqs %d exceeds max_batch_tokens %d: each running sequence takes one "
+                       "token per step; lower the first or raise the second",
+                       o->max_seqs, o->max_batch_tokens);
+    }
+    o->max_model_len = o->max_model_len > 0 ? o->max_model_len : info->context;
+    o->max_logprobs = o->max_logprobs < info->n_vocab ? o->max_logprobs : info->n_vocab;
+    return ERR_OK;
+}
+
+static struct step_limits step_limits_of(const struct engine_options *o,
+                                         const struct model_info *info)
+{
+    /* A product of int bounds checked above: 4096 sequences of at most 2^24 positions each would
+     * not fit into int, and not into memory either. */
+    const int64_t n_adjust =
+        (int64_t)o->max_seqs * sampling_entries_max(o->max_model_len, info->n_vocab);
+    return (struct step_limits){
+        .n_tok_max = o->max_batch_tokens,
+        .n_seq_max = o->max_seqs,
+        .n_page_max = kvpages_for(o->max_model_len),
+        .n_out_max = o->max_batch_tokens, /* scoring wants every row */
+        .n_top_max = o->max_logprobs,
+        .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
+        .n_allow_max = o->max_seqs * ALLOW_MAX,
+        .n_vocab = info->n_vocab,
+    };
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* A number of bytes in a one-line file, or INT64_MAX ("max", or there is no such file). */
+static int64_t read_bytes_file(const char *path)
+{
+    long long value = 0;
+    FILE *const file = fopen(path, "r");
+    const bool ok = file != NULL && fscanf(file, "%lld", &value) == 1 && value >= 0;
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return ok ? value : INT64_MAX;
+}
+
+/* Bytes that this process may still take: what the kernel deems available, within the limit of the
+ * container. INT64_MAX if nothing says. */
+static int64_t available_bytes(void)
+{
+    int64_t bytes = INT64_MAX;
+    FILE *const file = fopen("/proc/meminfo", "r");
+    char line[256];
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        long long kib = 0;
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1 && kib >= 0) {
+            bytes = kib * 1024;
+            break;
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    const int64_t limit = read_bytes_file("/sys/fs/cgroup/memory.max");
+    const int64_t used = read_bytes_file("/sys/fs/cgroup/memory.current");
+    if (limit != INT64_MAX && used <= limit && limit - used < bytes) {
+        bytes = limit - used;
+    }
+    return bytes;
+}
+
+/* How many pages the cache gets. */
+static enum err_code size_cache(struct engine *engine, const struct step_limits *limits,
+                                int *n_page, struct err *err)
+{
+    struct engine_options *const o = &engine->options;
+    const int64_t page_bytes = (int64_t)model_page_bytes(engine->model);
+    const int64_t workspace = (int64_t)model_workspace_bytes(engine->model, limits);
+    const int64_t free_bytes = available_bytes();
+    const int64_t least = kvpages_for(o->max_model_len);
+    int64_t n =
+        o->kv_tokens > 0 ? (o->kv_tokens + KV_PAGE - 1) / KV_PAGE : least * (int64_t)o->max_seqs;
+    if (o->kv_tokens > 0 && n < least) {
+        return err_set(err, ERR_ARGUMENT,
+                       "kv_tokens %lld does not hold one text of max_model_len %d: raise it",
+                       (long long)o->kv_tokens, o->max_model_len);
+    }
+    const int64_t share = o->kv_tokens > 0 ? 1 : 4; /* unasked, no more than a quarter */
+    const int64_t most =
+        free_bytes == INT64_MAX ? n : (free_bytes - workspace) / share / page_bytes;
+    if (o->kv_tokens == 0 && n > most) {
+        n = most;
+    }
+    if (n < least || n > most || n > INT_MAX / KV_PAGE) {
+        return err_set(err, ERR_MEMORY,
+                       "not enough memory: the cache needs %lld bytes (%lld positions), the "
+                       "workspace %lld, and %lld are available; lower max_model_len, max_seqs or "
+                       "max_batch_tokens",
+                       (long long)((n > least ? n : least) * page_bytes),
+                       (long long)((n > least ? n : least) * KV_PAGE), (long long)workspace,
+                       (long long)free_bytes);
+    }
+    o->kv_tokens = n * KV_PAGE;
+    *n_page = (int)n;
+    engine->stats.kv_bytes = n * page_bytes;
+    engine->stats.workspace_bytes = workspace;
+    return ERR_OK;
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static void begin_stats(struct engine_stats *s)
+{
+    histogram_begin(&s->ttft, stats_bounds_ttft, stats_n_ttft);
+    histogram_begin(&s->itl, stats_bounds_itl, stats_n_itl);
+    histogram_begin(&s->tpot, stats_bounds_itl, stats_n_itl);
+    histogram_begin(&s->step_time, stats_bounds_itl, stats_n_itl);
+    struct histogram *const times[] = {&s->e2e,          &s->queue_time,  &s->inference_time,
+                                       &s->prefill_time, &s->decode_time, &s->score_time};
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+        histogram_begin(times[i], stats_bounds_e2e, stats_n_e2e);
+    }
+    histogram_begin(&s->prompt_len, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->generation_len, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->max_tokens, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->step_tokens, stats_bounds_step_tokens, stats_n_step_tokens);
+    histogram_begin(&s->step_requests, stats_bounds_pow2, stats_n_pow2);
+}
+
+/* Splits the time of loading by phase on its way to the caller's own progress function. */
+struct loading {
+    const struct model_options *options;
+    struct engine_stats *stats;
+    int64_t last_us;
+};
+
+static void note_progress(void *ctx, const char *phase, double done)
+{
+    struct loading *const loading = ctx;
+    const int64_t now_us = engine_now_us();
+    const double s = (double)(now_us - loading->last_us) * 1e-6;
+    if (strcmp(phase, "map") == 0) {
+        loading->stats->startup_map_s += s;
+    } else {
+        loading->stats->startup_pack_s += s;
+    }
+    loading->last_us = now_us;
+    if (loading->options->progress != NULL) {
+        loading->options->progress(loading->options->progress_ctx, phase, done);
+    }
+}
+
+static enum err_code load_model(struct engine *engine, struct err *err)
+{
+    const struct engine_options *const o = &engine->options;
+    struct loading loading = {&o->model, &engine->stats, engine_now_us()};
+    struct model_options options = o->model;
+    options.progress = note_progress;
+    options.progress_ctx = &loading;
+    if (backend_open(&engine->be, &o->backend, err) != ERR_OK ||
+        model_open(&engine->model, engine->be, o->model_dir, &options, err) != ERR_OK) {
+        return err->code;
+    }
+    engine->options.backend.n_thread = engine->be->n_thread;
+    const struct model_info *const info = model_info(engine->model);
+    engine->stats.weight_bytes = (int64_t)info->weight_bytes;
+    engine->stats.value_bytes = (int64_t)info->value_bytes;
+    return tokenizer_open(&engine->tokenizer, o->model_dir, o->tokenizer_path, info->n_vocab, err);
+}
+
+/* Everything the loop needs, at its full size. */
+static enum err_code reserve(struct engine *engine, struct err *err)
+{
+    struct engine_options *const o = &engine->options;
+    const struct model_info *const info = model_info(engine->model);
+    const struct step_limits limits = step_limits_of(o, info);
+    int n_page = 0;
+    if (size_cache(engine, &limits, &n_page, err) != ERR_OK ||
+        model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
+        engine->be->op->step_new(engine->be, &engine->step, &limits, err) != ERR_OK ||
+        kvpages_open(&engine->pages, n_page, err) != ERR_OK ||
+        queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, o->max_seqs, &engine->stats,
+                   err) != ERR_OK) {
+        return err->code;
+    }
+    atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
+    for (int m = 0; m < info->n_memory; m++) {
+        const int n = info->memory[m].shape.n_head * info->memory[m].shape.k_top;
+        engine->n_hit_column = n > engine->n_hit_column ? n : engine->n_hit_column;
+    }
+    const size_t n_seq = (size_t)o->max_seqs;
+    const size_t n_hit = (size_t)limits.n_tok_max * (size_t)engine->n_hit_column + 1;
+    engine->text_max = engine->tokenizer != NULL ? tokenizer_bytes_max(engine->tokenizer) + 16 : 1;
+    engine->slot = calloc(n_seq, sizeof *engine->slot);
+    engine->spare = calloc(n_seq, sizeof *engine->spare);
+    engine->active = calloc(n_seq, sizeof *engine->active);
+    engine->plan = calloc(n_seq, sizeof *engine->plan);
+    engine->hit_slots = calloc(n_hit, sizeof *engine->hit_slots);
+    engine->hit_shares = calloc(n_hit, sizeof *engine->hit_shares);
+    engine->text = malloc(engine->text_max);
+    if (engine->slot == NULL || engine->spare == NULL || engine->active == NULL ||
+        engine->plan == NULL || engine->hit_slots == NULL || engine->hit_shares == NULL ||
+        engine->text == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower max_seqs", o->max_seqs);
+    }
+    const int n_entry_max = sampling_entries_max(o->max_model_len, info->n_vocab);
+    for (int i = 0; i < o->max_seqs; i++) {
+        if (sequence_open(&engine->slot[i], limits.n_page_max, n_entry_max, err) != ERR_OK) {
+            return err->code;
+        }
+        engine->spare[engine->n_spare++] = &engine->slot[o->max_seqs - 1 - i];
+    }
+    return ERR_OK;
+}
+
+static void log_memory_plan(const struct engine *engine)
+{
+    const struct engine_stats *const s = &engine->stats;
+    log_event(LEVEL_INFO, "memory_plan",
+              "weights_bytes=%lld memory_values_bytes=%lld kv_bytes=%lld kv_tokens=%lld "
+              "workspace_bytes=%lld max_seqs=%d max_batch_tokens=%d max_model_len=%d",
+              (long long)s->weight_bytes, (long long)s->value_bytes, (long long)s->kv_bytes,
+              (long long)engine->options.kv_tokens, (long long)s->workspace_bytes,
+              engine->options.max_seqs, engine->options.max_batch_tokens,
+              engine->options.max_model_len);
+}
+
+enum err_code engine_open(struct engine **engine, const struct engine_options *options,
+                          struct err *err)
+{
+    struct err local; /* the callees' codes are read back from here */
+    struct err *const e = err != NULL ? err : &local;
+    *engine = NULL;
+    struct engine *const new = calloc(1, sizeof *new);
+    if (new == NULL) {
+        return err_set(e, ERR_MEMORY, "no memory for the engine");
+    }
+    new->options = *options;
+    atomic_init(&new->state, ENGINE_LOADING);
+    begin_stats(&new->stats);
+    if (load_model(new, e) != ERR_OK ||
+        resolve_options(&new->options, model_info(new->model), e) != ERR_OK ||
+        reserve(new, e) != ERR_OK) {
+        goto fail;
+    }
+    log_memory_plan(new);
+    const int64_t begin_us = engine_now_us();
+    if (selftest_run(new, e) != ERR_OK) {
+        goto fail;
+    }
+    new->stats.startup_selftest_s = (double)(engine_now_us() - begin_us) * 1e-6;
+    atomic_store(&new->state, ENGINE_READY);
+    if (pthread_create(&new->thread, NULL, loop_main, new) != 0) {
+        err_set(e, ERR_MEMORY, "cannot start the engine thread");
+        goto fail;
+    }
+    new->started = true;
+    *engine = new;
+    return ERR_OK;
+fail:
+    engine_close(new);
+    return e->code;
+}
+
+/* ---- closing ------------------------------------------------------------------------------- */
+
+int engine_drain(struct engine *engine, int64_t deadline_us)
+{
+    if (!engine->started) {
+        return 0;
+    }
+    int ready = ENGINE_READY;
+    if (atomic_compare_exchange_strong(&engine->state, &ready, ENGINE_DRAINING)) {
+        queue_shut(&engine->queue, ERR_CLOSED, "the server is shutting down; try another one");
+    }
+    atomic_store_explicit(&engine->drain_us, deadline_us > 0 ? deadline_us : 1,
+                          memory_order_release);
+    queue_wake(&engine->queue);
+    CHECK(pthread_join(engine->thread, NULL) == 0);
+    engine->started = false;
+    return atomic_load(&engine->n_cut);
+}
+
+void engine_close(struct engine *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    (void)engine_drain(engine, 1);
+    for (int i = 0; engine->slot != NULL && i < engine->options.max_seqs; i++) {
+        sequence_close(&engine->slot[i]);
+    }
+    free(engine->slot);
+    free(engine->spare);
+    free(engine->active);
+    free(engine->plan);
+    free(engine->hit_slots);
+    free(engine->hit_shares);
+    free(engine->text);
+    queue_close(&engine->queue);
+    kvpages_close(&engine->pages);
+    tokenizer_close(engine->tokenizer);
+    if (engine->step != NULL) {
+        engine->be->op->step_free(engine->be, engine->step);
+    }
+    model_close(engine->model);
+    backend_close(engine->be);
+    free(engine);
+}
+
+/* ---- the door and the windows -------------------------------------------------------------- */
+
+enum err_code engine_submit(struct engine *engine, struct request *request, struct err *err)
+{
+    struct err local;
+    struct err *const e = err != NULL ? err : &local;
+    int64_t n_token = 0;
+    if (request_check(request, model_info(engine->model), &engine->options,
+                      engine->tokenizer != NULL, &n_token, e) != ERR_OK) {
+        return e->code;
+    }
+    return queue_push(&engine->queue, request, n_token, e);
+}
+
+const struct model_info *engine_model(const struct engine *engine)
+{
+    return model_info(engine->model);
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *engine)
+{
+    return engine->tokenizer;
+}
+
+const struct engine_options *engine_limits(const struct engine *engine)
+{
+    return &engine->options;
+}
+
+const struct backend *engine_backend(const struct engine *engine)
+{
+    return engine->be;
+}
+
+enum engine_state engine_state(const struct engine *engine)
+{
+    return (enum engine_state)atomic_load_explicit(&engine->state, memory_order_acquire);
+}
+
+int64_t engine_stalled_ms(const struct engine *engine)
+{
+    if (atomic_load_explicit(&engine->queue.idle, memory_order_acquire)) {
+        return 0;
+    }
+    const int64_t beat_us = atomic_load_explicit(&engine->queue.beat_us, memory_order_relaxed);
+    const int64_t now_us = engine_now_us();
+    return now_us > beat_us ? (now_us - beat_us) / 1000 : 0;
+}
+
+struct engine_stats *engine_stats(struct engine *engine)
+{
+    return &engine->stats;
+}
+
+int engine_retry_after_s(const struct engine *engine)
+{
+    const long long rate = atomic_load_explicit(&engine->drain_rate, memory_order_relaxed);
+    const long long waiting =
+        atomic_load_explicit(&engine->stats.waiting_tokens, memory_order_relaxed);
+    const double longest = 600; /* beyond ten minutes a number is a guess */
+    const double s = rate > 0 ? 1000.0 * (double)waiting / (double)rate : 1;
+    return (int)(s < 1 ? 1 : s > longest ? longest : s + 0.5);
+}

@@ -1,0 +1,184 @@
+/* The log: see log.h. */
+#include "engine/log.h"
+
+#include "engine/utf8.h"
+#include "kernels/err.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The two values that the whole program shares; set once before there are threads. */
+static enum log_level log_least = LEVEL_INFO;
+static bool log_json = false;
+
+void log_begin(enum log_level least, bool json)
+{
+    log_least = least;
+    log_json = json;
+}
+
+/* A line under construction; what does not fit is dropped and remembered. */
+struct line {
+    char text[LOG_LINE_MAX + 64]; /* room for the mark and the end */
+    size_t n;
+    bool cut;
+};
+
+static void put(struct line *line, const char *text, size_t bytes)
+{
+    if (line->cut || bytes > LOG_LINE_MAX - line->n) {
+        line->cut = true;
+        return;
+    }
+    memcpy(line->text + line->n, text, bytes);
+    line->n += bytes;
+}
+
+static void put_string(struct line *line, const char *text)
+{
+    put(line, text, strlen(text));
+}
+
+const char *log_quote(char *out, size_t out_max, const char *text)
+{
+    CHECK(out_max >= 3);
+    const size_t bytes = strlen(text);
+    size_t n = 0;
+    out[n++] = '"';
+    for (size_t at = 0; at < bytes;) {
+        const struct utf8_char c = utf8_next(text + at, bytes - at);
+        char escaped[8];
+        int width = c.bytes;
+        if (c.status != UTF8_CHAR || c.code < 0x20 || c.code == 0x7f) {
+            width = snprintf(escaped, sizeof escaped, "\\u%04x",
+                             c.status == UTF8_CHAR ? c.code : 0xfffdu);
+        } else if (c.code == '"' || c.code == '\\') {
+            width = snprintf(escaped, sizeof escaped, "\\%c", (char)c.code);
+        } else {
+            memcpy(escaped, text + at, (size_t)c.bytes);
+        }
+        if (n + (size_t)width + 2 > out_max) {
+            break;
+        }
+        memcpy(out + n, escaped, (size_t)width);
+        n += (size_t)width;
+        at += (size_t)c.bytes;
+    }
+    out[n++] = '"';
+    out[n] = '\0';
+    return out;
+}
+
+/* Whether value can stand in JSON as it is: a number, true, false, or a quoted string. */
+static bool is_json_value(const char *value, size_t bytes)
+{
+    if (bytes >= 2 && value[0] == '"' && value[bytes - 1] == '"') {
+        return true;
+    }
+    if ((bytes == 4 && memcmp(value, "true", 4) == 0) ||
+        (bytes == 5 && memcmp(value, "false", 5) == 0)) {
+        return true;
+    }
+    size_t i = bytes > 0 && value[0] == '-' ? 1 : 0;
+    const size_t first = i;
+    while (i < bytes && value[i] >= '0' && value[i] <= '9') {
+        i++;
+    }
+    const size_t n_digit = i - first;
+    if (n_digit == 0 || (n_digit > 1 && value[first] == '0')) {
+        return false; /* JSON has no leading zeros: an id of digits stays a string */
+    }
+    if (i < bytes && value[i] == '.') {
+        const size_t point = i++;
+        while (i < bytes && value[i] >= '0' && value[i] <= '9') {
+            i++;
+        }
+        return i == bytes && i > point + 1;
+    }
+    return i == bytes;
+}
+
+/* Appends "key=value key=value" as JSON members. */
+static void put_json_pairs(struct line *line, const char *pairs)
+{
+    const char *at = pairs;
+    while (*at != '\0') {
+        at += strspn(at, " ");
+        const size_t key = strcspn(at, "= ");
+        if (key == 0 || at[key] != '=') {
+            at += key + (at[key] == '=' ? 1 : 0);
+            continue;
+        }
+        const char *const value = at + key + 1;
+        size_t bytes = strcspn(value, " ");
+        if (value[0] == '"') {
+            bytes = 1;
+            while (value[bytes] != '\0' && value[bytes] != '"') {
+                bytes += value[bytes] == '\\' && value[bytes + 1] != '\0' ? 2 : 1;
+            }
+            bytes += value[bytes] == '"' ? 1 : 0;
+        }
+        put_string(line, ",\"");
+        put(line, at, key);
+        put_string(line, "\":");
+        if (is_json_value(value, bytes)) {
+            put(line, value, bytes);
+        } else {
+            char plain[512];
+            char quoted[1024];
+            const size_t n = bytes < sizeof plain - 1 ? bytes : sizeof plain - 1;
+            memcpy(plain, value, n);
+            plain[n] = '\0';
+            put_string(line, log_quote(quoted, sizeof quoted, plain));
+        }
+        at = value + bytes;
+    }
+}
+
+void log_event(enum log_level level, const char *event, const char *format, ...)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    if (level < log_least) {
+        return;
+    }
+    char pairs[LOG_LINE_MAX];
+    va_list args;
+    va_start(args, format);
+    const int n_pairs = vsnprintf(pairs, sizeof pairs, format, args);
+    va_end(args);
+    for (char *c = pairs; *c != '\0'; c++) { /* a line stays a line */
+        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c;
+    }
+
+    struct timespec now;
+    struct tm utc;
+    CHECK(clock_gettime(CLOCK_REALTIME, &now) == 0);
+    CHECK(gmtime_r(&now.tv_sec, &utc) != NULL);
+    char stamp[40];
+    const size_t n_stamp = strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
+    (void)snprintf(stamp + n_stamp, sizeof stamp - n_stamp, ".%03dZ", (int)(now.tv_nsec / 1000000));
+
+    struct line line = {.n = 0};
+    char head[160];
+    (void)snprintf(head, sizeof head,
+                   log_json ? "{\"ts\":\"%s\",\"level\":\"%s\",\"event\":\"%s\""
+                            : "%s level=%s event=%s",
+                   stamp, names[level], event);
+    put_string(&line, head);
+    if (log_json) {
+        put_json_pairs(&line, pairs);
+    } else if (pairs[0] != '\0') {
+        put_string(&line, " ");
+        put_string(&line, pairs);
+    }
+    const bool cut = line.cut || n_pairs < 0 || (size_t)n_pairs >= sizeof pairs;
+    line.cut = false;
+    const char *const mark = log_json ? ",\"truncated\":true" : " truncated=true";
+    const char *const end = log_json ? "}\n" : "\n";
+    (void)snprintf(line.text + line.n, sizeof line.text - line.n, "%s%s", cut ? mark : "", end);
+    const ssize_t written = write(STDERR_FILENO, line.text, strlen(line.text));
+    (void)written; /* nowhere to report a log that cannot be written */
+}

@@ -1,0 +1,381 @@
+/* The engine thread: the only one that touches backend, model, pages and sequences.
+ *
+ * Each turn: look for requests that were cancelled or are late, admit units into free slots, share
+ * the step's rows out (plan.c), fill the step, run the model, take the results, wake the front
+ * ends. With nothing to do it sleeps on the queue's condition variable. No allocation in here. */
+#include "engine/loop.h"
+
+#include "engine/log.h"
+#include "engine/request.h"
+
+#include <string.h>
+
+/* ---- units come and go --------------------------------------------------------------------- */
+
+/* Frees the slot of active[i]; the order of the others stays. */
+static void remove_active(struct engine *engine, int i)
+{
+    struct sequence *const seq = engine->active[i];
+    kvpages_give(&engine->pages, seq->n_page, seq->page);
+    seq->n_page = 0;
+    seq->job->n_running--;
+    seq->job = NULL;
+    seq->item = NULL;
+    engine->n_active--;
+    memmove(engine->active + i, engine->active + i + 1,
+            (size_t)(engine->n_active - i) * sizeof(struct sequence *));
+    engine->spare[engine->n_spare++] = seq;
+}
+
+/* Ends all of a job's items that are not over yet, wherever they are. */
+static void end_job(struct engine *engine, struct job *job, enum finish finish,
+                    const struct err *error, int64_t now_us)
+{
+    for (int i = engine->n_active - 1; i >= 0; i--) {
+        if (engine->active[i]->job == job) {
+            remove_active(engine, i);
+        }
+    }
+    if (job->queued) {
+        queue_remove(&engine->queue, job);
+    }
+    for (int i = 0; i < job->request->n_item; i++) {
+        struct item *const item = &job->request->item[i];
+        if (atomic_load_explicit(&item->state, memory_order_relaxed) == FINISH_NONE) {
+            publish_item(engine, job, item, finish, error, now_us);
+        }
+    }
+}
+
+/* Ends everything that runs or waits. Returns the number of requests. */
+static int end_all(struct engine *engine, enum finish finish, const struct err *error)
+{
+    const int64_t now_us = engine_now_us();
+    int n = 0;
+    for (; engine->n_active > 0; n++) {
+        end_job(engine, engine->active[0]->job, finish, error, now_us);
+    }
+    struct job *job = NULL;
+    for (; (job = queue_take_dead(&engine->queue, now_us, true)) != NULL; n++) {
+        end_job(engine, job, finish, error, now_us);
+    }
+    publish_wake(engine);
+    return n;
+}
+
+static enum finish reason_to_end(const struct request *request, int64_t now_us)
+{
+    if (atomic_load_explicit(&request->cancel, memory_order_relaxed)) {
+        return FINISH_CANCELLED;
+    }
+    return request->deadline_us != 0 && now_us >= request->deadline_us ? FINISH_TIMEOUT
+                                                                       : FINISH_NONE;
+}
+
+/* Ends what its client has left or what is late, running or queued. */
+static void sweep(struct engine *engine, int64_t now_us)
+{
+    for (int i = 0; i < engine->n_active;) {
+        struct job *const job = engine->active[i]->job;
+        const enum finish finish = reason_to_end(job->request, now_us);
+        if (finish != FINISH_NONE) {
+            end_job(engine, job, finish, NULL, now_us);
+            i = 0; /* several entries may have gone */
+        } else {
+            i++;
+        }
+    }
+    struct job *job = NULL;
+    while ((job = queue_take_dead(&engine->queue, now_us, false)) != NULL) {
+        const enum finish finish = reason_to_end(job->request, now_us);
+        end_job(engine, job, finish != FINISH_NONE ? finish : FINISH_CANCELLED, NULL, now_us);
+    }
+}
+
+/* ---- admission ----------------------------------------------------------------------------- */
+
+/* Moves the job's cursor to its next unit that has work; false if there is none. Items that need no
+ * computation (one token to score) end here. */
+static bool next_unit(struct engine *engine, struct job *job, int64_t now_us)
+{
+    const struct request *const request = job->request;
+    for (; job->next_item < request->n_item; job->next_item++, job->next_window = 0) {
+        struct item *const item = &job->request->item[job->next_item];
+        if (atomic_load_explicit(&item->state, memory_order_relaxed) != FINISH_NONE) {
+            continue; /* failed in an earlier window */
+        }
+        if (request->kind == REQUEST_GENERATE) {
+            if (job->next_window == 0) {
+                return true;
+            }
+            continue;
+        }
+        const int64_t n = sequence_window_total(request, item);
+        if (n == 0) {
+            publish_start(engine, job, now_us);
+            publish_item(engine, job, item, FINISH_LENGTH, NULL, now_us);
+        } else if (job->next_window < (item->trace != NULL ? 1 : n)) {
+            return true; /* a trace runs all windows in one unit */
+        }
+    }
+    return false;
+}
+
+/* The whole request has left the queue: its tokens count towards the drain rate. */
+static void leave_queue(struct engine *engine, struct job *job)
+{
+    engine->drain_tokens += (double)job->n_token;
+    queue_remove(&engine->queue, job);
+}
+
+/* Admits the next unit of the class' first job; false if it does not fit yet. */
+static bool admit_unit(struct engine *engine, enum priority priority, int64_t now_us)
+{
+    struct job *const job = queue_head(&engine->queue, priority);
+    if (next_unit(engine, job, now_us)) {
+        struct item *const item = &job->request->item[job->next_item];
+        struct sequence *const seq = engine->spare[engine->n_spare - 1];
+        const int n_page = kvpages_for(sequence_position_max(job->request, item, job->next_window));
+        if (!kvpages_take(&engine->pages, n_page, seq->page)) {
+            return false;
+        }
+        seq->n_page = n_page;
+        engine->n_spare--;
+        engine->active[engine->n_active++] = seq;
+        job->n_running++;
+        publish_start(engine, job, now_us);
+        sequence_start(seq, job, item, job->next_window, model_info(engine->model),
+                       engine->tokenizer, now_us);
+        job->next_window++;
+    }
+    if (!next_unit(engine, job, now_us)) {
+        leave_queue(engine, job);
+    }
+    return true;
+}
+
+static void admit(struct engine *engine, int64_t now_us)
+{
+    for (;;) {
+        struct plan_slots slots = {.n_slot = engine->options.max_seqs,
+                                   .n_in_a_row = engine->n_in_a_row};
+        for (int i = 0; i < engine->n_active; i++) {
+            const bool bulk = engine->active[i]->job->request->priority == PRIORITY_BULK;
+            slots.n_bulk += bulk;
+            slots.n_interactive += !bulk;
+        }
+        slots.wait[PRIORITY_INTERACTIVE] = queue_head(&engine->queue, PRIORITY_INTERACTIVE) != NULL;
+        slots.wait[PRIORITY_BULK] = queue_head(&engine->queue, PRIORITY_BULK) != NULL;
+        const int priority = plan_class(&slots);
+        if (priority < 0 || !admit_unit(engine, (enum priority)priority, now_us)) {
+            break;
+        }
+        const bool waits = priority == PRIORITY_INTERACTIVE && slots.wait[PRIORITY_BULK];
+        engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
+    }
+    atomic_store_explicit(&engine->stats.kv_pages_used, engine->pages.n_page - engine->pages.n_free,
+                          memory_order_relaxed);
+}
+
+/* ---- one step ------------------------------------------------------------------------------ */
+
+static void fill_step(struct engine *engine)
+{
+    struct step *const step = engine->step;
+    step->n_tok = step->n_seq = step->n_out = 0;
+    step->n_top = step->n_adjust = step->n_allow = 0;
+    for (int i = 0; i < engine->n_active; i++) {
+        struct sequence *const seq = engine->active[i];
+        engine->plan[i] = (struct plan_unit){
+            .priority = seq->job->request->priority,
+            .decode = sequence_decodes(seq),
+            .n_left = sequence_rows(seq),
+        };
+    }
+    plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens);
+    for (int i = 0; i < engine->n_active; i++) {
+        engine->active[i]->n_row = 0;
+        if (engine->plan[i].n_take > 0) {
+            sequence_fill(engine->active[i], step, engine->plan[i].n_take);
+        }
+    }
+    CHECK(step->n_tok > 0);
+}
+
+/* Copies what the memories looked up into the traces of the sequences that keep one. */
+static void trace_step(struct engine *engine)
+{
+    const struct model_info *const info = model_info(engine->model);
+    bool wanted = false;
+    for (int i = 0; i < engine->n_active; i++) {
+        wanted = wanted || (engine->active[i]->n_row > 0 && engine->active[i]->item->trace != NULL);
+    }
+    for (int m = 0; wanted && m < info->n_memory; m++) {
+        struct tensor slots;
+        struct tensor shares;
+        model_memory_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
+        CHECK(slots.cols <= engine->n_hit_column && slots.cols == shares.cols);
+        engine->be->op->download(engine->be, engine->hit_slots, slots);
+        engine->be->op->download(engine->be, engine->hit_shares, shares);
+        for (int i = 0; i < engine->n_active; i++) {
+            const struct sequence *const seq = engine->active[i];
+            if (seq->n_row > 0 && seq->item->trace != NULL) {
+                sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
+            }
+        }
+    }
+}
+
+static void count_step(struct engine *engine, int64_t begin_us, int64_t end_us)
+{
+    struct engine_stats *const stats = &engine->stats;
+    const struct model_info *const info = model_info(engine->model);
+    const int n_tok = engine->step->n_tok;
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct pkm_shape *const shape = &info->memory[m].shape;
+        (void)atomic_fetch_add_explicit(&stats->memory_lookups[m],
+                                        (long long)n_tok * shape->n_head * shape->k_top,
+                                        memory_order_relaxed);
+    }
+    for (int i = 0; i < engine->n_active; i++) {
+        const struct sequence *const seq = engine->active[i];
+        const int64_t prompt_left = seq->item->n_ids - seq->n_done;
+        if (seq->job->request->kind == REQUEST_GENERATE && prompt_left > 0) {
+            (void)atomic_fetch_add_explicit(&stats->prompt_tokens, seq->n_row,
+                                            memory_order_relaxed);
+        }
+    }
+    histogram_add(&stats->step_tokens, n_tok);
+    histogram_add(&stats->step_requests, engine->step->n_seq);
+    histogram_add(&stats->step_time, (double)(end_us - begin_us) * 1e-6);
+    atomic_store_explicit(&stats->last_step_us, end_us, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&stats->steps, 1, memory_order_relaxed);
+}
+
+/* Takes the results of all sequences of the step and ends those that are over. */
+static void take_step(struct engine *engine, int64_t now_us)
+{
+    for (int i = 0; i < engine->n_active;) {
+        struct sequence *const seq = engine->active[i];
+        struct job *const job = seq->job;
+        struct item *const item = seq->item;
+        if (atomic_load_explicit(&item->state, memory_order_relaxed) != FINISH_NONE) {
+            remove_active(engine, i); /* an earlier window of its item failed */
+            continue;
+        }
+        if (seq->n_row == 0) {
+            i++;
+            continue;
+        }
+        const struct sequence_result result = sequence_take(
+            seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
+        publish_results(engine, seq, result.n_published, now_us);
+        if (!result.over) {
+            i++;
+            continue;
+        }
+        publish_pace(engine, seq);
+        remove_active(engine, i);
+        if (result.item_over) {
+            struct err error = {.code = ERR_OK};
+            (void)err_set(&error, ERR_NUMERICAL,
+                          "the model gave no number for a log-probability: its weights or this "
+                          "input are out of range");
+            publish_item(engine, job, item, result.finish, &error, now_us);
+        }
+    }
+    /* A failed item may have been the last one that the queue still held windows of. */
+    for (struct job *job = engine->touched; job != NULL; job = job->touched_next) {
+        if (job->queued && !next_unit(engine, job, now_us)) {
+            leave_queue(engine, job);
+        }
+    }
+}
+
+/* Runs one step over the active sequences. */
+static enum err_code run_step(struct engine *engine, struct err *err)
+{
+    const int64_t begin_us = engine_now_us();
+    fill_step(engine);
+    engine->be->op->step_begin(engine->be, engine->step);
+    model_forward(engine->model, engine->step, NULL);
+    if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
+        return err->code;
+    }
+    const int64_t end_us = engine_now_us();
+    trace_step(engine);
+    count_step(engine, begin_us, end_us);
+    take_step(engine, end_us);
+    return ERR_OK;
+}
+
+/* ---- the thread ---------------------------------------------------------------------------- */
+
+/* Keeps the rate at which busy seconds empty the queue, over the last ten of them or so. */
+static void keep_drain_rate(struct engine *engine, int64_t busy_us)
+{
+    const double memory_s = 10;
+    engine->drain_s += (double)busy_us * 1e-6;
+    if (engine->drain_s > memory_s) {
+        engine->drain_s /= 2;
+        engine->drain_tokens /= 2;
+    }
+    if (engine->drain_tokens > 0 && engine->drain_s > 0) {
+        atomic_store_explicit(&engine->drain_rate,
+                              (long long)(1000 * engine->drain_tokens / engine->drain_s),
+                              memory_order_relaxed);
+    }
+}
+
+static void fail(struct engine *engine, const struct err *error)
+{
+    char message[700];
+    log_event(LEVEL_ERROR, "engine_failed", "code=%s error=%s", err_code_name(error->code),
+              log_quote(message, sizeof message, error->message));
+    queue_shut(&engine->queue, ERR_CLOSED,
+               "the engine has failed, see its log; restart the server");
+    atomic_store_explicit(&engine->state, ENGINE_FAILED, memory_order_release);
+    (void)end_all(engine, FINISH_ERROR, error);
+}
+
+/* One turn of the loop; false when the thread is to end. */
+static bool turn(struct engine *engine)
+{
+    const int64_t begin_us = engine_now_us();
+    const int64_t drain_us = atomic_load_explicit(&engine->drain_us, memory_order_acquire);
+    atomic_store_explicit(&engine->queue.beat_us, begin_us, memory_order_relaxed);
+    if (drain_us != 0 && begin_us >= drain_us) {
+        const int n_cut = end_all(engine, FINISH_SHUTDOWN, NULL);
+        atomic_store_explicit(&engine->n_cut, n_cut, memory_order_relaxed);
+        return false;
+    }
+    sweep(engine, begin_us);
+    admit(engine, begin_us);
+    struct err error = {.code = ERR_OK};
+    if (engine->n_active > 0 && run_step(engine, &error) != ERR_OK) {
+        fail(engine, &error);
+        return false;
+    }
+    publish_wake(engine);
+    if (engine->n_active > 0) {
+        keep_drain_rate(engine, engine_now_us() - begin_us);
+    } else if (queue_is_empty(&engine->queue)) {
+        atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
+        if (drain_us != 0) {
+            return false;
+        }
+        queue_wait(&engine->queue);
+    }
+    return true;
+}
+
+void *loop_main(void *arg)
+{
+    struct engine *const engine = arg;
+    while (turn(engine)) {
+    }
+    atomic_store_explicit(&engine->queue.idle, true, memory_order_release);
+    int running = ENGINE_DRAINING;
+    (void)atomic_compare_exchange_strong(&engine->state, &running, ENGINE_STOPPED);
+    return NULL;
+}

@@ -1,0 +1,64 @@
+/* The engine's inside: what engine.c builds, loop.c runs and publish.c shows. Not for other
+ * folders. Guard of everything not atomic and not in queue: the engine thread, once it runs. */
+#ifndef ENGINE_LOOP_H
+#define ENGINE_LOOP_H
+
+#include "engine/kvpages.h"
+#include "engine/plan.h"
+#include "engine/queue.h"
+#include "engine/sequence.h"
+
+struct engine {
+    struct engine_options options; /* effective; its strings are Borrowed */
+    struct backend *be;            /* Owner: this, and of all that follows */
+    struct model *model;
+    struct tokenizer *tokenizer; /* NULL: ids only */
+    struct step *step;
+    struct kvpages pages;
+    struct queue queue;
+
+    struct sequence *slot;    /* [max_seqs] */
+    struct sequence **spare;  /* [max_seqs] the first n_spare: free slots */
+    struct sequence **active; /* [max_seqs] the first n_active: running, in order of admission */
+    struct plan_unit *plan;   /* [max_seqs] of active */
+    int n_spare, n_active;
+    int n_in_a_row;      /* interactive units admitted since bulk had a turn */
+    struct job *touched; /* jobs with something published since the last wake */
+    int32_t *hit_slots;  /* [n_tok_max, n_hit_column] memory look-ups of a step */
+    float *hit_shares;   /* same */
+    int n_hit_column;    /* widest memory; 0 = none */
+    char *text;          /* [text_max] scratch of the detokeniser */
+    size_t text_max;
+    double drain_tokens, drain_s; /* tokens that left the queue in how many busy seconds */
+
+    pthread_t thread;
+    bool started;     /* the thread was started and not yet joined: guard: the thread that opened */
+    atomic_int state; /* enum engine_state */
+    atomic_llong drain_us;   /* 0 = no drain asked for; else when its patience ends */
+    atomic_int n_cut;        /* requests that the drain cut short */
+    atomic_llong drain_rate; /* tokens per 1000 s that leave the queue when busy; 0 = unknown */
+    struct engine_stats stats;
+};
+
+/* The engine thread's main function; arg is the engine. */
+void *loop_main(void *arg);
+
+/* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
+ * them finite. Before the thread starts. ERR_NUMERICAL, or the backend's own error. */
+enum err_code selftest_run(struct engine *engine, struct err *err);
+
+/* ---- publish.c: what the front ends and the metrics see ---- */
+
+/* A unit of the job was admitted. */
+void publish_start(struct engine *engine, struct job *job, int64_t now_us);
+/* seq published n results (tokens or predictions). */
+void publish_results(struct engine *engine, struct sequence *seq, int n, int64_t now_us);
+/* seq ends: its time per token is known. */
+void publish_pace(struct engine *engine, const struct sequence *seq);
+/* The item is over. error is used with FINISH_ERROR alone. */
+void publish_item(struct engine *engine, struct job *job, struct item *item, enum finish finish,
+                  const struct err *error, int64_t now_us);
+/* Wakes the front ends of all touched jobs and lets go of those that are over. No lock is held. */
+void publish_wake(struct engine *engine);
+
+#endif

@@ -1,0 +1,98 @@
+/* How a memory was used: the definitions of the reference evaluator and of the paper's section 4.2.
+ * Called by the front ends on traces that the engine filled. With z the shares of a slot, summed
+ * over all lookups and divided by the total (by weight), or the same with every access counting 1
+ * (by count), in double:
+ *   used  = share of the slots with z != 0
+ *   kl    = log S + Σ z log z         (0 = all slots alike, log S = one slot alone)
+ *   gini  = 1 - 2 · mean of the cumulative sums of ascending z
+ *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100 */
+#include "engine/engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static int compare_double(const void *a, const void *b)
+{
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int64_t slots_above(const double *sum, int64_t n, double from)
+{
+    int64_t low = 0;
+    int64_t high = n;
+    while (low < high) { /* first index with sum >= from; sums ascend */
+        const int64_t mid = low + (high - low) / 2;
+        if (sum[mid] >= from) {
+            high = mid;
+        } else {
+            low = mid + 1;
+        }
+    }
+    return n - low;
+}
+
+/* z: [n] not yet normalised; overwritten. */
+static void distribution_stats(double *z, int64_t n, double *kl, double *gini, int64_t top[3])
+{
+    double total = 0;
+    for (int64_t i = 0; i < n; i++) {
+        total += z[i];
+    }
+    *kl = *gini = NAN;
+    top[0] = top[1] = top[2] = 0;
+    if (!(total > 0)) {
+        return;
+    }
+    double entropy = 0;
+    for (int64_t i = 0; i < n; i++) {
+        z[i] /= total;
+        entropy += z[i] > 0 ? z[i] * log(z[i]) : 0;
+    }
+    *kl = log((double)n) + entropy;
+    qsort(z, (size_t)n, sizeof *z, compare_double);
+    double sum = 0;
+    double sum_of_sums = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += z[i];
+        z[i] = sum;
+        sum_of_sums += sum;
+    }
+    *gini = 1 - 2 * sum_of_sums / (double)n;
+    top[0] = slots_above(z, n, 0.5);
+    top[1] = slots_above(z, n, 0.1);
+    top[2] = slots_above(z, n, 0.01);
+}
+
+enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
+                              struct memory_stats *stats, struct err *err)
+{
+    CHECK(n_slot > 0);
+    *stats = (struct memory_stats){.lookups = trace->lookups};
+    double *const z = malloc((size_t)n_slot * sizeof *z);
+    if (z == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
+                       (long long)n_slot);
+    }
+    int64_t n_used = 0;
+    for (int64_t i = 0; i < n_slot; i++) {
+        z[i] = trace->weight[i];
+        n_used += z[i] > 0 || z[i] < 0;
+    }
+    int64_t top[3];
+    stats->used = (double)n_used / (double)n_slot;
+    distribution_stats(z, n_slot, &stats->kl_w, &stats->gini_w, top);
+    stats->top50_w = top[0];
+    stats->top90_w = top[1];
+    stats->top99_w = top[2];
+    for (int64_t i = 0; i < n_slot; i++) {
+        z[i] = trace->count[i];
+    }
+    distribution_stats(z, n_slot, &stats->kl_u, &stats->gini_u, top);
+    stats->top50_u = top[0];
+    stats->top90_u = top[1];
+    stats->top99_u = top[2];
+    free(z);
+    return ERR_OK;
+}

@@ -1,0 +1,46 @@
+/* The scheduling policy: pure functions from small arrays to decisions, nothing else.
+ *
+ * Called by the loop before each step. Changing who runs when means changing this file and its
+ * table of tests. The policy:
+ *
+ *   1. Every decoding sequence gets its one row. The number of sequences never exceeds the budget.
+ *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class
+ *      in the order of arrival, each unit as much as it can use.
+ *   3. Bulk work that is ready is never shut out: it gets at least one row in PLAN_BULK_SHARE of
+ *      what step 1 left (at least one row).
+ *   4. A free sequence slot goes to the interactive queue first; after PLAN_BULK_SHARE - 1
+ *      interactive units in a row while bulk work waits, the next one is bulk.
+ *   5. Bulk units never hold all slots: one in PLAN_BULK_SHARE (at least one, where there are two
+ *      or more) stays free for interactive work, so that it starts within a step. */
+#ifndef ENGINE_PLAN_H
+#define ENGINE_PLAN_H
+
+#include "engine/engine.h"
+
+enum { PLAN_BULK_SHARE = 8 };
+
+/* One running unit, in order of admission. */
+struct plan_unit {
+    enum priority priority;
+    bool decode;    /* wants exactly one row, always served */
+    int64_t n_left; /* rows it could use now, >= 1; 1 if decode */
+    int n_take;     /* result: its rows in this step */
+};
+
+/* Shares budget rows out to unit[0 .. n_unit-1]; n_unit <= budget. Within a class a unit gets rows
+ * only when all earlier ones have all they can use: results of a text's windows come in order. */
+void plan_rows(struct plan_unit *unit, int n_unit, int budget);
+
+/* What admission may look at. */
+struct plan_slots {
+    int n_slot;        /* sequences that may run at once */
+    int n_interactive; /* running */
+    int n_bulk;        /* running */
+    int n_in_a_row;    /* interactive units admitted since the last bulk one, while bulk waited */
+    bool wait[2];      /* by enum priority: something waits */
+};
+
+/* The class whose next unit is admitted, or -1: none now. */
+int plan_class(const struct plan_slots *slots);
+
+#endif

@@ -1,0 +1,410 @@
+/* Requests: made and filled by the front end, checked at the door, let go by both. See engine.h. */
+#include "engine/request.h"
+
+#include <math.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Beyond this no text is one item: result arrays are indexed by int and sizes must not overflow. */
+enum { IDS_MAX = 1 << 28, N_TOP_MAX = 1 << 10, N_ITEM_MAX = 1 << 20 };
+
+enum { GUARD_IDLE, GUARD_WAKING, GUARD_LEFT };
+
+int64_t engine_now_us(void)
+{
+    struct timespec now;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* ---- made, filled, freed -------------------------------------------------------------------- */
+
+struct request *request_new(enum request_kind kind, int n_item)
+{
+    if (n_item < 1 || n_item > N_ITEM_MAX) {
+        return NULL;
+    }
+    struct request *const request = calloc(1, sizeof *request);
+    if (request == NULL) {
+        return NULL;
+    }
+    request->item = calloc((size_t)n_item, sizeof *request->item);
+    if (request->item == NULL) {
+        free(request);
+        return NULL;
+    }
+    request->kind = kind;
+    request->n_item = n_item;
+    request->n_top = -1;
+    for (int i = 0; i < n_item; i++) {
+        request->item[i].stop_id = -1;
+        request->item[i].stop_string = -1;
+    }
+    atomic_init(&request->refs, 1);
+    return request;
+}
+
+static void free_request(struct request *request)
+{
+    for (int i = 0; i < request->n_item; i++) {
+        struct item *const item = &request->item[i];
+        free(item->ids);
+        free(item->out_id);
+        free(item->out_logprob);
+        free(item->out_rank);
+        free(item->out_entropy);
+        free(item->out_top_id);
+        free(item->out_top_logprob);
+        free(item->prompt_logprob);
+        free(item->prompt_rank);
+        free(item->prompt_top_id);
+        free(item->prompt_top_logprob);
+        /* One block holds the traces of all memories and their arrays: see new_trace. */
+        free(item->trace);
+    }
+    free(request->item);
+    free(request);
+}
+
+void request_drop(struct request *request)
+{
+    if (atomic_fetch_sub_explicit(&request->refs, 1, memory_order_acq_rel) == 1) {
+        free_request(request);
+    }
+}
+
+void request_cancel(struct request *request)
+{
+    atomic_store_explicit(&request->cancel, true, memory_order_relaxed);
+}
+
+void request_release(struct request *request)
+{
+    if (request == NULL) {
+        return;
+    }
+    request_cancel(request);
+    /* A wake in flight is a few instructions long: it may not block. */
+    for (int idle = GUARD_IDLE; !atomic_compare_exchange_weak_explicit(
+             &request->wake_guard, &idle, GUARD_LEFT, memory_order_acq_rel, memory_order_acquire);
+         idle = GUARD_IDLE) {
+        (void)sched_yield();
+    }
+    request_drop(request);
+}
+
+void request_wake(struct request *request)
+{
+    int idle = GUARD_IDLE;
+    if (request->wake != NULL &&
+        atomic_compare_exchange_strong_explicit(&request->wake_guard, &idle, GUARD_WAKING,
+                                                memory_order_acq_rel, memory_order_acquire)) {
+        request->wake(request->wake_ctx);
+        atomic_store_explicit(&request->wake_guard, GUARD_IDLE, memory_order_release);
+    }
+}
+
+/* ---- result arrays ------------------------------------------------------------------------- */
+
+int64_t item_position_max(const struct request *request, const struct item *item)
+{
+    return item->n_ids + (request->kind == REQUEST_GENERATE ? request->sampling.max_tokens : 0);
+}
+
+/* Shape of one memory's trace within the block of an item. */
+static size_t trace_columns(const struct memory_info *memory)
+{
+    return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
+}
+
+size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens)
+{
+    size_t bytes = (size_t)info->n_memory * sizeof(struct memory_trace);
+    for (int m = 0; m < info->n_memory; m++) {
+        bytes += (size_t)info->memory[m].n_slot * (sizeof(double) + sizeof(uint32_t));
+        bytes += sizeof(double); /* keeps the next memory's weights aligned */
+        if (tokens) {
+            bytes += (size_t)n_ids_and_out * trace_columns(&info->memory[m]) *
+                     (sizeof(int32_t) + sizeof(float));
+        }
+    }
+    return bytes;
+}
+
+/* All traces of an item in one zeroed block: the structs, then each memory's arrays. */
+static struct memory_trace *new_trace(const struct model_info *info, int64_t n_position,
+                                      bool tokens)
+{
+    const size_t bytes = request_trace_bytes(info, n_position, tokens);
+    struct memory_trace *const trace = calloc(1, bytes);
+    if (trace == NULL) {
+        return NULL;
+    }
+    char *at = (char *)(trace + info->n_memory);
+    for (int m = 0; m < info->n_memory; m++) {
+        const size_t n_slot = (size_t)info->memory[m].n_slot;
+        at += (sizeof(double) - (size_t)(at - (char *)trace) % sizeof(double)) % sizeof(double);
+        trace[m].weight = (double *)(void *)at;
+        at += n_slot * sizeof(double);
+        trace[m].count = (uint32_t *)(void *)at;
+        at += n_slot * sizeof(uint32_t);
+        if (tokens) {
+            const size_t n = (size_t)n_position * trace_columns(&info->memory[m]);
+            trace[m].slots = (int32_t *)(void *)at;
+            at += n * sizeof(int32_t);
+            trace[m].shares = (float *)(void *)at;
+            at += n * sizeof(float);
+        }
+    }
+    CHECK((size_t)(at - (char *)trace) <= bytes);
+    return trace;
+}
+
+/* calloc that gives a pointer also for nothing, so that NULL means failure alone. */
+static void *new_array(int64_t n, int64_t width, size_t size)
+{
+    const size_t count = (size_t)n * (size_t)width;
+    return calloc(count > 0 ? count : 1, size);
+}
+
+static bool new_generation(const struct request *request, struct item *item)
+{
+    const int64_t n = request->sampling.max_tokens;
+    const int64_t n_top = request->n_top;
+    bool ok = (item->out_id = new_array(n, 1, sizeof(int32_t))) != NULL;
+    if (n_top >= 0) {
+        ok = ok && (item->out_logprob = new_array(n, 1, sizeof(float))) != NULL;
+        ok = ok && (item->out_rank = new_array(n, 1, sizeof(int32_t))) != NULL;
+    }
+    if (n_top > 0) {
+        ok = ok && (item->out_top_id = new_array(n, n_top, sizeof(int32_t))) != NULL;
+        ok = ok && (item->out_top_logprob = new_array(n, n_top, sizeof(float))) != NULL;
+    }
+    if (request->echo && n_top >= 0) {
+        ok = ok && (item->prompt_logprob = new_array(item->n_ids, 1, sizeof(float))) != NULL;
+        ok = ok && (item->prompt_rank = new_array(item->n_ids, 1, sizeof(int32_t))) != NULL;
+        if (ok) {
+            item->prompt_logprob[0] = NAN; /* nothing predicts the first token */
+        }
+    }
+    if (request->echo && n_top > 0) {
+        ok = ok && (item->prompt_top_id = new_array(item->n_ids, n_top, sizeof(int32_t))) != NULL;
+        ok =
+            ok && (item->prompt_top_logprob = new_array(item->n_ids, n_top, sizeof(float))) != NULL;
+    }
+    return ok;
+}
+
+static bool new_scores(const struct request *request, struct item *item)
+{
+    const int64_t n = item->n_ids - 1;
+    const int64_t n_top = request->n_top;
+    bool ok = (item->out_logprob = new_array(n, 1, sizeof(float))) != NULL;
+    ok = ok && (item->out_rank = new_array(n, 1, sizeof(int32_t))) != NULL;
+    if (request->entropy) {
+        ok = ok && (item->out_entropy = new_array(n, 1, sizeof(float))) != NULL;
+    }
+    if (n_top > 0) {
+        ok = ok && (item->out_top_id = new_array(n, n_top, sizeof(int32_t))) != NULL;
+        ok = ok && (item->out_top_logprob = new_array(n, n_top, sizeof(float))) != NULL;
+    }
+    return ok;
+}
+
+enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
+                               const struct model_info *info, struct err *err)
+{
+    CHECK(i >= 0 && i < request->n_item);
+    struct item *const item = &request->item[i];
+    CHECK(item->ids == NULL);
+    item->ids = ids; /* from here on freed with the request, also on failure */
+    if (n_ids < 1 || n_ids > IDS_MAX) {
+        return err_set(err, ERR_ARGUMENT, "item %d has %lld tokens, accepted are 1 to %d", i,
+                       (long long)n_ids, IDS_MAX);
+    }
+    if (request->n_top < -1 || request->n_top > N_TOP_MAX) {
+        return err_set(err, ERR_ARGUMENT, "logprobs is %d, the limit is %d", request->n_top,
+                       N_TOP_MAX);
+    }
+    item->n_ids = n_ids;
+    const int64_t limit = info->context > 0 ? info->context : IDS_MAX;
+    if (request->kind == REQUEST_GENERATE &&
+        (request->sampling.max_tokens < 0 || n_ids > limit - request->sampling.max_tokens)) {
+        return err_set(err, ERR_ARGUMENT,
+                       "item %d: a prompt of %lld tokens and max_tokens %d exceed the context: "
+                       "max_length=%lld",
+                       i, (long long)n_ids, request->sampling.max_tokens, (long long)limit);
+    }
+    bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
+                                                : new_scores(request, item);
+    if (request->trace_memory && info->n_memory > 0) {
+        const int64_t n_position = item_position_max(request, item);
+        ok = ok && (item->trace = new_trace(info, n_position, request->trace_tokens)) != NULL;
+    }
+    return ok ? ERR_OK
+              : err_set(err, ERR_MEMORY, "no memory for the results of item %d with %lld tokens", i,
+                        (long long)n_ids);
+}
+
+/* ---- checked at the door ------------------------------------------------------------------- */
+
+static enum err_code check_range(double value, double low, double high, const char *field,
+                                 struct err *err)
+{
+    if (!(value >= low && value <= high)) { /* NaN is refused too */
+        return err_set(err, ERR_ARGUMENT, "%s is %g, accepted are %g to %g", field, value, low,
+                       high);
+    }
+    return ERR_OK;
+}
+
+static enum err_code check_ids(const int32_t *ids, int64_t n, int n_vocab, const char *field,
+                               struct err *err)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= n_vocab) {
+            return err_set(err, ERR_ARGUMENT, "%s[%lld] is token %d, the vocabulary has %d", field,
+                           (long long)i, ids[i], n_vocab);
+        }
+    }
+    return ERR_OK;
+}
+
+/* With min_tokens the tokens that end a sequence are banned at first: something must be left. */
+static bool all_banned(const struct sampling *s, int eos_id)
+{
+    for (int i = 0; i < s->n_allow; i++) {
+        bool banned = s->allow[i] == eos_id && !s->ignore_eos;
+        for (int j = 0; j < s->n_stop_id; j++) {
+            banned = banned || s->allow[i] == s->stop_id[j];
+        }
+        if (!banned) {
+            return false;
+        }
+    }
+    return s->n_allow > 0 && s->min_tokens > 0;
+}
+
+static enum err_code check_lists(const struct sampling *s, const struct model_info *info,
+                                 bool has_tokenizer, struct err *err)
+{
+    if (s->n_stop < 0 || s->n_stop > STOP_MAX || s->n_stop_id < 0 || s->n_stop_id > STOP_ID_MAX ||
+        s->n_bias < 0 || s->n_bias > LOGIT_BIAS_MAX || s->n_allow < 0 || s->n_allow > ALLOW_MAX) {
+        return err_set(err, ERR_ARGUMENT,
+                       "a list is too long: stop %d of %d, stop_token_ids %d of %d, logit_bias %d "
+                       "of %d, allowed_token_ids %d of %d",
+                       s->n_stop, STOP_MAX, s->n_stop_id, STOP_ID_MAX, s->n_bias, LOGIT_BIAS_MAX,
+                       s->n_allow, ALLOW_MAX);
+    }
+    if (s->n_stop > 0 && !has_tokenizer) {
+        return err_set(err, ERR_ARGUMENT, "stop strings need a tokenizer, this model has none");
+    }
+    for (int i = 0; i < s->n_stop; i++) {
+        if (s->stop[i].bytes < 1 || s->stop[i].bytes > STOP_BYTES_MAX) {
+            return err_set(err, ERR_ARGUMENT, "stop[%d] has %d bytes, accepted are 1 to %d", i,
+                           s->stop[i].bytes, STOP_BYTES_MAX);
+        }
+    }
+    for (int i = 0; i < s->n_bias; i++) {
+        if (check_ids(&s->bias[i].token, 1, info->n_vocab, "logit_bias", err) != ERR_OK ||
+            check_range((double)s->bias[i].bias, -100, 100, "logit_bias", err) != ERR_OK) {
+            return ERR_ARGUMENT;
+        }
+    }
+    if (check_ids(s->stop_id, s->n_stop_id, info->n_vocab, "stop_token_ids", err) != ERR_OK ||
+        check_ids(s->allow, s->n_allow, info->n_vocab, "allowed_token_ids", err) != ERR_OK) {
+        return ERR_ARGUMENT;
+    }
+    for (int i = 0; i < s->n_allow; i++) {
+        for (int j = 0; j < i; j++) {
+            if (s->allow[i] == s->allow[j]) {
+                return err_set(err, ERR_ARGUMENT, "allowed_token_ids holds token %d twice",
+                               s->allow[i]);
+            }
+        }
+    }
+    if (all_banned(s, info->eos_id)) {
+        return err_set(err, ERR_ARGUMENT,
+                       "allowed_token_ids holds only tokens that end the text, min_tokens %d "
+                       "forbids them",
+                       s->min_tokens);
+    }
+    return ERR_OK;
+}
+
+static enum err_code check_sampling(const struct sampling *s, const struct model_info *info,
+                                    bool has_tokenizer, struct err *err)
+{
+    if (check_range((double)s->temperature, 0, 1e6, "temperature", err) != ERR_OK ||
+        check_range((double)s->top_p, 1e-12, 1, "top_p", err) != ERR_OK ||
+        check_range((double)s->min_p, 0, 1 - 1e-9, "min_p", err) != ERR_OK ||
+        check_range((double)s->repetition, 1e-6, 1e6, "repetition_penalty", err) != ERR_OK ||
+        check_range((double)s->presence, -100, 100, "presence_penalty", err) != ERR_OK ||
+        check_range((double)s->frequency, -100, 100, "frequency_penalty", err) != ERR_OK ||
+        check_range(s->top_k, 0, info->n_vocab, "top_k", err) != ERR_OK ||
+        check_range(s->min_tokens, 0, s->max_tokens, "min_tokens", err) != ERR_OK) {
+        return ERR_ARGUMENT;
+    }
+    return check_lists(s, info, has_tokenizer, err);
+}
+
+static enum err_code check_item(const struct request *request, const struct item *item,
+                                const struct model_info *info, int64_t context, struct err *err)
+{
+    if (item->ids == NULL || item->out_logprob == NULL) {
+        if (item->ids == NULL || item->out_id == NULL || request->n_top >= 0) {
+            return err_set(err, ERR_ARGUMENT, "an item was not set");
+        }
+    }
+    if (request->kind == REQUEST_GENERATE && item->n_ids > context - request->sampling.max_tokens) {
+        return err_set(err, ERR_ARGUMENT,
+                       "a prompt of %lld tokens and max_tokens %d exceed the context: "
+                       "max_length=%lld",
+                       (long long)item->n_ids, request->sampling.max_tokens, (long long)context);
+    }
+    if (item->sample_index < 0 || item->prompt_index < 0) {
+        return err_set(err, ERR_ARGUMENT, "sample_index %d or prompt_index %d is negative",
+                       item->sample_index, item->prompt_index);
+    }
+    return check_ids(item->ids, item->n_ids, info->n_vocab, "tokens", err);
+}
+
+enum err_code request_check(const struct request *request, const struct model_info *info,
+                            const struct engine_options *limits, bool has_tokenizer,
+                            int64_t *n_token, struct err *err)
+{
+    const int64_t context = limits->max_model_len;
+    if (request->n_top < -1 || request->n_top > limits->max_logprobs) {
+        return err_set(err, ERR_ARGUMENT, "logprobs is %d, the limit is %d", request->n_top,
+                       limits->max_logprobs);
+    }
+    if (request->lang < 0 || request->lang >= (info->n_lang > 0 ? info->n_lang : 1)) {
+        return err_set(err, ERR_ARGUMENT, "language is %d, the model has %d", request->lang,
+                       info->n_lang);
+    }
+    if (request->trace_memory && !limits->memory_trace) {
+        return err_set(err, ERR_ARGUMENT, "memory traces are switched off");
+    }
+    if (request->kind == REQUEST_SCORE &&
+        (request->window < 1 || request->window > context || request->stride < 1 ||
+         request->stride > request->window)) {
+        return err_set(err, ERR_ARGUMENT,
+                       "max_context is %lld and stride %lld, accepted are 1 <= stride <= "
+                       "max_context <= %lld",
+                       (long long)request->window, (long long)request->stride, (long long)context);
+    }
+    if (request->kind == REQUEST_GENERATE &&
+        check_sampling(&request->sampling, info, has_tokenizer, err) != ERR_OK) {
+        return ERR_ARGUMENT;
+    }
+    *n_token = 0;
+    for (int i = 0; i < request->n_item; i++) {
+        if (check_item(request, &request->item[i], info, context, err) != ERR_OK) {
+            return ERR_ARGUMENT;
+        }
+        *n_token += item_position_max(request, &request->item[i]);
+    }
+    return ERR_OK;
+}

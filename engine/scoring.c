@@ -1,0 +1,83 @@
+/* The arithmetic of scoring that needs no model: windows, sums, and the normalisers of a text.
+ * Declared in engine.h; used by the engine thread, the server and the command line. */
+#include "engine/engine.h"
+
+#include "engine/utf8.h"
+
+#include <math.h>
+
+/* ---- windows ------------------------------------------------------------------------------- */
+
+int64_t score_window_count(int64_t n_ids, int64_t window, int64_t stride)
+{
+    CHECK(n_ids >= 1 && stride >= 1 && stride <= window);
+    const int64_t n_predict = n_ids - 1;
+    if (n_predict <= window) {
+        return n_predict > 0 ? 1 : 0;
+    }
+    return 1 + (n_predict - window + stride - 1) / stride;
+}
+
+struct score_window score_window_at(int64_t n_ids, int64_t window, int64_t stride, int64_t k)
+{
+    CHECK(k >= 0 && k < score_window_count(n_ids, window, stride));
+    const int64_t n_predict = n_ids - 1;
+    if (k == 0) {
+        const int64_t n = n_predict < window ? n_predict : window;
+        return (struct score_window){.first = 0, .n_feed = n, .n_count = n};
+    }
+    const int64_t done = window + (k - 1) * stride; /* predictions of the windows before */
+    const int64_t left = n_predict - done;
+    const int64_t n = left < stride ? left : stride;
+    return (struct score_window){.first = done + n - window, .n_feed = window, .n_count = n};
+}
+
+/* ---- sums ---------------------------------------------------------------------------------- */
+
+struct score_sum score_sum_item(const struct item *item)
+{
+    struct score_sum sum = {.n_scored = item->n_ids - 1};
+    sum.is_greedy = sum.n_scored > 0;
+    for (int64_t i = 0; i < sum.n_scored; i++) {
+        const double logprob = (double)item->out_logprob[i];
+        sum.sum_logprob += logprob;
+        sum.min_logprob = i == 0 || logprob < sum.min_logprob ? logprob : sum.min_logprob;
+        sum.is_greedy = sum.is_greedy && item->out_rank[i] == 1;
+        sum.impossible = sum.impossible || (isinf(logprob) && logprob < 0);
+        sum.nan = sum.nan || isnan(logprob);
+    }
+    return sum;
+}
+
+/* ---- words and characters ------------------------------------------------------------------ */
+
+/* What Python's \s matches in a str: the characters of str.isspace(). */
+static bool is_space(uint32_t c)
+{
+    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+int64_t text_count_words(const char *text, size_t bytes)
+{
+    int64_t n_run = 0;
+    bool in_run = false;
+    for (size_t at = 0; at < bytes;) {
+        const struct utf8_char c = utf8_next(text + at, bytes - at);
+        const bool space = c.status == UTF8_CHAR && is_space(c.code);
+        n_run += space && !in_run;
+        in_run = space;
+        at += (size_t)c.bytes;
+    }
+    return 1 + n_run;
+}
+
+int64_t text_count_chars(const char *text, size_t bytes)
+{
+    int64_t n = 0;
+    for (size_t at = 0; at < bytes; n++) {
+        at += (size_t)utf8_next(text + at, bytes - at).bytes;
+    }
+    return n;
+}

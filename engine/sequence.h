@@ -1,0 +1,81 @@
+/* One running unit: a sample of a generation, or a window of a text to score (all windows, one
+ * after another, if the item traces memory). It knows which rows it feeds into a step and what to
+ * do with their results; it knows nothing of other units, of policy or of threads.
+ *
+ *   sequence_start → { sequence_fill → (step runs) → sequence_trace → sequence_take } … → over
+ *
+ * Engine thread only. Its arrays are sized at open for the longest sequence. */
+#ifndef ENGINE_SEQUENCE_H
+#define ENGINE_SEQUENCE_H
+
+#include "engine/queue.h"
+#include "engine/sampling.h"
+#include "engine/stop.h"
+
+struct sequence {
+    struct job *job;   /* Borrowed: the queue's pool. NULL: the slot is free */
+    struct item *item; /* Borrowed: the request's */
+    int32_t *page;     /* Owner: this. [n_page_max]; its pages while it runs */
+    int n_page;
+
+    /* Positions 0 .. n_feed-1 hold the tokens base .. of the item's text; n_done are computed. */
+    int64_t base;
+    int64_t n_feed;
+    int64_t n_done;
+
+    /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
+    int64_t window, window_end;
+    int64_t count_from, count_end;
+
+    /* Generation. */
+    int n_out;
+    enum finish ending; /* decided, but the last token is still to be fed for the memory trace */
+    struct sampling_counts counts;
+    struct stop_scan stop;
+    int64_t start_us, first_us, last_us;
+
+    /* In the current step. */
+    int row_first, n_row;
+    int out_first, n_out_row;
+};
+
+enum err_code sequence_open(struct sequence *seq, int n_page_max, int n_entry_max, struct err *err);
+void sequence_close(struct sequence *seq); /* zeroed ones are fine */
+
+/* Windows that scoring an item takes; one more than score_window_count where the memory trace has
+ * to feed the last token in a window of its own. */
+int64_t sequence_window_total(const struct request *request, const struct item *item);
+/* The most positions that a unit beginning at this window (scoring) can hold in the cache. */
+int64_t sequence_position_max(const struct request *request, const struct item *item,
+                              int64_t window);
+
+/* Begins a unit: pages are set, window is the first one to score. */
+void sequence_start(struct sequence *seq, struct job *job, struct item *item, int64_t window,
+                    const struct model_info *info, const struct tokenizer *tokenizer,
+                    int64_t now_us);
+
+/* Whether its next row follows from the last step: one row, exactly. */
+bool sequence_decodes(const struct sequence *seq);
+/* Rows it could feed now, >= 1. */
+int64_t sequence_rows(const struct sequence *seq);
+
+/* Appends its next n_row rows and their outputs to step. */
+void sequence_fill(struct sequence *seq, struct step *step, int n_row);
+
+/* Adds what memory m looked up for its rows of the step to the item's trace. slots and shares:
+ * [n_tok, n_column], all rows of the step. Before sequence_take. */
+void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
+                    int n_column);
+
+struct sequence_result {
+    bool over;          /* the unit has ended */
+    bool item_over;     /* and with it the item: finish is its state */
+    enum finish finish; /* FINISH_ERROR: a log-probability was not a number */
+    int n_published;    /* results that are visible since this call */
+};
+
+/* Takes the step's results into the item. text is scratch of text_max bytes for the detokeniser. */
+struct sequence_result sequence_take(struct sequence *seq, const struct step *step,
+                                     const struct model_info *info, char *text, size_t text_max);
+
+#endif

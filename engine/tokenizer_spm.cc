@@ -1,0 +1,484 @@
+/* SentencePiece behind the C interface of tokenizer.h: the project's one C++ file.
+ *
+ * The library knows the pieces and finds the segmentation; everything that must be exact is done
+ * here: ids to bytes (so that a stream of tokens and a whole list give the same text), byte
+ * offsets, and what is lossy inside the library. Where the model puts nothing in front of a text
+ * and trims nothing, a text is cut before it is segmented
+ *   - at a newline, if the newline is a user-defined piece: no other piece holds one, so the ids
+ * are those of one call in exact arithmetic, without the rounding of a score summed over a book;
+ *   - at U+2581 and NUL, which the library would turn into a space or lose: they become byte
+ * pieces. A user-defined piece that a user types is that piece, as in training; a control piece is
+ * not. */
+extern "C" {
+#include "engine/tokenizer.h"
+#include "engine/utf8.h"
+}
+
+#include <sentencepiece_processor.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+const size_t model_bytes_max = size_t{64} << 20;
+const size_t text_bytes_max = size_t{256} << 20;
+const char space_mark[] = "\xe2\x96\x81"; /* U+2581 stands for a space inside pieces */
+
+struct piece {
+    std::string text;  /* as the vocabulary spells it */
+    std::string bytes; /* what it adds to a text */
+    bool control;
+    bool byte; /* one raw byte: <0x0A> */
+};
+
+} // namespace
+
+struct tokenizer {
+    sentencepiece::SentencePieceProcessor spm;
+    std::vector<piece> pieces;
+    size_t bytes_max;
+    int byte_id[256];  /* -1 = the model has no byte pieces */
+    int newline_id;    /* user-defined piece "\n", or -1 */
+    bool dummy_prefix; /* a space is put in front of each text */
+    bool cut;          /* texts may be cut as said above */
+    char kind[40];
+};
+
+namespace
+{
+
+/* ---- the model file's own settings --------------------------------------------------------- */
+
+/* What the library keeps to itself, read from the serialized ModelProto
+ * (sentencepiece_model.proto): field 1 pieces {1 piece, 3 type}, 2 trainer_spec {3 model_type}, 3
+ * normalizer_spec {2 charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5
+ * escape_whitespaces}. The library has accepted the bytes before; the walk is bounded all the same.
+ */
+struct settings {
+    uint64_t model_type = 1; /* defaults of the format */
+    bool add_dummy_prefix = true;
+    bool remove_extra_whitespaces = true;
+    bool has_charsmap = false;
+    int newline_id = -1;
+    bool newline_elsewhere = false;
+};
+
+class reader
+{
+  public:
+    explicit reader(const std::string &bytes) : at_(bytes.data()), end_(at_ + bytes.size())
+    {
+    }
+    /* The next field; false at the end or on damage. Numbers land in value, strings in text. */
+    bool next(int *field, uint64_t *value, std::string *text)
+    {
+        uint64_t key = 0;
+        if (at_ == end_ || !varint(&key)) {
+            return false;
+        }
+        *field = static_cast<int>(key >> 3);
+        *value = 0;
+        text->clear();
+        switch (key & 7) {
+        case 0: return varint(value);
+        case 1: return skip(8);
+        case 5: return skip(4);
+        case 2: {
+            uint64_t n = 0;
+            if (!varint(&n) || n > static_cast<uint64_t>(end_ - at_)) {
+                return false;
+            }
+            text->assign(at_, static_cast<size_t>(n));
+            return skip(static_cast<size_t>(n));
+        }
+        default: return false;
+        }
+    }
+
+  private:
+    bool varint(uint64_t *value)
+    {
+        *value = 0;
+        for (int shift = 0; shift < 64 && at_ < end_; shift += 7) {
+            const unsigned char byte = static_cast<unsigned char>(*at_++);
+            *value |= static_cast<uint64_t>(byte & 0x7f) << shift;
+            if (byte < 0x80) {
+                return true;
+            }
+        }
+        return false;
+    }
+    bool skip(size_t n)
+    {
+        if (n > static_cast<size_t>(end_ - at_)) {
+            return false;
+        }
+        at_ += n;
+        return true;
+    }
+    const char *at_;
+    const char *end_;
+};
+
+void read_piece(const std::string &bytes, int id, settings *s)
+{
+    const uint64_t user_defined = 4;
+    reader in(bytes);
+    int field = 0;
+    uint64_t value = 0;
+    uint64_t type = 1;
+    std::string text;
+    std::string name;
+    while (in.next(&field, &value, &text)) {
+        if (field == 1) {
+            name = text;
+        } else if (field == 3) {
+            type = value;
+        }
+    }
+    if (name == "\n" && type == user_defined) {
+        s->newline_id = id;
+    } else if (name.find('\n') != std::string::npos) {
+        s->newline_elsewhere = true;
+    }
+}
+
+settings read_settings(const std::string &model)
+{
+    settings s;
+    reader in(model);
+    int field = 0;
+    uint64_t value = 0;
+    std::string text;
+    int id = 0;
+    while (in.next(&field, &value, &text)) {
+        if (field == 1) {
+            read_piece(text, id++, &s);
+        } else if (field == 2 || field == 3) {
+            reader sub(text);
+            int sub_field = 0;
+            std::string sub_text;
+            while (sub.next(&sub_field, &value, &sub_text)) {
+                if (field == 2 && sub_field == 3) {
+                    s.model_type = value;
+                } else if (field == 3 && sub_field == 2) {
+                    s.has_charsmap = !sub_text.empty();
+                } else if (field == 3 && sub_field == 3) {
+                    s.add_dummy_prefix = value != 0;
+                } else if (field == 3 && sub_field == 4) {
+                    s.remove_extra_whitespaces = value != 0;
+                }
+            }
+        }
+    }
+    return s;
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+/* A space for each mark: what the piece adds inside a text. */
+std::string surface(const std::string &text)
+{
+    std::string bytes;
+    for (size_t at = 0; at < text.size();) {
+        if (text.compare(at, 3, space_mark) == 0) {
+            bytes += ' ';
+            at += 3;
+        } else {
+            bytes += text[at++];
+        }
+    }
+    return bytes;
+}
+
+enum err_code fill_pieces(struct tokenizer *t, const char *path, struct err *err)
+{
+    for (int &id : t->byte_id) {
+        id = -1;
+    }
+    const int n = t->spm.GetPieceSize();
+    t->pieces.reserve(static_cast<size_t>(n));
+    for (int id = 0; id < n; id++) {
+        piece p = {t->spm.IdToPiece(id), "", false, t->spm.IsByte(id)};
+        /* The unknown piece stands for text that the model cannot spell: it has none of its own. */
+        p.control = t->spm.IsControl(id) || t->spm.IsUnknown(id);
+        unsigned value = 0;
+        if (p.byte && std::sscanf(p.text.c_str(), "<0x%2X>", &value) == 1 && value < 256) {
+            p.bytes.assign(1, static_cast<char>(value));
+            t->byte_id[value] = id;
+        } else if (!p.control) {
+            p.bytes = surface(p.text);
+        }
+        t->bytes_max = p.bytes.size() > t->bytes_max ? p.bytes.size() : t->bytes_max;
+        if (utf8_valid_prefix(p.text.data(), p.text.size()) != p.text.size()) {
+            return err_set(err, ERR_FORMAT, "%s: piece %d is not valid UTF-8", path, id);
+        }
+        t->pieces.push_back(p);
+    }
+    return ERR_OK;
+}
+
+enum err_code read_model(const char *path, bool must_exist, std::string *model, struct err *err)
+{
+    model->clear();
+    std::FILE *const file = std::fopen(path, "rb");
+    if (file == nullptr) {
+        return must_exist || errno != ENOENT
+                   ? err_set(err, ERR_IO, "%s: cannot open: %s", path, std::strerror(errno))
+                   : ERR_OK;
+    }
+    char buffer[1 << 16];
+    size_t n = 0;
+    while ((n = std::fread(buffer, 1, sizeof buffer, file)) > 0 &&
+           model->size() <= model_bytes_max) {
+        model->append(buffer, n);
+    }
+    const bool failed = std::ferror(file) != 0;
+    (void)std::fclose(file);
+    if (failed) {
+        return err_set(err, ERR_IO, "%s: cannot read", path);
+    }
+    if (model->empty() || model->size() > model_bytes_max) {
+        return err_set(err, ERR_FORMAT, "%s: has %zu bytes or more, accepted are 1 to %zu", path,
+                       model->size(), model_bytes_max);
+    }
+    return ERR_OK;
+}
+
+enum err_code open_model(struct tokenizer *t, const char *path, const std::string &model,
+                         int n_vocab, struct err *err)
+{
+    const sentencepiece::util::Status status = t->spm.LoadFromSerializedProto(model);
+    if (!status.ok()) {
+        return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: %s", path,
+                       status.error_message());
+    }
+    if (t->spm.GetPieceSize() != n_vocab) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: has %d pieces, the model's vocab_size is %d: they do not belong "
+                       "together",
+                       path, t->spm.GetPieceSize(), n_vocab);
+    }
+    const settings s = read_settings(model);
+    t->newline_id = s.newline_elsewhere ? -1 : s.newline_id;
+    t->dummy_prefix = s.add_dummy_prefix;
+    t->cut = !s.add_dummy_prefix && !s.remove_extra_whitespaces && !s.has_charsmap;
+    static const char *const types[] = {"", "unigram", "bpe", "word", "char"};
+    (void)std::snprintf(t->kind, sizeof t->kind, "sentencepiece-%s",
+                        s.model_type >= 1 && s.model_type <= 4 ? types[s.model_type] : "other");
+    return fill_pieces(t, path, err);
+}
+
+/* ---- encoding ------------------------------------------------------------------------------ */
+
+struct encoding {
+    std::vector<int32_t> ids;
+    std::vector<size_t> offsets;
+};
+
+/* Segments text[0 .. bytes) by the library, offsets counted from base. */
+bool encode_span(const struct tokenizer *t, const char *text, size_t bytes, size_t base,
+                 struct encoding *out)
+{
+    if (bytes == 0) {
+        return true;
+    }
+    sentencepiece::ImmutableSentencePieceText spt;
+    if (!t->spm.Encode(absl::string_view(text, bytes), spt.mutable_proto()).ok()) {
+        return false;
+    }
+    size_t in_char = 0; /* bytes of a character spelled in byte pieces before this one */
+    for (size_t i = 0; i < spt.pieces_size(); i++) {
+        const auto p = spt.pieces(static_cast<int>(i));
+        const size_t id = p.id();
+        if (id >= t->pieces.size()) {
+            return false;
+        }
+        /* All byte pieces of a character carry its begin; only the last one has its end. */
+        out->ids.push_back(static_cast<int32_t>(id));
+        out->offsets.push_back(base + p.begin() + (t->pieces[id].byte ? in_char : 0));
+        in_char = t->pieces[id].byte && p.end() == p.begin() ? in_char + 1 : 0;
+    }
+    return true;
+}
+
+/* Whether the library must not see the character at text[0], and how many bytes it has. */
+size_t apart_bytes(const struct tokenizer *t, const char *text, size_t left)
+{
+    if (text[0] == '\n' && t->newline_id >= 0) {
+        return 1;
+    }
+    if (text[0] == '\0' && t->byte_id[0] >= 0) {
+        return 1;
+    }
+    return left >= 3 && std::memcmp(text, space_mark, 3) == 0 && t->byte_id[0xe2] >= 0 ? 3 : 0;
+}
+
+bool encode_text(const struct tokenizer *t, const char *text, size_t bytes, struct encoding *out)
+{
+    size_t begin = 0;
+    for (size_t at = 0; t->cut && at < bytes;) {
+        const size_t n = apart_bytes(t, text + at, bytes - at);
+        if (n == 0) {
+            at++;
+            continue;
+        }
+        if (!encode_span(t, text + begin, at - begin, begin, out)) {
+            return false;
+        }
+        for (size_t i = 0; i < n; i++) {
+            const unsigned char byte = static_cast<unsigned char>(text[at + i]);
+            out->ids.push_back(byte == '\n' ? t->newline_id : t->byte_id[byte]);
+            out->offsets.push_back(at + i);
+        }
+        at += n;
+        begin = at;
+    }
+    return encode_span(t, text + begin, bytes - begin, begin, out);
+}
+
+/* The control piece that text consists of, or -1. */
+int control_of(const struct tokenizer *t, const char *text, size_t bytes)
+{
+    for (size_t id = 0; id < t->pieces.size(); id++) {
+        const piece &p = t->pieces[id];
+        if (p.control && p.text.size() == bytes && std::memcmp(p.text.data(), text, bytes) == 0) {
+            return static_cast<int>(id);
+        }
+    }
+    return -1;
+}
+
+template <typename T> T *to_array(const std::vector<T> &v)
+{
+    T *const array = static_cast<T *>(std::malloc(v.empty() ? sizeof(T) : v.size() * sizeof(T)));
+    if (array != nullptr && !v.empty()) {
+        std::memcpy(array, v.data(), v.size() * sizeof(T));
+    }
+    return array;
+}
+
+} // namespace
+
+/* ---- the C interface ----------------------------------------------------------------------- */
+
+extern "C" {
+
+enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
+                             int n_vocab, struct err *err)
+{
+    *tokenizer = nullptr;
+    try {
+        const std::string file = path != nullptr ? path : std::string(dir) + "/tokenizer.model";
+        std::string model;
+        enum err_code code = read_model(file.c_str(), path != nullptr, &model, err);
+        if (code != ERR_OK || model.empty()) {
+            return code;
+        }
+        struct tokenizer *const t = new struct tokenizer();
+        code = open_model(t, file.c_str(), model, n_vocab, err);
+        if (code != ERR_OK) {
+            delete t;
+            return code;
+        }
+        *tokenizer = t;
+        return ERR_OK;
+    } catch (const std::exception &e) {
+        return err_set(err, ERR_MEMORY, "cannot open the tokenizer: %s", e.what());
+    }
+}
+
+void tokenizer_close(struct tokenizer *tokenizer)
+{
+    delete tokenizer;
+}
+
+const char *tokenizer_kind(const struct tokenizer *tokenizer)
+{
+    return tokenizer->kind;
+}
+
+enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text,
+                               size_t text_bytes, bool allow_control, int32_t **ids, size_t *n_ids,
+                               size_t **offsets, struct err *err)
+{
+    *ids = nullptr;
+    *n_ids = 0;
+    if (offsets != nullptr) {
+        *offsets = nullptr;
+    }
+    if (text_bytes > text_bytes_max) {
+        return err_set(err, ERR_ARGUMENT, "the text has %zu bytes, the limit is %zu", text_bytes,
+                       text_bytes_max);
+    }
+    const size_t valid = utf8_valid_prefix(text, text_bytes);
+    if (valid != text_bytes) {
+        return err_set(err, ERR_ARGUMENT, "the text is not valid UTF-8 at byte %zu", valid);
+    }
+    try {
+        struct encoding out;
+        const int control = allow_control ? control_of(tokenizer, text, text_bytes) : -1;
+        if (control >= 0) {
+            out.ids.push_back(control);
+            out.offsets.push_back(0);
+        } else if (!encode_text(tokenizer, text, text_bytes, &out)) {
+            return err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
+        }
+        *ids = to_array(out.ids);
+        *n_ids = out.ids.size();
+        if (offsets != nullptr) {
+            *offsets = to_array(out.offsets);
+        }
+        if (*ids != nullptr && (offsets == nullptr || *offsets != nullptr)) {
+            return ERR_OK;
+        }
+    } catch (const std::exception &) {
+        /* the same as malloc's failure */
+    }
+    std::free(*ids);
+    *ids = nullptr;
+    if (offsets != nullptr) {
+        std::free(*offsets);
+        *offsets = nullptr;
+    }
+    return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", text_bytes);
+}
+
+const char *tokenizer_piece(const struct tokenizer *tokenizer, int32_t id)
+{
+    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
+    return tokenizer->pieces[static_cast<size_t>(id)].text.c_str();
+}
+
+bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
+{
+    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
+    return tokenizer->pieces[static_cast<size_t>(id)].control;
+}
+
+size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes, size_t bytes_max)
+{
+    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
+    const std::string &from = tokenizer->pieces[static_cast<size_t>(id)].bytes;
+    std::memcpy(bytes, from.data(), from.size() < bytes_max ? from.size() : bytes_max);
+    return from.size();
+}
+
+size_t tokenizer_bytes_max(const struct tokenizer *tokenizer)
+{
+    return tokenizer->bytes_max;
+}
+
+bool tokenizer_dummy_prefix(const struct tokenizer *tokenizer)
+{
+    return tokenizer->dummy_prefix;
+}
+
+} // extern "C"

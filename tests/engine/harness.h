@@ -1,0 +1,214 @@
+/* An engine on a tiny model, for tests/engine: opening it, building requests, waiting for them, and
+ * a gate that lets the test decide when a step may end. Header only. */
+#ifndef TESTS_ENGINE_HARNESS_H
+#define TESTS_ENGINE_HARNESS_H
+
+#include "engine/loop.h"
+#include "tests/engine/tiny_model.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum { HARNESS_VOCAB = 101 };
+
+/* The backend under test: PKMSERVE_TEST_DEVICE=cpu or ref (the default). */
+static inline struct engine_options harness_options(const char *dir)
+{
+    const char *const device = getenv("PKMSERVE_TEST_DEVICE");
+    return (struct engine_options){
+        .model_dir = dir,
+        .backend = {.device = device != NULL ? device : "ref", .n_thread = 2},
+        .model = {.dtype = "f32"},
+        .max_seqs = 32,
+        .max_batch_tokens = 64,
+        .max_queue = 64,
+        .max_queue_tokens = 100000,
+        .max_logprobs = 5,
+        .memory_trace = true,
+    };
+}
+
+static inline struct engine *harness_open(const struct engine_options *options)
+{
+    struct engine *engine = NULL;
+    struct err err = {0};
+    if (engine_open(&engine, options, &err) != ERR_OK) {
+        fail_msg("engine_open: %s", err.message);
+    }
+    return engine;
+}
+
+/* ---- requests ---- */
+
+/* Counts wakes; waiting is by wake, as a front end would. */
+struct waiter {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int n_wake;
+};
+
+static inline void waiter_begin(struct waiter *waiter)
+{
+    CHECK(pthread_mutex_init(&waiter->mutex, NULL) == 0);
+    CHECK(pthread_cond_init(&waiter->changed, NULL) == 0);
+    waiter->n_wake = 0;
+}
+
+static inline void waiter_wake(void *ctx)
+{
+    struct waiter *const waiter = ctx;
+    CHECK(pthread_mutex_lock(&waiter->mutex) == 0);
+    waiter->n_wake++;
+    CHECK(pthread_cond_signal(&waiter->changed) == 0);
+    CHECK(pthread_mutex_unlock(&waiter->mutex) == 0);
+}
+
+/* Waits until all items of request are over. */
+static inline void waiter_wait(struct waiter *waiter, const struct request *request)
+{
+    CHECK(pthread_mutex_lock(&waiter->mutex) == 0);
+    while (atomic_load(&request->n_item_done) < request->n_item) {
+        CHECK(pthread_cond_wait(&waiter->changed, &waiter->mutex) == 0);
+    }
+    CHECK(pthread_mutex_unlock(&waiter->mutex) == 0);
+}
+
+static inline int32_t *harness_ids(int salt, int n)
+{
+    int32_t *const ids = malloc((size_t)n * sizeof *ids);
+    CHECK(ids != NULL);
+    ids[0] = 1;
+    for (int i = 1; i < n; i++) { /* never a control token, never 7: see tiny_model */
+        ids[i] = 8 + (int32_t)((uint32_t)(i * 31 + salt * 977 + i * i * salt) % 90u);
+    }
+    return ids;
+}
+
+/* A generation with neutral sampling: greedy, never ended by eos. */
+static inline struct request *harness_generation(int n_item, int max_tokens)
+{
+    struct request *const request = request_new(REQUEST_GENERATE, n_item);
+    CHECK(request != NULL);
+    (void)snprintf(request->id, sizeof request->id, "test");
+    request->sampling = (struct sampling){.temperature = 0,
+                                          .top_p = 1,
+                                          .repetition = 1,
+                                          .max_tokens = max_tokens,
+                                          .ignore_eos = true};
+    request->n_top = 0;
+    return request;
+}
+
+static inline struct request *harness_score(int n_item, int64_t window, int64_t stride)
+{
+    struct request *const request = request_new(REQUEST_SCORE, n_item);
+    CHECK(request != NULL);
+    request->n_top = 0;
+    request->window = window;
+    request->stride = stride;
+    return request;
+}
+
+/* Sets item i to n ids made from salt. */
+static inline void harness_item(const struct engine *engine, struct request *request, int i,
+                                int salt, int n)
+{
+    struct err err = {0};
+    if (request_set_item(request, i, harness_ids(salt, n), n, engine_model(engine), &err) !=
+        ERR_OK) {
+        fail_msg("request_set_item: %s", err.message);
+    }
+}
+
+static inline void harness_submit(struct engine *engine, struct request *request,
+                                  struct waiter *waiter)
+{
+    struct err err = {0};
+    if (waiter != NULL) {
+        request->wake = waiter_wake;
+        request->wake_ctx = waiter;
+    }
+    if (engine_submit(engine, request, &err) != ERR_OK) {
+        fail_msg("engine_submit: %s", err.message);
+    }
+}
+
+/* Submits and waits for the end. */
+static inline void harness_run(struct engine *engine, struct request *request)
+{
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    harness_submit(engine, request, &waiter);
+    waiter_wait(&waiter, request);
+    request->wake = NULL; /* all is over: nobody calls it any more */
+}
+
+/* ---- the gate: a backend whose steps end when the test says so ---- */
+
+struct gate {
+    struct backend_ops op; /* the backend's, with finish replaced */
+    const struct backend_ops *original;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int n_allowed;              /* steps that may still end; < 0: all */
+    int n_arrived;              /* steps that wanted to end since gate_begin */
+    bool fail;                  /* the next finish fails */
+    int last_n_tok, last_n_seq; /* of the step that arrived last */
+};
+
+/* One gate at a time: the op table has no room for a context. */
+static struct gate *harness_gate;
+
+static inline enum err_code gate_finish(struct backend *be, struct step *step, struct err *err)
+{
+    struct gate *const gate = harness_gate;
+    CHECK(pthread_mutex_lock(&gate->mutex) == 0);
+    gate->n_arrived++;
+    gate->last_n_tok = step->n_tok;
+    gate->last_n_seq = step->n_seq;
+    CHECK(pthread_cond_broadcast(&gate->changed) == 0);
+    while (gate->n_allowed == 0) {
+        CHECK(pthread_cond_wait(&gate->changed, &gate->mutex) == 0);
+    }
+    gate->n_allowed -= gate->n_allowed > 0;
+    const bool failing = gate->fail;
+    CHECK(pthread_mutex_unlock(&gate->mutex) == 0);
+    const enum err_code code = gate->original->finish(be, step, err);
+    return failing ? err_set(err, ERR_DEVICE, "the test made the device fail") : code;
+}
+
+/* Closed from the start. The engine must be idle: the submit that follows publishes the change. */
+static inline void gate_begin(struct gate *gate, struct engine *engine)
+{
+    *gate = (struct gate){.op = *engine->be->op, .original = engine->be->op};
+    gate->op.finish = gate_finish;
+    CHECK(pthread_mutex_init(&gate->mutex, NULL) == 0);
+    CHECK(pthread_cond_init(&gate->changed, NULL) == 0);
+    harness_gate = gate;
+    engine->be->op = &gate->op;
+}
+
+/* Lets n more steps end; n < 0: all from now on. */
+static inline void gate_allow(struct gate *gate, int n)
+{
+    CHECK(pthread_mutex_lock(&gate->mutex) == 0);
+    gate->n_allowed = n < 0 ? -1 : gate->n_allowed + n;
+    CHECK(pthread_cond_broadcast(&gate->changed) == 0);
+    CHECK(pthread_mutex_unlock(&gate->mutex) == 0);
+}
+
+/* Waits until n steps have arrived in all. */
+static inline void gate_await(struct gate *gate, int n)
+{
+    CHECK(pthread_mutex_lock(&gate->mutex) == 0);
+    while (gate->n_arrived < n) {
+        CHECK(pthread_cond_wait(&gate->changed, &gate->mutex) == 0);
+    }
+    CHECK(pthread_mutex_unlock(&gate->mutex) == 0);
+}
+
+#endif
