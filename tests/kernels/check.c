@@ -1,0 +1,426 @@
+/* The checker's tools: seeded data, guarded memory, comparison, reporting. See check.h. */
+#include "tests/kernels/check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- reports -------------------------------------------------------------------------------- */
+
+void check_shape(struct check *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(c->shape, sizeof c->shape, format, args);
+    va_end(args);
+}
+
+void check_fail(struct check *c, const char *format, ...)
+{
+    if (c->has_failed) {
+        return;
+    }
+    c->has_failed = true;
+    c->n_failed++;
+    char detail[512];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(detail, sizeof detail, format, args);
+    va_end(args);
+    char message[sizeof c->message];
+    const char *const name = c->side[SIDE_ONE]->name;
+    (void)snprintf(message, sizeof message,
+                   "%s %s: %s\n  shape: %s\n  rerun: CHECK_BACKEND=%s CHECK_OP=%s "
+                   "CHECK_CASE=0x%llx build/tests/kernels/test_kernels",
+                   name, c->row->name, detail, c->shape, name, c->row->name,
+                   (unsigned long long)c->seed);
+    if (!c->is_quiet) {
+        (void)fprintf(stderr, "%s\n", message);
+    }
+    if (c->message[0] == '\0') {
+        memcpy(c->message, message, sizeof message);
+    }
+}
+
+/* ---- random data ---------------------------------------------------------------------------- */
+
+/* splitmix64: small, and every seed is as good as another. */
+static uint64_t random_next(uint64_t *state)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    uint64_t z = *state;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint64_t check_random(struct check *c)
+{
+    return random_next(&c->rng);
+}
+
+double check_uniform(struct check *c)
+{
+    return (double)(check_random(c) >> 11) * 0x1p-53;
+}
+
+bool check_chance(struct check *c, double probability)
+{
+    return check_uniform(c) < probability;
+}
+
+int check_int(struct check *c, int first, int last)
+{
+    CHECK(first <= last);
+    return first + (int)(check_random(c) % (uint64_t)(last - first + 1));
+}
+
+int check_dim(struct check *c, int max)
+{
+    int dim = 1;
+    switch (check_int(c, 0, 3)) {
+    case 0: dim = check_int(c, 1, max < 9 ? max : 9); break;
+    case 1: dim = 16 * check_int(c, 1, max / 16 + 1) + check_int(c, -1, 1); break;
+    case 2: dim = 64 * check_int(c, 1, max / 64 + 1) + check_int(c, -1, 1); break;
+    default: dim = check_int(c, 1, max); break;
+    }
+    return dim < 1 ? 1 : dim > max ? max : dim;
+}
+
+void *check_host(struct check *c, size_t n, size_t elem_bytes)
+{
+    CHECK(c->n_host < CHECK_HOST_MAX);
+    void *const data = calloc(n > 0 ? n : 1, elem_bytes);
+    CHECK(data != NULL);
+    c->host[c->n_host++] = data;
+    return data;
+}
+
+void check_host_drop(struct check *c)
+{
+    CHECK(c->n_host > 0);
+    free(c->host[--c->n_host]);
+}
+
+/* Sum of four uniform numbers: near enough to a normal distribution, with variance 1/3. */
+static float normal_next(struct check *c, float sigma)
+{
+    double sum = -2;
+    for (int i = 0; i < 4; i++) {
+        sum += check_uniform(c);
+    }
+    return (float)(sum * 1.7320508 * (double)sigma);
+}
+
+float *check_normal(struct check *c, size_t n, float sigma)
+{
+    float *const data = check_host(c, n, sizeof *data);
+    for (size_t i = 0; i < n; i++) {
+        data[i] = normal_next(c, sigma);
+    }
+    return data;
+}
+
+float *check_small(struct check *c, size_t n)
+{
+    float *const data = check_host(c, n, sizeof *data);
+    for (size_t i = 0; i < n; i++) {
+        data[i] = 0.5f * (float)check_int(c, -2, 2);
+    }
+    return data;
+}
+
+/* A half-precision number of magnitude below 4, sometimes subnormal or zero. */
+static uint16_t f16_next(struct check *c)
+{
+    const int exponent = check_chance(c, 0.05) ? 0 : check_int(c, 10, 16);
+    return (uint16_t)((check_random(c) & 0x83ffu) | (uint64_t)(exponent << 10));
+}
+
+struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
+                                float sigma)
+{
+    const int64_t stride = cols + (check_chance(c, 0.5) ? check_int(c, 1, 5) : 0);
+    void *const data = check_host(c, (size_t)(rows * stride), dtype_bytes(dtype));
+    for (int64_t i = 0; i < rows * stride; i++) {
+        const float value = normal_next(c, sigma);
+        if (dtype == DTYPE_F32) {
+            ((float *)data)[i] = value;
+        } else {
+            ((uint16_t *)data)[i] = dtype == DTYPE_BF16 ? bf16_from_f32(value) : f16_next(c);
+        }
+    }
+    return (struct tensor){data, rows, cols, stride, dtype};
+}
+
+float check_value(const struct tensor *t, int64_t row, int64_t col)
+{
+    const int64_t i = row * t->stride + col;
+    switch (t->dtype) {
+    case DTYPE_F32: return ((const float *)t->data)[i];
+    case DTYPE_BF16: return bf16_to_f32(((const uint16_t *)t->data)[i]);
+    case DTYPE_F16: return f16_to_f32(((const uint16_t *)t->data)[i]);
+    default: break;
+    }
+    CHECK(false);
+    return 0;
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
+                            const struct weight_desc *desc)
+{
+    CHECK(c->n_weight < CHECK_WEIGHT_MAX);
+    struct weight *weight = NULL;
+    struct err err = {0};
+    struct backend *const be = c->side[side];
+    const enum err_code code = be->op->weight_new(be, &weight, host, desc, "weight", &err);
+    if (code != ERR_OK) {
+        (void)fprintf(stderr, "%s: weight_new: %s\n", be->name, err.message);
+        abort();
+    }
+    if (be->op->weight_bytes(weight) == 0) {
+        check_fail(c, "weight_bytes: expected more than 0, got 0");
+    }
+    c->weight_side[c->n_weight] = side;
+    c->weight[c->n_weight++] = weight;
+    return weight;
+}
+
+/* ---- guarded memory ------------------------------------------------------------------------- */
+
+enum { GUARD = 32 }; /* words before and after; a cache line and a register */
+
+static uint32_t guard_word(size_t i)
+{
+    return 0xa5000000u ^ (uint32_t)(i * 2654435761u);
+}
+
+static bool is_inside(const struct block *b, size_t i)
+{
+    if (i < b->first) {
+        return false;
+    }
+    const size_t row = (i - b->first) / (size_t)b->view.stride;
+    const size_t col = (i - b->first) % (size_t)b->view.stride;
+    return row < (size_t)b->view.rows && col < (size_t)b->view.cols;
+}
+
+static struct tensor block_new(struct check *c, enum side side, const char *name, const void *host,
+                               int64_t rows, int64_t cols, int64_t stride, size_t shift,
+                               enum dtype dtype, bool is_output)
+{
+    CHECK(c->n_block < CHECK_BLOCK_MAX && dtype_bytes(dtype) == 4 && rows > 0 && cols > 0);
+    struct block *const b = &c->block[c->n_block++];
+    b->be = c->side[side];
+    b->name = name;
+    b->is_output = is_output;
+    b->first = GUARD + shift;
+    b->n_word = b->first + (size_t)(rows * stride) + GUARD;
+    b->image = malloc(b->n_word * sizeof *b->image);
+    CHECK(b->image != NULL);
+    CHECK(b->be->op->buffer_new(b->be, &b->device, b->n_word * 4, name, NULL) == ERR_OK);
+    b->view = (struct tensor){(uint32_t *)b->device + b->first, rows, cols, stride, dtype};
+    for (size_t i = 0; i < b->n_word; i++) {
+        b->image[i] = is_inside(b, i) ? CHECK_POISON : guard_word(i);
+    }
+    for (int64_t r = 0; r < rows && host != NULL; r++) {
+        memcpy(b->image + b->first + r * stride, (const uint32_t *)host + r * cols,
+               (size_t)cols * 4);
+    }
+    const struct tensor all = tensor_make(b->device, 1, (int64_t)b->n_word, dtype);
+    b->be->op->upload(b->be, all, b->image);
+    return b->view;
+}
+
+/* Half of the views are as models make them, the others have gaps and odd offsets. */
+static struct tensor view_new(struct check *c, enum side side, const char *name, const void *host,
+                              int64_t rows, int64_t cols, enum dtype dtype, bool is_output)
+{
+    const bool is_plain = check_chance(c, 0.5);
+    const int64_t stride = cols + (is_plain ? 0 : check_int(c, 0, 9));
+    const size_t shift = is_plain ? 0 : (size_t)check_int(c, 0, 5);
+    return block_new(c, side, name, host, rows, cols, stride, shift, dtype, is_output);
+}
+
+struct tensor check_in(struct check *c, enum side side, const char *name, const void *host,
+                       int64_t rows, int64_t cols, enum dtype dtype)
+{
+    return view_new(c, side, name, host, rows, cols, dtype, false);
+}
+
+struct tensor check_out(struct check *c, enum side side, const char *name, int64_t rows,
+                        int64_t cols, enum dtype dtype)
+{
+    return view_new(c, side, name, NULL, rows, cols, dtype, true);
+}
+
+struct tensor check_inout(struct check *c, enum side side, const char *name, const void *host,
+                          int64_t rows, int64_t cols, enum dtype dtype)
+{
+    return view_new(c, side, name, host, rows, cols, dtype, true);
+}
+
+struct tensor check_pages(struct check *c, enum side side, const char *name, int64_t rows,
+                          int64_t cols)
+{
+    return block_new(c, side, name, NULL, rows, cols, cols, 0, DTYPE_F32, true);
+}
+
+void check_get(struct check *c, enum side side, struct tensor view, void *host)
+{
+    c->side[side]->op->download(c->side[side], host, view);
+}
+
+static void block_verify(struct check *c, const struct block *b)
+{
+    uint32_t *const now = malloc(b->n_word * sizeof *now);
+    CHECK(now != NULL);
+    const struct tensor all = tensor_make(b->device, 1, (int64_t)b->n_word, b->view.dtype);
+    b->be->op->download(b->be, now, all);
+    for (size_t i = 0; i < b->n_word; i++) {
+        if (now[i] != b->image[i] && !(b->is_output && is_inside(b, i))) {
+            check_fail(c,
+                       "%s [%lld, %lld], stride %lld: %s changed at word %lld from its start: "
+                       "expected 0x%08x, got 0x%08x",
+                       b->name, (long long)b->view.rows, (long long)b->view.cols,
+                       (long long)b->view.stride, is_inside(b, i) ? "the input" : "a guard",
+                       (long long)i - (long long)b->first, b->image[i], now[i]);
+            break;
+        }
+    }
+    free(now);
+}
+
+void check_release(struct check *c, int mark)
+{
+    while (c->n_block > mark) {
+        struct block *const b = &c->block[--c->n_block];
+        block_verify(c, b);
+        b->be->op->buffer_free(b->be, b->device);
+        free(b->image);
+    }
+}
+
+/* ---- comparison ----------------------------------------------------------------------------- */
+
+/* Relative to a magnitude that bounds what is summed: for sums of products that is the sum of their
+ * absolute values. F32 carries 6e-8; a chain of n sums loses about sqrt(n) of it. */
+double check_tolerance(enum tolerance tolerance)
+{
+    static const double table[TOL_N] = {
+        [TOL_NORM] = 2e-6,        [TOL_LINEAR_F32] = 1e-6, [TOL_LINEAR_BF16] = 2e-6,
+        [TOL_LINEAR_GELU] = 2e-6, [TOL_ATTENTION] = 4e-6,  [TOL_SCORE] = 1e-6,
+        [TOL_SHARE] = 4e-6,       [TOL_READ] = 1e-6,       [TOL_LOGPROB] = 2e-6,
+        [TOL_ENTROPY] = 1e-5,
+    };
+    return table[tolerance];
+}
+
+bool check_close(float expected, float got, enum tolerance tolerance, double magnitude)
+{
+    if (isnan(expected) || isnan(got)) {
+        return isnan(expected) && isnan(got);
+    }
+    if (isinf(expected) || isinf(got)) {
+        return expected == got;
+    }
+    return fabs((double)expected - (double)got) <= check_tolerance(tolerance) * magnitude;
+}
+
+void check_values(struct check *c, const char *what, const float *expected, const float *got,
+                  int64_t rows, int64_t cols, enum tolerance tolerance, const double *magnitude,
+                  int64_t n_magnitude)
+{
+    for (int64_t i = 0; i < rows * cols; i++) {
+        const double m = magnitude[n_magnitude == rows * cols ? i : i / cols];
+        if (!check_close(expected[i], got[i], tolerance, m)) {
+            check_fail(c, "%s[%lld, %lld]: expected %.9g from ref, got %.9g, allowed %.2g", what,
+                       (long long)(i / cols), (long long)(i % cols), (double)expected[i],
+                       (double)got[i], check_tolerance(tolerance) * m);
+            return;
+        }
+    }
+}
+
+void check_words(struct check *c, const char *what, const void *expected, const void *got,
+                 int64_t rows, int64_t cols)
+{
+    const uint32_t *const a = expected;
+    const uint32_t *const b = got;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        if (a[i] != b[i]) {
+            float as_float[2];
+            memcpy(&as_float[0], &a[i], 4);
+            memcpy(&as_float[1], &b[i], 4);
+            check_fail(c,
+                       "%s: bits differ at [%lld, %lld]: expected 0x%08x (%.9g), got 0x%08x "
+                       "(%.9g)",
+                       what, (long long)(i / cols), (long long)(i % cols), a[i],
+                       (double)as_float[0], b[i], (double)as_float[1]);
+            return;
+        }
+    }
+}
+
+void check_invariance(struct check *c, check_rows_fn *run, const void *data, int n_row, int n_word,
+                      const uint32_t *whole)
+{
+    uint32_t *const out = check_host(c, (size_t)n_row * (size_t)n_word, sizeof *out);
+    const int mark = c->n_block;
+    run(c, SIDE_MANY, data, 0, n_row, out);
+    check_release(c, mark);
+    check_words(c, "several threads against one", whole, out, n_row, n_word);
+    for (int r = 0; r < n_row; r++) {
+        run(c, SIDE_ONE, data, r, 1, out + (size_t)r * (size_t)n_word);
+        check_release(c, mark);
+    }
+    check_words(c, "rows alone against all at once", whole, out, n_row, n_word);
+    for (int r = 0; r < n_row;) {
+        const int n = check_int(c, 1, n_row - r);
+        run(c, SIDE_MANY, data, r, n, out + (size_t)r * (size_t)n_word);
+        check_release(c, mark);
+        r += n;
+    }
+    check_words(c, "rows in chunks against all at once", whole, out, n_row, n_word);
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+void check_run_case(struct check *c, const struct check_row *row, uint64_t seed)
+{
+    c->row = row;
+    c->seed = seed;
+    c->rng = seed;
+    c->shape[0] = '\0';
+    c->has_failed = false;
+    c->n_case++;
+    row->run(c);
+    check_release(c, 0);
+    for (; c->n_weight > 0; c->n_weight--) {
+        struct backend *const be = c->side[c->weight_side[c->n_weight - 1]];
+        be->op->weight_free(be, c->weight[c->n_weight - 1]);
+    }
+    for (; c->n_host > 0; c->n_host--) {
+        free(c->host[c->n_host - 1]);
+    }
+}
+
+void check_run(struct check *c, const char *only, uint64_t seed, int scale)
+{
+    for (const struct check_row *row = check_rows; row->name != NULL; row++) {
+        uint64_t state = seed;
+        for (const char *s = row->name; *s != '\0'; s++) {
+            state = state * 31 + (uint64_t)*s;
+        }
+        for (int i = 0; i < row->n_case * scale; i++) {
+            const uint64_t case_seed = random_next(&state);
+            if (only == NULL || strcmp(only, row->name) == 0) {
+                check_run_case(c, row, case_seed);
+            }
+        }
+    }
+}

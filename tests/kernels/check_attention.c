@@ -1,0 +1,244 @@
+/* Checks kv_store and attention together, as a model uses them: in steps that append some rows of
+ * some sequences to the cache and attend over it.
+ *
+ * The order inside a page is the backend's own, so what is compared is what attention makes of it.
+ * Every run lays the sequences on other pages, and the cache is full of NaN before: what a page's
+ * former user left behind must not be seen. */
+#include "tests/kernels/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SEQ_MAX = 4, POS_MAX = 70, SPARE_PAGES = 3 };
+
+struct attention_case {
+    int n_seq, n_head, d;
+    float scale;
+    int n_pos[SEQ_MAX]; /* rows of each sequence */
+    int first[SEQ_MAX]; /* its first row in q, k, v and y */
+    int n_row;
+    const float *q, *k, *v; /* [n_row, d] */
+};
+
+/* How a run cuts the work into steps. */
+struct plan {
+    int chunk_max; /* rows of a sequence in a step: drawn from 1 .. chunk_max */
+    bool is_alone; /* one sequence after the other */
+};
+
+/* The memory of one run. */
+struct cache {
+    struct tensor k_pages, v_pages;
+    int32_t page[SEQ_MAX][POS_MAX / KV_PAGE + 1];
+    int n_page, n_page_max;
+};
+
+static struct cache cache_new(struct check *c, enum side side, const struct attention_case *a)
+{
+    struct cache cache = {.n_page_max = POS_MAX / KV_PAGE + 1};
+    int n_used = 0;
+    int32_t free_page[SEQ_MAX * (POS_MAX / KV_PAGE + 1) + SPARE_PAGES];
+    for (int s = 0; s < a->n_seq; s++) {
+        n_used += (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE;
+    }
+    cache.n_page = n_used + SPARE_PAGES;
+    for (int i = 0; i < cache.n_page; i++) {
+        const int j = check_int(c, 0, i); /* shuffles as it fills */
+        free_page[i] = free_page[j];
+        free_page[j] = i;
+    }
+    int taken = 0;
+    for (int s = 0; s < a->n_seq; s++) {
+        for (int i = 0; i < (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE; i++) {
+            cache.page[s][i] = free_page[taken++];
+        }
+    }
+    cache.k_pages = check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
+    cache.v_pages = check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
+    return cache;
+}
+
+/* Appends n[s] rows to each sequence that has n[s] > 0, from done[s] on; writes their y to out. */
+static void run_step(struct check *c, enum side side, const struct attention_case *a,
+                     const struct cache *cache, struct step *step, const int *done, const int *n,
+                     float *out)
+{
+    struct backend *const be = c->side[side];
+    const size_t row_bytes = (size_t)a->d * sizeof(float);
+    float *const rows[3] = {check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float)),
+                            check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float)),
+                            check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float))};
+    const float *const source[3] = {a->q, a->k, a->v};
+    int32_t to[SEQ_MAX * POS_MAX];
+    step->n_tok = step->n_seq = 0;
+    for (int s = 0; s < a->n_seq; s++) {
+        if (n[s] == 0) {
+            continue;
+        }
+        memcpy(step->page + step->n_seq * cache->n_page_max, cache->page[s], sizeof cache->page[s]);
+        for (int i = 0; i < n[s]; i++) {
+            const int row = a->first[s] + done[s] + i;
+            for (int t = 0; t < 3; t++) {
+                memcpy(rows[t] + (size_t)step->n_tok * (size_t)a->d,
+                       source[t] + (size_t)row * (size_t)a->d, row_bytes);
+            }
+            to[step->n_tok] = row;
+            step->pos[step->n_tok++] = done[s] + i;
+        }
+        step->seq_first[++step->n_seq] = step->n_tok;
+    }
+    const int mark = c->n_block;
+    const struct tensor q = check_in(c, side, "q", rows[0], step->n_tok, a->d, DTYPE_F32);
+    const struct tensor k = check_in(c, side, "k", rows[1], step->n_tok, a->d, DTYPE_F32);
+    const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d, DTYPE_F32);
+    const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
+    be->op->step_begin(be, step);
+    be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head);
+    be->op->attention(be, y, q, cache->k_pages, cache->v_pages, step, a->n_head, a->scale);
+    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_get(c, side, y, rows[0]);
+    for (int r = 0; r < step->n_tok; r++) {
+        memcpy(out + (size_t)to[r] * (size_t)a->d, rows[0] + (size_t)r * (size_t)a->d, row_bytes);
+    }
+    check_release(c, mark);
+    for (int t = 0; t < 3; t++) {
+        check_host_drop(c);
+    }
+}
+
+/* Pages that no sequence owns still hold what they were made with. */
+static void verify_spare_pages(struct check *c, enum side side, const struct attention_case *a,
+                               const struct cache *cache)
+{
+    const size_t page_words = (size_t)KV_PAGE * (size_t)a->d;
+    uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
+    bool is_used[SEQ_MAX * (POS_MAX / KV_PAGE + 1) + SPARE_PAGES] = {false};
+    for (int s = 0; s < a->n_seq; s++) {
+        for (int i = 0; i < (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE; i++) {
+            is_used[cache->page[s][i]] = true;
+        }
+    }
+    const struct tensor *const tensors[2] = {&cache->k_pages, &cache->v_pages};
+    for (int t = 0; t < 2; t++) {
+        check_get(c, side, *tensors[t], words);
+        for (size_t i = 0; i < page_words * (size_t)cache->n_page; i++) {
+            if (!is_used[i / page_words] && words[i] != CHECK_POISON) {
+                check_fail(c, "kv_store wrote to page %d of %s, which no sequence owns",
+                           (int)(i / page_words), t == 0 ? "k" : "v");
+                break;
+            }
+        }
+    }
+    check_host_drop(c);
+}
+
+static void run_plan(struct check *c, enum side side, const struct attention_case *a,
+                     const struct plan *plan, float *out)
+{
+    const int mark = c->n_block;
+    struct backend *const be = c->side[side];
+    const struct cache cache = cache_new(c, side, a);
+    const struct step_limits limits = {.n_tok_max = a->n_row,
+                                       .n_seq_max = a->n_seq,
+                                       .n_page_max = cache.n_page_max,
+                                       .n_out_max = 1};
+    struct step *step = NULL;
+    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
+    int done[SEQ_MAX] = {0};
+    for (int n_done = 0; n_done < a->n_row;) {
+        int n[SEQ_MAX] = {0};
+        int n_step = 0;
+        for (int s = 0; s < a->n_seq; s++) {
+            const int left = a->n_pos[s] - done[s];
+            if (left == 0 || (plan->is_alone && n_step > 0) ||
+                (n_step > 0 && plan->chunk_max < POS_MAX && check_chance(c, 0.3))) {
+                continue;
+            }
+            n[s] = plan->chunk_max < left ? check_int(c, 1, plan->chunk_max) : left;
+            n_step += n[s];
+        }
+        run_step(c, side, a, &cache, step, done, n, out);
+        for (int s = 0; s < a->n_seq; s++) {
+            done[s] += n[s];
+        }
+        n_done += n_step;
+    }
+    verify_spare_pages(c, side, a, &cache);
+    be->op->step_free(be, step);
+    check_release(c, mark);
+}
+
+static struct attention_case case_new(struct check *c)
+{
+    struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX), .n_head = check_int(c, 1, 5)};
+    const int d_head = check_dim(c, 80);
+    a.d = a.n_head * d_head;
+    a.scale = 1 / sqrtf((float)d_head);
+    char lengths[64] = "";
+    for (int s = 0; s < a.n_seq; s++) {
+        a.n_pos[s] = check_chance(c, 0.2)   ? check_int(c, 1, 3)
+                     : check_chance(c, 0.3) ? KV_PAGE * check_int(c, 1, 3) + check_int(c, -1, 1)
+                                            : check_int(c, 1, POS_MAX);
+        a.first[s] = a.n_row;
+        a.n_row += a.n_pos[s];
+        const size_t used = strlen(lengths);
+        (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]);
+    }
+    check_shape(c, "heads %d, d_head %d, sequence lengths%s", a.n_head, d_head, lengths);
+    const size_t n = (size_t)a.n_row * (size_t)a.d;
+    /* sharp softmaxes as well as flat ones */
+    a.q = check_normal(c, n, check_chance(c, 0.3) ? 8 : 1);
+    a.k = check_normal(c, n, 1);
+    a.v = check_normal(c, n, 1);
+    return a;
+}
+
+/* Errors of a score, relative to Σ|q·k|·scale, are errors of the share's exponent. */
+static void magnitudes(const struct attention_case *a, double *magnitude)
+{
+    const int d_head = a->d / a->n_head;
+    for (int s = 0; s < a->n_seq; s++) {
+        double max_k = 0;
+        for (int i = 0; i < a->n_pos[s] * a->d; i++) {
+            max_k = fmax(max_k, fabs((double)a->k[a->first[s] * a->d + i]));
+        }
+        for (int r = a->first[s]; r < a->first[s] + a->n_pos[s]; r++) {
+            double max_q = 0;
+            for (int i = 0; i < a->d; i++) {
+                max_q = fmax(max_q, fabs((double)a->q[r * a->d + i]));
+            }
+            /* values are within 4; random signs make an error of sqrt(d_head) products */
+            magnitude[r] = 4 * (1 + max_q * max_k * sqrt(d_head) * (double)a->scale);
+        }
+    }
+}
+
+void check_attention(struct check *c)
+{
+    const struct attention_case a = case_new(c);
+    const size_t n = (size_t)a.n_row * (size_t)a.d;
+    float *const expected = check_host(c, n, sizeof *expected);
+    float *const got = check_host(c, n, sizeof *got);
+    float *const other = check_host(c, n, sizeof *other);
+    double *const magnitude = check_host(c, (size_t)a.n_row, sizeof *magnitude);
+    magnitudes(&a, magnitude);
+    const struct plan whole = {POS_MAX, false};
+    run_plan(c, SIDE_REF, &a, &whole, expected);
+    run_plan(c, SIDE_ONE, &a, &whole, got);
+    check_values(c, "y", expected, got, a.n_row, a.d, TOL_ATTENTION, magnitude, a.n_row);
+    static const struct {
+        const char *what;
+        enum side side;
+        struct plan plan;
+    } runs[] = {
+        {"several threads against one", SIDE_MANY, {POS_MAX, false}},
+        {"sequences alone against together", SIDE_ONE, {POS_MAX, true}},
+        {"prompts in chunks against whole", SIDE_MANY, {19, false}},
+        {"token by token against whole", SIDE_ONE, {1, false}},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        run_plan(c, runs[i].side, &a, &runs[i].plan, other);
+        check_words(c, runs[i].what, got, other, a.n_row, a.d);
+    }
+}

@@ -1,0 +1,112 @@
+/* The table of checks: one row per op, or two where an op needs data of two kinds. A new kernel
+ * enters here. The bench of the same ops stands below it. */
+#include "tests/kernels/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+const struct check_row check_rows[] = {
+    {"transfer", check_transfer, 20},
+    {"embed", check_embed, 40},
+    {"norm", check_norm, 60},
+    {"add_norm", check_add_norm, 60},
+    {"linear", check_linear, 150},
+    {"attention", check_attention, 30}, /* with kv_store */
+    {"pkm_search", check_pkm_search, 60},
+    {"pkm_ties", check_pkm_ties, 60},
+    {"pkm_nan", check_pkm_nan, 20},
+    {"pkm_read", check_pkm_read, 60},
+    {"gather", check_gather, 20},
+    {"logprobs", check_logprobs, 60},
+    {"sample", check_sample, 100},
+    {NULL, NULL, 0},
+};
+
+/* ---- bench ---------------------------------------------------------------------------------- */
+
+enum { BENCH_D = 1024, BENCH_OUT = 4096, BENCH_ROWS = 256, BENCH_SLOTS = 1 << 16 };
+
+static double now_s(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* What the timed ops work on. */
+struct bench {
+    struct backend *be; /* Borrowed */
+    int n_tok;
+    struct tensor x, y, query, slots, shares;
+    struct weight *w, *keys, *values;
+    struct pkm_shape shape;
+};
+
+static void time_linear(const struct bench *b)
+{
+    const struct tensor none = {0};
+    b->be->op->linear(b->be, tensor_head(b->y, b->n_tok), tensor_head(b->x, b->n_tok), b->w, none,
+                      ACT_NONE);
+}
+
+static void time_search(const struct bench *b)
+{
+    b->be->op->pkm_search(b->be, tensor_head(b->slots, b->n_tok), tensor_head(b->shares, b->n_tok),
+                          tensor_head(b->query, b->n_tok), b->keys, &b->shape);
+}
+
+static void time_read(const struct bench *b)
+{
+    const struct tensor none = {0};
+    b->be->op->pkm_read(b->be, tensor_head(b->x, b->n_tok), none, tensor_head(b->slots, b->n_tok),
+                        tensor_head(b->shares, b->n_tok), b->values);
+}
+
+/* The best of as many runs as fit into a fifth of a second. */
+static void bench_op(const struct bench *b, const char *name, void (*op)(const struct bench *))
+{
+    double best = INFINITY;
+    const double start = now_s();
+    do {
+        const double before = now_s();
+        op(b);
+        best = fmin(best, now_s() - before);
+    } while (now_s() - start < 0.2);
+    (void)printf("| %-10s | %-16s | %5d | %12.1f |\n", b->be->name, name, b->n_tok, best * 1e6);
+}
+
+void check_bench(struct check *c)
+{
+    struct bench b = {.be = c->side[SIDE_MANY], .shape = {PKM_PRODUCT, 4, 32, 256, 256}};
+    const int n_query = b.shape.n_head * b.shape.d_key;
+    const int n_col = b.shape.n_head * b.shape.k_top;
+    const enum side side = SIDE_MANY;
+    const struct weight_desc matrix = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    const struct weight_desc keys = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 8};
+    const struct weight_desc table = {WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    const struct tensor host_w =
+        tensor_make(check_normal(c, (size_t)BENCH_D * BENCH_OUT, 1), BENCH_OUT, BENCH_D, DTYPE_F32);
+    const struct tensor host_keys =
+        tensor_make(host_w.data, 8 * (int64_t)b.shape.n_key, b.shape.d_key / 2, DTYPE_F32);
+    const struct tensor host_values =
+        tensor_make(check_host(c, (size_t)BENCH_SLOTS * BENCH_D, sizeof(float)), BENCH_SLOTS,
+                    BENCH_D, DTYPE_F32);
+    b.w = check_weight(c, side, &host_w, &matrix);
+    b.keys = check_weight(c, side, &host_keys, &keys);
+    b.values = check_weight(c, side, &host_values, &table);
+    const float *const data = check_normal(c, (size_t)BENCH_ROWS * BENCH_D, 1);
+    b.x = check_inout(c, side, "x", data, BENCH_ROWS, BENCH_D, DTYPE_F32);
+    b.y = check_out(c, side, "y", BENCH_ROWS, BENCH_OUT, DTYPE_F32);
+    b.query = check_in(c, side, "query", data, BENCH_ROWS, n_query, DTYPE_F32);
+    b.slots = check_out(c, side, "slots", BENCH_ROWS, n_col, DTYPE_I32);
+    b.shares = check_out(c, side, "shares", BENCH_ROWS, n_col, DTYPE_F32);
+    static const int rows[] = {1, 8, BENCH_ROWS};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        b.n_tok = strcmp(b.be->name, "ref") == 0 && rows[i] > 8 ? 8 : rows[i];
+        bench_op(&b, "linear 1024x4096", time_linear);
+        bench_op(&b, "pkm_search", time_search);
+        bench_op(&b, "pkm_read", time_read);
+    }
+}

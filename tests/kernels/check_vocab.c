@@ -1,0 +1,233 @@
+/* Checks of gather and logprobs. */
+#include "tests/kernels/check.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { N_OUT_MAX = 20, N_TOP_MAX = 12 };
+
+/* ---- gather --------------------------------------------------------------------------------- */
+
+void check_gather(struct check *c)
+{
+    const int n_tok = check_int(c, 1, 40);
+    const int d = check_dim(c, 200);
+    struct backend *const be = c->side[SIDE_ONE];
+    const struct step_limits limits = {
+        .n_tok_max = n_tok, .n_seq_max = 1, .n_page_max = 8, .n_out_max = n_tok};
+    struct step *step = NULL;
+    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
+    step->n_tok = n_tok;
+    step->n_seq = 1;
+    step->seq_first[1] = n_tok;
+    for (int r = 0; r < n_tok; r++) {
+        step->pos[r] = r;
+        if (r == n_tok - 1 || check_chance(c, 0.4)) {
+            step->out_want[step->n_out] = OUT_SAMPLE;
+            step->out_row[step->n_out++] = r;
+        }
+    }
+    const int first = check_int(c, 0, step->n_out - 1);
+    const int n = check_int(c, 1, step->n_out - first);
+    check_shape(c, "n_tok %d, d %d, outputs %d, rows %d .. %d of them", n_tok, d, step->n_out,
+                first, first + n - 1);
+    const float *const host = check_normal(c, (size_t)n_tok * (size_t)d, 1);
+    float *const expected = check_host(c, (size_t)n * (size_t)d, sizeof *expected);
+    float *const got = check_host(c, (size_t)n * (size_t)d, sizeof *got);
+    for (int i = 0; i < n; i++) {
+        memcpy(expected + (size_t)i * (size_t)d,
+               host + (size_t)step->out_row[first + i] * (size_t)d, (size_t)d * sizeof *host);
+    }
+    const struct tensor x = check_in(c, SIDE_ONE, "x", host, n_tok, d, DTYPE_F32);
+    const struct tensor y = check_out(c, SIDE_ONE, "y", n, d, DTYPE_F32);
+    be->op->step_begin(be, step);
+    be->op->gather(be, y, x, step, first);
+    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_get(c, SIDE_ONE, y, got);
+    check_words(c, "the rows named", expected, got, n, d);
+    be->op->step_free(be, step);
+}
+
+/* ---- logprobs ------------------------------------------------------------------------------- */
+
+/* One row's results, as words: token, logprob, rank, entropy, top ids, top log-probabilities. */
+enum { AT_LOGPROB, AT_RANK, AT_ENTROPY, AT_TOP_ID, AT_TOP_LOGPROB = AT_TOP_ID + N_TOP_MAX };
+enum { N_WORD = AT_TOP_LOGPROB + N_TOP_MAX };
+
+struct logprobs_case {
+    int n, n_vocab, n_top;
+    const float *logits;   /* [n, n_vocab] */
+    const uint8_t *want;   /* [n] */
+    const int32_t *target; /* [n] */
+    const int32_t *token;  /* [n] what sample has drawn */
+};
+
+/* A step of n outputs, as after sample; its results are poisoned. lead outputs come before. */
+static struct step *logprobs_step(struct check *c, enum side side, const struct logprobs_case *k,
+                                  int first, int n, int lead)
+{
+    struct backend *const be = c->side[side];
+    const int n_out = lead + n;
+    const struct step_limits limits = {.n_tok_max = n_out,
+                                       .n_seq_max = 1,
+                                       .n_page_max = 8,
+                                       .n_out_max = n_out,
+                                       .n_top_max = N_TOP_MAX,
+                                       .n_vocab = k->n_vocab};
+    struct step *step = NULL;
+    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
+    step->n_tok = step->n_out = n_out;
+    step->n_seq = 1;
+    step->n_top = k->n_top;
+    step->seq_first[1] = n_out;
+    const float poison = -12345;
+    for (int i = 0; i < n_out; i++) {
+        step->pos[i] = step->out_row[i] = i;
+        step->out_want[i] =
+            i < lead ? OUT_LOGPROB | OUT_TOP | OUT_ENTROPY : k->want[first + i - lead];
+        step->target[i] = i < lead ? 0 : k->target[first + i - lead];
+        step->out_token[i] = i < lead ? 0 : k->token[first + i - lead];
+        step->out_logprob[i] = step->out_entropy[i] = poison;
+        step->out_rank[i] = -12345;
+        for (int j = 0; j < N_TOP_MAX; j++) {
+            step->top_id[i * N_TOP_MAX + j] = -12345;
+            step->top_logprob[i * N_TOP_MAX + j] = poison;
+        }
+    }
+    return step;
+}
+
+static void results_get(const struct step *step, int i, uint32_t *out)
+{
+    memcpy(out + AT_LOGPROB, &step->out_logprob[i], 4);
+    memcpy(out + AT_RANK, &step->out_rank[i], 4);
+    memcpy(out + AT_ENTROPY, &step->out_entropy[i], 4);
+    memcpy(out + AT_TOP_ID, &step->top_id[i * N_TOP_MAX], (size_t)N_TOP_MAX * 4);
+    memcpy(out + AT_TOP_LOGPROB, &step->top_logprob[i * N_TOP_MAX], (size_t)N_TOP_MAX * 4);
+}
+
+static void logprobs_run(struct check *c, enum side side, const void *data, int first, int n,
+                         uint32_t *out)
+{
+    const struct logprobs_case *const k = data;
+    struct backend *const be = c->side[side];
+    const int lead = check_int(c, 0, 3);
+    struct step *const step = logprobs_step(c, side, k, first, n, lead);
+    uint32_t untouched[2][N_WORD];
+    const struct tensor logits =
+        check_in(c, side, "logits", k->logits + (size_t)first * (size_t)k->n_vocab, n, k->n_vocab,
+                 DTYPE_F32);
+    be->op->step_begin(be, step);
+    if (lead > 0) {
+        results_get(step, lead - 1, untouched[0]);
+    }
+    be->op->logprobs(be, logits, step, lead);
+    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    if (lead > 0) {
+        results_get(step, lead - 1, untouched[1]);
+        check_words(c, "outputs before the chunk", untouched[0], untouched[1], 1, N_WORD);
+    }
+    for (int r = 0; r < n; r++) {
+        results_get(step, lead + r, out + (size_t)r * N_WORD);
+    }
+    be->op->step_free(be, step);
+}
+
+/* Logits with the properties that break a careless log-sum-exp. */
+static void spoil_row(struct check *c, float *z, int n)
+{
+    switch (check_int(c, 0, 9)) {
+    case 0: z[check_int(c, 0, n - 1)] = NAN; break;
+    case 1: z[check_int(c, 0, n - 1)] = INFINITY; break;
+    case 2:
+        for (int i = 0; i < n; i++) {
+            z[i] = -INFINITY;
+        }
+        break;
+    case 3:
+        for (int i = 0; i < n; i++) {
+            z[i] = check_chance(c, 0.5) ? -INFINITY : z[i];
+        }
+        z[check_int(c, 0, n - 1)] = 1;
+        break;
+    case 4: /* ties: few distinct values */
+        for (int i = 0; i < n; i++) {
+            z[i] = (float)check_int(c, 0, 3);
+        }
+        break;
+    case 5: /* exp would overflow */
+        for (int i = 0; i < n; i++) {
+            z[i] += 300;
+        }
+        break;
+    case 6: /* and underflow */
+        for (int i = 0; i < n; i++) {
+            z[i] -= 3000;
+        }
+        break;
+    default: break;
+    }
+}
+
+static void compare_row(struct check *c, const struct logprobs_case *k, int r, const uint32_t *ref,
+                        const uint32_t *row)
+{
+    float a[N_WORD];
+    float b[N_WORD];
+    memcpy(a, ref, sizeof a);
+    memcpy(b, row, sizeof b);
+    double max = 1;
+    for (int i = 0; i < k->n_vocab; i++) {
+        const double z = fabs((double)k->logits[r * k->n_vocab + i]);
+        max = isfinite(z) && z > max ? z : max;
+    }
+    if (!check_close(a[AT_LOGPROB], b[AT_LOGPROB], TOL_LOGPROB, max)) {
+        check_fail(c, "logprob[%d]: expected %.9g, got %.9g", r, (double)a[AT_LOGPROB],
+                   (double)b[AT_LOGPROB]);
+    }
+    if (!check_close(a[AT_ENTROPY], b[AT_ENTROPY], TOL_ENTROPY, max)) {
+        check_fail(c, "entropy[%d]: expected %.9g, got %.9g", r, (double)a[AT_ENTROPY],
+                   (double)b[AT_ENTROPY]);
+    }
+    if (ref[AT_RANK] != row[AT_RANK]) {
+        check_fail(c, "rank[%d]: expected %d, got %d", r, (int)ref[AT_RANK], (int)row[AT_RANK]);
+    }
+    check_words(c, "top_id", ref + AT_TOP_ID, row + AT_TOP_ID, 1, N_TOP_MAX);
+    for (int j = 0; j < N_TOP_MAX; j++) {
+        if (!check_close(a[AT_TOP_LOGPROB + j], b[AT_TOP_LOGPROB + j], TOL_LOGPROB, max)) {
+            check_fail(c, "top_logprob[%d, %d]: expected %.9g, got %.9g", r, j,
+                       (double)a[AT_TOP_LOGPROB + j], (double)b[AT_TOP_LOGPROB + j]);
+        }
+    }
+}
+
+void check_logprobs(struct check *c)
+{
+    struct logprobs_case k = {.n = check_int(c, 1, N_OUT_MAX),
+                              .n_vocab = check_dim(c, check_chance(c, 0.1) ? 5000 : 500),
+                              .n_top = check_int(c, 0, N_TOP_MAX)};
+    float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 3);
+    uint8_t *const want = check_host(c, (size_t)k.n, 1);
+    int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);
+    int32_t *const token = check_host(c, (size_t)k.n, sizeof *token);
+    for (int r = 0; r < k.n; r++) {
+        spoil_row(c, logits + (size_t)r * (size_t)k.n_vocab, k.n_vocab);
+        want[r] = (uint8_t)check_int(c, 1, 15);
+        token[r] = check_int(c, 0, k.n_vocab - 1);
+        const bool is_sampled = (want[r] & OUT_SAMPLE) != 0 && check_chance(c, 0.5);
+        target[r] = is_sampled ? TARGET_SAMPLED : check_int(c, 0, k.n_vocab - 1);
+    }
+    k.logits = logits;
+    k.want = want;
+    k.target = target;
+    k.token = token;
+    check_shape(c, "outputs %d, n_vocab %d, n_top %d", k.n, k.n_vocab, k.n_top);
+    uint32_t *const expected = check_host(c, (size_t)k.n * N_WORD, sizeof *expected);
+    uint32_t *const got = check_host(c, (size_t)k.n * N_WORD, sizeof *got);
+    logprobs_run(c, SIDE_REF, &k, 0, k.n, expected);
+    logprobs_run(c, SIDE_ONE, &k, 0, k.n, got);
+    for (int r = 0; r < k.n; r++) {
+        compare_row(c, &k, r, expected + (size_t)r * N_WORD, got + (size_t)r * N_WORD);
+    }
+    check_invariance(c, logprobs_run, &k, k.n, N_WORD, got);
+}

@@ -1,0 +1,169 @@
+/* Compares every op of every instruction set of this machine with kernels/ref: see check.h.
+ *
+ *   CHECK_BACKEND=cpu-avx2   only this backend
+ *   CHECK_OP=linear          only this row of the table
+ *   CHECK_SEED=7             other cases than the usual ones
+ *   CHECK_SCALE=20           that many times as many cases
+ *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_BACKEND, CHECK_OP)
+ *   test_kernels --bench     times the ops instead */
+#include "tests/kernels/check.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N_THREAD_MANY = 3, N_ISA = 4 };
+
+static const char *const isa_names[N_ISA] = {"ref", "plain", "avx2", "avx512"};
+
+static enum err_code isa_open(struct backend **be, const char *isa, int n_thread, struct err *err)
+{
+    return strcmp(isa, "ref") == 0 ? ref_open(be, err) : cpu_open(be, isa, n_thread, err);
+}
+
+static const char *setting(const char *name)
+{
+    const char *const value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+static bool is_wanted(const char *isa)
+{
+    const char *const only = setting("CHECK_BACKEND");
+    char name[32];
+    (void)snprintf(name, sizeof name, "%s%s", strcmp(isa, "ref") == 0 ? "" : "cpu-", isa);
+    return only == NULL || strcmp(only, name) == 0;
+}
+
+/* Opens the three sides, or says why the machine cannot. */
+static enum err_code sides_open(struct check *c, const char *isa, struct err *err)
+{
+    enum err_code code = isa_open(&c->side[SIDE_ONE], isa, 1, err);
+    code = code == ERR_OK ? isa_open(&c->side[SIDE_MANY], isa, N_THREAD_MANY, err) : code;
+    return code == ERR_OK ? ref_open(&c->side[SIDE_REF], err) : code;
+}
+
+static void sides_close(struct check *c)
+{
+    for (int side = 0; side < SIDE_N; side++) {
+        backend_close(c->side[side]);
+    }
+}
+
+static void run_one_case(struct check *c, const char *only, const char *seed)
+{
+    for (const struct check_row *row = check_rows; row->name != NULL; row++) {
+        if (only == NULL || strcmp(only, row->name) == 0) {
+            check_run_case(c, row, strtoull(seed, NULL, 0));
+        }
+    }
+}
+
+static void test_isa(void **state)
+{
+    const char *const isa = *state;
+    struct check *const c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    struct err err = {0};
+    const enum err_code code = is_wanted(isa) ? sides_open(c, isa, &err) : ERR_UNSUPPORTED;
+    if (code == ERR_UNSUPPORTED) {
+        print_message("%s: skipped: %s\n", isa, is_wanted(isa) ? err.message : "not asked for");
+        sides_close(c);
+        free(c);
+        skip();
+    }
+    if (code != ERR_OK) {
+        fail_msg("%s: %s", isa, err.message);
+    }
+    const char *const seed = setting("CHECK_SEED");
+    const char *const scale = setting("CHECK_SCALE");
+    if (setting("CHECK_CASE") != NULL) {
+        run_one_case(c, setting("CHECK_OP"), setting("CHECK_CASE"));
+    } else {
+        check_run(c, setting("CHECK_OP"), seed == NULL ? 1 : strtoull(seed, NULL, 0),
+                  scale == NULL ? 1 : atoi(scale));
+    }
+    const int n_failed = c->n_failed;
+    print_message("%s: %d cases, %d failed\n", c->side[SIDE_ONE]->name, c->n_case, n_failed);
+    sides_close(c);
+    free(c);
+    assert_int_equal(n_failed, 0);
+}
+
+/* Every slot of a backend's table is filled, and its names are set. */
+static void test_tables_are_full(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_ISA; i++) {
+        struct backend *be = NULL;
+        struct err err = {0};
+        if (!is_wanted(isa_names[i]) || isa_open(&be, isa_names[i], 2, &err) != ERR_OK) {
+            continue;
+        }
+        void *slots[sizeof *be->op / sizeof(void *)];
+        memcpy(slots, be->op, sizeof *be->op);
+        for (size_t s = 0; s < sizeof slots / sizeof *slots; s++) {
+            if (slots[s] == NULL) {
+                fail_msg("%s: slot %zu of struct backend_ops is NULL", be->name, s);
+            }
+        }
+        assert_true(be->n_thread >= 1 && be->name[0] != '\0' && be->description[0] != '\0');
+        backend_close(be);
+    }
+}
+
+static void test_rates_are_measured(void **state)
+{
+    (void)state;
+    struct backend *be = NULL;
+    const struct backend_options options = {"auto", 1};
+    assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+    struct machine_rate rate = {0};
+    be->op->measure(be, &rate);
+    assert_true(rate.read_bytes_per_s > 0);
+    assert_true(rate.flops_f32_per_s > 0);
+    assert_true(rate.flops_bf16_per_s >= 0);
+    backend_close(be);
+}
+
+static void bench(void)
+{
+    (void)printf("| backend    | op               |  rows | us, best of  |\n");
+    (void)printf("|------------|------------------|------:|-------------:|\n");
+    for (int i = 0; i < N_ISA; i++) {
+        struct check *const c = calloc(1, sizeof *c);
+        if (c == NULL) {
+            return;
+        }
+        struct err err = {0};
+        if (is_wanted(isa_names[i]) && sides_open(c, isa_names[i], &err) == ERR_OK) {
+            const struct check_row row = {"bench", check_bench, 1};
+            check_run_case(c, &row, 1);
+        }
+        sides_close(c);
+        free(c);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench();
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables_are_full),
+        cmocka_unit_test(test_rates_are_measured),
+        {"kernels of ref", test_isa, NULL, NULL, (void *)isa_names[0]},
+        {"kernels of cpu-plain", test_isa, NULL, NULL, (void *)isa_names[1]},
+        {"kernels of cpu-avx2", test_isa, NULL, NULL, (void *)isa_names[2]},
+        {"kernels of cpu-avx512", test_isa, NULL, NULL, (void *)isa_names[3]},
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
