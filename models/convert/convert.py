@@ -57,7 +57,8 @@ def arguments(argv):
     parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth)")
     parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
     parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
-    parser.add_argument("--vocab", metavar="FILE", help="words, one a line, in the order of the ids")
+    parser.add_argument("--vocab", metavar="FILE",
+                        help="words in the order of their ids, one per line")
     parser.add_argument("--tokenizer", metavar="FILE", help="SentencePiece model to put beside it")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
                         help="of matrices and tables; vectors stay f32 (default: f32)")
@@ -203,9 +204,9 @@ def save(args, model, vocab):
 
 def summary(args, model, sizes):
     c = model.config
-    lines = ["%s: XLM, %d layers, d_model %d, %d heads, vocabulary %d, context %d, %s, %stied output"
-             % (args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"],
-                c["max_position"], c["activation"], "" if c["tie_output"] else "un")]
+    lines = ["%s: XLM, %d layers of %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
+        args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
+        c["activation"], "tied" if c["tie_output"] else "untied")]
     if "languages" in c:
         lines.append("languages: %s" % " ".join(c["languages"]))
     for m in c["memories"]:

@@ -14,7 +14,7 @@ def refused(tmp_path):
         got = convert(source, "--output", tmp_path / "out" / "model", *args)
         assert got.status == 1, "exit 1 expected, got %r, stderr %r" % (got.status, got.err)
         assert got.out == ""
-        assert got.err.count("\n") == 1 and got.err.endswith("\n"), "one line expected: %r" % got.err
+        assert got.err.count("\n") == 1 and got.err.endswith("\n"), "one line: %r" % got.err
         assert "Traceback" not in got.err and len(got.err) < 700
         for word in words:
             assert word in got.err, "%r expected in %r" % (word, got.err)

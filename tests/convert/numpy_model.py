@@ -78,8 +78,9 @@ class Model:
         query = self.linear(name + ".query_proj.query_mlps.0", x)
         if m["query_batch_norm"]:
             bn = name + ".query_proj.query_mlps.1."
-            query = (query - self.w[bn + "running_mean"]) / np.sqrt(self.w[bn + "running_var"] + 1e-5) \
-                * self.w[bn + "weight"] + self.w[bn + "bias"]
+            deviation = np.sqrt(self.w[bn + "running_var"] + 1e-5)
+            query = (query - self.w[bn + "running_mean"]) / deviation * self.w[bn + "weight"] \
+                + self.w[bn + "bias"]
         query = query.reshape(len(x), m["n_head"], m["d_key"])
         keys = self.w[name + ".keys"]
         if m["kind"] == "flat":
@@ -91,7 +92,8 @@ class Model:
             scores = (a[:, :, :, None] + b[:, :, None, :]).reshape(len(x), m["n_head"], -1)
         slots = np.argsort(-scores, axis=-1, kind="stable")[:, :, :m["k_top"]]
         shares = softmax(np.take_along_axis(scores, slots, -1))
-        return np.einsum("thk,thkd->td", shares, self.w[name + ".values.weight"][slots]), slots, shares
+        values = self.w[name + ".values.weight"][slots]
+        return np.einsum("thk,thkd->td", shares, values), slots, shares
 
     def forward(self, ids, lang=None):
         """log-probabilities [n_tok, n_vocab], hidden states, {memory name: (slots, shares)}"""

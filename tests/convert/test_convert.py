@@ -13,7 +13,8 @@ import torch_writer as tw
 from convert_harness import GOLDEN, convert, convert_program
 from numpy_model import Model, read_safetensors
 
-CASES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt", "trained"]
+CASES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt",
+         "trained"]
 
 
 def made(tmp_path, source, *args):
@@ -21,6 +22,10 @@ def made(tmp_path, source, *args):
     assert got.status == 0, got.err
     assert got.err == ""
     return tmp_path / "model"
+
+
+def tensors(directory):
+    return read_safetensors(directory / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def test_golden_tensors_are_the_checkpoints_to_the_bit(case, golden_dirs):
               for name, array in source.items() if "num_batches" not in name}
     if json.loads((directory / "config.json").read_text())["tie_output"]:
         assert (source.pop("pred_layer.proj.weight") == source["embeddings.weight"]).all()
-    got = read_safetensors(directory / "model.safetensors")
+    got = tensors(directory)
     assert sorted(got) == sorted(source)
     for name, array in source.items():
         assert got[name].dtype == np.float32 and got[name].shape == array.shape, name
@@ -116,7 +121,8 @@ def test_golden_directory_computes_what_the_original_does(case, golden_dirs):
     memories = sorted({name.split(".")[1] for name in arrays if name.startswith("mem.")})
     assert sorted(looked_up) == memories
     for name, (slots, shares) in looked_up.items():
-        np.testing.assert_allclose(shares, np.sort(arrays["mem.%s.weights" % name])[:, :, ::-1], atol=5e-5)
+        due = np.sort(arrays["mem.%s.weights" % name])[:, :, ::-1]
+        np.testing.assert_allclose(shares, due, atol=5e-5)
         if not expected["ties"]:
             np.testing.assert_array_equal(np.sort(slots), np.sort(arrays["mem.%s.indices" % name]))
 
@@ -133,7 +139,7 @@ def test_golden_config_and_words(case, golden_dirs):
     assert config["model_type"] == "pkm_transformer" and config["d_ff"] == 4 * expected["emb_dim"]
     assert config["activation"] == ("gelu" if expected["gelu_activation"] else "relu")
     assert config["tie_output"] == expected["share_inout_emb"]
-    assert config["max_position"] == 512 and config["norm_eps"] == 1e-12 and config["add_bos"] is True
+    assert (config["max_position"], config["norm_eps"], config["add_bos"]) == (512, 1e-12, True)
     assert [config[k + "_token_id"] for k in ("bos", "eos", "pad", "unk")] == [1, 1, 2, 3]
     assert config.get("languages") == (["en", "fr"] if expected["n_langs"] == 2 else None)
     places = [[m["layer"], m["place"]] for m in config["memories"]]
@@ -165,7 +171,7 @@ def test_the_safetensors_header_is_well_formed(golden_dirs):
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 def test_both_containers_give_the_same_directory(container, tmp_path):
     source = tw.WRITERS[container](tmp_path / "c.pth", tw.tiny())
-    got = read_safetensors(made(tmp_path, source) / "model.safetensors")
+    got = tensors(made(tmp_path, source))
     for name, array in tw.tiny_weights().items():
         if "num_batches" not in name:
             np.testing.assert_array_equal(got[name], array, err_msg=name)
@@ -192,7 +198,7 @@ def test_legacy_view_data(tmp_path):
     root = tw.Storage(np.concatenate([np.full(3, 9, np.float32), array, np.zeros(2, np.float32)]),
                       view=("view7", 3, 8))
     value = tw.tiny(layer_norm_emb__bias=tw.Tensor(array, root))
-    got = read_safetensors(made(tmp_path, tw.write_legacy(tmp_path / "c.pth", value)) / "model.safetensors")
+    got = tensors(made(tmp_path, tw.write_legacy(tmp_path / "c.pth", value)))
     np.testing.assert_array_equal(got["layer_norm_emb.bias"], array)
 
 
@@ -200,7 +206,7 @@ def test_transposed_tensors_are_written_in_order(tmp_path):
     array = tw.tiny_weights()["ffns.0.lin1.weight"]
     turned = tw.Tensor(array.T, size=(32, 8), stride=(1, 32))
     got = made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny(ffns__0__lin1__weight=turned)))
-    np.testing.assert_array_equal(read_safetensors(got / "model.safetensors")["ffns.0.lin1.weight"], array)
+    np.testing.assert_array_equal(tensors(got)["ffns.0.lin1.weight"], array)
 
 
 def test_half_and_double_are_widened_or_rounded(tmp_path):
@@ -208,7 +214,7 @@ def test_half_and_double_are_widened_or_rounded(tmp_path):
     half = weights["ffns.0.lin1.weight"].astype(np.float16)
     double = weights["ffns.0.lin2.weight"].astype(np.float64) + 1e-12
     value = tw.tiny(ffns__0__lin1__weight=tw.Tensor(half), ffns__0__lin2__weight=tw.Tensor(double))
-    got = read_safetensors(made(tmp_path, tw.write_legacy(tmp_path / "c.pth", value)) / "model.safetensors")
+    got = tensors(made(tmp_path, tw.write_legacy(tmp_path / "c.pth", value)))
     np.testing.assert_array_equal(got["ffns.0.lin1.weight"], half.astype(np.float32))
     np.testing.assert_array_equal(got["ffns.0.lin2.weight"], double.astype(np.float32))
 
@@ -245,9 +251,10 @@ def test_batches_tracked_may_be_missing(tmp_path):
 
 def test_older_files_lack_options_and_get_the_originals_defaults(tmp_path):
     missing = {field: ... for field in (
-        "use_lang_emb", "n_langs", "lang2id", "encoder_only", "asm", "mem_shuffle_query", "mem_v_dim",
-        "mem_temperature", "mem_score_softmax", "mem_score_subtract", "mem_score_normalize",
-        "mem_query_residual", "mem_input2d", "n_indices", "mem_size", "mem_modulo_size")}
+        "use_lang_emb", "n_langs", "lang2id", "encoder_only", "asm", "mem_shuffle_query",
+        "mem_v_dim", "mem_temperature", "mem_score_softmax", "mem_score_subtract",
+        "mem_score_normalize", "mem_query_residual", "mem_input2d", "n_indices", "mem_size",
+        "mem_modulo_size")}
     made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny(params=tw.tiny_params(**missing))))
 
 
@@ -263,24 +270,25 @@ def nearest_even_bf16(array):
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_matrices_are_rounded_to_nearest_even_and_vectors_are_not(dtype, tmp_path):
     weights = tw.tiny_weights()
-    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-8, 0, -0.0, 3e-38],
-                    np.float32)
+    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-8, 0, -0.0,
+                     3e-38], np.float32)
     weights["ffns.0.lin1.weight"][0] = ties
     source = tw.write_zip(tmp_path / "c.pth", tw.tiny(weights=weights))
     got = made(tmp_path, source, "--dtype", dtype)
     assert json.loads((got / "config.json").read_text())["dtype"] == dtype
-    tensors = read_safetensors(got / "model.safetensors")
+    rounded = tensors(got)
     for name, array in weights.items():
         if "num_batches" in name:
             continue
         due = array if array.ndim < 2 else nearest_even_bf16(array) if dtype == "bf16" \
             else array.astype(np.float16)
-        np.testing.assert_array_equal(tensors[name], due, err_msg=name)
+        np.testing.assert_array_equal(rounded[name], due, err_msg=name)
     header = (got / "model.safetensors").read_bytes()
     header = json.loads(header[8:8 + int.from_bytes(header[:8], "little")])
     assert header["ffns.0.lin1.weight"]["dtype"] == dtype.upper()
     assert header["ffns.0.lin1.bias"]["dtype"] == "F32"
-    assert all(e["data_offsets"][0] % (4 if e["dtype"] == "F32" else 2) == 0 for e in header.values())
+    for entry in header.values():
+        assert entry["data_offsets"][0] % (4 if entry["dtype"] == "F32" else 2) == 0
 
 
 @pytest.mark.parametrize("dtype,value", [("f16", 65520.0), ("bf16", 3.4e38)])
@@ -296,7 +304,7 @@ def test_pieces_join_without_a_seam(tmp_path, monkeypatch):
     import safetensors_file
     monkeypatch.setattr(safetensors_file, "CHUNK", 24)
     weights = tw.tiny_weights()
-    got = read_safetensors(made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny())) / "model.safetensors")
+    got = tensors(made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny())))
     for name in ("embeddings.weight", "ffns.0.lin1.bias", "memories.1_in.keys"):
         np.testing.assert_array_equal(got[name], weights[name])
 
@@ -367,7 +375,7 @@ def test_paths_that_cannot_be_read_or_written(tiny, tmp_path):
                         ((tmp_path, "--output", tmp_path / "o"), ["directory"]),
                         ((tiny, "--output", tiny), ["c.pth", "not a directory"]),
                         ((tiny, "--output", "/proc/none/o"), ["/proc/none"]),
-                        ((tiny, "--output", tmp_path / "o", "--tokenizer", tmp_path / "no"), ["no"])):
+                        ((tiny, "--output", tmp_path / "o", "--vocab", tmp_path / "no"), ["/no"])):
         got = convert_program(*args)
         assert got.status == 1 and got.err.count("\n") == 1, got.err
         assert all(word in got.err for word in words), got.err

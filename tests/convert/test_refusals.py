@@ -29,7 +29,8 @@ LATER = [
     ({"mem_query_layer_sizes": [0, 12, 0], "mem_multi_query_net": True, "mem_grouped_conv": True},
      ["mem_grouped_conv = true"]),
     ({"mem_query_layer_sizes": "", "mem_k_dim": 8}, ["mem_query_layer_sizes = ''"]),
-    ({"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True}, ["mem_shuffle_query"]),
+    ({"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True},
+     ["mem_query_layer_sizes = ''", "mem_shuffle_query = true"]),
     ({"mem_normalize_query": True}, ["mem_normalize_query = true"]),
     ({"mem_temperature": 0.4}, ["mem_temperature = 0.4"]),
     ({"mem_score_softmax": False}, ["mem_score_softmax = false"]),
@@ -139,7 +140,8 @@ def test_each_tensor_is_needed_with_its_shape(name, tmp_path, refused):
     wider = np.concatenate([array, array[..., :1]], axis=-1)
     refused(checkpoint(tmp_path, tw.tiny(**{field: tw.Tensor(wider)})),
             "'%s'" % name, "expected", *map(str, (wider.shape[-1],)))
-    refused(checkpoint(tmp_path, tw.tiny(**{field: tw.Tensor(array[None])})), "'%s'" % name, "expected")
+    deeper = tw.Tensor(array[None])
+    refused(checkpoint(tmp_path, tw.tiny(**{field: deeper})), "'%s'" % name, "expected")
 
 
 @pytest.mark.parametrize("name", ["extra.weight", "memories.0_in.keys", "ffns.1.lin1.weight",
@@ -155,23 +157,26 @@ def test_memories_without_use_memory_are_left_over(tmp_path, refused):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["embeddings.weight", "layer_norm_emb.bias", "memories.1_in.values.weight"])
+@pytest.mark.parametrize("name", ["embeddings.weight", "layer_norm_emb.bias",
+                                  "memories.1_in.values.weight"])
 def test_weights_that_are_not_finite(name, bad, tmp_path, refused):
     weights = tw.tiny_weights()
     weights[name].flat[-1] = bad
-    refused(checkpoint(tmp_path, tw.tiny(weights=weights)), "'%s'" % name, "nan" if bad != bad else "inf")
+    refused(checkpoint(tmp_path, tw.tiny(weights=weights)), "'%s' holds %s" % (name, bad))
 
 
 def test_a_double_that_fp32_cannot_hold(tmp_path, refused):
     array = tw.tiny_weights()["layer_norm_emb.bias"].astype(np.float64)
     array[2] = 1e300
-    refused(checkpoint(tmp_path, tw.tiny(layer_norm_emb__bias=tw.Tensor(array))), "'layer_norm_emb.bias'")
+    value = tw.tiny(layer_norm_emb__bias=tw.Tensor(array))
+    refused(checkpoint(tmp_path, value), "'layer_norm_emb.bias'", "inf")
 
 
 def test_a_negative_variance(tmp_path, refused):
     weights = tw.tiny_weights()
     weights[BN + "running_var"][3] = -1e-3
-    refused(checkpoint(tmp_path, tw.tiny(weights=weights)), BN + "running_var", "-0.001", "negative")
+    source = checkpoint(tmp_path, tw.tiny(weights=weights))
+    refused(source, BN + "running_var", "-0.001", "negative")
 
 
 def test_integers_where_weights_are_due(tmp_path, refused):
@@ -230,7 +235,8 @@ def test_dictionaries_that_contradict(edit, field, word, tmp_path, refused):
 def test_the_inverse_dictionary_must_agree(tmp_path, refused):
     refused(checkpoint(tmp_path, with_dictionary(dico_word2id=lambda d: d.update({"la": 3}))),
             "dico_word2id", "'la'", "14 expected")
-    refused(checkpoint(tmp_path, with_dictionary(dico_word2id=lambda d: d.pop("la"))), "dico_word2id")
+    value = with_dictionary(dico_word2id=lambda d: d.pop("la"))
+    refused(checkpoint(tmp_path, value), "dico_word2id", "15")
 
 
 @pytest.mark.parametrize("word", ["two\nlines", "a\rb", "nul\0", "", "\ud800"])

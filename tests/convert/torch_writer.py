@@ -93,8 +93,9 @@ class Pickler:
 
     def tensor(self, t):
         s = t.storage
+        view = self.code(s.view) if self.legacy else b""
         pid = b"(" + self.code("storage") + global_("torch", s.cls) + self.code(self.key(s)) \
-            + self.code("cpu") + self.code(s.numel) + (self.code(s.view) if self.legacy else b"") + b"tQ"
+            + self.code("cpu") + self.code(s.numel) + view + b"tQ"
         return global_("torch._utils", "_rebuild_tensor_v2") + b"(" + pid + self.code(t.offset) \
             + self.code(t.size) + self.code(t.stride) + b"\x89" \
             + global_("collections", "OrderedDict") + b")RtR"
@@ -107,7 +108,8 @@ def write_zip(path, value, stem="archive", compression=zipfile.ZIP_STORED, extra
     """extra: more members as (full name, bytes)."""
     pickler = Pickler(legacy=False)
     members = [(stem + "/data.pkl", pickler.pickle(value))]
-    members += [("%s/data/%d" % (stem, i), s.data.tobytes()) for i, s in enumerate(pickler.storages)]
+    members += [("%s/data/%d" % (stem, i), storage.data.tobytes())
+                for i, storage in enumerate(pickler.storages)]
     members += [(stem + "/version", b"3\n")] + list(extra)
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in members:
@@ -186,7 +188,7 @@ def tiny_weights():
 
 
 def tiny_words():
-    return ["<s>", "</s>", "<pad>", "<unk>"] + ["<special%d>" % i for i in range(10)] + ["la", "le@@"]
+    return ["<s>", "</s>", "<pad>", "<unk>", *("<special%d>" % i for i in range(10)), "la", "le@@"]
 
 
 def tiny(params=None, weights=None, words=None, prefix="", **tensors):
