@@ -1,0 +1,86 @@
+/* Reading a request's JSON strictly.
+ *
+ * A request body is one JSON object. Duplicate keys, invalid UTF-8, NaN, NUL and bytes after the
+ * end are errors; so is a value of another type than the contract's: a boolean is not a number, 1.0
+ * is the integer 1, 1.5 is not. null stands for "not given". Names that nobody asked for are
+ * collected: the answer lists them in X-Ignored-Fields, or with --strict the request is refused.
+ * The first error wins and is sticky, so that a parser reads all its fields in one go and asks
+ * once. */
+#ifndef SERVER_FIELDS_H
+#define SERVER_FIELDS_H
+
+#include "kernels/err.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- errors of the HTTP contract ----------------------------------------------------------- */
+
+enum { API_PARAM_MAX = 96 };
+
+struct api_error {
+    int status;                /* HTTP status; 0 = no error */
+    const char *code;          /* static: "invalid_value", ... */
+    char param[API_PARAM_MAX]; /* field, "" = none */
+    struct err text;           /* text.message says what is wrong and what to do */
+};
+
+/* Sets the error unless there is one already. param may be NULL. Always returns false, so that a
+ * parser can end with `return api_error_set(...)`. */
+bool api_error_set(struct api_error *error, int status, const char *code, const char *param,
+                   const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* "invalid_request_error", ...: the contract's type of a status. */
+const char *api_error_type(int status);
+
+/* ---- one object ---------------------------------------------------------------------------- */
+
+enum { FIELDS_SEEN_MAX = 64, FIELDS_IGNORED_MAX = 1024 };
+
+struct fields {
+    json_t *object;   /* Owner: this */
+    const char *body; /* Borrowed: the text that object came from */
+    size_t body_bytes;
+    const char *seen[FIELDS_SEEN_MAX]; /* static names that a parser asked for */
+    int n_seen;
+    struct api_error *error; /* Borrowed */
+};
+
+/* Parses body. false: error says why. The fields must be closed in either case. */
+bool fields_open(struct fields *fields, const char *body, size_t bytes, struct api_error *error);
+void fields_close(struct fields *fields);
+
+/* The value of name, or NULL if it is absent or null. alias may be NULL; both given is an error. */
+json_t *fields_get(struct fields *fields, const char *name, const char *alias);
+/* The same; what is missing is an error. */
+bool fields_has(struct fields *fields, const char *name);
+
+/* Typed readers: leave *value alone when the field is absent, check bounds when it is there. */
+void fields_int(struct fields *fields, const char *name, const char *alias, int min, int max,
+                int *value);
+void fields_int64(struct fields *fields, const char *name, int64_t min, int64_t max,
+                  int64_t *value);
+/* min and max are inclusive unless open_min / open_max. */
+struct fields_range {
+    double min, max;
+    bool open_min, open_max;
+};
+void fields_float(struct fields *fields, const char *name, const char *alias,
+                  struct fields_range range, float *value);
+void fields_bool(struct fields *fields, const char *name, bool *value);
+/* All 64 bits, which jansson's own integers do not hold. true if given. */
+bool fields_u64(struct fields *fields, const char *name, uint64_t *value);
+/* A string of closed choices; returns the index, or -1 if absent. choices ends with NULL. */
+int fields_choice(struct fields *fields, const char *name, const char *const *choices);
+/* A string value, NULL if absent. */
+const char *fields_string(struct fields *fields, const char *name, const char *alias);
+
+/* An integer anywhere: an integer, or a real without fraction within ±2^53. */
+bool fields_is_integer(const json_t *value, int64_t *integer);
+
+/* Lists the names nobody asked for, percent-escaped and comma-separated, in ignored ("" if none;
+ * ends with "..." if too long); with strict the first of them is an error. */
+void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX]);
+
+#endif

@@ -1,0 +1,526 @@
+/* libmicrohttpd behind the exchange: see http.h. The rules kept here were found by trying the
+ * library; each has a test in tests/server/test_http_rules.py. */
+#include "server/http.h"
+
+#include "engine/engine.h"
+#include "server/watch.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    HTTP_THREADS = 4,
+    HTTP_SURPLUS = 64, /* connections above the limit that are told so before they are closed */
+    HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
+    HTTP_BLOCK_BYTES = 16 * 1024,
+    HTTP_BACKLOG = 1024,
+    HTTP_BODIES = 16, /* full-sized bodies that may be held at once */
+};
+
+struct http {
+    struct http_config config;
+    struct MHD_Daemon *daemon;
+    struct watch *watch;
+    int listen_fd;
+    int port;
+    atomic_bool draining;
+    atomic_llong body_bytes; /* held by all exchanges */
+};
+
+/* An exchange and what the library has to do with it. */
+struct http_exchange {
+    struct exchange x;          /* first: freed as one by exchange_free */
+    struct http *http;          /* Borrowed */
+    struct watch_conn *conn;    /* Borrowed */
+    struct MHD_Connection *mhd; /* Borrowed */
+    size_t body_held;           /* counted in http->body_bytes */
+    size_t out_pos;             /* stream: bytes of x.out already taken */
+    bool handled, queued, ended;
+};
+
+/* ---- the head ------------------------------------------------------------------------------ */
+
+static void http_make_id(char *id)
+{
+    unsigned char random[12];
+    CHECK(getrandom(random, sizeof random, 0) == sizeof random);
+    for (size_t i = 0; i < sizeof random; i++) {
+        (void)snprintf(id + 2 * i, 3, "%02x", random[i]);
+    }
+}
+
+/* Takes the client's id if it fits and is printable without blanks; else makes one. */
+static void http_take_id(struct exchange *x, struct MHD_Connection *mhd)
+{
+    const char *const given = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id");
+    size_t n = given != NULL ? strlen(given) : 0;
+    if (n >= sizeof x->id) {
+        n = 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (given[i] <= 0x20 || given[i] >= 0x7f) {
+            n = 0;
+        }
+    }
+    if (n > 0) {
+        memcpy(x->id, given, n);
+        x->id[n] = '\0';
+    } else {
+        http_make_id(x->id);
+    }
+}
+
+static enum MHD_Result http_count_length(void *cls, enum MHD_ValueKind kind, const char *key,
+                                         const char *value)
+{
+    (void)kind;
+    (void)value;
+    int *const n = cls;
+    if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        (*n)++;
+    }
+    return MHD_YES;
+}
+
+/* What the head alone decides. false: refused. */
+static bool http_check_head(struct http_exchange *hx, struct api_error *error)
+{
+    const struct http_config *const config = &hx->http->config;
+    int n_length = 0;
+    (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_count_length, &n_length);
+    if (n_length > 1) {
+        return api_error_set(error, 400, "invalid_value", "Content-Length",
+                             "the request has %d Content-Length headers, but one is the limit",
+                             n_length);
+    }
+    if (watch_is_surplus(hx->conn)) {
+        exchange_header(&hx->x, "Retry-After", "1");
+        return api_error_set(error, 503, "too_many_connections", NULL,
+                             "the server's %d connections are in use", config->max_connections);
+    }
+    const char *const length =
+        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    if (length != NULL) {
+        errno = 0;
+        const unsigned long long bytes = strtoull(length, NULL, 10);
+        if (errno != 0 || bytes > (unsigned long long)config->max_body_bytes) {
+            return api_error_set(error, 413, "body_too_large", NULL,
+                                 "the body has %s bytes, but %lld are the limit (--max-body-bytes)",
+                                 length, (long long)config->max_body_bytes);
+        }
+    }
+    return true;
+}
+
+static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
+                                        const char *url, const char *method)
+{
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct watch_conn *const conn = info != NULL ? info->socket_context : NULL;
+    struct http_exchange *const hx = conn != NULL ? calloc(1, sizeof *hx) : NULL;
+    if (hx == NULL) {
+        return NULL; /* the table is full, or memory: the connection closes */
+    }
+    hx->http = http;
+    hx->conn = conn;
+    hx->mhd = mhd;
+    struct exchange *const x = &hx->x;
+    x->begin_us = engine_now_us();
+    x->waker = conn;
+    x->route = -1;
+    (void)snprintf(x->method, sizeof x->method, "%s", method);
+    (void)snprintf(x->path, sizeof x->path, "%s", url);
+    x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    x->is_post = strcmp(method, "POST") == 0;
+    const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
+    x->deep = deep != NULL && strcmp(deep, "1") == 0;
+    http_take_id(x, mhd);
+    watch_body(conn, x);
+    struct api_error error = {0};
+    if (!http_check_head(hx, &error)) {
+        watch_refuse(conn, &error);
+    }
+    return hx;
+}
+
+/* ---- the body ------------------------------------------------------------------------------ */
+
+static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
+{
+    struct http *const http = hx->http;
+    struct text *const body = &hx->x.body;
+    struct api_error error = {0};
+    if (watch_refused(hx->conn)) {
+        return;
+    }
+    const int64_t max = http->config.max_body_bytes;
+    if (n > (size_t)max - body->n) {
+        (void)api_error_set(&error, 413, "body_too_large", NULL,
+                            "the body has more than %lld bytes, the limit (--max-body-bytes)",
+                            (long long)max);
+    } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max) {
+        hx->body_held += n;
+        exchange_header(&hx->x, "Retry-After", "1");
+        (void)api_error_set(
+            &error, 429, "queue_full", NULL,
+            "the bodies of all requests together exceed %lld bytes: try again later",
+            (long long)(HTTP_BODIES * max));
+    } else {
+        hx->body_held += n;
+        text_add(body, data, n);
+        if (body->failed) {
+            (void)api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the body");
+        }
+    }
+    if (error.status != 0) {
+        text_free(body);
+        watch_refuse(hx->conn, &error);
+    }
+}
+
+static void http_drop_body(struct http_exchange *hx)
+{
+    text_free(&hx->x.body);
+    (void)atomic_fetch_sub(&hx->http->body_bytes, (long long)hx->body_held);
+    hx->body_held = 0;
+}
+
+/* ---- the answer ---------------------------------------------------------------------------- */
+
+/* Pulls the next bytes of a stream out of its work. */
+static ssize_t http_read_stream(void *cls, uint64_t pos, char *buffer, size_t max)
+{
+    (void)pos;
+    struct http_exchange *const hx = cls;
+    struct exchange *const x = &hx->x;
+    for (;;) {
+        if (x->out.failed) {
+            return MHD_CONTENT_READER_END_WITH_ERROR;
+        }
+        const size_t left = x->out.n - hx->out_pos;
+        if (left > 0) {
+            const size_t n = left < max ? left : max;
+            memcpy(buffer, x->out.data + hx->out_pos, n);
+            hx->out_pos += n;
+            x->sent_bytes += n;
+            return (ssize_t)n;
+        }
+        if (hx->ended) {
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        }
+        text_clear(&x->out);
+        hx->out_pos = 0;
+        const enum exchange_next next = x->work->next(x, x->work_data);
+        hx->ended = next == EXCHANGE_END || next == EXCHANGE_ANSWER;
+        if (next == EXCHANGE_WAIT && watch_sleep(hx->conn, hx->mhd)) {
+            return 0;
+        }
+    }
+}
+
+static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
+{
+    struct exchange *const x = &hx->x;
+    struct MHD_Response *response = NULL;
+    if (stream) {
+        response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, HTTP_BLOCK_BYTES,
+                                                     http_read_stream, hx, NULL);
+    } else {
+        x->sent_bytes = x->out.n;
+        response = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
+        if (response != NULL) {
+            x->out = (struct text){0}; /* the response owns it now */
+        }
+    }
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    bool ok = MHD_add_response_header(response, "x-request-id", x->id) == MHD_YES;
+    if (x->content_type != NULL) {
+        ok = ok && MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE,
+                                           x->content_type) == MHD_YES;
+    }
+    for (int i = 0; ok && i < x->n_header; i++) {
+        ok = MHD_add_response_header(response, x->header[i].name, x->header[i].value) == MHD_YES;
+    }
+    if (ok && (x->close || atomic_load(&hx->http->draining))) {
+        ok = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
+    }
+    hx->queued = true;
+    const enum MHD_Result result =
+        ok ? MHD_queue_response(hx->mhd, (unsigned)x->status, response) : MHD_NO;
+    MHD_destroy_response(response);
+    return result;
+}
+
+/* Asks the work until it sleeps or answers. */
+static enum MHD_Result http_advance(struct http_exchange *hx)
+{
+    struct exchange *const x = &hx->x;
+    while (x->work != NULL) {
+        const enum exchange_next next = x->work->next(x, x->work_data);
+        if (next == EXCHANGE_ANSWER) {
+            break;
+        }
+        if (next == EXCHANGE_STREAM || next == EXCHANGE_END) {
+            hx->ended = next == EXCHANGE_END;
+            return http_send(hx, true);
+        }
+        if (watch_sleep(hx->conn, hx->mhd)) {
+            return MHD_YES;
+        }
+    }
+    CHECK(x->status != 0);
+    return http_send(hx, false);
+}
+
+/* The library's one entry. It calls with the head, with each piece of the body, when the body is
+ * complete, and again after each resume. The answer is given when the body is complete, never in
+ * the first call: that would end the connection. */
+static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const char *url,
+                                   const char *method, const char *version, const char *upload,
+                                   size_t *upload_bytes, void **con_cls)
+{
+    (void)version;
+    struct http *const http = cls;
+    struct http_exchange *hx = *con_cls;
+    if (hx == NULL) {
+        hx = http_begin(http, mhd, url, method);
+        *con_cls = hx;
+        return hx != NULL ? MHD_YES : MHD_NO;
+    }
+    if (*upload_bytes > 0) {
+        http_take_body(hx, upload, *upload_bytes);
+        *upload_bytes = 0;
+        return MHD_YES;
+    }
+    if (!hx->handled) {
+        if (!watch_answer(hx->conn)) {
+            return MHD_NO; /* refused, and now the whole body has come */
+        }
+        hx->handled = true;
+        http->config.handle(http->config.ctx, &hx->x);
+        http_drop_body(hx);
+    }
+    return hx->queued ? MHD_NO : http_advance(hx);
+}
+
+/* ---- connections come and go --------------------------------------------------------------- */
+
+static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
+                           enum MHD_RequestTerminationCode why)
+{
+    (void)mhd;
+    struct http *const http = cls;
+    struct http_exchange *const hx = *con_cls;
+    *con_cls = NULL;
+    if (hx == NULL) {
+        return;
+    }
+    watch_idle(hx->conn);
+    /* A refused request is over when its client hangs up; any other that breaks off was left. */
+    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued)) {
+        atomic_store(&hx->x.gone, true);
+    }
+    http->config.done(http->config.ctx, &hx->x);
+    http_drop_body(hx);
+    exchange_free(&hx->x);
+}
+
+static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket_context,
+                            enum MHD_ConnectionNotificationCode why)
+{
+    struct http *const http = cls;
+    if (why == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *const info =
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = info != NULL ? watch_take(http->watch, info->connect_fd) : NULL;
+    } else if (*socket_context != NULL) {
+        watch_give(*socket_context);
+        *socket_context = NULL;
+    }
+}
+
+static void http_suspend(void *connection)
+{
+    MHD_suspend_connection(connection);
+}
+
+static void http_resume(void *connection)
+{
+    MHD_resume_connection(connection);
+}
+
+/* ---- starting and stopping ----------------------------------------------------------------- */
+
+/* A listening socket of our own: the error names what is wrong, and port 0 can be asked back. */
+static enum err_code http_listen(struct http *http, struct err *err)
+{
+    const struct http_config *const config = &http->config;
+    char service[16];
+    (void)snprintf(service, sizeof service, "%d", config->port);
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                                   .ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *list = NULL;
+    const int why = getaddrinfo(config->host, service, &hints, &list);
+    if (why != 0) {
+        return err_set(err, ERR_IO, "host %s: %s", config->host, gai_strerror(why));
+    }
+    int error = EADDRNOTAVAIL;
+    for (const struct addrinfo *a = list; a != NULL && http->listen_fd < 0; a = a->ai_next) {
+        const int fd =
+            socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+        const int on = 1;
+        if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+            bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, HTTP_BACKLOG) == 0) {
+            http->listen_fd = fd;
+        } else {
+            error = errno;
+            if (fd >= 0) {
+                (void)close(fd);
+            }
+        }
+    }
+    freeaddrinfo(list);
+    if (http->listen_fd < 0) {
+        return err_set(err, ERR_IO, "cannot listen on %s port %d: %s", config->host, config->port,
+                       strerror(error));
+    }
+    struct sockaddr_storage address;
+    socklen_t bytes = sizeof address;
+    char port[16] = "";
+    CHECK(getsockname(http->listen_fd, (struct sockaddr *)&address, &bytes) == 0);
+    CHECK(getnameinfo((struct sockaddr *)&address, bytes, NULL, 0, port, sizeof port,
+                      NI_NUMERICSERV) == 0);
+    http->port = atoi(port);
+    return ERR_OK;
+}
+
+/* Each connection is a descriptor; the rest of the process needs a few. */
+static enum err_code http_reserve_files(int n_conn, struct err *err)
+{
+    const rlim_t need = (rlim_t)n_conn + 128;
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur >= need) {
+        return ERR_OK;
+    }
+    limit.rlim_cur = limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need ? need : 0;
+    if (limit.rlim_cur == 0 || setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return err_set(err, ERR_ARGUMENT,
+                       "%d connections need %llu file descriptors, but the process may open %llu: "
+                       "lower --max-connections or raise ulimit -n",
+                       n_conn, (unsigned long long)need, (unsigned long long)limit.rlim_max);
+    }
+    return ERR_OK;
+}
+
+static enum err_code http_start_daemon(struct http *http, struct err *err)
+{
+    const struct http_config *const config = &http->config;
+    /* Over the library's own limit clients would wait in the backlog without an answer: it is set
+     * so high that each of its threads could take all connections. */
+    const unsigned limit = HTTP_THREADS * (unsigned)(config->max_connections + HTTP_SURPLUS + 1);
+    http->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, NULL, NULL,
+        http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)config->keepalive_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_COMPLETED, http_completed, http,
+        MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
+    if (http->daemon == NULL) {
+        return err_set(err, ERR_IO, "the HTTP threads cannot be started");
+    }
+    return ERR_OK;
+}
+
+enum err_code http_start(struct http **http, const struct http_config *config, struct err *err)
+{
+    *http = NULL;
+    struct http *const h = calloc(1, sizeof *h);
+    if (h == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the HTTP server");
+    }
+    h->config = *config;
+    h->listen_fd = -1;
+    const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
+                                       .max_connections = config->max_connections,
+                                       .header_timeout_s = config->header_timeout_s,
+                                       .body_timeout_s = config->body_timeout_s,
+                                       .suspend = http_suspend,
+                                       .resume = http_resume};
+    enum err_code code = http_reserve_files(watch.n_conn, err);
+    if (code == ERR_OK) {
+        code = http_listen(h, err);
+    }
+    if (code == ERR_OK) {
+        code = watch_open(&h->watch, &watch, err);
+    }
+    if (code == ERR_OK) {
+        code = http_start_daemon(h, err);
+    }
+    if (code != ERR_OK) {
+        http_stop(h, 0);
+        return code;
+    }
+    *http = h;
+    return ERR_OK;
+}
+
+int http_port(const struct http *http)
+{
+    return http->port;
+}
+
+int http_connections(const struct http *http)
+{
+    return watch_n_conn(http->watch);
+}
+
+void http_drain(struct http *http)
+{
+    atomic_store(&http->draining, true);
+}
+
+void http_refuse_connections(struct http *http)
+{
+    if (http->listen_fd >= 0) {
+        (void)MHD_quiesce_daemon(http->daemon);
+        (void)close(http->listen_fd);
+        http->listen_fd = -1;
+    }
+}
+
+void http_stop(struct http *http, int64_t deadline_us)
+{
+    if (http == NULL) {
+        return;
+    }
+    if (http->daemon != NULL) {
+        http_refuse_connections(http);
+        while (watch_n_exchange(http->watch) > 0 && engine_now_us() < deadline_us) {
+            (void)usleep(5000);
+        }
+        /* The library aborts when it is stopped with a suspended connection. Hanging up wakes them
+         * all, and no work sleeps again once its client is gone. */
+        while (watch_hang_up(http->watch) > 0) {
+            (void)usleep(5000);
+        }
+        MHD_stop_daemon(http->daemon);
+    }
+    if (http->listen_fd >= 0) {
+        (void)close(http->listen_fd);
+    }
+    watch_close(http->watch);
+    free(http);
+}
