@@ -1,0 +1,108 @@
+/* The scheduling policy as a table: who gets how many rows, whose unit is admitted next. */
+#include "engine/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+/* One row of the table. Units are written as letters: d, D = decode (interactive, bulk),
+ * i, b = prompt or document of that class wanting the given number of rows. */
+struct row_case {
+    const char *name;
+    int budget;
+    const char *unit;
+    int64_t left[8];
+    int take[8];
+};
+
+static const struct row_case row_cases[] = {
+    {"nothing runs", 8, "", {0}, {0}},
+    {"one prompt takes what it needs", 64, "i", {20}, {20}},
+    {"a long prompt is cut at the budget", 64, "i", {500}, {64}},
+    {"decode rows come first", 4, "iddd", {100, 1, 1, 1}, {1, 1, 1, 1}},
+    {"the rest goes in order of arrival", 16, "dii", {1, 10, 10}, {1, 10, 5}},
+    {"a later prompt waits for an earlier one", 16, "ii", {16, 4}, {16, 0}},
+    {"bulk comes after interactive", 64, "bi", {30, 40}, {24, 40}},
+    {"bulk is never shut out: an eighth", 64, "ib", {500, 500}, {56, 8}},
+    {"an eighth of what decode left", 64, "diDb", {1, 500, 1, 500}, {1, 55, 1, 7}},
+    {"at least one row", 4, "ib", {500, 500}, {3, 1}},
+    {"no more than bulk can use", 64, "ib", {500, 3}, {61, 3}},
+    {"bulk alone takes all", 64, "bb", {60, 60}, {60, 4}},
+    {"bulk units share in order", 64, "ibb", {500, 5, 9}, {56, 5, 3}},
+    {"what interactive does not use goes to bulk", 64, "ib", {10, 500}, {10, 54}},
+    {"a decoding bulk unit is served like any other", 2, "dD", {1, 1}, {1, 1}},
+};
+
+static void shares_the_rows_of_a_step(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof row_cases / sizeof row_cases[0]; c++) {
+        const struct row_case *const row = &row_cases[c];
+        struct plan_unit unit[8];
+        int n = 0;
+        for (; row->unit[n] != '\0'; n++) {
+            const char u = row->unit[n];
+            unit[n] = (struct plan_unit){
+                .priority = u == 'D' || u == 'b' ? PRIORITY_BULK : PRIORITY_INTERACTIVE,
+                .decode = u == 'd' || u == 'D',
+                .n_left = row->left[n],
+                .n_take = -1,
+            };
+        }
+        plan_rows(unit, n, row->budget);
+        for (int i = 0; i < n; i++) {
+            if (unit[i].n_take != row->take[i]) {
+                fail_msg("%s: unit %d: expected %d rows, got %d", row->name, i, row->take[i],
+                         unit[i].n_take);
+            }
+        }
+    }
+}
+
+struct class_case {
+    const char *name;
+    struct plan_slots slots;
+    int expected;
+};
+
+enum { NONE = -1, INTER = PRIORITY_INTERACTIVE, BULK = PRIORITY_BULK };
+
+static const struct class_case class_cases[] = {
+    {"nobody waits", {8, 0, 0, 0, {false, false}}, NONE},
+    {"all slots taken", {8, 5, 3, 0, {true, true}}, NONE},
+    {"interactive first", {8, 0, 0, 0, {true, true}}, INTER},
+    {"bulk if alone", {8, 0, 0, 0, {false, true}}, BULK},
+    {"six in a row: still interactive", {16, 0, 0, 6, {true, true}}, INTER},
+    {"after seven in a row bulk has a turn", {16, 0, 0, 7, {true, true}}, BULK},
+    {"in a row counts only while bulk waits", {16, 0, 0, 7, {true, false}}, INTER},
+    {"bulk leaves a slot free", {8, 0, 7, 0, {false, true}}, NONE},
+    {"that slot is for interactive", {8, 0, 7, 0, {true, true}}, INTER},
+    {"even when bulk would have a turn", {8, 0, 7, 7, {true, true}}, INTER},
+    {"bulk may use up to seven of eight", {8, 0, 6, 0, {false, true}}, BULK},
+    {"of two slots bulk gets one", {2, 0, 1, 0, {false, true}}, NONE},
+    {"of one slot bulk gets it", {1, 0, 0, 0, {false, true}}, BULK},
+};
+
+static void chooses_the_class_to_admit(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof class_cases / sizeof class_cases[0]; c++) {
+        const int got = plan_class(&class_cases[c].slots);
+        if (got != class_cases[c].expected) {
+            fail_msg("%s: expected class %d, got %d", class_cases[c].name, class_cases[c].expected,
+                     got);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shares_the_rows_of_a_step),
+        cmocka_unit_test(chooses_the_class_to_admit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
