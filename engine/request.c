@@ -353,12 +353,12 @@ static enum err_code check_sampling(const struct sampling *s, const struct model
 static enum err_code check_item(const struct request *request, const struct item *item,
                                 const struct model_info *info, int64_t context, struct err *err)
 {
-    if (item->ids == NULL || item->out_logprob == NULL) {
-        if (item->ids == NULL || item->out_id == NULL || request->n_top >= 0) {
-            return err_set(err, ERR_ARGUMENT, "an item was not set");
-        }
+    const bool generate = request->kind == REQUEST_GENERATE;
+    if (item->ids == NULL || (generate && item->out_id == NULL) ||
+        ((!generate || request->n_top >= 0) && item->out_logprob == NULL)) {
+        return err_set(err, ERR_ARGUMENT, "an item was not set");
     }
-    if (request->kind == REQUEST_GENERATE && item->n_ids > context - request->sampling.max_tokens) {
+    if (generate && item->n_ids > context - request->sampling.max_tokens) {
         return err_set(err, ERR_ARGUMENT,
                        "a prompt of %lld tokens and max_tokens %d exceed the context: "
                        "max_length=%lld",
