@@ -28,7 +28,7 @@ struct options {
     const char *model;             /* directory */
     const char *tokenizer;         /* "" = the model directory's */
     const char *served_model_name; /* "" is resolved to the last part of model */
-    const char *device;            /* auto | cpu | ref */
+    const char *device;            /* auto | cpu | cuda | ref */
     const char *dtype;             /* auto | f32 | bf16 */
     const char *memory_placement;  /* device | host | mmap */
     bool memory_trace;

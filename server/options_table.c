@@ -51,7 +51,7 @@ const struct option_row option_rows[] = {
          "SentencePiece file; without it tokenizer.model of the model directory, if it has one"),
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
          "name in requests and answers; without it the last part of the model's path"),
-    CHOICE("device", device, ALL, "auto", "auto|cpu|ref",
+    CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
            "where to compute; ref is the slow plain-C specification, for comparisons"),
     CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16",
            "weights as computed with; auto takes bf16 for bf16 files, f32 for all others"),

@@ -6,7 +6,7 @@
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 build=$1
 shift
 B=$(realpath "$build")

@@ -3,7 +3,7 @@
 # tests/fuzz/corpus/<target> and keeping what it finds in BUILD/corpus/<target>. A crash leaves its input
 # in BUILD and fails.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 2
 build=$1 seconds=$2
 failed=0
 for program in "$build"/tests/fuzz/*.libfuzzer; do

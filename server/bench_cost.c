@@ -1,0 +1,66 @@
+/* Counts by the formulas of the architecture; see bench_cost.h. */
+#include "server/bench_cost.h"
+
+/* Parameters of the matrices that every row goes through, without the vocabulary's. */
+static double matrix_params(const struct model_info *info)
+{
+    const double d = info->d_model;
+    double params = info->n_layer * (4 * d * d + 2 * d * info->d_ff);
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct memory_info *const memory = &info->memory[m];
+        params += d * memory->shape.n_head * memory->shape.d_key; /* the query projection */
+        params -= memory->after ? 0 : 2 * d * info->d_ff;         /* it replaces that FFN */
+    }
+    return params;
+}
+
+static double key_params(const struct model_info *info)
+{
+    double params = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct pkm_shape *const shape = &info->memory[m].shape;
+        /* Product keys are two halves of half the width: the same number. */
+        params += (double)shape->n_head * shape->n_key * shape->d_key;
+    }
+    return params;
+}
+
+/* Bytes per element of the value tables: they may keep another type than the matrices. */
+static double value_elem_bytes(const struct model_info *info)
+{
+    double n = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        n += (double)info->memory[m].n_slot * (double)info->memory[m].d_value;
+    }
+    return n > 0 ? (double)info->value_bytes / n : 0;
+}
+
+/* Value elements that a row gathers. */
+static double row_values(const struct model_info *info)
+{
+    double n = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct memory_info *const memory = &info->memory[m];
+        n += (double)memory->shape.n_head * memory->shape.k_top * (double)memory->d_value;
+    }
+    return n;
+}
+
+struct bench_cost bench_cost_of(const struct model_info *info, const struct bench_shape *shape)
+{
+    const double rows = shape->n_tok;
+    const double d = info->d_model;
+    const double elem = (double)dtype_bytes(info->dtype);
+    const double vocabulary = d * info->n_vocab;
+    const double cache_row = 2 * d * sizeof(float) * info->n_layer; /* keys and values are F32 */
+    /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
+    const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
+    struct bench_cost cost;
+    cost.bytes = elem * (matrix_params(info) + (shape->n_out > 0 ? vocabulary : 0)) +
+                 sizeof(float) * key_params(info) +
+                 rows * (row_values(info) * value_elem_bytes(info) + 2 * elem * d) +
+                 shape->n_seq * cached * cache_row;
+    cost.flops = 2 * (rows * (matrix_params(info) + key_params(info) + row_values(info)) +
+                      shape->n_out * vocabulary + rows * shape->mean_pos * 2 * d * info->n_layer);
+    return cost;
+}

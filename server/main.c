@@ -1,0 +1,110 @@
+/* pkmserve: finds the sub-command, parses its options, runs it.
+ *
+ * Exit status: 0 done, 1 failed, 2 wrong usage; errors are one line on standard error. */
+#include "engine/log.h"
+#include "server/cmd.h"
+#include "server/serve.h"
+#include "server/version.h"
+
+#include <string.h>
+
+enum { EXIT_USAGE = 2 };
+
+int cmd_fail(const struct err *err)
+{
+    fprintf(stderr, "pkmserve: %s\n", err->message);
+    return 1;
+}
+
+void cmd_print(struct text *text)
+{
+    if (text->failed) {
+        fprintf(stderr, "pkmserve: no memory to print the result\n");
+    } else {
+        fwrite(text->data, 1, text->n, stdout);
+        fputc('\n', stdout);
+    }
+}
+
+/* `pkmserve help [command]`, `pkmserve --help`. */
+static int print_help(const char *name)
+{
+    const unsigned command = name ? options_command(name) : 0;
+    if (name && command == 0) {
+        fprintf(stderr, "pkmserve: no command '%.60s'; see 'pkmserve help'\n", name);
+        return EXIT_USAGE;
+    }
+    options_help(stdout, command);
+    return 0;
+}
+
+static bool wants_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int run(enum command command, const struct options *options)
+{
+    switch (command) {
+    case COMMAND_SERVE: return serve_run(options);
+    case COMMAND_SCORE: return cmd_score(options);
+    case COMMAND_GENERATE: return cmd_generate(options);
+    case COMMAND_INSPECT: return cmd_inspect(options);
+    case COMMAND_BENCH: return cmd_bench(options);
+    }
+    check_failed(__FILE__, __LINE__, "command");
+}
+
+static int run_command(const char *name, int argc, char **argv)
+{
+    const unsigned command = options_command(name);
+    if (command == 0) {
+        fprintf(stderr, "pkmserve: no command '%.60s'; see 'pkmserve help'\n", name);
+        return EXIT_USAGE;
+    }
+    if (wants_help(argc, argv)) {
+        return print_help(name);
+    }
+    struct options options;
+    struct err err;
+    if (options_parse(&options, (enum command)command, argc, argv, &err) != ERR_OK) {
+        cmd_fail(&err);
+        return EXIT_USAGE;
+    }
+    if (options_resolve(&options, &err) != ERR_OK) {
+        return cmd_fail(&err);
+    }
+    options_warn_environment(stderr);
+    if (command != COMMAND_SERVE) {
+        log_begin(LEVEL_WARN, false); /* a tool's output is its result */
+    }
+    const int status = run((enum command)command, &options);
+    /* A full disk behind a redirection must not look like success. */
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        err_set(&err, ERR_IO, "standard output cannot be written");
+        return cmd_fail(&err);
+    }
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        fprintf(stderr, "pkmserve: no command given; see 'pkmserve help'\n");
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
+        printf("pkmserve %s\n", PKMSERVE_VERSION);
+        return 0;
+    }
+    if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 ||
+        strcmp(argv[1], "-h") == 0) {
+        return print_help(argc > 2 ? argv[2] : NULL);
+    }
+    return run_command(argv[1], argc - 2, argv + 2);
+}
