@@ -87,6 +87,8 @@ void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, i
 
 /* sample.c */
 void ref_sample(struct backend *be, struct tensor logits, struct step *step, int first);
+/* A logit after one token's correction. */
+float ref_adjusted(float z, const struct sample_adjust *a, const struct sample_params *p);
 /* Draws for output i (index into step->sample) from logits[n_vocab]. logit and candidate are
  * working memory of n_vocab entries each: a backend that draws rows on several threads gives each
  * thread its own. */

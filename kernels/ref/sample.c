@@ -60,7 +60,7 @@ static int32_t candidate_at(struct candidates *c, int i)
     return c->ids[c->n - 1 - i];
 }
 
-static float adjusted(float z, const struct sample_adjust *a, const struct sample_params *p)
+float ref_adjusted(float z, const struct sample_adjust *a, const struct sample_params *p)
 {
     if (a->n_prompt > 0 || a->n_generated > 0) {
         z = z > 0 ? z / p->repetition : z * p->repetition;
@@ -88,7 +88,7 @@ static void adjust_row(float *z, const float *logits, int n_vocab, const struct 
     /* Adjusting after the allow list changes nothing for the others: -infinity stays. */
     for (int i = 0; i < p->n_adjust; i++) {
         CHECK(adjust[i].token >= 0 && adjust[i].token < n_vocab);
-        z[adjust[i].token] = adjusted(z[adjust[i].token], &adjust[i], p);
+        z[adjust[i].token] = ref_adjusted(z[adjust[i].token], &adjust[i], p);
     }
 }
 

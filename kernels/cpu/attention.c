@@ -1,0 +1,135 @@
+/* The key/value cache and attention: an item is one head of up to ATTEND_ROWS rows of a sequence.
+ */
+#include "kernels/cpu/cpu.h"
+
+/* Which sequence each row belongs to, and which rows attention takes together: set at step_begin.
+ */
+void cpu_step_rows(struct cpu_backend *cpu, const struct step *step)
+{
+    struct row_block *const blocks = cpu->blocks.data;
+    int32_t *const row_seq = cpu->row_seq.data;
+    cpu->n_block = 0;
+    for (int s = 0; s < step->n_seq; s++) {
+        const int end = step->seq_first[s + 1];
+        for (int r = step->seq_first[s]; r < end; r += ATTEND_ROWS) {
+            const int n_row = end - r < ATTEND_ROWS ? end - r : ATTEND_ROWS;
+            blocks[cpu->n_block++] = (struct row_block){s, r, n_row};
+            for (int i = 0; i < n_row; i++) {
+                row_seq[r + i] = s;
+            }
+        }
+    }
+}
+
+struct cache_job {
+    const struct cpu_backend *cpu;
+    struct tensor y, q, k_pages, v_pages; /* kv_store: y, q are the rows of k and v */
+    const struct step *step;
+    int n_head, d_head;
+    float scale;
+};
+
+static const int32_t *pages_of(const struct step *step, int s)
+{
+    return step->page + (int64_t)s * step->limits.n_page_max;
+}
+
+static void store_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct cache_job *const job = arg;
+    const int32_t *const row_seq = job->cpu->row_seq.data;
+    for (int r = first; r < first + n; r++) {
+        const int pos = job->step->pos[r];
+        const int32_t page = pages_of(job->step, row_seq[r])[pos / KV_PAGE];
+        CHECK(page >= 0 && page < job->k_pages.rows);
+        job->cpu->simd->kv_row(row_f32(job->k_pages, page), row_f32(job->v_pages, page),
+                               row_f32(job->y, r), row_f32(job->q, r), pos % KV_PAGE, job->n_head,
+                               job->d_head);
+    }
+}
+
+static void check_cache(struct tensor a, struct tensor b, struct tensor k_pages,
+                        struct tensor v_pages, const struct step *step, int n_head)
+{
+    const int64_t d = a.cols;
+    CHECK(n_head > 0 && d % n_head == 0 && d <= INT32_MAX / KV_PAGE);
+    CHECK_VIEW(a, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(b, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+}
+
+void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                  struct tensor v, const struct step *step, int n_head)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    check_cache(k, v, k_pages, v_pages, step, n_head);
+    struct cache_job job = {.cpu = cpu,
+                            .y = k,
+                            .q = v,
+                            .k_pages = k_pages,
+                            .v_pages = v_pages,
+                            .step = step,
+                            .n_head = n_head,
+                            .d_head = (int)k.cols / n_head};
+    pool_for(cpu->pool, step->n_tok, POOL_STREAM, store_rows, &job);
+}
+
+size_t cpu_attention_slice_bytes(const struct step_limits *limits)
+{
+    return (size_t)ATTEND_ROWS * (size_t)limits->n_page_max * KV_PAGE * sizeof(float);
+}
+
+static void attend_items(void *arg, int thread, int first, int n)
+{
+    const struct cache_job *const job = arg;
+    const struct cpu_backend *const cpu = job->cpu;
+    const struct row_block *const blocks = cpu->blocks.data;
+    for (int item = first; item < first + n; item++) {
+        const struct row_block block = blocks[item % cpu->n_block];
+        const int64_t col = (int64_t)(item / cpu->n_block) * job->d_head;
+        const struct attend a = {
+            .y = row_f32(job->y, block.row) + col,
+            .q = row_f32(job->q, block.row) + col,
+            .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
+            .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
+            .page = pages_of(job->step, block.seq),
+            .score = cpu_slice(cpu, thread),
+            .y_stride = job->y.stride,
+            .q_stride = job->q.stride,
+            .k_stride = job->k_pages.stride,
+            .v_stride = job->v_pages.stride,
+            .score_stride = (int64_t)job->step->limits.n_page_max * KV_PAGE,
+            .n_row = block.n_row,
+            .pos = job->step->pos[block.row],
+            .d_head = job->d_head,
+            .scale = job->scale,
+        };
+        cpu->simd->attend(&a);
+    }
+}
+
+/* The engine's page table is checked once per call, not once per head and position. */
+static void check_pages(const struct step *step, int64_t n_page)
+{
+    for (int s = 0; s < step->n_seq; s++) {
+        const int end = step->seq_first[s + 1];
+        const int n = end > step->seq_first[s] ? step->pos[end - 1] / KV_PAGE + 1 : 0;
+        for (int p = 0; p < n; p++) {
+            CHECK(pages_of(step, s)[p] >= 0 && pages_of(step, s)[p] < n_page);
+        }
+    }
+}
+
+void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                   struct tensor v_pages, const struct step *step, int n_head, float scale)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    check_cache(y, q, k_pages, v_pages, step, n_head);
+    check_pages(step, k_pages.rows);
+    struct cache_job job = {cpu, y, q, k_pages, v_pages, step, n_head, (int)y.cols / n_head, scale};
+    const int64_t n_item = (int64_t)cpu->n_block * n_head;
+    CHECK(n_item <= INT32_MAX);
+    pool_for(cpu->pool, (int)n_item, POOL_DYNAMIC, attend_items, &job);
+}

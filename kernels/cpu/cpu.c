@@ -1,0 +1,159 @@
+/* The CPU backend: opening, the op table, and the memory that ops work in. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLICE_ALIGN = 128 }; /* two cache lines: neighbours are prefetched in pairs */
+
+static size_t round_up(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+enum err_code cpu_reserve(struct cpu_backend *cpu, struct scratch *scratch, size_t bytes,
+                          const char *purpose, struct err *err)
+{
+    (void)cpu;
+    if (bytes <= scratch->bytes) {
+        return ERR_OK;
+    }
+    void *const data = bytes > SIZE_MAX - SLICE_ALIGN
+                           ? NULL
+                           : aligned_alloc(SLICE_ALIGN, round_up(bytes, SLICE_ALIGN));
+    if (data == NULL) {
+        return err_set(err, ERR_MEMORY, "%s: no %zu bytes of memory left to work in", purpose,
+                       bytes);
+    }
+    memset(data, 0, round_up(bytes, SLICE_ALIGN));
+    free(scratch->data);
+    *scratch = (struct scratch){data, bytes};
+    return ERR_OK;
+}
+
+enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const char *purpose,
+                                 struct err *err)
+{
+    if (bytes <= cpu->slice_bytes) {
+        return ERR_OK;
+    }
+    const size_t slice = round_up(bytes, SLICE_ALIGN);
+    size_t total = 0;
+    if (slice < bytes || __builtin_mul_overflow(slice, (size_t)cpu->base.n_thread, &total)) {
+        total = SIZE_MAX; /* refused below */
+    }
+    const enum err_code code = cpu_reserve(cpu, &cpu->thread, total, purpose, err);
+    if (code == ERR_OK) {
+        cpu->slice_bytes = slice;
+    }
+    return code;
+}
+
+static enum err_code cpu_step_new(struct backend *be, struct step **step,
+                                  const struct step_limits *limits, struct err *err)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    enum err_code code = ref_step_new(be, step, limits, err);
+    const size_t n_tok = (size_t)limits->n_tok_max;
+    const size_t n_part = (size_t)limits->n_out_max * LOGIT_BLOCKS;
+    const struct {
+        struct scratch *scratch;
+        size_t bytes;
+    } needs[] = {
+        {&cpu->blocks, n_tok * sizeof(struct row_block)},
+        {&cpu->row_seq, n_tok * sizeof(int32_t)},
+        {&cpu->parts, n_part * sizeof(struct logit_part)},
+    };
+    for (size_t i = 0; code == ERR_OK && i < sizeof needs / sizeof *needs; i++) {
+        code = cpu_reserve(cpu, needs[i].scratch, needs[i].bytes, "step", err);
+    }
+    if (code == ERR_OK) {
+        code = cpu_reserve_slices(cpu, cpu_attention_slice_bytes(limits), "attention", err);
+    }
+    if (code == ERR_OK) {
+        code = cpu_reserve_slices(cpu, cpu_vocab_slice_bytes(limits), "vocabulary", err);
+    }
+    if (code != ERR_OK) {
+        ref_step_free(be, *step);
+        *step = NULL;
+    }
+    return code;
+}
+
+static void cpu_step_begin(struct backend *be, const struct step *step)
+{
+    ref_step_begin(be, step);
+    cpu_step_rows(cpu_of(be), step);
+}
+
+static void cpu_close(struct backend *be)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    pool_free(cpu->pool);
+    free(cpu->words.data);
+    free(cpu->thread.data);
+    free(cpu->blocks.data);
+    free(cpu->row_seq.data);
+    free(cpu->parts.data);
+    free(cpu);
+}
+
+static const struct backend_ops cpu_ops = {
+    .close = cpu_close,
+    .buffer_new = ref_buffer_new,
+    .buffer_free = ref_buffer_free,
+    .weight_new = cpu_weight_new,
+    .weight_free = cpu_weight_free,
+    .weight_bytes = cpu_weight_bytes,
+    .step_new = cpu_step_new,
+    .step_free = ref_step_free,
+    .upload = ref_upload,
+    .download = ref_download,
+    .step_begin = cpu_step_begin,
+    .finish = ref_finish,
+    .measure = cpu_measure,
+    .embed = cpu_embed,
+    .norm = cpu_norm,
+    .add_norm = cpu_add_norm,
+    .linear = cpu_linear,
+    .kv_store = cpu_kv_store,
+    .attention = cpu_attention,
+    .pkm_search = cpu_pkm_search,
+    .pkm_read = cpu_pkm_read,
+    .gather = ref_gather,
+    .sample = cpu_sample,
+    .logprobs = cpu_logprobs,
+};
+
+enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)
+{
+    *be = NULL;
+    const struct simd_kernels *simd = NULL;
+    const char *name = NULL;
+    const enum err_code code = machine_kernels(&simd, &name, isa, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    const int n_core = machine_n_core();
+    const int n = n_thread > 0 ? n_thread : n_core;
+    struct cpu_backend *const cpu = calloc(1, sizeof *cpu);
+    if (cpu == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory left to open the CPU backend");
+    }
+    cpu->base.op = &cpu_ops;
+    cpu->base.n_thread = n;
+    cpu->base.memory_bytes = machine_memory_bytes();
+    cpu->simd = simd;
+    (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu-%s", name);
+    (void)snprintf(cpu->base.description, sizeof cpu->base.description,
+                   "CPU, %s kernels, %d of %d cores, %zu MiB of memory", name, n, n_core,
+                   cpu->base.memory_bytes >> 20);
+    const enum err_code pool_code = pool_new(&cpu->pool, n, err);
+    if (pool_code != ERR_OK) {
+        cpu_close(&cpu->base);
+        return pool_code;
+    }
+    *be = &cpu->base;
+    return ERR_OK;
+}

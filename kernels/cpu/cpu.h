@@ -1,0 +1,132 @@
+/* The CPU backend, inside.
+ *
+ * An op is cut into items (panels of weights, tiles of rows, row and head, blocks of the
+ * vocabulary), the pool's threads take them, and the kernels of one instruction set (simd/) do
+ * them. What an item is depends on shapes, never on who does it: results are the same bits for any
+ * number of threads.
+ *
+ * Files: cpu.c (opening, the table), machine.c (cores, memory, instruction sets, rates), pool.c
+ * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c, memory.c
+ * (product keys and values), vocab.c (log-probabilities, sampling). Memory, transfers, step and
+ * gather are ref's. */
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd/kernels.h"
+#include "kernels/ref/ref.h"
+
+/* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
+enum { GEMM_ROWS = 256 };
+
+/* Blocks of a row of logits. */
+enum { LOGIT_BLOCKS = 16 };
+
+struct cpu_weight {
+    struct weight_desc desc;
+    int64_t rows, cols; /* of the parameter */
+    /* MATRIX and KEYS: panels of 32-bit words (simd/kernels.h), those of a group after each other;
+     * TABLE: rows of row_bytes. */
+    const void *data;
+    void *owned; /* Owner: the weight; NULL with PLACEMENT_MMAP */
+    size_t owned_bytes;
+    int64_t row_bytes;    /* TABLE */
+    enum dtype row_dtype; /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
+};
+
+/* Consecutive rows of one sequence that attention takes together. */
+struct row_block {
+    int32_t seq, row, n_row;
+};
+
+/* Partial results of one block of a row's logits. */
+struct logit_part {
+    double sum, moment;
+    float max;
+    int32_t n_before;
+    bool is_good;
+};
+
+/* Memory that ops work in, reserved when a weight or a step is made and grown to the largest need.
+ * Guard: the calling thread outside of pool_for; inside, each thread has its slice or item. */
+struct scratch {
+    void *data; /* Owner: the backend */
+    size_t bytes;
+};
+
+struct cpu_backend {
+    struct backend base; /* first: the engine's pointer to it is ours */
+    const struct simd_kernels *simd;
+    struct pool *pool;      /* Owner */
+    struct scratch words;   /* packed rows of x: GEMM_ROWS rows of the widest weight */
+    struct scratch thread;  /* n_thread slices of slice_bytes */
+    size_t slice_bytes;     /* scratch of one thread */
+    struct scratch blocks;  /* row_block [n_tok_max] of the step begun last */
+    struct scratch row_seq; /* int32_t [n_tok_max]: sequence of each row */
+    struct scratch parts;   /* logit_part [n_out_max, LOGIT_BLOCKS] */
+    int n_block;
+};
+
+static inline struct cpu_backend *cpu_of(struct backend *be)
+{
+    return (struct cpu_backend *)be;
+}
+
+static inline const struct cpu_weight *cpu_weight_of(const struct weight *w)
+{
+    return (const struct cpu_weight *)w;
+}
+
+/* Thread number thread's own scratch. */
+static inline void *cpu_slice(const struct cpu_backend *cpu, int thread)
+{
+    return (char *)cpu->thread.data + (size_t)thread * cpu->slice_bytes;
+}
+
+/* cpu.c */
+enum err_code cpu_reserve(struct cpu_backend *cpu, struct scratch *scratch, size_t bytes,
+                          const char *purpose, struct err *err);
+enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const char *purpose,
+                                 struct err *err);
+
+/* machine.c */
+int machine_n_core(void);          /* cores that this process may use */
+size_t machine_memory_bytes(void); /* memory that this process may use; 0 = unknown */
+/* The kernels called isa, or the machine's best ones if isa is NULL. */
+enum err_code machine_kernels(const struct simd_kernels **simd, const char **name, const char *isa,
+                              struct err *err);
+void cpu_measure(struct backend *be, struct machine_rate *rate);
+
+/* weight.c */
+enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
+                             const struct weight_desc *desc, const char *name, struct err *err);
+void cpu_weight_free(struct backend *be, struct weight *weight);
+size_t cpu_weight_bytes(const struct weight *weight);
+
+/* linear.c, rows.c, attention.c, memory.c, vocab.c: contracts in kernels/backend.h */
+void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+                struct tensor bias, enum act act);
+void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
+               const struct weight *tok, const struct weight *pos, const struct weight *lang);
+void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+              struct tensor beta, float eps);
+void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                  struct tensor gamma, struct tensor beta, float eps);
+void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
+void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                  struct tensor v, const struct step *step, int n_head);
+void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                   struct tensor v_pages, const struct step *step, int n_head, float scale);
+void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
+void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
+                  struct tensor shares, const struct weight *values);
+void cpu_sample(struct backend *be, struct tensor logits, struct step *step, int first);
+void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
+
+/* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
+size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half);
+size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
+size_t cpu_attention_slice_bytes(const struct step_limits *limits);
+
+#endif

@@ -1,0 +1,101 @@
+/* The linear layer: packs the rows of x, then lets the threads stream the panels of W.
+ *
+ * Up to STREAM_ROWS rows the op is bound by the bytes of W, and each thread streams its own part of
+ * it. With more rows it is bound by multiply-adds; panels (and tiles, where panels are fewer than
+ * threads could use) are given out one by one. */
+#include "kernels/cpu/cpu.h"
+
+enum {
+    STREAM_ROWS = 16,
+    /* A hand-over to the threads takes about as long as copying this many floats. */
+    PACK_ALONE = 1 << 14,
+    ITEMS_PER_THREAD = 4, /* enough that the last ones end together */
+};
+
+struct linear_job {
+    const struct simd_kernels *simd;
+    struct gemm gemm;
+    int n_panel;
+    int n_part; /* parts the tiles are divided into */
+};
+
+static void pack_tiles(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct linear_job *const job = arg;
+    for (int tile = first; tile < first + n; tile++) {
+        job->simd->gemm_pack(&job->gemm, tile);
+    }
+}
+
+/* Items are panels, once for each part of the tiles. */
+static void multiply(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct linear_job *const job = arg;
+    const int n_tile = job->gemm.n_tile;
+    for (int item = first; item < first + n;) {
+        const int part = item / job->n_panel;
+        const int panel = item % job->n_panel;
+        const int left = job->n_panel - panel;
+        const int n_panel = first + n - item < left ? first + n - item : left;
+        const int tile = (int)((int64_t)n_tile * part / job->n_part);
+        const int end = (int)((int64_t)n_tile * (part + 1) / job->n_part);
+        job->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile);
+        item += n_panel;
+    }
+}
+
+static void linear_block(struct cpu_backend *cpu, struct linear_job *job)
+{
+    struct gemm *const g = &job->gemm;
+    const int tile_rows = job->simd->tile_rows;
+    g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
+    if ((int64_t)g->n_row * g->n_in <= PACK_ALONE) {
+        pack_tiles(job, 0, 0, g->n_tile);
+    } else {
+        pool_for(cpu->pool, g->n_tile, POOL_DYNAMIC, pack_tiles, job);
+    }
+    job->n_part = 1;
+    if (g->n_row <= STREAM_ROWS) {
+        pool_for(cpu->pool, job->n_panel, POOL_STREAM, multiply, job);
+        return;
+    }
+    const int wanted = cpu->base.n_thread * ITEMS_PER_THREAD;
+    if (job->n_panel < wanted) {
+        const int n_part = (wanted + job->n_panel - 1) / job->n_panel;
+        job->n_part = n_part < g->n_tile ? n_part : g->n_tile;
+    }
+    pool_for(cpu->pool, job->n_panel * job->n_part, POOL_DYNAMIC, multiply, job);
+}
+
+void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,
+                struct tensor bias, enum act act)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    const struct cpu_weight *const w = cpu_weight_of(weight);
+    CHECK(w->desc.kind == WEIGHT_MATRIX);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, w->cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, w->rows);
+    CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == w->rows));
+    CHECK(act == ACT_NONE || act == ACT_RELU || act == ACT_GELU);
+    struct linear_job job = {
+        .simd = cpu->simd,
+        .gemm = {.y_stride = y.stride,
+                 .x_stride = x.stride,
+                 .words = cpu->words.data,
+                 .w = w->data,
+                 .bias = bias.data,
+                 .n_in = (int)w->cols,
+                 .n_out = (int)w->rows,
+                 .dtype = w->desc.dtype,
+                 .act = act},
+        .n_panel = gemm_n_panel((int)w->rows),
+    };
+    for (int64_t row = 0; row < y.rows; row += GEMM_ROWS) {
+        job.gemm.n_row = y.rows - row < GEMM_ROWS ? (int)(y.rows - row) : GEMM_ROWS;
+        job.gemm.y = row_f32(y, row);
+        job.gemm.x = row_f32(x, row);
+        linear_block(cpu, &job);
+    }
+}

@@ -1,0 +1,210 @@
+/* What the machine offers this process: cores, memory, instruction sets, and measured rates. */
+#include "kernels/cpu/cpu.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- limits -----------------------------------------------------------------------------------*/
+
+/* The first one or two numbers of a control group's file; "max" or no file reads none. */
+static int cgroup_read(const char *file, unsigned long long *a, unsigned long long *b)
+{
+    FILE *const f = fopen(file, "re");
+    if (f == NULL) {
+        return 0;
+    }
+    const int n = fscanf(f, "%llu %llu", a, b);
+    (void)fclose(f);
+    return n < 0 ? 0 : n;
+}
+
+int machine_n_core(void)
+{
+    cpu_set_t set;
+    int n = 1;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        n = CPU_COUNT(&set);
+    } else {
+        const long online = sysconf(_SC_NPROCESSORS_ONLN);
+        n = online > 0 && online < POOL_THREADS_MAX ? (int)online : 1;
+    }
+    /* A container's quota: microseconds of CPU time per period. Threads beyond it would only make
+     * the kernel stop all of them for the rest of each period. */
+    unsigned long long quota = 0;
+    unsigned long long period = 0;
+    if (cgroup_read("/sys/fs/cgroup/cpu.max", &quota, &period) == 2 && period > 0) {
+        const unsigned long long cores = quota / period;
+        n = cores < (unsigned long long)n ? (cores > 0 ? (int)cores : 1) : n;
+    }
+    return n < 1 ? 1 : n > POOL_THREADS_MAX ? POOL_THREADS_MAX : n;
+}
+
+size_t machine_memory_bytes(void)
+{
+    const long n_page = sysconf(_SC_PHYS_PAGES);
+    const long page = sysconf(_SC_PAGESIZE);
+    size_t bytes = n_page > 0 && page > 0 ? (size_t)n_page * (size_t)page : 0;
+    unsigned long long limit = 0;
+    unsigned long long unused = 0;
+    if (cgroup_read("/sys/fs/cgroup/memory.max", &limit, &unused) >= 1 && limit < bytes) {
+        bytes = (size_t)limit;
+    }
+    return bytes;
+}
+
+/* ---- instruction sets -------------------------------------------------------------------------*/
+
+/* The compiler may use any instruction of the -march of a set's files, but the machines that have
+ * the ones asked for here have the rest of the level too. */
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("avx512bf16");
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+
+static bool has_plain(void)
+{
+    return true;
+}
+
+struct isa {
+    const char *name;
+    const struct simd_kernels *simd;
+    bool (*is_there)(void);
+    const char *needs;
+};
+
+static const struct isa isas[] = {
+    {"avx512", &simd_kernels_avx512, has_avx512, "AVX-512 with BF16 and VNNI"},
+    {"avx2", &simd_kernels_avx2, has_avx2, "AVX2 with FMA"},
+    {"plain", &simd_kernels_plain, has_plain, "nothing"},
+};
+
+enum err_code machine_kernels(const struct simd_kernels **simd, const char **name, const char *isa,
+                              struct err *err)
+{
+    __builtin_cpu_init();
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        const bool is_named = isa != NULL && strcmp(isa, isas[i].name) == 0;
+        if (is_named && !isas[i].is_there()) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "PKMSERVE_ISA: %s needs %s, which this machine lacks; leave it unset "
+                           "for the best set there is",
+                           isa, isas[i].needs);
+        }
+        if (is_named || (isa == NULL && isas[i].is_there())) {
+            *simd = isas[i].simd;
+            *name = isas[i].name;
+            return ERR_OK;
+        }
+    }
+    return err_set(err, ERR_ARGUMENT,
+                   "PKMSERVE_ISA: %.40s is unknown; use avx512, avx2, plain or "
+                   "ref",
+                   isa);
+}
+
+/* ---- rates ------------------------------------------------------------------------------------*/
+
+enum {
+    READ_BYTES = 256 << 20, /* larger than a core's share of any cache */
+    READ_PIECE = 1 << 20,
+    MEASURE_MS = 150, /* for each of the three rates */
+};
+
+struct measure {
+    const struct simd_kernels *simd;
+    const char *data;
+    void (*peak)(int64_t n, double *flops);
+    int64_t n_round;
+};
+
+static double now_s(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void read_pieces(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct measure *const m = arg;
+    volatile double sink =
+        m->simd->sum_bytes(m->data + (size_t)first * READ_PIECE, (size_t)n * READ_PIECE);
+    (void)sink;
+}
+
+static void run_peak(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    (void)first;
+    const struct measure *const m = arg;
+    double flops;
+    for (int i = 0; i < n; i++) {
+        m->peak(m->n_round, &flops);
+    }
+}
+
+/* The best of several passes, because a pass can only be disturbed, not helped. */
+static double best_rate(struct cpu_backend *cpu, int n_item, double work, pool_fn *fn,
+                        struct measure *m)
+{
+    double best = 0;
+    const double end = now_s() + 1e-3 * MEASURE_MS;
+    for (int pass = 0; pass < 3 || now_s() < end; pass++) {
+        const double start = now_s();
+        pool_for(cpu->pool, n_item, POOL_STREAM, fn, m);
+        const double rate = work / (now_s() - start);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static double measure_read(struct cpu_backend *cpu)
+{
+    void *const data =
+        mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        return 0;
+    }
+    (void)madvise(data, READ_BYTES, MADV_HUGEPAGE);
+    memset(data, 1, READ_BYTES); /* untouched pages would all be one page of zeros */
+    struct measure m = {.simd = cpu->simd, .data = data};
+    const double rate = best_rate(cpu, READ_BYTES / READ_PIECE, READ_BYTES, read_pieces, &m);
+    (void)munmap(data, READ_BYTES);
+    return rate;
+}
+
+static double measure_peak(struct cpu_backend *cpu, void (*peak)(int64_t n, double *flops))
+{
+    if (peak == NULL) {
+        return 0;
+    }
+    enum { ROUNDS = 1 << 18, ITEMS_PER_THREAD = 8 };
+    double flops = 0;
+    peak(1, &flops);
+    struct measure m = {.peak = peak, .n_round = ROUNDS};
+    const int n_item = cpu->base.n_thread * ITEMS_PER_THREAD;
+    return best_rate(cpu, n_item, flops * ROUNDS * n_item, run_peak, &m);
+}
+
+void cpu_measure(struct backend *be, struct machine_rate *rate)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    rate->read_bytes_per_s = measure_read(cpu);
+    rate->flops_f32_per_s = measure_peak(cpu, cpu->simd->peak_f32);
+    rate->flops_bf16_per_s = measure_peak(cpu, cpu->simd->peak_bf16);
+}

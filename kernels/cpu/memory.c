@@ -1,0 +1,156 @@
+/* Memory layers: search among the keys and the gather of value rows.
+ *
+ * Search: an item is one head of a tile of rows. Its scores are a small matrix product over the
+ * packed keys (product keys: two, one for each half), which stay in the thread's scratch, in L2;
+ * then each row selects. Bound at one row: bytes of the keys; at many rows: multiply-adds, then the
+ * selection (about 1 us per row and head).
+ * Read: the bytes of n_head·k_top value rows per row of y, at random addresses. With few rows the
+ * columns are divided among the threads; the sum of a column is one chain in any case. */
+#include "kernels/cpu/cpu.h"
+
+#include <string.h>
+
+enum {
+    READ_COLS = 64, /* columns of an item at least: four cache lines of F32 */
+};
+
+static int64_t score_stride(int n_key)
+{
+    return (int64_t)gemm_n_panel(n_key) * PANEL;
+}
+
+/* Scores of a tile for all halves, then the packed queries of one half. */
+size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half)
+{
+    const size_t n_score = (size_t)n_half * (size_t)score_stride(n_key);
+    return (size_t)simd->tile_rows * (n_score + gemm_row_words(d_half)) * sizeof(float);
+}
+
+struct search_job {
+    const struct cpu_backend *cpu;
+    struct tensor slots, shares, query;
+    const struct cpu_weight *keys;
+    const struct pkm_shape *shape;
+    int n_half; /* 2 for product keys */
+    int n_tile;
+};
+
+static void search_tile(const struct search_job *job, int thread, int tile, int head)
+{
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const struct pkm_shape *const shape = job->shape;
+    const int64_t row = job->query.rows * tile / job->n_tile;
+    const int n_row = (int)(job->query.rows * (tile + 1) / job->n_tile - row);
+    const int d_half = shape->d_key / job->n_half;
+    const int64_t half_stride = score_stride(shape->n_key);
+    const int64_t stride = half_stride * job->n_half;
+    const size_t group_words =
+        (size_t)gemm_n_panel(shape->n_key) * gemm_panel_words(d_half, DTYPE_F32);
+    float *const score = cpu_slice(job->cpu, thread);
+    uint32_t *const words = (uint32_t *)(void *)(score + simd->tile_rows * stride);
+    for (int half = 0; half < job->n_half; half++) {
+        const size_t group = (size_t)head * (size_t)job->n_half + (size_t)half;
+        const float *const q =
+            row_f32(job->query, row) + (int64_t)head * shape->d_key + half * d_half;
+        simd->gemm_scores(score + half * half_stride, stride, q, job->query.stride, n_row,
+                          (const uint32_t *)job->keys->data + group * group_words, d_half,
+                          shape->n_key, words);
+    }
+    const int64_t col = (int64_t)head * shape->k_top;
+    for (int r = 0; r < n_row; r++) {
+        simd->pkm_select(row_i32(job->slots, row + r) + col, row_f32(job->shares, row + r) + col,
+                         score + r * stride, half_stride, shape);
+    }
+}
+
+static void search_items(void *arg, int thread, int first, int n)
+{
+    const struct search_job *const job = arg;
+    for (int item = first; item < first + n; item++) {
+        search_tile(job, thread, item / job->shape->n_head, item % job->shape->n_head);
+    }
+}
+
+void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+                    struct tensor query, const struct weight *weight, const struct pkm_shape *shape)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    const struct cpu_weight *const keys = cpu_weight_of(weight);
+    const int n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
+    CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
+    CHECK(n_half == 1 || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
+    CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
+    CHECK(keys->desc.kind == WEIGHT_KEYS && keys->desc.n_group == shape->n_head * n_half);
+    CHECK(keys->rows == (int64_t)keys->desc.n_group * shape->n_key);
+    CHECK(keys->cols == shape->d_key / n_half);
+    CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
+    CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
+    CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
+    const int64_t tile_rows = cpu->simd->tile_rows;
+    const int64_t n_tile = (query.rows + tile_rows - 1) / tile_rows;
+    CHECK(n_tile * shape->n_head <= INT32_MAX);
+    struct search_job job = {cpu, slots, shares, query, keys, shape, n_half, (int)n_tile};
+    pool_for(cpu->pool, (int)n_tile * shape->n_head, POOL_DYNAMIC, search_items, &job);
+}
+
+/* ---- values -----------------------------------------------------------------------------------*/
+
+struct read_job {
+    const struct cpu_backend *cpu;
+    struct tensor y, residual, slots, shares;
+    const struct cpu_weight *values;
+    int n_part; /* parts the columns of a row are divided into */
+};
+
+/* First column of a part: whole groups of READ_COLS, the last part takes what is left. */
+static int64_t part_col(const struct read_job *job, int part)
+{
+    return part == job->n_part ? job->y.cols
+                               : job->y.cols / READ_COLS * part / job->n_part * READ_COLS;
+}
+
+static void read_items(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct read_job *const job = arg;
+    const struct cpu_weight *const values = job->values;
+    for (int item = first; item < first + n; item++) {
+        const int row = item / job->n_part;
+        const int64_t col = part_col(job, item % job->n_part);
+        const int64_t n_col = part_col(job, item % job->n_part + 1) - col;
+        float *const y = row_f32(job->y, row) + col;
+        if (job->residual.data == NULL) {
+            memset(y, 0, (size_t)n_col * sizeof *y);
+        } else {
+            memmove(y, row_f32(job->residual, row) + col, (size_t)n_col * sizeof *y);
+        }
+        const int32_t *const slots = row_i32(job->slots, row);
+        for (int64_t j = 0; j < job->slots.cols; j++) {
+            CHECK(slots[j] >= 0 && slots[j] < values->rows);
+        }
+        job->cpu->simd->pkm_read(y, slots, row_f32(job->shares, row), (int)job->slots.cols,
+                                 values->data, values->row_bytes, values->row_dtype, col, n_col);
+    }
+}
+
+void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
+                  struct tensor shares, const struct weight *weight)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    const struct cpu_weight *const values = cpu_weight_of(weight);
+    CHECK(values->desc.kind == WEIGHT_TABLE && slots.cols <= INT32_MAX);
+    CHECK_VIEW(y, DTYPE_F32, slots.rows, values->cols);
+    CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
+    CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);
+    CHECK(residual.data == NULL || (residual.dtype == DTYPE_F32 && residual.rows == y.rows &&
+                                    residual.cols == y.cols && residual.stride >= y.cols));
+    const int64_t most = y.cols / READ_COLS > 0 ? y.cols / READ_COLS : 1;
+    int64_t n_part = 1;
+    if (y.rows < 2 * (int64_t)cpu->base.n_thread && cpu->base.n_thread > 1) {
+        const int64_t wanted = y.rows > 0 ? (cpu->base.n_thread + y.rows - 1) / y.rows : 1;
+        n_part = wanted < most ? wanted : most;
+    }
+    CHECK(y.rows * n_part <= INT32_MAX);
+    struct read_job job = {cpu, y, residual, slots, shares, values, (int)n_part};
+    pool_for(cpu->pool, (int)(y.rows * n_part), POOL_DYNAMIC, read_items, &job);
+}

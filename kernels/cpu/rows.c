@@ -1,0 +1,117 @@
+/* Embedding and layer norms: rows are independent, a few of them are one item. */
+#include "kernels/cpu/cpu.h"
+
+enum {
+    ITEM_ROWS = 8,
+    ALONE =
+        1 << 14, /* up to this many elements a hand-over to the threads costs more than it saves */
+};
+
+static void for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg)
+{
+    const int n_item = (int)((y.rows + ITEM_ROWS - 1) / ITEM_ROWS);
+    if (y.rows * y.cols <= ALONE) {
+        fn(arg, 0, 0, n_item);
+    } else {
+        pool_for(cpu->pool, n_item, POOL_DYNAMIC, fn, arg);
+    }
+}
+
+static int64_t end_row(struct tensor y, int first, int n)
+{
+    const int64_t end = ((int64_t)first + n) * ITEM_ROWS;
+    return end < y.rows ? end : y.rows;
+}
+
+/* ---- embedding --------------------------------------------------------------------------------*/
+
+struct embed_job {
+    const struct simd_kernels *simd;
+    struct tensor y;
+    const struct step *step;
+    const struct cpu_weight *tok, *pos, *lang; /* lang may be NULL */
+};
+
+static struct row_source source_of(const struct cpu_weight *w, int32_t row)
+{
+    CHECK(row >= 0 && row < w->rows);
+    return (struct row_source){(const char *)w->data + row * w->row_bytes, w->row_dtype};
+}
+
+static void embed_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct embed_job *const job = arg;
+    const int64_t end = end_row(job->y, first, n);
+    for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
+        struct row_source source[3] = {source_of(job->tok, job->step->token[r]),
+                                       source_of(job->pos, job->step->pos[r])};
+        if (job->lang != NULL) {
+            source[2] = source_of(job->lang, job->step->lang[r]);
+        }
+        job->simd->row_sum(row_f32(job->y, r), source, job->lang != NULL ? 3 : 2, job->y.cols);
+    }
+}
+
+static bool is_table(const struct cpu_weight *w, int64_t cols)
+{
+    return w->desc.kind == WEIGHT_TABLE && w->cols == cols;
+}
+
+void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
+               const struct weight *tok, const struct weight *pos, const struct weight *lang)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    struct embed_job job = {cpu->simd,          y, step, cpu_weight_of(tok), cpu_weight_of(pos),
+                            cpu_weight_of(lang)};
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, job.tok->cols);
+    CHECK(is_table(job.tok, y.cols) && is_table(job.pos, y.cols));
+    CHECK(lang == NULL || is_table(job.lang, y.cols));
+    for_rows(cpu, y, embed_rows, &job);
+}
+
+/* ---- layer norm -------------------------------------------------------------------------------*/
+
+struct norm_job {
+    const struct simd_kernels *simd;
+    struct tensor y, x, r; /* r.data may be NULL */
+    const float *gamma, *beta;
+    float eps;
+};
+
+static void norm_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct norm_job *const job = arg;
+    const int64_t end = end_row(job->y, first, n);
+    for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
+        job->simd->row_norm(row_f32(job->y, r), row_f32(job->x, r),
+                            job->r.data == NULL ? NULL : row_f32(job->r, r), job->gamma, job->beta,
+                            job->y.cols, job->eps);
+    }
+}
+
+static void norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                 struct tensor gamma, struct tensor beta, float eps)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
+    struct norm_job job = {cpu->simd, y, x, r, gamma.data, beta.data, eps};
+    for_rows(cpu, y, norm_rows, &job);
+}
+
+void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+              struct tensor beta, float eps)
+{
+    norm(be, y, x, (struct tensor){0}, gamma, beta, eps);
+}
+
+void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                  struct tensor gamma, struct tensor beta, float eps)
+{
+    CHECK_VIEW(r, DTYPE_F32, y.rows, y.cols);
+    norm(be, y, x, r, gamma, beta, eps);
+}

@@ -1,0 +1,342 @@
+/* Matrix products over packed panels: y = act(x·Wᵀ + b).
+ *
+ * One register tile holds the sums of up to TILE_ROWS rows and n_vec vectors of outputs and runs
+ * over all of K; so each output is one chain of multiply-adds in ascending k, whatever the number
+ * of rows, and rows do not know of each other. Few rows: a tile streams each panel once, from
+ * memory (bound: bytes of W). Many rows: the panel stays in L2 while the tiles pass over it (bound:
+ * multiply-adds; 12 x 32 floats take 24 of AVX-512's 32 registers, 14 loads feed 24 fma).
+ * Shares reached: see SPEED.md. */
+#include "kernels/cpu/simd/internal.h"
+#include "kernels/cpu/simd/vmath.h"
+
+/* Vectors per row of a tile of n rows: what fits the registers beside TILE_ROWS. */
+#if defined(ISA_AVX512)
+#define TILE_VECS(n) 2
+#elif defined(ISA_AVX2)
+#define TILE_VECS(n) ((n) <= 3 ? 4 : 2)
+#else
+#define TILE_VECS(n) ((n) == 1 ? 8 : 4)
+#endif
+
+/* Streams of one or two rows run ahead by themselves; with more the loads come too far apart. */
+enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 1024 };
+
+static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
+{
+    for (int i = 0; i < n_word; i += 16) {
+        __builtin_prefetch(w + PREFETCH_WORDS + i);
+    }
+}
+
+/* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
+static ALWAYS_INLINE void tile_f32(const int n_row, const int n_vec, const float *x,
+                                   const uint32_t *w, int n_word, float *out)
+{
+    vf sum[TILE_ROWS][PANEL / LANES];
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            sum[r][v] = v_set1(0);
+        }
+    }
+    for (int done = 0; done < n_word; done += CHUNK) {
+        const int n = n_word - done < CHUNK ? n_word - done : CHUNK;
+        for (int i = 0; i < n; i++) {
+            vf weight[PANEL / LANES];
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                weight[v] = v_load(w + v * LANES);
+            }
+            if (n_row >= PREFETCH_ROWS) {
+                prefetch_words(w, n_vec * LANES);
+            }
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                const vf in = v_set1(x[r * CHUNK + i]);
+                UNROLL
+                for (int v = 0; v < n_vec; v++) {
+                    sum[r][v] = v_fma(in, weight[v], sum[r][v]);
+                }
+            }
+            w += PANEL;
+        }
+        x += n_row * CHUNK;
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            v_store(out + r * PANEL + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+#if defined(ISA_AVX512)
+
+/* The words of x are pairs as well; the instruction adds both products of a pair. */
+static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const uint32_t *x,
+                                    const uint32_t *w, int n_word, float *out)
+{
+    vf sum[TILE_ROWS][PANEL / LANES];
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            sum[r][v] = v_set1(0);
+        }
+    }
+    for (int done = 0; done < n_word; done += CHUNK) {
+        const int n = n_word - done < CHUNK ? n_word - done : CHUNK;
+        for (int i = 0; i < n; i++) {
+            __m512bh weight[PANEL / LANES];
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                weight[v] = (__m512bh)_mm512_loadu_si512(w + v * LANES);
+            }
+            if (n_row >= PREFETCH_ROWS) {
+                prefetch_words(w, n_vec * LANES);
+            }
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                const __m512bh in = (__m512bh)_mm512_set1_epi32((int)x[r * CHUNK + i]);
+                UNROLL
+                for (int v = 0; v < n_vec; v++) {
+                    sum[r][v] = _mm512_dpbf16_ps(sum[r][v], in, weight[v]);
+                }
+            }
+            w += PANEL;
+        }
+        x += n_row * CHUNK;
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            v_store(out + r * PANEL + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+#else
+
+/* The words of x are floats already rounded to BF16; the pairs of W are widened on the way. */
+static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const float *x,
+                                    const uint32_t *w, int n_word, float *out)
+{
+    vf sum[TILE_ROWS][PANEL / LANES];
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            sum[r][v] = v_set1(0);
+        }
+    }
+    for (int done = 0; done < n_word; done += CHUNK / 2) {
+        const int n = n_word - done < CHUNK / 2 ? n_word - done : CHUNK / 2;
+        for (int i = 0; i < n; i++) {
+            if (n_row >= PREFETCH_ROWS) {
+                prefetch_words(w, n_vec * LANES);
+            }
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                vu pair;
+                memcpy(&pair, w + v * LANES, sizeof pair);
+                const vf even = (vf)(pair << 16);
+                const vf odd = (vf)(pair & 0xffff0000u);
+                UNROLL
+                for (int r = 0; r < n_row; r++) {
+                    const float *const in = x + r * CHUNK + 2 * i;
+                    sum[r][v] = v_fma(v_set1(in[0]), even, sum[r][v]);
+                    sum[r][v] = v_fma(v_set1(in[1]), odd, sum[r][v]);
+                }
+            }
+            w += PANEL;
+        }
+        x += n_row * CHUNK;
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            v_store(out + r * PANEL + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+#endif
+
+/* One function per number of rows: out[n_row, PANEL] of one panel. */
+typedef void tile_fn(const void *x, const uint32_t *w, int n_word, float *out);
+
+#define TILE(n)                                                                                    \
+    static void tile_f32_##n(const void *x, const uint32_t *w, int n_word, float *out)             \
+    {                                                                                              \
+        for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
+            tile_f32(n, TILE_VECS(n), x, w + c, n_word, out + c);                                  \
+        }                                                                                          \
+    }                                                                                              \
+    static void tile_bf16_##n(const void *x, const uint32_t *w, int n_word, float *out)            \
+    {                                                                                              \
+        for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
+            tile_bf16(n, TILE_VECS(n), x, w + c, n_word, out + c);                                 \
+        }                                                                                          \
+    }
+
+TILE(1)
+TILE(2)
+TILE(3)
+#if TILE_ROWS >= 6
+TILE(4)
+TILE(5)
+TILE(6)
+#endif
+#if TILE_ROWS >= 12
+TILE(7)
+TILE(8)
+TILE(9)
+TILE(10)
+TILE(11)
+TILE(12)
+#endif
+
+#define TILE_TABLE_3(type) tile_##type##_1, tile_##type##_2, tile_##type##_3
+#define TILE_TABLE_6(type) TILE_TABLE_3(type), tile_##type##_4, tile_##type##_5, tile_##type##_6
+#define TILE_TABLE_12(type)                                                                        \
+    TILE_TABLE_6(type), tile_##type##_7, tile_##type##_8, tile_##type##_9, tile_##type##_10,       \
+        tile_##type##_11, tile_##type##_12
+
+#if TILE_ROWS == 12
+static tile_fn *const tiles_f32[] = {TILE_TABLE_12(f32)};
+static tile_fn *const tiles_bf16[] = {TILE_TABLE_12(bf16)};
+#elif TILE_ROWS == 6
+static tile_fn *const tiles_f32[] = {TILE_TABLE_6(f32)};
+static tile_fn *const tiles_bf16[] = {TILE_TABLE_6(bf16)};
+#else
+static tile_fn *const tiles_f32[] = {TILE_TABLE_3(f32)};
+static tile_fn *const tiles_bf16[] = {TILE_TABLE_3(bf16)};
+#endif
+
+/* ---- packing x --------------------------------------------------------------------------------*/
+
+#if defined(ISA_AVX512)
+
+/* 2·CHUNK elements as CHUNK pairs. */
+static void pack_pairs(uint32_t *to, const float *from, int n)
+{
+    const vf low = n >= LANES ? v_load(from) : v_load_n(from, n);
+    const vf high = n >= 2 * LANES
+                        ? v_load(from + LANES)
+                        : v_load_n(from + (n > LANES ? LANES : 0), n > LANES ? n - LANES : 0);
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
+    memcpy(to, &pairs, sizeof pairs);
+}
+
+#endif
+
+/* CHUNK floats, 0 past the end of the row. */
+static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
+{
+    for (int c = 0; c < CHUNK; c += LANES) {
+        vf v = v_set1(0);
+        if (c < n) {
+            v = n - c >= LANES ? v_load(from + c) : v_load_n(from + c, n - c);
+        }
+        v_store(to + c, round_bf16 ? v_round_bf16(v) : v);
+    }
+}
+
+/* Elements of a row in a chunk of its words. */
+static int chunk_elements(enum dtype dtype)
+{
+#if defined(ISA_AVX512)
+    return dtype == DTYPE_BF16 ? 2 * CHUNK : CHUNK;
+#else
+    (void)dtype;
+    return CHUNK;
+#endif
+}
+
+static void pack_tile(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
+                      enum dtype dtype)
+{
+    const int step = chunk_elements(dtype);
+    for (int k = 0; k < n_in; k += step) {
+        const int n = n_in - k < step ? n_in - k : step;
+        for (int r = 0; r < n_row; r++) {
+            const float *const from = x + r * x_stride + k;
+#if defined(ISA_AVX512)
+            if (dtype == DTYPE_BF16) {
+                pack_pairs(to, from, n);
+                to += CHUNK;
+                continue;
+            }
+#endif
+            pack_floats(to, from, n, dtype == DTYPE_BF16);
+            to += CHUNK;
+        }
+    }
+}
+
+void SIMD(gemm_pack)(const struct gemm *g, int tile)
+{
+    const int row = gemm_tile_row(g, tile);
+    const int n_row = gemm_tile_row(g, tile + 1) - row;
+    pack_tile(g->words + (size_t)row * gemm_row_words(g->n_in), g->x + row * g->x_stride,
+              g->x_stride, n_row, g->n_in, g->dtype);
+}
+
+/* ---- products ---------------------------------------------------------------------------------*/
+
+/* Adds the bias, applies the activation and writes the n_col columns that exist. */
+static void finish_row(float *y, const float *sum, const float *bias, int n_col, enum act act)
+{
+    for (int c = 0; c < n_col; c += LANES) {
+        const int n = n_col - c < LANES ? n_col - c : LANES;
+        vf v = v_load(sum + c);
+        if (bias != NULL) {
+            v = v + (n == LANES ? v_load(bias + c) : v_load_n(bias + c, n));
+        }
+        v = act == ACT_GELU ? v_gelu(v) : act == ACT_RELU ? v_relu(v) : v;
+        if (n == LANES) {
+            v_store(y + c, v);
+        } else {
+            v_store_n(y + c, v, n);
+        }
+    }
+}
+
+void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
+{
+    tile_fn *const *const tiles = g->dtype == DTYPE_BF16 ? tiles_bf16 : tiles_f32;
+    const int n_word = gemm_k_words(g->n_in, g->dtype);
+    for (int panel = first; panel < first + n; panel++) {
+        const uint32_t *const w = g->w + (size_t)panel * gemm_panel_words(g->n_in, g->dtype);
+        const int col = panel * PANEL;
+        const int n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL;
+        for (int t = tile; t < tile + n_tile; t++) {
+            _Alignas(64) float sum[TILE_ROWS * PANEL];
+            const int row = gemm_tile_row(g, t);
+            const int n_row = gemm_tile_row(g, t + 1) - row;
+            tiles[n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word, sum);
+            for (int r = 0; r < n_row; r++) {
+                finish_row(g->y + (row + r) * g->y_stride + col, sum + r * PANEL,
+                           g->bias == NULL ? NULL : g->bias + col, n_col, g->act);
+            }
+        }
+    }
+}
+
+void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                       const uint32_t *w, int n_in, int n_out, uint32_t *words)
+{
+    pack_tile(words, x, x_stride, n_row, n_in, DTYPE_F32);
+    for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
+        _Alignas(64) float sum[TILE_ROWS * PANEL];
+        tiles_f32[n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
+                             sum);
+        for (int r = 0; r < n_row; r++) {
+            memcpy(score + r * stride + panel * PANEL, sum + r * PANEL, PANEL * sizeof *sum);
+        }
+    }
+}

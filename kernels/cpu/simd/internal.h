@@ -1,0 +1,57 @@
+/* The functions of this folder that table.c gathers, for the instruction set being compiled. Their
+ * contracts stand at the table's entries in kernels.h. */
+#ifndef KERNELS_CPU_SIMD_INTERNAL_H
+#define KERNELS_CPU_SIMD_INTERNAL_H
+
+#include "kernels/cpu/simd/kernels.h"
+#include "kernels/cpu/simd/simd.h"
+
+/* Rows of a full register tile: see gemm.c. */
+#if defined(ISA_AVX512)
+#define TILE_ROWS 12
+#elif defined(ISA_AVX2)
+#define TILE_ROWS 6
+#else
+#define TILE_ROWS 3
+#endif
+
+/* gemm.c */
+void SIMD(gemm_pack)(const struct gemm *g, int tile);
+void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
+void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
+
+/* rows.c */
+void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
+void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
+                    int64_t d, float eps);
+void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
+                    const void *table, int64_t row_bytes, enum dtype dtype, int64_t first,
+                    int64_t n);
+
+/* attention.c */
+void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
+                  int n_head, int d_head);
+void SIMD(attend)(const struct attend *a);
+
+/* select.c */
+void SIMD(select)(int32_t *best, float *best_score, const float *score, int n, int k,
+                  const struct select_scratch *scratch);
+void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
+                      const struct pkm_shape *shape);
+
+/* logits.c */
+bool SIMD(logit_max)(float *max, const float *z, int n);
+int SIMD(logit_find)(const float *z, int n, float value);
+double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature);
+double SIMD(logit_moment)(const float *z, int n, float max);
+int32_t SIMD(logit_before)(const float *z, int first, int n, float target, int32_t id);
+
+/* peak.c */
+double SIMD(sum_bytes)(const void *data, size_t bytes);
+void SIMD(peak_f32)(int64_t n, double *flops);
+#if defined(ISA_AVX512)
+void SIMD(peak_bf16)(int64_t n, double *flops);
+#endif
+
+#endif

@@ -1,0 +1,161 @@
+/* What an instruction set provides: one table of row and tile kernels per set.
+ *
+ * The files of kernels/cpu cut an op into items, give them to the pool and call these; the files of
+ * kernels/cpu/simd implement them. Nothing here allocates, waits or knows of threads. All results
+ * depend on a row's own data alone, never on how the caller cut the work. */
+#ifndef KERNELS_CPU_SIMD_KERNELS_H
+#define KERNELS_CPU_SIMD_KERNELS_H
+
+#include "kernels/backend.h"
+
+/* ---- matrix products ----------------------------------------------------------------------------
+ *
+ * Weights are packed in panels of PANEL outputs: word [k][o] of a panel is a 32-bit word that holds
+ * the weight(s) of output o for input k (F32) or for the inputs 2k and 2k+1 (BF16, low half first).
+ * A panel is one contiguous stream that a tile reads once, front to back.
+ *
+ * Rows of x are packed by tiles of up to tile_rows rows: CHUNK words of each row of the tile, then
+ * the next CHUNK words, so that one pointer with constant offsets reaches all rows. The words are
+ * floats, or BF16 pairs where the set multiplies those.
+ *
+ *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
+ *           k=1: o0 o1 .. o31               row 1: words 0..15
+ *           ..                              row 0: words 16..31 ..
+ */
+enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 12 };
+
+struct gemm {
+    float *y;       /* [n_row, n_out] */
+    const float *x; /* [n_row, n_in] */
+    int64_t y_stride, x_stride;
+    uint32_t *words;   /* packed x: [n_row, gemm_row_words(n_in)] */
+    const uint32_t *w; /* packed weights: [n_panel, gemm_panel_words] */
+    const float *bias; /* [n_out] or NULL */
+    int n_row, n_in, n_out;
+    int n_tile;       /* the rows are divided evenly among this many tiles */
+    enum dtype dtype; /* of the weights: F32 or BF16 */
+    enum act act;
+};
+
+static inline size_t gemm_row_words(int n_in)
+{
+    return ((size_t)n_in + 2 * CHUNK - 1) / (2 * CHUNK) * (2 * CHUNK);
+}
+
+/* Words of k in a panel. */
+static inline int gemm_k_words(int n_in, enum dtype dtype)
+{
+    return dtype == DTYPE_BF16 ? n_in / 2 + n_in % 2 : n_in;
+}
+
+static inline size_t gemm_panel_words(int n_in, enum dtype dtype)
+{
+    return (size_t)gemm_k_words(n_in, dtype) * PANEL;
+}
+
+static inline int gemm_n_panel(int n_out)
+{
+    return n_out / PANEL + (n_out % PANEL != 0);
+}
+
+/* First row of a tile; tile n_tile starts where the rows end. */
+static inline int gemm_tile_row(const struct gemm *g, int tile)
+{
+    return (int)((int64_t)g->n_row * tile / g->n_tile);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* n_src table rows added up to one row of y: embeddings. */
+struct row_source {
+    const void *row; /* [d], any floating-point type, any alignment */
+    enum dtype dtype;
+};
+
+/* ---- attention ----------------------------------------------------------------------------------
+ *
+ * Inside a page of the cache each head has its own piece of KV_PAGE·d_head floats. In a page of
+ * keys it is [d_head][KV_PAGE]: the scores of 16 positions are one chain of multiply-adds over
+ * columns, without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. */
+enum { ATTEND_ROWS = 4 };
+
+struct attend {
+    float *y;             /* first row, first column of the head */
+    const float *q;       /* same */
+    const float *k_pages; /* page 0, first float of the head's piece */
+    const float *v_pages;
+    const int32_t *page; /* of the sequence */
+    float *score;        /* [ATTEND_ROWS, score_stride] scratch */
+    int64_t y_stride, q_stride, k_stride, v_stride, score_stride;
+    int n_row; /* 1 .. ATTEND_ROWS consecutive positions */
+    int pos;   /* of the first row */
+    int d_head;
+    float scale;
+};
+
+/* ---- selection --------------------------------------------------------------------------------
+ *
+ * The k best of n scores: larger score, then smaller id; NaN below every number. */
+enum {
+    SELECT_SLACK = 24, /* candidates beyond k: more cost ranking, fewer cost probes of the bound */
+    SELECT_PAD = 16,   /* room for a vector that starts at the last candidate */
+};
+
+struct select_scratch {
+    float *score; /* [k + SELECT_SLACK + SELECT_PAD] */
+    int32_t *id;  /* [k + SELECT_SLACK + SELECT_PAD] */
+};
+
+struct simd_kernels {
+    int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
+
+    void (*gemm_pack)(const struct gemm *g, int tile);
+    /* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. */
+    void (*gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
+    /* score[n_row, stride] = x·Wᵀ of one packed F32 matrix; up to tile_rows rows of x. stride is a
+     * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
+    void (*gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                        const uint32_t *w, int n_in, int n_out, uint32_t *words);
+
+    void (*row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
+    /* y = layer norm of x (+ r where r is not NULL) */
+    void (*row_norm)(float *y, const float *x, const float *r, const float *gamma,
+                     const float *beta, int64_t d, float eps);
+    void (*kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
+                   int n_head, int d_head);
+    void (*attend)(const struct attend *a);
+
+    /* The positions and values of the k <= n best scores, best first. */
+    void (*select)(int32_t *best, float *best_score, const float *score, int n, int k,
+                   const struct select_scratch *scratch);
+    /* Slots and shares of one row and head from its scores: score[0 .. n_key-1] and, for product
+     * keys, score[half_stride ..]. */
+    void (*pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
+                       const struct pkm_shape *shape);
+    /* y[d] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table */
+    void (*pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
+                     const void *table, int64_t row_bytes, enum dtype dtype, int64_t first,
+                     int64_t n);
+
+    /* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
+     * +infinity. */
+    bool (*logit_max)(float *max, const float *z, int n);
+    /* The first position with this value, or -1. */
+    int (*logit_find)(const float *z, int n, float value);
+    /* Σ e^((z - max) · inverse_temperature), max finite and >= z */
+    double (*logit_sum)(const float *z, int n, float max, float inverse_temperature);
+    /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
+    double (*logit_moment)(const float *z, int n, float max);
+    /* Tokens first .. first+n-1 that rank before one with logit target and this id. */
+    int32_t (*logit_before)(const float *z, int first, int n, float target, int32_t id);
+
+    double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
+    void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */
+    void (*peak_bf16)(int64_t n, double *flops);         /* NULL without such an instruction */
+};
+
+extern const struct simd_kernels simd_kernels_avx512;
+extern const struct simd_kernels simd_kernels_avx2;
+extern const struct simd_kernels simd_kernels_plain;
+
+#endif

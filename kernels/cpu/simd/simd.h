@@ -1,0 +1,277 @@
+/* The thin layer between the kernels of this folder and an instruction set.
+ *
+ * Every .c file here is compiled three times (see the Makefile) with ISA_AVX512, ISA_AVX2 or
+ * ISA_PLAIN defined. A kernel is written once over vf, a vector of LANES floats, and vi, as many
+ * int32; C's own operators work on both. Functions seen outside a file get the set's suffix from
+ * SIMD(). Plain uses the compiler's vectors of 16 bytes and nothing else, so any machine runs it.
+ *
+ * v_fma is a fused multiply-add where the set has one, and a multiply and an add elsewhere: the
+ * same everywhere within a set, so that full tiles and tails give the same bits. */
+#ifndef KERNELS_CPU_SIMD_SIMD_H
+#define KERNELS_CPU_SIMD_SIMD_H
+
+#include "kernels/tensor.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(ISA_AVX512)
+#include <immintrin.h>
+#define SIMD(name) name##_avx512
+#define LANES 16
+typedef __m512 vf;
+#elif defined(ISA_AVX2)
+#include <immintrin.h>
+#define SIMD(name) name##_avx2
+#define LANES 8
+typedef __m256 vf;
+#elif defined(ISA_PLAIN)
+#define SIMD(name) name##_plain
+#define LANES 4
+typedef float vf __attribute__((vector_size(16)));
+#else
+#error "define ISA_AVX512, ISA_AVX2 or ISA_PLAIN"
+#endif
+
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES))); /* LANES halves */
+
+/* A loop over an array of vectors must be unrolled completely, or the array lives in memory. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+static ALWAYS_INLINE vf v_set1(float x)
+{
+    return (vf){0} + x;
+}
+
+static ALWAYS_INLINE vi vi_set1(int32_t x)
+{
+    return (vi){0} + x;
+}
+
+static ALWAYS_INLINE vf v_load(const void *from)
+{
+    vf v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static ALWAYS_INLINE void v_store(void *to, vf v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+static ALWAYS_INLINE vi vi_load(const void *from)
+{
+    vi v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static ALWAYS_INLINE void vi_store(void *to, vi v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+/* a where the mask is -1, b where it is 0. */
+static ALWAYS_INLINE vf v_select(vi mask, vf a, vf b)
+{
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+
+static ALWAYS_INLINE vf v_abs(vf a)
+{
+    return (vf)((vi)a & vi_set1(0x7fffffff));
+}
+
+#if defined(ISA_AVX512)
+
+static ALWAYS_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+/* The larger one; b where either is NaN. */
+static ALWAYS_INLINE vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+/* The first n floats at from, 0 beyond them; nothing beyond them is read. */
+static ALWAYS_INLINE vf v_load_n(const void *from, int n)
+{
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), from);
+}
+
+static ALWAYS_INLINE void v_store_n(void *to, vf v, int n)
+{
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << n) - 1), v);
+}
+
+static ALWAYS_INLINE vf v_from_f16(vh h)
+{
+    return _mm512_cvtph_ps((__m256i)h);
+}
+
+/* One bit per lane of a comparison's result. */
+static ALWAYS_INLINE uint32_t v_bits(vi mask)
+{
+    return _mm512_movepi32_mask((__m512i)mask);
+}
+
+#elif defined(ISA_AVX2)
+
+static ALWAYS_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+static ALWAYS_INLINE vf v_max(vf a, vf b)
+{
+    return _mm256_max_ps(a, b);
+}
+
+static ALWAYS_INLINE __m256i mask_n(int n)
+{
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (__m256i)(lane < vi_set1(n));
+}
+
+static ALWAYS_INLINE vf v_load_n(const void *from, int n)
+{
+    return n == LANES ? v_load(from) : _mm256_maskload_ps(from, mask_n(n));
+}
+
+static ALWAYS_INLINE void v_store_n(void *to, vf v, int n)
+{
+    if (n == LANES) {
+        v_store(to, v);
+    } else {
+        _mm256_maskstore_ps(to, mask_n(n), v);
+    }
+}
+
+static ALWAYS_INLINE vf v_from_f16(vh h)
+{
+    return _mm256_cvtph_ps((__m128i)h);
+}
+
+static ALWAYS_INLINE uint32_t v_bits(vi mask)
+{
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+}
+
+#else
+
+static ALWAYS_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+
+static ALWAYS_INLINE vf v_max(vf a, vf b)
+{
+    return v_select(a > b, a, b);
+}
+
+static ALWAYS_INLINE vf v_load_n(const void *from, int n)
+{
+    if (n == LANES) {
+        return v_load(from);
+    }
+    float lane[LANES] = {0};
+    for (int i = 0; i < n; i++) {
+        memcpy(&lane[i], (const float *)from + i, sizeof(float));
+    }
+    return v_load(lane);
+}
+
+static ALWAYS_INLINE void v_store_n(void *to, vf v, int n)
+{
+    if (n == LANES) {
+        v_store(to, v);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        const float x = v[i];
+        memcpy((float *)to + i, &x, sizeof x);
+    }
+}
+
+static ALWAYS_INLINE vf v_from_f16(vh h)
+{
+    return (vf){f16_to_f32(h[0]), f16_to_f32(h[1]), f16_to_f32(h[2]), f16_to_f32(h[3])};
+}
+
+static ALWAYS_INLINE uint32_t v_bits(vi mask)
+{
+    const vi bit = mask & (vi){1, 2, 4, 8};
+    return (uint32_t)(bit[0] | bit[1] | bit[2] | bit[3]);
+}
+
+#endif
+
+static ALWAYS_INLINE vf v_from_bf16(vh h)
+{
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+/* Rounds to the nearest BF16, ties to even, as bf16_from_f32 does; NaN stays NaN. */
+static ALWAYS_INLINE vf v_round_bf16(vf v)
+{
+    const vu bits = (vu)v;
+    const vu odd = (bits >> 16) & 1u;
+    const vf rounded = (vf)((bits + 0x7fffu + odd) & 0xffff0000u);
+    return v_select(v == v, rounded, (vf)((bits & 0xffff0000u) | 0x400000u));
+}
+
+/* n <= LANES elements of a row of any floating-point type, at any alignment, from element col. */
+static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col, int n)
+{
+    if (dtype == DTYPE_F32) {
+        const float *const from = (const float *)row + col;
+        return n == LANES ? v_load(from) : v_load_n(from, n);
+    }
+    const uint16_t *const from = (const uint16_t *)row + col;
+    vh h = {0};
+    memcpy(&h, from, n == LANES ? sizeof h : sizeof *from * (size_t)n);
+    return dtype == DTYPE_BF16 ? v_from_bf16(h) : v_from_f16(h);
+}
+
+/* Reductions in a fixed order: halves are folded together until one lane is left. */
+static ALWAYS_INLINE float v_sum(vf v)
+{
+    float lane[LANES];
+    v_store(lane, v);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lane[i] += lane[i + half];
+        }
+    }
+    return lane[0];
+}
+
+static ALWAYS_INLINE float v_max_of(vf v)
+{
+    float lane[LANES];
+    v_store(lane, v);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+        }
+    }
+    return lane[0];
+}
+
+/* Lanes left in a row of n columns at column col. */
+static ALWAYS_INLINE int lanes_left(int64_t n, int64_t col)
+{
+    return n - col < LANES ? (int)(n - col) : LANES;
+}
+
+#endif

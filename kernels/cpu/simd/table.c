@@ -1,0 +1,26 @@
+/* The table of the instruction set being compiled. */
+#include "kernels/cpu/simd/internal.h"
+
+const struct simd_kernels SIMD(simd_kernels) = {
+    .tile_rows = TILE_ROWS,
+    .gemm_pack = SIMD(gemm_pack),
+    .gemm_panels = SIMD(gemm_panels),
+    .gemm_scores = SIMD(gemm_scores),
+    .row_sum = SIMD(row_sum),
+    .row_norm = SIMD(row_norm),
+    .kv_row = SIMD(kv_row),
+    .attend = SIMD(attend),
+    .select = SIMD(select),
+    .pkm_select = SIMD(pkm_select),
+    .pkm_read = SIMD(pkm_read),
+    .logit_max = SIMD(logit_max),
+    .logit_find = SIMD(logit_find),
+    .logit_sum = SIMD(logit_sum),
+    .logit_moment = SIMD(logit_moment),
+    .logit_before = SIMD(logit_before),
+    .sum_bytes = SIMD(sum_bytes),
+    .peak_f32 = SIMD(peak_f32),
+#if defined(ISA_AVX512)
+    .peak_bf16 = SIMD(peak_bf16),
+#endif
+};
