@@ -1,0 +1,187 @@
+/* Windows against a plain enumeration of lm-evaluation-harness's rolling scheme, sums, and the
+ * counting of words and characters. */
+#include "engine/engine.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- windows ---- */
+
+/* The scheme in its own terms: text of n tokens after a prefix token, windows of max_len
+ * predictions or fewer, context tokens repeated so that every later window has at least
+ * max_len - stride + 1 of them. Calls see with each window as (first token fed, tokens fed,
+ * predictions), counted in ids = prefix + text. */
+struct rolling {
+    struct score_window window[4096];
+    int n;
+};
+
+static void enumerate_rolling(struct rolling *rolling, int64_t n_ids, int64_t max_len,
+                              int64_t stride)
+{
+    const int64_t n_text = n_ids - 1;
+    rolling->n = 0;
+    int64_t predicted = 0;
+    while (predicted < n_text) {
+        const bool first = predicted == 0;
+        int64_t n_new = first ? max_len : stride;
+        n_new = n_new < n_text - predicted ? n_new : n_text - predicted;
+        const int64_t end = predicted + n_new; /* text tokens [predicted, end) are predicted */
+        /* Inputs end with text token end-2, which is ids[end-1]. */
+        const int64_t begin = first ? 0 : end - max_len;
+        rolling->window[rolling->n++] =
+            (struct score_window){.first = begin, .n_feed = end - begin, .n_count = n_new};
+        predicted = end;
+    }
+}
+
+static void windows_are_the_rolling_scheme(void **state)
+{
+    (void)state;
+    static struct rolling rolling;
+    static const int64_t lengths[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 64, 100, 257};
+    static const int64_t sizes[] = {1, 2, 3, 8, 16, 17, 64, 300};
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        for (size_t w = 0; w < sizeof sizes / sizeof sizes[0]; w++) {
+            for (int64_t stride = 1; stride <= sizes[w]; stride += stride < 4 ? 1 : 5) {
+                enumerate_rolling(&rolling, lengths[l], sizes[w], stride);
+                const int64_t n = score_window_count(lengths[l], sizes[w], stride);
+                if (n != rolling.n) {
+                    fail_msg("n_ids %lld window %lld stride %lld: expected %d windows, got %lld",
+                             (long long)lengths[l], (long long)sizes[w], (long long)stride,
+                             rolling.n, (long long)n);
+                }
+                for (int k = 0; k < rolling.n; k++) {
+                    const struct score_window got =
+                        score_window_at(lengths[l], sizes[w], stride, k);
+                    const struct score_window *const want = &rolling.window[k];
+                    if (got.first != want->first || got.n_feed != want->n_feed ||
+                        got.n_count != want->n_count) {
+                        fail_msg("n_ids %lld window %lld stride %lld, window %d: expected %lld "
+                                 "%lld %lld, got %lld %lld %lld",
+                                 (long long)lengths[l], (long long)sizes[w], (long long)stride, k,
+                                 (long long)want->first, (long long)want->n_feed,
+                                 (long long)want->n_count, (long long)got.first,
+                                 (long long)got.n_feed, (long long)got.n_count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Known values: 10 tokens after the prefix in windows of 4, as published for the rolling scheme. */
+static void stride_equal_to_the_window_has_one_token_of_context(void **state)
+{
+    (void)state;
+    assert_int_equal(score_window_count(11, 4, 4), 3);
+    const struct score_window w1 = score_window_at(11, 4, 4, 1);
+    assert_int_equal(w1.first, 4); /* the last token predicted before is the first one fed */
+    assert_int_equal(w1.n_feed, 4);
+    assert_int_equal(w1.n_count, 4);
+    const struct score_window w2 = score_window_at(11, 4, 4, 2);
+    assert_int_equal(w2.first, 6); /* the rest of two gets all the context that fits */
+    assert_int_equal(w2.n_feed, 4);
+    assert_int_equal(w2.n_count, 2);
+}
+
+/* ---- sums ---- */
+
+static void sums_are_in_double_and_in_order(void **state)
+{
+    (void)state;
+    float logprob[] = {-1.5f, -0.25f, -3.0f};
+    int32_t rank[] = {1, 1, 1};
+    const struct item item = {.n_ids = 4, .out_logprob = logprob, .out_rank = rank};
+    struct score_sum sum = score_sum_item(&item);
+    assert_int_equal(sum.n_scored, 3);
+    assert_true(fabs(sum.sum_logprob + 4.75) < 1e-12);
+    assert_true(fabs(sum.min_logprob + 3.0) < 1e-12);
+    assert_true(sum.is_greedy && !sum.impossible && !sum.nan);
+    rank[1] = 2;
+    logprob[2] = -INFINITY;
+    sum = score_sum_item(&item);
+    assert_true(!sum.is_greedy && sum.impossible && !sum.nan);
+    logprob[0] = NAN;
+    assert_true(score_sum_item(&item).nan);
+}
+
+static void nothing_scored_is_not_greedy(void **state)
+{
+    (void)state;
+    const struct item item = {.n_ids = 1};
+    const struct score_sum sum = score_sum_item(&item);
+    assert_int_equal(sum.n_scored, 0);
+    assert_false(sum.is_greedy);
+    assert_true(fabs(sum.min_logprob) < 1e-12);
+}
+
+/* ---- words and characters ---- */
+
+static void words_are_runs_of_white_space_plus_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t n; /* len(re.split(r"\s+", text)) in Python */
+    } cases[] = {
+        {"", 1},
+        {"one", 1},
+        {"one two", 2},
+        {"one  \t\n two", 2},
+        {" one", 2},
+        {"one ", 2},
+        {" ", 2},
+        {"a\x1c"
+         "b\x1f"
+         "c",
+         3},
+        {"a\xc2\x85"
+         "b\xc2\xa0"
+         "c",
+         3},                                             /* U+0085, U+00A0 */
+        {"a\xe1\x9a\x80z\xe2\x80\x80y\xe2\x80\x8ax", 4}, /* U+1680, U+2000, U+200A */
+        {"a\xe2\x80\xa8z\xe2\x80\xa9y\xe2\x80\xafx\xe2\x81\x9fw\xe3\x80\x80v", 6},
+        {"a\xe2\x80\x8b"
+         "b",
+         1}, /* U+200B, zero width space, is none */
+        {"a\xef\xbb\xbf"
+         "b",
+         1}, /* nor is U+FEFF */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        const int64_t got = text_count_words(cases[c].text, strlen(cases[c].text));
+        if (got != cases[c].n) {
+            fail_msg("case %zu: expected %lld words, got %lld", c, (long long)cases[c].n,
+                     (long long)got);
+        }
+    }
+}
+
+static void characters_are_code_points(void **state)
+{
+    (void)state;
+    assert_int_equal(text_count_chars("", 0), 0);
+    assert_int_equal(text_count_chars("abc", 3), 3);
+    assert_int_equal(text_count_chars("\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82", 9), 3);
+    assert_int_equal(text_count_chars("e\xcc\x81", 3), 2); /* combining marks count */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(windows_are_the_rolling_scheme),
+        cmocka_unit_test(stride_equal_to_the_window_has_one_token_of_context),
+        cmocka_unit_test(sums_are_in_double_and_in_order),
+        cmocka_unit_test(nothing_scored_is_not_greedy),
+        cmocka_unit_test(words_are_runs_of_white_space_plus_one),
+        cmocka_unit_test(characters_are_code_points),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
