@@ -144,6 +144,9 @@ enum err_code blocks_end(struct blocks_loader *loader)
                         entry->path, entry->name);
         }
     }
+    if (loader->code == ERR_OK) {
+        report_progress(loader); /* the last tensors may have been vectors, which do not report */
+    }
     free(loader->taken);
     loader->taken = NULL;
     return loader->code;

@@ -3,6 +3,7 @@
 #include "models/json_file.h"
 
 #include <stdbool.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,0 +1,43 @@
+/* Fuzz target: config.json from any bytes. What is accepted must be within the bounds that the
+ * families rely on. Needs models/, kernels/ and jansson (model_type is looked up among the
+ * families). Run by `make fuzz`; tests/fuzz/corpus/config holds the seeds. */
+#include "models/config.h"
+
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static void check_memory(const struct config *c, const struct config_memory *memory)
+{
+    const struct pkm_shape *const s = &memory->info.shape;
+    const int64_t n_slot = s->kind == PKM_PRODUCT ? (int64_t)s->n_key * s->n_key : s->n_key;
+    CHECK(memory->info.layer >= 0 && memory->info.layer < c->n_layer);
+    CHECK(s->n_head >= 1 && s->n_head <= CONFIG_HEAD_MAX);
+    CHECK(s->k_top >= 1 && s->k_top <= s->n_key && s->k_top <= PKM_K_TOP_MAX);
+    CHECK(s->d_key >= 1 && s->d_key <= CONFIG_WIDTH_MAX);
+    CHECK(s->kind == PKM_FLAT || s->d_key % 2 == 0);
+    CHECK(memory->info.n_slot == n_slot && n_slot <= INT32_MAX);
+    CHECK(memory->info.d_value == c->d_model);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    static struct config c;
+    struct err err = {0};
+    const enum err_code code = config_parse(&c, (const char *)data, bytes, "fuzz", &err);
+    if (code != ERR_OK) {
+        CHECK(err.code == code && err.message[0] != '\0' && strchr(err.message, '\n') == NULL);
+        return 0;
+    }
+    CHECK(c.family != NULL);
+    CHECK(c.n_vocab >= 1 && c.n_vocab <= CONFIG_VOCAB_MAX && c.bos_id < c.n_vocab);
+    CHECK(c.n_head >= 1 && c.d_model <= CONFIG_WIDTH_MAX && c.d_model % c.n_head == 0);
+    CHECK(c.n_layer >= 1 && c.n_layer <= CONFIG_LAYER_MAX && c.d_ff >= 1 && c.context >= 1);
+    CHECK(c.norm_eps > 0 && c.norm_eps <= 1);
+    CHECK(c.n_lang >= 0 && c.n_lang <= MODEL_LANG_MAX);
+    CHECK(c.n_memory >= 0 && c.n_memory <= MODEL_MEMORY_MAX);
+    for (int m = 0; m < c.n_memory; m++) {
+        check_memory(&c, &c.memory[m]);
+    }
+    return 0;
+}

@@ -1,0 +1,433 @@
+/* Opening a model directory: what a model says about itself, what it refuses and how, and that the
+ * way a model is stored, placed or cut into chunks does not change its results. Small models are
+ * written on the spot; the ref backend computes. */
+#include "tests/models/runner.h"
+#include "tests/models/writer.h"
+
+enum { V = 40, D = 8, F = 12, P = 64, N_LAYER = 2, K = 4, N_KEY = 5 };
+
+/* ---- a small model -------------------------------------------------------------------------- */
+
+struct folder {
+    char dir[WRITER_PATH_MAX];
+    struct writer w;
+};
+
+static void write_config(const char *dir, int n_vocab, const char *batch_norm)
+{
+    char text[1024];
+    (void)snprintf(
+        text, sizeof text,
+        "{\"model_type\":\"pkm_transformer\",\"vocab_size\":%d,\"d_model\":8,\"n_layer\":2,"
+        "\"n_head\":2,\"d_ff\":12,\"max_position\":64,\"activation\":\"gelu\",\"norm_eps\":1e-12,"
+        "\"tie_output\":true,\"memories\":[{\"layer\":1,\"place\":\"in\",\"kind\":\"product\","
+        "\"n_head\":2,\"k_top\":3,\"n_key\":5,\"d_key\":4,\"n_slot\":25,\"query_batch_norm\":%s,"
+        "\"query_bias\":true}]}",
+        n_vocab, batch_norm);
+    writer_text(dir, "config.json", text);
+}
+
+static void add_pair(struct writer *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    char text[96];
+    const int64_t dim[2] = {n_out, n_in};
+    (void)snprintf(text, sizeof text, "%s.weight", name);
+    (void)writer_add(w, text, n_in > 0 ? 2 : 1, dim);
+    (void)snprintf(text, sizeof text, "%s.bias", name);
+    (void)writer_add(w, text, 1, dim);
+}
+
+static void add_layer(struct writer *w, int i)
+{
+    static const char *const parts[] = {"q_lin", "k_lin", "v_lin", "out_lin"};
+    char name[64];
+    for (int p = 0; p < 4; p++) {
+        (void)snprintf(name, sizeof name, "attentions.%d.%s", i, parts[p]);
+        add_pair(w, name, D, D);
+    }
+    (void)snprintf(name, sizeof name, "layer_norm1.%d", i);
+    add_pair(w, name, D, 0);
+    (void)snprintf(name, sizeof name, "layer_norm2.%d", i);
+    add_pair(w, name, D, 0);
+}
+
+static void folder_new(struct folder *f, int n_vocab)
+{
+    const int64_t tok[2] = {n_vocab, D}, pos[2] = {P, D}, keys[4] = {2, 2, N_KEY, K / 2};
+    const int64_t values[2] = {N_KEY * N_KEY, D}, query = 2 * K, bias = n_vocab;
+    writer_folder(f->dir);
+    f->w = (struct writer){.n = 0};
+    write_config(f->dir, n_vocab, "true");
+    (void)writer_add(&f->w, "embeddings.weight", 2, tok);
+    (void)writer_add(&f->w, "position_embeddings.weight", 2, pos);
+    add_pair(&f->w, "layer_norm_emb", D, 0);
+    add_layer(&f->w, 0);
+    add_layer(&f->w, 1);
+    add_pair(&f->w, "ffns.0.lin1", F, D);
+    add_pair(&f->w, "ffns.0.lin2", D, F);
+    (void)writer_add(&f->w, "memories.1_in.keys", 4, keys);
+    (void)writer_add(&f->w, "memories.1_in.values.weight", 2, values);
+    add_pair(&f->w, "memories.1_in.query_proj.query_mlps.0", query, D);
+    add_pair(&f->w, "memories.1_in.query_proj.query_mlps.1", query, 0);
+    (void)writer_add(&f->w, "memories.1_in.query_proj.query_mlps.1.running_mean", 1, &query);
+    struct writer_tensor *const var =
+        writer_add(&f->w, "memories.1_in.query_proj.query_mlps.1.running_var", 1, &query);
+    for (int i = 0; i < query; i++) {
+        var->value[i] = var->value[i] * var->value[i] + 0.25f;
+    }
+    (void)writer_add(&f->w, "pred_layer.proj.bias", 1, &bias);
+}
+
+static void folder_save(const struct folder *f)
+{
+    writer_save(&f->w, 0, f->w.n, f->dir, "model.safetensors");
+}
+
+static void folder_free(struct folder *f)
+{
+    writer_free(&f->w);
+    writer_remove(f->dir);
+}
+
+static const struct model_options F32 = {.dtype = "f32"};
+
+/* The log-probabilities of a fixed sequence of n tokens, chunk tokens a step. */
+static void score(const struct folder *f, const struct model_options *options, int chunk,
+                  float *logprob, int n)
+{
+    struct runner run;
+    int32_t ids[RUNNER_TOK_MAX];
+    assert_true(runner_open(&run, "ref", f->dir, options));
+    for (int t = 0; t < n; t++) {
+        ids[t] = (t * 7 + 3) % run.info->n_vocab;
+    }
+    runner_chunks(&run, (struct piece){.ids = ids, .n_ids = n, .n = n, .logprob = logprob}, chunk);
+    runner_close(&run);
+}
+
+static void assert_same_score(const float *got, const float *wanted, int n, const char *way)
+{
+    for (int t = 0; t + 1 < n; t++) {
+        assert_true(isfinite(wanted[t]));
+        if (memcmp(&got[t], &wanted[t], sizeof(float)) != 0) {
+            fail_msg("%s: log-probability %d: expected %.9g, got %.9g", way, t, (double)wanted[t],
+                     (double)got[t]);
+        }
+    }
+}
+
+/* ---- what it says --------------------------------------------------------------------------- */
+
+static void test_info(void **state)
+{
+    struct folder f;
+    struct runner run;
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    assert_true(runner_open(&run, "ref", f.dir, &F32));
+    const struct model_info *const info = run.info;
+    const int linear = D * D + D;
+    const int memory_rest = 2 * 2 * N_KEY * K / 2 + (2 * K * D + 2 * K) + 2 * 2 * K;
+    assert_string_equal(info->family, "pkm_transformer");
+    assert_true(info->n_vocab == V && info->context == P && info->tie_output && !info->add_bos);
+    assert_true(info->bos_id == -1 && info->n_lang == 0 && info->n_memory == 1);
+    assert_int_equal(info->memory[0].n_slot, N_KEY * N_KEY);
+    assert_int_equal(info->n_param_memory, N_KEY * N_KEY * D);
+    /* running statistics are no parameters, and a tied matrix counts once */
+    assert_int_equal(info->n_param, V * D + P * D + 2 * D + N_LAYER * (4 * linear + 4 * D) +
+                                        (2 * F * D + F + D) + N_KEY * N_KEY * D + memory_rest + V);
+    assert_true(info->file_dtype == DTYPE_F32 && info->dtype == DTYPE_F32);
+    assert_int_equal(info->value_bytes, N_KEY * N_KEY * D * 4);
+    assert_true(info->weight_bytes > (size_t)info->n_param * 3);
+    assert_int_equal(model_page_bytes(run.model), N_LAYER * 2 * KV_PAGE * D * 4);
+    struct step_limits limits = run.step->limits;
+    const size_t bytes = model_workspace_bytes(run.model, &limits);
+    assert_true(bytes >= (size_t)RUNNER_TOK_MAX * (3 * D + 2 * 6) * 4);
+    limits.n_tok_max *= 2;
+    assert_true(model_workspace_bytes(run.model, &limits) > bytes);
+    runner_close(&run);
+    folder_free(&f);
+}
+
+static void test_dtype(void **state)
+{
+    struct folder f;
+    struct runner run;
+    float score_f32[32], score_f16[32], score_bf16[32];
+    (void)state;
+    folder_new(&f, V);
+    writer_find(&f.w, "memories.1_in.query_proj.query_mlps.1.running_var")->value[0] = 1;
+    folder_save(&f);
+    score(&f, &F32, 32, score_f32, 32);
+    const struct {
+        enum dtype file;
+        const char *wanted;
+        enum dtype computed;
+    } rows[] = {{DTYPE_F32, "auto", DTYPE_F32},
+                {DTYPE_F32, "bf16", DTYPE_BF16},
+                {DTYPE_F16, "auto", DTYPE_F32},
+                {DTYPE_BF16, "auto", DTYPE_BF16},
+                {DTYPE_BF16, "f32", DTYPE_F32}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const struct model_options options = {.dtype = rows[i].wanted};
+        for (int t = 0; t < f.w.n; t++) { /* vectors stay F32, as converters leave them */
+            f.w.tensor[t].dtype = f.w.tensor[t].n_dim > 1 ? rows[i].file : DTYPE_F32;
+        }
+        folder_save(&f);
+        assert_true(runner_open(&run, "ref", f.dir, &options));
+        assert_int_equal(run.info->file_dtype, rows[i].file);
+        assert_int_equal(run.info->dtype, rows[i].computed);
+        runner_close(&run);
+        /* writer_add's numbers are exact in each type: a wider file gives the same bits */
+        score(&f, &options, 32, rows[i].computed == DTYPE_F32 ? score_f16 : score_bf16, 32);
+        if (rows[i].computed == DTYPE_F32) {
+            assert_same_score(score_f16, score_f32, 32, dtype_name(rows[i].file));
+        } else {
+            assert_true(memcmp(score_bf16, score_f32, sizeof(float) * 31) != 0);
+        }
+    }
+    folder_free(&f);
+}
+
+/* ---- the same bits, however stored, placed or cut -------------------------------------------- */
+
+static void test_storage_keeps_bits(void **state)
+{
+    struct folder f;
+    float wanted[48], got[48];
+    static const char *const dtypes[] = {"f32", "bf16"};
+    (void)state;
+    folder_new(&f, V);
+    for (size_t d = 0; d < 2; d++) {
+        struct model_options options = {.dtype = dtypes[d], .check = true};
+        folder_save(&f);
+        score(&f, &options, 48, wanted, 48);
+        options.value_placement = PLACEMENT_MMAP;
+        score(&f, &options, 48, got, 48);
+        assert_same_score(got, wanted, 48, "memory-mapped tables");
+        options.value_placement = PLACEMENT_HOST;
+        score(&f, &options, 48, got, 48);
+        assert_same_score(got, wanted, 48, "tables in host memory");
+        score(&f, &options, 5, got, 48);
+        assert_same_score(got, wanted, 48, "in chunks of 5");
+    }
+    char path[2 * WRITER_PATH_MAX];
+    char index[8192];
+    size_t used = (size_t)snprintf(index, sizeof index, "{\"weight_map\":{");
+    for (int i = 0; i < f.w.n; i++) {
+        used +=
+            (size_t)snprintf(index + used, sizeof index - used, "%s\"%s\":\"%s\"", i > 0 ? "," : "",
+                             f.w.tensor[i].name, i < 9 ? "one.safetensors" : "two.safetensors");
+    }
+    (void)snprintf(index + used, sizeof index - used, "}}");
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", f.dir);
+    assert_int_equal(remove(path), 0);
+    writer_text(f.dir, "model.safetensors.index.json", index);
+    writer_save(&f.w, 0, 9, f.dir, "one.safetensors");
+    writer_save(&f.w, 9, f.w.n, f.dir, "two.safetensors");
+    score(&f, &(struct model_options){.dtype = "bf16"}, 48, got, 48);
+    assert_same_score(got, wanted, 48, "shards");
+    folder_free(&f);
+}
+
+/* More output rows than fit the logits' workspace at once (32 MiB: 63 rows of this vocabulary). */
+static void test_vocabulary_chunks(void **state)
+{
+    struct folder f;
+    float wanted[64], got[64];
+    (void)state;
+    folder_new(&f, 131077);
+    folder_save(&f);
+    score(&f, &F32, 64, got, 64);
+    score(&f, &F32, 1, wanted, 64);
+    assert_same_score(got, wanted, 64, "64 rows in two chunks");
+    folder_free(&f);
+}
+
+/* The batch norm after the query is what its formula says. */
+static void test_batch_norm_is_folded(void **state)
+{
+    struct folder f;
+    float normed[16], folded[16];
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    score(&f, &F32, 16, normed, 16);
+    const char *const linear = "memories.1_in.query_proj.query_mlps.0";
+    const char *const norm = "memories.1_in.query_proj.query_mlps.1";
+    char name[96];
+    const float *part[4];
+    static const char *const suffix[4] = {"weight", "bias", "running_mean", "running_var"};
+    for (int p = 0; p < 4; p++) {
+        (void)snprintf(name, sizeof name, "%s.%s", norm, suffix[p]);
+        part[p] = writer_find(&f.w, name)->value;
+    }
+    (void)snprintf(name, sizeof name, "%s.weight", linear);
+    float *const weight = writer_find(&f.w, name)->value;
+    (void)snprintf(name, sizeof name, "%s.bias", linear);
+    float *const bias = writer_find(&f.w, name)->value;
+    for (int r = 0; r < 2 * K; r++) {
+        const double s = (double)part[0][r] / sqrt((double)part[3][r] + 1e-5);
+        bias[r] = (float)(s * ((double)bias[r] - (double)part[2][r]) + (double)part[1][r]);
+        for (int c = 0; c < D; c++) {
+            weight[r * D + c] = (float)(s * (double)weight[r * D + c]);
+        }
+    }
+    for (int p = 0; p < 4; p++) {
+        (void)snprintf(name, sizeof name, "%s.%s", norm, suffix[p]);
+        writer_drop(&f.w, name);
+    }
+    folder_save(&f);
+    write_config(f.dir, V, "false");
+    score(&f, &F32, 16, folded, 16);
+    assert_same_score(folded, normed, 16, "batch norm folded by hand");
+    folder_free(&f);
+}
+
+/* ---- what it refuses ------------------------------------------------------------------------ */
+
+static void refuse(const struct folder *f, const struct model_options *options, size_t memory_bytes,
+                   enum err_code wanted, const char *message)
+{
+    struct err err = {0};
+    struct backend *be = NULL;
+    struct model *model = NULL;
+    assert_int_equal(ref_open(&be, &err), ERR_OK);
+    if (memory_bytes > 0) {
+        be->memory_bytes = memory_bytes;
+    }
+    const enum err_code code = model_open(&model, be, f->dir, options, &err);
+    assert_null(model);
+    if (code != wanted || strstr(err.message, message) == NULL) {
+        fail_msg("expected %s and \"%s\", got %s and \"%s\"", err_code_name(wanted), message,
+                 err_code_name(code), err.message);
+    }
+    backend_close(be);
+}
+
+static void test_refuses_tensors(void **state)
+{
+    struct folder f;
+    const int64_t dim[2] = {D, D};
+    (void)state;
+    folder_new(&f, V);
+    (void)writer_add(&f.w, "pred_layer.proj.weight", 2, dim);
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT, "tensor pred_layer.proj.weight is not part of the model");
+    writer_drop(&f.w, "pred_layer.proj.weight");
+    struct writer_tensor *const keys = writer_find(&f.w, "memories.1_in.keys");
+    keys->dim[1] = 4;
+    keys->dim[3] = 1;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT,
+           "tensor memories.1_in.keys has shape [2, 4, 5, 1]; config.json makes it [2, 2, 5, 2]");
+    keys->dim[1] = keys->dim[3] = 2;
+    writer_find(&f.w, "ffns.0.lin1.bias")->n_dim = 2;
+    writer_find(&f.w, "ffns.0.lin1.bias")->dim[1] = 1;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT,
+           "ffns.0.lin1.bias has shape [12, 1]; config.json makes it [12]");
+    writer_find(&f.w, "ffns.0.lin1.bias")->n_dim = 1;
+    const int n = f.w.n;
+    for (int i = 0; i < n; i++) { /* each one is missed by its name */
+        char message[160];
+        const struct writer_tensor first = f.w.tensor[0];
+        memmove(f.w.tensor, f.w.tensor + 1, (size_t)(n - 1) * sizeof first);
+        f.w.tensor[n - 1] = first;
+        f.w.n = n - 1;
+        folder_save(&f);
+        (void)snprintf(message, sizeof message, "tensor %s is missing", first.name);
+        refuse(&f, &F32, 0, ERR_FORMAT, message);
+        f.w.n = n;
+    }
+    folder_free(&f);
+}
+
+static void test_refuses_numbers(void **state)
+{
+    struct folder f;
+    const struct model_options check = {.dtype = "f32", .check = true};
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
+    (void)state;
+    folder_new(&f, V);
+    struct writer_tensor *const values = writer_find(&f.w, "memories.1_in.values.weight");
+    for (size_t i = 0; i < 6; i++) {
+        values->value[77] = bad[i % 3];
+        values->dtype = dtypes[i / 3];
+        folder_save(&f);
+        refuse(&f, &check, 0, ERR_NUMERICAL,
+               "tensor memories.1_in.values.weight: element 77 is NaN or infinite");
+    }
+    values->value[77] = 0;
+    writer_find(&f.w, "memories.1_in.query_proj.query_mlps.1.running_var")->value[2] = -1;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_NUMERICAL, "running_var: element 2 is -1, but a variance is never");
+    folder_free(&f);
+}
+
+static void test_refuses_options_and_memory(void **state)
+{
+    struct folder f;
+    const struct model_options int8 = {.dtype = "int8"};
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    refuse(&f, &int8, 0, ERR_ARGUMENT, "dtype: int8 is unknown; use auto, f32 or bf16");
+    refuse(&f, &F32, 4096, ERR_MEMORY, "do not fit");
+    writer_text(f.dir, "config.json", "{\"model_type\":\"gpt\"}");
+    refuse(&f, &F32, 0, ERR_FORMAT, "config.json: model_type is \"gpt\"; served are");
+    folder_free(&f);
+}
+
+/* Progress grows within a phase, and the last phase is done in the end. */
+struct progress {
+    char phase[16];
+    double done;
+    int n_phase;
+};
+
+static void see_progress(void *ctx, const char *phase, double done)
+{
+    struct progress *const p = ctx;
+    const bool same = strcmp(p->phase, phase) == 0;
+    assert_true(done >= (same ? p->done : 0.0) && done <= 1);
+    p->n_phase += same ? 0 : 1;
+    p->done = done;
+    (void)snprintf(p->phase, sizeof p->phase, "%s", phase);
+}
+
+static void test_progress(void **state)
+{
+    struct folder f;
+    struct runner run;
+    struct progress progress = {.phase = ""};
+    const struct model_options options = {
+        .dtype = "f32", .check = true, .progress = see_progress, .progress_ctx = &progress};
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    assert_true(runner_open(&run, "ref", f.dir, &options));
+    assert_int_equal(progress.n_phase, 3);
+    assert_string_equal(progress.phase, "pack");
+    assert_true(progress.done == 1);
+    runner_close(&run);
+    folder_free(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_storage_keeps_bits),
+        cmocka_unit_test(test_vocabulary_chunks),
+        cmocka_unit_test(test_batch_norm_is_folded),
+        cmocka_unit_test(test_refuses_tensors),
+        cmocka_unit_test(test_refuses_numbers),
+        cmocka_unit_test(test_refuses_options_and_memory),
+        cmocka_unit_test(test_progress),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
