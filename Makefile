@@ -31,6 +31,10 @@ CXXFLAGS_ALL = -std=c++17 $(COMMON) $(CXXFLAGS)
 LDLIBS_ENGINE := -ljansson -lsentencepiece -lstdc++ -lm
 LDLIBS_SERVER := -lmicrohttpd $(LDLIBS_ENGINE)
 
+# One short line per file; make V=1 shows the commands.
+Q        := $(if $(V),,@)
+say       = $(if $(V),,@printf '  %-4s %s\n' $(1) $@)
+
 # ---- sources, by layer -------------------------------------------------------------------------
 
 KERNEL_SRC := $(wildcard kernels/*.c kernels/ref/*.c kernels/cpu/*.c)
@@ -55,21 +59,25 @@ SERVER_OBJ := $(call obj,$(SERVER_SRC)) $(ENGINE_OBJ)
 all: $(B)/pkmserve ## build the program, $(B)/pkmserve
 
 $(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
 
 define SIMD_RULE
 $(B)/%.$(1).o: %.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS_ALL) -O3 $$(ISA_$(1)) -c -o $$@ $$<
+	$$(call say,C)
+	$$(Q)$$(CC) $$(CFLAGS_ALL) -O3 $$(ISA_$(1)) -c -o $$@ $$<
 endef
 $(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c -o $@ $<
+	$(call say,C)
+	$(Q)$(CC) $(CFLAGS_ALL) -c -o $@ $<
 $(B)/%.o: %.cc
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_ALL) -c -o $@ $<
+	$(call say,C++)
+	$(Q)$(CXX) $(CXXFLAGS_ALL) -c -o $@ $<
 
 # ---- running -----------------------------------------------------------------------------------
 
@@ -101,17 +109,23 @@ BENCH_BIN := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/*.c))
 # The kernel tests share the checker.
 CHECK_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/kernels/check*.c))
 $(B)/tests/kernels/test_%: $(B)/tests/kernels/test_%.o $(CHECK_OBJ) $(KERNEL_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
 $(B)/tests/models/test_%: $(B)/tests/models/test_%.o $(MODEL_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -ljansson -lm
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -ljansson -lm
 $(B)/tests/engine/test_%: $(B)/tests/engine/test_%.o $(ENGINE_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_ENGINE)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_ENGINE)
 $(B)/tests/server/test_%: $(B)/tests/server/test_%.o $(SERVER_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_SERVER)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_SERVER)
 $(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(SERVER_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
-	$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 .PRECIOUS: $(B)/%.o
 
 .PHONY: tests test deps-test test-asan test-tsan
@@ -143,7 +157,8 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (60) with libFuzzer
 .PHONY: fuzz-build
 fuzz-build: $(FUZZ_SRC:%.c=$(B)/%.libfuzzer)
 $(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
-	$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
 
 # ---- measuring, style --------------------------------------------------------------------------
 
