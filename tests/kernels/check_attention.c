@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SEQ_MAX = 4, POS_MAX = 70, SPARE_PAGES = 3 };
+enum { SEQ_MAX = 4, POS_MAX = 300, SPARE_PAGES = 3 };
+enum { PAGE_MAX = POS_MAX / KV_PAGE + 1 };
 
 struct attention_case {
     int n_seq, n_head, d;
@@ -30,15 +31,15 @@ struct plan {
 /* The memory of one run. */
 struct cache {
     struct tensor k_pages, v_pages;
-    int32_t page[SEQ_MAX][POS_MAX / KV_PAGE + 1];
+    int32_t page[SEQ_MAX][PAGE_MAX];
     int n_page, n_page_max;
 };
 
 static struct cache cache_new(struct check *c, enum side side, const struct attention_case *a)
 {
-    struct cache cache = {.n_page_max = POS_MAX / KV_PAGE + 1};
+    struct cache cache = {.n_page_max = PAGE_MAX};
     int n_used = 0;
-    int32_t free_page[SEQ_MAX * (POS_MAX / KV_PAGE + 1) + SPARE_PAGES];
+    int32_t free_page[SEQ_MAX * PAGE_MAX + SPARE_PAGES];
     for (int s = 0; s < a->n_seq; s++) {
         n_used += (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE;
     }
@@ -66,9 +67,10 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
 {
     struct backend *const be = c->side[side];
     const size_t row_bytes = (size_t)a->d * sizeof(float);
-    float *const rows[3] = {check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float)),
-                            check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float)),
-                            check_host(c, POS_MAX * SEQ_MAX * (size_t)a->d, sizeof(float))};
+    const size_t n_word = (size_t)a->n_row * (size_t)a->d;
+    float *const rows[3] = {check_host(c, n_word, sizeof(float)),
+                            check_host(c, n_word, sizeof(float)),
+                            check_host(c, n_word, sizeof(float))};
     const float *const source[3] = {a->q, a->k, a->v};
     int32_t to[SEQ_MAX * POS_MAX];
     step->n_tok = step->n_seq = 0;
@@ -113,7 +115,7 @@ static void verify_spare_pages(struct check *c, enum side side, const struct att
 {
     const size_t page_words = (size_t)KV_PAGE * (size_t)a->d;
     uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
-    bool is_used[SEQ_MAX * (POS_MAX / KV_PAGE + 1) + SPARE_PAGES] = {false};
+    bool is_used[SEQ_MAX * PAGE_MAX + SPARE_PAGES] = {false};
     for (int s = 0; s < a->n_seq; s++) {
         for (int i = 0; i < (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE; i++) {
             is_used[cache->page[s][i]] = true;
@@ -177,9 +179,10 @@ static struct attention_case case_new(struct check *c)
     a.scale = 1 / sqrtf((float)d_head);
     char lengths[64] = "";
     for (int s = 0; s < a.n_seq; s++) {
-        a.n_pos[s] = check_chance(c, 0.2)   ? check_int(c, 1, 3)
-                     : check_chance(c, 0.3) ? KV_PAGE * check_int(c, 1, 3) + check_int(c, -1, 1)
-                                            : check_int(c, 1, POS_MAX);
+        a.n_pos[s] = check_chance(c, 0.2)    ? check_int(c, 1, 3)
+                     : check_chance(c, 0.3)  ? KV_PAGE * check_int(c, 1, 3) + check_int(c, -1, 1)
+                     : check_chance(c, 0.05) ? check_int(c, 71, POS_MAX)
+                                             : check_int(c, 1, 70);
         a.first[s] = a.n_row;
         a.n_row += a.n_pos[s];
         const size_t used = strlen(lengths);

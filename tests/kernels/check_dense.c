@@ -250,10 +250,14 @@ static double *linear_magnitude(struct check *c, const struct linear_case *k,
 
 void check_linear(struct check *c)
 {
-    const bool is_large = check_chance(c, 0.1);
+    /* a few long sums and wide outputs: blocks of k, and work for every thread */
+    const bool is_long = check_chance(c, 0.07);
+    const bool is_wide = check_chance(c, 0.07);
     struct linear_case k = {.n = check_int(c, 1, N_TOK_MAX),
-                            .n_in = check_dim(c, is_large ? 1200 : 200),
-                            .n_out = check_dim(c, is_large ? 300 : 150),
+                            .n_in = check_dim(c, is_long   ? 1200
+                                                 : is_wide ? 70
+                                                           : 200),
+                            .n_out = check_dim(c, is_wide ? 2500 : 150),
                             .act = (enum act)check_int(c, ACT_NONE, ACT_GELU)};
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
     const struct weight_desc desc = {WEIGHT_MATRIX, check_chance(c, 0.5) ? DTYPE_F32 : DTYPE_BF16,

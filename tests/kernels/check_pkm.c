@@ -47,9 +47,11 @@ static struct search_case search_new(struct check *c)
     k.shape.kind = check_chance(c, 0.7) ? PKM_PRODUCT : PKM_FLAT;
     const bool is_product = k.shape.kind == PKM_PRODUCT;
     k.shape.n_head = check_int(c, 1, 5);
-    k.shape.n_key = check_dim(c, is_product ? 140 : 300);
+    const bool is_large = check_chance(c, 0.05);
+    k.shape.n_key = is_large ? check_int(c, 512, 530) : check_dim(c, is_product ? 140 : 300);
     k.shape.d_key = is_product ? 2 * check_dim(c, 70) : check_dim(c, 140);
-    const int k_max = k.shape.n_key < 70 ? k.shape.n_key : 70;
+    const int k_limit = is_large ? 300 : 70;
+    const int k_max = k.shape.n_key < k_limit ? k.shape.n_key : k_limit;
     k.shape.k_top = check_chance(c, 0.3) && k_max >= 32 ? 32
                     : check_chance(c, 0.1)              ? k_max
                                                         : check_int(c, 1, k_max);

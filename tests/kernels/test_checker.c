@@ -1,0 +1,363 @@
+/* Plants bugs in a backend and demands that the checker finds each of them: a checker that passes
+ * everything would look the same as kernels without faults.
+ *
+ * The broken backend is ref with one op wrapped. Each bug is of a kind that fast kernels have: a
+ * forgotten tail, a write past the end, a tie taken from the wrong side, sums that depend on the
+ * batch, what a page's former user left behind. */
+#include "kernels/ref/ref.h"
+#include "tests/kernels/check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the bugs ------------------------------------------------------------------------------- */
+
+/* Leaves the last output column of odd widths as it was. */
+static void linear_forgets_tail(struct backend *be, struct tensor y, struct tensor x,
+                                const struct weight *w, struct tensor bias, enum act act)
+{
+    const int64_t last = y.cols - 1;
+    float before[64];
+    CHECK(y.rows <= 64);
+    for (int64_t r = 0; r < y.rows; r++) {
+        before[r] = row_f32(y, r)[last];
+    }
+    ref_linear(be, y, x, w, bias, act);
+    for (int64_t r = 0; r < y.rows && y.cols % 16 == 1; r++) {
+        row_f32(y, r)[last] = before[r];
+    }
+}
+
+/* Stores whole registers: the last row runs over its end. */
+static void linear_writes_past_end(struct backend *be, struct tensor y, struct tensor x,
+                                   const struct weight *w, struct tensor bias, enum act act)
+{
+    ref_linear(be, y, x, w, bias, act);
+    if (y.cols % 8 != 0) {
+        row_f32(y, y.rows - 1)[y.cols] = 0;
+    }
+}
+
+/* Another order of the sum where four rows share the call: the last bits change. */
+static void linear_depends_on_batch(struct backend *be, struct tensor y, struct tensor x,
+                                    const struct weight *w, struct tensor bias, enum act act)
+{
+    ref_linear(be, y, x, w, bias, act);
+    for (int64_t r = 0; r < y.rows && y.rows >= 4; r++) {
+        row_f32(y, r)[0] = nextafterf(row_f32(y, r)[0], INFINITY);
+    }
+}
+
+/* The tanh form of GELU instead of the exact one. */
+static void linear_approximates_gelu(struct backend *be, struct tensor y, struct tensor x,
+                                     const struct weight *w, struct tensor bias, enum act act)
+{
+    ref_linear(be, y, x, w, bias, act == ACT_GELU ? ACT_NONE : act);
+    for (int64_t r = 0; r < y.rows && act == ACT_GELU; r++) {
+        for (int64_t i = 0; i < y.cols; i++) {
+            const float z = row_f32(y, r)[i];
+            row_f32(y, r)[i] = 0.5f * z * (1 + tanhf(0.79788456f * (z + 0.044715f * z * z * z)));
+        }
+    }
+}
+
+/* x is scratch to it. */
+static void linear_spoils_input(struct backend *be, struct tensor y, struct tensor x,
+                                const struct weight *w, struct tensor bias, enum act act)
+{
+    ref_linear(be, y, x, w, bias, act);
+    row_f32(x, 0)[0] += 1;
+}
+
+/* The sample variance: d - 1 instead of d. */
+static void norm_is_unbiased(struct backend *be, struct tensor y, struct tensor x,
+                             struct tensor gamma, struct tensor beta, float eps)
+{
+    ref_norm(be, y, x, gamma, beta, eps);
+    const float factor = y.cols > 1 ? sqrtf((float)(y.cols - 1) / (float)y.cols) : 1;
+    for (int64_t r = 0; r < y.rows; r++) {
+        for (int64_t i = 0; i < y.cols; i++) {
+            float *const at = row_f32(y, r) + i;
+            *at = (*at - row_f32(beta, 0)[i]) * factor + row_f32(beta, 0)[i];
+        }
+    }
+}
+
+/* One position too many: the row sees its successor, or what the page held before. The checker
+ * writes the positions anew for each step. */
+static void attention_sees_next(struct backend *be, struct tensor y, struct tensor q,
+                                struct tensor k_pages, struct tensor v_pages,
+                                const struct step *step, int n_head, float scale)
+{
+    for (int r = 0; r < step->n_tok; r++) {
+        step->pos[r] += (step->pos[r] + 1) % KV_PAGE != 0;
+    }
+    ref_attention(be, y, q, k_pages, v_pages, step, n_head, scale);
+}
+
+/* Takes the page numbers for consecutive. */
+static void kv_store_ignores_pages(struct backend *be, struct tensor k_pages, struct tensor v_pages,
+                                   struct tensor k, struct tensor v, const struct step *step,
+                                   int n_head)
+{
+    const int32_t page = step->page[0];
+    step->page[0] = page > 0 ? page - 1 : page + 1;
+    ref_kv_store(be, k_pages, v_pages, k, v, step, n_head);
+    step->page[0] = page;
+}
+
+static void swap_last_slots(struct tensor slots, const struct pkm_shape *shape)
+{
+    for (int64_t r = 0; r < slots.rows && shape->k_top > 1; r++) {
+        int32_t *const last = row_i32(slots, r) + shape->k_top - 1;
+        const int32_t slot = last[0];
+        last[0] = last[-1];
+        last[-1] = slot;
+    }
+}
+
+/* The last two slots of the first head in the wrong order. */
+static void search_swaps_slots(struct backend *be, struct tensor slots, struct tensor shares,
+                               struct tensor query, const struct weight *keys,
+                               const struct pkm_shape *shape)
+{
+    ref_pkm_search(be, slots, shares, query, keys, shape);
+    swap_last_slots(slots, shape);
+}
+
+/* The same where their scores are equal: the larger slot first. */
+static void search_breaks_ties(struct backend *be, struct tensor slots, struct tensor shares,
+                               struct tensor query, const struct weight *keys,
+                               const struct pkm_shape *shape)
+{
+    ref_pkm_search(be, slots, shares, query, keys, shape);
+    const struct tensor first_row = tensor_head(slots, 1);
+    const float *const share = row_f32(shares, 0) + shape->k_top - 1;
+    if (shape->k_top > 1 && share[0] == share[-1]) {
+        swap_last_slots(first_row, shape);
+    }
+}
+
+/* Forgets the last column. */
+static void read_drops_column(struct backend *be, struct tensor y, struct tensor residual,
+                              struct tensor slots, struct tensor shares,
+                              const struct weight *values)
+{
+    const int64_t n = slots.cols > 1 ? slots.cols - 1 : 1;
+    ref_pkm_read(be, y, residual, tensor_cols(slots, 0, n), tensor_cols(shares, 0, n), values);
+}
+
+/* Ranks ties as if they came after. */
+static void logprobs_ranks_ties(struct backend *be, struct tensor logits, struct step *step,
+                                int first)
+{
+    ref_logprobs(be, logits, step, first);
+    for (int64_t r = 0; r < logits.rows; r++) {
+        const int64_t i = first + r;
+        if ((step->out_want[i] & OUT_LOGPROB) == 0 || step->out_rank[i] == 0) {
+            continue;
+        }
+        const int32_t id = step->target[i] == TARGET_SAMPLED ? step->out_token[i] : step->target[i];
+        for (int64_t t = id + 1; t < logits.cols; t++) {
+            step->out_rank[i] += row_f32(logits, r)[t] == row_f32(logits, r)[id];
+        }
+    }
+}
+
+/* Fills outputs of the whole step instead of the chunk's. */
+static void logprobs_leaves_chunk(struct backend *be, struct tensor logits, struct step *step,
+                                  int first)
+{
+    ref_logprobs(be, logits, step, first);
+    if (first > 0) {
+        step->out_logprob[first - 1] = 0;
+    }
+}
+
+/* top_p keeps one candidate too few where it keeps several. */
+static void sample_cuts_early(struct backend *be, struct tensor logits, struct step *step,
+                              int first)
+{
+    struct sample_params *const p = step->sample;
+    for (int64_t r = 0; r < logits.rows; r++) {
+        p[first + r].top_p *= p[first + r].top_p < 1 ? 0.9f : 1;
+    }
+    ref_sample(be, logits, step, first);
+}
+
+/* Applies a quarter of the bias once more. */
+static void sample_exaggerates_bias(struct backend *be, struct tensor logits, struct step *step,
+                                    int first)
+{
+    for (int i = 0; i < step->n_adjust; i++) {
+        step->adjust[i].bias *= 1.25f;
+    }
+    ref_sample(be, logits, step, first);
+}
+
+static void embed_forgets_language(struct backend *be, struct tensor y, const struct step *step,
+                                   const struct weight *tok, const struct weight *pos,
+                                   const struct weight *lang)
+{
+    (void)lang;
+    ref_embed(be, y, step, tok, pos, NULL);
+}
+
+static void gather_ignores_first(struct backend *be, struct tensor y, struct tensor x,
+                                 const struct step *step, int first)
+{
+    (void)first;
+    ref_gather(be, y, x, step, 0);
+}
+
+static void upload_ignores_stride(struct backend *be, struct tensor dst, const void *host)
+{
+    dst.stride = dst.cols;
+    ref_upload(be, dst, host);
+}
+
+/* ---- the tests ------------------------------------------------------------------------------ */
+
+/* Checks a backend with this table on SIDE_ONE and SIDE_MANY; returns the number of failures, and
+ * the first message. */
+static int failures(const struct backend_ops *ops, const char *row, char *message, size_t bytes)
+{
+    struct check *const c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    c->is_quiet = true;
+    for (int side = 0; side < SIDE_N; side++) {
+        assert_int_equal(ref_open(&c->side[side], NULL), ERR_OK);
+    }
+    c->side[SIDE_ONE]->op = c->side[SIDE_MANY]->op = ops;
+    check_run(c, row, 1, 1);
+    const int n_failed = c->n_failed;
+    memcpy(message, c->message, bytes < sizeof c->message ? bytes : sizeof c->message);
+    for (int side = 0; side < SIDE_N; side++) {
+        backend_close(c->side[side]);
+    }
+    free(c);
+    return n_failed;
+}
+
+static struct backend_ops ref_table(void)
+{
+    struct backend *be = NULL;
+    assert_int_equal(ref_open(&be, NULL), ERR_OK);
+    const struct backend_ops ops = *be->op;
+    backend_close(be);
+    return ops;
+}
+
+/* The message names the op, the shape and how to run the case again. */
+static void expect_found(const struct backend_ops *ops, const char *row)
+{
+    char message[1024] = "";
+    const int n_failed = failures(ops, row, message, sizeof message);
+    print_message("%s", message);
+    print_message("\n  (%d cases of %s failed, as they should)\n", n_failed, row);
+    assert_true(n_failed > 0);
+    assert_non_null(strstr(message, row));
+    assert_non_null(strstr(message, "shape: "));
+    assert_non_null(strstr(message, "CHECK_CASE=0x"));
+}
+
+#define TEST_BUG(slot, bug, row)                                                                   \
+    static void test_##bug(void **state)                                                           \
+    {                                                                                              \
+        (void)state;                                                                               \
+        struct backend_ops ops = ref_table();                                                      \
+        ops.slot = bug;                                                                            \
+        expect_found(&ops, row);                                                                   \
+    }
+
+TEST_BUG(linear, linear_forgets_tail, "linear")
+TEST_BUG(linear, linear_writes_past_end, "linear")
+TEST_BUG(linear, linear_depends_on_batch, "linear")
+TEST_BUG(linear, linear_approximates_gelu, "linear")
+TEST_BUG(linear, linear_spoils_input, "linear")
+TEST_BUG(norm, norm_is_unbiased, "norm")
+TEST_BUG(attention, attention_sees_next, "attention")
+TEST_BUG(kv_store, kv_store_ignores_pages, "attention")
+TEST_BUG(pkm_search, search_swaps_slots, "pkm_search")
+TEST_BUG(pkm_search, search_breaks_ties, "pkm_ties")
+TEST_BUG(pkm_read, read_drops_column, "pkm_read")
+TEST_BUG(logprobs, logprobs_ranks_ties, "logprobs")
+TEST_BUG(logprobs, logprobs_leaves_chunk, "logprobs")
+TEST_BUG(sample, sample_cuts_early, "sample")
+TEST_BUG(sample, sample_exaggerates_bias, "sample")
+TEST_BUG(embed, embed_forgets_language, "embed")
+TEST_BUG(gather, gather_ignores_first, "gather")
+TEST_BUG(upload, upload_ignores_stride, "transfer")
+
+static void test_faultless_passes(void **state)
+{
+    (void)state;
+    const struct backend_ops ops = ref_table();
+    char message[1024] = "";
+    if (failures(&ops, NULL, message, sizeof message) != 0) {
+        fail_msg("ref against ref: expected no failure, got %s", message);
+    }
+}
+
+/* A failing case fails again when its seed alone is given. */
+static void test_case_reruns(void **state)
+{
+    (void)state;
+    struct backend_ops ops = ref_table();
+    ops.linear = linear_forgets_tail;
+    char message[1024] = "";
+    assert_true(failures(&ops, "linear", message, sizeof message) > 0);
+    const uint64_t seed = strtoull(strstr(message, "CHECK_CASE=") + strlen("CHECK_CASE="), NULL, 0);
+    const struct check_row *row = check_rows;
+    while (strcmp(row->name, "linear") != 0) {
+        row++;
+    }
+    struct check *const c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    c->is_quiet = true;
+    for (int side = 0; side < SIDE_N; side++) {
+        assert_int_equal(ref_open(&c->side[side], NULL), ERR_OK);
+    }
+    c->side[SIDE_ONE]->op = c->side[SIDE_MANY]->op = &ops;
+    check_run_case(c, row, seed);
+    assert_int_equal(c->n_failed, 1);
+    assert_string_equal(c->message, message);
+    for (int side = 0; side < SIDE_N; side++) {
+        backend_close(c->side[side]);
+    }
+    free(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_faultless_passes),
+        cmocka_unit_test(test_case_reruns),
+        cmocka_unit_test(test_linear_forgets_tail),
+        cmocka_unit_test(test_linear_writes_past_end),
+        cmocka_unit_test(test_linear_depends_on_batch),
+        cmocka_unit_test(test_linear_approximates_gelu),
+        cmocka_unit_test(test_linear_spoils_input),
+        cmocka_unit_test(test_norm_is_unbiased),
+        cmocka_unit_test(test_attention_sees_next),
+        cmocka_unit_test(test_kv_store_ignores_pages),
+        cmocka_unit_test(test_search_swaps_slots),
+        cmocka_unit_test(test_search_breaks_ties),
+        cmocka_unit_test(test_read_drops_column),
+        cmocka_unit_test(test_logprobs_ranks_ties),
+        cmocka_unit_test(test_logprobs_leaves_chunk),
+        cmocka_unit_test(test_sample_cuts_early),
+        cmocka_unit_test(test_sample_exaggerates_bias),
+        cmocka_unit_test(test_embed_forgets_language),
+        cmocka_unit_test(test_gather_ignores_first),
+        cmocka_unit_test(test_upload_ignores_stride),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
