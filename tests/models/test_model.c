@@ -91,18 +91,28 @@ static void folder_free(struct folder *f)
 
 static const struct model_options F32 = {.dtype = "f32"};
 
-/* The log-probabilities of a fixed sequence of n tokens, chunk tokens a step. */
-static void score(const struct folder *f, const struct model_options *options, int chunk,
-                  float *logprob, int n)
+/* The log-probabilities of a fixed sequence of n tokens, chunk tokens a step. False if this machine
+ * has no such backend. */
+static bool score_on(const char *backend, const struct folder *f,
+                     const struct model_options *options, int chunk, float *logprob, int n)
 {
     struct runner run;
     int32_t ids[RUNNER_TOK_MAX];
-    assert_true(runner_open(&run, "ref", f->dir, options));
+    if (!runner_open(&run, backend, f->dir, options)) {
+        return false;
+    }
     for (int t = 0; t < n; t++) {
         ids[t] = (t * 7 + 3) % run.info->n_vocab;
     }
     runner_chunks(&run, (struct piece){.ids = ids, .n_ids = n, .n = n, .logprob = logprob}, chunk);
     runner_close(&run);
+    return true;
+}
+
+static void score(const struct folder *f, const struct model_options *options, int chunk,
+                  float *logprob, int n)
+{
+    assert_true(score_on("ref", f, options, chunk, logprob, n));
 }
 
 static void assert_same_score(const float *got, const float *wanted, int n, const char *way)
@@ -192,28 +202,45 @@ static void test_dtype(void **state)
 
 /* ---- the same bits, however stored, placed or cut -------------------------------------------- */
 
-static void test_storage_keeps_bits(void **state)
+static void test_placement_keeps_bits(void **state)
 {
     struct folder f;
     float wanted[48], got[48];
     static const char *const dtypes[] = {"f32", "bf16"};
+    static const enum dtype files[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
     (void)state;
     folder_new(&f, V);
-    for (size_t d = 0; d < 2; d++) {
-        struct model_options options = {.dtype = dtypes[d], .check = true};
+    writer_find(&f.w, "memories.1_in.query_proj.query_mlps.1.running_var")->value[0] = 1;
+    for (int i = 0; i < RUNNER_N_BACKEND * 3 * 2; i++) {
+        const char *const backend = runner_backends[i / 6];
+        struct model_options options = {.dtype = dtypes[i % 2], .check = true};
+        for (int t = 0; t < f.w.n; t++) {
+            f.w.tensor[t].dtype = f.w.tensor[t].n_dim > 1 ? files[i / 2 % 3] : DTYPE_F32;
+        }
         folder_save(&f);
-        score(&f, &options, 48, wanted, 48);
+        if (!score_on(backend, &f, &options, 48, wanted, 48)) {
+            continue;
+        }
         options.value_placement = PLACEMENT_MMAP;
-        score(&f, &options, 48, got, 48);
+        (void)score_on(backend, &f, &options, 48, got, 48);
         assert_same_score(got, wanted, 48, "memory-mapped tables");
         options.value_placement = PLACEMENT_HOST;
-        score(&f, &options, 48, got, 48);
-        assert_same_score(got, wanted, 48, "tables in host memory");
-        score(&f, &options, 5, got, 48);
-        assert_same_score(got, wanted, 48, "in chunks of 5");
+        (void)score_on(backend, &f, &options, 5, got, 48);
+        assert_same_score(got, wanted, 48, "tables in host memory, in chunks of 5");
     }
+    folder_free(&f);
+}
+
+static void test_shards_keep_bits(void **state)
+{
+    struct folder f;
+    float wanted[48], got[48];
     char path[2 * WRITER_PATH_MAX];
     char index[8192];
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    score(&f, &F32, 48, wanted, 48);
     size_t used = (size_t)snprintf(index, sizeof index, "{\"weight_map\":{");
     for (int i = 0; i < f.w.n; i++) {
         used +=
@@ -226,22 +253,25 @@ static void test_storage_keeps_bits(void **state)
     writer_text(f.dir, "model.safetensors.index.json", index);
     writer_save(&f.w, 0, 9, f.dir, "one.safetensors");
     writer_save(&f.w, 9, f.w.n, f.dir, "two.safetensors");
-    score(&f, &(struct model_options){.dtype = "bf16"}, 48, got, 48);
+    score(&f, &F32, 48, got, 48);
     assert_same_score(got, wanted, 48, "shards");
     folder_free(&f);
 }
 
 /* More output rows than fit the logits' workspace at once (32 MiB: 63 rows of this vocabulary). */
-static void test_vocabulary_chunks(void **state)
+static void test_vocabulary_chunks_keep_bits(void **state)
 {
     struct folder f;
     float wanted[64], got[64];
     (void)state;
     folder_new(&f, 131077);
     folder_save(&f);
-    score(&f, &F32, 64, got, 64);
-    score(&f, &F32, 1, wanted, 64);
-    assert_same_score(got, wanted, 64, "64 rows in two chunks");
+    for (int i = 0; i < RUNNER_N_BACKEND; i++) {
+        if (score_on(runner_backends[i], &f, &F32, 64, got, 64)) {
+            (void)score_on(runner_backends[i], &f, &F32, 1, wanted, 64);
+            assert_same_score(got, wanted, 64, "64 rows in two chunks");
+        }
+    }
     folder_free(&f);
 }
 
@@ -421,8 +451,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_info),
         cmocka_unit_test(test_dtype),
-        cmocka_unit_test(test_storage_keeps_bits),
-        cmocka_unit_test(test_vocabulary_chunks),
+        cmocka_unit_test(test_placement_keeps_bits),
+        cmocka_unit_test(test_shards_keep_bits),
+        cmocka_unit_test(test_vocabulary_chunks_keep_bits),
         cmocka_unit_test(test_batch_norm_is_folded),
         cmocka_unit_test(test_refuses_tensors),
         cmocka_unit_test(test_refuses_numbers),
