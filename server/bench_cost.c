@@ -25,9 +25,14 @@ static double key_params(const struct model_info *info)
     return params;
 }
 
-/* Bytes per element of the value tables: they may keep another type than the matrices. */
+/* Bytes per element of the value tables: read in place (no resident bytes) they keep the file's
+ * type.
+ */
 static double value_elem_bytes(const struct model_info *info)
 {
+    if (info->value_bytes == 0) {
+        return (double)dtype_bytes(info->file_dtype);
+    }
     double n = 0;
     for (int m = 0; m < info->n_memory; m++) {
         n += (double)info->memory[m].n_slot * (double)info->memory[m].d_value;

@@ -189,9 +189,13 @@ static void print_text(const struct inspection *it)
     for (int m = 0; m < info->n_memory; m++) {
         print_memory(&info->memory[m]);
     }
-    printf("  computed    in %s by %s; %.1f MB of weights, %.1f MB of memory values\n\n",
-           dtype_name(info->dtype), it->backend, (double)info->weight_bytes / 1e6,
-           (double)info->value_bytes / 1e6);
+    printf("  computed    in %s by %s; %.1f MB of weights", dtype_name(info->dtype), it->backend,
+           (double)info->weight_bytes / 1e6);
+    if (info->value_bytes > 0) {
+        printf(" and %.1f MB of memory values\n\n", (double)info->value_bytes / 1e6);
+    } else {
+        printf("%s\n\n", info->n_memory ? "; memory values are read in place" : "");
+    }
     printf("  %-16s %14s %14s  %s\n", "kind", "parameters", "bytes", "dtype");
     for (int k = 0; k < N_KIND; k++) {
         if (it->kind[k].n_param > 0) {

@@ -20,6 +20,16 @@ unsigned options_command(const char *name)
     return 0;
 }
 
+static const struct option_command *command_of(unsigned command)
+{
+    for (int i = 0; i < option_n_command; i++) {
+        if (option_commands[i].command == command) {
+            return &option_commands[i];
+        }
+    }
+    check_failed(__FILE__, __LINE__, "command");
+}
+
 /* "max-queue" → "PKMSERVE_MAX_QUEUE" */
 static void env_name(char name[ENV_NAME_MAX], const char *flag)
 {
@@ -194,10 +204,7 @@ static const char *flag_near(const char *typed, unsigned command)
 static enum err_code unknown_flag(const char *typed, const struct option_row *row, unsigned command,
                                   struct err *err)
 {
-    const char *name = "";
-    for (int i = 0; i < option_n_command; i++) {
-        name = option_commands[i].command == command ? option_commands[i].name : name;
-    }
+    const char *const name = command_of(command)->name;
     if (row) {
         return err_set(err, ERR_ARGUMENT, "--%s is not an option of %s; see 'pkmserve help %s'",
                        row->flag, name, name);
@@ -281,9 +288,10 @@ enum err_code options_parse(struct options *options, enum command command, int a
         }
     }
     options->operand = (const char *const *)argv;
-    if (options->n_operand > 0 && (command & (COMMAND_SERVE | COMMAND_INSPECT | COMMAND_BENCH))) {
-        return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s': options begin with --",
-                       options->operand[0]);
+    const int n_operand_max = command_of(command)->n_operand_max;
+    if (options->n_operand > n_operand_max) {
+        return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
+                       options->operand[n_operand_max], command_of(command)->name);
     }
     if (options->default_max_tokens > 0 && options->timeout_ms > options->max_timeout_ms) {
         return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",

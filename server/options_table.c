@@ -4,6 +4,7 @@
  * The columns of a row: flag, field, commands that take it, default, bounds or choices, help. */
 #include "server/options_table.h"
 
+#include <limits.h>
 #include <stddef.h>
 
 #define TEXT(f, n, c, d, h)                                                                        \
@@ -137,14 +138,15 @@ const struct option_row option_rows[] = {
 const int option_n_row = (int)(sizeof option_rows / sizeof option_rows[0]);
 
 const struct option_command option_commands[] = {
-    {"serve", COMMAND_SERVE, "pkmserve serve [--model DIR] [options]", "serve a model over HTTP"},
+    {"serve", COMMAND_SERVE, "pkmserve serve [--model DIR] [options]", "serve a model over HTTP",
+     0},
     {"score", COMMAND_SCORE, "pkmserve score [--model DIR] [options] [FILE... | -]",
-     "perplexity of files, as POST /score computes it"},
+     "perplexity of files, as POST /score computes it", INT_MAX},
     {"generate", COMMAND_GENERATE, "pkmserve generate [--model DIR] [options] [PROMPT | -]",
-     "continue a prompt, streamed to the terminal"},
+     "continue a prompt, streamed to the terminal", 1},
     {"inspect", COMMAND_INSPECT, "pkmserve inspect [--model DIR] [--json]",
-     "what a model is: layers, memories, parameters, bytes"},
+     "what a model is: layers, memories, parameters, bytes", 0},
     {"bench", COMMAND_BENCH, "pkmserve bench [--model DIR] [options]",
-     "tokens per second, and the share of what the machine can do"},
+     "tokens per second, and the share of what the machine can do", 0},
 };
 const int option_n_command = (int)(sizeof option_commands / sizeof option_commands[0]);

@@ -35,6 +35,7 @@ struct option_command {
     enum command command;
     const char *usage;
     const char *help;
+    int n_operand_max;
 };
 
 extern const struct option_row option_rows[];

@@ -1,0 +1,38 @@
+/* What `score` and `generate` share: an engine without a server, asked by the same request bodies
+ * that the routes take. */
+#ifndef SERVER_CMD_ENGINE_H
+#define SERVER_CMD_ENGINE_H
+
+#include "server/cmd.h"
+#include "server/input.h"
+
+#include <semaphore.h>
+
+struct cmd_engine {
+    struct engine *engine; /* Owner: this */
+    struct api_limits limits;
+    sem_t wake; /* the engine published something */
+};
+
+/* Opens the engine that options describe, with limits that a server needs and a tool does not
+ * lifted. A progress bar shows the loading. */
+enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options,
+                              struct err *err);
+void cmd_engine_close(struct cmd_engine *ce); /* zeroed is fine */
+
+/* Submits request and waits until all of its items are over, calling look every time something was
+ * published, and at least ten times a second. */
+enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
+                             void (*look)(void *ctx), void *ctx, struct err *err);
+
+/* Appends the file (or with "-" standard input) to text. */
+enum err_code cmd_read_file(struct text *text, const char *path, struct err *err);
+
+/* Writes the contents of a file as the JSON value of a prompt or document: a string, or with ids a
+ * list of the token ids that it holds, separated by blanks. path is named in errors. */
+enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, const char *path,
+                            struct err *err);
+/* "language", if options name one. */
+void cmd_put_language(struct text *body, const struct options *options);
+
+#endif
