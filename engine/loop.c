@@ -351,6 +351,7 @@ static bool turn(struct engine *engine)
     }
     sweep(engine, begin_us);
     admit(engine, begin_us);
+    publish_wake(engine); /* who was cancelled or late need not wait for the step */
     struct err error = {.code = ERR_OK};
     if (engine->n_active > 0 && run_step(engine, &error) != ERR_OK) {
         fail(engine, &error);

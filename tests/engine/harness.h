@@ -6,6 +6,7 @@
 #include "engine/loop.h"
 #include "tests/engine/tiny_model.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -82,7 +83,7 @@ static inline int32_t *harness_ids(int salt, int n)
     int32_t *const ids = malloc((size_t)n * sizeof *ids);
     CHECK(ids != NULL);
     ids[0] = 1;
-    for (int i = 1; i < n; i++) { /* never a control token, never 7: see tiny_model */
+    for (int i = 1; i < n; i++) { /* no control token */
         ids[i] = 8 + (int32_t)((uint32_t)(i * 31 + salt * 977 + i * i * salt) % 90u);
     }
     return ids;
@@ -137,14 +138,12 @@ static inline void harness_submit(struct engine *engine, struct request *request
     }
 }
 
-/* Submits and waits for the end. */
+/* Submits and waits for the end. The waiter outlives every request, as wake_ctx must. */
 static inline void harness_run(struct engine *engine, struct request *request)
 {
-    struct waiter waiter;
-    waiter_begin(&waiter);
+    static struct waiter waiter = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
     harness_submit(engine, request, &waiter);
     waiter_wait(&waiter, request);
-    request->wake = NULL; /* all is over: nobody calls it any more */
 }
 
 /* ---- the gate: a backend whose steps end when the test says so ---- */

@@ -19,6 +19,7 @@ enum {
     TINY_HEAD = 4,
     TINY_FF = 64,
     TINY_CONTEXT = 96,
+    TINY_NAN_POSITION = 50,
     TINY_MEMORY_HEAD = 2,
     TINY_K_TOP = 4,
     TINY_N_KEY = 8,
@@ -89,11 +90,10 @@ static inline void tiny_norm(struct tiny_writer *w, const char *name)
 static inline void tiny_weights(struct tiny_writer *w, int n_vocab, bool nan)
 {
     tiny_tensor(w, "embeddings.weight", n_vocab, TINY_D, 0, 0, 0.6f);
-    if (nan) {
-        /* Token 7 poisons what it stands in; nobody else. */
-        w->data[7 * TINY_D] = NAN;
-    }
     tiny_tensor(w, "position_embeddings.weight", TINY_CONTEXT, TINY_D, 0, 0, 0.6f);
+    if (nan) {
+        w->data[w->n_data - (TINY_CONTEXT - TINY_NAN_POSITION) * TINY_D] = NAN;
+    }
     tiny_norm(w, "layer_norm_emb");
     static const char *const attention[] = {"q_lin", "k_lin", "v_lin", "out_lin"};
     char name[128];
@@ -119,13 +119,15 @@ static inline void tiny_weights(struct tiny_writer *w, int n_vocab, bool nan)
     tiny_tensor(w, "pred_layer.proj.bias", n_vocab, 0, 0, 0, 0.5f);
 }
 
-/* Writes the model into a new folder below $TMPDIR and returns its name (static). nan: the
- * embedding of token 7 holds a NaN. */
-static inline const char *tiny_model(int n_vocab, bool nan)
+/* Writes the model into a new folder below $TMPDIR and returns its name, which tiny_model_remove
+ * frees with the folder. nan: the embedding of token 7 holds a NaN. */
+static inline char *tiny_model(int n_vocab, bool nan)
 {
-    static char dir[256];
+    const size_t dir_max = 256;
+    char *const dir = malloc(dir_max);
+    CHECK(dir != NULL);
     const char *const tmp = getenv("TMPDIR");
-    (void)snprintf(dir, sizeof dir, "%s/pkmserve-tiny-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    (void)snprintf(dir, dir_max, "%s/pkmserve-tiny-XXXXXX", tmp != NULL ? tmp : "/tmp");
     CHECK(mkdtemp(dir) != NULL);
 
     struct tiny_writer *const w = calloc(1, sizeof *w);
@@ -169,7 +171,7 @@ static inline const char *tiny_model(int n_vocab, bool nan)
     return dir;
 }
 
-static inline void tiny_model_remove(const char *dir)
+static inline void tiny_model_remove(char *dir)
 {
     static const char *const files[] = {"model.safetensors", "config.json"};
     char path[300];
@@ -178,6 +180,7 @@ static inline void tiny_model_remove(const char *dir)
         (void)unlink(path);
     }
     (void)rmdir(dir);
+    free(dir);
 }
 
 #endif

@@ -1,0 +1,601 @@
+/* The life of requests: queue, classes, cancellation, deadlines, draining, failure. Steps end when
+ * the test's gate lets them, so every stage can be met on purpose. */
+#include "tests/engine/harness.h"
+
+static char *dir;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = tiny_model(HARNESS_VOCAB, false);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tiny_model_remove(dir);
+    return 0;
+}
+
+static int state_of(const struct request *request)
+{
+    return atomic_load(&request->item[0].state);
+}
+
+/* Waits until all that was taken is over, by the gauges, and checks that nothing is held. */
+static void assert_all_free(struct engine *engine)
+{
+    while (atomic_load(&engine->stats.kv_pages_used) != 0 ||
+           atomic_load(&engine->stats.running) != 0 || atomic_load(&engine->stats.waiting) != 0) {
+        (void)usleep(200);
+    }
+    /* What the next request sees: all slots and pages. */
+    assert_int_equal(engine_stalled_ms(engine), 0);
+}
+
+/* ---- cancellation -------------------------------------------------------------------------- */
+
+static void cancelled_while_decoding(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const request = harness_generation(1, 50);
+    harness_item(engine, request, 0, 1, 5);
+    harness_submit(engine, request, &waiter);
+    gate_allow(&gate, 3);
+    gate_await(&gate, 4); /* the fourth step is under way */
+    assert_int_equal(atomic_load(&request->item[0].n_out), 3);
+    request_cancel(request);
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, request);
+    assert_int_equal(state_of(request), FINISH_CANCELLED);
+    assert_int_equal(atomic_load(&request->item[0].n_out), 4); /* within a step */
+    assert_int_equal(gate.n_arrived, 4);
+    assert_int_equal(atomic_load(&engine->stats.cancelled[STAGE_DECODE]), 1);
+    assert_all_free(engine);
+    request_release(request);
+    engine_close(engine);
+}
+
+static void cancelled_while_prefilling(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_batch_tokens = options.max_seqs = 8;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const request = harness_generation(1, 5);
+    harness_item(engine, request, 0, 1, 80);
+    harness_submit(engine, request, &waiter);
+    gate_await(&gate, 1);
+    request_cancel(request);
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, request);
+    assert_int_equal(state_of(request), FINISH_CANCELLED);
+    assert_int_equal(request->item[0].n_position, 8);
+    assert_int_equal(atomic_load(&engine->stats.cancelled[STAGE_PREFILL]), 1);
+    assert_all_free(engine);
+    request_release(request);
+    engine_close(engine);
+}
+
+static void cancelled_while_scoring_with_windows_queued(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 2;
+    options.max_batch_tokens = 32;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const request = harness_score(3, 20, 5);
+    for (int i = 0; i < 3; i++) {
+        harness_item(engine, request, i, i, 90);
+    }
+    harness_submit(engine, request, &waiter);
+    gate_await(&gate, 1);
+    assert_int_equal(atomic_load(&engine->stats.waiting), 1); /* its last unit is not admitted */
+    request_cancel(request);
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, request);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(atomic_load(&request->item[i].state), FINISH_CANCELLED);
+    }
+    assert_int_equal(atomic_load(&engine->stats.cancelled[STAGE_SCORE]), 1);
+    assert_all_free(engine);
+    request_release(request);
+    engine_close(engine);
+}
+
+static void cancelled_while_queued(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 1;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const running = harness_generation(1, 10);
+    struct request *const queued = harness_generation(1, 10);
+    harness_item(engine, running, 0, 1, 5);
+    harness_item(engine, queued, 0, 2, 5);
+    harness_submit(engine, running, &waiter);
+    gate_await(&gate, 1);
+    harness_submit(engine, queued, &waiter);
+    request_cancel(queued);
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, queued);
+    assert_int_equal(state_of(queued), FINISH_CANCELLED);
+    assert_int_equal(atomic_load(&queued->start_us), 0);
+    assert_int_equal(atomic_load(&engine->stats.cancelled[STAGE_QUEUED]), 1);
+    assert_int_equal(state_of(running), FINISH_NONE);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, running);
+    assert_int_equal(state_of(running), FINISH_LENGTH);
+    assert_all_free(engine);
+    request_release(running);
+    request_release(queued);
+    engine_close(engine);
+}
+
+/* The front end leaves without waiting: the engine ends the work and frees the request. */
+static void released_while_running(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open(&options);
+    for (int i = 0; i < 50; i++) {
+        struct waiter waiter;
+        waiter_begin(&waiter);
+        struct request *const request = harness_generation(2, 40);
+        harness_item(engine, request, 0, i, 10);
+        harness_item(engine, request, 1, i + 1, 10);
+        harness_submit(engine, request, &waiter);
+        (void)usleep((useconds_t)(i * 37 % 800));
+        request_release(request);
+        memset(&waiter, 0xee, sizeof waiter); /* a wake from now on would not survive this */
+    }
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
+/* ---- deadlines ----------------------------------------------------------------------------- */
+
+static void deadlines_end_running_and_queued_work(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 1;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const running = harness_generation(1, 10);
+    struct request *const queued = harness_generation(1, 10);
+    harness_item(engine, running, 0, 1, 5);
+    harness_item(engine, queued, 0, 2, 5);
+    const int64_t deadline_us = engine_now_us() + 20000;
+    running->deadline_us = queued->deadline_us = deadline_us;
+    harness_submit(engine, running, &waiter);
+    gate_await(&gate, 1);
+    harness_submit(engine, queued, &waiter);
+    while (engine_now_us() < deadline_us) {
+        (void)usleep(1000);
+    }
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, running);
+    waiter_wait(&waiter, queued);
+    assert_int_equal(state_of(running), FINISH_TIMEOUT);
+    assert_true(atomic_load(&running->start_us) != 0);
+    assert_int_equal(state_of(queued), FINISH_TIMEOUT);
+    assert_int_equal(atomic_load(&queued->start_us), 0); /* never started: worth a retry */
+    assert_all_free(engine);
+    request_release(running);
+    request_release(queued);
+    engine_close(engine);
+}
+
+/* ---- the queue ----------------------------------------------------------------------------- */
+
+static void full_queue_refuses_and_recovers(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 1;
+    options.max_queue = 2;
+    options.max_queue_tokens = 40;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *request[5];
+    for (int i = 0; i < 5; i++) {
+        request[i] = harness_generation(1, 5);
+        harness_item(engine, request[i], 0, i, i == 2 ? 40 : 10);
+    }
+    struct err err = {0};
+    harness_submit(engine, request[0], &waiter);
+    gate_await(&gate, 1);
+    harness_submit(engine, request[1], &waiter);
+    assert_int_equal(engine_submit(engine, request[2], &err), ERR_QUEUE_TOKENS);
+    harness_submit(engine, request[3], &waiter);
+    assert_int_equal(engine_submit(engine, request[4], &err), ERR_QUEUE_FULL);
+    assert_true(engine_retry_after_s(engine) >= 1);
+    assert_int_equal(atomic_load(&engine->stats.waiting), 2);
+    assert_int_equal(atomic_load(&engine->stats.waiting_tokens), 30);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, request[3]);
+    harness_submit(engine, request[4], &waiter);
+    waiter_wait(&waiter, request[4]);
+    assert_int_equal(state_of(request[4]), FINISH_LENGTH);
+    for (int i = 0; i < 5; i++) {
+        request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
+/* Bulk work fills the machine; an interactive request starts in the next step all the same. */
+static void interactive_overtakes_bulk(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 4;
+    options.max_batch_tokens = 32;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const bulk = harness_score(20, 90, 90);
+    bulk->priority = PRIORITY_BULK;
+    for (int i = 0; i < 20; i++) {
+        harness_item(engine, bulk, i, i, 90);
+    }
+    harness_submit(engine, bulk, &waiter);
+    gate_await(&gate, 1);
+    struct request *const interactive = harness_generation(1, 3);
+    harness_item(engine, interactive, 0, 1, 20);
+    harness_submit(engine, interactive, &waiter);
+    gate_allow(&gate, 2);
+    gate_await(&gate, 3);
+    assert_int_equal(atomic_load(&interactive->item[0].n_out), 1);
+    assert_int_equal(gate.last_n_tok, 32); /* and the step is full all the same */
+    gate_allow(&gate, 2);
+    waiter_wait(&waiter, interactive);
+    assert_int_equal(state_of(interactive), FINISH_LENGTH);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, bulk);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(atomic_load(&bulk->item[i].state), FINISH_LENGTH);
+    }
+    assert_all_free(engine);
+    request_release(interactive);
+    request_release(bulk);
+    engine_close(engine);
+}
+
+/* A stream of interactive work cannot keep bulk work from ending. */
+static void bulk_is_not_starved(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 2;
+    options.max_batch_tokens = 16;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *interactive[N];
+    for (int i = 0; i < N; i++) {
+        interactive[i] = harness_generation(1, 2);
+        harness_item(engine, interactive[i], 0, i, 60);
+        harness_submit(engine, interactive[i], &waiter);
+    }
+    gate_await(&gate, 1);
+    struct request *const bulk = harness_score(1, 40, 40);
+    bulk->priority = PRIORITY_BULK;
+    harness_item(engine, bulk, 0, 1, 40);
+    harness_submit(engine, bulk, &waiter);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, bulk);
+    int64_t n_after = 0; /* interactive requests that were still to come when bulk ended */
+    const int64_t bulk_us = atomic_load(&bulk->done_us);
+    for (int i = 0; i < N; i++) {
+        waiter_wait(&waiter, interactive[i]);
+        n_after += atomic_load(&interactive[i]->start_us) >= bulk_us;
+        request_release(interactive[i]);
+    }
+    assert_true(n_after > N / 2);
+    request_release(bulk);
+    engine_close(engine);
+}
+
+static void wakes_once_per_request_and_step(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open(&options);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const request = harness_generation(4, 10);
+    for (int i = 0; i < 4; i++) {
+        harness_item(engine, request, i, i, 8);
+    }
+    const long long before = atomic_load(&engine->stats.steps);
+    harness_submit(engine, request, &waiter);
+    waiter_wait(&waiter, request);
+    assert_all_free(engine);
+    const long long n_step = atomic_load(&engine->stats.steps) - before;
+    request_release(request);
+    assert_int_equal(n_step, 10);
+    assert_int_equal(waiter.n_wake, 10);
+    engine_close(engine);
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static void drain_finishes_what_was_taken(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 2;
+    struct engine *const engine = harness_open(&options);
+    struct request *request[6];
+    for (int i = 0; i < 6; i++) {
+        request[i] = harness_generation(1, 20);
+        harness_item(engine, request[i], 0, i, 10);
+        harness_submit(engine, request[i], NULL);
+    }
+    assert_int_equal(engine_drain(engine, engine_now_us() + 60000000), 0);
+    assert_int_equal(engine_state(engine), ENGINE_STOPPED);
+    struct err err = {0};
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(state_of(request[i]), FINISH_LENGTH);
+        request_release(request[i]);
+    }
+    struct request *const late = harness_generation(1, 1);
+    harness_item(engine, late, 0, 1, 5);
+    assert_int_equal(engine_submit(engine, late, &err), ERR_CLOSED);
+    request_release(late);
+    engine_close(engine);
+}
+
+static void drain_cuts_short_at_its_deadline(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 1;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct request *request[3];
+    for (int i = 0; i < 3; i++) {
+        request[i] = harness_generation(1, 20);
+        harness_item(engine, request[i], 0, i, 10);
+        harness_submit(engine, request[i], NULL);
+    }
+    gate_await(&gate, 1);
+    gate_allow(&gate, 2);
+    gate_await(&gate, 3);
+    gate_allow(&gate, 1); /* the step under way still ends */
+    assert_int_equal(engine_drain(engine, 1), 3);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(state_of(request[i]), FINISH_SHUTDOWN);
+        request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
+static void closes_while_idle_and_while_running(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *engine = harness_open(&options);
+    assert_int_equal(engine_state(engine), ENGINE_READY);
+    assert_int_equal(engine_stalled_ms(engine), 0);
+    engine_close(engine);
+    engine = harness_open(&options);
+    struct request *const request = harness_generation(1, 80);
+    harness_item(engine, request, 0, 1, 10);
+    harness_submit(engine, request, NULL);
+    engine_close(engine);
+    const int finish = state_of(request);
+    assert_true(finish == FINISH_SHUTDOWN || finish == FINISH_LENGTH);
+    request_release(request);
+    engine_close(NULL);
+}
+
+static void a_stall_shows_only_while_there_is_work(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    (void)usleep(20000);
+    assert_int_equal(engine_stalled_ms(engine), 0);
+    struct request *const request = harness_generation(1, 1);
+    harness_item(engine, request, 0, 1, 5);
+    harness_submit(engine, request, &waiter);
+    gate_await(&gate, 1);
+    (void)usleep(20000);
+    assert_true(engine_stalled_ms(engine) >= 19);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, request);
+    assert_all_free(engine);
+    request_release(request);
+    engine_close(engine);
+}
+
+static void backend_failure_ends_everything(void **state)
+{
+    (void)state;
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 1;
+    struct engine *const engine = harness_open(&options);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *request[3];
+    for (int i = 0; i < 3; i++) {
+        request[i] = i < 2 ? harness_generation(1, 20) : harness_score(1, 10, 10);
+        harness_item(engine, request[i], 0, i, 10);
+        harness_submit(engine, request[i], &waiter);
+    }
+    gate_await(&gate, 1);
+    gate_allow(&gate, 1);
+    gate_await(&gate, 2);
+    gate.fail = true; /* the step waits at the gate, whose mutex orders this */
+    gate_allow(&gate, 1);
+    for (int i = 0; i < 3; i++) {
+        waiter_wait(&waiter, request[i]);
+        assert_int_equal(state_of(request[i]), FINISH_ERROR);
+        assert_int_equal(request[i]->error.code, ERR_DEVICE);
+        assert_non_null(strstr(request[i]->error.message, "the test made the device fail"));
+    }
+    assert_int_equal(engine_state(engine), ENGINE_FAILED);
+    struct err err = {0};
+    assert_int_equal(engine_submit(engine, request[0], &err), ERR_CLOSED);
+    assert_non_null(strstr(err.message, "failed"));
+    for (int i = 0; i < 3; i++) {
+        request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
+/* A position whose embedding is NaN fails the items that reach it, nobody else. */
+static void nan_fails_its_item_alone(void **state)
+{
+    (void)state;
+    char *const sick = tiny_model(HARNESS_VOCAB, true);
+    struct engine_options options = harness_options(sick);
+    options.max_seqs = 4;
+    struct engine *const engine = harness_open(&options);
+    struct request *const score = harness_score(3, 60, 5);
+    struct request *const generation = harness_generation(2, 10);
+    harness_item(engine, score, 0, 1, TINY_NAN_POSITION);
+    harness_item(engine, score, 1, 2, 300); /* many windows, all past that position */
+    harness_item(engine, score, 2, 3, 5);
+    harness_item(engine, generation, 0, 1, TINY_NAN_POSITION - 4);
+    harness_item(engine, generation, 1, 2, 10);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    harness_submit(engine, score, &waiter);
+    harness_submit(engine, generation, &waiter);
+    waiter_wait(&waiter, score);
+    waiter_wait(&waiter, generation);
+    assert_int_equal(atomic_load(&score->item[0].state), FINISH_LENGTH);
+    assert_int_equal(atomic_load(&score->item[1].state), FINISH_ERROR);
+    assert_int_equal(atomic_load(&score->item[2].state), FINISH_LENGTH);
+    assert_int_equal(score->error.code, ERR_NUMERICAL);
+    assert_int_equal(atomic_load(&generation->item[0].state), FINISH_ERROR);
+    assert_int_equal(atomic_load(&generation->item[0].n_out), 5); /* those before it stand */
+    assert_int_equal(atomic_load(&generation->item[1].state), FINISH_LENGTH);
+    assert_int_equal(generation->error.code, ERR_NUMERICAL);
+    assert_int_equal(engine_state(engine), ENGINE_READY);
+    assert_all_free(engine);
+    request_release(score);
+    request_release(generation);
+    engine_close(engine);
+    tiny_model_remove(sick);
+}
+
+/* Front ends come and go on many threads: for ThreadSanitizer, and for lost wakes. */
+struct client {
+    struct engine *engine;
+    int salt;
+};
+
+static void *client_main(void *arg)
+{
+    const struct client *const client = arg;
+    for (int i = 0; i < 12; i++) {
+        struct waiter waiter;
+        waiter_begin(&waiter);
+        const int salt = client->salt * 100 + i;
+        struct request *request = NULL;
+        if (salt % 3 == 0) {
+            request = harness_score(2, 30, 10);
+            harness_item(client->engine, request, 0, salt, 70);
+            harness_item(client->engine, request, 1, salt + 1, 3);
+        } else {
+            request = harness_generation(2, 6);
+            harness_item(client->engine, request, 0, salt, 12);
+            harness_item(client->engine, request, 1, salt + 1, 20);
+        }
+        request->priority = salt % 2 == 0 ? PRIORITY_BULK : PRIORITY_INTERACTIVE;
+        harness_submit(client->engine, request, &waiter);
+        if (salt % 5 != 0) {
+            waiter_wait(&waiter, request);
+            CHECK(state_of(request) == FINISH_LENGTH);
+        }
+        request_release(request);
+        (void)pthread_mutex_destroy(&waiter.mutex);
+        (void)pthread_cond_destroy(&waiter.changed);
+    }
+    return NULL;
+}
+
+static void many_front_ends_at_once(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    struct engine_options options = harness_options(dir);
+    options.max_seqs = 8;
+    struct engine *const engine = harness_open(&options);
+    pthread_t thread[N];
+    struct client client[N];
+    for (int i = 0; i < N; i++) {
+        client[i] = (struct client){engine, i};
+        assert_int_equal(pthread_create(&thread[i], NULL, client_main, &client[i]), 0);
+    }
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(pthread_join(thread[i], NULL), 0);
+    }
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cancelled_while_decoding),
+        cmocka_unit_test(cancelled_while_prefilling),
+        cmocka_unit_test(cancelled_while_scoring_with_windows_queued),
+        cmocka_unit_test(cancelled_while_queued),
+        cmocka_unit_test(released_while_running),
+        cmocka_unit_test(deadlines_end_running_and_queued_work),
+        cmocka_unit_test(full_queue_refuses_and_recovers),
+        cmocka_unit_test(interactive_overtakes_bulk),
+        cmocka_unit_test(bulk_is_not_starved),
+        cmocka_unit_test(wakes_once_per_request_and_step),
+        cmocka_unit_test(drain_finishes_what_was_taken),
+        cmocka_unit_test(drain_cuts_short_at_its_deadline),
+        cmocka_unit_test(closes_while_idle_and_while_running),
+        cmocka_unit_test(a_stall_shows_only_while_there_is_work),
+        cmocka_unit_test(backend_failure_ends_everything),
+        cmocka_unit_test(nan_fails_its_item_alone),
+        cmocka_unit_test(many_front_ends_at_once),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
