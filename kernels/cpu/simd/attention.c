@@ -204,11 +204,11 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
 
 void SIMD(attend)(const struct attend *a)
 {
+    CHECK(a->n_row >= 1 && a->n_row <= ATTEND_ROWS);
     switch (a->n_row) {
     case 1: attend_rows(a, 1, PAGE_GROUP(1)); break;
     case 2: attend_rows(a, 2, PAGE_GROUP(2)); break;
     case 3: attend_rows(a, 3, PAGE_GROUP(3)); break;
-    case 4: attend_rows(a, 4, PAGE_GROUP(4)); break;
-    default: CHECK(!"1 to ATTEND_ROWS rows");
+    default: attend_rows(a, 4, PAGE_GROUP(4)); break;
     }
 }

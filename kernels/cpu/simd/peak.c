@@ -12,13 +12,13 @@ enum { CHAINS = 8 };
 
 double SIMD(sum_bytes)(const void *data, size_t bytes)
 {
-    enum { STREAMS = 8, STEP = STREAMS * sizeof(vi) };
-    vi sum[STREAMS] = {{0}};
+    enum { STREAMS = 8, STEP = STREAMS * sizeof(vu) };
+    vu sum[STREAMS] = {{0}};
     const char *const from = data;
     for (size_t at = 0; at + STEP <= bytes; at += STEP) {
         UNROLL
         for (int s = 0; s < STREAMS; s++) {
-            sum[s] += vi_load(from + at + (size_t)s * sizeof(vi));
+            sum[s] += (vu)vi_load(from + at + (size_t)s * sizeof(vu));
         }
     }
     double total = 0;
