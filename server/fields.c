@@ -66,6 +66,10 @@ static bool fields_parse_error(const json_error_t *from, struct api_error *error
 bool fields_open(struct fields *fields, const char *body, size_t bytes, struct api_error *error)
 {
     *fields = (struct fields){.body = body, .body_bytes = bytes, .error = error};
+    if (bytes == 0) {
+        return api_error_set(error, 400, "invalid_json", NULL,
+                             "the body is empty, but must be a JSON object");
+    }
     json_error_t why;
     fields->object = json_loadb(body, bytes, JSON_REJECT_DUPLICATES, &why);
     if (fields->object == NULL && json_error_code(&why) == json_error_numeric_overflow) {

@@ -466,15 +466,15 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
     if (code == ERR_OK) {
         code = watch_open(&h->watch, &watch, err);
     }
+    *http = h; /* before the first request can come: routes ask for http_connections */
     if (code == ERR_OK) {
         code = http_start_daemon(h, err);
     }
     if (code != ERR_OK) {
+        *http = NULL;
         http_stop(h, 0);
-        return code;
     }
-    *http = h;
-    return ERR_OK;
+    return code;
 }
 
 int http_port(const struct http *http)

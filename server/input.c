@@ -5,6 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct api_limits input_limits(const struct options *options, const struct engine *engine)
+{
+    const struct engine_options *const limits = engine_limits(engine);
+    return (struct api_limits){.info = engine_model(engine),
+                               .tokenizer = engine_tokenizer(engine),
+                               .model_name = options->served_model_name,
+                               .context = limits->max_model_len,
+                               .max_items = options->max_items,
+                               .max_score_items = options->max_score_items,
+                               .max_score_tokens = options->max_score_tokens,
+                               .max_logprobs = limits->max_logprobs,
+                               .default_max_tokens = options->default_max_tokens,
+                               .timeout_ms = options->timeout_ms,
+                               .max_timeout_ms = options->max_timeout_ms,
+                               .strict = options->strict,
+                               .memory_trace = options->memory_trace};
+}
+
 void input_list_free(struct input_list *list)
 {
     for (int i = 0; i < list->n; i++) {

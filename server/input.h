@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "server/fields.h"
+#include "server/options.h"
 
 /* Fixed once the engine is open. All pointers are borrowed and outlive every request. */
 struct api_limits {
@@ -22,6 +23,9 @@ struct api_limits {
     bool strict;       /* unknown fields are errors */
     bool memory_trace; /* "memory":"tokens" is allowed */
 };
+
+/* The limits of an open engine. Borrows from both. */
+struct api_limits input_limits(const struct options *options, const struct engine *engine);
 
 /* Bounds of what a request may hold in memory besides its tokens. */
 enum {

@@ -1,0 +1,101 @@
+/* POST /generate: the native form, whole or as a stream. */
+#include "server/routes.h"
+#include "server/sse.h"
+
+#include <stdlib.h>
+
+struct generate_work {
+    struct server *server; /* Borrowed */
+    struct generate_job job;
+    struct answer_meta meta;
+    struct sse sse;
+};
+
+static void work_free(void *data)
+{
+    struct generate_work *const work = data;
+    sse_end(&work->sse);
+    generate_free(&work->job);
+    free(work);
+}
+
+static void work_gone(void *data)
+{
+    struct generate_work *const work = data;
+    request_cancel(work->job.request);
+}
+
+static enum exchange_next work_answer(struct generate_work *work, struct exchange *x)
+{
+    struct api_error error = {0};
+    x->n_generated = generate_n_completion(&work->job);
+    if (!generate_write(&x->out, &work->job, &work->server->limits, &work->meta, &error)) {
+        routes_error(work->server, x, &error);
+        return EXCHANGE_ANSWER;
+    }
+    exchange_json(x, 200);
+    routes_time_headers(x, work->job.request);
+    return EXCHANGE_ANSWER;
+}
+
+static enum exchange_next work_next(struct exchange *x, void *data)
+{
+    struct generate_work *const work = data;
+    const struct request *const request = work->job.request;
+    if (atomic_load(&x->gone)) {
+        request_cancel(work->job.request);
+        x->status = 499; /* for the log: nobody reads it */
+        return EXCHANGE_ANSWER;
+    }
+    if (work->job.stream) {
+        struct api_error error = {0};
+        const enum exchange_next next = sse_next(&work->sse, x, &work->meta, &error);
+        if (next == EXCHANGE_ANSWER) {
+            routes_error(work->server, x, &error);
+        }
+        return next;
+    }
+    if (atomic_load(&request->n_item_done) < request->n_item) {
+        return EXCHANGE_WAIT;
+    }
+    return work_answer(work, x);
+}
+
+static const struct exchange_work work_ops = {
+    .next = work_next, .gone = work_gone, .free = work_free};
+
+void api_generate(struct server *server, struct exchange *x)
+{
+    struct generate_work *const work = calloc(1, sizeof *work);
+    if (work == NULL) {
+        exchange_refuse(x, 500, "out_of_memory", NULL, "no memory for the request");
+        return;
+    }
+    work->server = server;
+    struct api_error error = {0};
+    const int64_t parse_us = engine_now_us();
+    bool ok = generate_parse(&work->job, x->body.data, x->body.n, &server->limits, &error);
+    metrics_tokenize_time(&server->metrics, parse_us);
+    if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {
+        ok = api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the stream");
+    }
+    if (!ok) {
+        routes_error(server, x, &error);
+        work_free(work);
+        return;
+    }
+    x->n_prompt = generate_n_prompt(&work->job);
+    if (!routes_submit(server, x, work->job.request)) {
+        work_free(work);
+        return;
+    }
+    if (work->job.ignored[0] != '\0') {
+        exchange_header(x, "X-Ignored-Fields", "%s", work->job.ignored);
+    }
+    work->meta = (struct answer_meta){.id = work->job.id[0] != '\0' ? work->job.id : x->id,
+                                      .model = server->limits.model_name,
+                                      .created = metrics_unix_seconds(),
+                                      .begin_us = x->begin_us};
+    x->work = &work_ops;
+    x->work_data = work;
+}

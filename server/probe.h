@@ -1,0 +1,36 @@
+/* The deep health check: a real forward pass with a known result.
+ *
+ * One token is drawn greedily from one token; the first answer after start-up is the known one, and
+ * every later answer must have its bits. The result is kept for 10 s, and only one check runs at a
+ * time: others wait for it. */
+#ifndef SERVER_PROBE_H
+#define SERVER_PROBE_H
+
+#include "engine/engine.h"
+
+#include <pthread.h>
+
+enum {
+    PROBE_KEEP_US = 10 * 1000000,
+    PROBE_TIMEOUT_US = 5 * 1000000,
+};
+
+struct probe {
+    pthread_mutex_t mutex; /* guards the rest */
+    bool running, known, ok;
+    int64_t checked_us; /* 0 = never */
+    int32_t token;
+    uint32_t logprob_bits;
+};
+
+void probe_begin(struct probe *probe);
+
+enum probe_state { PROBE_OK, PROBE_WRONG, PROBE_RUNNING, PROBE_YOURS };
+/* What is known now. PROBE_YOURS: nothing fresh; the caller runs the check and calls probe_end. */
+enum probe_state probe_ask(struct probe *probe);
+/* The check's request, ready to submit; NULL if out of memory. */
+struct request *probe_request(const struct model_info *info);
+/* The check is over; NULL = it could not run or was given up. */
+void probe_end(struct probe *probe, const struct request *request);
+
+#endif

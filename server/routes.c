@@ -1,0 +1,215 @@
+/* The route table and what comes before and after each route: see routes.h. */
+#include "server/routes.h"
+
+#include "engine/log.h"
+#include "server/answer.h"
+
+#include <string.h>
+
+enum {
+    ROUTE_GET = 1,
+    ROUTE_POST = 2,
+    ROUTE_ENGINE = 4, /* needs the loaded model */
+    ROUTE_WORK = 8,   /* gives the engine work: not while draining */
+    ROUTE_QUIET = 16, /* probed all the time: logged only when it fails or at debug */
+    ROUTE_PREFIX = 32 /* the path goes on */
+};
+
+struct route {
+    const char *path;
+    int flags;
+    void (*run)(struct server *server, struct exchange *x);
+};
+
+static const struct route table[] = {
+    {"/generate", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_generate},
+    {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score},
+    {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize},
+    {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize},
+    {"/tokenizer_info", ROUTE_GET | ROUTE_ENGINE, api_tokenizer_info},
+    {"/v1/models", ROUTE_GET | ROUTE_ENGINE, api_models},
+    {"/v1/models/", ROUTE_GET | ROUTE_ENGINE | ROUTE_PREFIX, api_models},
+    {"/v1/chat/completions", ROUTE_POST | ROUTE_ENGINE, api_chat},
+    {"/info", ROUTE_GET | ROUTE_ENGINE, api_info},
+    {"/version", ROUTE_GET, api_version},
+    {"/health", ROUTE_GET | ROUTE_QUIET, api_ready},
+    {"/health/ready", ROUTE_GET | ROUTE_QUIET, api_ready},
+    {"/health/live", ROUTE_GET | ROUTE_QUIET, api_live},
+    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET, api_ready},
+    {"/v1/health", ROUTE_GET | ROUTE_QUIET, api_ready},
+    {"/livez", ROUTE_GET | ROUTE_QUIET, api_live},
+    {"/readyz", ROUTE_GET | ROUTE_QUIET, api_ready},
+    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET, api_live},
+    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET, api_ready},
+    {"/metrics", ROUTE_GET | ROUTE_QUIET, api_metrics},
+    {"/", ROUTE_GET, api_root},
+};
+
+enum { ROUTE_N = sizeof table / sizeof table[0] };
+_Static_assert((int)ROUTE_N < (int)METRICS_ROUTE_MAX,
+               "metrics count one more route than there are");
+
+int routes_n(void)
+{
+    return ROUTE_N + 1;
+}
+
+const char *routes_name(int route)
+{
+    return route >= 0 && route < ROUTE_N ? table[route].path : "other";
+}
+
+static int routes_find(const char *path)
+{
+    for (int i = 0; i < ROUTE_N; i++) {
+        const bool prefix = (table[i].flags & ROUTE_PREFIX) != 0;
+        if (prefix ? strncmp(path, table[i].path, strlen(table[i].path)) == 0
+                   : strcmp(path, table[i].path) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+void routes_error(struct server *server, struct exchange *x, const struct api_error *error)
+{
+    struct engine *const engine = atomic_load(&server->engine);
+    if (error->status == 429) {
+        const int wait_s = engine != NULL ? engine_retry_after_s(engine) : 1;
+        exchange_header(x, "Retry-After", "%d", wait_s);
+        exchange_header(x, "retry-after-ms", "%d", wait_s * 1000);
+    } else if (error->status == 503) {
+        exchange_header(x, "Retry-After", "%d", strcmp(error->code, "model_loading") == 0 ? 2 : 5);
+    } else if (error->status == 504) {
+        const bool queued = strcmp(error->code, "queue_timeout") == 0;
+        exchange_header(x, "x-should-retry", "%s", queued ? "true" : "false");
+    }
+    exchange_error(x, error);
+}
+
+static void routes_refuse(struct server *server, struct exchange *x, int status, const char *code,
+                          const char *message)
+{
+    struct api_error error = {0};
+    (void)api_error_set(&error, status, code, NULL, "%s", message);
+    routes_error(server, x, &error);
+}
+
+bool routes_submit(struct server *server, struct exchange *x, struct request *request)
+{
+    struct engine *const engine = atomic_load(&server->engine);
+    const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
+    (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
+    request->wake = exchange_wake;
+    request->wake_ctx = x->waker;
+    struct err err = {0};
+    const enum err_code code = engine_submit(engine, request, &err);
+    if (code == ERR_OK) {
+        return true;
+    }
+    struct api_error error = {0};
+    switch (code) {
+    case ERR_QUEUE_FULL:
+        (void)api_error_set(&error, 429, "queue_full", NULL, "%s", err.message);
+        break;
+    case ERR_QUEUE_TOKENS:
+        (void)api_error_set(&error, 429, "queue_tokens_full", NULL, "%s", err.message);
+        break;
+    case ERR_ARGUMENT:
+        (void)api_error_set(&error, 400, "invalid_value", NULL, "%s", err.message);
+        break;
+    case ERR_CLOSED:
+        x->close = true;
+        (void)api_error_set(
+            &error, 503, engine_state(engine) == ENGINE_FAILED ? "engine_failed" : "shutting_down",
+            NULL, "%s", err.message);
+        break;
+    case ERR_MEMORY:
+        (void)api_error_set(&error, 500, "out_of_memory", NULL, "%s", err.message);
+        break;
+    default: (void)api_error_set(&error, 500, "internal_error", NULL, "%s", err.message); break;
+    }
+    routes_error(server, x, &error);
+    return false;
+}
+
+void routes_time_headers(struct exchange *x, const struct request *request)
+{
+    const struct answer_times times = answer_times_of(request, x->begin_us);
+    exchange_header(x, "x-queue-time", "%.0f", times.queue_ms);
+    exchange_header(x, "x-inference-time", "%.0f", times.prefill_ms + times.decode_ms);
+    exchange_header(x, "x-total-time", "%.0f", times.total_ms);
+    exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);
+    exchange_header(x, "x-generated-tokens", "%lld", (long long)x->n_generated);
+}
+
+/* ---- before and after ---------------------------------------------------------------------- */
+
+/* What stands in the way of running the route; true = it was answered. */
+static bool routes_blocked(struct server *server, struct exchange *x, const struct route *route)
+{
+    const bool get = (route->flags & ROUTE_GET) != 0;
+    const bool post = (route->flags & ROUTE_POST) != 0;
+    if (!(get && x->is_get) && !(post && x->is_post)) {
+        exchange_header(x, "Allow", "%s",
+                        get && post ? "GET, HEAD, POST"
+                        : get       ? "GET, HEAD"
+                                    : "POST");
+        routes_refuse(server, x, 405, "method_not_allowed",
+                      get && post ? "use GET, HEAD or POST here"
+                      : get       ? "use GET or HEAD here"
+                                  : "use POST here");
+        return true;
+    }
+    struct engine *const engine = atomic_load(&server->engine);
+    if ((route->flags & ROUTE_WORK) != 0 && atomic_load(&server->closed)) {
+        x->close = true;
+        routes_refuse(server, x, 503, "shutting_down", "the server is shutting down");
+        return true;
+    }
+    if ((route->flags & ROUTE_ENGINE) != 0 && engine == NULL) {
+        routes_refuse(server, x, 503, "model_loading", "the model is being loaded: try again soon");
+        return true;
+    }
+    if ((route->flags & ROUTE_WORK) != 0 && engine_state(engine) == ENGINE_FAILED) {
+        routes_refuse(server, x, 503, "engine_failed",
+                      "the engine has failed; the server's log says why: restart it");
+        return true;
+    }
+    return false;
+}
+
+void routes_handle(void *ctx, struct exchange *x)
+{
+    struct server *const server = ctx;
+    x->route = routes_find(x->path);
+    if (x->route < 0) {
+        exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s here", x->path);
+    } else if (!routes_blocked(server, x, &table[x->route])) {
+        table[x->route].run(server, x);
+    }
+    CHECK(x->status != 0 || x->work != NULL);
+}
+
+void routes_done(void *ctx, const struct exchange *x)
+{
+    struct server *const server = ctx;
+    const int route = x->route >= 0 ? x->route : ROUTE_N;
+    const int status = atomic_load(&x->gone) ? 499 : x->status;
+    metrics_count(&server->metrics, route, x->method, status, x->code);
+    const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
+    char id[2 * EXCHANGE_ID_MAX];
+    char path[2 * EXCHANGE_PATH_MAX];
+    log_event(quiet && status < 400 ? LEVEL_DEBUG : LEVEL_INFO, "request",
+              "id=%s method=%s path=%s status=%d code=%s ms=%.3f prompt_tokens=%lld "
+              "generated_tokens=%lld bytes=%zu",
+              log_quote(id, sizeof id, x->id), x->method, log_quote(path, sizeof path, x->path),
+              status,
+              status == 499     ? "client_left"
+              : x->code != NULL ? x->code
+                                : "-",
+              (double)(engine_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
+              (long long)x->n_generated, x->sent_bytes);
+}

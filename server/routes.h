@@ -1,0 +1,60 @@
+/* Which path does what, and what all routes share: the server's state as requests see it.
+ *
+ * To add a route: one line in the table of routes.c, one function in an api_*.c. */
+#ifndef SERVER_ROUTES_H
+#define SERVER_ROUTES_H
+
+#include "server/exchange.h"
+#include "server/input.h"
+#include "server/metrics.h"
+#include "server/probe.h"
+
+/* Made by serve.c; lives as long as the process serves. */
+struct server {
+    const struct options *options; /* Borrowed */
+    struct http *http;             /* Owner: serve.c */
+    _Atomic(struct engine *)
+        engine; /* Owner: serve.c. NULL while it loads; limits are set before */
+    struct api_limits limits;
+    _Atomic(const char *) phase; /* while loading: static text */
+    atomic_int progress_permille;
+    atomic_bool draining; /* a signal came: not ready, connections close */
+    atomic_bool closed;   /* no new work is taken */
+    int64_t begin_us;     /* start of the process */
+    int64_t created;      /* the same in seconds since 1970 */
+    struct metrics metrics;
+    struct probe probe;
+};
+
+/* http.c's callbacks; ctx is the struct server. */
+void routes_handle(void *ctx, struct exchange *x);
+void routes_done(void *ctx, const struct exchange *x);
+
+/* Number of routes and their labels for metrics; the last stands for all unknown paths. */
+int routes_n(void);
+const char *routes_name(int route);
+
+/* ---- for the api_*.c ----------------------------------------------------------------------- */
+
+/* Makes the request known to the engine, which wakes x. false: x holds the error. */
+bool routes_submit(struct server *server, struct exchange *x, struct request *request);
+/* Answers with error and the headers that go with its code. */
+void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
+/* Queue, inference and total time in whole milliseconds, and the token counts. */
+void routes_time_headers(struct exchange *x, const struct request *request);
+
+void api_generate(struct server *server, struct exchange *x);
+void api_score(struct server *server, struct exchange *x);
+void api_tokenize(struct server *server, struct exchange *x);
+void api_detokenize(struct server *server, struct exchange *x);
+void api_tokenizer_info(struct server *server, struct exchange *x);
+void api_models(struct server *server, struct exchange *x);
+void api_info(struct server *server, struct exchange *x);
+void api_version(struct server *server, struct exchange *x);
+void api_live(struct server *server, struct exchange *x);
+void api_ready(struct server *server, struct exchange *x);
+void api_metrics(struct server *server, struct exchange *x);
+void api_root(struct server *server, struct exchange *x);
+void api_chat(struct server *server, struct exchange *x);
+
+#endif

@@ -1,0 +1,266 @@
+/* The life of the server: see serve.h.
+ *
+ *   port opens, all work 503 model_loading ─► engine opens in a thread of its own ─► ready
+ *   SIGTERM or SIGINT ─► not ready, Connection: close, work still taken for drain_delay_s
+ *                     ─► no new work (503 shutting_down), running work ends within
+ * shutdown_timeout_s ─► the rest is cut short with an error ─► exit 0 a second signal   ─► exit 1
+ * at once
+ *
+ * Called by main.c. The main thread only waits: for the loader first, for signals then. */
+#include "server/serve.h"
+
+#include "engine/log.h"
+#include "server/http.h"
+#include "server/info.h"
+#include "server/input.h"
+#include "server/routes.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum { SERVE_FLUSH_US = 2 * 1000000 /* for the last answers to reach slow clients */ };
+
+/* The thread that opens the engine, so that signals and probes are answered meanwhile. */
+struct loader {
+    struct server *server; /* Borrowed */
+    struct engine *engine; /* Owner: the main thread, after done_fd says so */
+    struct err err;
+    int done_fd;
+    pthread_t thread;
+};
+
+/* ---- loading ------------------------------------------------------------------------------- */
+
+static void loader_progress(void *ctx, const char *phase, double done)
+{
+    static const char *const phases[] = {"map", "pack", "upload", "selftest"};
+    struct server *const server = ctx;
+    for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
+        if (strcmp(phase, phases[i]) == 0) {
+            atomic_store(&server->phase, phases[i]);
+        }
+    }
+    atomic_store(&server->progress_permille, (int)(done * 1000));
+}
+
+static struct engine_options serve_engine_options(struct server *server)
+{
+    struct engine_options options = options_engine(server->options);
+    options.memory_trace = true; /* "summary" is always given; input.c refuses "tokens" */
+    options.model.progress = loader_progress;
+    options.model.progress_ctx = server;
+    return options;
+}
+
+static void *loader_run(void *arg)
+{
+    struct loader *const loader = arg;
+    const struct engine_options options = serve_engine_options(loader->server);
+    if (engine_open(&loader->engine, &options, &loader->err) != ERR_OK) {
+        loader->engine = NULL;
+    }
+    const uint64_t one = 1;
+    CHECK(write(loader->done_fd, &one, sizeof one) == sizeof one);
+    return NULL;
+}
+
+/* Runs the deep check once: what it gives now is the known answer. */
+static void learn_probe(struct server *server, struct engine *engine)
+{
+    CHECK(probe_ask(&server->probe) == PROBE_YOURS);
+    struct request *const request = probe_request(engine_model(engine));
+    struct err err = {0};
+    if (request == NULL || engine_submit(engine, request, &err) != ERR_OK) {
+        probe_end(&server->probe, NULL);
+        request_release(request);
+        return;
+    }
+    while (atomic_load(&request->n_item_done) == 0) {
+        (void)usleep(1000);
+    }
+    probe_end(&server->probe, request);
+    request_release(request);
+}
+
+static void log_ready(const struct server *server, const struct engine *engine)
+{
+    const struct engine_options *const limits = engine_limits(engine);
+    const struct model_info *const info = engine_model(engine);
+    char name[2 * OPTIONS_NAME_MAX];
+    char host[256];
+    char backend[256];
+    log_event(LEVEL_INFO, "ready",
+              "port=%d host=%s model=%s family=%s dtype=%s context=%d memories=%d backend=%s "
+              "max_seqs=%d max_batch_tokens=%d kv_tokens=%lld seconds=%.2f",
+              http_port(server->http), log_quote(host, sizeof host, server->options->host),
+              log_quote(name, sizeof name, server->limits.model_name), info->family,
+              dtype_name(info->dtype), limits->max_model_len, info->n_memory,
+              log_quote(backend, sizeof backend, engine_backend(engine)->description),
+              limits->max_seqs, limits->max_batch_tokens, (long long)limits->kv_tokens,
+              (double)(engine_now_us() - server->begin_us) * 1e-6);
+}
+
+/* ---- ending -------------------------------------------------------------------------------- */
+
+static void exit_now(int signal_number)
+{
+    (void)signal_number;
+    _exit(1);
+}
+
+/* From here on a signal ends the process at once. */
+static void arm_second_signal(const sigset_t *signals)
+{
+    const struct sigaction action = {.sa_handler = exit_now};
+    CHECK(sigaction(SIGTERM, &action, NULL) == 0 && sigaction(SIGINT, &action, NULL) == 0);
+    CHECK(pthread_sigmask(SIG_UNBLOCK, signals, NULL) == 0);
+}
+
+static void drain(struct server *server, struct engine *engine)
+{
+    const struct options *const options = server->options;
+    log_event(LEVEL_INFO, "draining", "delay_s=%d timeout_s=%d", options->drain_delay_s,
+              options->shutdown_timeout_s);
+    atomic_store(&server->draining, true);
+    http_drain(server->http);
+    for (unsigned left_s = (unsigned)options->drain_delay_s; left_s > 0;) {
+        left_s = sleep(left_s);
+    }
+    atomic_store(&server->closed, true);
+    const int n_cut =
+        engine_drain(engine, engine_now_us() + options->shutdown_timeout_s * INT64_C(1000000));
+    /* The engine has ended, and every request with it: what is left is to send the answers. */
+    http_stop(server->http, engine_now_us() + SERVE_FLUSH_US);
+    server->http = NULL;
+    log_event(LEVEL_INFO, "stopped", "cut_short=%d", n_cut);
+}
+
+/* Waits for a signal, or for the loader if done_fd is not -1. true: a signal came. */
+static bool wait_for_signal(int signal_fd, int done_fd)
+{
+    struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN}, {.fd = done_fd, .events = POLLIN}};
+    while (poll(fds, 2, -1) < 0) {
+        CHECK(errno == EINTR);
+    }
+    return (fds[0].revents & POLLIN) != 0;
+}
+
+/* ---- the whole ----------------------------------------------------------------------------- */
+
+static int serve_fail(const struct err *err)
+{
+    (void)fprintf(stderr, "pkmserve: %s\n", err->message);
+    return 1;
+}
+
+/* --check: loads, runs the self-test, prints /info. */
+static int serve_check(struct server *server)
+{
+    struct engine *engine = NULL;
+    struct err err = {0};
+    const struct engine_options options = serve_engine_options(server);
+    if (engine_open(&engine, &options, &err) != ERR_OK) {
+        return serve_fail(&err);
+    }
+    struct text out = {0};
+    info_write(&out, engine, server->options, server->options->served_model_name);
+    text_puts(&out, "\n");
+    const bool ok = !out.failed && fwrite(out.data, 1, out.n, stdout) == out.n;
+    text_free(&out);
+    engine_close(engine);
+    return ok ? 0 : 1;
+}
+
+/* After the port is open. */
+static int serve_loop(struct server *server, const sigset_t *signals, int signal_fd)
+{
+    struct loader loader = {.server = server, .done_fd = eventfd(0, EFD_CLOEXEC)};
+    CHECK(loader.done_fd >= 0);
+    CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
+    if (wait_for_signal(signal_fd, loader.done_fd)) {
+        log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
+        _exit(0); /* nothing is under way but the loading, which cannot be interrupted */
+    }
+    CHECK(pthread_join(loader.thread, NULL) == 0);
+    (void)close(loader.done_fd);
+    struct engine *const engine = loader.engine;
+    if (engine == NULL) {
+        http_stop(server->http, 0);
+        return serve_fail(&loader.err);
+    }
+    learn_probe(server, engine);
+    server->limits = input_limits(server->options, engine);
+    atomic_store(&server->engine, engine);
+    log_ready(server, engine);
+    (void)wait_for_signal(signal_fd, -1);
+    arm_second_signal(signals);
+    drain(server, engine);
+    engine_close(engine);
+    return 0;
+}
+
+static enum log_level log_level_of(const char *name)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return (enum log_level)i;
+        }
+    }
+    return LEVEL_INFO;
+}
+
+int serve_run(const struct options *options)
+{
+    log_begin(log_level_of(options->log_level), strcmp(options->log_format, "json") == 0);
+    struct server *const server = calloc(1, sizeof *server);
+    if (server == NULL) {
+        return serve_fail(&(struct err){.message = "no memory for the server"});
+    }
+    server->options = options;
+    server->begin_us = engine_now_us();
+    server->created = metrics_unix_seconds();
+    atomic_init(&server->phase, "start");
+    metrics_begin(&server->metrics);
+    probe_begin(&server->probe);
+    int status = 1;
+    if (options->check) {
+        status = serve_check(server);
+        free(server);
+        return status;
+    }
+    /* Blocked before any thread exists, so that all inherit it and only signal_fd gets them. */
+    sigset_t signals;
+    (void)sigemptyset(&signals);
+    (void)sigaddset(&signals, SIGTERM);
+    (void)sigaddset(&signals, SIGINT);
+    CHECK(pthread_sigmask(SIG_BLOCK, &signals, NULL) == 0);
+    CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
+    const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
+    CHECK(signal_fd >= 0);
+    const struct http_config config = {.host = options->host,
+                                       .port = options->port,
+                                       .max_connections = options->max_connections,
+                                       .max_body_bytes = options->max_body_bytes,
+                                       .keepalive_s = options->keepalive_s,
+                                       .header_timeout_s = options->header_timeout_s,
+                                       .body_timeout_s = options->body_timeout_s,
+                                       .handle = routes_handle,
+                                       .done = routes_done,
+                                       .ctx = server};
+    struct err err = {0};
+    if (http_start(&server->http, &config, &err) == ERR_OK) {
+        status = serve_loop(server, &signals, signal_fd);
+    } else {
+        status = serve_fail(&err);
+    }
+    (void)close(signal_fd);
+    free(server);
+    return status;
+}
