@@ -14,7 +14,7 @@
 /* A tool scores whole corpora: memory is its limit. Far from where sums would overflow. */
 static const int64_t tokens_unlimited = INT64_C(1) << 40;
 
-enum { LOOK_MS = 100, READ_BYTES = 1 << 16 };
+enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 
 static struct api_limits limits_of(const struct options *options, const struct engine *engine)
 {
@@ -94,32 +94,34 @@ enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
     return code;
 }
 
+static enum err_code read_all(struct text *text, FILE *file, const char *path, struct err *err)
+{
+    char buffer[READ_BYTES];
+    size_t n = 0;
+    do {
+        n = fread(buffer, 1, sizeof buffer, file);
+        text_add(text, buffer, n);
+    } while (n == sizeof buffer);
+    if (ferror(file)) {
+        return err_set(err, ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
+    }
+    if (text->failed) {
+        return err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
+    }
+    return ERR_OK;
+}
+
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
 {
-    const bool standard = strcmp(path, "-") == 0;
-    FILE *const file = standard ? stdin : fopen(path, "rb");
-    char *const buffer = malloc(READ_BYTES);
-    enum err_code code = ERR_OK;
+    if (strcmp(path, "-") == 0) {
+        return read_all(text, stdin, "standard input", err);
+    }
+    FILE *const file = fopen(path, "rb");
     if (!file) {
-        code = err_set(err, ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
-    } else if (!buffer) {
-        code = err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
+        return err_set(err, ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
     }
-    while (code == ERR_OK) {
-        const size_t n = fread(buffer, 1, READ_BYTES, file);
-        text_add(text, buffer, n);
-        if (ferror(file)) {
-            code = err_set(err, ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
-        } else if (text->failed) {
-            code = err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
-        } else if (n == 0) {
-            break;
-        }
-    }
-    free(buffer);
-    if (file && !standard) {
-        fclose(file);
-    }
+    const enum err_code code = read_all(text, file, path, err);
+    fclose(file);
     return code;
 }
 

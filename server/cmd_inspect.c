@@ -57,11 +57,12 @@ static void sum_kinds(struct inspection *it, const struct tensors *tensors)
 /* "bf16 f32" */
 static const char *dtype_list(char list[32], unsigned dtypes)
 {
+    int n = 0;
     list[0] = '\0';
     for (unsigned d = 0; d < DTYPE_N; d++) {
         if (dtypes & (1u << d)) {
-            strcat(list, list[0] ? " " : "");
-            strcat(list, dtype_name((enum dtype)d));
+            n +=
+                snprintf(list + n, 32 - (size_t)n, "%s%s", n ? " " : "", dtype_name((enum dtype)d));
         }
     }
     return list;

@@ -30,7 +30,7 @@ report() {
     passed=$((passed + $2)) failed=$((failed + $3)) skipped=$((skipped + $4))
 }
 
-# A cmocka program. One that dies without a summary is one failure.
+# A cmocka program, and what to call this run of it. One that dies without a summary is one failure.
 run_c() {
     local program=$build/tests/$1 p f s
     "$program" >"$output" 2>&1
@@ -41,7 +41,8 @@ run_c() {
     if [ "$status" -ne 0 ] && [ "${f:-0}" -eq 0 ]; then
         f=1
     fi
-    report "$1" "${p:-0}" "${f:-0}" "${s:-0}" "$program"
+    report "$1${2:+ ($2)}" "${p:-0}" "${f:-0}" "${s:-0}" \
+        "${2:+PKMSERVE_TEST_DEVICE=$2 }B=$build $program"
 }
 
 # The pytest files of a folder. -rs names what was skipped, and why.
@@ -71,8 +72,17 @@ run_fuzz() {
     fi
 }
 
+# The authors' checkpoints, converted once for all builds.
+convert_golden() {
+    [ -x tests/golden/convert_all.sh ] || return 0
+    tests/golden/convert_all.sh build/golden >"$output" 2>&1 ||
+        report "golden: conversion" 0 1 0 "tests/golden/convert_all.sh build/golden"
+    [ "$B" = "$PWD/build" ] || ln -sfn "$PWD/build/golden" "$B/golden"
+}
+
 areas=("$@")
 [ ${#areas[@]} -gt 0 ] || areas=(kernels models convert golden engine server cli fuzz)
+case " ${areas[*]} " in *models* | *golden*) convert_golden ;; esac
 for area in "${areas[@]}"; do
     if [ -f "tests/$area.c" ]; then
         run_c "$area"
@@ -80,6 +90,10 @@ for area in "${areas[@]}"; do
     fi
     for source in tests/"$area"/test_*.c; do
         [ -f "$source" ] && run_c "$area/$(basename "$source" .c)"
+        # What runs on the reference backend by default must hold on the fast one too.
+        if grep -qs PKMSERVE_TEST_DEVICE "$source" || grep -qs '"tests/engine/harness.h"' "$source"; then
+            PKMSERVE_TEST_DEVICE=cpu run_c "$area/$(basename "$source" .c)" cpu
+        fi
     done
     for source in tests/"$area"/fuzz_*.c; do
         [ -f "$source" ] && run_fuzz "$area/$(basename "$source" .c)"

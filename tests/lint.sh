@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# The house rules that a program can check: format, the direction of includes, the fences around
+# third-party headers, leftovers, and what clang-tidy, cppcheck and shellcheck find. Prints each finding
+# with its place; exit 0 if there is none. --quick leaves the slow analysers out.
+set -uo pipefail
+shopt -s lastpipe # finding() counts in this shell
+cd "$(dirname "$0")/.." || exit 2
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cc')
+mapfile -t product < <(printf '%s\n' "${sources[@]}" | grep -E '^(kernels|models|engine|server)/')
+mapfile -t c_files < <(printf '%s\n' "${product[@]}" | grep '\.c$')
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/*')
+mapfile -t everything < <(git ls-files --cached --others --exclude-standard)
+found=0
+
+# finding TEXT: standard input holds places; none is good.
+finding() {
+    local places
+    places=$(cat)
+    if [ -n "$places" ]; then
+        printf '%s:\n%s\n\n' "$1" "$places"
+        found=$((found + 1))
+    fi
+}
+
+clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep 'error:' | finding "format (make fmt)"
+
+# Includes go server → engine → models → kernels, from the repository's root.
+rank() {
+    case $1 in kernels) echo 0 ;; models) echo 1 ;; engine) echo 2 ;; server) echo 3 ;; *) echo 9 ;; esac
+}
+for file in "${product[@]}"; do
+    layer=$(rank "${file%%/*}")
+    while IFS=: read -r line include; do
+        included=${include#*\"}
+        included=${included%\"*}
+        if [ "$(rank "${included%%/*}")" -gt "$layer" ]; then
+            echo "$file:$line: $include"
+        fi
+    done < <(grep -nE '^#include "' "$file")
+done | finding "an include from the repository's root, in the layer itself or below it"
+
+# fence HEADER FILES: only files that match may include it.
+fence() {
+    grep -nE "^#include <$1" "${product[@]}" /dev/null | grep -vE "^($2):" | finding "$1 outside of its fence"
+}
+fence microhttpd 'server/http\.c'
+fence sentencepiece 'engine/tokenizer_spm\.cc'
+fence jansson '(models/(config|json_file|safetensors|tensors)|server/(fields|input|score_parse|generate_parse|api_tokens|json))\.[ch]'
+fence cuda 'kernels/cuda/.*'
+
+# shellcheck disable=SC2126 # the count is not wanted
+grep -nE '\b(TODO|FIXME|XXX)\b' "${product[@]}" /dev/null | finding "a leftover: write an issue"
+grep -nIE '/(work|home|root)/[a-z]' "${everything[@]}" /dev/null |
+    grep -vE '^(tests/lint\.sh|.*\.(json|txt|md5)):' | finding "an absolute path of some machine"
+for file in "${product[@]}"; do
+    lines=$(wc -l <"$file")
+    [ "$lines" -le 600 ] || echo "$file: $lines lines"
+done | finding "a file far above 500 lines: cut it where it has a joint"
+for file in "${sources[@]}"; do
+    head -c 2 "$file" | grep -q '/\*' || echo "$file"
+done | finding "no head comment: what is it for, who calls it, what does it promise"
+
+shellcheck "${scripts[@]}" 2>&1 | finding "shellcheck"
+
+if [ "${1:-}" != --quick ]; then
+    # Suppressed is what it only imagines here; compilers and sanitizers see the real cases.
+    cppcheck --quiet --std=c11 --language=c --inline-suppr -I. -D__x86_64__ -DISA_PLAIN \
+        --enable=warning,performance,portability --suppress=unknownMacro --suppress=missingIncludeSystem \
+        --suppress=uninitvar --suppress=legacyUninitvar --suppress=invalidPointerCast \
+        --suppress=arrayIndexThenCheck --suppress=shiftTooManyBitsSigned \
+        --template='{file}:{line}: {id}: {message}' \
+        "${c_files[@]}" 2>&1 | finding "cppcheck"
+    printf '%s\n' "${c_files[@]}" | grep -v '^kernels/cpu/simd/' |
+        xargs -P "$(nproc)" -n 8 sh -c 'clang-tidy --quiet "$@" -- -std=c11 -I. -D_GNU_SOURCE' tidy 2>&1 |
+        grep -E 'error:|warning:' | sort -u | finding "clang-tidy"
+fi
+
+[ "$found" -eq 0 ] && echo "lint: ${#sources[@]} sources, nothing found"
+exit $((found > 0))
