@@ -16,13 +16,12 @@
 
 enum { HARNESS_VOCAB = 101 };
 
-/* The backend under test: PKMSERVE_TEST_DEVICE=cpu or ref (the default). */
+/* The reference backend, unless the test says otherwise. */
 static inline struct engine_options harness_options(const char *dir)
 {
-    const char *const device = getenv("PKMSERVE_TEST_DEVICE");
     return (struct engine_options){
         .model_dir = dir,
-        .backend = {.device = device != NULL ? device : "ref", .n_thread = 2},
+        .backend = {.device = "ref", .n_thread = 2},
         .model = {.dtype = "f32"},
         .max_seqs = 32,
         .max_batch_tokens = 64,

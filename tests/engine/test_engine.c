@@ -1,5 +1,6 @@
 /* The same request gives the same bits: alone, among others, in chunks of any size, watched while
- * it runs, with few slots and few pages. */
+ * it runs, with few slots and few pages. On the reference backend and on this machine's CPU one
+ * (PKMSERVE_ISA chooses its instruction set); each test's state is the device's name. */
 #include "tests/engine/harness.h"
 
 static char *dir;
@@ -16,6 +17,13 @@ static int teardown(void **state)
     (void)state;
     tiny_model_remove(dir);
     return 0;
+}
+
+static struct engine_options options_on(void **state)
+{
+    struct engine_options options = harness_options(dir);
+    options.backend.device = *state;
+    return options;
 }
 
 /* ---- the requests that are compared ---- */
@@ -140,9 +148,9 @@ static void compare_requests(const char *how, const struct request *a, const str
 /* All subjects, each alone on a roomy engine: what everything else must equal. */
 static struct request *reference[N_SUBJECT];
 
-static void make_references(void)
+static void make_references(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     for (int s = 0; s < N_SUBJECT; s++) {
         reference[s] = subject(engine, s);
@@ -165,10 +173,9 @@ static void free_references(void)
 
 static void same_bits_in_a_crowd(void **state)
 {
-    (void)state;
     enum { N_COMPANY = 20 };
-    make_references();
-    const struct engine_options options = harness_options(dir);
+    make_references(state);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     for (int s = 0; s < N_SUBJECT; s++) {
         struct request *crowd[N_COMPANY];
@@ -197,7 +204,6 @@ static void same_bits_in_a_crowd(void **state)
 
 static void same_bits_however_steps_are_cut(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int max_seqs, max_batch_tokens;
@@ -209,9 +215,9 @@ static void same_bits_however_steps_are_cut(void **state)
         {"everything at once", 64, 1024, 0},
         {"pages for one text only", 8, 16, TINY_CONTEXT},
     };
-    make_references();
+    make_references(state);
     for (size_t v = 0; v < sizeof shapes / sizeof shapes[0]; v++) {
-        struct engine_options options = harness_options(dir);
+        struct engine_options options = options_on(state);
         options.max_seqs = shapes[v].max_seqs;
         options.max_batch_tokens = shapes[v].max_batch_tokens;
         options.kv_tokens = shapes[v].kv_tokens;
@@ -233,9 +239,8 @@ static void same_bits_however_steps_are_cut(void **state)
 /* Reads along while the engine writes: what was published never changes, and comes in order. */
 static void streamed_results_are_the_final_ones(void **state)
 {
-    (void)state;
-    make_references();
-    struct engine_options options = harness_options(dir);
+    make_references(state);
+    struct engine_options options = options_on(state);
     options.max_batch_tokens = 32;
     struct engine *const engine = harness_open(&options);
     for (int s = 0; s < N_SUBJECT; s++) {
@@ -263,9 +268,8 @@ static void streamed_results_are_the_final_ones(void **state)
 /* A request's echo is the score of the same tokens in one window. */
 static void echo_equals_score(void **state)
 {
-    (void)state;
     enum { N = 60 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     struct request *const echo = harness_generation(1, 0);
     echo->echo = true;
@@ -286,9 +290,8 @@ static void echo_equals_score(void **state)
 /* The log-probability of a drawn token is what scoring prompt and text together gives. */
 static void generated_logprobs_equal_score(void **state)
 {
-    (void)state;
     enum { N = 30, N_NEW = 20 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->sampling.temperature = 1.1f;
@@ -312,9 +315,8 @@ static void generated_logprobs_equal_score(void **state)
 /* A window's scores are those of its tokens alone: nothing leaks from one window to the next. */
 static void windows_score_like_texts_of_their_own(void **state)
 {
-    (void)state;
     enum { N = 100, W = 24, STRIDE = 10 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     struct request *const whole = harness_score(1, W, STRIDE);
     harness_item(engine, whole, 0, 4, N);
@@ -345,7 +347,6 @@ static void windows_score_like_texts_of_their_own(void **state)
 
 static void traces_count_each_position_once(void **state)
 {
-    (void)state;
     static const struct {
         int n_ids;
         int64_t window, stride;
@@ -357,7 +358,7 @@ static void traces_count_each_position_once(void **state)
         {100, 40, 40, 40 * 3 + 40},
         {150, 40, 13, 40 * 10 + 40},
     };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     const int n_column = TINY_MEMORY_HEAD * TINY_K_TOP;
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -388,8 +389,7 @@ static void traces_count_each_position_once(void **state)
 
 static void traces_do_not_change_scores(void **state)
 {
-    (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     struct request *const traced = subject(engine, SUBJECT_TRACED);
     struct request *const plain = subject(engine, SUBJECT_SCORE);
@@ -407,9 +407,8 @@ static void traces_do_not_change_scores(void **state)
 /* Prompt and generated tokens, the last one too, look up what scoring the whole text looks up. */
 static void generation_traces_the_whole_text(void **state)
 {
-    (void)state;
     enum { N = 10, N_NEW = 7 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = options_on(state);
     struct engine *const engine = harness_open(&options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->trace_memory = generation->trace_tokens = true;
@@ -432,18 +431,20 @@ static void generation_traces_the_whole_text(void **state)
     engine_close(engine);
 }
 
+#define ON_BOTH(test) cmocka_unit_test_prestate(test, "ref"), cmocka_unit_test_prestate(test, "cpu")
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits_in_a_crowd),
-        cmocka_unit_test(same_bits_however_steps_are_cut),
-        cmocka_unit_test(streamed_results_are_the_final_ones),
-        cmocka_unit_test(echo_equals_score),
-        cmocka_unit_test(generated_logprobs_equal_score),
-        cmocka_unit_test(windows_score_like_texts_of_their_own),
-        cmocka_unit_test(traces_count_each_position_once),
-        cmocka_unit_test(traces_do_not_change_scores),
-        cmocka_unit_test(generation_traces_the_whole_text),
+        ON_BOTH(same_bits_in_a_crowd),
+        ON_BOTH(same_bits_however_steps_are_cut),
+        ON_BOTH(streamed_results_are_the_final_ones),
+        ON_BOTH(echo_equals_score),
+        ON_BOTH(generated_logprobs_equal_score),
+        ON_BOTH(windows_score_like_texts_of_their_own),
+        ON_BOTH(traces_count_each_position_once),
+        ON_BOTH(traces_do_not_change_scores),
+        ON_BOTH(generation_traces_the_whole_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
