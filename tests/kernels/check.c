@@ -139,33 +139,38 @@ static uint16_t f16_next(struct check *c)
     return (uint16_t)((check_random(c) & 0x83ffu) | (uint64_t)(exponent << 10));
 }
 
+static void *element_at(const struct tensor *t, int64_t i)
+{
+    return (char *)t->data + (size_t)i * dtype_bytes(t->dtype);
+}
+
 struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
                                 float sigma)
 {
     const int64_t stride = cols + (check_chance(c, 0.5) ? check_int(c, 1, 5) : 0);
-    void *const data = check_host(c, (size_t)(rows * stride), dtype_bytes(dtype));
+    const size_t shift = (size_t)check_int(c, 0, 3);
+    char *const data = check_host(c, (size_t)(rows * stride) + 1, dtype_bytes(dtype) + 2);
+    const struct tensor t = {data + shift, rows, cols, stride, dtype};
     for (int64_t i = 0; i < rows * stride; i++) {
         const float value = normal_next(c, sigma);
-        if (dtype == DTYPE_F32) {
-            ((float *)data)[i] = value;
-        } else {
-            ((uint16_t *)data)[i] = dtype == DTYPE_BF16 ? bf16_from_f32(value) : f16_next(c);
-        }
+        const uint16_t half = dtype == DTYPE_BF16 ? bf16_from_f32(value) : f16_next(c);
+        memcpy(element_at(&t, i), dtype == DTYPE_F32 ? (const void *)&value : (const void *)&half,
+               dtype_bytes(dtype));
     }
-    return (struct tensor){data, rows, cols, stride, dtype};
+    return t;
 }
 
 float check_value(const struct tensor *t, int64_t row, int64_t col)
 {
-    const int64_t i = row * t->stride + col;
-    switch (t->dtype) {
-    case DTYPE_F32: return ((const float *)t->data)[i];
-    case DTYPE_BF16: return bf16_to_f32(((const uint16_t *)t->data)[i]);
-    case DTYPE_F16: return f16_to_f32(((const uint16_t *)t->data)[i]);
-    default: break;
+    const void *const at = element_at(t, row * t->stride + col);
+    if (t->dtype == DTYPE_F32) {
+        float value;
+        memcpy(&value, at, sizeof value);
+        return value;
     }
-    CHECK(false);
-    return 0;
+    uint16_t half;
+    memcpy(&half, at, sizeof half);
+    return t->dtype == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
 /* ---- weights -------------------------------------------------------------------------------- */
@@ -386,6 +391,23 @@ void check_invariance(struct check *c, check_rows_fn *run, const void *data, int
         r += n;
     }
     check_words(c, "rows in chunks against all at once", whole, out, n_row, n_word);
+}
+
+void check_isolation(struct check *c, check_rows_fn *run, const void *data, float *input,
+                     int n_input, int n_row, int n_word, const uint32_t *whole)
+{
+    uint32_t *const out = check_host(c, (size_t)n_row * (size_t)n_word, sizeof *out);
+    const int broken = check_int(c, 0, n_row - 1);
+    for (int i = 0; i < n_input; i++) {
+        input[broken * n_input + i] = NAN;
+    }
+    run(c, SIDE_ONE, data, 0, n_row, out);
+    for (int r = 0; r < n_row; r++) {
+        const size_t at = (size_t)r * (size_t)n_word;
+        if (r != broken) {
+            check_words(c, "a row beside a NaN row", whole + at, out + at, 1, n_word);
+        }
+    }
 }
 
 /* ---- running -------------------------------------------------------------------------------- */

@@ -91,7 +91,8 @@ float *check_small(struct check *c, size_t n);               /* of -1, -1/2, 0, 
 void *check_host(struct check *c, size_t n, size_t elem_bytes); /* zero-filled array of the case */
 void check_host_drop(struct check *c); /* frees the newest of the case's host arrays early */
 
-/* Host tensor [rows, cols] of any floating type with gaps between its rows, of the case. */
+/* Host tensor [rows, cols] of any floating type, of the case; as in a file, it may start at any
+ * byte, and there may be gaps between its rows. */
 struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
                                 float sigma);
 /* The value of its element, as F32. */
@@ -149,6 +150,11 @@ typedef void check_rows_fn(struct check *c, enum side side, const void *data, in
  * each row alone, of random chunks and of several threads. */
 void check_invariance(struct check *c, check_rows_fn *run, const void *data, int n_row, int n_word,
                       const uint32_t *whole);
+
+/* Makes one row of the case's input [n_row, n_input] NaN: the other rows must keep their bits, for
+ * they belong to other users. Last in a case, as it spoils the input. */
+void check_isolation(struct check *c, check_rows_fn *run, const void *data, float *input,
+                     int n_input, int n_row, int n_word, const uint32_t *whole);
 
 /* the rows, by file */
 void check_transfer(struct check *c); /* check_dense.c */

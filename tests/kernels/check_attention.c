@@ -19,7 +19,7 @@ struct attention_case {
     int n_pos[SEQ_MAX]; /* rows of each sequence */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
-    const float *q, *k, *v; /* [n_row, d] */
+    float *q, *k, *v; /* [n_row, d] */
 };
 
 /* How a run cuts the work into steps. */
@@ -217,9 +217,28 @@ static void magnitudes(const struct attention_case *a, double *magnitude)
     }
 }
 
+/* NaN from some position of a sequence on: earlier rows, and the other sequences, do not notice. */
+static void verify_isolation(struct check *c, struct attention_case *a, const float *whole,
+                             float *out)
+{
+    const int s = check_int(c, 0, a->n_seq - 1);
+    const int broken = a->first[s] + check_int(c, 0, a->n_pos[s] - 1);
+    for (int i = broken * a->d; i < (a->first[s] + a->n_pos[s]) * a->d; i++) {
+        a->q[i] = a->k[i] = a->v[i] = NAN;
+    }
+    const struct plan plan = {POS_MAX, false};
+    run_plan(c, SIDE_ONE, a, &plan, out);
+    for (int r = 0; r < a->n_row; r++) {
+        if (r < broken || r >= a->first[s] + a->n_pos[s]) {
+            const int at = r * a->d;
+            check_words(c, "a row before or beside NaN rows", whole + at, out + at, 1, a->d);
+        }
+    }
+}
+
 void check_attention(struct check *c)
 {
-    const struct attention_case a = case_new(c);
+    struct attention_case a = case_new(c);
     const size_t n = (size_t)a.n_row * (size_t)a.d;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);
@@ -244,4 +263,5 @@ void check_attention(struct check *c)
         run_plan(c, runs[i].side, &a, &runs[i].plan, other);
         check_words(c, runs[i].what, got, other, a.n_row, a.d);
     }
+    verify_isolation(c, &a, got, other);
 }

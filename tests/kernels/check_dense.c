@@ -191,6 +191,7 @@ static void check_any_norm(struct check *c, bool has_r)
     norm_run(c, SIDE_ONE, &k, 0, k.n, (uint32_t *)got);
     check_values(c, "y", expected, got, k.n, k.d, TOL_NORM, magnitude, k.n);
     check_invariance(c, norm_run, &k, k.n, k.d, (const uint32_t *)got);
+    check_isolation(c, norm_run, &k, x, k.d, k.n, k.d, (const uint32_t *)got);
 }
 
 void check_norm(struct check *c)
@@ -263,7 +264,8 @@ void check_linear(struct check *c)
     const struct weight_desc desc = {WEIGHT_MATRIX, check_chance(c, 0.5) ? DTYPE_F32 : DTYPE_BF16,
                                      (enum placement)check_int(c, 0, 1), 1};
     const struct tensor w = check_host_tensor(c, k.n_out, k.n_in, source, 1 / sqrtf((float)k.n_in));
-    k.x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1.5f);
+    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1.5f);
+    k.x = x;
     k.bias = check_chance(c, 0.7) ? check_normal(c, (size_t)k.n_out, 1) : NULL;
     for (int side = 0; side < SIDE_N; side++) {
         k.w[side] = check_weight(c, (enum side)side, &w, &desc);
@@ -283,4 +285,5 @@ void check_linear(struct check *c)
     check_values(c, "y", expected, got, k.n, k.n_out, tolerance, linear_magnitude(c, &k, &w),
                  (int64_t)n);
     check_invariance(c, linear_run, &k, k.n, k.n_out, (const uint32_t *)got);
+    check_isolation(c, linear_run, &k, x, k.n_in, k.n, k.n_out, (const uint32_t *)got);
 }

@@ -351,4 +351,5 @@ void check_pkm_read(struct check *c)
     check_values(c, "y", expected, got, k.n, k.d, TOL_READ, read_magnitude(c, &k, &values),
                  (int64_t)n);
     check_invariance(c, read_run, &k, k.n, k.d, (const uint32_t *)got);
+    check_isolation(c, read_run, &k, shares, k.n_col, k.n, k.d, (const uint32_t *)got);
 }

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_OUT_MAX = 20, N_TOP_MAX = 12 };
+enum { N_OUT_MAX = 20, N_TOP_MAX = 70 };
 
 /* ---- gather --------------------------------------------------------------------------------- */
 
@@ -205,7 +205,7 @@ void check_logprobs(struct check *c)
 {
     struct logprobs_case k = {.n = check_int(c, 1, N_OUT_MAX),
                               .n_vocab = check_dim(c, check_chance(c, 0.1) ? 5000 : 500),
-                              .n_top = check_int(c, 0, N_TOP_MAX)};
+                              .n_top = check_int(c, 0, check_chance(c, 0.5) ? 5 : N_TOP_MAX)};
     float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 3);
     uint8_t *const want = check_host(c, (size_t)k.n, 1);
     int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);

@@ -55,6 +55,16 @@ static void linear_depends_on_batch(struct backend *be, struct tensor y, struct 
     }
 }
 
+/* Adds nothing of the next row: only a NaN there shows it. */
+static void linear_mixes_rows(struct backend *be, struct tensor y, struct tensor x,
+                              const struct weight *w, struct tensor bias, enum act act)
+{
+    ref_linear(be, y, x, w, bias, act);
+    for (int64_t r = 0; r + 1 < y.rows; r++) {
+        row_f32(y, r)[0] -= 0 * row_f32(x, r + 1)[0];
+    }
+}
+
 /* The tanh form of GELU instead of the exact one. */
 static void linear_approximates_gelu(struct backend *be, struct tensor y, struct tensor x,
                                      const struct weight *w, struct tensor bias, enum act act)
@@ -280,6 +290,7 @@ static void expect_found(const struct backend_ops *ops, const char *row)
 TEST_BUG(linear, linear_forgets_tail, "linear")
 TEST_BUG(linear, linear_writes_past_end, "linear")
 TEST_BUG(linear, linear_depends_on_batch, "linear")
+TEST_BUG(linear, linear_mixes_rows, "linear")
 TEST_BUG(linear, linear_approximates_gelu, "linear")
 TEST_BUG(linear, linear_spoils_input, "linear")
 TEST_BUG(norm, norm_is_unbiased, "norm")
@@ -343,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_linear_forgets_tail),
         cmocka_unit_test(test_linear_writes_past_end),
         cmocka_unit_test(test_linear_depends_on_batch),
+        cmocka_unit_test(test_linear_mixes_rows),
         cmocka_unit_test(test_linear_approximates_gelu),
         cmocka_unit_test(test_linear_spoils_input),
         cmocka_unit_test(test_norm_is_unbiased),
