@@ -148,7 +148,14 @@ static bool wait_for_signal(int signal_fd, int done_fd)
     while (poll(fds, 2, -1) < 0) {
         CHECK(errno == EINTR);
     }
-    return (fds[0].revents & POLLIN) != 0;
+    if ((fds[0].revents & POLLIN) == 0) {
+        return false;
+    }
+    /* Takes the signal: one that stays pending would count as the second when they are unblocked.
+     */
+    struct signalfd_siginfo taken;
+    CHECK(read(signal_fd, &taken, sizeof taken) == sizeof taken);
+    return true;
 }
 
 /* ---- the whole ----------------------------------------------------------------------------- */
