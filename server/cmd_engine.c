@@ -16,25 +16,6 @@ static const int64_t tokens_unlimited = INT64_C(1) << 40;
 
 enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 
-static struct api_limits limits_of(const struct options *options, const struct engine *engine)
-{
-    return (struct api_limits){
-        .info = engine_model(engine),
-        .tokenizer = engine_tokenizer(engine),
-        .model_name = options->served_model_name,
-        .context = engine_limits(engine)->max_model_len,
-        .max_items = options->max_items,
-        .max_score_items = INT_MAX,
-        .max_score_tokens = tokens_unlimited,
-        .max_logprobs = options->max_logprobs,
-        .default_max_tokens = options->default_max_tokens,
-        .timeout_ms = INT_MAX,
-        .max_timeout_ms = INT_MAX,
-        .strict = true,
-        .memory_trace = true,
-    };
-}
-
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options, struct err *err)
 {
     *ce = (struct cmd_engine){0};
@@ -51,7 +32,12 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
         return code;
     }
     CHECK(sem_init(&ce->wake, 0, 0) == 0);
-    ce->limits = limits_of(options, ce->engine);
+    ce->limits = input_limits(options, ce->engine);
+    ce->limits.max_score_items = INT_MAX;
+    ce->limits.max_score_tokens = tokens_unlimited;
+    ce->limits.timeout_ms = ce->limits.max_timeout_ms = INT_MAX;
+    ce->limits.strict = true; /* a field that we write and the parser ignores is a bug */
+    ce->limits.memory_trace = true;
     if (!ce->limits.tokenizer && !options->ids) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: the model has no tokenizer; give token ids, with --ids",
