@@ -202,7 +202,7 @@ void routes_done(void *ctx, const struct exchange *x)
     const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
     char id[2 * EXCHANGE_ID_MAX];
     char path[2 * EXCHANGE_PATH_MAX];
-    log_event(quiet && status < 400 ? LEVEL_DEBUG : LEVEL_INFO, "request",
+    log_event(quiet && (status < 400 || status == 503) ? LEVEL_DEBUG : LEVEL_INFO, "request",
               "id=%s method=%s path=%s status=%d code=%s ms=%.3f prompt_tokens=%lld "
               "generated_tokens=%lld bytes=%zu",
               log_quote(id, sizeof id, x->id), x->method, log_quote(path, sizeof path, x->path),

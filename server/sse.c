@@ -179,7 +179,7 @@ static bool sse_open(struct sse *sse, struct exchange *x)
     }
     sse->open = true;
     x->status = 200;
-    x->content_type = "text/event-stream";
+    x->content_type = "text/event-stream; charset=utf-8"; /* some clients guess Latin-1 */
     exchange_header(x, "Cache-Control", "no-store");
     exchange_header(x, "X-Accel-Buffering", "no");
     exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);

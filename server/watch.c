@@ -37,6 +37,7 @@ struct watch_conn {
     struct exchange *x;  /* Borrowed from http.c while BODY, REFUSED, ANSWER */
     void *connection;    /* Borrowed: the library's, while asleep */
     bool asleep, woken;
+    bool left; /* the client hung up while its exchange was awake */
 };
 
 struct watch {
@@ -106,6 +107,7 @@ void watch_body(struct watch_conn *conn, struct exchange *x)
     conn->state = CONN_BODY;
     conn->x = x;
     conn->woken = false;
+    conn->left = false;
     conn->deadline_us = engine_now_us() + conn->watch->config.body_timeout_s * 1000000LL;
     pthread_mutex_unlock(&conn->mutex);
 }
@@ -184,11 +186,21 @@ bool watch_refused(struct watch_conn *conn)
 
 /* ---- sleeping and waking ------------------------------------------------------------------- */
 
+/* The exchange would wait, but nobody waits for it. Under the mutex. */
+static void watch_give_up(struct watch_conn *conn)
+{
+    atomic_store(&conn->x->gone, true);
+    conn->x->work->gone(conn->x->work_data);
+}
+
 bool watch_sleep(struct watch_conn *conn, void *connection)
 {
     pthread_mutex_lock(&conn->mutex);
-    const bool sleeps = !conn->woken;
+    const bool sleeps = !conn->woken && !conn->left;
     conn->woken = false;
+    if (conn->left) {
+        watch_give_up(conn);
+    }
     if (sleeps) {
         if (!conn->polled) {
             struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET};
@@ -225,13 +237,13 @@ void exchange_wake(void *waker)
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-/* The client of a sleeping exchange hung up. Under the mutex. */
+/* The client hung up. One that has its answer already may do so; whether this one has, the exchange
+ * finds out when it would sleep. Under the mutex. */
 static void watch_left(struct watch_conn *conn)
 {
-    struct exchange *const x = conn->x;
-    if (conn->state == CONN_ANSWER && x != NULL && x->work != NULL) {
-        atomic_store(&x->gone, true);
-        x->work->gone(x->work_data);
+    conn->left = true;
+    if (conn->asleep) {
+        watch_give_up(conn);
         watch_wake_locked(conn);
     }
 }
@@ -332,8 +344,6 @@ int watch_hang_up(struct watch *watch)
         pthread_mutex_lock(&conn->mutex);
         if (conn->state != CONN_FREE) {
             (void)shutdown(conn->fd, SHUT_RDWR);
-        }
-        if (conn->asleep) { /* one that is awake may not know its work yet: the next call gets it */
             watch_left(conn);
         }
         pthread_mutex_unlock(&conn->mutex);

@@ -1,0 +1,360 @@
+"""POST /generate: the fields of the contract, and what is refused."""
+
+import json
+
+import pytest
+
+from server_harness import Server, error_of
+
+PROMPT = "It was a dark night, and the"
+
+
+def test_answer_has_the_fields_of_the_contract(server):
+    answer = server.post("/generate", {"prompt": PROMPT, "max_tokens": 4, "seed": 7})
+    got = answer.json()
+    assert set(got) == {"id", "object", "created", "model", "choices", "usage", "seed", "timings"}
+    assert got["object"] == "generation" and got["model"] == "demo" and got["seed"] == 7
+    choice = got["choices"][0]
+    assert set(choice) == {"index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs"}
+    assert choice["finish_reason"] == "length" and choice["stop_reason"] is None
+    assert len(choice["token_ids"]) == 4 and choice["logprobs"] is None
+    n_prompt = got["usage"]["prompt_tokens"]
+    assert got["usage"] == {"prompt_tokens": n_prompt, "completion_tokens": 4,
+                            "total_tokens": n_prompt + 4}
+    assert set(got["timings"]) == {"queue_ms", "prefill_ms", "decode_ms", "total_ms",
+                                   "prompt_per_second", "predicted_per_second"}
+    for name in ("x-queue-time", "x-inference-time", "x-total-time"):
+        assert int(answer.headers[name]) >= 0
+    assert answer.headers["x-prompt-tokens"] == str(n_prompt)
+    assert answer.headers["x-generated-tokens"] == "4"
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+def test_request_id_is_echoed_or_made(server):
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 1})
+    answer = server.post("/generate", body, headers={"x-request-id": "my-id/7"})
+    assert answer.headers["x-request-id"] == "my-id/7" and answer.json()["id"] == "my-id/7"
+    first, second = (server.post("/generate", body).headers["x-request-id"] for _ in range(2))
+    assert first != second
+
+
+def test_same_seed_same_text_other_seed_other_text(server):
+    def run(seed):
+        return server.ok("/generate", {"prompt": PROMPT, "max_tokens": 12, "seed": seed})
+
+    a, b, c = run(1), run(1), run(2)
+    assert a["choices"] == b["choices"]
+    assert a["choices"] != c["choices"]
+
+
+def test_absent_seed_is_drawn_and_returned(server):
+    a = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8})
+    b = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8})
+    assert a["seed"] != b["seed"]
+    again = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8, "seed": a["seed"]})
+    assert again["choices"] == a["choices"]
+
+
+@pytest.mark.parametrize("seed", [0, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1])
+def test_seed_has_64_bits(server, seed):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 1, "seed": seed})
+    assert got["seed"] == seed
+
+
+def test_prompt_forms_give_the_same(server):
+    ids = server.ok("/tokenize", {"prompt": PROMPT})["tokens"]
+    greedy = {"max_tokens": 4, "temperature": 0}
+    text = server.ok("/generate", {"prompt": PROMPT, **greedy})
+    texts = server.ok("/generate", {"prompt": [PROMPT, PROMPT], **greedy})
+    by_ids = server.ok("/generate", {"prompt": ids, **greedy})
+    id_lists = server.ok("/generate", {"prompt": [ids], **greedy})
+    want = text["choices"][0]["token_ids"]
+    for got in (texts, by_ids, id_lists):
+        assert all(c["token_ids"] == want for c in got["choices"])
+    assert [c["index"] for c in texts["choices"]] == [0, 1]
+    assert by_ids["usage"]["prompt_tokens"] == len(ids)  # nothing is added to ids
+
+
+def test_n_samples_differ_and_come_prompt_major(server):
+    got = server.ok("/generate", {"prompt": [PROMPT, "Once upon"], "max_tokens": 6, "n": 3,
+                                  "seed": 3})
+    assert [c["index"] for c in got["choices"]] == list(range(6))
+    assert len({tuple(c["token_ids"]) for c in got["choices"]}) > 3
+    alone = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 6, "seed": 3})
+    assert alone["choices"][0]["token_ids"] == got["choices"][0]["token_ids"]
+
+
+def test_empty_prompt_starts_from_bos(server):
+    got = server.ok("/generate", {"prompt": "", "max_tokens": 2, "temperature": 0})
+    assert got["usage"]["prompt_tokens"] == 1
+
+
+def test_aliases(server):
+    for name in ("max_tokens", "max_new_tokens", "n_predict"):
+        got = server.ok("/generate", {"prompt": PROMPT, name: 2})
+        assert got["usage"]["completion_tokens"] == 2
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 1, "repeat_penalty": 1.5,
+                                  "details": True})
+    assert got["params"]["repetition_penalty"] == 1.5
+    error_of(server.post("/generate", {"prompt": "a", "max_tokens": 1, "max_new_tokens": 1}),
+             400, "conflicting_fields")
+    error_of(server.post("/generate", {"prompt": "a", "max_tokens": 1, "n_predict": 1}),
+             400, "conflicting_fields", "n_predict")
+
+
+def test_logprobs_list(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 3, "temperature": 0,
+                                  "logprobs": 2})
+    choice = got["choices"][0]
+    assert [t["id"] for t in choice["logprobs"]] == choice["token_ids"]
+    for token in choice["logprobs"]:
+        assert set(token) == {"id", "piece", "bytes", "offset", "logprob", "rank", "top"}
+        assert token["rank"] == 1 and token["top"][0]["id"] == token["id"]
+        assert token["top"][0]["logprob"] == token["logprob"] <= 0
+        assert choice["text"][token["offset"]:].encode().startswith(bytes(token["bytes"]))
+    zero = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 3, "temperature": 0,
+                                   "logprobs": 0})["choices"][0]
+    assert [t["logprob"] for t in zero["logprobs"]] == [t["logprob"] for t in choice["logprobs"]]
+    assert all(t["top"] == [] for t in zero["logprobs"])
+
+
+def test_echo_gives_the_prompt_and_its_logprobs_as_score_does(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1})
+    choice = got["choices"][0]
+    assert choice["text"] == PROMPT and choice["finish_reason"] == "length"
+    scored = server.ok("/score", {"text": PROMPT, "logprobs": 1, "ranks": True})
+    want = scored["results"][0]["tokens"]
+    assert [t["id"] for t in choice["logprobs"]] == [t["id"] for t in want] == choice["token_ids"]
+    assert [(t["logprob"], t["rank"], t["offset"], t["top"]) for t in choice["logprobs"]] == \
+           [(t["logprob"], t["rank"], t["offset"], t["top"]) for t in want]
+    more = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 2, "echo": True, "logprobs": 0,
+                                   "temperature": 0})["choices"][0]
+    assert more["text"].startswith(PROMPT) and len(more["logprobs"]) == len(want) + 2
+    assert more["logprobs"][len(want)]["offset"] == len(PROMPT)
+
+
+def test_echo_of_ids_has_no_logprob_for_the_first(server):
+    ids = server.ok("/tokenize", {"prompt": PROMPT, "add_special_tokens": False})["tokens"]
+    got = server.ok("/generate", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1})
+    first = got["choices"][0]["logprobs"][0]
+    assert first["logprob"] is None and first["rank"] is None and first["top"] == []
+    assert got["choices"][0]["text"] == PROMPT
+
+
+def greedy(server, n=24):
+    return server.ok("/generate", {"prompt": PROMPT, "max_tokens": n, "temperature": 0,
+                                   "ignore_eos": True})["choices"][0]
+
+
+def test_stop_string_ends_and_is_cut_also_across_tokens(server):
+    whole = greedy(server)
+    text = whole["text"]
+    stop = text[4:9]  # begins and ends inside tokens
+    assert len(stop) == 5 and text.find(stop) == text.index(stop)
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 24, "temperature": 0,
+                                  "ignore_eos": True, "stop": stop})["choices"][0]
+    assert got["text"] == text[:text.index(stop)]
+    assert got["finish_reason"] == "stop" and got["stop_reason"] == stop
+    assert got["token_ids"] == whole["token_ids"][:len(got["token_ids"])]
+    kept = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 24, "temperature": 0,
+                                   "ignore_eos": True, "stop": [stop, "\u2603"],
+                                   "include_stop": True})["choices"][0]
+    assert kept["text"] == text[:text.index(stop)] + stop
+
+
+def test_stop_token_id_ends_and_is_not_shown(server):
+    whole = greedy(server)
+    stop = whole["token_ids"][2]
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 24, "temperature": 0,
+                                  "ignore_eos": True, "stop_token_ids": [stop]})["choices"][0]
+    n = whole["token_ids"].index(stop) + 1
+    assert got["finish_reason"] == "stop" and got["stop_reason"] == stop
+    assert got["token_ids"] == whole["token_ids"][:n]
+    shown = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 24, "temperature": 0,
+                                    "ignore_eos": True, "stop_token_ids": [stop],
+                                    "include_stop": True})["choices"][0]
+    assert shown["text"].startswith(got["text"]) and whole["text"].startswith(shown["text"])
+    assert len(shown["text"]) > len(got["text"])
+
+
+def test_eos_is_counted_but_not_shown(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 5, "allowed_token_ids": [1]})
+    choice = got["choices"][0]
+    assert choice["token_ids"] == [1] and choice["text"] == ""
+    assert choice["finish_reason"] == "stop" and got["usage"]["completion_tokens"] == 1
+
+
+def test_allowed_ids_and_bias_and_min_tokens(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 6, "ignore_eos": True,
+                                  "allowed_token_ids": [300, 301, 300]})["choices"][0]
+    assert set(got["token_ids"]) <= {300, 301}
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 3, "temperature": 0,
+                                  "logit_bias": {"400": 100}})["choices"][0]
+    assert got["token_ids"] == [400] * 3
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 4, "min_tokens": 4,
+                                  "logit_bias": {"1": 100}, "temperature": 0})["choices"][0]
+    assert len(got["token_ids"]) == 4 and 1 not in got["token_ids"][:3]
+
+
+def test_details_show_what_was_used(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 2.0, "top_k": -1, "top_p": 0.5,
+                                  "min_p": 0.25, "stop": "zz", "details": True, "seed": 4})
+    params = got["params"]
+    assert params["max_tokens"] == 2 and params["top_k"] == 0 and params["top_p"] == 0.5
+    assert params["min_p"] == 0.25 and params["stop"] == ["zz"] and params["seed"] == 4
+
+
+def test_default_max_tokens_shrinks_to_the_context(server):
+    context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    got = server.ok("/generate", {"prompt": [300] * (context - 3), "details": True,
+                                  "ignore_eos": True})
+    assert got["params"]["max_tokens"] == 3 and got["usage"]["completion_tokens"] == 3
+
+
+def test_too_long_names_the_limit(server):
+    context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    message = error_of(server.post("/generate", {"prompt": [300] * 10, "max_tokens": context - 9}),
+                       400, "context_length_exceeded", "max_tokens")
+    assert "max_length=%d" % context in message and "10 tokens" in message
+    message = error_of(server.post("/generate", {"prompt": "word " * 3000}), 400,
+                       "context_length_exceeded", "prompt")
+    assert "max_length=%d" % context in message
+
+
+def test_memory_telemetry(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 3, "temperature": 0,
+                                  "ignore_eos": True, "memory": "tokens"})
+    layer = got["choices"][0]["memory"]["layers"][0]
+    n_position = got["usage"]["total_tokens"]
+    assert len(layer["tokens"]) == n_position
+    assert layer["lookups"] == n_position * layer["heads"] * layer["knn"]
+    for position in layer["tokens"]:
+        assert len(position) == layer["heads"]
+        for head in position:
+            assert len(head["slots"]) == layer["knn"] == len(set(head["slots"]))
+            assert head["weights"] == sorted(head["weights"], reverse=True)
+            assert abs(sum(head["weights"]) - 1) < 1e-5
+    summary = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 3, "temperature": 0,
+                                      "ignore_eos": True, "memory": "summary"})
+    want = dict(layer)
+    del want["tokens"]
+    assert summary["choices"][0]["memory"]["layers"] == [want]
+
+
+WRONG = [
+    ({}, "missing_field", "prompt"),
+    ({"prompt": None}, "missing_field", "prompt"),
+    ({"prompt": 5}, "invalid_value", "prompt"),
+    ({"prompt": {}}, "invalid_value", "prompt"),
+    ({"prompt": []}, "invalid_value", "prompt"),
+    ({"prompt": [[]]}, "invalid_value", "prompt"),
+    ({"prompt": ["a", 5]}, "invalid_value", "prompt"),
+    ({"prompt": ["a", ["b"]]}, "invalid_value", "prompt"),
+    ({"prompt": [5, "a"]}, "invalid_value", "prompt"),
+    ({"prompt": [5, True]}, "invalid_value", "prompt"),
+    ({"prompt": [1.5]}, "invalid_value", "prompt"),
+    ({"prompt": [-1]}, "token_out_of_range", "prompt"),
+    ({"prompt": [8192]}, "token_out_of_range", "prompt"),
+    ({"prompt": [10**30]}, "invalid_value", "prompt"),
+    ({"prompt": ["a"] * 65}, "too_many_items", "prompt"),
+    ({"prompt": "a", "max_tokens": True}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": "5"}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": 1.5}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": -1}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": 10**19}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": 1e300}, "invalid_value", "max_tokens"),
+    ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "conflicting_fields", "min_tokens"),
+    ({"prompt": "a", "temperature": 2.1}, "invalid_value", "temperature"),
+    ({"prompt": "a", "temperature": -0.1}, "invalid_value", "temperature"),
+    ({"prompt": "a", "temperature": "hot"}, "invalid_value", "temperature"),
+    ({"prompt": "a", "temperature": True}, "invalid_value", "temperature"),
+    ({"prompt": "a", "top_p": 0}, "invalid_value", "top_p"),
+    ({"prompt": "a", "top_p": 1.01}, "invalid_value", "top_p"),
+    ({"prompt": "a", "top_k": -2}, "invalid_value", "top_k"),
+    ({"prompt": "a", "top_k": 8193}, "invalid_value", "top_k"),
+    ({"prompt": "a", "min_p": 1}, "invalid_value", "min_p"),
+    ({"prompt": "a", "min_p": 0.99999999999}, "invalid_value", "min_p"),
+    ({"prompt": "a", "repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"prompt": "a", "repeat_penalty": 11}, "invalid_value", "repeat_penalty"),
+    ({"prompt": "a", "presence_penalty": 3}, "invalid_value", "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": -3}, "invalid_value", "frequency_penalty"),
+    ({"prompt": "a", "logit_bias": [1]}, "invalid_value", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": "1"}}, "invalid_value", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "invalid_value", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"8192": 1}}, "token_out_of_range", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, "conflicting_fields", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(301)}}, "invalid_value",
+     "logit_bias"),
+    ({"prompt": "a", "allowed_token_ids": []}, "invalid_value", "allowed_token_ids"),
+    ({"prompt": "a", "allowed_token_ids": [9999]}, "token_out_of_range", "allowed_token_ids"),
+    ({"prompt": "a", "allowed_token_ids": [1] * 1025}, "invalid_value", "allowed_token_ids"),
+    ({"prompt": "a", "seed": -1}, "invalid_value", "seed"),
+    ({"prompt": "a", "seed": 2**64}, "invalid_value", "seed"),
+    ({"prompt": "a", "seed": 1.5}, "invalid_value", "seed"),
+    ({"prompt": "a", "seed": "1"}, "invalid_value", "seed"),
+    ({"prompt": "a", "n": 0}, "invalid_value", "n"),
+    ({"prompt": "a", "n": 9}, "invalid_value", "n"),
+    ({"prompt": "a", "n": 2, "temperature": 0}, "conflicting_fields", "n"),
+    ({"prompt": "a", "stop": ""}, "invalid_value", "stop"),
+    ({"prompt": "a", "stop": ["a" * 257]}, "invalid_value", "stop"),
+    ({"prompt": "a", "stop": ["a"] * 17}, "invalid_value", "stop"),
+    ({"prompt": "a", "stop": [5]}, "invalid_value", "stop"),
+    ({"prompt": "a", "stop_token_ids": [1] * 65}, "invalid_value", "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": 5}, "invalid_value", "stop_token_ids"),
+    ({"prompt": "a", "ignore_eos": 1}, "invalid_value", "ignore_eos"),
+    ({"prompt": "a", "echo": "yes"}, "invalid_value", "echo"),
+    ({"prompt": "a", "stream": 0}, "invalid_value", "stream"),
+    ({"prompt": "a", "logprobs": 21}, "invalid_value", "logprobs"),
+    ({"prompt": "a", "logprobs": True}, "invalid_value", "logprobs"),
+    ({"prompt": "a", "priority": "urgent"}, "invalid_value", "priority"),
+    ({"prompt": "a", "priority": 1}, "invalid_value", "priority"),
+    ({"prompt": "a", "timeout_ms": 0}, "invalid_value", "timeout_ms"),
+    ({"prompt": "a", "timeout_ms": 10**9}, "invalid_value", "timeout_ms"),
+    ({"prompt": "a", "memory": True}, "invalid_value", "memory"),
+    ({"prompt": "a", "memory": "all"}, "invalid_value", "memory"),
+    ({"prompt": "a", "max_tokens": 511, "memory": "tokens", "id": 5}, "invalid_value", "id"),
+    ({"prompt": "a", "language": "en"}, "unsupported_parameter", "language"),
+    ({"inputs": "a"}, "wrong_dialect", "inputs"),
+    ({"prompt": "a", "inputs": "a"}, "wrong_dialect", "inputs"),
+    ({"text": "a", "sampling_params": {}}, "wrong_dialect", "sampling_params"),
+    ({"text_input": "a"}, "wrong_dialect", "text_input"),
+    ({"prompt": "a", "suffix": "b"}, "unsupported_parameter", "suffix"),
+    ({"prompt": "a", "best_of": 2}, "unsupported_parameter", "best_of"),
+    ({"prompt": "a", "grammar": "b"}, "unsupported_parameter", "grammar"),
+]
+
+
+@pytest.mark.parametrize("body, code, param", WRONG, ids=[json.dumps(w[0])[:50] for w in WRONG])
+def test_wrong_field_is_named(server, body, code, param):
+    error_of(server.post("/generate", body), 400, code, param)
+
+
+def test_wrong_model_is_404(server):
+    error_of(server.post("/generate", {"prompt": "a", "model": "other"}), 404, "model_not_found",
+             "model")
+    server.ok("/generate", {"prompt": "a", "max_tokens": 1, "model": "demo"})
+
+
+def test_unknown_fields_are_listed(server):
+    answer = server.post("/generate", {"prompt": "a", "max_tokens": 1, "user": "me",
+                                       "a\r\nb: c": 1, "\u00e9": 2})
+    assert answer.status_code == 200
+    assert answer.headers["X-Ignored-Fields"] == "user, a%0D%0Ab:%20c, %C3%A9"
+    many = server.post("/generate", {"prompt": "a", "max_tokens": 1,
+                                     **{"field_%d" % i: i for i in range(500)}})
+    assert many.headers["X-Ignored-Fields"].endswith(", ...")
+    assert len(many.headers["X-Ignored-Fields"]) <= 1024
+    assert "X-Ignored-Fields" not in server.post("/generate", {"prompt": "a",
+                                                               "max_tokens": 1}).headers
+
+
+def test_strict_refuses_unknown_fields_and_trace_off_refuses_tokens():
+    with Server("--strict", "--memory-trace", "off", "--max-logprobs", "3") as s:
+        error_of(s.post("/generate", {"prompt": "a", "usr": 1}), 400, "unknown_field", "usr")
+        error_of(s.post("/score", {"text": "a", "usr": 1}), 400, "unknown_field", "usr")
+        error_of(s.post("/generate", {"prompt": "a", "logprobs": 4}), 400, "invalid_value",
+                 "logprobs")
+        error_of(s.post("/generate", {"prompt": "a", "memory": "tokens"}), 403,
+                 "memory_trace_disabled", "memory")
+        s.ok("/score", {"text": "a b", "memory": "summary"})
