@@ -282,7 +282,8 @@ static void attend(const struct pkm_transformer *model, const struct layer *laye
     const struct backend_ops *const op = be->op;
     const int64_t d = model->d_model;
     const int n_head = model->n_head;
-    const float scale = 1.0f / sqrtf((float)(d / n_head));
+    const int d_head = model->d_model / n_head;
+    const float scale = 1.0f / sqrtf((float)d_head);
     const struct tensor q = tensor_cols(s->qkv, 0, d);
     const struct tensor k = tensor_cols(s->qkv, d, d);
     const struct tensor v = tensor_cols(s->qkv, 2 * d, d);
