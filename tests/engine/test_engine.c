@@ -8,7 +8,7 @@ static char *dir;
 static int setup(void **state)
 {
     (void)state;
-    dir = tiny_model(HARNESS_VOCAB, false);
+    dir = tiny_model(HARNESS_VOCAB, -1);
     return 0;
 }
 

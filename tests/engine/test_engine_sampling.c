@@ -10,7 +10,7 @@ static struct engine *engine;
 static int setup(void **state)
 {
     (void)state;
-    dir = tiny_model(VOCAB, false);
+    dir = tiny_model(VOCAB, -1);
     struct engine_options options = harness_options(dir);
     options.tokenizer_path = "models/demo/tokenizer.model";
     engine = harness_open(&options);

@@ -19,7 +19,6 @@ enum {
     TINY_HEAD = 4,
     TINY_FF = 64,
     TINY_CONTEXT = 96,
-    TINY_NAN_POSITION = 50,
     TINY_MEMORY_HEAD = 2,
     TINY_K_TOP = 4,
     TINY_N_KEY = 8,
@@ -87,12 +86,12 @@ static inline void tiny_norm(struct tiny_writer *w, const char *name)
     tiny_tensor(w, full, TINY_D, 0, 0, 0, 0.2f);
 }
 
-static inline void tiny_weights(struct tiny_writer *w, int n_vocab, bool nan)
+static inline void tiny_weights(struct tiny_writer *w, int n_vocab, int nan_position)
 {
     tiny_tensor(w, "embeddings.weight", n_vocab, TINY_D, 0, 0, 0.6f);
     tiny_tensor(w, "position_embeddings.weight", TINY_CONTEXT, TINY_D, 0, 0, 0.6f);
-    if (nan) {
-        w->data[w->n_data - (TINY_CONTEXT - TINY_NAN_POSITION) * TINY_D] = NAN;
+    if (nan_position >= 0) {
+        w->data[w->n_data - (size_t)(TINY_CONTEXT - nan_position) * TINY_D] = NAN;
     }
     tiny_norm(w, "layer_norm_emb");
     static const char *const attention[] = {"q_lin", "k_lin", "v_lin", "out_lin"};
@@ -121,7 +120,7 @@ static inline void tiny_weights(struct tiny_writer *w, int n_vocab, bool nan)
 
 /* Writes the model into a new folder below $TMPDIR and returns its name, which tiny_model_remove
  * frees with the folder. nan: the embedding of token 7 holds a NaN. */
-static inline char *tiny_model(int n_vocab, bool nan)
+static inline char *tiny_model(int n_vocab, int nan_position)
 {
     const size_t dir_max = 256;
     char *const dir = malloc(dir_max);
@@ -137,7 +136,7 @@ static inline char *tiny_model(int n_vocab, bool nan)
     w->data = malloc(w->n_data_max * sizeof(float));
     CHECK(w->data != NULL);
     w->header[w->n_header++] = '{';
-    tiny_weights(w, n_vocab, nan);
+    tiny_weights(w, n_vocab, nan_position);
     w->header[w->n_header++] = '}';
     while (w->n_header % 8 != 0) {
         w->header[w->n_header++] = ' ';

@@ -1,0 +1,212 @@
+/* Opening: what is refused by name, what is resolved, the self-test; and the counters of a run. */
+#include "tests/engine/harness.h"
+
+static char *dir;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = tiny_model(HARNESS_VOCAB, -1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tiny_model_remove(dir);
+    return 0;
+}
+
+static void assert_not_opened(const struct engine_options *options, enum err_code code,
+                              const char *what)
+{
+    struct engine *engine = NULL;
+    struct err err = {0};
+    const enum err_code got = engine_open(&engine, options, &err);
+    assert_null(engine);
+    if (got != code || strstr(err.message, what) == NULL) {
+        fail_msg("expected %s and a message about \"%s\", got %s: %s", err_code_name(code), what,
+                 err_code_name(got), err.message);
+    }
+}
+
+static void options_out_of_bounds_are_named(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.max_seqs = 0;
+    assert_not_opened(&o, ERR_ARGUMENT, "max_seqs is 0");
+    o = harness_options(dir);
+    o.max_seqs = 65;
+    assert_not_opened(&o, ERR_ARGUMENT, "max_seqs 65 exceeds max_batch_tokens 64");
+    o = harness_options(dir);
+    o.max_model_len = TINY_CONTEXT + 1;
+    assert_not_opened(&o, ERR_ARGUMENT, "max_model_len is 97, accepted are 0 to 96");
+    o = harness_options(dir);
+    o.kv_tokens = TINY_CONTEXT - 20;
+    assert_not_opened(&o, ERR_ARGUMENT, "kv_tokens 76");
+    o = harness_options(dir);
+    o.max_queue = 0;
+    assert_not_opened(&o, ERR_ARGUMENT, "max_queue is 0");
+}
+
+static void a_cache_larger_than_memory_is_refused_with_numbers(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.kv_tokens = (int64_t)1 << 32; /* 3 TiB for this model */
+    assert_not_opened(&o, ERR_MEMORY, "the cache needs 3298534883328 bytes");
+}
+
+static void files_that_are_missing_or_do_not_fit_are_named(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options("/no/such/model");
+    assert_not_opened(&o, ERR_IO, "/no/such/model");
+    o = harness_options(dir);
+    o.tokenizer_path = "models/demo/tokenizer.model";
+    assert_not_opened(&o, ERR_FORMAT, "vocab_size is 101");
+}
+
+static void zeros_are_resolved(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    struct engine *engine = harness_open(&o);
+    assert_int_equal(engine_limits(engine)->max_model_len, TINY_CONTEXT);
+    assert_int_equal(engine_limits(engine)->kv_tokens, (int64_t)TINY_CONTEXT * o.max_seqs);
+    assert_int_equal(atomic_load(&engine_stats(engine)->kv_pages),
+                     (int64_t)TINY_CONTEXT * o.max_seqs / KV_PAGE);
+    assert_null(engine_tokenizer(engine));
+    assert_string_equal(engine_backend(engine)->name, "ref");
+    assert_true(engine_stats(engine)->kv_bytes > 0);
+    engine_close(engine);
+}
+
+static void max_model_len_is_the_limit_of_requests(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.max_model_len = 50;
+    struct engine *engine = harness_open(&o);
+    struct request *const fits = harness_generation(1, 20);
+    harness_item(engine, fits, 0, 1, 30);
+    harness_run(engine, fits);
+    assert_int_equal(atomic_load(&fits->item[0].state), FINISH_LENGTH);
+    struct request *const longer = harness_generation(1, 20);
+    harness_item(engine, longer, 0, 1, 31);
+    struct err err = {0};
+    assert_int_equal(engine_submit(engine, longer, &err), ERR_ARGUMENT);
+    assert_non_null(strstr(err.message, "max_length=50"));
+    request_release(fits);
+    request_release(longer);
+    engine_close(engine);
+}
+
+/* ---- the self-test ---- */
+
+static void self_test_refuses_damaged_weights(void **state)
+{
+    (void)state;
+    char *const sick = tiny_model(HARNESS_VOCAB, 20);
+    const struct engine_options o = harness_options(sick);
+    assert_not_opened(&o, ERR_NUMERICAL, "log-probability nan at position 20");
+    tiny_model_remove(sick);
+}
+
+/* A backend that computes a little differently when two texts share a step, or when a text comes
+ * in chunks: both must be found. */
+static const struct backend_ops *honest;
+static bool errs_beside, errs_in_chunks;
+
+static enum err_code lying_finish(struct backend *be, struct step *step, struct err *err)
+{
+    const enum err_code code = honest->finish(be, step, err);
+    const bool chunk = step->pos[0] > 0;
+    if ((errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk)) {
+        float *const last = &step->out_logprob[step->n_out - 1];
+        *last = nextafterf(*last, 0.0f);
+    }
+    return code;
+}
+
+static void self_test_finds_one_wrong_bit(void **state)
+{
+    (void)state;
+    const struct engine_options o = harness_options(dir);
+    struct engine *engine = harness_open(&o);
+    honest = engine->be->op;
+    struct backend_ops lying = *honest;
+    lying.finish = lying_finish;
+    engine->be->op = &lying; /* the engine thread is idle */
+    struct err err = {0};
+    assert_int_equal(selftest_run(engine, &err), ERR_OK);
+    errs_beside = true;
+    assert_int_equal(selftest_run(engine, &err), ERR_NUMERICAL);
+    assert_non_null(strstr(err.message, "beside another text"));
+    errs_beside = false;
+    errs_in_chunks = true;
+    assert_int_equal(selftest_run(engine, &err), ERR_NUMERICAL);
+    assert_non_null(strstr(err.message, "in chunks"));
+    errs_in_chunks = false;
+    engine->be->op = honest;
+    engine_close(engine);
+}
+
+/* ---- counters ---- */
+
+static void counters_add_up(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.max_batch_tokens = 32; /* prompts come in chunks */
+    struct engine *engine = harness_open(&o);
+    struct engine_stats *const s = engine_stats(engine);
+    struct request *const generation = harness_generation(2, 6);
+    harness_item(engine, generation, 0, 1, 50);
+    harness_item(engine, generation, 1, 2, 30);
+    harness_run(engine, generation);
+    struct request *const score = harness_score(2, 40, 40);
+    harness_item(engine, score, 0, 3, 90);
+    harness_item(engine, score, 1, 4, 1);
+    harness_run(engine, score);
+    assert_int_equal(atomic_load(&s->prompt_tokens), 80);
+    assert_int_equal(atomic_load(&s->generation_tokens), 12);
+    assert_int_equal(atomic_load(&s->success_length), 4);
+    assert_int_equal(atomic_load(&s->success_stop), 0);
+    assert_int_equal(atomic_load(&s->score_items), 2);
+    assert_int_equal(atomic_load(&s->score_tokens), 89);
+    assert_int_equal(atomic_load(&s->score_positions), 3 * 40);
+    const struct score_sum sum = score_sum_item(&score->item[0]);
+    assert_true(fabs(-sum.sum_logprob - 1e-6 * (double)atomic_load(&s->score_nll_micro)) < 1e-5);
+    assert_int_equal(atomic_load(&s->ttft.count), 1);
+    assert_int_equal(atomic_load(&s->tpot.count), 2);
+    assert_int_equal(atomic_load(&s->itl.count), 10);
+    assert_int_equal(atomic_load(&s->e2e.count), 2);
+    assert_int_equal(atomic_load(&s->queue_time.count), 2);
+    assert_int_equal(atomic_load(&s->score_time.count), 1);
+    assert_int_equal(atomic_load(&s->prompt_len.count), 2);
+    assert_int_equal(atomic_load(&s->step_tokens.count), atomic_load(&s->steps));
+    /* Rows of all steps: prompts, all drawn tokens but the last of each, and the windows. */
+    const long long n_row = 80 + 10 + 120;
+    assert_int_equal(atomic_load(&s->step_tokens.sum_micro), n_row * 1000000);
+    assert_int_equal(atomic_load(&s->memory_lookups[0]), n_row * TINY_MEMORY_HEAD * TINY_K_TOP);
+    request_release(generation);
+    request_release(score);
+    engine_close(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_out_of_bounds_are_named),
+        cmocka_unit_test(a_cache_larger_than_memory_is_refused_with_numbers),
+        cmocka_unit_test(files_that_are_missing_or_do_not_fit_are_named),
+        cmocka_unit_test(zeros_are_resolved),
+        cmocka_unit_test(max_model_len_is_the_limit_of_requests),
+        cmocka_unit_test(self_test_refuses_damaged_weights),
+        cmocka_unit_test(self_test_finds_one_wrong_bit),
+        cmocka_unit_test(counters_add_up),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
