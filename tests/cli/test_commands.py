@@ -1,0 +1,226 @@
+"""inspect, score, generate, bench, and a server that cannot start."""
+
+import json
+import math
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+import requests
+
+from cli_harness import LIMIT_S, MODEL, PROGRAM, fails, ok, run
+
+TEXT = ("It is a truth universally acknowledged, that a single man in possession of a good "
+        "fortune, must be in want of a wife.\n") * 3
+FIRST, SECOND = TEXT[:200], TEXT[100:]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "a.txt").write_text(FIRST)
+    (folder / "b.txt").write_text(SECOND)
+    return [folder / "a.txt", folder / "b.txt"]
+
+
+@pytest.fixture(scope="module")
+def scored(files):
+    return json.loads(ok("score", "--json", *files))
+
+
+# ---- inspect -----------------------------------------------------------------------------------
+
+def test_inspect_tells_what_the_configuration_says():
+    config = json.loads((MODEL / "config.json").read_text())
+    seen = json.loads(ok("inspect", "--json"))
+    assert (seen["family"], seen["vocab_size"], seen["layers"], seen["width"], seen["context"]) == (
+        config["model_type"], config["vocab_size"], config["n_layer"], config["d_model"],
+        config["max_position"])
+    assert [(m["layer"], m["slots"], m["heads"], m["knn"]) for m in seen["memories"]] == [
+        (m["layer"], m["n_slot"], m["n_head"], m["k_top"]) for m in config["memories"]]
+    assert sum(k["parameters"] for k in seen["kinds"]) == seen["total"]["parameters"]
+    size = (MODEL / "model.safetensors").stat().st_size
+    assert seen["total"]["bytes"] <= size < seen["total"]["bytes"] + 100000  # the header
+
+
+def test_inspect_prints_it_for_people():
+    text = ok("inspect", "--model", MODEL)
+    assert "pkm_transformer" in text and "product keys" in text and "sentencepiece" in text
+
+
+# ---- models that cannot be opened --------------------------------------------------------------
+
+@pytest.mark.parametrize("damage, wanted", [
+    (lambda d: (d / "config.json").unlink(), "config.json"),
+    (lambda d: (d / "config.json").write_text("{"), "config.json"),
+    (lambda d: edit(d, n_layer=13), "12"),
+    (lambda d: edit(d, colour="red"), "colour"),
+    (lambda d: edit(d, vocab_size=0), "vocab_size"),
+    (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
+    (lambda d: truncate(d / "model.safetensors", 100000), "model.safetensors"),
+    (lambda d: (d / "tokenizer.model").write_bytes(b"not a tokenizer"), "tokenizer.model"),
+])
+def test_a_damaged_model_is_one_line_and_exit_1(tmp_path, damage, wanted):
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL, copy)
+    damage(copy)
+    for command in (["inspect"], ["serve", "--port", "0"]):
+        done = run(*command, "--model", copy)
+        assert done.returncode == 1, done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("pkmserve: ") and wanted in last, last
+
+
+def edit(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def truncate(path, size):
+    with path.open("rb+") as file:
+        file.truncate(size)
+
+
+def test_a_model_without_tokenizer_takes_ids(tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL, copy)
+    (copy / "tokenizer.model").unlink()
+    assert "--ids" in fails(1, "score", "--model", copy, stdin="text")
+    figures = json.loads(ok("score", "--model", copy, "--ids", "--json", stdin="1 20 30\n40"))
+    assert figures["results"][0]["n_scored"] == 3
+    ids = ok("generate", "--model", copy, "--ids", "--max-tokens", 4, "--temperature", 0, "1 20")
+    assert len(ids.split()) == 4 and all(i.isdigit() for i in ids.split())
+    assert "no token id" in fails(1, "score", "--model", copy, "--ids", stdin="1 two")
+
+
+# ---- score -------------------------------------------------------------------------------------
+
+def test_score_prints_the_answer_of_the_contract(scored):
+    assert scored["object"] == "score" and len(scored["results"]) == 2
+    for result, text in zip(scored["results"], (FIRST, SECOND)):
+        assert result["n_bytes"] == len(text)
+        nll = -result["sum_logprob"] / result["n_scored"]
+        assert math.isclose(result["perplexity"], math.exp(nll), rel_tol=1e-12)
+    total = scored["aggregate"]
+    pooled = sum(r["sum_logprob"] for r in scored["results"])
+    assert math.isclose(total["sum_logprob"], pooled, rel_tol=1e-15)
+    assert total["n_scored"] == sum(r["n_scored"] for r in scored["results"])
+
+
+def test_score_of_standard_input_is_that_of_the_file(scored):
+    for arguments in (["-"], []):
+        alone = json.loads(ok("score", "--json", *arguments, stdin=FIRST))
+        assert alone["results"][0] == scored["results"][0]
+
+
+def test_score_does_not_depend_on_threads_or_steps(scored, files):
+    for flags in (["--threads", 1], ["--max-batch-tokens", 7, "--max-seqs", 2], ["--memory-placement", "device"]):
+        other = json.loads(ok("score", "--json", *flags, *files))
+        assert other["results"] == scored["results"], flags
+
+
+def test_score_table_and_memory(files):
+    text = ok("score", "--memory", *files)
+    rows = text.splitlines()
+    assert rows[1].endswith("a.txt") and rows[2].endswith("b.txt") and rows[3].endswith("all")
+    assert sum("memory 6_in" in row for row in rows) == 2
+
+
+def test_score_windows(files):
+    half = json.loads(ok("score", "--json", "--max-context", 16, "--stride", 4, files[0]))
+    windows = half["results"][0]["windows"]
+    assert (windows["max_context"], windows["stride"]) == (16, 4)
+    assert windows["count"] > 4
+    assert "stride" in fails(1, "score", "--max-context", 8, "--stride", 9, files[0])
+
+
+def test_score_refuses_what_is_no_text(tmp_path, files):
+    assert "byte 1 is not UTF-8" in fails(1, "score", stdin=b"a\xff")
+    assert "NUL" in fails(1, "score", stdin=b"a\0b")
+    assert "missing.txt" in fails(1, "score", files[0], tmp_path / "missing.txt")
+    assert str(tmp_path) in fails(1, "score", tmp_path)
+
+
+# ---- generate ----------------------------------------------------------------------------------
+
+def test_generate_streams_the_text_of_the_answer():
+    arguments = ["--max-tokens", 24, "--seed", 7, "--temperature", 0.9, "--top-p", 0.9]
+    answer = json.loads(ok("generate", "--json", *arguments, "It was a dark"))
+    choice = answer["choices"][0]
+    assert answer["seed"] == 7 and len(choice["token_ids"]) <= 24
+    assert ok("generate", *arguments, "It was a dark") == choice["text"] + "\n"
+    assert ok("generate", *arguments, "-", stdin="It was a dark") == choice["text"] + "\n"
+
+
+def test_generate_greedy_is_the_same_each_time_and_stops():
+    arguments = ["generate", "--temperature", 0, "--max-tokens", 30, "--ignore-eos"]
+    text = ok(*arguments, "He said").rstrip("\n")
+    assert text == ok(*arguments, "--threads", 1, "He said").rstrip("\n")
+    stop = text[5:8]
+    assert ok(*arguments, "--stop", stop, "He said").rstrip("\n") == text[:text.index(stop)]
+
+
+def test_generate_refuses_more_than_the_context():
+    assert "max_length=512" in fails(1, "generate", "--max-tokens", 600, "x")
+
+
+# ---- bench -------------------------------------------------------------------------------------
+
+def test_bench_measures_every_batch_size_and_its_hash_is_stable():
+    quick = ["bench", "--json", "--rounds", 1, "--rows", 16, "--positions", 3]
+    first, second = (json.loads(ok(*quick, *more)) for more in ([], ["--threads", 1]))
+    assert [s["rows"] for s in first["steps"]] == [16, 16, 1, 2, 4, 8, 16, 32]
+    assert all(s["tokens_per_s"] > 0 and s["read_share"] > 0 for s in first["steps"])
+    assert first["hash"] == second["hash"]
+    assert "exceed" in fails(1, "bench", "--positions", 512)
+
+
+# ---- serve -------------------------------------------------------------------------------------
+
+def test_the_server_scores_as_the_command_does(scored):
+    server = subprocess.Popen([PROGRAM, "serve", "--model", MODEL, "--port", "0",
+                               "--host", "127.0.0.1", "--drain-delay-s", "0"],
+                              stderr=subprocess.PIPE, text=True)
+    try:
+        port = None
+        for line in server.stderr:
+            if "event=ready" in line:
+                port = int(line.split("port=")[1].split()[0])
+                break
+        assert port, "no ready line"
+        answer = requests.post("http://127.0.0.1:%d/score" % port, timeout=LIMIT_S,
+                               json={"text": [FIRST, SECOND]}).json()
+        assert answer["results"] == scored["results"]
+        assert answer["aggregate"] == scored["aggregate"]
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.stderr.read()
+        assert server.wait(LIMIT_S) == 0
+
+
+def test_a_busy_port_is_named():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert str(port) in fails(1, "serve", "--host", "127.0.0.1", "--port", port)
+
+
+def test_too_little_memory_is_told_before_anything_starts():
+    done = run("serve", "--port", "0", "--kv-tokens", 10 ** 9)
+    assert done.returncode == 1
+    assert "not enough memory" in done.stderr.splitlines()[-1]
+    assert "not enough memory" in fails(1, "generate", "--kv-tokens", 10 ** 9, "x")
+
+
+def test_check_loads_tests_prints_and_exits():
+    info = json.loads(ok("serve", "--check"))
+    assert info["max_total_tokens"] == 512
+
+
+def test_a_full_disk_is_a_failure():
+    with open("/dev/full", "wb") as full:
+        done = run("inspect", stdout=full)
+    assert done.returncode == 1 and "cannot be written" in done.stderr

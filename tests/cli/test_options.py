@@ -1,0 +1,98 @@
+"""The option table: what is taken, from where, and what wrong usage gets (exit 2, one line)."""
+
+import re
+
+import pytest
+
+from cli_harness import fails, ok, run
+
+COMMANDS = ["serve", "score", "generate", "inspect", "bench"]
+
+
+def test_version():
+    assert re.fullmatch(r"pkmserve \d+\.\d+\.\d+\n", ok("--version"))
+
+
+def test_help_lists_the_commands_and_each_command_its_options():
+    listing = ok("help")
+    assert all(re.search(r"^  %s " % c, listing, re.M) for c in COMMANDS), listing
+    for command in COMMANDS:
+        text = ok("help", command)
+        assert text.startswith("pkmserve %s" % command)
+        assert "--model TEXT" in text
+        assert ok(command, "--help") == text
+
+
+def test_help_of_serve_names_the_flags_of_the_contract():
+    text = ok("help", "serve")
+    for flag in """model tokenizer served-model-name host port device dtype threads max-model-len
+            max-seqs max-batch-tokens max-queue max-queue-tokens max-items max-logprobs
+            max-body-bytes default-max-tokens timeout-ms stall-ready-s stall-live-s drain-delay-s
+            shutdown-timeout-s keepalive-s memory-placement memory-trace strict log-format
+            check""".split():
+        assert re.search(r"^  --%s\b" % flag, text, re.M), flag
+    for flag, default in [("port", 8000), ("max-queue", 128), ("max-body-bytes", 8388608),
+                          ("keepalive-s", 120), ("max-logprobs", 20), ("drain-delay-s", 5)]:
+        assert re.search(r"^  --%s N .*\[%d\]$" % (flag, default), text, re.M), flag
+
+
+@pytest.mark.parametrize("arguments, wanted", [
+    ([], "no command"),
+    (["sevre"], "no command 'sevre'"),
+    (["help", "nope"], "no command 'nope'"),
+    (["serve", "--prot", "1"], "unknown option --prot; did you mean --port"),
+    (["serve", "--api-key-file", "x"], "unknown option --api-key-file"),
+    (["serve", "--stride", "3"], "--stride is not an option of serve"),
+    (["serve", "-p", "80"], "unknown option -p"),
+    (["serve", "--port"], "--port needs a value"),
+    (["serve", "--port", ""], "--port: '' is not a whole number in [0, 65535]"),
+    (["serve", "--port", "65536"], "--port: '65536' is not a whole number in [0, 65535]"),
+    (["serve", "--port", "80x"], "--port: '80x'"),
+    (["serve", "--port", "0x50"], "--port: '0x50'"),
+    (["serve", "--port", " 80"], "--port: ' 80'"),
+    (["serve", "--port=-1"], "--port: '-1'"),
+    (["serve", "--max-queue-tokens", "99999999999999999999"], "--max-queue-tokens"),
+    (["serve", "--dtype", "f16"], "--dtype: 'f16' is not one of auto|f32|bf16"),
+    (["serve", "--dtype", "f"], "--dtype: 'f' is not one of"),
+    (["serve", "--memory-trace", "maybe"], "--memory-trace: 'maybe' is not on or off"),
+    (["serve", "--strict=yes"], "--strict takes no value"),
+    (["serve", "--timeout-ms", "9", "--max-timeout-ms", "8"], "larger than --max-timeout-ms 8"),
+    (["serve", "stray"], "unexpected argument 'stray'"),
+    (["generate", "one", "two"], "unexpected argument 'two'"),
+    (["generate", "--temperature", "nan"], "--temperature: 'nan' is not a number in [0, 2]"),
+    (["generate", "--temperature", "0x1"], "--temperature: '0x1'"),
+    (["generate", "--top-p", "0"], "--top-p: '0' is not a number in (0, 1]"),
+    (["generate", "--min-p", "1"], "--min-p: '1' is not a number in [0, 1)"),
+    (["generate", "--seed", "-1"], "--seed: '-1'"),
+    (["generate", "--seed", "18446744073709551616"], "--seed"),
+    (["serve", "--model=x\ny", "--port", "z"], "--port: 'z'"),
+])
+def test_wrong_usage_is_named(arguments, wanted):
+    line = fails(2, *arguments)
+    assert wanted in line, "expected %r in %r" % (wanted, line)
+
+
+def test_environment_is_read_and_named_in_errors():
+    line = fails(2, "serve", env={"PKMSERVE_MAX_QUEUE": "0"})
+    assert "PKMSERVE_MAX_QUEUE: '0' is not a whole number in [1, 65536]" in line
+
+
+def test_a_flag_beats_the_environment():
+    env = {"PKMSERVE_MODEL": "/nowhere/environment"}
+    assert "/nowhere/environment" in fails(1, "inspect", env=env)
+    assert "/nowhere/flag" in fails(1, "inspect", "--model", "/nowhere/flag", env=env)
+
+
+def test_the_environment_of_another_command_is_no_concern():
+    ok("help", "inspect", env={"PKMSERVE_PORT": "x"})
+    assert "/nowhere" in fails(1, "inspect", "--model", "/nowhere", env={"PKMSERVE_PORT": "x"})
+
+
+def test_a_variable_that_no_option_reads_is_reported():
+    done = run("inspect", "--model", "/nowhere", env={"PKMSERVE_PROT": "1"})
+    assert "no option reads the variable PKMSERVE_PROT" in done.stderr
+
+
+def test_two_dashes_end_the_options():
+    # Were --no-such-flag an option, the exit status would be 2.
+    assert "/nowhere" in fails(1, "score", "--model", "/nowhere", "--", "--no-such-flag")
