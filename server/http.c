@@ -350,6 +350,35 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket
     }
 }
 
+static int http_hex(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* Decodes %XX in paths and queries, in place, but leaves %00 as it is: a path that ends early would
+ * be another path. */
+static size_t http_unescape(void *cls, struct MHD_Connection *mhd, char *text)
+{
+    (void)cls;
+    (void)mhd;
+    char *out = text;
+    for (const char *in = text; *in != '\0'; out++) {
+        const int high = in[0] == '%' ? http_hex(in[1]) : -1;
+        const int low = high >= 0 ? http_hex(in[2]) : -1;
+        if (low >= 0 && high + low > 0) {
+            *out = (char)(high * 16 + low);
+            in += 3;
+        } else {
+            *out = *in++;
+        }
+    }
+    *out = '\0';
+    return (size_t)(out - text);
+}
+
 static void http_suspend(void *connection)
 {
     MHD_suspend_connection(connection);
@@ -436,8 +465,9 @@ static enum err_code http_start_daemon(struct http *http, struct err *err)
         http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd, MHD_OPTION_THREAD_POOL_SIZE,
         (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)config->keepalive_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_COMPLETED, http_completed, http,
-        MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL,
+        MHD_OPTION_NOTIFY_COMPLETED, http_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
+        http_connection, http, MHD_OPTION_END);
     if (http->daemon == NULL) {
         return err_set(err, ERR_IO, "the HTTP threads cannot be started");
     }

@@ -1,0 +1,179 @@
+"""What tells about the server: models, info, version, health, metrics, tokens."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from server_harness import Server, error_of
+
+GET_ROUTES = ["/v1/models", "/v1/models/demo", "/info", "/version", "/health", "/health/live",
+              "/health/ready", "/ping", "/v1/health", "/livez", "/readyz", "/v2/health/live",
+              "/v2/health/ready", "/metrics", "/", "/tokenizer_info"]
+
+
+@pytest.mark.parametrize("path", GET_ROUTES)
+def test_get_and_head(server, path):
+    got = server.get(path)
+    assert got.status_code == 200 and got.content
+    head = server.session.head(server.url + path)
+    assert head.status_code == 200 and head.content == b""
+    assert head.headers["Content-Type"] == got.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("path, allow", [("/health", "GET, HEAD"), ("/metrics", "GET, HEAD"),
+                                         ("/v1/models", "GET, HEAD")])
+def test_post_on_a_get_route(server, path, allow):
+    answer = server.post(path, "{}")
+    error_of(answer, 405, "method_not_allowed")
+    assert answer.headers["Allow"] == allow
+
+
+@pytest.mark.parametrize("path", ["/generate", "/score", "/tokenize", "/detokenize"])
+def test_get_on_a_post_route(server, path):
+    answer = server.get(path)
+    error_of(answer, 405, "method_not_allowed")
+    assert answer.headers["Allow"] == "POST"
+    assert server.session.delete(server.url + path).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/generate/", "/v1", "/%00", "/" + "x" * 2000])
+def test_unknown_route(server, path):
+    error_of(server.get(path), 404, "route_not_found")
+
+
+def test_models(server):
+    got = server.get("/v1/models").json()
+    assert got["object"] == "list" and len(got["data"]) == 1
+    model = got["data"][0]
+    assert model["id"] == "demo" and model["object"] == "model"
+    assert model["max_model_len"] == 512 and model["meta"]["n_vocab"] == 8192
+    assert server.get("/v1/models/demo").json() == model
+    error_of(server.get("/v1/models/other"), 404, "model_not_found")
+
+
+def test_info_and_version(server):
+    got = server.get("/info").json()
+    for name in ("model_id", "max_concurrent_requests", "max_stop_sequences", "max_input_tokens",
+                 "max_total_tokens", "max_client_batch_size", "version", "router"):
+        assert name in got
+    assert got["model"]["memories"][0]["slots"] == 16384 and got["backend"]["threads"] >= 1
+    assert got["limits"]["max_score_tokens"] == 262144
+    assert server.get("/version").json() == {"version": got["version"]}
+
+
+def test_health(server):
+    got = server.get("/health").json()
+    assert set(got) == {"status", "model", "uptime_s", "queue", "running", "last_step_age_ms",
+                        "phase", "progress"}
+    assert got["status"] == "ok" and got["model"] == "demo" and got["progress"] == 1
+    deep = server.get("/health/ready?deep=1")
+    assert deep.status_code == 200 and deep.json()["status"] == "ok"
+
+
+def test_chat_is_refused_by_its_code(server):
+    error_of(server.post("/v1/chat/completions", {"messages": []}), 400, "chat_template_missing")
+
+
+# ---- metrics ----------------------------------------------------------------------------------
+
+
+def test_metrics_count(server):
+    before = {n: server.metric(n) for n in (
+        'generation_tokens_total', 'score_items_total{form="text"}',
+        'score_tokens_total{form="text"}', 'requests_total{route="/generate",code="200"}',
+        'requests_total{route="/generate",code="400"}', 'requests_rejected_total{reason="invalid"}',
+        'e2e_request_latency_seconds_count', 'requests_total{route="other",code="404"}')}
+    server.ok("/generate", {"prompt": "a", "max_tokens": 3, "ignore_eos": True})
+    n = server.ok("/score", {"text": ["a b c", "d"]})["aggregate"]["n_scored"]
+    server.post("/generate", "{}")
+    server.get("/nowhere")
+    for name, more in zip(before, (3, 2, n, 1, 1, 2, 2, 1)):
+        assert server.metric(name) - before[name] == more, name
+
+
+def test_metrics_are_small_and_well_formed(server):
+    text = server.get("/metrics").text
+    assert len(text) < 64 * 1024
+    seen = set()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        assert re.match(r'^[a-z_0-9]+(\{[^}]*\})? -?[0-9.eE+-]+$', line), line
+        sample = line.rsplit(" ", 1)[0]
+        assert sample not in seen, "twice: " + sample
+        seen.add(sample)
+
+
+def test_promtool_accepts_the_metrics(server):
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed")
+    got = subprocess.run([tool, "check", "metrics"], input=server.get("/metrics").content,
+                         capture_output=True)
+    assert got.returncode == 0 and not got.stderr, got.stdout + got.stderr
+
+
+# ---- tokens -----------------------------------------------------------------------------------
+
+TEXT = "The old man\u2019s  boat, \u00e9t\u00e9 \U0001f600 </s> \n x"
+
+
+def test_tokenize_dialects(server):
+    plain = server.ok("/tokenize", {"prompt": TEXT, "add_special_tokens": False})
+    assert plain["count"] == len(plain["tokens"]) and plain["max_model_len"] == 512
+    assert plain["token_strs"] is None
+    marked = server.ok("/tokenize", {"prompt": TEXT, "return_token_strs": True})
+    assert marked["tokens"] == [1] + plain["tokens"]
+    assert len(marked["token_strs"]) == len(marked["tokens"])
+    content = server.ok("/tokenize", {"content": TEXT})
+    assert content == {"tokens": plain["tokens"]}
+    pieces = server.ok("/tokenize", {"content": TEXT, "with_pieces": True})["tokens"]
+    assert [p["id"] for p in pieces] == plain["tokens"]
+    assert [p["piece"] for p in pieces] == marked["token_strs"][1:]
+    listed = server.ok("/tokenize", {"inputs": TEXT, "add_special_tokens": False})
+    assert [t["id"] for t in listed] == plain["tokens"]
+    assert all(t["start"] <= t["stop"] for t in listed) and listed[-1]["stop"] == len(TEXT)
+
+
+def test_control_token_alone_is_its_id(server):
+    """What lm-evaluation-harness asks for; inside a text it is plain text."""
+    body = {"prompt": "</s>", "add_special_tokens": False}
+    assert server.ok("/tokenize", body)["tokens"] == [1]
+    assert 1 not in server.ok("/tokenize", {"prompt": "a </s>", "add_special_tokens": False})["tokens"]
+
+
+@pytest.mark.parametrize("text", [TEXT, "", " ", "a", "  a  ", "\u2581", "\n\n"])
+def test_detokenize_is_the_inverse(server, text):
+    ids = server.ok("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+    got = server.ok("/detokenize", {"tokens": ids})
+    assert got["prompt"] == got["content"]
+    assert got["prompt"] == text
+
+
+@pytest.mark.parametrize("path, body, code, param", [
+    ("/tokenize", {}, "missing_field", "prompt"),
+    ("/tokenize", {"prompt": 5}, "invalid_value", "prompt"),
+    ("/tokenize", {"prompt": "a", "content": "b"}, "conflicting_fields", "content"),
+    ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "invalid_value", "add_special_tokens"),
+    ("/detokenize", {}, "missing_field", "tokens"),
+    ("/detokenize", {"tokens": "a"}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": [1.5]}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": [8192]}, "token_out_of_range", "tokens"),
+])
+def test_wrong_token_requests(server, path, body, code, param):
+    error_of(server.post(path, body), 400, code, param)
+
+
+def test_tokenizer_info(server):
+    got = server.get("/tokenizer_info").json()
+    assert got["eos_token"] == "</s>" and got["chat_template"] is None
+    assert got["model_max_length"] == 512
+
+
+def test_check_prints_info_and_exits():
+    from server_harness import DEMO, PROGRAM
+    got = subprocess.run([PROGRAM, "serve", "--model", DEMO, "--check"], capture_output=True,
+                         text=True, timeout=120)
+    assert got.returncode == 0 and '"model_id":"demo"' in got.stdout
