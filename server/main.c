@@ -10,22 +10,6 @@
 
 enum { EXIT_USAGE = 2 };
 
-int cmd_fail(const struct err *err)
-{
-    fprintf(stderr, "pkmserve: %s\n", err->message);
-    return 1;
-}
-
-void cmd_print(struct text *text)
-{
-    if (text->failed) {
-        fprintf(stderr, "pkmserve: no memory to print the result\n");
-    } else {
-        fwrite(text->data, 1, text->n, stdout);
-        fputc('\n', stdout);
-    }
-}
-
 /* `pkmserve help [command]`, `pkmserve --help`. */
 static int print_help(const char *name)
 {

@@ -1,0 +1,18 @@
+/* How the commands end and print: see cmd.h. */
+#include "server/cmd.h"
+
+int cmd_fail(const struct err *err)
+{
+    fprintf(stderr, "pkmserve: %s\n", err->message);
+    return 1;
+}
+
+void cmd_print(struct text *text)
+{
+    if (text->failed) {
+        fprintf(stderr, "pkmserve: no memory to print the result\n");
+    } else {
+        fwrite(text->data, 1, text->n, stdout);
+        fputc('\n', stdout);
+    }
+}
