@@ -52,7 +52,8 @@ struct sampling {
     float temperature, top_p, min_p;
     float repetition, presence, frequency;
     int top_k;
-    int max_tokens, min_tokens;
+    int max_tokens;
+    int min_tokens; /* eos and stop ids are not drawn before; stop strings do not count before */
     uint64_t seed;
     bool ignore_eos;
     bool include_stop; /* keep the stop string in the text (front end's use) */
@@ -101,7 +102,9 @@ struct item {
     float *out_entropy;  /* scoring with entropy: [n_ids-1]; else NULL */
     int32_t *out_top_id; /* [.., n_top] if n_top > 0; else NULL */
     float *out_top_logprob;
-    float *prompt_logprob; /* generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN) */
+    /* Generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN). Valid from the first
+     * generated token on. */
+    float *prompt_logprob;
     int32_t *prompt_rank;
     int32_t *prompt_top_id; /* [n_ids, n_top] */
     float *prompt_top_logprob;
@@ -193,10 +196,11 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
 int engine_drain(struct engine *engine, int64_t deadline_us);
 void engine_close(struct engine *engine); /* drains with no patience, frees all. NULL is fine */
 
-/* Hands a complete request over; never blocks. The engine validates nothing that the types and the
- * limits below do not say: lengths and ids are CHECKed by engine_validate, which submit calls.
- * ERR_QUEUE_FULL, ERR_QUEUE_TOKENS, ERR_CLOSED, ERR_ARGUMENT. On success the engine holds a
- * reference. */
+/* Hands a complete request over; never blocks. Lengths against the context, ids against the
+ * vocabulary and sampling against its bounds are checked here (ERR_ARGUMENT, the message names
+ * field, limit and value); then ERR_QUEUE_FULL, ERR_QUEUE_TOKENS (an empty queue takes a request of
+ * any size), or ERR_CLOSED when the engine drains or has failed (engine_state tells which). On
+ * success the engine holds a reference. */
 enum err_code engine_submit(struct engine *engine, struct request *request, struct err *err);
 
 const struct model_info *engine_model(const struct engine *engine);

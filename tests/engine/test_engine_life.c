@@ -188,14 +188,11 @@ static void deadlines_end_running_and_queued_work(void **state)
     struct request *const queued = harness_generation(1, 10);
     harness_item(engine, running, 0, 1, 5);
     harness_item(engine, queued, 0, 2, 5);
-    const int64_t deadline_us = engine_now_us() + 20000;
-    running->deadline_us = queued->deadline_us = deadline_us;
     harness_submit(engine, running, &waiter);
     gate_await(&gate, 1);
+    running->deadline_us = 1; /* the engine waits at the gate, whose mutex orders this */
+    queued->deadline_us = 1;
     harness_submit(engine, queued, &waiter);
-    while (engine_now_us() < deadline_us) {
-        (void)usleep(1000);
-    }
     gate_allow(&gate, 1);
     waiter_wait(&waiter, running);
     waiter_wait(&waiter, queued);
@@ -377,6 +374,17 @@ static void drain_finishes_what_was_taken(void **state)
     engine_close(engine);
 }
 
+/* Opens the gate once the drain has been asked for. */
+static void *open_when_draining(void *arg)
+{
+    struct engine *const engine = arg;
+    while (atomic_load(&engine->drain_us) == 0) {
+        (void)usleep(200);
+    }
+    gate_allow(harness_gate, -1);
+    return NULL;
+}
+
 static void drain_cuts_short_at_its_deadline(void **state)
 {
     (void)state;
@@ -394,8 +402,11 @@ static void drain_cuts_short_at_its_deadline(void **state)
     gate_await(&gate, 1);
     gate_allow(&gate, 2);
     gate_await(&gate, 3);
-    gate_allow(&gate, 1); /* the step under way still ends */
+    pthread_t opener;
+    assert_int_equal(pthread_create(&opener, NULL, open_when_draining, engine), 0);
     assert_int_equal(engine_drain(engine, 1), 3);
+    assert_int_equal(pthread_join(opener, NULL), 0);
+    assert_int_equal(gate.n_arrived, 3); /* the step under way ended, no other began */
     for (int i = 0; i < 3; i++) {
         assert_int_equal(state_of(request[i]), FINISH_SHUTDOWN);
         request_release(request[i]);
