@@ -121,7 +121,7 @@ def run_program(*args, text=""):
 
 
 def distribution(z):
-    """KL to uniform, gini and the slots that cover 50, 90 and 99 %, as models/README.md defines."""
+    """KL to uniform, gini and the slots that cover 50, 90 and 99 %, as server/README.md defines."""
     z = np.asarray(z, np.float64)
     z = z / z.sum()
     sums = np.cumsum(np.sort(z))
