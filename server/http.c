@@ -78,28 +78,51 @@ static void http_take_id(struct exchange *x, struct MHD_Connection *mhd)
     }
 }
 
-static enum MHD_Result http_count_length(void *cls, enum MHD_ValueKind kind, const char *key,
-                                         const char *value)
+/* The headers that say where the body ends. */
+struct http_framing {
+    int n_length, n_encoding;
+    bool chunked;
+};
+
+static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, const char *key,
+                                        const char *value)
 {
     (void)kind;
-    (void)value;
-    int *const n = cls;
+    struct http_framing *const framing = cls;
     if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
-        (*n)++;
+        framing->n_length++;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->n_encoding++;
+        framing->chunked = value != NULL && strcasecmp(value, "chunked") == 0;
     }
     return MHD_YES;
+}
+
+/* A body whose end two readers could see in two places is how requests are smuggled past a proxy;
+ * the library takes the first length, or the encoding before the length. */
+static bool http_check_framing(struct http_exchange *hx, struct api_error *error)
+{
+    struct http_framing framing = {0};
+    (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_see_framing, &framing);
+    if (framing.n_length + framing.n_encoding > 1) {
+        return api_error_set(error, 400, "invalid_value", "Content-Length",
+                             "the request has %d Content-Length and %d Transfer-Encoding headers, "
+                             "but one of either is the limit",
+                             framing.n_length, framing.n_encoding);
+    }
+    if (framing.n_encoding == 1 && !framing.chunked) {
+        return api_error_set(error, 400, "invalid_value", "Transfer-Encoding",
+                             "chunked is the only Transfer-Encoding that is understood");
+    }
+    return true;
 }
 
 /* What the head alone decides. false: refused. */
 static bool http_check_head(struct http_exchange *hx, struct api_error *error)
 {
     const struct http_config *const config = &hx->http->config;
-    int n_length = 0;
-    (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_count_length, &n_length);
-    if (n_length > 1) {
-        return api_error_set(error, 400, "invalid_value", "Content-Length",
-                             "the request has %d Content-Length headers, but one is the limit",
-                             n_length);
+    if (!http_check_framing(hx, error)) {
+        return false;
     }
     if (watch_is_surplus(hx->conn)) {
         exchange_header(&hx->x, "Retry-After", "1");

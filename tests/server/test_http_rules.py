@@ -1,0 +1,342 @@
+"""The rules found by trying libmicrohttpd, and what HTTP asks for. One test per rule."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from server_harness import (PATIENCE, Server, error_of, eventually, head, read_answer,
+                            read_to_end)
+
+GENERATE = json.dumps({"prompt": "It was", "max_tokens": 2, "temperature": 0}).encode()
+FOREVER = json.dumps({"prompt": "It was", "max_tokens": 500, "ignore_eos": True}).encode()
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """Short times and small limits."""
+    with Server("--header-timeout-s", "1", "--body-timeout-s", "1", "--keepalive-s", "2",
+                "--max-body-bytes", "20000", "--max-connections", "40") as s:
+        yield s
+
+
+# Rule 1: answers come in the second call, so connections are kept; sizes are refused in the first.
+
+
+def test_connection_is_kept_alive(server):
+    with server.connect() as s:
+        for _ in range(3):
+            s.sendall(head("/generate", GENERATE))
+            status, headers, _ = read_answer(s)
+            assert status == 200 and "close" not in headers.get("connection", "")
+            s.sendall(head("/health", b"", "GET"))
+            assert read_answer(s)[0] == 200
+
+
+def test_large_content_length_is_refused_before_the_body(strict):
+    with strict.connect() as s:
+        s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 20001\r\n\r\n")
+        status, headers, body = read_answer(s)
+        assert status == 413 and json.loads(body)["error"]["code"] == "body_too_large"
+        assert headers["connection"] == "close" and headers["x-request-id"]
+        assert s.recv(10) == b""
+
+
+def test_large_body_is_refused_also_when_it_is_sent_at_once(strict):
+    for _ in range(5):  # an early close would reset the connection now and then
+        error_of(strict.post("/generate", b"x" * 3000000), 413, "body_too_large")
+
+
+def test_large_chunked_body_is_counted(strict):
+    def pieces(n):
+        for _ in range(n):
+            yield b"x" * 1000
+
+    answer = strict.session.post(strict.url + "/generate", data=pieces(21), timeout=PATIENCE)
+    error_of(answer, 413, "body_too_large")
+    small = strict.session.post(strict.url + "/generate", timeout=PATIENCE,
+                                data=iter([GENERATE[:10], GENERATE[10:]]))
+    assert small.status_code == 200
+
+
+def test_absurd_content_lengths(strict):
+    for length in (b"99999999999999999999999", b"18446744073709551616", b"9223372036854775807"):
+        with strict.connect() as s:
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: " + length +
+                      b"\r\n\r\n")
+            assert read_to_end(s).split(b" ")[1] in (b"413", b"400")
+    for length in (b"-1", b"x", b"5x", b"+5", b"0x10"):
+        with strict.connect() as s:
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: " + length +
+                      b"\r\n\r\nhello")
+            assert read_to_end(s).split(b" ")[1] == b"400", length
+
+
+def test_expect_continue_only_after_the_size_check(strict):
+    with strict.connect() as s:
+        s.sendall(head("/generate", b"", extra="").replace(
+            b"Content-Length: 0", b"Expect: 100-continue\r\nContent-Length: %d" % len(GENERATE)))
+        got = s.recv(100)
+        assert got.startswith(b"HTTP/1.1 100")
+        s.sendall(GENERATE)
+        assert read_answer(s)[0] == 200
+    with strict.connect() as s:
+        s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\n"
+                  b"Content-Length: 20001\r\n\r\n")
+        assert read_to_end(s).startswith(b"HTTP/1.1 413")
+
+
+# Rule 2: suspending and resuming never loses a wake.
+
+
+def test_many_small_requests_at_once(server):
+    codes = []
+
+    def run():
+        with server.connect() as s:
+            for _ in range(5):
+                s.sendall(head("/generate", GENERATE))
+                codes.append(read_answer(s)[0])
+
+    threads = [threading.Thread(target=run) for _ in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(PATIENCE)
+    assert codes == [200] * 60
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    with server.connect() as s:
+        s.sendall(head("/generate", GENERATE, extra="x-request-id: a\r\n") +
+                  head("/health", b"", "GET", "x-request-id: b\r\n") +
+                  head("/score", b'{"text": "a b"}', extra="x-request-id: c\r\n"))
+        data = b""
+        while data.count(b"x-request-id: ") < 3 or not data.endswith(b"\n"):
+            more = s.recv(65536)
+            assert more
+            data += more
+        order = [data.index(b"x-request-id: " + c) for c in (b"a", b"b", b"c")]
+        assert order == sorted(order)
+
+
+# Rule 3: a client that leaves a waiting request is noticed.
+
+
+def leave(server, body):
+    s = server.connect()
+    s.sendall(head("/generate", body))
+    return s
+
+
+def test_leaving_a_running_request_stops_it(server):
+    name = 'requests_cancelled_total{stage="decode"}'
+    before = server.metric(name)
+    s = leave(server, FOREVER)
+    eventually(lambda: server.metric("num_requests_running") >= 1, "running")
+    steps = server.metric("generation_tokens_total")
+    eventually(lambda: server.metric("generation_tokens_total") > steps, "decoding")
+    s.close()
+    eventually(lambda: server.metric(name) == before + 1, "cancelled")
+    eventually(lambda: server.metric("num_requests_running") == 0, "idle")
+    assert server.metric('requests_total{route="/generate",code="499"}') >= 1
+
+
+def test_half_closing_counts_as_leaving(server):
+    name = 'requests_cancelled_total{stage="decode"}'
+    before = server.metric(name)
+    with leave(server, FOREVER) as s:
+        eventually(lambda: server.metric("num_requests_running") >= 1, "running")
+        steps = server.metric("generation_tokens_total")
+        eventually(lambda: server.metric("generation_tokens_total") > steps, "decoding")
+        s.shutdown(socket.SHUT_WR)
+        eventually(lambda: server.metric(name) == before + 1, "cancelled")
+
+
+def test_leaving_a_stream_stops_it(server):
+    name = 'requests_cancelled_total{stage="decode"}'
+    before = server.metric(name)
+    body = json.dumps({**json.loads(FOREVER), "stream": True}).encode()
+    s = leave(server, body)
+    data = b""
+    while data.count(b"data: ") < 2:
+        data += s.recv(4096)
+    s.close()
+    eventually(lambda: server.metric(name) == before + 1, "cancelled")
+    eventually(lambda: server.metric("num_requests_running") == 0, "idle")
+
+
+def test_leaving_the_queue_and_a_score():
+    with Server("--max-seqs", "1") as s:
+        first = leave(s, FOREVER)
+        eventually(lambda: s.metric("num_requests_running") == 1, "running")
+        second = leave(s, FOREVER)
+        eventually(lambda: s.metric("num_requests_waiting") == 1, "waiting")
+        second.close()
+        eventually(lambda: s.metric('requests_cancelled_total{stage="queued"}') == 1, "cancelled")
+        first.close()
+        eventually(lambda: s.metric("num_requests_running") == 0, "idle")
+        text = json.dumps({"text": "the quick brown fox " * 4000, "stride": 8}).encode()
+        scorer = s.connect()
+        scorer.sendall(head("/score", text))
+        eventually(lambda: s.metric("num_requests_running") == 1, "scoring")
+        scorer.close()
+        eventually(lambda: s.metric('requests_cancelled_total{stage="score"}') == 1, "cancelled")
+        eventually(lambda: s.metric("num_requests_running") == 0, "idle")
+
+
+# Rule 4: deadlines of our own.
+
+
+def closed_within(s, seconds):
+    s.settimeout(seconds)
+    return read_to_end(s)
+
+
+def test_slow_head_is_cut_off(strict):
+    with strict.connect() as s:
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n")
+        begin = time.monotonic()
+        try:
+            while time.monotonic() - begin < 30:
+                s.sendall(b"a: b\r\n")
+                time.sleep(0.1)
+            pytest.fail("still open after 30 s, the limit is 1 s")
+        except OSError:
+            pass
+
+
+def test_slow_head_is_cut_off_also_on_a_kept_connection(strict):
+    with strict.connect() as s:
+        s.sendall(head("/health", b"", "GET"))
+        assert read_answer(s)[0] == 200
+        begin = time.monotonic()
+        try:
+            for c in b"GET /health HTTP/1.1\r\nHost: t\r\n" + b"a: b\r\n" * 1000:
+                s.sendall(bytes([c]))
+                time.sleep(0.1)
+                assert time.monotonic() - begin < 30, "still open, the limit is 1 s"
+        except OSError:
+            pass
+
+
+def test_silent_connection_is_closed(strict):
+    with strict.connect() as s:
+        assert read_to_end(s) == b""
+
+
+def test_slow_body_gets_408(strict):
+    with strict.connect() as s:
+        s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n{")
+        status, headers, body = read_answer(s)
+        assert status == 408 and json.loads(body)["error"]["code"] == "body_timeout"
+        assert headers["connection"] == "close"
+
+
+def test_trickling_body_gets_408(strict):
+    with strict.connect() as s:
+        s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n")
+        s.setblocking(False)
+        data = b""
+        end = time.monotonic() + 30
+        while not data:
+            assert time.monotonic() < end, "no answer in 30 s, the limit is 1 s"
+            try:
+                s.send(b" ")
+            except OSError:
+                pass
+            time.sleep(0.05)
+            try:
+                data = s.recv(4096)
+            except BlockingIOError:
+                pass
+        assert data.startswith(b"HTTP/1.1 408")
+
+
+def test_idle_connection_is_closed_in_the_end(strict):
+    with strict.connect() as s:
+        s.sendall(head("/health", b"", "GET"))
+        assert read_answer(s)[0] == 200
+        assert s.recv(1) == b""  # after --keepalive-s
+
+
+# Rule 5: over the limit of connections clients get an answer, not silence.
+
+
+def test_too_many_connections_get_503(strict):
+    held = []
+    try:
+        for _ in range(40):
+            s = strict.connect()
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n")
+            held.append(s)
+        with strict.connect() as s:
+            s.sendall(head("/health", b"", "GET"))
+            status, headers, body = read_answer(s)
+            assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
+            assert headers["retry-after"]
+    finally:
+        for s in held:
+            s.close()
+    eventually(lambda: strict.get("/health").status_code == 200, "connections are free again")
+
+
+# Rule 6: what the library accepts and we do not.
+
+
+def test_missing_host_is_400(server):
+    with server.connect() as s:
+        s.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        assert read_to_end(s).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("lengths", [(b"5", b"6"), (b"6", b"5"), (b"5", b"5")])
+def test_two_content_lengths_are_400(server, lengths):
+    with server.connect() as s:
+        s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: %s\r\n"
+                  b"content-length: %s\r\n\r\nhello!" % lengths)
+        data = read_to_end(s)
+        assert data.startswith(b"HTTP/1.1 400"), data
+        assert data.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("lines", [
+    b"Content-Length: 14\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 14\r\n",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked, identity\r\n", b"Transfer-Encoding: gzip\r\n"])
+def test_ambiguous_ends_of_the_body_are_400(server, lines):
+    with server.connect() as s:
+        s.sendall(b"POST /score HTTP/1.1\r\nHost: t\r\n" + lines + b"\r\n"
+                  b"d\r\n{\"text\": \"a\"}\r\n0\r\n\r\n")
+        data = read_to_end(s)
+        assert data.startswith(b"HTTP/1.1 400"), data
+        assert data.count(b"HTTP/1.1") == 1
+
+
+def test_long_uri_and_large_headers(server):
+    with server.connect() as s:
+        s.sendall(b"GET /" + b"x" * 100000 + b" HTTP/1.1\r\nHost: t\r\n\r\n")
+        assert read_to_end(s)[9:12] in (b"414", b"431", b"")
+    with server.connect() as s:
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\na: " + b"x" * 100000 + b"\r\n\r\n")
+        assert read_to_end(s)[9:12] in (b"431", b"413", b"")
+    assert server.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("data", [b"\x00" * 100 + b"\r\n\r\n", b"GET\r\n\r\n", b"\r\n" * 50,
+                                  b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+                                  b"GET /health HTTP/9.9\r\nHost: t\r\n\r\n",
+                                  b"POST /generate HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: "
+                                  b"chunked\r\n\r\nzz\r\n"])
+def test_garbage_is_survived(strict, data):
+    with strict.connect() as s:
+        s.sendall(data)
+        s.shutdown(socket.SHUT_WR)
+        read_to_end(s)
+    assert strict.get("/health").status_code == 200
+
+
+# Rule 7 is about draining: test_life.py.

@@ -1,0 +1,219 @@
+"""Loading, overload, draining, ending; and what goes wrong at the start."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from server_harness import (DEMO, PATIENCE, PROGRAM, Server, error_of, eventually, events, head,
+                            read_answer, read_to_end)
+
+SHORT = {"prompt": "It was", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+LONG = {"prompt": "It was", "max_tokens": 500, "ignore_eos": True}
+
+
+def in_background(call):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(call()))
+    thread.start()
+    return thread, result
+
+
+def test_loading_answers_503(tmp_path):
+    """The weights are a fifo-slow read: the process is stopped while it loads."""
+    with Server(wait=False) as s:
+        seen = []
+        while True:  # between the port and the ready line
+            health = s.get("/health/ready")
+            if health.status_code == 200:
+                break
+            work = s.post("/generate", SHORT)
+            if work.status_code == 503:
+                seen.append((health, work, s.get("/health/live"), s.get("/v1/models"),
+                             s.get("/metrics")))
+        if not seen:
+            pytest.skip("it was ready before it could be asked")
+        health, work, live, models, metrics = seen[0]
+        error_of(work, 503, "model_loading")
+        assert "Retry-After" in work.headers
+        assert health.json()["status"] == "loading" and "Retry-After" in health.headers
+        assert isinstance(health.json()["phase"], str) and 0 <= health.json()["progress"] <= 1
+        assert live.status_code == 200
+        if models.status_code != 200:
+            error_of(models, 503, "model_loading")
+        assert metrics.status_code == 200
+        assert s.post("/generate", SHORT).status_code == 200
+
+
+def test_ready_line_names_the_port():
+    with Server() as s:
+        lines = [line for line in s.read_log().splitlines() if "event=ready" in line]
+        assert len(lines) == 1 and " port=%d " % s.port in lines[0]
+
+
+def test_json_log():
+    with Server("--log-format", "json") as s:
+        s.ok("/generate", SHORT)
+        eventually(lambda: '"request"' in s.read_log(), "an access line")
+        lines = [json.loads(line) for line in s.read_log().splitlines()]
+        ready = [e for e in lines if e["event"] == "ready"][0]
+        assert ready["port"] == s.port
+        access = [e for e in lines if e["event"] == "request" and e["path"] == "/generate"][-1]
+        assert access["status"] == 200 and access["method"] == "POST"
+        assert access["generated_tokens"] == 20 and access["ms"] > 0
+
+
+def test_full_queue_gets_429_with_retry_after():
+    with Server("--max-seqs", "1", "--max-queue", "1") as s:
+        held = [s.connect() for _ in range(2)]
+        held[0].sendall(head("/generate", json.dumps(LONG).encode()))
+        eventually(lambda: s.metric("num_requests_running") == 1, "running")
+        held[1].sendall(head("/generate", json.dumps(LONG).encode()))
+        eventually(lambda: s.metric("num_requests_waiting") == 1, "waiting")
+        answer = s.post("/generate", SHORT)
+        error_of(answer, 429, "queue_full")
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+        assert s.metric('requests_rejected_total{reason="queue_full"}') == 1
+        assert s.get("/health").status_code == 200  # a full server is a healthy server
+        late = s.connect()
+        held[1].close()
+        eventually(lambda: s.metric("num_requests_waiting") == 0, "left")
+        late.sendall(head("/generate", json.dumps({**SHORT, "timeout_ms": 200}).encode()))
+        status, headers, body = read_answer(late)
+        assert status == 504 and json.loads(body)["error"]["code"] == "queue_timeout"
+        assert headers["x-should-retry"] == "true"
+        held[0].close()
+        late.close()
+
+
+def test_running_out_of_time_gets_504():
+    with Server() as s:
+        answer = s.post("/score", {"text": "the quick brown fox " * 4000, "stride": 4,
+                                   "timeout_ms": 300})
+        error_of(answer, 504, "run_timeout")
+        assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_server_ends_with_0(number):
+    with Server() as s:
+        assert s.stop(number) == 0
+
+
+def test_drain_finishes_what_runs():
+    with Server("--drain-delay-s", "1") as s:
+        stream = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 150,
+                                                            "stream": True}))
+        whole = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 150}))
+        kept = s.connect()
+        kept.sendall(head("/health", b"", "GET"))
+        assert read_answer(kept)[0] == 200
+        eventually(lambda: s.metric("num_requests_running") == 2, "running")
+        s.process.send_signal(signal.SIGTERM)
+        eventually(lambda: s.get("/health/ready").status_code == 503, "not ready")
+        # Load balancers that have not noticed still get their work done, and are told to go.
+        kept.sendall(head("/generate", json.dumps({**SHORT, "max_tokens": 1}).encode()))
+        status, headers, _ = read_answer(kept)
+        assert status == 200 and headers["connection"] == "close"
+        for thread, result in (stream, whole):
+            thread.join(PATIENCE)
+            assert result[0].status_code == 200
+        assert events(stream[1][0].text)[-1]["usage"]["completion_tokens"] == 150
+        assert whole[1][0].json()["usage"]["completion_tokens"] == 150
+        assert s.process.wait(PATIENCE) == 0
+        kept.close()
+
+
+def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
+    with Server("--drain-delay-s", "0") as s:
+        running = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 400}))
+        eventually(lambda: s.metric("num_requests_running") == 1, "running")
+        kept = s.connect()
+        kept.sendall(head("/health", b"", "GET"))
+        assert read_answer(kept)[0] == 200
+        s.process.send_signal(signal.SIGTERM)
+        eventually(lambda: s.get("/health/ready").status_code == 503, "not ready")
+        kept.sendall(head("/generate", json.dumps(SHORT).encode()))
+        status, headers, body = read_answer(kept)
+        assert status == 503 and json.loads(body)["error"]["code"] == "shutting_down"
+        assert headers["connection"] == "close" and headers["retry-after"]
+        running[0].join(PATIENCE)
+        assert running[1][0].json()["usage"]["completion_tokens"] == 400
+        assert s.process.wait(PATIENCE) == 0
+        kept.close()
+
+
+def test_work_past_the_shutdown_time_is_cut_with_an_error():
+    with Server("--shutdown-timeout-s", "0") as s:
+        whole = in_background(lambda: s.post("/generate", LONG))
+        stream = in_background(lambda: s.post("/generate", {**LONG, "stream": True}))
+        before = s.metric("generation_tokens_total")
+        eventually(lambda: s.metric("generation_tokens_total") > before + 4, "decoding")
+        eventually(lambda: s.metric("num_requests_running") == 2, "both run")
+        assert s.stop() == 0
+        whole[0].join(PATIENCE)
+        stream[0].join(PATIENCE)
+        error_of(whole[1][0], 503, "shutting_down")
+        if stream[1][0].status_code == 200:
+            parts = [p for p in stream[1][0].text.split("\n\n") if p]
+            assert parts[-1] == "data: [DONE]"
+            assert json.loads(parts[-2][6:])["error"]["code"] == "shutting_down"
+
+
+def test_second_signal_ends_at_once():
+    with Server("--drain-delay-s", "300") as s:
+        s.process.send_signal(signal.SIGTERM)
+        eventually(lambda: s.get("/health/ready").status_code == 503, "draining")
+        assert s.stop() == 1
+
+
+def test_signal_while_loading_ends_with_0():
+    with Server(wait=False) as s:
+        assert s.stop() == 0
+
+
+# ---- what goes wrong at the start: one line, exit 1 --------------------------------------------
+
+
+def refused(*flags):
+    got = subprocess.run([PROGRAM, "serve", *flags], capture_output=True, text=True,
+                         timeout=PATIENCE)
+    assert got.returncode == 1, got
+    lines = got.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("pkmserve: "), got.stderr
+    return lines[0]
+
+
+def test_busy_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        line = refused("--model", DEMO, "--host", "127.0.0.1", "--port", str(port))
+        assert str(port) in line and "in use" in line
+
+
+def test_impossible_host():
+    assert "no.such.host.invalid" in refused("--model", DEMO, "--host", "no.such.host.invalid",
+                                             "--port", "0")
+
+
+def test_missing_model(tmp_path):
+    path = str(tmp_path / "nothing")
+    assert path in refused("--model", path, "--host", "127.0.0.1", "--port", "0")
+
+
+def test_broken_model(tmp_path):
+    for name in os.listdir(DEMO):
+        if os.path.isfile(os.path.join(DEMO, name)):
+            shutil.copy(os.path.join(DEMO, name), tmp_path)
+    with open(tmp_path / "model.safetensors", "r+b") as f:
+        f.truncate(1000)
+    assert "safetensors" in refused("--model", str(tmp_path), "--host", "127.0.0.1", "--port", "0")
