@@ -19,8 +19,10 @@
 /* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
 enum { GEMM_ROWS = 256 };
 
-/* Blocks of a row of logits. */
-enum { LOGIT_BLOCKS = 16 };
+enum {
+    LOGIT_BLOCKS = 16,  /* blocks of a row of logits */
+    SELECT_MANY = 1024, /* best tokens that are selected; more are sorted */
+};
 
 struct cpu_weight {
     struct weight_desc desc;
@@ -54,6 +56,16 @@ struct scratch {
     size_t bytes;
 };
 
+/* A thread's scratch for a row of logits. */
+struct vocab_scratch {
+    float *z;           /* [n_vocab] adjusted logits */
+    int32_t *candidate; /* [n_vocab] */
+    float *best_score;  /* [n_vocab] best tokens, best first */
+    int32_t *best;      /* [n_vocab] */
+    uint32_t *key[2];   /* [n_vocab] each: sorting */
+    struct select_scratch select;
+};
+
 struct cpu_backend {
     struct backend base; /* first: the engine's pointer to it is ours */
     const struct simd_kernels *simd;
@@ -83,6 +95,23 @@ static inline void *cpu_slice(const struct cpu_backend *cpu, int thread)
     return (char *)cpu->thread.data + (size_t)thread * cpu->slice_bytes;
 }
 
+/* Largest number of best tokens that an op selects. */
+static inline size_t cpu_select_max(const struct step_limits *limits)
+{
+    const size_t n_top = (size_t)limits->n_top_max;
+    return n_top > SELECT_MANY ? n_top : SELECT_MANY;
+}
+
+/* First token of a block; block LOGIT_BLOCKS starts where the vocabulary ends. */
+static inline int cpu_block_first(int n_vocab, int block)
+{
+    return (int)((int64_t)n_vocab * block / LOGIT_BLOCKS);
+}
+
+/* sample.c */
+struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread,
+                                       const struct step_limits *limits);
+
 /* cpu.c */
 enum err_code cpu_reserve(struct cpu_backend *cpu, struct scratch *scratch, size_t bytes,
                           const char *purpose, struct err *err);
@@ -103,7 +132,7 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 void cpu_weight_free(struct backend *be, struct weight *weight);
 size_t cpu_weight_bytes(const struct weight *weight);
 
-/* linear.c, rows.c, attention.c, memory.c, vocab.c: contracts in kernels/backend.h */
+/* linear.c, rows.c, attention.c, memory.c, vocab.c, sample.c: contracts in kernels/backend.h */
 void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);
 void cpu_embed(struct backend *be, struct tensor y, const struct step *step,

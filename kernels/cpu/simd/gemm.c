@@ -18,8 +18,9 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-/* Streams of one or two rows run ahead by themselves; with more the loads come too far apart. */
-enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 1024 };
+/* Streams of one or two rows run ahead by themselves; with more the loads come too far apart. 2 KiB
+ * ahead did best of 1 to 16 KiB, and the nearest cache best of L1 and L2 (SPEED.md). */
+enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 512 };
 
 static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
 {
@@ -28,101 +29,63 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
     }
 }
 
-/* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
-static ALWAYS_INLINE void tile_f32(const int n_row, const int n_vec, const float *x,
-                                   const uint32_t *w, int n_word, float *out)
-{
-    vf sum[TILE_ROWS][PANEL / LANES];
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = v_set1(0);
-        }
-    }
-    for (int done = 0; done < n_word; done += CHUNK) {
-        const int n = n_word - done < CHUNK ? n_word - done : CHUNK;
-        for (int i = 0; i < n; i++) {
-            vf weight[PANEL / LANES];
-            UNROLL
-            for (int v = 0; v < n_vec; v++) {
-                weight[v] = v_load(w + v * LANES);
-            }
-            if (n_row >= PREFETCH_ROWS) {
-                prefetch_words(w, n_vec * LANES);
-            }
-            UNROLL
-            for (int r = 0; r < n_row; r++) {
-                const vf in = v_set1(x[r * CHUNK + i]);
-                UNROLL
-                for (int v = 0; v < n_vec; v++) {
-                    sum[r][v] = v_fma(in, weight[v], sum[r][v]);
-                }
-            }
-            w += PANEL;
-        }
-        x += n_row * CHUNK;
-    }
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            v_store(out + r * PANEL + v * LANES, sum[r][v]);
-        }
-    }
-}
-
 #if defined(ISA_AVX512)
 
-/* The words of x are pairs as well; the instruction adds both products of a pair. */
-static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const uint32_t *x,
-                                    const uint32_t *w, int n_word, float *out)
+/* Adds the products of word i of the rows' chunk and one word of each output to the sums. */
+static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
+                                   const int n_vec, const uint32_t *x, const uint32_t *w, int i,
+                                   const bool is_bf16)
 {
-    vf sum[TILE_ROWS][PANEL / LANES];
+    vf weight[PANEL / LANES];
     UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = v_set1(0);
-        }
-    }
-    for (int done = 0; done < n_word; done += CHUNK) {
-        const int n = n_word - done < CHUNK ? n_word - done : CHUNK;
-        for (int i = 0; i < n; i++) {
-            __m512bh weight[PANEL / LANES];
-            UNROLL
-            for (int v = 0; v < n_vec; v++) {
-                weight[v] = (__m512bh)_mm512_loadu_si512(w + v * LANES);
-            }
-            if (n_row >= PREFETCH_ROWS) {
-                prefetch_words(w, n_vec * LANES);
-            }
-            UNROLL
-            for (int r = 0; r < n_row; r++) {
-                const __m512bh in = (__m512bh)_mm512_set1_epi32((int)x[r * CHUNK + i]);
-                UNROLL
-                for (int v = 0; v < n_vec; v++) {
-                    sum[r][v] = _mm512_dpbf16_ps(sum[r][v], in, weight[v]);
-                }
-            }
-            w += PANEL;
-        }
-        x += n_row * CHUNK;
+    for (int v = 0; v < n_vec; v++) {
+        weight[v] = v_load(w + v * LANES);
     }
     UNROLL
     for (int r = 0; r < n_row; r++) {
+        const vf in = (vf)_mm512_set1_epi32((int)x[r * CHUNK + i]);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            v_store(out + r * PANEL + v * LANES, sum[r][v]);
+            sum[r][v] = is_bf16 ? _mm512_dpbf16_ps(sum[r][v], (__m512bh)in, (__m512bh)weight[v])
+                                : v_fma(in, weight[v], sum[r][v]);
         }
     }
 }
+
+/* Words of W that meet a chunk of x. */
+#define CHUNK_WORDS(is_bf16) CHUNK
 
 #else
 
-/* The words of x are floats already rounded to BF16; the pairs of W are widened on the way. */
-static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const float *x,
-                                    const uint32_t *w, int n_word, float *out)
+/* The words of x are floats, for BF16 weights already rounded; pairs of W are widened on the way.
+ */
+static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
+                                   const int n_vec, const uint32_t *x, const uint32_t *w, int i,
+                                   const bool is_bf16)
+{
+    const float *const in = (const float *)(const void *)x + (is_bf16 ? 2 * i : i);
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        const vu word = (vu)v_load(w + v * LANES);
+        const vf first = is_bf16 ? (vf)(word << 16) : (vf)word;
+        const vf second = (vf)(word & 0xffff0000u);
+        UNROLL
+        for (int r = 0; r < n_row; r++) {
+            sum[r][v] = v_fma(v_set1(in[r * CHUNK]), first, sum[r][v]);
+            if (is_bf16) {
+                sum[r][v] = v_fma(v_set1(in[r * CHUNK + 1]), second, sum[r][v]);
+            }
+        }
+    }
+}
+
+#define CHUNK_WORDS(is_bf16) ((is_bf16) ? CHUNK / 2 : CHUNK)
+
+#endif
+
+/* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
+static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const bool is_bf16,
+                               const uint32_t *x, const uint32_t *w, int n_word, float *out)
 {
     vf sum[TILE_ROWS][PANEL / LANES];
     UNROLL
@@ -132,28 +95,19 @@ static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const floa
             sum[r][v] = v_set1(0);
         }
     }
-    for (int done = 0; done < n_word; done += CHUNK / 2) {
-        const int n = n_word - done < CHUNK / 2 ? n_word - done : CHUNK / 2;
-        for (int i = 0; i < n; i++) {
+    for (; n_word >= CHUNK_WORDS(is_bf16); n_word -= CHUNK_WORDS(is_bf16)) {
+        for (int i = 0; i < CHUNK_WORDS(is_bf16); i++) {
             if (n_row >= PREFETCH_ROWS) {
                 prefetch_words(w, n_vec * LANES);
             }
-            UNROLL
-            for (int v = 0; v < n_vec; v++) {
-                vu pair;
-                memcpy(&pair, w + v * LANES, sizeof pair);
-                const vf even = (vf)(pair << 16);
-                const vf odd = (vf)(pair & 0xffff0000u);
-                UNROLL
-                for (int r = 0; r < n_row; r++) {
-                    const float *const in = x + r * CHUNK + 2 * i;
-                    sum[r][v] = v_fma(v_set1(in[0]), even, sum[r][v]);
-                    sum[r][v] = v_fma(v_set1(in[1]), odd, sum[r][v]);
-                }
-            }
+            add_word(sum, n_row, n_vec, x, w, i, is_bf16);
             w += PANEL;
         }
         x += n_row * CHUNK;
+    }
+    for (int i = 0; i < n_word; i++) {
+        add_word(sum, n_row, n_vec, x, w, i, is_bf16);
+        w += PANEL;
     }
     UNROLL
     for (int r = 0; r < n_row; r++) {
@@ -164,22 +118,20 @@ static ALWAYS_INLINE void tile_bf16(const int n_row, const int n_vec, const floa
     }
 }
 
-#endif
-
 /* One function per number of rows: out[n_row, PANEL] of one panel. */
-typedef void tile_fn(const void *x, const uint32_t *w, int n_word, float *out);
+typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *out);
 
 #define TILE(n)                                                                                    \
-    static void tile_f32_##n(const void *x, const uint32_t *w, int n_word, float *out)             \
+    static void tile_f32_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)         \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile_f32(n, TILE_VECS(n), x, w + c, n_word, out + c);                                  \
+            tile(n, TILE_VECS(n), false, x, w + c, n_word, out + c);                               \
         }                                                                                          \
     }                                                                                              \
-    static void tile_bf16_##n(const void *x, const uint32_t *w, int n_word, float *out)            \
+    static void tile_bf16_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)        \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile_bf16(n, TILE_VECS(n), x, w + c, n_word, out + c);                                 \
+            tile(n, TILE_VECS(n), true, x, w + c, n_word, out + c);                                \
         }                                                                                          \
     }
 

@@ -45,9 +45,16 @@ typedef uint16_t vh __attribute__((vector_size(2 * LANES))); /* LANES halves */
 #endif
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
+/* Not 0 + x: the compiler would have to add, for the sake of x = -0. */
 static ALWAYS_INLINE vf v_set1(float x)
 {
-    return (vf){0} + x;
+#if defined(ISA_AVX512)
+    return _mm512_set1_ps(x);
+#elif defined(ISA_AVX2)
+    return _mm256_set1_ps(x);
+#else
+    return (vf){x, x, x, x};
+#endif
 }
 
 static ALWAYS_INLINE vi vi_set1(int32_t x)
