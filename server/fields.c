@@ -279,7 +279,9 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
         return false;
     }
     int64_t integer = 0;
-    if (fields_is_integer(given, &integer) && integer >= 0) {
+    /* A real at 2^53 or above may stand for several integers: its digits tell which. */
+    if (fields_is_integer(given, &integer) && integer >= 0 &&
+        (json_is_integer(given) || integer < (INT64_C(1) << 53))) {
         *value = (uint64_t)integer;
         return true;
     }

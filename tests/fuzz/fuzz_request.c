@@ -1,0 +1,155 @@
+/* Fuzzes the request parsers and the answer writers: bytes of a body, as they would come in over
+ * HTTP. The first byte chooses the route and whether there is a tokenizer, the rest is the body.
+ * What parses is "run" by filling in results, and every answer must be valid JSON. */
+#include "server/generate.h"
+#include "server/score.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_VOCAB = 8192, CONTEXT = 64 };
+
+static struct model_info *new_info(void)
+{
+    struct model_info *const info = calloc(1, sizeof *info);
+    CHECK(info != NULL);
+    *info = (struct model_info){.n_vocab = N_VOCAB,
+                                .context = CONTEXT,
+                                .bos_id = 1,
+                                .eos_id = 1,
+                                .pad_id = 2,
+                                .unk_id = 3,
+                                .add_bos = true,
+                                .n_lang = 2,
+                                .n_memory = 1};
+    memcpy(info->lang[0], "en", 3);
+    memcpy(info->lang[1], "fr", 3);
+    info->memory[0] = (struct memory_info){
+        .layer = 1,
+        .shape = {.kind = PKM_PRODUCT, .n_head = 2, .k_top = 2, .n_key = 4, .d_key = 8},
+        .n_slot = 16,
+        .d_value = 8};
+    return info;
+}
+
+/* Results that follow from the input, of the shapes that the engine writes. */
+static void finish_item(const struct request *request, struct item *item, int n_out)
+{
+    for (int64_t i = 0; i < n_out; i++) {
+        if (item->out_id != NULL) {
+            item->out_id[i] = (int32_t)((item->ids[0] * 7 + i * 31) % N_VOCAB);
+        }
+        if (item->out_logprob != NULL) {
+            item->out_logprob[i] = -0.25f * (float)i;
+            item->out_rank[i] = 1;
+        }
+        for (int j = 0; j < request->n_top; j++) {
+            item->out_top_id[i * request->n_top + j] = j;
+            item->out_top_logprob[i * request->n_top + j] = -(float)j;
+        }
+    }
+    for (int64_t i = 0; item->prompt_rank != NULL && i < item->n_ids; i++) {
+        item->prompt_rank[i] = 1;
+    }
+    if (item->trace != NULL) {
+        item->trace[0].count[3] = 1;
+        item->trace[0].weight[3] = 0.5;
+        item->trace[0].n_position = item->n_ids;
+    }
+    atomic_store(&item->n_out, n_out);
+    atomic_store(&item->state, FINISH_LENGTH);
+}
+
+static void check_json(struct text *out)
+{
+    CHECK(!out->failed && out->data != NULL);
+    json_error_t why;
+    json_t *const parsed =
+        json_loadb(out->data, out->n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
+    if (parsed == NULL) {
+        (void)fprintf(stderr, "%s at byte %d of\n%.*s\n", why.text, why.position, (int)out->n,
+                      out->data);
+        abort();
+    }
+    json_decref(parsed);
+    text_free(out);
+}
+
+static const struct answer_meta meta = {.id = "fuzz", .model = "m"};
+
+static void fuzz_generate(const char *body, size_t bytes, const struct api_limits *limits)
+{
+    struct generate_job job;
+    struct api_error error = {0};
+    if (generate_parse(&job, body, bytes, limits, &error)) {
+        struct request *const request = job.request;
+        for (int i = 0; i < request->n_item; i++) {
+            finish_item(request, &request->item[i], request->sampling.max_tokens);
+        }
+        atomic_store(&request->n_item_done, request->n_item);
+        struct text out = {0};
+        if (request->n_top >= 0 || job.logprobs < 0) {
+            CHECK(generate_write(&out, &job, limits, &meta, &error));
+            check_json(&out);
+        }
+    } else {
+        CHECK(error.status >= 400 && error.code != NULL && error.text.message[0] != '\0');
+    }
+    generate_free(&job);
+}
+
+static void fuzz_score(const char *body, size_t bytes, const struct api_limits *limits)
+{
+    struct score_job job;
+    struct api_error error = {0};
+    if (score_parse(&job, body, bytes, limits, &error)) {
+        struct request *const request = job.request;
+        for (int i = 0; i < request->n_item; i++) {
+            finish_item(request, &request->item[i], (int)request->item[i].n_ids - 1);
+        }
+        struct text out = {0};
+        CHECK(score_write(&out, &job, limits, &meta, &error));
+        check_json(&out);
+    } else {
+        CHECK(error.status >= 400 && error.code != NULL && error.text.message[0] != '\0');
+    }
+    score_free(&job);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    /* Made once: opening a tokenizer takes longer than a thousand requests. */
+    static struct model_info *info;
+    static struct tokenizer *tokenizer;
+    if (info == NULL) {
+        info = new_info();
+        /* Started from elsewhere the texts are refused, and the rest is fuzzed all the same. */
+        (void)tokenizer_open(&tokenizer, "models/demo", NULL, N_VOCAB, NULL);
+    }
+    if (bytes == 0) {
+        return 0;
+    }
+    const struct api_limits limits = {.info = info,
+                                      .tokenizer = (data[0] & 2) != 0 ? NULL : tokenizer,
+                                      .model_name = "m",
+                                      .context = CONTEXT,
+                                      .max_items = 8,
+                                      .max_score_items = 8,
+                                      .max_score_tokens = 512,
+                                      .max_logprobs = 5,
+                                      .default_max_tokens = 8,
+                                      .timeout_ms = 1000,
+                                      .max_timeout_ms = 10000,
+                                      .strict = (data[0] & 4) != 0,
+                                      .memory_trace = (data[0] & 8) == 0};
+    const char *const body = (const char *)data + 1;
+    if ((data[0] & 1) != 0) {
+        fuzz_score(body, bytes - 1, &limits);
+    } else {
+        fuzz_generate(body, bytes - 1, &limits);
+    }
+    return 0;
+}
