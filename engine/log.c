@@ -127,11 +127,11 @@ static void put_json_pairs(struct line *line, const char *pairs)
         if (is_json_value(value, bytes)) {
             put(line, value, bytes);
         } else {
-            char plain[512];
-            char quoted[1024];
-            const size_t n = bytes < sizeof plain - 1 ? bytes : sizeof plain - 1;
-            memcpy(plain, value, n);
-            plain[n] = '\0';
+            char plain[LOG_LINE_MAX];
+            char quoted[LOG_LINE_MAX + 3];
+            CHECK(bytes < sizeof plain); /* pairs fit into as much */
+            memcpy(plain, value, bytes);
+            plain[bytes] = '\0';
             put_string(line, log_quote(quoted, sizeof quoted, plain));
         }
         at = value + bytes;

@@ -107,6 +107,7 @@ static inline struct request *harness_score(int n_item, int64_t window, int64_t 
 {
     struct request *const request = request_new(REQUEST_SCORE, n_item);
     CHECK(request != NULL);
+    (void)snprintf(request->id, sizeof request->id, "test");
     request->n_top = 0;
     request->window = window;
     request->stride = stride;
