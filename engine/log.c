@@ -121,6 +121,7 @@ static void put_json_pairs(struct line *line, const char *pairs)
             }
             bytes += value[bytes] == '"' ? 1 : 0;
         }
+        const size_t before = line->n;
         put_string(line, ",\"");
         put(line, at, key);
         put_string(line, "\":");
@@ -134,6 +135,7 @@ static void put_json_pairs(struct line *line, const char *pairs)
             plain[bytes] = '\0';
             put_string(line, log_quote(quoted, sizeof quoted, plain));
         }
+        line->n = line->cut ? before : line->n; /* whole members only */
         at = value + bytes;
     }
 }
