@@ -129,9 +129,8 @@ static const struct backend_ops cpu_ops = {
 enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)
 {
     *be = NULL;
-    const struct simd_kernels *simd = NULL;
-    const char *name = NULL;
-    const enum err_code code = machine_kernels(&simd, &name, isa, err);
+    struct cpu_isa found;
+    const enum err_code code = machine_kernels(&found, isa, err);
     if (code != ERR_OK) {
         return code;
     }
@@ -144,10 +143,11 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     cpu->base.op = &cpu_ops;
     cpu->base.n_thread = n;
     cpu->base.memory_bytes = machine_memory_bytes();
-    cpu->simd = simd;
-    (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu-%s", name);
+    cpu->simd = found.simd;
+    cpu->has_pairs = found.has_pairs;
+    (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu-%s", found.name);
     (void)snprintf(cpu->base.description, sizeof cpu->base.description,
-                   "CPU, %s kernels, %d of %d cores, %zu MiB of memory", name, n, n_core,
+                   "CPU, %s kernels, %d of %d cores, %zu MiB of memory", found.name, n, n_core,
                    cpu->base.memory_bytes >> 20);
     const enum err_code pool_code = pool_new(&cpu->pool, n, err);
     if (pool_code != ERR_OK) {

@@ -69,6 +69,7 @@ struct vocab_scratch {
 struct cpu_backend {
     struct backend base; /* first: the engine's pointer to it is ours */
     const struct simd_kernels *simd;
+    bool has_pairs;         /* struct gemm */
     struct pool *pool;      /* Owner */
     struct scratch words;   /* packed rows of x: GEMM_ROWS rows of the widest weight */
     struct scratch thread;  /* n_thread slices of slice_bytes */
@@ -122,8 +123,12 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
 int machine_n_core(void);          /* cores that this process may use */
 size_t machine_memory_bytes(void); /* memory that this process may use; 0 = unknown */
 /* The kernels called isa, or the machine's best ones if isa is NULL. */
-enum err_code machine_kernels(const struct simd_kernels **simd, const char **name, const char *isa,
-                              struct err *err);
+struct cpu_isa {
+    const char *name;
+    const struct simd_kernels *simd;
+    bool has_pairs; /* BF16 pairs are multiplied by the instruction for them, not widened */
+};
+enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err);
 void cpu_measure(struct backend *be, struct machine_rate *rate);
 
 /* weight.c */

@@ -89,6 +89,7 @@ void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const stru
                  .n_in = (int)w->cols,
                  .n_out = (int)w->rows,
                  .dtype = w->desc.dtype,
+                 .has_pairs = cpu->has_pairs,
                  .act = act},
         .n_panel = gemm_n_panel((int)w->rows),
     };

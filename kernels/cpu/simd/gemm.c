@@ -29,62 +29,54 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
     }
 }
 
+/* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, or a pair
+ * of BF16 widened to two floats. */
+enum kind { F32, PAIRS, WIDE };
+
+/* Words of W that meet a chunk of x: where pairs are widened, a word takes two floats of x. */
+#define CHUNK_WORDS(kind) ((kind) == WIDE ? CHUNK / 2 : CHUNK)
+
+static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf sum)
+{
 #if defined(ISA_AVX512)
+    if (kind == PAIRS) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)in, (__m512bh)weight);
+    }
+#endif
+    (void)kind;
+    return v_fma(in, weight, sum);
+}
 
 /* Adds the products of word i of the rows' chunk and one word of each output to the sums. */
 static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
-                                   const int n_vec, const uint32_t *x, const uint32_t *w, int i,
-                                   const bool is_bf16)
+                                   const int n_vec, const enum kind kind, const uint32_t *x,
+                                   const uint32_t *w, int i)
 {
-    vf weight[PANEL / LANES];
+    const int n_part = kind == WIDE ? 2 : 1;
     UNROLL
-    for (int v = 0; v < n_vec; v++) {
-        weight[v] = v_load(w + v * LANES);
-    }
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        const vf in = (vf)_mm512_set1_epi32((int)x[r * CHUNK + i]);
+    for (int part = 0; part < n_part; part++) {
+        vf weight[PANEL / LANES];
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = is_bf16 ? _mm512_dpbf16_ps(sum[r][v], (__m512bh)in, (__m512bh)weight[v])
-                                : v_fma(in, weight[v], sum[r][v]);
+            weight[v] = v_load(w + v * LANES);
+            if (kind == WIDE) {
+                const vu pair = (vu)weight[v];
+                weight[v] = part == 0 ? (vf)(pair << 16) : (vf)(pair & 0xffff0000u);
+            }
         }
-    }
-}
-
-/* Words of W that meet a chunk of x. */
-#define CHUNK_WORDS(is_bf16) CHUNK
-
-#else
-
-/* The words of x are floats, for BF16 weights already rounded; pairs of W are widened on the way.
- */
-static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
-                                   const int n_vec, const uint32_t *x, const uint32_t *w, int i,
-                                   const bool is_bf16)
-{
-    const float *const in = (const float *)(const void *)x + (is_bf16 ? 2 * i : i);
-    UNROLL
-    for (int v = 0; v < n_vec; v++) {
-        const vu word = (vu)v_load(w + v * LANES);
-        const vf first = is_bf16 ? (vf)(word << 16) : (vf)word;
-        const vf second = (vf)(word & 0xffff0000u);
         UNROLL
         for (int r = 0; r < n_row; r++) {
-            sum[r][v] = v_fma(v_set1(in[r * CHUNK]), first, sum[r][v]);
-            if (is_bf16) {
-                sum[r][v] = v_fma(v_set1(in[r * CHUNK + 1]), second, sum[r][v]);
+            const vf in = v_set1_bits(x[r * CHUNK + n_part * i + part]);
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                sum[r][v] = multiply_add(kind, in, weight[v], sum[r][v]);
             }
         }
     }
 }
 
-#define CHUNK_WORDS(is_bf16) ((is_bf16) ? CHUNK / 2 : CHUNK)
-
-#endif
-
 /* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
-static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const bool is_bf16,
+static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind kind,
                                const uint32_t *x, const uint32_t *w, int n_word, float *out)
 {
     vf sum[TILE_ROWS][PANEL / LANES];
@@ -95,18 +87,18 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const bool is_b
             sum[r][v] = v_set1(0);
         }
     }
-    for (; n_word >= CHUNK_WORDS(is_bf16); n_word -= CHUNK_WORDS(is_bf16)) {
-        for (int i = 0; i < CHUNK_WORDS(is_bf16); i++) {
+    for (; n_word >= CHUNK_WORDS(kind); n_word -= CHUNK_WORDS(kind)) {
+        for (int i = 0; i < CHUNK_WORDS(kind); i++) {
             if (n_row >= PREFETCH_ROWS) {
                 prefetch_words(w, n_vec * LANES);
             }
-            add_word(sum, n_row, n_vec, x, w, i, is_bf16);
+            add_word(sum, n_row, n_vec, kind, x, w, i);
             w += PANEL;
         }
         x += n_row * CHUNK;
     }
     for (int i = 0; i < n_word; i++) {
-        add_word(sum, n_row, n_vec, x, w, i, is_bf16);
+        add_word(sum, n_row, n_vec, kind, x, w, i);
         w += PANEL;
     }
     UNROLL
@@ -118,22 +110,21 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const bool is_b
     }
 }
 
-/* One function per number of rows: out[n_row, PANEL] of one panel. */
+/* One function per kind and number of rows: out[n_row, PANEL] of one panel. */
 typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *out);
 
-#define TILE(n)                                                                                    \
-    static void tile_f32_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)         \
+#define TILE_OF(kind, n)                                                                           \
+    static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)    \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile(n, TILE_VECS(n), false, x, w + c, n_word, out + c);                               \
-        }                                                                                          \
-    }                                                                                              \
-    static void tile_bf16_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)        \
-    {                                                                                              \
-        for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile(n, TILE_VECS(n), true, x, w + c, n_word, out + c);                                \
+            tile(n, TILE_VECS(n), kind, x, w + c, n_word, out + c);                                \
         }                                                                                          \
     }
+#if defined(ISA_AVX512)
+#define TILE(n) TILE_OF(F32, n) TILE_OF(PAIRS, n) TILE_OF(WIDE, n)
+#else
+#define TILE(n) TILE_OF(F32, n) TILE_OF(WIDE, n)
+#endif
 
 TILE(1)
 TILE(2)
@@ -152,39 +143,49 @@ TILE(11)
 TILE(12)
 #endif
 
-#define TILE_TABLE_3(type) tile_##type##_1, tile_##type##_2, tile_##type##_3
-#define TILE_TABLE_6(type) TILE_TABLE_3(type), tile_##type##_4, tile_##type##_5, tile_##type##_6
-#define TILE_TABLE_12(type)                                                                        \
-    TILE_TABLE_6(type), tile_##type##_7, tile_##type##_8, tile_##type##_9, tile_##type##_10,       \
-        tile_##type##_11, tile_##type##_12
+#define TILES_3(kind) tile_##kind##_1, tile_##kind##_2, tile_##kind##_3
+#define TILES_6(kind) TILES_3(kind), tile_##kind##_4, tile_##kind##_5, tile_##kind##_6
+#define TILES_12(kind)                                                                             \
+    TILES_6(kind), tile_##kind##_7, tile_##kind##_8, tile_##kind##_9, tile_##kind##_10,            \
+        tile_##kind##_11, tile_##kind##_12
 
+static tile_fn *const tiles[][TILE_ROWS] = {
 #if TILE_ROWS == 12
-static tile_fn *const tiles_f32[] = {TILE_TABLE_12(f32)};
-static tile_fn *const tiles_bf16[] = {TILE_TABLE_12(bf16)};
+    [F32] = {TILES_12(F32)},
+    [PAIRS] = {TILES_12(PAIRS)},
+    [WIDE] = {TILES_12(WIDE)},
 #elif TILE_ROWS == 6
-static tile_fn *const tiles_f32[] = {TILE_TABLE_6(f32)};
-static tile_fn *const tiles_bf16[] = {TILE_TABLE_6(bf16)};
+    [F32] = {TILES_6(F32)},
+    [WIDE] = {TILES_6(WIDE)},
 #else
-static tile_fn *const tiles_f32[] = {TILE_TABLE_3(f32)};
-static tile_fn *const tiles_bf16[] = {TILE_TABLE_3(bf16)};
+    [F32] = {TILES_3(F32)},
+    [WIDE] = {TILES_3(WIDE)},
 #endif
+};
+
+static enum kind kind_of(const struct gemm *g)
+{
+    return g->dtype != DTYPE_BF16 ? F32 : g->has_pairs ? PAIRS : WIDE;
+}
 
 /* ---- packing x --------------------------------------------------------------------------------*/
-
-#if defined(ISA_AVX512)
 
 /* 2·CHUNK elements as CHUNK pairs. */
 static void pack_pairs(uint32_t *to, const float *from, int n)
 {
+#if defined(ISA_AVX512)
     const vf low = n >= LANES ? v_load(from) : v_load_n(from, n);
     const vf high = n >= 2 * LANES
                         ? v_load(from + LANES)
                         : v_load_n(from + (n > LANES ? LANES : 0), n > LANES ? n - LANES : 0);
     const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
     memcpy(to, &pairs, sizeof pairs);
-}
-
+#else
+    (void)from;
+    (void)n;
+    CHECK(to == NULL); /* without the instruction nobody asks for pairs */
 #endif
+}
 
 /* CHUNK floats, 0 past the end of the row. */
 static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
@@ -198,33 +199,19 @@ static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
     }
 }
 
-/* Elements of a row in a chunk of its words. */
-static int chunk_elements(enum dtype dtype)
-{
-#if defined(ISA_AVX512)
-    return dtype == DTYPE_BF16 ? 2 * CHUNK : CHUNK;
-#else
-    (void)dtype;
-    return CHUNK;
-#endif
-}
-
 static void pack_tile(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
-                      enum dtype dtype)
+                      enum kind kind)
 {
-    const int step = chunk_elements(dtype);
+    const int step = kind == PAIRS ? 2 * CHUNK : CHUNK;
     for (int k = 0; k < n_in; k += step) {
         const int n = n_in - k < step ? n_in - k : step;
         for (int r = 0; r < n_row; r++) {
             const float *const from = x + r * x_stride + k;
-#if defined(ISA_AVX512)
-            if (dtype == DTYPE_BF16) {
+            if (kind == PAIRS) {
                 pack_pairs(to, from, n);
-                to += CHUNK;
-                continue;
+            } else {
+                pack_floats(to, from, n, kind == WIDE);
             }
-#endif
-            pack_floats(to, from, n, dtype == DTYPE_BF16);
             to += CHUNK;
         }
     }
@@ -235,7 +222,7 @@ void SIMD(gemm_pack)(const struct gemm *g, int tile)
     const int row = gemm_tile_row(g, tile);
     const int n_row = gemm_tile_row(g, tile + 1) - row;
     pack_tile(g->words + (size_t)row * gemm_row_words(g->n_in), g->x + row * g->x_stride,
-              g->x_stride, n_row, g->n_in, g->dtype);
+              g->x_stride, n_row, g->n_in, kind_of(g));
 }
 
 /* ---- products ---------------------------------------------------------------------------------*/
@@ -260,7 +247,7 @@ static void finish_row(float *y, const float *sum, const float *bias, int n_col,
 
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
 {
-    tile_fn *const *const tiles = g->dtype == DTYPE_BF16 ? tiles_bf16 : tiles_f32;
+    const enum kind kind = kind_of(g);
     const int n_word = gemm_k_words(g->n_in, g->dtype);
     for (int panel = first; panel < first + n; panel++) {
         const uint32_t *const w = g->w + (size_t)panel * gemm_panel_words(g->n_in, g->dtype);
@@ -270,7 +257,8 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             _Alignas(64) float sum[TILE_ROWS * PANEL];
             const int row = gemm_tile_row(g, t);
             const int n_row = gemm_tile_row(g, t + 1) - row;
-            tiles[n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word, sum);
+            tiles[kind][n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word,
+                                   sum);
             for (int r = 0; r < n_row; r++) {
                 finish_row(g->y + (row + r) * g->y_stride + col, sum + r * PANEL,
                            g->bias == NULL ? NULL : g->bias + col, n_col, g->act);
@@ -282,11 +270,11 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                        const uint32_t *w, int n_in, int n_out, uint32_t *words)
 {
-    pack_tile(words, x, x_stride, n_row, n_in, DTYPE_F32);
+    pack_tile(words, x, x_stride, n_row, n_in, F32);
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
         _Alignas(64) float sum[TILE_ROWS * PANEL];
-        tiles_f32[n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
-                             sum);
+        tiles[F32][n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
+                              sum);
         for (int r = 0; r < n_row; r++) {
             memcpy(score + r * stride + panel * PANEL, sum + r * PANEL, PANEL * sizeof *sum);
         }

@@ -16,7 +16,7 @@
  *
  * Rows of x are packed by tiles of up to tile_rows rows: CHUNK words of each row of the tile, then
  * the next CHUNK words, so that one pointer with constant offsets reaches all rows. The words are
- * floats, or BF16 pairs where the set multiplies those.
+ * floats, or BF16 pairs where an instruction multiplies those.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
@@ -34,6 +34,7 @@ struct gemm {
     int n_row, n_in, n_out;
     int n_tile;       /* the rows are divided evenly among this many tiles */
     enum dtype dtype; /* of the weights: F32 or BF16 */
+    bool has_pairs;   /* BF16 pairs are multiplied by the instruction for them, not widened */
     enum act act;
 };
 

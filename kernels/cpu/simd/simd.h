@@ -62,6 +62,14 @@ static ALWAYS_INLINE vi vi_set1(int32_t x)
     return (vi){0} + x;
 }
 
+/* The same 32 bits in every lane. */
+static ALWAYS_INLINE vf v_set1_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return v_set1(x);
+}
+
 static ALWAYS_INLINE vf v_load(const void *from)
 {
     vf v;
