@@ -12,7 +12,7 @@ shift
 B=$(realpath "$build")
 export B PKMSERVE=$B/pkmserve PYTHONDONTWRITEBYTECODE=1
 export PATH=$PATH:$PWD/build/tools
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
+# Not detect_stack_use_after_return: gcc 12 misaligns AVX-512 locals under it (gcc bug 110027).
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
 python=${PYTHON:-/usr/bin/python3}
@@ -20,11 +20,16 @@ passed=0 failed=0 skipped=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 
-# report NAME PASSED FAILED SKIPPED RERUN: one line when all is well, else the output and how to rerun.
+# report NAME PASSED FAILED SKIPPED RERUN: one line when all is well, else also the end of the output and
+# how to rerun.
 report() {
     printf '%-40s %4d passed, %d failed%s\n' "$1" "$2" "$3" "$([ "$4" = 0 ] || echo ", $4 skipped")"
     if [ "$3" -gt 0 ]; then
-        sed 's/^/    /' "$output"
+        local log
+        log=$build/log/$(tr -c 'a-z0-9_\n' - <<<"$1").txt
+        mkdir -p "$build/log" && cp "$output" "$log"
+        [ "$(wc -l <"$output")" -le 150 ] || echo "    (the end of $log)"
+        tail -n 150 "$output" | sed 's/^/    /'
         echo "    rerun: $5"
     fi
     passed=$((passed + $2)) failed=$((failed + $3)) skipped=$((skipped + $4))
