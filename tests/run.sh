@@ -12,7 +12,7 @@ shift
 B=$(realpath "$build")
 export B PKMSERVE=$B/pkmserve PYTHONDONTWRITEBYTECODE=1
 export PATH=$PATH:$PWD/build/tools
-# Not detect_stack_use_after_return: gcc 12 misaligns AVX-512 locals under it (gcc bug 110027).
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
 python=${PYTHON:-/usr/bin/python3}
