@@ -1,0 +1,93 @@
+"""A model without a tokenizer, with two languages and two memories: ids in, ids out."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from server_harness import ROOT, Server, error_of, events
+
+SOURCE = os.path.join(ROOT, "tests", "golden", "xlm", "pkm12-2mem", "checkpoint.pth")
+IDS = [1, 20, 30, 40, 50, 60]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    model = str(tmp_path_factory.mktemp("model") / "two")
+    subprocess.run([sys.executable, os.path.join(ROOT, "models", "convert", "convert.py"), SOURCE,
+                    "--output", model], check=True, stdout=subprocess.DEVNULL)
+    with Server("--served-model-name", 'tw"o\\', model=model) as s:
+        yield s
+
+
+def test_text_is_refused_by_saying_so(server):
+    for path, body, param in (("/generate", {"prompt": "a"}, "prompt"),
+                              ("/score", {"text": ["a"]}, "text"),
+                              ("/generate", {"prompt": IDS, "stop": "a"}, "stop"),
+                              ("/tokenize", {"prompt": "a"}, None),
+                              ("/detokenize", {"tokens": [5]}, None)):
+        assert "no tokenizer" in error_of(server.post(path, body), 400, "unsupported_parameter",
+                                          param)
+
+
+def test_generation_gives_ids_and_no_text(server):
+    body = {"prompt": IDS, "max_tokens": 4, "seed": 1, "logprobs": 1, "echo": True,
+            "ignore_eos": True}
+    choice = server.ok("/generate", body)["choices"][0]
+    assert choice["text"] is None and choice["token_ids"][:6] == IDS
+    assert len(choice["token_ids"]) == 10
+    for token in choice["logprobs"]:
+        assert token["piece"] is None and token["offset"] is None
+    streamed = events(server.post("/generate", {**body, "stream": True}).text)
+    assert [e["token"]["id"] for e in streamed if "token" in e] == choice["token_ids"][6:]
+
+
+def test_scores_have_what_needs_no_text(server):
+    got = server.ok("/score", {"tokens": [IDS, IDS[:3]], "logprobs": 0})
+    result = got["results"][0]
+    assert result["n_scored"] == 5 and result["perplexity"] > 1
+    for name in ("n_bytes", "n_words", "n_chars", "bits_per_byte", "word_perplexity"):
+        assert result[name] is None, name
+    assert got["aggregate"]["n_bytes"] is None and got["aggregate"]["perplexity"] > 1
+    units = server.ok("/score", {"tokens": IDS, "units": {"bytes": 9, "words": 2}})["results"][0]
+    assert units["bits_per_byte"] > 0 and units["word_perplexity"] > 1
+
+
+def test_language_by_name_and_id(server):
+    def score(**kw):
+        return server.ok("/score", {"tokens": IDS, **kw})["results"][0]["sum_logprob"]
+
+    assert score() == score(language="en") == score(language=0)
+    assert score(language="fr") == score(lang=1) != score()
+    english = server.ok("/generate", {"prompt": IDS, "max_tokens": 3, "temperature": 0,
+                                      "logprobs": 0})
+    french = server.ok("/generate", {"prompt": IDS, "max_tokens": 3, "temperature": 0,
+                                     "logprobs": 0, "language": "fr"})
+    assert english["choices"] != french["choices"]
+    for wrong in ("de", 2, -1, True, 1.5, ["en"]):
+        message = error_of(server.post("/score", {"tokens": IDS, "language": wrong}), 400,
+                           "invalid_value", "language")
+        assert "en, fr" in message
+
+
+def test_telemetry_of_two_memories(server):
+    layers = server.ok("/score", {"tokens": IDS, "memory": "tokens"})["results"][0]["memory"]["layers"]
+    assert [(m["layer"], m["place"], m["slots"]) for m in layers] == [(4, "in", 256), (8, "in", 256)]
+    assert all(len(m["tokens"]) == len(IDS) for m in layers)
+    lookups = server.metric('memory_lookups_total{layer="8"}')
+    server.ok("/score", {"tokens": IDS})
+    assert server.metric('memory_lookups_total{layer="8"}') > lookups
+
+
+def test_odd_model_name_everywhere(server):
+    name = 'tw"o\\'
+    assert server.get("/v1/models").json()["data"][0]["id"] == name
+    assert server.get("/v1/models/tw%22o%5C").status_code == 200
+    assert server.ok("/score", {"tokens": IDS, "model": name})["model"] == name
+    assert 'model_name="tw\\"o\\\\"' in server.get("/metrics").text
+
+
+def test_tokens_outside_the_vocabulary(server):
+    error_of(server.post("/score", {"tokens": [203]}), 400, "token_out_of_range", "tokens")
+    error_of(server.post("/generate", {"prompt": [203]}), 400, "token_out_of_range", "prompt")
