@@ -66,7 +66,7 @@ static void linear_block(struct cpu_backend *cpu, struct linear_job *job)
         const int n_part = (wanted + job->n_panel - 1) / job->n_panel;
         job->n_part = n_part < g->n_tile ? n_part : g->n_tile;
     }
-    pool_for(cpu->pool, job->n_panel * job->n_part, POOL_DYNAMIC, multiply, job);
+    pool_for(cpu->pool, job->n_panel * job->n_part, POOL_STREAM, multiply, job);
 }
 
 void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,

@@ -299,9 +299,23 @@ static void run_read(struct bench *b, int rows)
                         tensor_head(b->shares, rows), b->values);
 }
 
-static void run_sample(struct bench *b, int rows)
+static void run_sample(struct bench *b, int rows, float temperature)
 {
+    for (int i = 0; i < rows; i++) {
+        step_of(b, rows)->sample[i].temperature = temperature;
+    }
     b->be->op->sample(b->be, tensor_head(b->logits, rows), step_of(b, rows), 0);
+}
+
+static void run_greedy(struct bench *b, int rows)
+{
+    run_sample(b, rows, 0);
+}
+
+/* Random logits are nearly flat: top_p keeps most of the vocabulary, the worst case. */
+static void run_flat(struct bench *b, int rows)
+{
+    run_sample(b, rows, 1);
 }
 
 static void run_logprobs(struct bench *b, int rows)
@@ -332,7 +346,7 @@ static void run_step(struct bench *b, int rows)
     }
     const int n_out = rows == ROWS_MAX ? 1 : rows; /* a prompt wants its last row's alone */
     run_product(b, &vocab, n_out);
-    run_sample(b, n_out);
+    run_greedy(b, n_out);
 }
 
 /* ---- statistics -------------------------------------------------------------------------------*/
@@ -506,7 +520,8 @@ int main(int argc, char **argv)
     bench_other(&b, "memory: query", run_query, n_round);
     bench_other(&b, "memory: search", run_search, n_round);
     bench_other(&b, "memory: read", run_read, n_round);
-    bench_other(&b, "sample, top_p 0.9", run_sample, n_round);
+    bench_other(&b, "sample, greedy", run_greedy, n_round);
+    bench_other(&b, "sample, top_p 0.9, flat", run_flat, n_round);
     bench_other(&b, "logprobs", run_logprobs, n_round);
     return 0; /* the system takes the memory back */
 }

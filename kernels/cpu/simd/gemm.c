@@ -20,11 +20,11 @@
 
 /* Streams of one or two rows run ahead by themselves; with more the loads come too far apart. 2 KiB
  * ahead did best of 1 to 16 KiB, and the nearest cache best of L1 and L2 (SPEED.md). */
-enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 512 };
+enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 512, LINE_WORDS = 16 };
 
 static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
 {
-    for (int i = 0; i < n_word; i += 16) {
+    for (int i = 0; i < n_word; i += LINE_WORDS) {
         __builtin_prefetch(w + PREFETCH_WORDS + i);
     }
 }
@@ -75,9 +75,16 @@ static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n
     }
 }
 
+/* What a tile asks for while it computes: cache lines of the panel that comes next. */
+struct ahead {
+    const uint32_t *w;
+    int n_line; /* per chunk of x */
+};
+
 /* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
 static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind kind,
-                               const uint32_t *x, const uint32_t *w, int n_word, float *out)
+                               const uint32_t *x, const uint32_t *w, int n_word, float *out,
+                               struct ahead ahead)
 {
     vf sum[TILE_ROWS][PANEL / LANES];
     UNROLL
@@ -96,6 +103,10 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
             w += PANEL;
         }
         x += n_row * CHUNK;
+        for (int i = 0; i < ahead.n_line; i++) {
+            __builtin_prefetch(ahead.w, 0, 2); /* into L2 */
+            ahead.w += LINE_WORDS;
+        }
     }
     for (int i = 0; i < n_word; i++) {
         add_word(sum, n_row, n_vec, kind, x, w, i);
@@ -111,13 +122,16 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
 }
 
 /* One function per kind and number of rows: out[n_row, PANEL] of one panel. */
-typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *out);
+typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *out,
+                     struct ahead ahead);
 
 #define TILE_OF(kind, n)                                                                           \
-    static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out)    \
+    static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out,    \
+                                  struct ahead ahead)                                              \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile(n, TILE_VECS(n), kind, x, w + c, n_word, out + c);                                \
+            tile(n, TILE_VECS(n), kind, x, w + c, n_word, out + c, ahead);                         \
+            ahead.n_line = 0;                                                                      \
         }                                                                                          \
     }
 #if defined(ISA_AVX512)
@@ -245,20 +259,37 @@ static void finish_row(float *y, const float *sum, const float *bias, int n_col,
     }
 }
 
+/* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
+ * memory while the others leave memory idle. So each tile fetches its share of the next panel. */
+static struct ahead ahead_of(const struct gemm *g, enum kind kind, const uint32_t *next, int tile,
+                             int n_tile)
+{
+    const int n_word = gemm_k_words(g->n_in, g->dtype);
+    const int n_chunk = n_word / CHUNK_WORDS(kind);
+    if (n_tile == 1 || n_chunk == 0) {
+        return (struct ahead){next, 0};
+    }
+    const int n_line = n_word * (PANEL / LINE_WORDS) / n_tile;
+    return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
+                          (n_line + n_chunk - 1) / n_chunk};
+}
+
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
 {
     const enum kind kind = kind_of(g);
     const int n_word = gemm_k_words(g->n_in, g->dtype);
+    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
     for (int panel = first; panel < first + n; panel++) {
-        const uint32_t *const w = g->w + (size_t)panel * gemm_panel_words(g->n_in, g->dtype);
+        const uint32_t *const w = g->w + (size_t)panel * panel_words;
+        const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
         const int col = panel * PANEL;
         const int n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL;
-        for (int t = tile; t < tile + n_tile; t++) {
+        for (int t = 0; t < n_tile; t++) {
             _Alignas(64) float sum[TILE_ROWS * PANEL];
-            const int row = gemm_tile_row(g, t);
-            const int n_row = gemm_tile_row(g, t + 1) - row;
-            tiles[kind][n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word,
-                                   sum);
+            const int row = gemm_tile_row(g, tile + t);
+            const int n_row = gemm_tile_row(g, tile + t + 1) - row;
+            tiles[kind][n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word, sum,
+                                   ahead_of(g, kind, next, t, n_tile));
             for (int r = 0; r < n_row; r++) {
                 finish_row(g->y + (row + r) * g->y_stride + col, sum + r * PANEL,
                            g->bias == NULL ? NULL : g->bias + col, n_col, g->act);
@@ -274,7 +305,7 @@ void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_s
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
         _Alignas(64) float sum[TILE_ROWS * PANEL];
         tiles[F32][n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
-                              sum);
+                              sum, (struct ahead){w, 0});
         for (int r = 0; r < n_row; r++) {
             memcpy(score + r * stride + panel * PANEL, sum + r * PANEL, PANEL * sizeof *sum);
         }
