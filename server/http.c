@@ -3,16 +3,16 @@
 #include "server/http.h"
 
 #include "engine/engine.h"
+#include "server/listen.h"
 #include "server/watch.h"
+#include "server/worker.h"
 
 #include <errno.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,14 +21,15 @@ enum {
     HTTP_SURPLUS = 64, /* connections above the limit that are told so before they are closed */
     HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
     HTTP_BLOCK_BYTES = 16 * 1024,
-    HTTP_BACKLOG = 1024,
-    HTTP_BODIES = 16, /* full-sized bodies that may be held at once */
+    HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
+    HTTP_BODIES = 16,            /* full-sized bodies that may be held at once */
 };
 
 struct http {
     struct http_config config;
     struct MHD_Daemon *daemon;
     struct watch *watch;
+    struct worker *worker;
     int listen_fd;
     int port;
     atomic_bool draining;
@@ -44,6 +45,7 @@ struct http_exchange {
     size_t body_held;           /* counted in http->body_bytes */
     size_t out_pos;             /* stream: bytes of x.out already taken */
     bool handled, queued, ended;
+    struct worker_task task; /* while lent to the worker */
 };
 
 /* ---- the head ------------------------------------------------------------------------------ */
@@ -306,6 +308,21 @@ static enum MHD_Result http_advance(struct http_exchange *hx)
     return http_send(hx, false);
 }
 
+static void http_handle(struct http_exchange *hx)
+{
+    hx->http->config.handle(hx->http->config.ctx, &hx->x);
+    http_drop_body(hx);
+}
+
+/* On the worker thread. The connection sleeps until the last line. */
+static void http_handle_long(struct worker_task *task)
+{
+    struct http_exchange *const hx =
+        (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+    http_handle(hx);
+    watch_return(hx->conn);
+}
+
 /* The library's one entry. It calls with the head, with each piece of the body, when the body is
  * complete, and again after each resume. The answer is given when the body is complete, never in
  * the first call: that would end the connection. */
@@ -331,8 +348,13 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
             return MHD_NO; /* refused, and now the whole body has come */
         }
         hx->handled = true;
-        http->config.handle(http->config.ctx, &hx->x);
-        http_drop_body(hx);
+        if (hx->x.body.n >= HTTP_LONG_BYTES) {
+            hx->task.run = http_handle_long;
+            watch_lend(hx->conn, mhd);
+            worker_push(http->worker, &hx->task);
+            return MHD_YES;
+        }
+        http_handle(hx);
     }
     return hx->queued ? MHD_NO : http_advance(hx);
 }
@@ -414,69 +436,6 @@ static void http_resume(void *connection)
 
 /* ---- starting and stopping ----------------------------------------------------------------- */
 
-/* A listening socket of our own: the error names what is wrong, and port 0 can be asked back. */
-static enum err_code http_listen(struct http *http, struct err *err)
-{
-    const struct http_config *const config = &http->config;
-    char service[16];
-    (void)snprintf(service, sizeof service, "%d", config->port);
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC,
-                                   .ai_socktype = SOCK_STREAM,
-                                   .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    struct addrinfo *list = NULL;
-    const int why = getaddrinfo(config->host, service, &hints, &list);
-    if (why != 0) {
-        return err_set(err, ERR_IO, "host %s: %s", config->host, gai_strerror(why));
-    }
-    int error = EADDRNOTAVAIL;
-    for (const struct addrinfo *a = list; a != NULL && http->listen_fd < 0; a = a->ai_next) {
-        const int fd =
-            socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
-        const int on = 1;
-        if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-            bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, HTTP_BACKLOG) == 0) {
-            http->listen_fd = fd;
-        } else {
-            error = errno;
-            if (fd >= 0) {
-                (void)close(fd);
-            }
-        }
-    }
-    freeaddrinfo(list);
-    if (http->listen_fd < 0) {
-        return err_set(err, ERR_IO, "cannot listen on %s port %d: %s", config->host, config->port,
-                       strerror(error));
-    }
-    struct sockaddr_storage address;
-    socklen_t bytes = sizeof address;
-    char port[16] = "";
-    CHECK(getsockname(http->listen_fd, (struct sockaddr *)&address, &bytes) == 0);
-    CHECK(getnameinfo((struct sockaddr *)&address, bytes, NULL, 0, port, sizeof port,
-                      NI_NUMERICSERV) == 0);
-    http->port = atoi(port);
-    return ERR_OK;
-}
-
-/* Each connection is a descriptor; the rest of the process needs a few. */
-static enum err_code http_reserve_files(int n_conn, struct err *err)
-{
-    const rlim_t need = (rlim_t)n_conn + 128;
-    struct rlimit limit;
-    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    if (limit.rlim_cur >= need) {
-        return ERR_OK;
-    }
-    limit.rlim_cur = limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need ? need : 0;
-    if (limit.rlim_cur == 0 || setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-        return err_set(err, ERR_ARGUMENT,
-                       "%d connections need %llu file descriptors, but the process may open %llu: "
-                       "lower --max-connections or raise ulimit -n",
-                       n_conn, (unsigned long long)need, (unsigned long long)limit.rlim_max);
-    }
-    return ERR_OK;
-}
-
 static enum err_code http_start_daemon(struct http *http, struct err *err)
 {
     const struct http_config *const config = &http->config;
@@ -512,12 +471,15 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
                                        .body_timeout_s = config->body_timeout_s,
                                        .suspend = http_suspend,
                                        .resume = http_resume};
-    enum err_code code = http_reserve_files(watch.n_conn, err);
+    enum err_code code = listen_reserve_files(watch.n_conn, err);
     if (code == ERR_OK) {
-        code = http_listen(h, err);
+        code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
     }
     if (code == ERR_OK) {
         code = watch_open(&h->watch, &watch, err);
+    }
+    if (code == ERR_OK) {
+        code = worker_open(&h->worker, err);
     }
     *http = h; /* before the first request can come: routes ask for http_connections */
     if (code == ERR_OK) {
@@ -574,6 +536,7 @@ void http_stop(struct http *http, int64_t deadline_us)
     if (http->listen_fd >= 0) {
         (void)close(http->listen_fd);
     }
+    worker_close(http->worker);
     watch_close(http->watch);
     free(http);
 }

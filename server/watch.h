@@ -52,6 +52,11 @@ bool watch_refused(struct watch_conn *conn);
 /* Sleeps unless woken since the last call; true if the connection is suspended now. */
 bool watch_sleep(struct watch_conn *conn, void *connection);
 
+/* Puts the connection to sleep whatever happens, until watch_return: another thread has the
+ * exchange. Wakes and leaving in between are kept for later. */
+void watch_lend(struct watch_conn *conn, void *connection);
+void watch_return(struct watch_conn *conn);
+
 /* Wakes all sleepers and shuts all sockets: the server ends. Returns the number of exchanges that
  * are not over yet. */
 int watch_hang_up(struct watch *watch);

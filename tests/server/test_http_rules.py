@@ -187,6 +187,43 @@ def test_leaving_the_queue_and_a_score():
         eventually(lambda: s.metric("num_requests_running") == 0, "idle")
 
 
+# Long bodies are read by a thread of their own.
+
+
+def test_long_requests_do_not_hold_up_others(server):
+    """Tokenising each takes far longer than all health checks; four would block all http threads."""
+    body = json.dumps({"text": "word " * 500000}).encode()
+    done = []
+
+    def run():
+        done.append(server.post("/score", body).status_code)
+
+    threads = [threading.Thread(target=run) for _ in range(5)]
+    for t in threads:
+        t.start()
+    eventually(lambda: server.metric("http_connections") >= 5, "the uploads")
+    for _ in range(8):
+        with server.connect() as s:
+            s.sendall(head("/health", b"", "GET"))
+            assert read_answer(s)[0] == 200
+    n_done = len(done)
+    for t in threads:
+        t.join(PATIENCE)
+    assert done == [400] * 5 and n_done < 5, "health checks waited for all long requests"
+
+
+def test_leaving_while_a_long_body_is_read(server):
+    name = 'requests_total{route="/score",code="499"}'
+    before = server.metric(name)
+    text = json.dumps({"text": "the quick brown fox " * 30000, "stride": 64}).encode()
+    for _ in range(3):
+        s = server.connect()
+        s.sendall(head("/score", text))
+        s.close()
+    eventually(lambda: server.metric(name) == before + 3, "all were noticed")
+    eventually(lambda: server.metric("num_requests_running") == 0, "idle")
+
+
 # Rule 4: deadlines of our own.
 
 
