@@ -70,24 +70,6 @@ static void *loader_run(void *arg)
     return NULL;
 }
 
-/* Runs the deep check once: what it gives now is the known answer. */
-static void learn_probe(struct server *server, struct engine *engine)
-{
-    CHECK(probe_ask(&server->probe) == PROBE_YOURS);
-    struct request *const request = probe_request(engine_model(engine));
-    struct err err = {0};
-    if (request == NULL || engine_submit(engine, request, &err) != ERR_OK) {
-        probe_end(&server->probe, NULL);
-        request_release(request);
-        return;
-    }
-    while (atomic_load(&request->n_item_done) == 0) {
-        (void)usleep(1000);
-    }
-    probe_end(&server->probe, request);
-    request_release(request);
-}
-
 static void log_ready(const struct server *server, const struct engine *engine)
 {
     const struct engine_options *const limits = engine_limits(engine);
@@ -201,7 +183,6 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         http_stop(server->http, 0);
         return serve_fail(&loader.err);
     }
-    learn_probe(server, engine);
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);

@@ -143,6 +143,18 @@ void watch_idle(struct watch_conn *conn)
 
 /* ---- refusing past the library ------------------------------------------------------------- */
 
+static const char *watch_reason(int status)
+{
+    switch (status) {
+    case 400: return "Bad Request";
+    case 408: return "Request Timeout";
+    case 413: return "Content Too Large";
+    case 429: return "Too Many Requests";
+    case 503: return "Service Unavailable";
+    default: return "Internal Server Error";
+    }
+}
+
 /* Under the mutex. */
 static void watch_refuse_locked(struct watch_conn *conn, const struct api_error *error)
 {
@@ -150,7 +162,7 @@ static void watch_refuse_locked(struct watch_conn *conn, const struct api_error 
     exchange_error(x, error);
     struct text head = {0};
     text_printf(&head, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nConnection: close\r\n",
-                x->status, x->status == 408 ? "Request Timeout" : "Refused");
+                x->status, watch_reason(x->status));
     for (int i = 0; i < x->n_header; i++) {
         text_printf(&head, "%s: %s\r\n", x->header[i].name, x->header[i].value);
     }
