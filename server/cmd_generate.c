@@ -87,7 +87,9 @@ static void print_text(struct generation *it, int n_out, enum finish state)
     if (state != FINISH_NONE) {
         gentext_flush(&it->gen, &out);
     }
-    fwrite(out.data, 1, out.n, stdout);
+    if (out.n > 0) {
+        fwrite(out.data, 1, out.n, stdout);
+    }
     text_free(&out);
 }
 
