@@ -164,7 +164,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (60) with libFuzzer
 fuzz-build: $(FUZZ_SRC:%.c=$(B)/%.libfuzzer)
 $(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
 	$(call say,link)
-	$(Q)$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+	$(Q)$(CXX) $(CXXFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
 
 # ---- measuring, style --------------------------------------------------------------------------
 
