@@ -5,7 +5,7 @@ import threading
 
 from server_harness import PATIENCE, Server, events
 
-TEXTS = ["The river ran on past the mill.", "He said nothing, and she went away. " * 12,
+TEXTS = ["The river ran on past the mill.", "He said nothing, and she went away. " * 4,
          "A", "When the bell rang for the third time, all the men stood up and left the hall."]
 
 
@@ -15,12 +15,12 @@ def requests():
         text = TEXTS[i]
         yield "/score", {"text": text, "logprobs": 2, "ranks": True}
         yield "/score", {"text": [text, TEXTS[0]], "max_context": 16, "stride": 5, "logprobs": 0}
-        yield "/generate", {"prompt": text, "max_tokens": 8, "temperature": 0, "logprobs": 3,
+        yield "/generate", {"prompt": text, "max_tokens": 6, "temperature": 0, "logprobs": 3,
                             "ignore_eos": True}
-        yield "/generate", {"prompt": text, "max_tokens": 8, "seed": 10 + i, "top_k": 40,
+        yield "/generate", {"prompt": text, "max_tokens": 6, "seed": 10 + i, "top_k": 40,
                             "top_p": 0.9, "n": 2, "logprobs": 0, "echo": True,
                             "repetition_penalty": 1.2}
-        yield "/generate", {"prompt": text, "max_tokens": 8, "seed": 50 + i, "stream": True,
+        yield "/generate", {"prompt": text, "max_tokens": 6, "seed": 50 + i, "stream": True,
                             "logprobs": 1, "stop": ["the"], "memory": "summary"}
 
 

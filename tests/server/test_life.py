@@ -108,10 +108,10 @@ def test_idle_server_ends_with_0(number):
 
 
 def test_drain_finishes_what_runs():
-    with Server("--drain-delay-s", "1") as s:
-        stream = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 150,
+    with Server("--drain-delay-s", "1", "--shutdown-timeout-s", "100") as s:
+        stream = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 60,
                                                             "stream": True}))
-        whole = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 150}))
+        whole = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 60}))
         kept = s.connect()
         kept.sendall(head("/health", b"", "GET"))
         assert read_answer(kept)[0] == 200
@@ -125,15 +125,15 @@ def test_drain_finishes_what_runs():
         for thread, result in (stream, whole):
             thread.join(PATIENCE)
             assert result[0].status_code == 200
-        assert events(stream[1][0].text)[-1]["usage"]["completion_tokens"] == 150
-        assert whole[1][0].json()["usage"]["completion_tokens"] == 150
+        assert events(stream[1][0].text)[-1]["usage"]["completion_tokens"] == 60
+        assert whole[1][0].json()["usage"]["completion_tokens"] == 60
         assert s.process.wait(PATIENCE) == 0
         kept.close()
 
 
 def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
-    with Server("--drain-delay-s", "0") as s:
-        running = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 400}))
+    with Server("--drain-delay-s", "0", "--shutdown-timeout-s", "100") as s:
+        running = in_background(lambda: s.post("/generate", {**SHORT, "max_tokens": 150}))
         eventually(lambda: s.metric("num_requests_running") == 1, "running")
         kept = s.connect()
         kept.sendall(head("/health", b"", "GET"))
@@ -145,7 +145,7 @@ def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
         assert status == 503 and json.loads(body)["error"]["code"] == "shutting_down"
         assert headers["connection"] == "close" and headers["retry-after"]
         running[0].join(PATIENCE)
-        assert running[1][0].json()["usage"]["completion_tokens"] == 400
+        assert running[1][0].json()["usage"]["completion_tokens"] == 150
         assert s.process.wait(PATIENCE) == 0
         kept.close()
 

@@ -113,11 +113,11 @@ def test_alternatives_ranks_entropy(server):
 def test_windows_cover_each_token_once(server):
     whole = server.ok("/score", {"text": LONG, "logprobs": 0})["results"][0]
     assert whole["n_tokens"] > 600 and whole["windows"]["count"] == 2
-    w = server.ok("/score", {"text": LONG, "max_context": 100, "stride": 30,
+    w = server.ok("/score", {"text": LONG, "max_context": 100, "stride": 75,
                              "logprobs": 0})["results"][0]
     n = w["n_tokens"]
-    count = 1 + math.ceil((n - 100) / 30)
-    assert w["windows"] == {"count": count, "max_context": 100, "stride": 30,
+    count = 1 + math.ceil((n - 100) / 75)
+    assert w["windows"] == {"count": count, "max_context": 100, "stride": 75,
                             "positions_computed": 100 * count}
     assert w["n_scored"] == n == len(w["tokens"])
 
