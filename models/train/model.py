@@ -235,11 +235,6 @@ class Transformer(nn.Module):
             x = self.layer_norm2[i](x + y)
         return x
 
-    def logprobs(self, ids, targets):
-        """log p(targets) [n_seq, n_tok] given ids [n_seq, n_tok], without gradients kept apart"""
-        logits = self.pred_layer.proj(self(ids)).float()
-        return -F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-
 
 class OutputLoss(torch.autograd.Function):
     """Mean cross entropy of a linear output layer, made of a few tokens at a time.

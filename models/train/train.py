@@ -147,7 +147,7 @@ def validate(model, batches, args):
 
 
 class Reporter:
-    """A progress bar: one redrawn line on a terminal, a line now and then elsewhere, and everything in log.jsonl."""
+    """A progress bar on a terminal, a line now and then elsewhere, and everything in log.jsonl."""
 
     def __init__(self, path, step, args):
         self.log = open(path, "a", buffering=1)
