@@ -100,7 +100,6 @@ static void attend_items(void *arg, int thread, int first, int n)
             .q_stride = job->q.stride,
             .k_stride = job->k_pages.stride,
             .v_stride = job->v_pages.stride,
-            .score_stride = (int64_t)job->step->limits.n_page_max * KV_PAGE,
             .n_row = block.n_row,
             .pos = job->step->pos[block.row],
             .d_head = job->d_head,

@@ -12,13 +12,16 @@
 
 enum { PAGE_VECS = KV_PAGE / LANES };
 
-/* Key pages in flight for n rows, and vectors of value columns: what fits the registers. */
+/* Rows taken together; for n of them the key pages in flight, and the vectors of value columns:
+ * what fits the registers. */
 #if defined(ISA_AVX512)
+#define ROWS 8
 #define PAGE_GROUP(n) ((n) == 1 ? 4 : 2)
-#define VALUE_VECS 4
+#define VALUE_VECS(n) ((n) <= 4 ? 4 : 2)
 #else
+#define ROWS 4
 #define PAGE_GROUP(n) ((n) == 1 ? 2 : 1)
-#define VALUE_VECS 2
+#define VALUE_VECS(n) 2
 #endif
 
 void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
@@ -35,24 +38,42 @@ void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, 
     }
 }
 
-/* Scores of n_row rows for n_page pages from page first on. */
-static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
-                                      int first)
+/* Columns of q that are packed at a time: chunks of KV_PAGE columns of each row after each other,
+ * so that all rows are reached by one pointer with constant offsets. Scores lie the same way:
+ * [page] [ROWS][KV_PAGE]. With a stride per row the addresses alone took half of the time. */
+enum { Q_COLS = 64, PAGE_SCORES = ROWS * KV_PAGE };
+
+static void pack_q(float *to, const struct attend *a, int col, int n_col)
 {
+    for (int r = 0; r < a->n_row; r++) {
+        const float *const from = a->q + r * a->q_stride + col;
+        for (int c = 0; c < n_col; c++) {
+            to[(c / KV_PAGE * ROWS + r) * KV_PAGE + c % KV_PAGE] = from[c];
+        }
+    }
+}
+
+/* Adds n_col columns from column col on to the scores of n_row rows and n_page pages. */
+static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
+                                      int first, const float *q, int col, int n_col)
+{
+    float *const score = a->score + (int64_t)first * PAGE_SCORES;
     const float *piece[PAGE_GROUP(1)];
-    vf sum[ATTEND_ROWS][PAGE_GROUP(1)][PAGE_VECS];
+    vf sum[ROWS][PAGE_GROUP(1)][PAGE_VECS];
     UNROLL
     for (int p = 0; p < n_page; p++) {
-        piece[p] = a->k_pages + a->page[first + p] * a->k_stride;
+        piece[p] = a->k_pages + a->page[first + p] * a->k_stride + (int64_t)col * KV_PAGE;
         UNROLL
         for (int r = 0; r < n_row; r++) {
             UNROLL
             for (int v = 0; v < PAGE_VECS; v++) {
-                sum[r][p][v] = v_set1(0);
+                const float *const from = score + p * PAGE_SCORES + r * KV_PAGE + v * LANES;
+                sum[r][p][v] = col == 0 ? v_set1(0) : v_load(from);
             }
         }
     }
-    for (int c = 0; c < a->d_head; c++) {
+    for (int c = 0; c < n_col; c++) {
+        const float *const in = q + c / KV_PAGE * PAGE_SCORES + c % KV_PAGE;
         UNROLL
         for (int p = 0; p < n_page; p++) {
             UNROLL
@@ -60,7 +81,7 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
                 const vf key = v_load(piece[p] + (int64_t)c * KV_PAGE + v * LANES);
                 UNROLL
                 for (int r = 0; r < n_row; r++) {
-                    sum[r][p][v] = v_fma(v_set1(a->q[r * a->q_stride + c]), key, sum[r][p][v]);
+                    sum[r][p][v] = v_fma(v_set1(in[r * KV_PAGE]), key, sum[r][p][v]);
                 }
             }
         }
@@ -71,66 +92,78 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         for (int p = 0; p < n_page; p++) {
             UNROLL
             for (int v = 0; v < PAGE_VECS; v++) {
-                v_store(a->score + r * a->score_stride + (int64_t)(first + p) * KV_PAGE + v * LANES,
-                        sum[r][p][v] * a->scale);
+                v_store(score + p * PAGE_SCORES + r * KV_PAGE + v * LANES, sum[r][p][v]);
             }
         }
     }
 }
 
-static ALWAYS_INLINE void score_all(const struct attend *a, const int n_row, const int group,
-                                    int n_page)
+static ALWAYS_INLINE void score_all(const struct attend *a, const int n_row, int n_page)
 {
-    int p = 0;
-    for (; p + group <= n_page; p += group) {
-        score_pages(a, n_row, group, p);
-    }
-    for (; p < n_page; p++) {
-        score_pages(a, n_row, 1, p);
+    const int group = PAGE_GROUP(n_row);
+    for (int col = 0; col < a->d_head; col += Q_COLS) {
+        float q[ROWS * Q_COLS];
+        const int n_col = a->d_head - col < Q_COLS ? a->d_head - col : Q_COLS;
+        pack_q(q, a, col, n_col);
+        int p = 0;
+        for (; p + group <= n_page; p += group) {
+            score_pages(a, n_row, group, p, q, col, n_col);
+        }
+        for (; p < n_page; p++) {
+            score_pages(a, n_row, 1, p, q, col, n_col);
+        }
     }
 }
 
-/* Turns the scores of positions 0 .. n-1 into exp(score - max), 0 up to the end of the page, and
- * returns their sum. */
-static float exp_scores(float *score, int n)
+/* Turns a row's scores of positions 0 .. n-1 into exp(scale · score - max), 0 up to the end of the
+ * page, and returns their sum. */
+static float exp_scores(float *score, int n, float scale)
 {
-    const int n_full = n / LANES * LANES;
+    const int n_page = (n + KV_PAGE - 1) / KV_PAGE;
+    float *const last = score + (int64_t)(n_page - 1) * PAGE_SCORES;
+    for (int u = 0; u < n - (n_page - 1) * KV_PAGE; u++) {
+        last[u] *= scale;
+    }
+    for (int u = n - (n_page - 1) * KV_PAGE; u < KV_PAGE; u++) {
+        last[u] = -INFINITY; /* positions that are not written yet, or hold another's data */
+    }
     vf best = v_set1(-INFINITY);
-    for (int u = 0; u < n_full; u += LANES) {
-        best = v_max(v_load(score + u), best);
+    for (int p = 0; p < n_page; p++) {
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            float *const at = score + (int64_t)p * PAGE_SCORES + u;
+            const vf scaled = v_load(at) * (p + 1 < n_page ? scale : 1.0f);
+            best = v_max(scaled, best);
+            v_store(at, scaled);
+        }
     }
-    float max = v_max_of(best);
-    for (int u = n_full; u < n; u++) {
-        max = score[u] > max ? score[u] : max;
-    }
-    const int end = (n + KV_PAGE - 1) / KV_PAGE * KV_PAGE;
-    for (int u = n; u < end; u++) {
-        score[u] = -INFINITY; /* positions that are not written yet, or hold another's data */
-    }
+    const float max = v_max_of(best);
     vf sum = v_set1(0);
-    for (int u = 0; u < end; u += LANES) {
-        const vf e = v_exp(v_load(score + u) - max);
-        v_store(score + u, e);
-        sum = sum + e;
+    for (int p = 0; p < n_page; p++) {
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            float *const at = score + (int64_t)p * PAGE_SCORES + u;
+            const vf e = v_exp(v_load(at) - max);
+            v_store(at, e);
+            sum = sum + e;
+        }
     }
     return v_sum(sum);
 }
 
-/* Adds the values of positions first .. first+n-1 of one page, columns c .. of n_vec vectors. */
-static ALWAYS_INLINE void add_values(vf sum[ATTEND_ROWS][VALUE_VECS], const struct attend *a,
+/* Adds the values of positions first .. first+n-1 of one page to n_row rows from row on, columns c
+ * .. of n_vec vectors. */
+static ALWAYS_INLINE void add_values(vf sum[ROWS][VALUE_VECS(1)], const struct attend *a,
                                      const int row, const int n_row, const int n_vec, int page,
                                      int first, int n, int c)
 {
     const float *const piece = a->v_pages + a->page[page] * a->v_stride + c;
-    const float *const score = a->score + (int64_t)page * KV_PAGE;
+    const float *const score = a->score + (int64_t)page * PAGE_SCORES;
     for (int u = first; u < first + n; u++) {
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            const float *const from = piece + (int64_t)u * a->d_head + v * LANES;
-            const vf value = v_load(from);
+            const vf value = v_load(piece + (int64_t)u * a->d_head + v * LANES);
             UNROLL
             for (int r = row; r < row + n_row; r++) {
-                sum[r][v] = v_fma(v_set1(score[r * a->score_stride + u]), value, sum[r][v]);
+                sum[r][v] = v_fma(v_set1(score[r * KV_PAGE + u]), value, sum[r][v]);
             }
         }
     }
@@ -141,7 +174,7 @@ static ALWAYS_INLINE void add_values(vf sum[ATTEND_ROWS][VALUE_VECS], const stru
 static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, const int n_vec,
                                        const float *total, int c)
 {
-    vf sum[ATTEND_ROWS][VALUE_VECS];
+    vf sum[ROWS][VALUE_VECS(1)];
     UNROLL
     for (int r = 0; r < n_row; r++) {
         UNROLL
@@ -170,45 +203,64 @@ static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, 
 }
 
 /* The columns that fill no vector, one by one, in the same order of positions. */
-static void weigh_column(const struct attend *a, int n_row, const float *total, int c)
+static void weigh_column(const struct attend *a, const float *total, int c)
 {
-    for (int r = 0; r < n_row; r++) {
-        const float *const score = a->score + r * a->score_stride;
+    for (int r = 0; r < a->n_row; r++) {
         float sum = 0;
         for (int u = 0; u <= a->pos + r; u++) {
-            const float *const piece = a->v_pages + a->page[u / KV_PAGE] * a->v_stride;
-            sum += score[u] * piece[(int64_t)(u % KV_PAGE) * a->d_head + c];
+            const int page = u / KV_PAGE;
+            const float *const piece = a->v_pages + a->page[page] * a->v_stride;
+            const float share = a->score[(int64_t)page * PAGE_SCORES + r * KV_PAGE + u % KV_PAGE];
+            sum += share * piece[(int64_t)(u % KV_PAGE) * a->d_head + c];
         }
         a->y[r * a->y_stride + c] = sum / total[r];
     }
 }
 
-static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, const int group)
+static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row)
 {
-    float total[ATTEND_ROWS];
-    score_all(a, n_row, group, (a->pos + n_row - 1) / KV_PAGE + 1);
+    float total[ROWS];
+    score_all(a, n_row, (a->pos + n_row - 1) / KV_PAGE + 1);
     for (int r = 0; r < n_row; r++) {
-        total[r] = exp_scores(a->score + r * a->score_stride, a->pos + r + 1);
+        total[r] = exp_scores(a->score + r * KV_PAGE, a->pos + r + 1, a->scale);
     }
     int c = 0;
-    for (; c + VALUE_VECS * LANES <= a->d_head; c += VALUE_VECS * LANES) {
-        weigh_values(a, n_row, VALUE_VECS, total, c);
+    for (; c + VALUE_VECS(n_row) * LANES <= a->d_head; c += VALUE_VECS(n_row) * LANES) {
+        weigh_values(a, n_row, VALUE_VECS(n_row), total, c);
     }
     for (; c + LANES <= a->d_head; c += LANES) {
         weigh_values(a, n_row, 1, total, c);
     }
     for (; c < a->d_head; c++) {
-        weigh_column(a, n_row, total, c);
+        weigh_column(a, total, c);
+    }
+}
+
+static void attend_up_to_rows(const struct attend *a)
+{
+    switch (a->n_row) {
+    case 1: attend_rows(a, 1); break;
+    case 2: attend_rows(a, 2); break;
+    case 3: attend_rows(a, 3); break;
+#if ROWS == 8
+    case 4: attend_rows(a, 4); break;
+    case 5: attend_rows(a, 5); break;
+    case 6: attend_rows(a, 6); break;
+    case 7: attend_rows(a, 7); break;
+#endif
+    default: attend_rows(a, ROWS); break;
     }
 }
 
 void SIMD(attend)(const struct attend *a)
 {
     CHECK(a->n_row >= 1 && a->n_row <= ATTEND_ROWS);
-    switch (a->n_row) {
-    case 1: attend_rows(a, 1, PAGE_GROUP(1)); break;
-    case 2: attend_rows(a, 2, PAGE_GROUP(2)); break;
-    case 3: attend_rows(a, 3, PAGE_GROUP(3)); break;
-    default: attend_rows(a, 4, PAGE_GROUP(4)); break;
+    for (int r = 0; r < a->n_row; r += ROWS) {
+        struct attend part = *a;
+        part.y += r * a->y_stride;
+        part.q += r * a->q_stride;
+        part.pos += r;
+        part.n_row = a->n_row - r < ROWS ? a->n_row - r : ROWS;
+        attend_up_to_rows(&part);
     }
 }

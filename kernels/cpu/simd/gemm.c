@@ -22,6 +22,12 @@
  * ahead did best of 1 to 16 KiB, and the nearest cache best of L1 and L2 (SPEED.md). */
 enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 512, LINE_WORDS = 16 };
 
+enum {
+    L2_WORDS =
+        1 << 18, /* 1 MiB: less costs more in partial sums than it saves in rows (SPEED.md) */
+    MIN_CHUNKS = 16,
+};
+
 static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
 {
     for (int i = 0; i < n_word; i += LINE_WORDS) {
@@ -81,9 +87,9 @@ struct ahead {
     int n_line; /* per chunk of x */
 };
 
-/* out[n_row, PANEL] = tile of x times n_vec vectors of the panel, full K. */
+/* total[n_row, PANEL] += tile of x times n_vec vectors of the panel, n_word words of K. */
 static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind kind,
-                               const uint32_t *x, const uint32_t *w, int n_word, float *out,
+                               const uint32_t *x, const uint32_t *w, int n_word, float *total,
                                struct ahead ahead)
 {
     vf sum[TILE_ROWS][PANEL / LANES];
@@ -91,7 +97,7 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
     for (int r = 0; r < n_row; r++) {
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = v_set1(0);
+            sum[r][v] = v_load(total + r * PANEL + v * LANES);
         }
     }
     for (; n_word >= CHUNK_WORDS(kind); n_word -= CHUNK_WORDS(kind)) {
@@ -116,21 +122,21 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
     for (int r = 0; r < n_row; r++) {
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            v_store(out + r * PANEL + v * LANES, sum[r][v]);
+            v_store(total + r * PANEL + v * LANES, sum[r][v]);
         }
     }
 }
 
-/* One function per kind and number of rows: out[n_row, PANEL] of one panel. */
-typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *out,
+/* One function per kind and number of rows: sum[n_row, PANEL] of one panel. */
+typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *sum,
                      struct ahead ahead);
 
 #define TILE_OF(kind, n)                                                                           \
-    static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *out,    \
+    static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *sum,    \
                                   struct ahead ahead)                                              \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile(n, TILE_VECS(n), kind, x, w + c, n_word, out + c, ahead);                         \
+            tile(n, TILE_VECS(n), kind, x, w + c, n_word, sum + c, ahead);                         \
             ahead.n_line = 0;                                                                      \
         }                                                                                          \
     }
@@ -241,37 +247,102 @@ void SIMD(gemm_pack)(const struct gemm *g, int tile)
 
 /* ---- products ---------------------------------------------------------------------------------*/
 
-/* Adds the bias, applies the activation and writes the n_col columns that exist. */
-static void finish_row(float *y, const float *sum, const float *bias, int n_col, enum act act)
+static void add_bias(float *sum, const float *bias, int n_row, int n_col)
 {
     for (int c = 0; c < n_col; c += LANES) {
-        const int n = n_col - c < LANES ? n_col - c : LANES;
-        vf v = v_load(sum + c);
-        if (bias != NULL) {
-            v = v + (n == LANES ? v_load(bias + c) : v_load_n(bias + c, n));
-        }
-        v = act == ACT_GELU ? v_gelu(v) : act == ACT_RELU ? v_relu(v) : v;
-        if (n == LANES) {
-            v_store(y + c, v);
-        } else {
-            v_store_n(y + c, v, n);
+        const vf b = v_load_n(bias + c, n_col - c < LANES ? n_col - c : LANES);
+        for (int r = 0; r < n_row; r++) {
+            v_store(sum + r * PANEL + c, v_load(sum + r * PANEL + c) + b);
         }
     }
 }
 
+static void activate(float *sum, int n, enum act act)
+{
+    if (act == ACT_RELU) {
+        for (int i = 0; i < n; i += LANES) {
+            v_store(sum + i, v_relu(v_load(sum + i)));
+        }
+    }
+    for (int i = 0; act == ACT_GELU && i < n; i += GELU_VECS * LANES) {
+        vf v[GELU_VECS];
+        UNROLL
+        for (int j = 0; j < GELU_VECS; j++) {
+            v[j] = v_load(sum + i + j * LANES);
+        }
+        v_gelu(v);
+        UNROLL
+        for (int j = 0; j < GELU_VECS; j++) {
+            v_store(sum + i + j * LANES, v[j]);
+        }
+    }
+}
+
+/* Part of the work of one call: chunks first .. first+n-1 of K, the last ones or not. */
+struct span {
+    int first, n_word; /* words of K */
+    bool is_last;
+};
+
 /* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
  * memory while the others leave memory idle. So each tile fetches its share of the next panel. */
-static struct ahead ahead_of(const struct gemm *g, enum kind kind, const uint32_t *next, int tile,
-                             int n_tile)
+static struct ahead ahead_of(const uint32_t *next, const struct span *span, enum kind kind,
+                             int tile, int n_tile)
 {
-    const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int n_chunk = n_word / CHUNK_WORDS(kind);
+    const int n_chunk = span->n_word / CHUNK_WORDS(kind);
     if (n_tile == 1 || n_chunk == 0) {
         return (struct ahead){next, 0};
     }
-    const int n_line = n_word * (PANEL / LINE_WORDS) / n_tile;
+    const int n_line = span->n_word * (PANEL / LINE_WORDS) / n_tile;
     return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
                           (n_line + n_chunk - 1) / n_chunk};
+}
+
+/* One tile, one panel, one span. Between spans the sums wait in y, where each has its place; a sum
+ * that is stored and loaded again is the same sum. */
+static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span, int panel,
+                          int row, int n_row, struct ahead ahead)
+{
+    /* one row more than a tile has, because activate() takes several vectors at a time */
+    _Alignas(64) float sum[(TILE_ROWS + 1) * PANEL];
+    const int col = panel * PANEL;
+    const int n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL;
+    float *const y = g->y + row * g->y_stride + col;
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < PANEL; c += LANES) {
+            const int n = n_col - c < LANES ? n_col - c : LANES;
+            v_store(sum + r * PANEL + c,
+                    span->first > 0 && n > 0 ? v_load_n(y + r * g->y_stride + c, n) : v_set1(0));
+        }
+    }
+    const size_t x_first = (size_t)span->first / CHUNK_WORDS(kind) * CHUNK * (size_t)n_row;
+    const uint32_t *const x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first;
+    const uint32_t *const w =
+        g->w + (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
+    tiles[kind][n_row - 1](x, w, span->n_word, sum, ahead);
+    if (span->is_last) {
+        if (g->bias != NULL) {
+            add_bias(sum, g->bias + col, n_row, n_col);
+        }
+        memset(sum + n_row * PANEL, 0, PANEL * sizeof *sum);
+        activate(sum, n_row * PANEL, g->act);
+    }
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < n_col; c += LANES) {
+            v_store_n(y + r * g->y_stride + c, v_load(sum + r * PANEL + c),
+                      n_col - c < LANES ? n_col - c : LANES);
+        }
+    }
+}
+
+/* Words of K that are done for all panels before the next ones: so many that the packed rows of the
+ * tiles stay in L2 beside a panel while the panels pass. One tile goes through at once. */
+static int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
+{
+    const int n_word = gemm_k_words(g->n_in, g->dtype);
+    const int n_chunk = L2_WORDS / (n_row * CHUNK);
+    const int words = (n_chunk > MIN_CHUNKS ? n_chunk : MIN_CHUNKS) * CHUNK_WORDS(kind);
+    return n_tile == 1 || words > n_word ? n_word : words;
 }
 
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
@@ -279,20 +350,18 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
     const enum kind kind = kind_of(g);
     const int n_word = gemm_k_words(g->n_in, g->dtype);
     const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
-    for (int panel = first; panel < first + n; panel++) {
-        const uint32_t *const w = g->w + (size_t)panel * panel_words;
-        const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
-        const int col = panel * PANEL;
-        const int n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL;
-        for (int t = 0; t < n_tile; t++) {
-            _Alignas(64) float sum[TILE_ROWS * PANEL];
-            const int row = gemm_tile_row(g, tile + t);
-            const int n_row = gemm_tile_row(g, tile + t + 1) - row;
-            tiles[kind][n_row - 1](g->words + (size_t)row * gemm_row_words(g->n_in), w, n_word, sum,
-                                   ahead_of(g, kind, next, t, n_tile));
-            for (int r = 0; r < n_row; r++) {
-                finish_row(g->y + (row + r) * g->y_stride + col, sum + r * PANEL,
-                           g->bias == NULL ? NULL : g->bias + col, n_col, g->act);
+    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
+    const int step = span_words(g, kind, n_row, n_tile);
+    for (int k = 0; k < n_word; k += step) {
+        const int left = n_word - k;
+        const struct span span = {k, left < step ? left : step, left <= step};
+        for (int panel = first; panel < first + n; panel++) {
+            const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
+            const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
+            for (int t = 0; t < n_tile; t++) {
+                const int row = gemm_tile_row(g, tile + t);
+                multiply_tile(g, kind, &span, panel, row, gemm_tile_row(g, tile + t + 1) - row,
+                              ahead_of(next, &span, kind, t, n_tile));
             }
         }
     }
@@ -303,7 +372,7 @@ void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_s
 {
     pack_tile(words, x, x_stride, n_row, n_in, F32);
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
-        _Alignas(64) float sum[TILE_ROWS * PANEL];
+        _Alignas(64) float sum[TILE_ROWS * PANEL] = {0};
         tiles[F32][n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
                               sum, (struct ahead){w, 0});
         for (int r = 0; r < n_row; r++) {

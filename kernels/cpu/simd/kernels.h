@@ -78,7 +78,7 @@ struct row_source {
  * Inside a page of the cache each head has its own piece of KV_PAGE·d_head floats. In a page of
  * keys it is [d_head][KV_PAGE]: the scores of 16 positions are one chain of multiply-adds over
  * columns, without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. */
-enum { ATTEND_ROWS = 4 };
+enum { ATTEND_ROWS = 8 };
 
 struct attend {
     float *y;             /* first row, first column of the head */
@@ -86,8 +86,8 @@ struct attend {
     const float *k_pages; /* page 0, first float of the head's piece */
     const float *v_pages;
     const int32_t *page; /* of the sequence */
-    float *score;        /* [ATTEND_ROWS, score_stride] scratch */
-    int64_t y_stride, q_stride, k_stride, v_stride, score_stride;
+    float *score;        /* [pages, ATTEND_ROWS, KV_PAGE] scratch */
+    int64_t y_stride, q_stride, k_stride, v_stride;
     int n_row; /* 1 .. ATTEND_ROWS consecutive positions */
     int pos;   /* of the first row */
     int d_head;

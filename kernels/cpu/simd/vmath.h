@@ -30,34 +30,43 @@ static ALWAYS_INLINE vf v_exp(vf x)
     return v_select(x < low, v_set1(0.0f), y);
 }
 
+enum { GELU_VECS = 4 };
+
 /* x/2 (1 + erf(x/√2)), the exact GELU, as x/2 · erfc(-x/√2): that does not cancel where x is very
- * negative. NaN stays NaN. */
-static ALWAYS_INLINE vf v_gelu(vf x)
+ * negative, and needs one polynomial where erf needs two. NaN stays NaN. Several vectors at a time,
+ * step by step: one after the other, their chains of 30 dependent steps would fill the scheduler's
+ * window and wait for each other. */
+static ALWAYS_INLINE void v_gelu(vf x[GELU_VECS])
 {
-    const vf half = x * 0.5f;
-    const vf z = x * 0.70710678f;
-    const vf a = v_abs(z);
-    /* erf(z) / z as a polynomial of z² on [0, 1]: 0.02 */
-    const vf s = z * z;
-    vf p = v_set1(0x1.496a6cp-14f);
-    p = v_fma(p, s, v_set1(-0x1.a3f718p-11f));
-    p = v_fma(p, s, v_set1(0x1.5405b6p-8f));
-    p = v_fma(p, s, v_set1(-0x1.b7f90ep-6f));
-    p = v_fma(p, s, v_set1(0x1.ce2cf8p-4f));
-    p = v_fma(p, s, v_set1(-0x1.81273ep-2f));
-    p = v_fma(p, s, v_set1(0x1.20dd74p+0f));
-    const vf near = v_fma(p, z, v_set1(1.0f));
-    /* -log erfc(a) on [1, 4], error weighted by erfc: 0.02; from 4 on erfc < 2^-25 counts as 0 */
-    vf q = v_set1(-0.00018637920914976736f);
-    q = v_fma(q, a, v_set1(0.0029476584694675f));
-    q = v_fma(q, a, v_set1(-0.02183806465279381f));
-    q = v_fma(q, a, v_set1(0.10310675585495904f));
-    q = v_fma(q, a, v_set1(0.6381448314191036f));
-    q = v_fma(q, a, v_set1(1.1270891909197673f));
-    q = v_fma(q, a, v_set1(0.00034152285265556223f));
-    const vf tail = v_select(a < 4.0f, v_exp(-q), v_set1(0.0f));
-    const vf far = v_select(z < 0.0f, tail, 2.0f - tail);
-    return half * v_select(a >= 1.0f, far, near);
+    /* -log erfc(a) / a on [0, 4], error weighted by erfc: 0.04; from 4 on erfc < 2^-25 counts as 0
+     */
+    static const float c[] = {0.00010602662106701244f, -0.0005879505752193759f,
+                              0.0015767599129240528f,  -5.8781277681441146e-05f,
+                              -0.01921714314819306f,   0.10279921056266383f,
+                              0.636616106992315f,      1.1283793324910243f};
+    vf a[GELU_VECS];
+    vf q[GELU_VECS];
+    UNROLL
+    for (int i = 0; i < GELU_VECS; i++) {
+        a[i] = v_abs(x[i] * 0.70710678f);
+        q[i] = v_set1(-8.043819426484244e-06f);
+    }
+    UNROLL
+    for (int k = 0; k < 8; k++) {
+        UNROLL
+        for (int i = 0; i < GELU_VECS; i++) {
+            q[i] = v_fma(q[i], a[i], v_set1(c[k]));
+        }
+    }
+    UNROLL
+    for (int i = 0; i < GELU_VECS; i++) {
+        q[i] = v_exp(-(q[i] * a[i]));
+    }
+    UNROLL
+    for (int i = 0; i < GELU_VECS; i++) {
+        const vf tail = v_select(a[i] < 4.0f, q[i], v_set1(0.0f));
+        x[i] = x[i] * 0.5f * v_select(x[i] > 0.0f, 2.0f - tail, tail);
+    }
 }
 
 /* x > 0 ? x : 0 */
