@@ -18,20 +18,24 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-/* Streams of one or two rows run ahead by themselves; with more the loads come too far apart. 2 KiB
- * ahead did best of 1 to 16 KiB, and the nearest cache best of L1 and L2 (SPEED.md). */
-enum { PREFETCH_ROWS = 3, PREFETCH_WORDS = 512, LINE_WORDS = 16 };
-
 enum {
-    L2_WORDS =
-        1 << 18, /* 1 MiB: less costs more in partial sums than it saves in rows (SPEED.md) */
-    MIN_CHUNKS = 16,
+    LINE_WORDS = 16,  /* of a cache line */
+    NEAR_WORDS = 512, /* 2 KiB ahead of the tile: into L1 */
+    FAR_WORDS = 1024, /* 4 KiB ahead, where the panel comes from memory: into L2 */
 };
 
-static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word)
+/* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. */
+enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16 };
+
+/* Asks for the words that a tile will meet soon. Both distances matter: one alone loses up to a
+ * fifth of the bandwidth (SPEED.md). */
+static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_far)
 {
     for (int i = 0; i < n_word; i += LINE_WORDS) {
-        __builtin_prefetch(w + PREFETCH_WORDS + i);
+        __builtin_prefetch(w + NEAR_WORDS + i);
+        if (is_far) {
+            __builtin_prefetch(w + FAR_WORDS + i, 0, 2);
+        }
     }
 }
 
@@ -102,9 +106,7 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
     }
     for (; n_word >= CHUNK_WORDS(kind); n_word -= CHUNK_WORDS(kind)) {
         for (int i = 0; i < CHUNK_WORDS(kind); i++) {
-            if (n_row >= PREFETCH_ROWS) {
-                prefetch_words(w, n_vec * LANES);
-            }
+            prefetch_words(w, n_vec * LANES, ahead.n_line == 0);
             add_word(sum, n_row, n_vec, kind, x, w, i);
             w += PANEL;
         }
