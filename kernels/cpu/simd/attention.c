@@ -53,6 +53,25 @@ static void pack_q(float *to, const struct attend *a, int col, int n_col)
     }
 }
 
+/* Adds the products of column c+i of the packed q and of the pages. */
+static ALWAYS_INLINE void add_column(vf sum[ROWS][PAGE_GROUP(1)][PAGE_VECS], const int n_row,
+                                     const int n_page, const float *const *piece, const float *q,
+                                     int c, int i)
+{
+    const float *const in = q + c / KV_PAGE * PAGE_SCORES + i;
+    UNROLL
+    for (int p = 0; p < n_page; p++) {
+        UNROLL
+        for (int v = 0; v < PAGE_VECS; v++) {
+            const vf key = v_load(piece[p] + (int64_t)(c + i) * KV_PAGE + v * LANES);
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                sum[r][p][v] = v_fma(v_set1(in[r * KV_PAGE]), key, sum[r][p][v]);
+            }
+        }
+    }
+}
+
 /* Adds n_col columns from column col on to the scores of n_row rows and n_page pages. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
                                       int first, const float *q, int col, int n_col)
@@ -72,17 +91,16 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
             }
         }
     }
-    for (int c = 0; c < n_col; c++) {
-        const float *const in = q + c / KV_PAGE * PAGE_SCORES + c % KV_PAGE;
-        UNROLL
-        for (int p = 0; p < n_page; p++) {
-            UNROLL
-            for (int v = 0; v < PAGE_VECS; v++) {
-                const vf key = v_load(piece[p] + (int64_t)c * KV_PAGE + v * LANES);
-                UNROLL
-                for (int r = 0; r < n_row; r++) {
-                    sum[r][p][v] = v_fma(v_set1(in[r * KV_PAGE]), key, sum[r][p][v]);
-                }
+    for (int c = 0; c < n_col; c += KV_PAGE) {
+        const int n = n_col - c < KV_PAGE ? n_col - c : KV_PAGE;
+        if (n == KV_PAGE) {
+            UNROLL_4
+            for (int i = 0; i < KV_PAGE; i++) {
+                add_column(sum, n_row, n_page, piece, q, c, i);
+            }
+        } else {
+            for (int i = 0; i < n; i++) {
+                add_column(sum, n_row, n_page, piece, q, c, i);
             }
         }
     }
@@ -149,23 +167,39 @@ static float exp_scores(float *score, int n, float scale)
     return v_sum(sum);
 }
 
-/* Adds the values of positions first .. first+n-1 of one page to n_row rows from row on, columns c
- * .. of n_vec vectors. */
+/* Adds the value of position u of one page to n_row rows from row on, columns c .. of n_vec
+ * vectors.
+ */
+static ALWAYS_INLINE void add_value(vf sum[ROWS][VALUE_VECS(1)], const struct attend *a,
+                                    const int row, const int n_row, const int n_vec,
+                                    const float *piece, const float *score, int u)
+{
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        const vf value = v_load(piece + (int64_t)u * a->d_head + v * LANES);
+        UNROLL
+        for (int r = row; r < row + n_row; r++) {
+            sum[r][v] = v_fma(v_set1(score[r * KV_PAGE + u]), value, sum[r][v]);
+        }
+    }
+}
+
+/* The same for positions first .. first+n-1. */
 static ALWAYS_INLINE void add_values(vf sum[ROWS][VALUE_VECS(1)], const struct attend *a,
                                      const int row, const int n_row, const int n_vec, int page,
                                      int first, int n, int c)
 {
     const float *const piece = a->v_pages + a->page[page] * a->v_stride + c;
     const float *const score = a->score + (int64_t)page * PAGE_SCORES;
-    for (int u = first; u < first + n; u++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            const vf value = v_load(piece + (int64_t)u * a->d_head + v * LANES);
-            UNROLL
-            for (int r = row; r < row + n_row; r++) {
-                sum[r][v] = v_fma(v_set1(score[r * KV_PAGE + u]), value, sum[r][v]);
-            }
+    if (n == KV_PAGE) {
+        UNROLL_4
+        for (int u = 0; u < KV_PAGE; u++) {
+            add_value(sum, a, row, n_row, n_vec, piece, score, u);
         }
+        return;
+    }
+    for (int u = first; u < first + n; u++) {
+        add_value(sum, a, row, n_row, n_vec, piece, score, u);
     }
 }
 

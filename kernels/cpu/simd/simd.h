@@ -40,8 +40,10 @@ typedef uint16_t vh __attribute__((vector_size(2 * LANES))); /* LANES halves */
 /* A loop over an array of vectors must be unrolled completely, or the array lives in memory. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -258,29 +260,43 @@ static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col
     return dtype == DTYPE_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
 
-/* Reductions in a fixed order: halves are folded together until one lane is left. */
-static ALWAYS_INLINE float v_sum(vf v)
+/* Reductions in a fixed order: halves are folded together down to four lanes, then to one. */
+typedef float v4 __attribute__((vector_size(16)));
+
+static ALWAYS_INLINE v4 v4_max(v4 a, v4 b)
 {
-    float lane[LANES];
-    v_store(lane, v);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lane[i] += lane[i + half];
-        }
-    }
-    return lane[0];
+    typedef int32_t mask4 __attribute__((vector_size(16)));
+    const mask4 is_a = a > b;
+    return (v4)(((mask4)a & is_a) | ((mask4)b & ~is_a));
 }
 
+static ALWAYS_INLINE float v_sum(vf v)
+{
+#if defined(ISA_AVX512)
+    const __m256 half = _mm512_castps512_ps256(v) + _mm512_extractf32x8_ps(v, 1);
+    const v4 quad = _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+#elif defined(ISA_AVX2)
+    const v4 quad = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+#else
+    const v4 quad = v;
+#endif
+    return (quad[0] + quad[2]) + (quad[1] + quad[3]);
+}
+
+/* No lane is NaN. */
 static ALWAYS_INLINE float v_max_of(vf v)
 {
-    float lane[LANES];
-    v_store(lane, v);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-        }
-    }
-    return lane[0];
+#if defined(ISA_AVX512)
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const v4 quad = v4_max(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(ISA_AVX2)
+    const v4 quad = v4_max(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+#else
+    const v4 quad = v;
+#endif
+    const float a = quad[0] > quad[2] ? quad[0] : quad[2];
+    const float b = quad[1] > quad[3] ? quad[1] : quad[3];
+    return a > b ? a : b;
 }
 
 /* Lanes left in a row of n columns at column col. */
