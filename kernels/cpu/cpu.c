@@ -4,29 +4,44 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { SLICE_ALIGN = 128 }; /* two cache lines: neighbours are prefetched in pairs */
+enum {
+    SMALL_ALIGN = 128, /* two cache lines: neighbours are prefetched in pairs */
+    HUGE_PAGE = 2 << 20,
+};
 
 static size_t round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
-enum err_code cpu_reserve(struct cpu_backend *cpu, struct scratch *scratch, size_t bytes,
-                          const char *purpose, struct err *err)
+void *cpu_alloc(size_t bytes)
 {
-    (void)cpu;
+    if (bytes > SIZE_MAX - HUGE_PAGE) {
+        return NULL;
+    }
+    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : SMALL_ALIGN;
+    const size_t padded = round_up(bytes + (bytes == 0), align);
+    void *const data = aligned_alloc(align, padded);
+    if (data != NULL && align == HUGE_PAGE) {
+        (void)madvise(data, padded, MADV_HUGEPAGE);
+    }
+    return data;
+}
+
+enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
+                          struct err *err)
+{
     if (bytes <= scratch->bytes) {
         return ERR_OK;
     }
-    void *const data = bytes > SIZE_MAX - SLICE_ALIGN
-                           ? NULL
-                           : aligned_alloc(SLICE_ALIGN, round_up(bytes, SLICE_ALIGN));
+    void *const data = cpu_alloc(bytes);
     if (data == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no %zu bytes of memory left to work in", purpose,
                        bytes);
     }
-    memset(data, 0, round_up(bytes, SLICE_ALIGN));
+    memset(data, 0, bytes);
     free(scratch->data);
     *scratch = (struct scratch){data, bytes};
     return ERR_OK;
@@ -38,16 +53,28 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
     if (bytes <= cpu->slice_bytes) {
         return ERR_OK;
     }
-    const size_t slice = round_up(bytes, SLICE_ALIGN);
+    const size_t slice = round_up(bytes, SMALL_ALIGN);
     size_t total = 0;
     if (slice < bytes || __builtin_mul_overflow(slice, (size_t)cpu->base.n_thread, &total)) {
         total = SIZE_MAX; /* refused below */
     }
-    const enum err_code code = cpu_reserve(cpu, &cpu->thread, total, purpose, err);
+    const enum err_code code = cpu_reserve(&cpu->thread, total, purpose, err);
     if (code == ERR_OK) {
         cpu->slice_bytes = slice;
     }
     return code;
+}
+
+static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t bytes,
+                                    const char *purpose, struct err *err)
+{
+    *data = cpu_alloc(bytes);
+    if (*data == NULL) {
+        return err_set(err, ERR_MEMORY, "%s: %s has no %zu bytes left; lower the limits", purpose,
+                       be->name, bytes);
+    }
+    memset(*data, 0, bytes);
+    return ERR_OK;
 }
 
 static enum err_code cpu_step_new(struct backend *be, struct step **step,
@@ -66,7 +93,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
         {&cpu->parts, n_part * sizeof(struct logit_part)},
     };
     for (size_t i = 0; code == ERR_OK && i < sizeof needs / sizeof *needs; i++) {
-        code = cpu_reserve(cpu, needs[i].scratch, needs[i].bytes, "step", err);
+        code = cpu_reserve(needs[i].scratch, needs[i].bytes, "step", err);
     }
     if (code == ERR_OK) {
         code = cpu_reserve_slices(cpu, cpu_attention_slice_bytes(limits), "attention", err);
@@ -101,7 +128,7 @@ static void cpu_close(struct backend *be)
 
 static const struct backend_ops cpu_ops = {
     .close = cpu_close,
-    .buffer_new = ref_buffer_new,
+    .buffer_new = cpu_buffer_new,
     .buffer_free = ref_buffer_free,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,

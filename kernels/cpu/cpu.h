@@ -7,8 +7,8 @@
  *
  * Files: cpu.c (opening, the table), machine.c (cores, memory, instruction sets, rates), pool.c
  * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c, memory.c
- * (product keys and values), vocab.c (log-probabilities, sampling). Memory, transfers, step and
- * gather are ref's. */
+ * (product keys and values), vocab.c (log-probabilities, sampling). Transfers, step and gather
+ * are ref's. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
@@ -114,8 +114,11 @@ struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread
                                        const struct step_limits *limits);
 
 /* cpu.c */
-enum err_code cpu_reserve(struct cpu_backend *cpu, struct scratch *scratch, size_t bytes,
-                          const char *purpose, struct err *err);
+/* Memory aligned for vectors, in huge pages where it is large; NULL if there is none. The caller
+ * frees it with free(). */
+void *cpu_alloc(size_t bytes);
+enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
+                          struct err *err);
 enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const char *purpose,
                                  struct err *err);
 

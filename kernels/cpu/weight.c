@@ -8,11 +8,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum {
-    WEIGHT_ALIGN = 128,
-    HUGE_PAGE = 2 << 20,
     PACK_K = 64, /* inputs packed at a time: 32 rows of 64 floats stay in L1 */
 };
 
@@ -124,25 +121,17 @@ static void copy_rows(void *arg, int thread, int first, int n)
     }
 }
 
-/* Memory for the packed weight; false if there is none. */
+/* Memory for n items of the packed weight; false if there is none. */
 static bool weight_alloc(struct cpu_weight *w, size_t n, size_t item_bytes)
 {
     size_t bytes = 0;
-    if (__builtin_mul_overflow(n, item_bytes, &bytes) || bytes > SIZE_MAX - HUGE_PAGE) {
+    if (__builtin_mul_overflow(n, item_bytes, &bytes)) {
         return false;
     }
-    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : WEIGHT_ALIGN;
-    const size_t padded = (bytes + align - 1) / align * align;
-    w->owned = aligned_alloc(align, padded);
-    if (w->owned == NULL) {
-        return false;
-    }
-    if (align == HUGE_PAGE) {
-        (void)madvise(w->owned, padded, MADV_HUGEPAGE);
-    }
+    w->owned = cpu_alloc(bytes);
     w->owned_bytes = bytes;
     w->data = w->owned;
-    return true;
+    return w->owned != NULL;
 }
 
 static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host)
@@ -186,7 +175,7 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
 {
     if (w->desc.kind == WEIGHT_MATRIX) {
         const size_t row_words = gemm_row_words((int)w->cols);
-        return cpu_reserve(cpu, &cpu->words, GEMM_ROWS * row_words * sizeof(uint32_t), name, err);
+        return cpu_reserve(&cpu->words, GEMM_ROWS * row_words * sizeof(uint32_t), name, err);
     }
     if (w->desc.kind == WEIGHT_KEYS) {
         const int n_key = (int)(w->rows / w->desc.n_group);
