@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run.sh BUILD [AREA...]: runs what `make tests` built in BUILD, and the Python tests, and counts.
 #
-# An AREA is a folder of tests/ (kernels, models, convert, golden, engine, server, cli, fuzz) or one C
-# test of it (kernels/test_pool); without any, all run. The last line is "N passed, N failed"; the exit
+# An AREA is a folder of tests/ (kernels, models, convert, golden, engine, server, cli, fuzz) or one test
+# file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program.
 set -uo pipefail
@@ -91,6 +91,10 @@ case " ${areas[*]} " in *models* | *golden*) convert_golden ;; esac
 for area in "${areas[@]}"; do
     if [ -f "tests/$area.c" ]; then
         run_c "$area"
+        continue
+    fi
+    if [ -f "tests/$area" ]; then
+        run_python "$area"
         continue
     fi
     for source in tests/"$area"/test_*.c; do
