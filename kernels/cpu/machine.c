@@ -224,8 +224,6 @@ void cpu_measure(struct backend *be, struct machine_rate *rate)
     struct cpu_backend *const cpu = cpu_of(be);
     rate->read_bytes_per_s = measure_read(cpu);
     rate->flops_f32_per_s = measure_peak(cpu, cpu->simd->peak_f32);
-    /* Of the multiply-add that BF16 weights are computed with. */
-    rate->flops_bf16_per_s = cpu->simd->peak_bf16 == NULL ? 0
-                             : cpu->has_pairs             ? measure_peak(cpu, cpu->simd->peak_bf16)
-                                                          : rate->flops_f32_per_s;
+    /* Of the instruction for pairs, used or not: where pairs are widened, products exceed it. */
+    rate->flops_bf16_per_s = measure_peak(cpu, cpu->simd->peak_bf16);
 }
