@@ -38,9 +38,7 @@ static enum exchange_next work_next(struct exchange *x, void *data)
 {
     struct score_work *const work = data;
     const struct request *const request = work->job.request;
-    if (atomic_load(&x->gone)) {
-        request_cancel(work->job.request);
-        x->status = 499; /* for the log: nobody reads it */
+    if (routes_gone(x, work->job.request)) {
         return EXCHANGE_ANSWER;
     }
     if (atomic_load(&request->n_item_done) < request->n_item) {
@@ -82,13 +80,7 @@ void api_score(struct server *server, struct exchange *x)
         work_free(work);
         return;
     }
-    if (work->job.ignored[0] != '\0') {
-        exchange_header(x, "X-Ignored-Fields", "%s", work->job.ignored);
-    }
-    work->meta = (struct answer_meta){.id = work->job.id[0] != '\0' ? work->job.id : x->id,
-                                      .model = server->limits.model_name,
-                                      .created = metrics_unix_seconds(),
-                                      .begin_us = x->begin_us};
+    work->meta = routes_accept(server, x, work->job.id, work->job.ignored);
     x->work = &work_ops;
     x->work_data = work;
 }

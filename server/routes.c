@@ -135,6 +135,28 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     return false;
 }
 
+struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+                                 const char *ignored)
+{
+    if (ignored[0] != '\0') {
+        exchange_header(x, "X-Ignored-Fields", "%s", ignored);
+    }
+    return (struct answer_meta){.id = id[0] != '\0' ? id : x->id,
+                                .model = server->limits.model_name,
+                                .created = metrics_unix_seconds(),
+                                .begin_us = x->begin_us};
+}
+
+bool routes_gone(struct exchange *x, struct request *request)
+{
+    if (!atomic_load(&x->gone)) {
+        return false;
+    }
+    request_cancel(request);
+    x->status = 499;
+    return true;
+}
+
 void routes_time_headers(struct exchange *x, const struct request *request)
 {
     const struct answer_times times = answer_times_of(request, x->begin_us);

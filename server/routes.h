@@ -4,6 +4,7 @@
 #ifndef SERVER_ROUTES_H
 #define SERVER_ROUTES_H
 
+#include "server/answer.h"
 #include "server/exchange.h"
 #include "server/input.h"
 #include "server/metrics.h"
@@ -38,6 +39,12 @@ const char *routes_name(int route);
 
 /* Makes the request known to the engine, which wakes x. false: x holds the error. */
 bool routes_submit(struct server *server, struct exchange *x, struct request *request);
+/* After submit: names the ignored fields ("" = none) in a header, and says what the answer will
+ * tell besides its results. id: the one that the client gave, "" = x's. */
+struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+                                 const char *ignored);
+/* Whether the client has left: then request is cancelled, and what is answered is for the log. */
+bool routes_gone(struct exchange *x, struct request *request);
 /* Answers with error and the headers that go with its code. */
 void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
 /* Queue, inference and total time in whole milliseconds, and the token counts. */
