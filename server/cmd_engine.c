@@ -97,6 +97,25 @@ static enum err_code read_all(struct text *text, FILE *file, const char *path, s
     return ERR_OK;
 }
 
+struct answer_meta cmd_meta(const struct options *options, int64_t begin_us)
+{
+    return (struct answer_meta){.id = "cli",
+                                .model = options->served_model_name,
+                                .created = (int64_t)time(NULL),
+                                .begin_us = begin_us};
+}
+
+enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)
+{
+    if (error == NULL) {
+        cmd_print(out);
+    } else {
+        *err = error->text;
+    }
+    text_free(out);
+    return error == NULL ? ERR_OK : ERR_NUMERICAL;
+}
+
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
 {
     if (strcmp(path, "-") == 0) {

@@ -3,8 +3,8 @@
 #ifndef SERVER_CMD_ENGINE_H
 #define SERVER_CMD_ENGINE_H
 
+#include "server/answer.h"
 #include "server/cmd.h"
-#include "server/input.h"
 
 #include <semaphore.h>
 
@@ -24,6 +24,11 @@ void cmd_engine_close(struct cmd_engine *ce); /* zeroed is fine */
  * published, and at least ten times a second. */
 enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
                              void (*look)(void *ctx), void *ctx, struct err *err);
+
+/* What a printed answer says besides its results. */
+struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
+/* Prints out, or with an error hands that on instead; frees out. */
+enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err);
 
 /* Appends the file (or with "-" standard input) to text. */
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err);

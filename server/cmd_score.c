@@ -6,7 +6,6 @@
 #include "server/score.h"
 
 #include <math.h>
-#include <time.h>
 
 struct scoring {
     const struct options *options;
@@ -84,20 +83,11 @@ static void look(void *ctx)
 
 static enum err_code print_json(const struct scoring *it, int64_t begin_us, struct err *err)
 {
-    const struct answer_meta meta = {.id = "cli",
-                                     .model = it->options->served_model_name,
-                                     .created = (int64_t)time(NULL),
-                                     .begin_us = begin_us};
+    const struct answer_meta meta = cmd_meta(it->options, begin_us);
     struct text out = {0};
     struct api_error error = {0};
     const bool ok = score_write(&out, &it->job, &it->ce.limits, &meta, &error);
-    if (ok) {
-        cmd_print(&out);
-    } else {
-        *err = error.text;
-    }
-    text_free(&out);
-    return ok ? ERR_OK : ERR_NUMERICAL;
+    return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 
 static void print_count(int64_t count)
