@@ -133,11 +133,11 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
     if (n < least || n > most || n > INT_MAX / KV_PAGE) {
         return err_set(err, ERR_MEMORY,
                        "not enough memory: the cache needs %lld bytes (%lld positions), the "
-                       "workspace %lld, and %lld are available; lower max_model_len, max_seqs or "
+                       "workspace %lld, and %lld are available; lower %smax_model_len, max_seqs or "
                        "max_batch_tokens",
                        (long long)((n > least ? n : least) * page_bytes),
                        (long long)((n > least ? n : least) * KV_PAGE), (long long)workspace,
-                       (long long)free_bytes);
+                       (long long)free_bytes, o->kv_tokens > 0 ? "kv_tokens, " : "");
     }
     o->kv_tokens = n * KV_PAGE;
     *n_page = (int)n;
