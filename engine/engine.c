@@ -66,47 +66,12 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
         .n_allow_max = o->max_seqs * ALLOW_MAX,
         .n_vocab = info->n_vocab,
+        .d_model = info->d_model,
+        .n_head = info->n_head,
     };
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
-
-/* A number of bytes in a one-line file, or INT64_MAX ("max", or there is no such file). */
-static int64_t read_bytes_file(const char *path)
-{
-    long long value = 0;
-    FILE *const file = fopen(path, "r");
-    const bool ok = file != NULL && fscanf(file, "%lld", &value) == 1 && value >= 0;
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    return ok ? value : INT64_MAX;
-}
-
-/* Bytes that this process may still take: what the kernel deems available, within the limit of the
- * container. INT64_MAX if nothing says. */
-static int64_t available_bytes(void)
-{
-    int64_t bytes = INT64_MAX;
-    FILE *const file = fopen("/proc/meminfo", "r");
-    char line[256];
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        long long kib = 0;
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1 && kib >= 0) {
-            bytes = kib * 1024;
-            break;
-        }
-    }
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    const int64_t limit = read_bytes_file("/sys/fs/cgroup/memory.max");
-    const int64_t used = read_bytes_file("/sys/fs/cgroup/memory.current");
-    if (limit != INT64_MAX && used <= limit && limit - used < bytes) {
-        bytes = limit - used;
-    }
-    return bytes;
-}
 
 /* How many pages the cache gets. */
 static enum err_code size_cache(struct engine *engine, const struct step_limits *limits,
@@ -115,7 +80,7 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
     struct engine_options *const o = &engine->options;
     const int64_t page_bytes = (int64_t)model_page_bytes(engine->model);
     const int64_t workspace = (int64_t)model_workspace_bytes(engine->model, limits);
-    const int64_t free_bytes = available_bytes();
+    const int64_t free_bytes = engine->be->op->memory_available(engine->be);
     const int64_t least = kvpages_for(o->max_model_len);
     int64_t n =
         o->kv_tokens > 0 ? (o->kv_tokens + KV_PAGE - 1) / KV_PAGE : least * (int64_t)o->max_seqs;

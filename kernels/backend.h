@@ -64,14 +64,15 @@ struct weight_desc {
 
 /* Sizes that a step's arrays are made for. */
 struct step_limits {
-    int n_tok_max;    /* rows */
-    int n_seq_max;    /* sequences */
-    int n_page_max;   /* pages of one sequence: ceil(context / KV_PAGE) */
-    int n_out_max;    /* rows whose next-token distribution is wanted */
-    int n_top_max;    /* alternatives reported per such row */
-    int n_adjust_max; /* entries of all rows' adjustment lists together */
-    int n_allow_max;  /* entries of all rows' allow lists together */
-    int n_vocab;      /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
+    int n_tok_max;       /* rows */
+    int n_seq_max;       /* sequences */
+    int n_page_max;      /* pages of one sequence: ceil(context / KV_PAGE) */
+    int n_out_max;       /* rows whose next-token distribution is wanted */
+    int n_top_max;       /* alternatives reported per such row */
+    int n_adjust_max;    /* entries of all rows' adjustment lists together */
+    int n_allow_max;     /* entries of all rows' allow lists together */
+    int n_vocab;         /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
+    int d_model, n_head; /* of attention: size its scratch; 0 = the step never attends */
 };
 
 /* One token's correction of its logit. Applied in this order, z being the logit (OpenAI's and the
@@ -200,9 +201,15 @@ struct backend_ops {
     void (*step_free)(struct backend *be, struct step *step);
     void (*upload)(struct backend *be, struct tensor dst, const void *host);
     void (*download)(struct backend *be, void *host, struct tensor src);
+    /* Bytes of the device's memory that may still be taken; INT64_MAX if nothing says. */
+    int64_t (*memory_available)(struct backend *be);
     /* Brings the step's inputs to the device; the ops that follow work on it. */
     void (*step_begin)(struct backend *be, const struct step *step);
-    /* Waits for all ops since step_begin, makes the results readable, reports the first failure. */
+    /* Starts the ops since step_begin where they do not run as they are called (is_async), and
+     * returns without waiting for them. */
+    void (*submit)(struct backend *be, struct step *step);
+    /* Submits if that has not been done, waits for all ops since step_begin, makes the results
+     * readable, reports the first failure. */
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
     /* Measures for about half a second. */
     void (*measure)(struct backend *be, struct machine_rate *rate);
@@ -265,11 +272,15 @@ struct backend {
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
+    bool is_async;       /* the host is free between submit and finish */
+    int capture_max; /* a step of that many sequences or fewer, one row each, is prepared when it
+                      * first runs: run one of each size before serving. 0 = nothing is */
 };
 
 struct backend_options {
     const char *device; /* "auto", "cpu", "cuda"; "ref" for tests */
     int n_thread;       /* 0 = one per core available to the process */
+    bool fast_math;     /* matrix products may depend on how many rows share the call */
 };
 
 /* Opens the best backend that options allow. "auto" takes the GPU where there is one, else the CPU.

@@ -38,12 +38,14 @@ enum err_code ref_weight_new(struct backend *be, struct weight **weight, const s
                              const struct weight_desc *desc, const char *name, struct err *err);
 void ref_weight_free(struct backend *be, struct weight *weight);
 size_t ref_weight_bytes(const struct weight *weight);
+int64_t ref_memory_available(struct backend *be);
 
 /* step.c */
 enum err_code ref_step_new(struct backend *be, struct step **step, const struct step_limits *limits,
                            struct err *err);
 void ref_step_free(struct backend *be, struct step *step);
 void ref_step_begin(struct backend *be, const struct step *step);
+void ref_submit(struct backend *be, struct step *step);
 enum err_code ref_finish(struct backend *be, struct step *step, struct err *err);
 
 /* Working memory of one row, reserved by ref_step_new beside the step. */

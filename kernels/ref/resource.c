@@ -2,6 +2,7 @@
  * upload and download are copies. */
 #include "kernels/ref/weight.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { BUFFER_ALIGN = 64 };
@@ -122,4 +123,43 @@ size_t ref_weight_bytes(const struct weight *weight)
 {
     const struct tensor *const view = &weight->view;
     return (size_t)view->rows * (size_t)view->cols * dtype_bytes(view->dtype);
+}
+
+/* ---- memory left --------------------------------------------------------------------------- */
+
+/* A number of bytes in a one-line file, or INT64_MAX ("max", or there is no such file). */
+static int64_t read_bytes_file(const char *path)
+{
+    long long value = 0;
+    FILE *const file = fopen(path, "r");
+    const bool ok = file != NULL && fscanf(file, "%lld", &value) == 1 && value >= 0;
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return ok ? value : INT64_MAX;
+}
+
+/* What the kernel deems available to this process, within the limit of its container. */
+int64_t ref_memory_available(struct backend *be)
+{
+    (void)be;
+    int64_t bytes = INT64_MAX;
+    FILE *const file = fopen("/proc/meminfo", "r");
+    char line[256];
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        long long kib = 0;
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1 && kib >= 0) {
+            bytes = kib * 1024;
+            break;
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    const int64_t limit = read_bytes_file("/sys/fs/cgroup/memory.max");
+    const int64_t used = read_bytes_file("/sys/fs/cgroup/memory.current");
+    if (limit != INT64_MAX && used <= limit && limit - used < bytes) {
+        bytes = limit - used;
+    }
+    return bytes;
 }

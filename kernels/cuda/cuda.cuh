@@ -1,0 +1,184 @@
+/* The inside of the CUDA backend: what its files share.
+ *
+ *   backend.cu    opening, the op table, failures, measured rates
+ *   command.cu    ops as a list that is run eagerly or as a captured graph
+ *   resource.cu   buffers, weights and their layouts, upload and download
+ *   step.cu       a step's arrays in pinned and device memory
+ *   rows.cu       embed, norm, add_norm, gather, kv_store
+ *   linear.cu     matrix products            attention.cu  attention over pages
+ *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
+ *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
+ *
+ * The table's ops do not launch anything: each checks its shapes and appends itself to the command
+ * list. submit (and whatever needs the results: finish, download) runs the list, each entry through
+ * its cuda_<op> function below, which launches kernels on cu->stream and returns. A list of a step
+ * in which every sequence has one row is captured into a CUDA graph at its first run and replayed
+ * from then on. Hence the rules for the cuda_<op> functions:
+ *   - they depend on their arguments alone; what varies between steps of the same shape (positions,
+ *     pages, wants, n_top, list lengths) is read by the kernels from the step_view in device
+ * memory;
+ *   - they never wait, allocate, free or copy to the host, and use no memory beyond their
+ * arguments' and what step_new and weight_new reserved;
+ *   - after each launch they call cuda_check(cu, "op").
+ * Pointers of tensors are device addresses. Views may start at any 4-byte address and have any
+ * stride; 16-byte accesses are for those that allow them.
+ *
+ * Determinism: each element of a result is a fixed function of its own row (attention: sequence):
+ * how a sum is split depends on its length, never on the number of rows, so alone, in chunks and in
+ * a crowd give the same bits. Only with cu->deterministic false may linear choose otherwise. */
+#ifndef KERNELS_CUDA_CUDA_CUH
+#define KERNELS_CUDA_CUDA_CUH
+
+#include "kernels/cuda/portable.cuh"
+
+extern "C" {
+#include "kernels/backend.h"
+}
+
+#include <cublasLt.h>
+
+/* ---- the step on the device ----------------------------------------------------------------- */
+
+/* What kernels see of a step; lives in device memory at a fixed address for the life of the step,
+ * is rewritten before each one. All pointers are device addresses and may differ from step to step.
+ */
+struct step_view {
+    int32_t n_tok, n_seq, n_out, n_top;
+    int32_t n_adjust, n_allow;
+    int32_t n_page_max;                /* row length of page */
+    int32_t n_top_max;                 /* row length of top_id and top_logprob */
+    const int32_t *token, *pos, *lang; /* [n_tok] */
+    const int32_t *row_seq;            /* [n_tok] sequence of each row */
+    const int32_t *seq_first;          /* [n_seq + 1] */
+    const int32_t *page;               /* [n_seq, n_page_max] */
+    const int32_t *out_row;            /* [n_out] and so on, as in struct step */
+    const uint8_t *out_want;
+    const int32_t *target;
+    const struct sample_params *sample;
+    const struct sample_adjust *adjust; /* [n_adjust] */
+    const int32_t *allow;               /* [n_allow] */
+    int32_t *out_token;                 /* results, downloaded by finish */
+    float *out_logprob;
+    int32_t *out_rank;
+    float *out_entropy;
+    int32_t *top_id; /* [n_out, n_top_max] */
+    float *top_logprob;
+};
+
+/* Scratch in device memory, reserved with the step by the sizes its users state (attention_scratch,
+ * vocab_scratch). Contents do not outlive one op. */
+struct step_scratch {
+    void *attention;
+    size_t attention_bytes;
+    void *vocab; /* sample and logprobs */
+    size_t vocab_bytes;
+};
+
+struct cuda_step {
+    struct step step; /* first: the engine's pointer to it is ours. Pinned host arrays */
+    const struct step_view *view; /* device */
+    struct step_scratch scratch;  /* device */
+    void *inside;                 /* Owner: step.cu's own */
+};
+
+static inline struct cuda_step *cuda_step_of(const struct step *step)
+{
+    return reinterpret_cast<struct cuda_step *>(const_cast<struct step *>(step));
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+struct weight {
+    enum weight_kind kind;
+    enum dtype dtype;         /* F32 or BF16 */
+    enum placement placement; /* DEVICE or HOST */
+    int n_group;
+    int64_t rows, cols;
+    void *data;   /* device address, also for HOST (mapped pinned memory) */
+    void *pinned; /* Owner with HOST: the host address of data; else NULL */
+    size_t bytes; /* of data, padding included */
+    /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow.
+     * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
+};
+
+/* ---- the backend ---------------------------------------------------------------------------- */
+
+struct cuda_command_list; /* command.cu */
+
+struct cuda {
+    struct backend be; /* first */
+    int device;
+    int n_sm;
+    int sm_version;    /* 90 = compute capability 9.0 */
+    size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
+    bool deterministic;
+    cudaStream_t stream;
+    cublasLtHandle_t lt; /* NULL if deterministic */
+    void *lt_workspace;  /* device; for lt */
+    size_t lt_workspace_bytes;
+    struct cuda_command_list *list;
+    struct err failure; /* the first one; code ERR_OK while all is well */
+};
+
+static inline struct cuda *cuda_of(struct backend *be)
+{
+    return reinterpret_cast<struct cuda *>(be);
+}
+
+/* Records the failure of op (ERR_DEVICE; ERR_MEMORY for an allocation) unless one is recorded.
+ * Returns whether status was success. */
+bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op);
+/* cuda_ok of cudaGetLastError(): after each launch. */
+void cuda_check(struct cuda *cu, const char *op);
+void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *what);
+
+/* ---- ops: one function each, by file -------------------------------------------------------- */
+
+/* rows.cu */
+void cuda_embed(struct cuda *cu, struct tensor y, const struct step_view *view,
+                const struct weight *tok, const struct weight *pos, const struct weight *lang);
+void cuda_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor gamma,
+               struct tensor beta, float eps);
+void cuda_add_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor r,
+                   struct tensor gamma, struct tensor beta, float eps);
+void cuda_gather(struct cuda *cu, struct tensor y, struct tensor x, const struct step_view *view,
+                 int first);
+/* A page holds KV_PAGE positions of all heads: [n_head][KV_PAGE][d_head] in k and in v pages. */
+void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                   struct tensor v, const struct step_view *view, int n_head);
+
+/* attention.cu. n_tok = y.rows; n_page_max is that of the step's limits. */
+void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,
+                    struct tensor v_pages, const struct step_view *view,
+                    const struct step_scratch *scratch, int n_page_max, int n_head, float scale);
+size_t attention_scratch(const struct step_limits *limits);
+
+/* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
+ * (any floating type). Also when several launches are needed, the sum of an output is that of the
+ * file's head comment for every number of rows. */
+void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
+                 struct tensor bias, enum act act);
+size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
+void linear_pack(void *dst, const struct tensor *host, enum dtype dtype);
+
+/* pkm_search.cu */
+void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
+                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
+size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
+void keys_pack(void *dst, const struct tensor *host, int n_group);
+
+/* pkm_read.cu */
+void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
+                   struct tensor shares, const struct weight *values);
+
+/* sample.cu, logprobs.cu */
+void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
+                 const struct step_scratch *scratch, int first);
+void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view *view,
+                   const struct step_scratch *scratch, int first);
+size_t vocab_scratch(const struct step_limits *limits); /* sample.cu; enough for both */
+
+/* The element of host at [row, col] as F32: F32, F16 and BF16 sources. resource.cu */
+float cuda_host_value(const struct tensor *host, int64_t row, int64_t col);
+
+#endif

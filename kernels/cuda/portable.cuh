@@ -1,0 +1,99 @@
+/* What the kernels use of CUDA beyond the plain language, in one place.
+ *
+ * Two compilers read the .cu files of this folder: nvcc, for the GPU, and g++ or clang++ with
+ * tests/cuda_host (PKMSERVE_CUDA_HOST defined), which runs each CUDA thread as a fiber on the CPU
+ * so that the sanitizers see the kernels. So the kernels keep to a subset that both know:
+ *   - launches by LAUNCH, dynamic shared memory by DYN_SHARED; no <<<>>>, no cooperative groups, no
+ *     cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
+ *   - __shared__ variables, __syncthreads and its _count/_and/_or, __syncwarp(mask),
+ *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync, __activemask (never to
+ *     decide a result), __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Max/Min/CAS/Exch,
+ *     __threadfence, __ldg, __popc, __clz, __ffs, __brev, __float_as_uint and its kin, fmaf, expf,
+ *     logf, erff, sqrtf, rsqrtf (not for results), int4/uint4/float4/uint2/float2/dim3;
+ *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic
+ *     counter may finish the work of all.
+ * The build passes -fmad=false (-ffp-contract=off): a multiply and an add are fused where fmaf says
+ * so and nowhere else, or a row's bits would depend on which kernel computed it. */
+#ifndef KERNELS_CUDA_PORTABLE_CUH
+#define KERNELS_CUDA_PORTABLE_CUH
+
+#include <cuda_runtime.h>
+
+#include <stdint.h>
+
+#ifdef PKMSERVE_CUDA_HOST
+#include "tests/cuda_host/cuda_host.h" /* LAUNCH, DYN_SHARED, mma_bf16, copy_async* */
+#else
+
+/* LAUNCH(kernel, grid, block, dynamic shared bytes, stream, arguments...) */
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+
+/* T *const name: the block's dynamic shared memory, 16-byte aligned. */
+#define DYN_SHARED(T, name)                                                                        \
+    extern __shared__ __align__(16) unsigned char dyn_shared_bytes[];                              \
+    T *const name = reinterpret_cast<T *>(dyn_shared_bytes)
+
+/* d[16, 8] += a[16, 16] · b[16, 8], BF16 products, F32 sums; all 32 lanes of a warp together (PTX
+ * mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32). With g = lane / 4 and t = lane % 4:
+ *   d[0], d[1]: row g,   columns 2t, 2t+1       d[2], d[3]: row g+8, the same columns
+ *   a[0]: row g,   k 2t, 2t+1 (low half first)  a[1]: row g+8, the same k
+ *   a[2]: row g,   k 2t+8, 2t+9                 a[3]: row g+8, k 2t+8, 2t+9
+ *   b[0]: k 2t, 2t+1 of column g                b[1]: k 2t+8, 2t+9 of column g
+ * An element of d depends on its own row of a and column of b alone. */
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Starts copying 16 bytes from global to shared memory, both 16-byte aligned (cp.async). With n <
+ * 16 only the first n bytes are read and the rest becomes zero. */
+__device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n = 16)
+{
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+                 "r"(n));
+}
+/* Ends a group of copies. */
+__device__ __forceinline__ void copy_async_commit()
+{
+    asm volatile("cp.async.commit_group;");
+}
+/* Waits until at most n groups of this thread are under way; others' copies need a barrier too. */
+template <int n> __device__ __forceinline__ void copy_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(n));
+}
+
+#endif
+
+/* BF16 is held as its upper 16 bits, as in kernels/tensor.h. */
+__host__ __device__ __forceinline__ float bf16_widen(uint16_t bits)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    v.u = static_cast<uint32_t>(bits) << 16;
+    return v.f;
+}
+
+/* To nearest, ties to even; NaN stays NaN. */
+__host__ __device__ __forceinline__ uint16_t bf16_round(float value)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v;
+    v.f = value;
+    if ((v.u & 0x7fffffffu) > 0x7f800000u) {
+        return static_cast<uint16_t>((v.u >> 16) | 0x40u);
+    }
+    return static_cast<uint16_t>((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+
+#endif
