@@ -48,8 +48,8 @@ enum weight_kind {
 enum placement {
     PLACEMENT_DEVICE, /* copied into the device's memory */
     PLACEMENT_HOST,   /* copied into host memory that the device reads in place */
-    PLACEMENT_MMAP,   /* read in place from the mapped file (tables only); the file must stay mapped
-                       */
+    PLACEMENT_MMAP,   /* read in place from the mapped file, which must stay mapped: tables only, and
+                       * only where the backend is_host */
 };
 
 struct weight_desc {
@@ -272,6 +272,7 @@ struct backend {
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
+    bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool is_async;       /* the host is free between submit and finish */
     int capture_max; /* a step of that many sequences or fewer, one row each, is prepared when it
                       * first runs: run one of each size before serving. 0 = nothing is */

@@ -171,6 +171,7 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     }
     cpu->base.op = &cpu_ops;
     cpu->base.n_thread = n;
+    cpu->base.is_host = true;
     cpu->base.memory_bytes = machine_memory_bytes();
     cpu->simd = found.simd;
     cpu->has_pairs = found.has_pairs;
