@@ -48,8 +48,8 @@ enum weight_kind {
 enum placement {
     PLACEMENT_DEVICE, /* copied into the device's memory */
     PLACEMENT_HOST,   /* copied into host memory that the device reads in place */
-    PLACEMENT_MMAP,   /* read in place from the mapped file, which must stay mapped: tables only, and
-                       * only where the backend is_host */
+    PLACEMENT_MMAP,   /* read in place from the mapped file, which must stay mapped: tables
+                       * only, and only where the backend is_host */
 };
 
 struct weight_desc {
