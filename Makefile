@@ -84,6 +84,36 @@ $(B)/%.o: %.cc
 	$(call say,C++)
 	$(Q)$(CXX) $(CXXFLAGS_ALL) -c -o $@ $<
 
+# ---- the engine alone, the check on a GPU -------------------------------------------------------
+
+# pkmserve-engine is pkmserve without `serve`, for machines without libmicrohttpd. Where SentencePiece is
+# missing it takes token ids only (WITH_SPM=0); jansson may come from build/gpu-kit (KIT).
+WITH_SPM ?= 1
+KIT      ?=
+ifneq ($(KIT),)
+COMMON   += -isystem $(KIT)/include
+override LDFLAGS += -L$(KIT)/lib
+endif
+SPM_OBJ         := $(B)/engine/tokenizer_spm.o
+ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(B)/engine/none/tokenizer.o $(filter-out $(SPM_OBJ),$(ENGINE_OBJ)),$(ENGINE_OBJ))
+ENGINE_ONLY_LIB := -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
+
+.PHONY: engine gpu-kit
+engine: ## build $(B)/pkmserve-engine: score, generate, inspect, bench; no HTTP
+	@variables=$$(CC="$(CC)" CXX="$(CXX)" .ci/engine-libs) && \
+	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
+
+# The linker takes out of this archive what the commands use, which is nothing of HTTP.
+$(B)/server/parts.a: $(filter-out %/http.o %/serve.o,$(call obj,$(SERVER_SRC)))
+	$(call say,ar)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_ONLY_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(ENGINE_ONLY_LIB)
+
+gpu-kit: ## gather into build/gpu-kit what a bare GPU machine lacks
+	@CC="$(CC)" .ci/gpu-kit build/gpu-kit
+
 # ---- running -----------------------------------------------------------------------------------
 
 .PHONY: deps serve install
