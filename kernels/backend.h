@@ -52,6 +52,13 @@ enum placement {
                        * only, and only where the backend is_host */
 };
 
+/* "device", "host", "mmap": as options and metrics call them. */
+static inline const char *placement_name(enum placement placement)
+{
+    static const char *const names[] = {"device", "host", "mmap"};
+    return names[placement];
+}
+
 struct weight_desc {
     enum weight_kind kind;
     enum dtype dtype; /* as computed with: F32 or BF16 (F16 sources become F32); a TABLE

@@ -229,22 +229,44 @@ void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t
 
 /* ---- weights ------------------------------------------------------------------------------ */
 
+/* Bytes that weights may still take: of the machine's memory, or of a device's own. */
+static int64_t bytes_left(struct backend *be, const struct model_info *info)
+{
+    if (!be->is_host) {
+        return be->op->memory_available(be);
+    }
+    const size_t used = info->weight_bytes + info->value_bytes;
+    return be->memory_bytes == 0      ? INT64_MAX
+           : used <= be->memory_bytes ? (int64_t)(be->memory_bytes - used)
+                                      : 0;
+}
+
 /* Refuses what the backend cannot hold before the system kills us for it. */
 static bool fits(struct blocks_loader *loader, const struct tensor *host,
                  const struct weight_desc *desc, const char *name)
 {
+    struct backend *const be = loader->store->be;
     const struct model_info *const info = loader->info;
-    const size_t limit = loader->store->be->memory_bytes;
-    const size_t used = info->weight_bytes + info->value_bytes;
     const size_t bytes = (size_t)host->rows * (size_t)host->cols * dtype_bytes(desc->dtype);
-    if (limit == 0 || desc->placement == PLACEMENT_MMAP ||
-        (used <= limit && bytes <= limit - used)) {
+    /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
+    if (desc->placement == PLACEMENT_MMAP || (!be->is_host && desc->placement == PLACEMENT_HOST)) {
         return true;
     }
+    const int64_t left = bytes_left(be, info);
+    if (left == INT64_MAX || bytes <= (size_t)left) {
+        return true;
+    }
+    const char *const advice =
+        be->is_host ? "use a machine with more memory, bf16 weights, or memory-mapped value tables"
+        : info->value_placement == PLACEMENT_DEVICE
+            ? "put the value tables into host memory (memory placement host), use bf16 weights, or "
+              "a device with more memory"
+            : "use bf16 weights, or a device with more memory";
     loader->code = err_set(loader->err, ERR_MEMORY,
-                           "%s: its %zu bytes do not fit: %zu of %zu usable bytes are taken; use a "
-                           "machine with more memory, bf16 weights, or memory-mapped value tables",
-                           name, bytes, used, limit);
+                           "%s: its %zu bytes do not fit into %s memory: %lld are left beside %zu "
+                           "of weights and %zu of value tables; %s",
+                           name, bytes, be->is_host ? "the machine's" : "device", (long long)left,
+                           info->weight_bytes, info->value_bytes, advice);
     return false;
 }
 
@@ -437,7 +459,7 @@ void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
 static const struct safetensors_entry *load_table(struct blocks_loader *loader,
                                                   const struct weight **weight, int64_t rows,
                                                   int64_t cols, const struct name *name,
-                                                  size_t *bytes)
+                                                  enum placement placement, size_t *bytes)
 {
     const int64_t dim[2] = {rows, cols};
     const struct safetensors_entry *const entry = take(loader, name, dim, 2);
@@ -446,9 +468,9 @@ static const struct safetensors_entry *load_table(struct blocks_loader *loader,
     }
     const struct tensor host = tensors_view(entry, rows, cols);
     const enum dtype dtype = host.dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    const struct weight_desc desc = {WEIGHT_TABLE, dtype, loader->options->value_placement, 1};
+    const struct weight_desc desc = {WEIGHT_TABLE, dtype, placement, 1};
     *weight = make_weight(loader, &host, &desc, name->text, bytes);
-    if (desc.placement != PLACEMENT_MMAP) {
+    if (placement != PLACEMENT_MMAP) {
         tensors_release(entry);
     }
     return entry;
@@ -459,7 +481,11 @@ void blocks_table(struct blocks_loader *loader, const struct weight **weight, in
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    (void)load_table(loader, weight, rows, cols, &name, &loader->info->weight_bytes);
+    /* Every row of a step reads one: on a device they are small beside its own memory, and fast
+     * there; on the host they may as well stay in the file, like the values. */
+    const enum placement placement =
+        loader->store->be->is_host ? loader->info->value_placement : PLACEMENT_DEVICE;
+    (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);
 }
 
 void blocks_values(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
@@ -467,7 +493,8 @@ void blocks_values(struct blocks_loader *loader, const struct weight **weight, i
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    if (load_table(loader, weight, rows, cols, &name, &loader->info->value_bytes) != NULL) {
+    if (load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
+                   &loader->info->value_bytes) != NULL) {
         loader->info->n_param_memory += rows * cols;
     }
 }

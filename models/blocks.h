@@ -79,11 +79,12 @@ void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
                  const struct pkm_shape *shape, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* [rows, cols] → a table that is read by rows, copied or in place as options->value_placement
- * says. It keeps the file's precision in every placement (so all placements give the same bits). */
+/* [rows, cols] → a table that is read by rows (embeddings): in the memory of a device that has its
+ * own, else where info->value_placement says. It keeps the file's precision in every placement, so
+ * all placements give the same bits. */
 void blocks_table(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
                   int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* The same, counted as a memory's values. */
+/* The same, as a memory's values: always where info->value_placement says. */
 void blocks_values(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
                    int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
 

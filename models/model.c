@@ -55,6 +55,22 @@ static enum err_code choose_dtype(struct model_info *info, const char *wanted, s
     return ERR_OK;
 }
 
+/* Decides where the value tables go. */
+static enum err_code choose_placement(struct model_options *options, const struct backend *be,
+                                      struct err *err)
+{
+    if (options->value_auto) {
+        options->value_placement = be->is_host ? PLACEMENT_MMAP : PLACEMENT_DEVICE;
+    }
+    if (options->value_placement == PLACEMENT_MMAP && !be->is_host) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "memory placement: %s does not read value tables in place from the file "
+                       "(mmap); use device, or host where its memory is too small for them",
+                       be->name);
+    }
+    return ERR_OK;
+}
+
 static enum err_code open_parts(struct model *model, struct config *config, struct backend *be,
                                 const char *dir, const struct model_options *options,
                                 struct err *err)
@@ -87,15 +103,20 @@ enum err_code model_open(struct model **model, struct backend *be, const char *d
                          const struct model_options *options, struct err *err)
 {
     *model = NULL;
-    enum err_code code = ERR_OK;
+    struct model_options chosen = *options;
+    enum err_code code = choose_placement(&chosen, be, err);
+    if (code != ERR_OK) {
+        return code;
+    }
     struct model *const made = calloc(1, sizeof *made);
     struct config *const config = calloc(1, sizeof *config);
     if (made == NULL || config == NULL) {
         code = err_set(err, ERR_MEMORY, "%s: no memory to open it", dir);
         goto done;
     }
-    code = open_parts(made, config, be, dir, options, err);
-    if (code == ERR_OK && options->value_placement != PLACEMENT_MMAP) {
+    made->info.value_placement = chosen.value_placement;
+    code = open_parts(made, config, be, dir, &chosen, err);
+    if (code == ERR_OK && chosen.value_placement != PLACEMENT_MMAP) {
         tensors_close(made->tensors);
         made->tensors = NULL;
     }

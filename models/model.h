@@ -39,12 +39,14 @@ struct model_info {
     enum dtype dtype;                            /* computed with: F32 or BF16 */
     int64_t n_param, n_param_memory;             /* all parameters; those in value tables */
     size_t weight_bytes, value_bytes;            /* resident weights without / value tables */
+    enum placement value_placement;              /* of the value tables */
 };
 
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, others → f32), "f32", "bf16" */
-    enum placement value_placement; /* of value tables */
-    bool check;                     /* read every weight and refuse NaN and infinity by name */
+    enum placement value_placement; /* of value tables; MMAP needs a backend that is_host */
+    bool value_auto; /* choose it: in place from the file where the backend can, else DEVICE */
+    bool check;      /* read every weight and refuse NaN and infinity by name */
     /* Called while loading: phase "map", "pack" ..., share done 0..1. May be NULL. */
     void (*progress)(void *ctx, const char *phase, double done);
     void *progress_ctx;

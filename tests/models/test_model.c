@@ -411,6 +411,118 @@ static void test_refuses_options_and_memory(void **state)
     folder_free(&f);
 }
 
+/* ---- a device with memory of its own --------------------------------------------------------- */
+
+/* The reference as if it were a GPU: remembers where each weight was placed, and how much fits. */
+static struct {
+    struct backend_ops op;
+    const struct backend_ops *ref;
+    int64_t available;
+    enum placement values, tokens, matrix;
+} device;
+
+static int64_t device_available(struct backend *be)
+{
+    (void)be;
+    return device.available;
+}
+
+static enum err_code device_weight_new(struct backend *be, struct weight **weight,
+                                       const struct tensor *host, const struct weight_desc *desc,
+                                       const char *name, struct err *err)
+{
+    enum placement *const seen = strstr(name, ".values.") != NULL ? &device.values
+                                 : desc->kind == WEIGHT_TABLE     ? &device.tokens
+                                                                  : &device.matrix;
+    *seen = desc->placement;
+    return device.ref->weight_new(be, weight, host, desc, name, err);
+}
+
+/* Opens f on it. On success *placement is what the model says of its values. */
+static enum err_code open_on_device(const struct folder *f, const struct model_options *options,
+                                    enum placement *placement, struct err *err)
+{
+    struct backend *be = NULL;
+    struct model *model = NULL;
+    assert_int_equal(ref_open(&be, err), ERR_OK);
+    device.ref = be->op;
+    device.op = *be->op;
+    device.op.memory_available = device_available;
+    device.op.weight_new = device_weight_new;
+    be->op = &device.op;
+    be->is_host = false;
+    const enum err_code code = model_open(&model, be, f->dir, options, err);
+    if (code == ERR_OK) {
+        *placement = model_info(model)->value_placement;
+    }
+    model_close(model);
+    backend_close(be);
+    return code;
+}
+
+static void test_device_holds_all_but_the_values(void **state)
+{
+    struct folder f;
+    struct err err = {0};
+    struct model_options options = {.dtype = "f32", .value_auto = true};
+    enum placement placement = PLACEMENT_MMAP;
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    device.available = 1 << 30;
+    assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_OK);
+    assert_int_equal(placement, PLACEMENT_DEVICE);
+    assert_int_equal(device.values, PLACEMENT_DEVICE);
+    assert_int_equal(device.tokens, PLACEMENT_DEVICE);
+
+    options = (struct model_options){.dtype = "f32", .value_placement = PLACEMENT_HOST};
+    assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_OK);
+    assert_int_equal(placement, PLACEMENT_HOST);
+    assert_int_equal(device.values, PLACEMENT_HOST);
+    assert_int_equal(device.tokens, PLACEMENT_DEVICE);
+    assert_int_equal(device.matrix, PLACEMENT_DEVICE);
+
+    options.value_placement = PLACEMENT_MMAP;
+    assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "(mmap); use device, or host"));
+    folder_free(&f);
+}
+
+static void test_device_memory_is_named_when_it_runs_out(void **state)
+{
+    struct folder f;
+    struct err err = {0};
+    struct model_options options = {.dtype = "f32"};
+    enum placement placement = PLACEMENT_MMAP;
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    device.available = 64;
+    assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_MEMORY);
+    assert_non_null(strstr(err.message, "do not fit into device memory: 64 are left beside"));
+    assert_non_null(strstr(err.message, "memory placement host"));
+    options.value_placement = PLACEMENT_HOST;
+    assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_MEMORY);
+    assert_null(strstr(err.message, "placement")); /* no advice that was followed already */
+    folder_free(&f);
+}
+
+/* On the host the choice is the file, for every table. */
+static void test_host_reads_tables_in_place_unasked(void **state)
+{
+    struct folder f;
+    struct runner run;
+    const struct model_options options = {.dtype = "f32", .value_auto = true};
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    assert_true(runner_open(&run, "ref", f.dir, &options));
+    assert_int_equal(run.info->value_placement, PLACEMENT_MMAP);
+    assert_int_equal(run.info->value_bytes, 0);
+    runner_close(&run);
+    folder_free(&f);
+}
+
 /* Progress grows within a phase, and the last phase is done in the end. */
 struct progress {
     char phase[16];
@@ -458,6 +570,9 @@ int main(void)
         cmocka_unit_test(test_refuses_tensors),
         cmocka_unit_test(test_refuses_numbers),
         cmocka_unit_test(test_refuses_options_and_memory),
+        cmocka_unit_test(test_device_holds_all_but_the_values),
+        cmocka_unit_test(test_device_memory_is_named_when_it_runs_out),
+        cmocka_unit_test(test_host_reads_tables_in_place_unasked),
         cmocka_unit_test(test_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
