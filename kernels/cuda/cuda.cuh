@@ -1,7 +1,9 @@
 /* The inside of the CUDA backend: what its files share.
  *
- *   backend.cu    opening, the op table, failures, measured rates
- *   command.cu    ops as a list that is run eagerly or as a captured graph
+ *   backend.cu    opening, closing, the op table, failures
+ *   ops.cu        the table's compute ops: each checks its shapes and becomes a command
+ *   command.cu    commands as a list that is run eagerly or as a captured graph
+ *   measure.cu    the device's measured rates (frame.cuh: what these and the next two share)
  *   resource.cu   buffers, weights and their layouts, upload and download
  *   step.cu       a step's arrays in pinned and device memory
  *   rows.cu       embed, norm, add_norm, gather, kv_store
@@ -75,7 +77,7 @@ struct step_scratch {
 };
 
 struct cuda_step {
-    struct step step; /* first: the engine's pointer to it is ours. Pinned host arrays */
+    struct step step;             /* first: the engine's pointer to it is ours. Host arrays */
     const struct step_view *view; /* device */
     struct step_scratch scratch;  /* device */
     void *inside;                 /* Owner: step.cu's own */
@@ -116,8 +118,12 @@ struct cuda {
     cublasLtHandle_t lt; /* NULL if deterministic */
     void *lt_workspace;  /* device; for lt */
     size_t lt_workspace_bytes;
+    struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_command_list *list;
-    struct err failure; /* the first one; code ERR_OK while all is well */
+    void *staging; /* pinned, mapped block that tables pass through; its halves take turns */
+    size_t staging_bytes;
+    cudaEvent_t staging_read[2]; /* recorded when the device has read a half */
+    struct err failure;          /* the first one; code ERR_OK while all is well */
 };
 
 static inline struct cuda *cuda_of(struct backend *be)
@@ -154,12 +160,15 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
 size_t attention_scratch(const struct step_limits *limits);
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
- * (any floating type). Also when several launches are needed, the sum of an output is that of the
- * file's head comment for every number of rows. */
+ * (any floating type); row_major is !cu->deterministic. weight_new calls linear_reserve for each
+ * matrix: it makes room on the device for the rounded activations of a call of many rows, whose
+ * address stays the same unless a wider matrix comes. close calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
-void linear_pack(void *dst, const struct tensor *host, enum dtype dtype);
+void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major);
+enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, struct err *err);
+void linear_release(struct cuda *cu);
 
 /* pkm_search.cu */
 void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,

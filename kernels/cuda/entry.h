@@ -12,9 +12,10 @@ enum { CUDA_ENTRY_ABI = 1 };
 #define CUDA_ENTRY_SYMBOL "pkmserve_cuda_entry"
 
 struct cuda_entry {
-    uint32_t abi;        /* CUDA_ENTRY_ABI of the library */
-    uint32_t table_size; /* its sizeof(struct backend_ops) */
-    uint32_t step_size;  /* its sizeof(struct step) */
+    uint32_t abi;          /* CUDA_ENTRY_ABI of the library */
+    uint32_t table_size;   /* its sizeof(struct backend_ops) */
+    uint32_t step_size;    /* its sizeof(struct step) */
+    uint32_t backend_size; /* its sizeof(struct backend) */
     /* Opens device 0 of those that CUDA_VISIBLE_DEVICES leaves. ERR_UNSUPPORTED: no driver, too old
      * a driver, no device, one too old; ERR_DEVICE, ERR_MEMORY. The message says which and what to
      * do. */

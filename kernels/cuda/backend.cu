@@ -1,0 +1,286 @@
+/* The CUDA backend: opening a device and saying clearly why not, the op table, failures, closing.
+ *
+ * Called through the one exported symbol, pkmserve_cuda_entry, by kernels/backend.c, which has
+ * checked that both sides mean the same structs (entry.h). Everything runs on one stream of one
+ * device; every call comes from the engine's thread. */
+#include "kernels/cuda/frame.cuh"
+
+extern "C" {
+#include "kernels/cuda/entry.h"
+}
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SM_MIN = 80,              /* BF16 matrix instructions and cp.async */
+    CAPTURE_MAX = 256,        /* sequences of a decode step that becomes a graph */
+    STAGING_BYTES = 16 << 20, /* two halves, each long enough for the bus's full rate */
+    LT_WORKSPACE_BYTES = 32 << 20
+};
+
+/* ---- failures ------------------------------------------------------------------------------- */
+
+void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *what)
+{
+    if (cu->failure.code == ERR_OK) {
+        (void)err_set(&cu->failure, code,
+                      "cuda: %s failed: %s; the device gives no more answers to this process: "
+                      "restart it (PKMSERVE_CUDA_GRAPHS=0 CUDA_LAUNCH_BLOCKING=1 name the op)",
+                      op, what);
+    }
+}
+
+bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op)
+{
+    if (status == cudaSuccess) {
+        return true;
+    }
+    char what[160];
+    (void)snprintf(what, sizeof what, "%s (%s)", cudaGetErrorString(status),
+                   cudaGetErrorName(status));
+    cuda_fail(cu, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_DEVICE, op, what);
+    return false;
+}
+
+void cuda_check(struct cuda *cu, const char *op)
+{
+    (void)cuda_ok(cu, cudaGetLastError(), op);
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+/* The number of a CUDA version as people write it: 13000 is 13.0. */
+struct version_text {
+    char text[16];
+};
+
+static struct version_text version_text(int version)
+{
+    struct version_text v;
+    (void)snprintf(v.text, sizeof v.text, "%d.%d", version / 1000, version % 1000 / 10);
+    return v;
+}
+
+/* Whether there is a device to open; says what is missing. */
+static enum err_code find_device(struct err *err)
+{
+    int n = 0;
+    const cudaError_t status = cudaGetDeviceCount(&n);
+    int driver = 0;
+    int runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)cudaGetLastError();
+    if (status == cudaErrorInsufficientDriver && driver == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "cuda: this machine has no NVIDIA driver (libcuda.so.1): install one for "
+                       "CUDA %s or newer, or use the CPU (device cpu)",
+                       version_text(runtime).text);
+    }
+    if (status == cudaErrorInsufficientDriver) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "cuda: the NVIDIA driver is too old: it serves CUDA %s, this program needs "
+                       "%s; update the driver, or use the CPU (device cpu)",
+                       version_text(driver).text, version_text(runtime).text);
+    }
+    if (status == cudaErrorNoDevice || (status == cudaSuccess && n == 0)) {
+        const char *const visible = getenv("CUDA_VISIBLE_DEVICES");
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "cuda: the driver sees no GPU%s%.60s; make one visible to this process, or "
+            "use the CPU (device cpu)",
+            visible == NULL ? "" : " with CUDA_VISIBLE_DEVICES=", visible == NULL ? "" : visible);
+    }
+    if (status != cudaSuccess) {
+        return err_set(err, ERR_DEVICE, "cuda: the driver does not start: %s (%s); see nvidia-smi",
+                       cudaGetErrorString(status), cudaGetErrorName(status));
+    }
+    return ERR_OK;
+}
+
+/* Reads what kernels need to know of the device, and describes it. */
+static enum err_code read_device(struct cuda *cu, struct err *err)
+{
+    cudaDeviceProp prop;
+    memset(&prop, 0, sizeof prop);
+    cudaError_t status = cudaGetDeviceProperties(&prop, cu->device);
+    if (status != cudaSuccess) {
+        return err_set(err, ERR_DEVICE, "cuda: device %d does not answer: %s", cu->device,
+                       cudaGetErrorString(status));
+    }
+    cu->n_sm = prop.multiProcessorCount;
+    cu->sm_version = prop.major * 10 + prop.minor;
+    cu->shared_max = prop.sharedMemPerBlockOptin;
+    if (cu->sm_version < SM_MIN) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "cuda: %.60s has compute capability %d.%d, at least 8.0 is needed (Ampere "
+                       "or newer); use another GPU or the CPU (device cpu)",
+                       prop.name, prop.major, prop.minor);
+    }
+    size_t free_bytes = 0;
+    size_t total = 0;
+    status = cudaSetDevice(cu->device);
+    status = status == cudaSuccess ? cudaMemGetInfo(&free_bytes, &total) : status;
+    if (status != cudaSuccess) {
+        (void)cudaGetLastError();
+        return err_set(err, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_DEVICE,
+                       "cuda: %.60s cannot be used: %s (%s); see nvidia-smi for who holds it",
+                       prop.name, cudaGetErrorString(status), cudaGetErrorName(status));
+    }
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver);
+    cu->be.memory_bytes = static_cast<size_t>(resource_memory_available(&cu->be));
+    (void)snprintf(cu->be.description, sizeof cu->be.description,
+                   "%.50s, sm_%d, %d SMs, %zu of %zu MiB free, driver for CUDA %.8s", prop.name,
+                   cu->sm_version, cu->n_sm, free_bytes >> 20, total >> 20,
+                   version_text(driver).text);
+    return ERR_OK;
+}
+
+static enum err_code failed(const struct cuda *cu, struct err *err)
+{
+    if (err != NULL) {
+        *err = cu->failure;
+    }
+    return cu->failure.code;
+}
+
+/* cuBLASLt, for matrix products whose sums may depend on the number of rows. */
+static enum err_code open_lt(struct cuda *cu, struct err *err)
+{
+    if (cu->deterministic) {
+        return ERR_OK;
+    }
+    const cublasStatus_t status = cublasLtCreate(&cu->lt);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        cu->lt = NULL;
+        return err_set(err, ERR_DEVICE,
+                       "cuda: cuBLASLt does not start (status %d); install the CUDA libraries of "
+                       "the driver's version, or leave fast math off",
+                       static_cast<int>(status));
+    }
+    cu->lt_workspace_bytes = LT_WORKSPACE_BYTES;
+    return resource_device_new(cu, &cu->lt_workspace, cu->lt_workspace_bytes,
+                               "matrix products' workspace", err);
+}
+
+static enum err_code open_parts(struct cuda *cu, struct err *err)
+{
+    enum err_code code = find_device(err);
+    code = code == ERR_OK ? read_device(cu, err) : code;
+    code = code == ERR_OK ? command_list_new(cu, err) : code;
+    if (code != ERR_OK) {
+        return code;
+    }
+    if (!cuda_ok(cu, cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking), "stream") ||
+        !cuda_ok(cu, cudaEventCreateWithFlags(&cu->staging_read[0], cudaEventDisableTiming),
+                 "event") ||
+        !cuda_ok(cu, cudaEventCreateWithFlags(&cu->staging_read[1], cudaEventDisableTiming),
+                 "event")) {
+        return failed(cu, err);
+    }
+    cu->staging_bytes = STAGING_BYTES;
+    code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
+    return code == ERR_OK ? open_lt(cu, err) : code;
+}
+
+static void cuda_close(struct backend *be)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (cu->stream != NULL) {
+        (void)cudaStreamSynchronize(cu->stream);
+    }
+    command_list_free(cu);
+    linear_release(cu);
+    if (cu->lt != NULL) {
+        (void)cublasLtDestroy(cu->lt);
+    }
+    if (cu->lt_workspace != NULL) {
+        (void)cudaFree(cu->lt_workspace);
+    }
+    if (cu->staging != NULL) {
+        (void)cudaFreeHost(cu->staging);
+    }
+    for (cudaEvent_t const event : cu->staging_read) {
+        if (event != NULL) {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    if (cu->stream != NULL) {
+        (void)cudaStreamDestroy(cu->stream);
+    }
+    free(cu);
+}
+
+static const struct backend_ops cuda_ops = {
+    .close = cuda_close,
+    .buffer_new = resource_buffer_new,
+    .buffer_free = resource_buffer_free,
+    .weight_new = resource_weight_new,
+    .weight_free = resource_weight_free,
+    .weight_bytes = resource_weight_bytes,
+    .step_new = step_new,
+    .step_free = step_free,
+    .upload = resource_upload,
+    .download = resource_download,
+    .memory_available = resource_memory_available,
+    .step_begin = step_begin,
+    .submit = step_submit,
+    .finish = step_finish,
+    .measure = measure_rates,
+    .embed = op_embed,
+    .norm = op_norm,
+    .add_norm = op_add_norm,
+    .linear = op_linear,
+    .kv_store = op_kv_store,
+    .attention = op_attention,
+    .pkm_search = op_pkm_search,
+    .pkm_read = op_pkm_read,
+    .gather = op_gather,
+    .sample = op_sample,
+    .logprobs = op_logprobs,
+};
+
+static enum err_code cuda_open(struct backend **be, const struct backend_options *options,
+                               struct err *err)
+{
+    *be = NULL;
+    struct cuda *const cu = static_cast<struct cuda *>(calloc(1, sizeof *cu));
+    if (cu == NULL) {
+        return err_set(err, ERR_MEMORY, "cuda: no host memory left to open the backend");
+    }
+    cu->be.op = &cuda_ops;
+    cu->be.n_thread = 1; /* of the host */
+    cu->be.is_async = true;
+    cu->be.capture_max = CAPTURE_MAX;
+    cu->deterministic = !options->fast_math;
+    (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
+    const enum err_code code = open_parts(cu, err);
+    if (code != ERR_OK) {
+        cuda_close(&cu->be);
+        return code;
+    }
+    if (getenv("PKMSERVE_CUDA_GRAPHS") != NULL &&
+        strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0) {
+        cu->be.capture_max = 0;
+    }
+    *be = &cu->be;
+    return ERR_OK;
+}
+
+extern "C" __attribute__((visibility("default"))) const struct cuda_entry *
+pkmserve_cuda_entry(void);
+
+const struct cuda_entry *pkmserve_cuda_entry(void)
+{
+    static const struct cuda_entry entry = {
+        .abi = CUDA_ENTRY_ABI,
+        .table_size = sizeof(struct backend_ops),
+        .step_size = sizeof(struct step),
+        .backend_size = sizeof(struct backend),
+        .open = cuda_open,
+    };
+    return &entry;
+}

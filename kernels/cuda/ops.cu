@@ -1,0 +1,237 @@
+/* The compute ops of the table: each checks its shapes, as kernels/ref does, and what the kernels
+ * would index with, since they cannot CHECK; then it becomes a command. Nothing runs here. */
+#include "kernels/cuda/frame.cuh"
+
+void op_embed(struct backend *be, struct tensor y, const struct step *step,
+              const struct weight *tok, const struct weight *pos, const struct weight *lang)
+{
+    const struct step_bounds *const bounds = step_bounds(cuda_step_of(step));
+    CHECK(tok->kind == WEIGHT_TABLE && pos->kind == WEIGHT_TABLE);
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, tok->cols);
+    CHECK(pos->cols == y.cols && bounds->token <= tok->rows && bounds->pos <= pos->rows);
+    CHECK(lang == NULL ||
+          (lang->kind == WEIGHT_TABLE && lang->cols == y.cols && bounds->lang <= lang->rows));
+    struct command c = {};
+    c.op = COMMAND_EMBED;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = y;
+    c.weight[0] = tok;
+    c.weight[1] = pos;
+    c.weight[2] = lang;
+    command_append(cuda_of(be), &c);
+}
+
+void op_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+             struct tensor beta, float eps)
+{
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
+    struct command c = {};
+    c.op = COMMAND_NORM;
+    c.f = eps;
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    c.tensor[2] = gamma;
+    c.tensor[3] = beta;
+    command_append(cuda_of(be), &c);
+}
+
+void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                 struct tensor gamma, struct tensor beta, float eps)
+{
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(r, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
+    struct command c = {};
+    c.op = COMMAND_ADD_NORM;
+    c.f = eps;
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    c.tensor[2] = r;
+    c.tensor[3] = gamma;
+    c.tensor[4] = beta;
+    command_append(cuda_of(be), &c);
+}
+
+void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+               struct tensor bias, enum act act)
+{
+    CHECK(w->kind == WEIGHT_MATRIX);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, w->cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, w->rows);
+    CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == w->rows));
+    CHECK(act == ACT_NONE || act == ACT_RELU || act == ACT_GELU);
+    struct command c = {};
+    c.op = COMMAND_LINEAR;
+    c.n = act;
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    c.tensor[2] = bias;
+    c.weight[0] = w;
+    command_append(cuda_of(be), &c);
+}
+
+static void check_pages(const struct step *step, struct tensor k_pages, struct tensor v_pages,
+                        int64_t d, int n_head)
+{
+    CHECK(n_head > 0 && d % n_head == 0);
+    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    CHECK(step_bounds(cuda_step_of(step))->page <= k_pages.rows);
+}
+
+void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                 struct tensor v, const struct step *step, int n_head)
+{
+    CHECK_VIEW(k, DTYPE_F32, step->n_tok, v.cols);
+    CHECK_VIEW(v, DTYPE_F32, step->n_tok, k.cols);
+    check_pages(step, k_pages, v_pages, k.cols, n_head);
+    struct command c = {};
+    c.op = COMMAND_KV_STORE;
+    c.n = n_head;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = k_pages;
+    c.tensor[1] = v_pages;
+    c.tensor[2] = k;
+    c.tensor[3] = v;
+    command_append(cuda_of(be), &c);
+}
+
+void op_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                  struct tensor v_pages, const struct step *step, int n_head, float scale)
+{
+    /* the scratch was sized for these */
+    CHECK(step->limits.d_model == y.cols && step->limits.n_head == n_head);
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, q.cols);
+    CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
+    check_pages(step, k_pages, v_pages, y.cols, n_head);
+    struct command c = {};
+    c.op = COMMAND_ATTENTION;
+    c.n = n_head;
+    c.f = scale;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = y;
+    c.tensor[1] = q;
+    c.tensor[2] = k_pages;
+    c.tensor[3] = v_pages;
+    command_append(cuda_of(be), &c);
+}
+
+void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+                   struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
+{
+    const bool is_product = shape->kind == PKM_PRODUCT;
+    const int64_t n_group = (int64_t)shape->n_head * (is_product ? 2 : 1);
+    CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
+    CHECK(!is_product || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
+    CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
+    CHECK(keys->kind == WEIGHT_KEYS && keys->rows == n_group * shape->n_key);
+    CHECK(keys->n_group == n_group && keys->cols == shape->d_key / (is_product ? 2 : 1));
+    CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
+    CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
+    CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
+    struct command c = {};
+    c.op = COMMAND_PKM_SEARCH;
+    c.shape = *shape;
+    c.tensor[0] = slots;
+    c.tensor[1] = shares;
+    c.tensor[2] = query;
+    c.weight[0] = keys;
+    command_append(cuda_of(be), &c);
+}
+
+void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
+                 struct tensor shares, const struct weight *values)
+{
+    CHECK(values->kind == WEIGHT_TABLE);
+    CHECK_VIEW(y, DTYPE_F32, slots.rows, values->cols);
+    CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
+    CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);
+    CHECK(residual.data == NULL || (residual.dtype == DTYPE_F32 && residual.rows == y.rows &&
+                                    residual.cols == y.cols && residual.stride >= y.cols));
+    struct command c = {};
+    c.op = COMMAND_PKM_READ;
+    c.tensor[0] = y;
+    c.tensor[1] = residual;
+    c.tensor[2] = slots;
+    c.tensor[3] = shares;
+    c.weight[0] = values;
+    command_append(cuda_of(be), &c);
+}
+
+void op_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
+               int first)
+{
+    CHECK(first >= 0 && first + y.rows <= step->n_out);
+    CHECK_VIEW(y, DTYPE_F32, y.rows, x.cols);
+    CHECK_VIEW(x, DTYPE_F32, x.rows, y.cols);
+    CHECK(y.rows == 0 || step->out_row[first + y.rows - 1] < x.rows); /* they ascend */
+    struct command c = {};
+    c.op = COMMAND_GATHER;
+    c.n = first;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    command_append(cuda_of(be), &c);
+}
+
+/* The lists of one drawn row: slices within the step's, tokens within the vocabulary. */
+static void check_sample_row(const struct step *step, int64_t i, int64_t n_vocab)
+{
+    const struct sample_params *const p = &step->sample[i];
+    CHECK(p->adjust_first >= 0 && p->n_adjust >= 0 &&
+          p->n_adjust <= step->n_adjust - p->adjust_first);
+    CHECK(p->allow_first >= 0 && p->n_allow >= 0 && p->n_allow <= step->n_allow - p->allow_first);
+    for (int j = 0; j < p->n_adjust; j++) {
+        const int32_t token = step->adjust[p->adjust_first + j].token;
+        CHECK(token >= 0 && token < n_vocab);
+    }
+    for (int j = 0; j < p->n_allow; j++) {
+        const int32_t token = step->allow[p->allow_first + j];
+        CHECK(token >= 0 && token < n_vocab);
+    }
+}
+
+void op_sample(struct backend *be, struct tensor logits, struct step *step, int first)
+{
+    CHECK(first >= 0 && first + logits.rows <= step->n_out);
+    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
+    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
+    for (int64_t i = first; i < first + logits.rows; i++) {
+        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
+            check_sample_row(step, i, logits.cols);
+        }
+    }
+    step_will_sample(step, first, logits.rows);
+    struct command c = {};
+    c.op = COMMAND_SAMPLE;
+    c.n = first;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = logits;
+    command_append(cuda_of(be), &c);
+}
+
+void op_logprobs(struct backend *be, struct tensor logits, struct step *step, int first)
+{
+    CHECK(first >= 0 && first + logits.rows <= step->n_out && logits.cols <= INT32_MAX);
+    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
+    for (int64_t i = first; i < first + logits.rows; i++) {
+        if ((step->out_want[i] & OUT_LOGPROB) == 0) {
+            continue;
+        }
+        const int32_t target = step->target[i];
+        CHECK(target == TARGET_SAMPLED ? (step->out_want[i] & OUT_SAMPLE) != 0
+                                       : target >= 0 && target < logits.cols);
+    }
+    step_will_score(step, first, logits.rows);
+    struct command c = {};
+    c.op = COMMAND_LOGPROBS;
+    c.n = first;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = logits;
+    command_append(cuda_of(be), &c);
+}

@@ -1,0 +1,357 @@
+/* Memory of the device and of the host, weights, upload and download.
+ *
+ * Weights come from mapped files as host views. Matrices and keys are packed on the host into the
+ * layout of their kernels and copied in one piece. Tables keep their rows; they may be far larger
+ * than what the host should hold twice, so they pass through a pinned staging block, chunk by
+ * chunk. A table in host memory is pinned and mapped: kernels read its rows across the bus, in
+ * place.
+ *
+ * Transfers and frees are outside of steps' hot path: each runs what is pending and waits. */
+#include "kernels/cuda/frame.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* Device memory that stays free of weights and cache, for what CUDA itself takes later: kernels'
+ * code, their stacks, captured graphs. */
+static size_t reserve_bytes(size_t total)
+{
+    const size_t usual = static_cast<size_t>(512) << 20;
+    return total / 32 < usual ? total / 32 : usual;
+}
+
+int64_t resource_memory_available(struct backend *be)
+{
+    size_t free_bytes = 0;
+    size_t total = 0;
+    if (!cuda_ok(cuda_of(be), cudaMemGetInfo(&free_bytes, &total), "memory query")) {
+        return 0;
+    }
+    const size_t reserve = reserve_bytes(total);
+    return free_bytes > reserve ? static_cast<int64_t>(free_bytes - reserve) : 0;
+}
+
+/* An allocation failed with status. Too little memory is the caller's to report and does not spoil
+ * the backend; anything else does. */
+static enum err_code no_memory(struct cuda *cu, cudaError_t status, size_t bytes,
+                               const char *purpose, struct err *err)
+{
+    (void)cudaGetLastError(); /* else the next launch would report it */
+    if (status != cudaErrorMemoryAllocation) {
+        (void)cuda_ok(cu, status, purpose);
+        return err_set(err, ERR_DEVICE, "%s: the device refuses %zu bytes: %s", purpose, bytes,
+                       cudaGetErrorString(status));
+    }
+    size_t free_bytes = 0;
+    size_t total = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total);
+    return err_set(err, ERR_MEMORY,
+                   "%s: needs %zu bytes of device memory, %zu of %zu are free; lower the batch, "
+                   "the context or the cache, use bf16 weights, or put values into host memory",
+                   purpose, bytes, free_bytes, total);
+}
+
+enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
+                                  struct err *err)
+{
+    *data = NULL;
+    const cudaError_t status = cudaMalloc(data, bytes > 0 ? bytes : 1);
+    if (status != cudaSuccess) {
+        *data = NULL;
+        return no_memory(cu, status, bytes, purpose, err);
+    }
+    return ERR_OK;
+}
+
+enum err_code resource_pinned_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
+                                  struct err *err)
+{
+    *data = NULL;
+    const cudaError_t status = cudaHostAlloc(data, bytes > 0 ? bytes : 1, cudaHostAllocMapped);
+    if (status == cudaSuccess) {
+        return ERR_OK;
+    }
+    *data = NULL;
+    (void)cudaGetLastError();
+    if (status != cudaErrorMemoryAllocation) {
+        (void)cuda_ok(cu, status, purpose);
+    }
+    return err_set(err, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_DEVICE,
+                   "%s: no %zu bytes of pinned host memory to be had: %s; free host memory, or "
+                   "raise the limit on locked memory",
+                   purpose, bytes, cudaGetErrorString(status));
+}
+
+enum err_code resource_buffer_new(struct backend *be, void **data, size_t bytes,
+                                  const char *purpose, struct err *err)
+{
+    struct cuda *const cu = cuda_of(be);
+    const enum err_code code = resource_device_new(cu, data, bytes, purpose, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    if (!cuda_ok(cu, cudaMemsetAsync(*data, 0, bytes > 0 ? bytes : 1, cu->stream), purpose) ||
+        !command_wait(cu)) {
+        (void)cudaFree(*data);
+        *data = NULL;
+        if (err != NULL) {
+            *err = cu->failure;
+        }
+        return cu->failure.code;
+    }
+    return ERR_OK;
+}
+
+void resource_buffer_free(struct backend *be, void *data)
+{
+    if (data != NULL) {
+        command_forget(cuda_of(be));
+        (void)cudaFree(data);
+    }
+}
+
+/* ---- transfers ------------------------------------------------------------------------------ */
+
+static bool copy_rows(struct cuda *cu, struct tensor device, void *to_host, const void *from_host,
+                      const char *what)
+{
+    const size_t row_bytes = static_cast<size_t>(device.cols) * dtype_bytes(device.dtype);
+    const size_t stride_bytes = static_cast<size_t>(device.stride) * dtype_bytes(device.dtype);
+    const size_t rows = static_cast<size_t>(device.rows);
+    if (!command_wait(cu)) {
+        return false;
+    }
+    if (rows == 0 || row_bytes == 0) {
+        return true;
+    }
+    const cudaError_t status =
+        to_host != NULL ? cudaMemcpy2DAsync(to_host, row_bytes, device.data, stride_bytes,
+                                            row_bytes, rows, cudaMemcpyDeviceToHost, cu->stream)
+                        : cudaMemcpy2DAsync(device.data, stride_bytes, from_host, row_bytes,
+                                            row_bytes, rows, cudaMemcpyHostToDevice, cu->stream);
+    return cuda_ok(cu, status, what) && command_wait(cu);
+}
+
+void resource_upload(struct backend *be, struct tensor dst, const void *host)
+{
+    (void)copy_rows(cuda_of(be), dst, NULL, host, "upload");
+}
+
+/* After a failure host becomes 0: nobody shall read what was never written. */
+void resource_download(struct backend *be, void *host, struct tensor src)
+{
+    if (!copy_rows(cuda_of(be), src, host, NULL, "download")) {
+        memset(host, 0,
+               static_cast<size_t>(src.rows) * static_cast<size_t>(src.cols) *
+                   dtype_bytes(src.dtype));
+    }
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+float cuda_host_value(const struct tensor *host, int64_t row, int64_t col)
+{
+    /* a mapped file's tensor may stand at any byte */
+    const char *const at = static_cast<const char *>(host->data) +
+                           static_cast<size_t>(row * host->stride + col) * dtype_bytes(host->dtype);
+    if (host->dtype == DTYPE_F32) {
+        float value;
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    uint16_t bits;
+    memcpy(&bits, at, sizeof bits);
+    return host->dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+/* Rows first .. first+n-1 of host as dst[n, cols] of the table's type. */
+static void table_rows(void *dst, const struct tensor *host, enum dtype dtype, int64_t first,
+                       int64_t n)
+{
+    const size_t elem = dtype_bytes(dtype);
+    const size_t row_bytes = static_cast<size_t>(host->cols) * elem;
+    for (int64_t r = 0; r < n; r++) {
+        char *const out = static_cast<char *>(dst) + static_cast<size_t>(r) * row_bytes;
+        if (host->dtype == dtype) {
+            memcpy(out,
+                   static_cast<const char *>(host->data) +
+                       static_cast<size_t>((first + r) * host->stride) * elem,
+                   row_bytes);
+            continue;
+        }
+        for (int64_t c = 0; c < host->cols; c++) {
+            const float value = cuda_host_value(host, first + r, c);
+            const uint16_t half = bf16_from_f32(value);
+            memcpy(out + static_cast<size_t>(c) * elem,
+                   dtype == DTYPE_F32 ? static_cast<const void *>(&value) : &half, elem);
+        }
+    }
+}
+
+/* Copies a table through the two halves of the staging block: one is filled while the other is
+ * read. A row that does not fit a half goes in one block of its own. */
+static bool table_upload(struct cuda *cu, struct weight *w, const struct tensor *host)
+{
+    const size_t row_bytes = static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+    const size_t half = cu->staging_bytes / 2;
+    const int64_t chunk = static_cast<int64_t>(half / row_bytes);
+    bool ok = true;
+    for (int64_t first = 0, i = 0; ok && first < w->rows; first += chunk, i++) {
+        const int64_t n = w->rows - first < chunk ? w->rows - first : chunk;
+        char *const part = static_cast<char *>(cu->staging) + (i % 2 != 0 ? half : 0);
+        if (i >= 2) { /* the copy before the last has read this half */
+            ok = cuda_ok(cu, cudaEventSynchronize(cu->staging_read[i % 2]), "weight upload");
+        }
+        if (ok) {
+            table_rows(part, host, w->dtype, first, n);
+            char *const to = static_cast<char *>(w->data) + static_cast<size_t>(first) * row_bytes;
+            ok = cuda_ok(cu,
+                         cudaMemcpyAsync(to, part, static_cast<size_t>(n) * row_bytes,
+                                         cudaMemcpyHostToDevice, cu->stream),
+                         "weight upload") &&
+                 cuda_ok(cu, cudaEventRecord(cu->staging_read[i % 2], cu->stream), "weight upload");
+        }
+    }
+    return command_wait(cu) && ok;
+}
+
+static void pack(const struct cuda *cu, void *dst, const struct weight *w,
+                 const struct tensor *host)
+{
+    switch (w->kind) {
+    case WEIGHT_MATRIX: linear_pack(dst, host, w->dtype, !cu->deterministic); break;
+    case WEIGHT_KEYS: keys_pack(dst, host, w->n_group); break;
+    case WEIGHT_TABLE: table_rows(dst, host, w->dtype, 0, host->rows); break;
+    }
+}
+
+static size_t weight_size(const struct weight *w)
+{
+    switch (w->kind) {
+    case WEIGHT_MATRIX: return linear_bytes(w->rows, w->cols, w->dtype);
+    case WEIGHT_KEYS: return keys_bytes(w->rows, w->cols, w->n_group);
+    case WEIGHT_TABLE: break;
+    }
+    return static_cast<size_t>(w->rows) * static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+}
+
+static enum err_code place_on_host(struct cuda *cu, struct weight *w, const struct tensor *host,
+                                   const char *name, struct err *err)
+{
+    const enum err_code code = resource_pinned_new(cu, &w->pinned, w->bytes, name, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    if (!cuda_ok(cu, cudaHostGetDevicePointer(&w->data, w->pinned, 0), name)) {
+        if (err != NULL) {
+            *err = cu->failure;
+        }
+        return cu->failure.code;
+    }
+    pack(cu, w->pinned, w, host);
+    return ERR_OK;
+}
+
+static enum err_code place_on_device(struct cuda *cu, struct weight *w, const struct tensor *host,
+                                     const char *name, struct err *err)
+{
+    const enum err_code code = resource_device_new(cu, &w->data, w->bytes, name, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    const size_t row_bytes = static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+    bool ok = false;
+    if (w->kind == WEIGHT_TABLE && row_bytes <= cu->staging_bytes / 2) {
+        ok = table_upload(cu, w, host);
+    } else {
+        void *const packed = malloc(w->bytes);
+        if (packed == NULL) {
+            return err_set(err, ERR_MEMORY, "%s: no %zu bytes of host memory left to pack it in",
+                           name, w->bytes);
+        }
+        pack(cu, packed, w, host);
+        ok = cuda_ok(cu,
+                     cudaMemcpyAsync(w->data, packed, w->bytes, cudaMemcpyHostToDevice, cu->stream),
+                     "weight upload") &&
+             command_wait(cu);
+        free(packed);
+    }
+    if (!ok && err != NULL) {
+        *err = cu->failure;
+    }
+    return ok ? ERR_OK : cu->failure.code;
+}
+
+static bool is_float(enum dtype dtype)
+{
+    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+}
+
+enum err_code resource_weight_new(struct backend *be, struct weight **weight,
+                                  const struct tensor *host, const struct weight_desc *desc,
+                                  const char *name, struct err *err)
+{
+    struct cuda *const cu = cuda_of(be);
+    CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
+    CHECK(is_float(host->dtype) && desc->n_group >= 1 && host->rows % desc->n_group == 0);
+    *weight = NULL;
+    if (desc->placement == PLACEMENT_MMAP) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: the GPU does not read a mapped file in place; place values on device "
+                       "or host",
+                       name);
+    }
+    CHECK(desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16);
+    size_t n_value = 0;
+    size_t bytes = 0;
+    if (__builtin_mul_overflow(static_cast<size_t>(host->rows), static_cast<size_t>(host->cols),
+                               &n_value) ||
+        __builtin_mul_overflow(n_value, 2 * sizeof(float), &bytes)) {
+        return err_set(err, ERR_MEMORY, "%s: [%lld, %lld] exceeds the address space", name,
+                       static_cast<long long>(host->rows), static_cast<long long>(host->cols));
+    }
+    struct weight *const w = static_cast<struct weight *>(calloc(1, sizeof *w));
+    if (w == NULL) {
+        return err_set(err, ERR_MEMORY, "%s: no host memory left for this weight", name);
+    }
+    w->kind = desc->kind;
+    w->dtype = desc->kind == WEIGHT_KEYS ? DTYPE_F32 : desc->dtype;
+    w->placement = desc->placement;
+    w->n_group = desc->n_group;
+    w->rows = host->rows;
+    w->cols = host->cols;
+    w->bytes = weight_size(w);
+    enum err_code code =
+        w->kind == WEIGHT_MATRIX ? linear_reserve(cu, w->cols, w->dtype, err) : ERR_OK;
+    if (code == ERR_OK) {
+        code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, host, name, err)
+                                                 : place_on_device(cu, w, host, name, err);
+    }
+    if (code != ERR_OK) {
+        resource_weight_free(be, w);
+        return code;
+    }
+    *weight = w;
+    return ERR_OK;
+}
+
+void resource_weight_free(struct backend *be, struct weight *weight)
+{
+    if (weight == NULL) {
+        return;
+    }
+    command_forget(cuda_of(be));
+    if (weight->pinned != NULL) {
+        (void)cudaFreeHost(weight->pinned);
+    } else {
+        (void)cudaFree(weight->data);
+    }
+    free(weight);
+}
+
+size_t resource_weight_bytes(const struct weight *weight)
+{
+    return weight->bytes;
+}

@@ -1,0 +1,415 @@
+/* The step: one ragged batch, on its way to the device and back.
+ *
+ * The engine's arrays are plain host memory, each an allocation of its own, so that a sanitizer
+ * sees a write past its end. step_begin packs their used parts into one pinned block and starts one
+ * copy of it to the device's block:
+ *
+ *   step_view | token pos lang row_seq seq_first page out_row ... allow | out_token | out_logprob
+ *   out_rank out_entropy top_id top_logprob
+ *   <-------------------------- uploaded ------------------------------->
+ *                                                           <------- downloaded --------------->
+ *
+ * out_token goes both ways: a target may be a token drawn earlier. Only the view's own address is
+ * fixed; it names where the arrays stand this time. After the ops, one copy brings the results into
+ * a second pinned block, and finish hands those out that were asked for and computed.
+ *
+ * One block each way suffices: begin waits if the device still works, so what it packs over has
+ * been read, and results are handed out before the next begin. */
+#include "kernels/cuda/frame.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PACK_ALIGN = 16 };
+
+/* Outputs that ops of this step have computed, as far as they lie in one piece (they do). */
+struct out_range {
+    int64_t first, end;
+};
+
+struct step_inside {
+    char *device;                  /* Owner */
+    char *up;                      /* Owner: pinned, what is uploaded */
+    char *down;                    /* Owner: pinned, what was downloaded */
+    size_t bytes;                  /* of device and up; down needs less and has as much */
+    struct step_view view;         /* of this step */
+    size_t down_first, down_bytes; /* of this step, in device */
+    struct step_bounds bounds;
+    struct out_range sampled, scored;
+};
+
+static struct step_inside *inside_of(const struct cuda_step *step)
+{
+    return static_cast<struct step_inside *>(step->inside);
+}
+
+const struct step_bounds *step_bounds(const struct cuda_step *step)
+{
+    return &inside_of(step)->bounds;
+}
+
+/* ---- packing -------------------------------------------------------------------------------- */
+
+/* Lays arrays one after the other; with up NULL it only counts. */
+struct pack {
+    char *up;     /* Borrowed */
+    char *device; /* Borrowed */
+    size_t used;
+};
+
+/* Room for n_a·n_b elements, and its address on the device. */
+template <class T> static T *pack_room(struct pack *p, int n_a, int n_b)
+{
+    T *const at = reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(p->device) + p->used);
+    const size_t bytes = static_cast<size_t>(n_a) * static_cast<size_t>(n_b) * sizeof(T);
+    p->used += (bytes + PACK_ALIGN - 1) / PACK_ALIGN * PACK_ALIGN;
+    return at;
+}
+
+template <class T> static T *pack_copy(struct pack *p, const T *host, int n_a, int n_b)
+{
+    const size_t bytes = static_cast<size_t>(n_a) * static_cast<size_t>(n_b) * sizeof(T);
+    if (p->up != NULL && bytes > 0) {
+        memcpy(p->up + p->used, host, bytes);
+    }
+    return pack_room<T>(p, n_a, n_b);
+}
+
+/* Where the arrays of s stand, for the counts of s. Copies the inputs if p has a block. */
+static struct step_view pack_step(struct pack *p, const struct step *s, size_t *down_first)
+{
+    struct step_view v = {};
+    (void)pack_room<struct step_view>(p, 1, 1);
+    v.n_tok = s->n_tok;
+    v.n_seq = s->n_seq;
+    v.n_out = s->n_out;
+    v.n_top = s->n_top;
+    v.n_adjust = s->n_adjust;
+    v.n_allow = s->n_allow;
+    v.n_page_max = s->limits.n_page_max;
+    v.n_top_max = s->limits.n_top_max;
+    v.token = pack_copy(p, s->token, s->n_tok, 1);
+    v.pos = pack_copy(p, s->pos, s->n_tok, 1);
+    v.lang = pack_copy(p, s->lang, s->n_tok, 1);
+    int32_t *const row_seq = p->up == NULL ? NULL : reinterpret_cast<int32_t *>(p->up + p->used);
+    for (int seq = 0; row_seq != NULL && seq < s->n_seq; seq++) {
+        for (int r = s->seq_first[seq]; r < s->seq_first[seq + 1]; r++) {
+            row_seq[r] = seq;
+        }
+    }
+    v.row_seq = pack_room<int32_t>(p, s->n_tok, 1);
+    v.seq_first = pack_copy(p, s->seq_first, s->n_seq + 1, 1);
+    v.page = pack_copy(p, s->page, s->n_seq, s->limits.n_page_max);
+    v.out_row = pack_copy(p, s->out_row, s->n_out, 1);
+    v.out_want = pack_copy(p, s->out_want, s->n_out, 1);
+    v.target = pack_copy(p, s->target, s->n_out, 1);
+    v.sample = pack_copy(p, s->sample, s->n_out, 1);
+    v.adjust = pack_copy(p, s->adjust, s->n_adjust, 1);
+    v.allow = pack_copy(p, s->allow, s->n_allow, 1);
+    *down_first = p->used;
+    v.out_token = pack_copy(p, s->out_token, s->n_out, 1);
+    return v;
+}
+
+static void pack_results(struct pack *p, const struct step *s, struct step_view *v)
+{
+    v->out_logprob = pack_room<float>(p, s->n_out, 1);
+    v->out_rank = pack_room<int32_t>(p, s->n_out, 1);
+    v->out_entropy = pack_room<float>(p, s->n_out, 1);
+    v->top_id = pack_room<int32_t>(p, s->n_out, s->limits.n_top_max);
+    v->top_logprob = pack_room<float>(p, s->n_out, s->limits.n_top_max);
+}
+
+/* Bytes of the fullest step. */
+static size_t pack_bytes(const struct step_limits *limits)
+{
+    struct step full = {};
+    full.limits = *limits;
+    full.n_tok = limits->n_tok_max;
+    full.n_seq = limits->n_seq_max;
+    full.n_out = limits->n_out_max;
+    full.n_top = limits->n_top_max;
+    full.n_adjust = limits->n_adjust_max;
+    full.n_allow = limits->n_allow_max;
+    struct pack p = {};
+    size_t down_first = 0;
+    struct step_view v = pack_step(&p, &full, &down_first);
+    pack_results(&p, &full, &v);
+    return p.used;
+}
+
+/* ---- making --------------------------------------------------------------------------------- */
+
+/* Zero-filled array of n_a · n_b elements; never empty, so that NULL means failure. */
+template <class T> static bool array_new(T **array, int n_a, int n_b)
+{
+    const size_t n = static_cast<size_t>(n_a) * static_cast<size_t>(n_b);
+    *array = static_cast<T *>(calloc(n > 0 ? n : 1, sizeof(T)));
+    return *array != NULL;
+}
+
+static bool arrays_new(struct step *s, const struct step_limits *l)
+{
+    return array_new(&s->token, l->n_tok_max, 1) && array_new(&s->pos, l->n_tok_max, 1) &&
+           array_new(&s->lang, l->n_tok_max, 1) && array_new(&s->seq_first, l->n_seq_max + 1, 1) &&
+           array_new(&s->page, l->n_seq_max, l->n_page_max) &&
+           array_new(&s->out_row, l->n_out_max, 1) && array_new(&s->out_want, l->n_out_max, 1) &&
+           array_new(&s->target, l->n_out_max, 1) && array_new(&s->sample, l->n_out_max, 1) &&
+           array_new(&s->adjust, l->n_adjust_max, 1) && array_new(&s->allow, l->n_allow_max, 1) &&
+           array_new(&s->out_token, l->n_out_max, 1) &&
+           array_new(&s->out_logprob, l->n_out_max, 1) &&
+           array_new(&s->out_rank, l->n_out_max, 1) &&
+           array_new(&s->out_entropy, l->n_out_max, 1) &&
+           array_new(&s->top_id, l->n_out_max, l->n_top_max) &&
+           array_new(&s->top_logprob, l->n_out_max, l->n_top_max);
+}
+
+static void arrays_free(struct step *s)
+{
+    void *const arrays[] = {
+        s->token,  s->pos,      s->lang,        s->seq_first,   s->page,        s->out_row,
+        s->target, s->sample,   s->allow,       s->out_want,    s->adjust,      s->out_token,
+        s->top_id, s->out_rank, s->out_logprob, s->out_entropy, s->top_logprob,
+    };
+    for (void *const array : arrays) {
+        free(array);
+    }
+}
+
+static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err *err)
+{
+    struct step_inside *const in = inside_of(s);
+    struct step_scratch *const scratch = &s->scratch;
+    const struct step_limits *const limits = &s->step.limits;
+    in->bytes = pack_bytes(limits);
+    scratch->attention_bytes = attention_scratch(limits);
+    scratch->vocab_bytes = vocab_scratch(limits);
+    void *device = NULL;
+    void *up = NULL;
+    void *down = NULL;
+    enum err_code code = resource_device_new(cu, &device, in->bytes, "the step's arrays", err);
+    in->device = static_cast<char *>(device);
+    s->view = reinterpret_cast<const struct step_view *>(device);
+    if (code == ERR_OK) {
+        code = resource_pinned_new(cu, &up, in->bytes, "the step's upload", err);
+        in->up = static_cast<char *>(up);
+    }
+    if (code == ERR_OK) {
+        code = resource_pinned_new(cu, &down, in->bytes, "the step's download", err);
+        in->down = static_cast<char *>(down);
+    }
+    if (code == ERR_OK) {
+        code = resource_device_new(cu, &scratch->attention, scratch->attention_bytes,
+                                   "attention's scratch", err);
+    }
+    if (code == ERR_OK) {
+        code = resource_device_new(cu, &scratch->vocab, scratch->vocab_bytes,
+                                   "the vocabulary's scratch", err);
+    }
+    return code;
+}
+
+enum err_code step_new(struct backend *be, struct step **step, const struct step_limits *limits,
+                       struct err *err)
+{
+    CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
+    CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
+    CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
+    CHECK(limits->d_model >= 0 && limits->n_head >= 0 &&
+          (limits->n_head == 0 || limits->d_model % limits->n_head == 0));
+    *step = NULL;
+    struct cuda_step *const s = static_cast<struct cuda_step *>(calloc(1, sizeof *s));
+    struct step_inside *const in = static_cast<struct step_inside *>(calloc(1, sizeof *in));
+    if (s != NULL) {
+        s->inside = in;
+        s->step.limits = *limits;
+    }
+    if (s == NULL || in == NULL || !arrays_new(&s->step, limits)) {
+        step_free(be, s == NULL ? NULL : &s->step);
+        if (s == NULL) {
+            free(in);
+        }
+        return err_set(err, ERR_MEMORY,
+                       "no memory left for a step of %d tokens, %d sequences and %d outputs; lower "
+                       "the limits",
+                       limits->n_tok_max, limits->n_seq_max, limits->n_out_max);
+    }
+    const enum err_code code = memory_new(cuda_of(be), s, err);
+    if (code != ERR_OK) {
+        step_free(be, &s->step);
+        return code;
+    }
+    *step = &s->step;
+    return ERR_OK;
+}
+
+void step_free(struct backend *be, struct step *step)
+{
+    if (step == NULL) {
+        return;
+    }
+    command_forget(cuda_of(be));
+    struct cuda_step *const s = cuda_step_of(step);
+    struct step_inside *const in = inside_of(s);
+    if (in != NULL) {
+        (void)cudaFree(in->device);
+        (void)cudaFreeHost(in->up);
+        (void)cudaFreeHost(in->down);
+    }
+    (void)cudaFree(s->scratch.attention);
+    (void)cudaFree(s->scratch.vocab);
+    arrays_free(&s->step);
+    free(in);
+    free(s);
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+/* The engine's arithmetic about rows, sequences and pages is checked once here, not in each op. */
+static struct step_bounds check_rows(const struct step *step)
+{
+    struct step_bounds bounds = {};
+    CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
+    CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
+    CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
+    for (int s = 0; s < step->n_seq; s++) {
+        CHECK(step->seq_first[s] <= step->seq_first[s + 1]);
+        int n_pos = 0;
+        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
+            CHECK(step->pos[r] >= 0 && step->pos[r] / KV_PAGE < step->limits.n_page_max);
+            CHECK(r == step->seq_first[s] || step->pos[r] == step->pos[r - 1] + 1);
+            CHECK(step->token[r] >= 0 && step->lang[r] >= 0);
+            n_pos = step->pos[r] + 1;
+            bounds.pos = n_pos > bounds.pos ? n_pos : bounds.pos;
+            bounds.token = step->token[r] >= bounds.token ? step->token[r] + 1 : bounds.token;
+            bounds.lang = step->lang[r] >= bounds.lang ? step->lang[r] + 1 : bounds.lang;
+        }
+        const int32_t *const page = step->page + static_cast<int64_t>(s) * step->limits.n_page_max;
+        for (int i = 0; i < (n_pos + KV_PAGE - 1) / KV_PAGE; i++) {
+            CHECK(page[i] >= 0);
+            bounds.page = page[i] >= bounds.page ? page[i] + 1 : bounds.page;
+        }
+    }
+    return bounds;
+}
+
+static void check_outputs(const struct step *step)
+{
+    CHECK(step->n_out >= 0 && step->n_out <= step->limits.n_out_max);
+    CHECK(step->n_top >= 0 && step->n_top <= step->limits.n_top_max);
+    CHECK(step->n_adjust >= 0 && step->n_adjust <= step->limits.n_adjust_max);
+    CHECK(step->n_allow >= 0 && step->n_allow <= step->limits.n_allow_max);
+    for (int i = 0; i < step->n_out; i++) {
+        CHECK(step->out_row[i] >= 0 && step->out_row[i] < step->n_tok);
+        CHECK(i == 0 || step->out_row[i] >= step->out_row[i - 1]);
+        CHECK(step->out_want[i] != 0);
+    }
+}
+
+void step_begin(struct backend *be, const struct step *step)
+{
+    struct cuda *const cu = cuda_of(be);
+    struct cuda_step *const s = cuda_step_of(step);
+    struct step_inside *const in = inside_of(s);
+    const struct step_bounds bounds = check_rows(step);
+    check_outputs(step);
+    command_begin(cu, s);
+    in->bounds = bounds;
+    in->sampled = in->scored = {INT64_MAX, 0};
+    struct pack p = {in->up, in->device, 0};
+    in->view = pack_step(&p, step, &in->down_first);
+    const size_t up_bytes = p.used;
+    pack_results(&p, step, &in->view);
+    CHECK(p.used <= in->bytes);
+    memcpy(in->up, &in->view, sizeof in->view);
+    const char *const down_end =
+        step->n_top > 0 ? in->device + p.used : reinterpret_cast<const char *>(in->view.top_id);
+    in->down_bytes = static_cast<size_t>(down_end - (in->device + in->down_first));
+    if (cu->failure.code == ERR_OK) {
+        (void)cuda_ok(
+            cu, cudaMemcpyAsync(in->device, in->up, up_bytes, cudaMemcpyHostToDevice, cu->stream),
+            "step upload");
+    }
+}
+
+static void range_add(struct out_range *range, int64_t first, int64_t n)
+{
+    range->first = first < range->first ? first : range->first;
+    range->end = first + n > range->end ? first + n : range->end;
+}
+
+void step_will_sample(const struct step *step, int64_t first, int64_t n)
+{
+    range_add(&inside_of(cuda_step_of(step))->sampled, first, n);
+}
+
+void step_will_score(const struct step *step, int64_t first, int64_t n)
+{
+    range_add(&inside_of(cuda_step_of(step))->scored, first, n);
+}
+
+void step_submit(struct backend *be, struct step *step)
+{
+    struct cuda *const cu = cuda_of(be);
+    const struct step_inside *const in = inside_of(cuda_step_of(step));
+    command_submit(cu);
+    if (cu->failure.code == ERR_OK && step->n_out > 0) {
+        (void)cuda_ok(cu,
+                      cudaMemcpyAsync(in->down, in->device + in->down_first, in->down_bytes,
+                                      cudaMemcpyDeviceToHost, cu->stream),
+                      "step download");
+    }
+}
+
+/* Where an array of the device's block stands in the downloaded one. */
+template <class T> static const T *down_at(const struct step_inside *in, const T *device)
+{
+    const char *const at = reinterpret_cast<const char *>(device);
+    return reinterpret_cast<const T *>(in->down + (at - (in->device + in->down_first)));
+}
+
+/* Hands out what was asked for and computed; all else stays as it was. */
+static void results_copy(struct step *step, const struct step_inside *in)
+{
+    const struct step_view *const v = &in->view;
+    const int32_t *const token = down_at(in, v->out_token);
+    for (int64_t i = in->sampled.first; i < in->sampled.end; i++) {
+        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
+            step->out_token[i] = token[i];
+        }
+    }
+    const float *const logprob = down_at(in, v->out_logprob);
+    const int32_t *const rank = down_at(in, v->out_rank);
+    const float *const entropy = down_at(in, v->out_entropy);
+    for (int64_t i = in->scored.first; i < in->scored.end; i++) {
+        if ((step->out_want[i] & OUT_LOGPROB) != 0) {
+            step->out_logprob[i] = logprob[i];
+            step->out_rank[i] = rank[i];
+        }
+        if ((step->out_want[i] & OUT_ENTROPY) != 0) {
+            step->out_entropy[i] = entropy[i];
+        }
+        if ((step->out_want[i] & OUT_TOP) != 0 && step->n_top > 0) {
+            const int64_t at = i * step->limits.n_top_max;
+            const size_t n = static_cast<size_t>(step->n_top);
+            memcpy(step->top_id + at, down_at(in, v->top_id) + at, n * sizeof(int32_t));
+            memcpy(step->top_logprob + at, down_at(in, v->top_logprob) + at, n * sizeof(float));
+        }
+    }
+}
+
+enum err_code step_finish(struct backend *be, struct step *step, struct err *err)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (command_is_open(cu)) {
+        step_submit(be, step);
+    }
+    if (!command_wait(cu)) {
+        if (err != NULL) {
+            *err = cu->failure;
+        }
+        return cu->failure.code;
+    }
+    results_copy(step, inside_of(cuda_step_of(step)));
+    return ERR_OK;
+}
