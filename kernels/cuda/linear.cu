@@ -72,8 +72,9 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype)
     return static_cast<size_t>(n_out) * static_cast<size_t>(n_in) * dtype_bytes(dtype);
 }
 
-void linear_pack(void *dst, const struct tensor *host, enum dtype dtype)
+void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major)
 {
+    (void)row_major;
     for (int64_t r = 0; r < host->rows; r++) {
         for (int64_t c = 0; c < host->cols; c++) {
             const float value = cuda_host_value(host, r, c);
@@ -84,4 +85,18 @@ void linear_pack(void *dst, const struct tensor *host, enum dtype dtype)
             }
         }
     }
+}
+
+enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, struct err *err)
+{
+    (void)cu;
+    (void)n_in;
+    (void)dtype;
+    (void)err;
+    return ERR_OK;
+}
+
+void linear_release(struct cuda *cu)
+{
+    (void)cu;
 }
