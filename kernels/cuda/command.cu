@@ -216,6 +216,8 @@ static cudaGraphExec_t graph_capture(struct cuda *cu)
     if (cudaStreamEndCapture(cu->stream, &graph) == cudaSuccess && !has_failed) {
         if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) {
             exec = NULL;
+        } else {
+            (void)cudaGraphUpload(exec, cu->stream); /* now, not at its first launch */
         }
     }
     if (graph != NULL) {
