@@ -36,6 +36,20 @@ LDLIBS_SERVER := -lmicrohttpd $(LDLIBS_ENGINE)
 Q        := $(if $(V),,@)
 say       = $(if $(V),,@printf '  %-4s %s\n' $(1) $@)
 
+# ---- CUDA --------------------------------------------------------------------------------------
+
+# The GPU's backend is a library of its own, $(B)/libpkmserve_cuda.so, that the program opens at run
+# time. CUDA=auto builds it where nvcc is found, CUDA=1 demands it, CUDA=0 never does; no test needs
+# it. CUDA_ARCH names the generations it has code for, "native" that of this machine's GPU alone;
+# code for the last one named is translated for newer devices when it is loaded.
+CUDA      ?= auto
+CUDA_ARCH ?= 80 86 89 90 100 120
+NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_WANTED := $(if $(SANITIZE),,$(filter-out 0,$(if $(filter auto,$(CUDA)),$(if $(NVCC),1),$(CUDA))))
+ifeq ($(filter auto 0 1,$(CUDA)),)
+$(error CUDA=$(CUDA): use auto, 0 or 1)
+endif
+
 # ---- sources, by layer -------------------------------------------------------------------------
 
 KERNEL_SRC := $(wildcard kernels/*.c kernels/ref/*.c kernels/cpu/*.c)
@@ -62,6 +76,7 @@ SERVER_OBJ := $(call obj,$(SERVER_SRC)) $(ENGINE_OBJ)
 
 .PHONY: all
 all: $(B)/pkmserve ## build the program, $(B)/pkmserve
+all: $(if $(CUDA_WANTED),cuda)
 
 $(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ)
 	$(call say,link)
@@ -83,6 +98,35 @@ $(B)/%.o: %.cc
 	@mkdir -p $(@D)
 	$(call say,C++)
 	$(Q)$(CXX) $(CXXFLAGS_ALL) -c -o $@ $<
+
+# ---- the CUDA library --------------------------------------------------------------------------
+
+CUDA_OBJ   := $(patsubst %.cu,$(B)/nvcc/%.o,$(wildcard kernels/cuda/*.cu)) $(B)/nvcc/kernels/err.o
+CUDA_CODE  := $(if $(filter native,$(CUDA_ARCH)),-arch=native,\
+                $(foreach arch,$(CUDA_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+                -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH)))
+# -fmad=false is -ffp-contract=off for the device.
+NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. $(CUDA_CODE) --compress-mode=size -Werror all-warnings \
+              -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
+# CUDA's folder is where nvcc stands; its libraries are found there even if the system does not know.
+CUDA_LIB    = $(abspath $(dir $(NVCC))../lib64)
+
+.PHONY: cuda
+cuda: $(B)/libpkmserve_cuda.so ## build the GPU's library (CUDA_ARCH=native is quick)
+
+$(B)/libpkmserve_cuda.so: $(CUDA_OBJ)
+	$(call say,link)
+	$(Q)$(NVCC) -shared -cudart static $(CUDA_CODE) -o $@ $^ -L$(CUDA_LIB) -lcublasLt \
+	    -Xlinker --exclude-libs,ALL,-rpath,'$$ORIGIN',-rpath,$(CUDA_LIB)
+$(B)/nvcc/%.o: %.cu
+	@mkdir -p $(@D)
+	$(if $(NVCC),,$(error the CUDA library needs nvcc: install the CUDA toolkit, name NVCC, or use CUDA=0))
+	$(call say,nvcc)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+$(B)/nvcc/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,C)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<
 
 # ---- the engine alone, the check on a GPU -------------------------------------------------------
 
@@ -128,6 +172,8 @@ install: all ## install program, model and documents below $(DESTDIR)$(PREFIX)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo \
 	           $(DESTDIR)$(PREFIX)/share/doc/pkmserve
 	install $(B)/pkmserve $(DESTDIR)$(PREFIX)/bin/pkmserve
+	$(if $(CUDA_WANTED),install -d $(DESTDIR)$(PREFIX)/lib/pkmserve)
+	$(if $(CUDA_WANTED),install $(B)/libpkmserve_cuda.so $(DESTDIR)$(PREFIX)/lib/pkmserve)
 	install -m 644 $(wildcard models/demo/*) $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo
 	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pkmserve
 
@@ -164,7 +210,7 @@ $(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
 .PRECIOUS: $(B)/%.o
 
 .PHONY: tests test deps-test test-asan test-tsan
-tests: all $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) # builds them all, runs none
+tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) # builds them all, runs none
 
 deps-test:
 	@.ci/deps build test
@@ -205,7 +251,7 @@ bench: all $(BENCH_BIN) ## measure a full-size model with random weights; prints
 	@tests/bench/run.sh $(B)
 
 fmt: ## format the C and C++ sources
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc' '*.cu' '*.cuh')
 
 lint: ## check format, includes, fences; clang-tidy, cppcheck, shellcheck
 	@.ci/deps build lint
