@@ -185,7 +185,7 @@ TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
 # Fuzz targets: tests/fuzz/fuzz_*.c. With gcc each is a program that replays its corpus.
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_BIN := $(FUZZ_SRC:%.c=$(B)/%)
-BENCH_BIN := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/*.c))
+BENCH_BIN := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c) tests/bench/make_model.c)
 
 # The kernel tests share the checker.
 CHECK_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/kernels/check*.c))
@@ -207,6 +207,12 @@ $(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(SERV
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+$(B)/tests/bench/make_model: $(B)/tests/bench/model_plan.o
+# The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
+$(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
+    model_plan) $(B)/server/bench_cost.o $(B)/models/blocks.o $(B)/models/pkm_transformer.o $(KERNEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
 .PRECIOUS: $(B)/%.o
 
 .PHONY: tests test deps-test test-asan test-tsan
@@ -243,6 +249,41 @@ fuzz-build: $(FUZZ_SRC:%.c=$(B)/%.libfuzzer)
 $(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
 	$(call say,link)
 	$(Q)$(CXX) $(CXXFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+
+# ---- the CUDA backend on the CPU ----------------------------------------------------------------
+
+# kernels/cuda compiled by the C++ compiler against tests/cuda_host, which runs each CUDA thread as a
+# fiber: libpkmserve_cudahost.so is opened as the backend by PKMSERVE_CUDA_LIBRARY.
+CUDA_HOST_SRC := $(wildcard tests/cuda_host/*.cc)
+CUDA_HOST_OBJ := $(CUDA_HOST_SRC:%.cc=$(B)/%.o)
+CUDA_HOST_CU  := $(patsubst %.cu,$(B)/%.host.o,$(wildcard kernels/cuda/*.cu))
+CUDA_HOST_LIB := $(B)/libpkmserve_cudahost.so
+# fmaf is an instruction where the machine has it; the result is the same bits as the function's.
+CUDA_HOST_ISA := $(shell grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)
+CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
+                  -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)
+# In C++, plain -Wshadow minds a function named like a struct; and pragmas to unroll are hints for nvcc.
+CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-unknown-pragmas -Wno-pass-failed
+CUDA_HOST_LINK  = -shared -Wl,-T,tests/cuda_host/shared.ld
+
+.PHONY: cuda-host
+cuda-host: $(CUDA_HOST_LIB) ## build the CUDA backend for the CPU, for tests
+
+$(CUDA_HOST_LIB): $(CUDA_HOST_OBJ) $(CUDA_HOST_CU) $(B)/kernels/err.host.o tests/cuda_host/shared.ld
+	$(call say,link)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS)
+$(CUDA_HOST_OBJ): $(B)/%.o: %.cc
+	@mkdir -p $(@D)
+	$(call say,C++)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -c -o $@ $<
+$(CUDA_HOST_CU): $(B)/%.host.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,C++)
+	$(Q)$(CXX) -x c++ $(CUDA_HOST_FLAGS) -c -o $@ $<
+$(B)/kernels/err.host.o: kernels/err.c
+	@mkdir -p $(@D)
+	$(call say,C)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<
 
 # ---- measuring, style --------------------------------------------------------------------------
 

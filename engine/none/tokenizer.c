@@ -15,10 +15,11 @@ enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, cons
     (void)n_vocab;
     *tokenizer = NULL;
     if (path != NULL) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "%s: this program was built without SentencePiece; leave --tokenizer out and "
-                       "give token ids, with --ids",
-                       path);
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "%s: this program was built without SentencePiece; leave --tokenizer out and "
+            "give token ids, with --ids",
+            path);
     }
     char file[PATH_BYTES];
     (void)snprintf(file, sizeof file, "%s/tokenizer.model", dir);

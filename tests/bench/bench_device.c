@@ -1,0 +1,459 @@
+/* Measures any backend at full size with random weights made in memory: whole steps of a model, the
+ * memory layer alone, and each op. One JSON line per figure on standard output.
+ *
+ *   bench_device [--device cuda] [--deterministic on|off] [--placement device|host] [--seconds 0.2]
+ *                [--cold-mb 160] [--layers 12] ... PART...
+ *
+ *   rates                the backend's own measure of its machine
+ *   decode:1,8,32        steps of so many sequences, one token each, in the middle of the context
+ *   prefill:512,4096     steps of so many rows, sequences as long as the context, their last rows
+ * wanted score:512,4096       the same, with the log-probability of every row memory:1,32 the
+ * memory layer alone, its parts, and the feed-forward it replaces ops:1,32             each op of
+ * the model
+ *
+ * --layers and its like are the flags of make_model; the model defaults to its model A in bf16. The
+ * clock is the host's, from step_begin to the return of finish: what a caller of the backend sees.
+ * tests/gpu/check.py runs it on a GPU; on a CPU it works as well:
+ *
+ *   make build/tests/bench/bench_device && build/tests/bench/bench_device --device cpu decode:1,8
+ */
+#include "tests/bench/bench_device.h"
+
+#include "server/bench_cost.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SAMPLE_MAX = 4096, RUN_MIN = 3, WARM_RUNS = 3, FILL_ROWS = 2048, SPAN = 64 };
+
+/* ---- tools ---------------------------------------------------------------------------------- */
+
+void bench_die(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)fputs("bench_device: ", stderr);
+    (void)vfprintf(stderr, format, args);
+    (void)fputc('\n', stderr);
+    va_end(args);
+    exit(1);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct timing bench_time(const struct bench *b, void (*run)(void *ctx), void *ctx)
+{
+    static double sample[SAMPLE_MAX];
+    const double warm = now_s();
+    /* The first run loads kernels, the second may be captured; a slow backend has no time for more.
+     */
+    for (int i = 0; i < WARM_RUNS && (i < 1 || now_s() - warm < b->seconds); i++) {
+        run(ctx);
+    }
+    int n = 0;
+    const double begin = now_s();
+    while (n < SAMPLE_MAX && (n < RUN_MIN || now_s() - begin < b->seconds)) {
+        const double start = now_s();
+        run(ctx);
+        sample[n++] = (now_s() - start) * 1e6;
+    }
+    qsort(sample, (size_t)n, sizeof *sample, compare);
+    return (struct timing){sample[n / 2], sample[0], sample[n * 9 / 10], n};
+}
+
+void bench_print(const struct bench *b, const char *part, const char *op, int rows,
+                 const struct timing *timing, double bytes, double flops)
+{
+    const struct plan_shape *const s = &b->shape;
+    const char *const memory = s->memory_layer < 0 ? "none" : s->flat ? "flat" : "product";
+    (void)printf("{\"part\":\"%s\",\"op\":\"%s\",\"rows\":%d,\"us\":%.3f,\"us_min\":%.3f,"
+                 "\"us_p90\":%.3f,\"n\":%d,\"bytes\":%.0f,\"flops\":%.0f,",
+                 part, op, rows, timing->us, timing->us_min, timing->us_p90, timing->n, bytes,
+                 flops);
+    (void)printf("\"backend\":\"%s\",\"layers\":%d,\"width\":%d,\"memory\":\"%s\",\"keys\":%d,"
+                 "\"dtype\":\"%s\",\"placement\":\"%s\",\"deterministic\":%s}\n",
+                 b->be->name, s->layers, s->width, memory, s->memory_layer < 0 ? 0 : s->keys,
+                 dtype_name(s->dtype), placement_name(b->values),
+                 b->deterministic ? "true" : "false");
+    (void)fflush(stdout);
+}
+
+int bench_rows_max(const struct bench_rows *rows)
+{
+    int max = 0;
+    for (int i = 0; i < rows->n; i++) {
+        max = rows->row[i] > max ? rows->row[i] : max;
+    }
+    return max;
+}
+
+struct tensor bench_buffer(const struct bench *b, int64_t rows, int64_t cols, enum dtype dtype)
+{
+    enum { CHUNK_ROWS = 64 };
+    void *data = NULL;
+    struct err err = {0};
+    const size_t bytes = (size_t)(rows * cols) * dtype_bytes(dtype);
+    if (b->be->op->buffer_new(b->be, &data, bytes, "benchmark", &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+    const struct tensor t = tensor_make(data, rows, cols, dtype);
+    float *const host = calloc((size_t)CHUNK_ROWS * (size_t)cols, sizeof *host);
+    if (host == NULL) {
+        bench_die("no memory for %d rows of %lld", CHUNK_ROWS, (long long)cols);
+    }
+    uint64_t state = 0x9e3779b97f4a7c15u;
+    for (int64_t first = 0; dtype == DTYPE_F32 && first < rows; first += CHUNK_ROWS) {
+        const int64_t n = rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS;
+        for (int64_t i = 0; i < n * cols && first < 64 * CHUNK_ROWS; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            host[i] = 1.7320508f * ((float)(state >> 40) * 0x1p-23f - 1); /* variance 1 */
+        }
+        const struct tensor part =
+            tensor_make((float *)data + first * cols, n, cols, dtype); /* device address */
+        b->be->op->upload(b->be, part, host);
+    }
+    free(host);
+    return t;
+}
+
+struct step *bench_step(const struct bench *b, int n_seq, int n_row, int last_pos, int n_vocab)
+{
+    const int n_page = last_pos / KV_PAGE + 1;
+    const int n_tok = n_seq * n_row;
+    const struct step_limits limits = {.n_tok_max = n_tok,
+                                       .n_seq_max = n_seq,
+                                       .n_page_max = n_page,
+                                       .n_out_max = n_tok,
+                                       .n_vocab = n_vocab,
+                                       .d_model = b->shape.width,
+                                       .n_head = b->shape.heads};
+    struct step *s = NULL;
+    struct err err = {0};
+    if (b->be->op->step_new(b->be, &s, &limits, &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+    s->n_seq = n_seq;
+    s->n_tok = s->n_out = n_tok;
+    for (int r = 0; r < n_tok; r++) {
+        s->token[r] = r % 97 % b->shape.vocab;
+        s->pos[r] = last_pos - n_row + 1 + r % n_row;
+        s->out_row[r] = r;
+        s->out_want[r] = OUT_SAMPLE;
+        s->target[r] = TARGET_SAMPLED;
+        s->sample[r] = (struct sample_params){.top_p = 1, .repetition = 1};
+    }
+    for (int i = 0; i <= n_seq; i++) {
+        s->seq_first[i] = i * n_row;
+    }
+    for (int i = 0; i < n_seq * n_page; i++) {
+        s->page[i] = i;
+    }
+    return s;
+}
+
+void bench_finish(const struct bench *b, struct step *step)
+{
+    struct err err = {0};
+    if (b->be->op->finish(b->be, step, &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+}
+
+/* ---- whole steps ---------------------------------------------------------------------------- */
+
+struct steps {
+    const struct bench *b;
+    struct random_model model;
+    struct step *step;
+    int n_page;      /* pages of one sequence */
+    int first, span; /* decoded positions: first .. first+span-1, over and over */
+    int rows, at;    /* of the running measurement */
+    enum out_want want;
+};
+
+static int32_t some_token(const struct steps *t, int seq, int pos)
+{
+    const uint32_t mixed = ((uint32_t)seq * 7919u + (uint32_t)pos + 1u) * 2654435761u;
+    return (int32_t)(mixed % (uint32_t)t->b->shape.vocab);
+}
+
+static void step_clear(struct step *step)
+{
+    step->n_tok = step->n_seq = step->n_out = 0;
+    step->seq_first[0] = 0;
+}
+
+/* Appends positions pos .. pos+n-1 of sequence seq; the last n_want rows are outputs. */
+static void step_add(const struct steps *t, int seq, int pos, int n, int n_want)
+{
+    struct step *const step = t->step;
+    int32_t *const page = step->page + (ptrdiff_t)step->n_seq * step->limits.n_page_max;
+    for (int p = 0; p < t->n_page; p++) {
+        page[p] = seq * t->n_page + p;
+    }
+    for (int i = 0; i < n; i++, step->n_tok++) {
+        step->token[step->n_tok] = some_token(t, seq, pos + i);
+        step->pos[step->n_tok] = pos + i;
+        step->lang[step->n_tok] = 0;
+        if (i >= n - n_want) {
+            const int o = step->n_out++;
+            step->out_row[o] = step->n_tok;
+            step->out_want[o] = (uint8_t)t->want;
+            step->target[o] =
+                t->want == OUT_LOGPROB ? some_token(t, seq, pos + i + 1) : TARGET_SAMPLED;
+            step->sample[o] = (struct sample_params){.top_p = 1, .repetition = 1};
+        }
+    }
+    step->seq_first[++step->n_seq] = step->n_tok;
+}
+
+static void step_run(const struct steps *t)
+{
+    t->b->be->op->step_begin(t->b->be, t->step);
+    t->model.family->forward(t->model.self, t->step, NULL);
+    bench_finish(t->b, t->step);
+}
+
+static void run_decode(void *ctx)
+{
+    struct steps *const t = ctx;
+    const int pos = t->first + t->at++ % t->span;
+    step_clear(t->step);
+    for (int seq = 0; seq < t->rows; seq++) {
+        step_add(t, seq, pos, 1, 1);
+    }
+    step_run(t);
+}
+
+/* Sequences of the context's length, and what is left as one more. */
+static void run_prompt(void *ctx)
+{
+    struct steps *const t = ctx;
+    const int context = t->b->shape.positions;
+    step_clear(t->step);
+    for (int seq = 0, left = t->rows; left > 0; seq++, left -= context) {
+        const int n = left < context ? left : context;
+        step_add(t, seq, 0, n, t->want == OUT_LOGPROB ? n : 1);
+    }
+    step_run(t);
+}
+
+/* Computes the positions before those that are decoded, so that attention reads what it would. */
+static void fill_cache(struct steps *t, int n_seq)
+{
+    const int n_max = t->step->limits.n_tok_max;
+    for (int seq = 0; seq < n_seq;) {
+        step_clear(t->step);
+        for (; seq < n_seq && t->step->n_tok + t->first <= n_max; seq++) {
+            step_add(t, seq, 0, t->first, 1);
+        }
+        step_run(t);
+    }
+}
+
+static int n_prompt_seq(const struct bench *b, int rows)
+{
+    return (rows + b->shape.positions - 1) / b->shape.positions;
+}
+
+static void measure_steps(struct steps *t, const char *part, const struct bench_rows *rows)
+{
+    const bool decode = strcmp(part, "decode") == 0;
+    t->want = strcmp(part, "score") == 0 ? OUT_LOGPROB : OUT_SAMPLE;
+    if (decode && rows->n > 0) {
+        fill_cache(t, bench_rows_max(rows));
+    }
+    for (int i = 0; i < rows->n; i++) {
+        const int n = rows->row[i];
+        const int n_seq = decode ? n : n_prompt_seq(t->b, n);
+        const double pos = decode ? t->first + t->span / 2.0 : (double)n / n_seq / 2;
+        const struct bench_shape shape = {.n_tok = n,
+                                          .n_out = t->want == OUT_LOGPROB ? n : n_seq,
+                                          .n_seq = n_seq,
+                                          .mean_pos = pos};
+        const struct bench_cost cost = bench_cost_of(&t->model.info, &shape);
+        t->rows = n;
+        t->at = 0;
+        const struct timing timing = bench_time(t->b, decode ? run_decode : run_prompt, t);
+        bench_print(t->b, part, "step", n, &timing, cost.bytes, cost.flops);
+    }
+}
+
+static void open_model(struct steps *t, const struct bench_rows *decode,
+                       const struct bench_rows *prefill, const struct bench_rows *score)
+{
+    const struct bench *const b = t->b;
+    struct err err = {0};
+    const double begin = now_s();
+    if (random_model_open(&t->model, b->be, &b->shape, b->values, &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+    const int context = b->shape.positions;
+    t->n_page = (context + KV_PAGE - 1) / KV_PAGE;
+    t->first = context / 2;
+    t->span = context - t->first < SPAN ? context - t->first : SPAN;
+    const int n_decode = bench_rows_max(decode);
+    const int n_score = bench_rows_max(score);
+    const int n_prompt = bench_rows_max(prefill) > n_score ? bench_rows_max(prefill) : n_score;
+    const int fill = FILL_ROWS > t->first ? FILL_ROWS : t->first;
+    const int n_row = n_prompt > n_decode ? n_prompt : n_decode;
+    const int n_prompts = n_prompt_seq(b, n_prompt);
+    const int n_seq = n_decode > n_prompts ? n_decode : n_prompts;
+    const int n_seq_max = n_seq > fill                  ? n_seq
+                          : fill / t->first + 1 > n_seq ? fill / t->first + 1
+                                                        : n_seq;
+    const struct step_limits limits = {.n_tok_max = n_row > fill ? n_row : fill,
+                                       .n_seq_max = n_seq_max,
+                                       .n_page_max = t->n_page,
+                                       .n_out_max = n_score > n_seq_max ? n_score : n_seq_max,
+                                       .n_vocab = b->shape.vocab,
+                                       .d_model = b->shape.width,
+                                       .n_head = b->shape.heads};
+    if (t->model.family->reserve(t->model.self, &limits, n_seq * t->n_page, &err) != ERR_OK ||
+        b->be->op->step_new(b->be, &t->step, &limits, &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+    (void)printf("{\"part\":\"model\",\"seconds\":%.2f,\"parameters\":%lld,\"weight_bytes\":%zu,"
+                 "\"value_bytes\":%zu}\n",
+                 now_s() - begin, (long long)t->model.info.n_param, t->model.info.weight_bytes,
+                 t->model.info.value_bytes);
+    (void)fflush(stdout);
+}
+
+static void bench_steps(const struct bench *b, const struct bench_rows *decode,
+                        const struct bench_rows *prefill, const struct bench_rows *score)
+{
+    struct steps t = {.b = b};
+    open_model(&t, decode, prefill, score);
+    measure_steps(&t, "prefill", prefill);
+    measure_steps(&t, "score", score);
+    measure_steps(&t, "decode", decode);
+    b->be->op->step_free(b->be, t.step);
+    random_model_close(&t.model);
+}
+
+static void bench_rates(const struct bench *b)
+{
+    struct machine_rate rate = {0};
+    b->be->op->measure(b->be, &rate);
+    (void)printf("{\"part\":\"rates\",\"backend\":\"%s\",\"description\":\"%s\","
+                 "\"read_bytes_per_s\":%.4g,\"flops_f32_per_s\":%.4g,\"flops_bf16_per_s\":%.4g}\n",
+                 b->be->name, b->be->description, rate.read_bytes_per_s, rate.flops_f32_per_s,
+                 rate.flops_bf16_per_s);
+    (void)fflush(stdout);
+}
+
+/* ---- arguments ------------------------------------------------------------------------------ */
+
+enum part { PART_DECODE, PART_PREFILL, PART_SCORE, PART_MEMORY, PART_OPS, PART_N };
+
+static const char *const part_names[PART_N] = {"decode", "prefill", "score", "memory", "ops"};
+
+static void parse_rows(struct bench_rows *rows, const char *text, const char *argument)
+{
+    while (*text != '\0') {
+        char *end = NULL;
+        const long n = strtol(text, &end, 10);
+        if (end == text || n < 1 || n > 1 << 20 || rows->n == BENCH_ROWS_MAX) {
+            bench_die("%s: row counts are 1 to %d, at most %d of them", argument, 1 << 20,
+                      BENCH_ROWS_MAX);
+        }
+        rows->row[rows->n++] = (int)n;
+        text = *end == ',' ? end + 1 : end;
+    }
+}
+
+/* "decode:1,8" → its place in rows; "rates" → true in *rates. */
+static void parse_part(struct bench_rows rows[PART_N], bool *rates, const char *argument)
+{
+    const char *const colon = strchr(argument, ':');
+    const size_t length = colon == NULL ? strlen(argument) : (size_t)(colon - argument);
+    if (strcmp(argument, "rates") == 0) {
+        *rates = true;
+        return;
+    }
+    for (int part = 0; colon != NULL && part < PART_N; part++) {
+        if (strlen(part_names[part]) == length &&
+            strncmp(part_names[part], argument, length) == 0) {
+            parse_rows(&rows[part], colon + 1, argument);
+            return;
+        }
+    }
+    bench_die("%s: parts are rates, decode:N,..., prefill:N,..., score:N,..., memory:N,..., "
+              "ops:N,...",
+              argument);
+}
+
+static void parse_flag(struct bench *b, const char **device, const char *flag, const char *value)
+{
+    if (strcmp(flag, "--device") == 0) {
+        *device = value;
+    } else if (strcmp(flag, "--deterministic") == 0) {
+        b->deterministic = strcmp(value, "off") != 0;
+    } else if (strcmp(flag, "--placement") == 0) {
+        b->values = strcmp(value, "host") == 0 ? PLACEMENT_HOST : PLACEMENT_DEVICE;
+    } else if (strcmp(flag, "--seconds") == 0) {
+        b->seconds = strtod(value, NULL);
+    } else if (strcmp(flag, "--cold-mb") == 0) {
+        b->cold_bytes = strtol(value, NULL, 10) << 20;
+    } else if (!plan_argument(&b->shape, flag, value)) {
+        bench_die("%s %s is not an option or out of bounds", flag, value);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.shape = PLAN_MODEL_A,
+                      .values = PLACEMENT_DEVICE,
+                      .deterministic = true,
+                      .seconds = 0.2,
+                      .cold_bytes = (int64_t)160 << 20};
+    b.shape.dtype = DTYPE_BF16;
+    const char *device = "cuda";
+    bool rates = false;
+    struct bench_rows rows[PART_N] = {0};
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--", 2) != 0) {
+            parse_part(rows, &rates, argv[i]);
+        } else if (i + 1 < argc) {
+            parse_flag(&b, &device, argv[i], argv[i + 1]);
+            i++;
+        } else {
+            bench_die("%s needs a value", argv[i]);
+        }
+    }
+    const struct backend_options options = {.device = device, .fast_math = !b.deterministic};
+    struct err err = {0};
+    if (backend_open(&b.be, &options, &err) != ERR_OK) {
+        bench_die("%s", err.message);
+    }
+    if (rates) {
+        bench_rates(&b);
+    }
+    if (rows[PART_DECODE].n + rows[PART_PREFILL].n + rows[PART_SCORE].n > 0) {
+        bench_steps(&b, &rows[PART_DECODE], &rows[PART_PREFILL], &rows[PART_SCORE]);
+    }
+    if (rows[PART_MEMORY].n > 0 && b.shape.memory_layer >= 0) {
+        bench_memory(&b, &rows[PART_MEMORY]);
+    }
+    if (rows[PART_OPS].n > 0) {
+        bench_single_ops(&b, &rows[PART_OPS]);
+    }
+    return 0; /* the system takes the memory back */
+}

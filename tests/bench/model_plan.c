@@ -1,0 +1,163 @@
+/* The list of a model's tensors: see model_plan.h. */
+#include "tests/bench/model_plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct plan_entry *add(struct plan *plan, const char *prefix, const char *name,
+                              double spread, double offset)
+{
+    CHECK(plan->n < PLAN_TENSOR_MAX); /* plan_argument bounds the layers */
+    struct plan_entry *const entry = &plan->entry[plan->n++];
+    *entry = (struct plan_entry){.dtype = DTYPE_F32, .spread = spread, .offset = offset};
+    snprintf(entry->name, sizeof entry->name, "%s%s", prefix, name);
+    return entry;
+}
+
+static void vector(struct plan *plan, const char *prefix, const char *name, int64_t n,
+                   double spread, double offset)
+{
+    struct plan_entry *const entry = add(plan, prefix, name, spread, offset);
+    entry->n_dim = 1;
+    entry->dim[0] = n;
+}
+
+static void matrix(struct plan *plan, const struct plan_shape *shape, const char *prefix,
+                   const char *name, int64_t rows, int64_t cols)
+{
+    struct plan_entry *const entry = add(plan, prefix, name, sqrt(3.0 / (double)cols), 0);
+    entry->n_dim = 2;
+    entry->dim[0] = rows;
+    entry->dim[1] = cols;
+    entry->dtype = shape->dtype;
+}
+
+static void linear(struct plan *plan, const struct plan_shape *shape, const char *prefix,
+                   const char *name, int64_t n_out, int64_t n_in)
+{
+    char part[PLAN_NAME_MAX];
+    snprintf(part, sizeof part, "%s%s.", prefix, name);
+    matrix(plan, shape, part, "weight", n_out, n_in);
+    vector(plan, part, "bias", n_out, 0.01, 0);
+}
+
+static void norm(struct plan *plan, const struct plan_shape *shape, const char *prefix)
+{
+    vector(plan, prefix, "weight", shape->width, 0.1, 1);
+    vector(plan, prefix, "bias", shape->width, 0.1, 0);
+}
+
+static void memory(struct plan *plan, const struct plan_shape *shape)
+{
+    char prefix[PLAN_NAME_MAX];
+    const int64_t query = (int64_t)shape->memory_heads * shape->key_width;
+    snprintf(prefix, sizeof prefix, "memories.%d_in.", shape->memory_layer);
+    struct plan_entry *const keys = add(plan, prefix, "keys", sqrt(3.0 / shape->key_width), 0);
+    keys->dtype = shape->dtype;
+    keys->dim[keys->n_dim++] = shape->memory_heads;
+    if (!shape->flat) {
+        keys->dim[keys->n_dim++] = 2;
+    }
+    keys->dim[keys->n_dim++] = shape->keys;
+    keys->dim[keys->n_dim++] = shape->flat ? shape->key_width : shape->key_width / 2;
+    matrix(plan, shape, prefix, "values.weight", plan_slots(shape), shape->width);
+    linear(plan, shape, prefix, "query_proj.query_mlps.0", query, shape->width);
+    vector(plan, prefix, "query_proj.query_mlps.1.weight", query, 0.1, 1);
+    vector(plan, prefix, "query_proj.query_mlps.1.bias", query, 0.1, 0);
+    vector(plan, prefix, "query_proj.query_mlps.1.running_mean", query, 0.1, 0);
+    vector(plan, prefix, "query_proj.query_mlps.1.running_var", query, 0.1, 1);
+}
+
+bool plan_new(struct plan *plan, const struct plan_shape *shape)
+{
+    *plan = (struct plan){.entry = calloc(PLAN_TENSOR_MAX, sizeof *plan->entry)};
+    if (plan->entry == NULL) {
+        return false;
+    }
+    const int64_t d = shape->width;
+    matrix(plan, shape, "embeddings.", "weight", shape->vocab, d);
+    matrix(plan, shape, "position_embeddings.", "weight", shape->positions, d);
+    norm(plan, shape, "layer_norm_emb.");
+    for (int i = 0; i < shape->layers; i++) {
+        static const char *const parts[] = {"q_lin", "k_lin", "v_lin", "out_lin"};
+        char prefix[PLAN_NAME_MAX];
+        for (int p = 0; p < 4; p++) {
+            snprintf(prefix, sizeof prefix, "attentions.%d.", i);
+            linear(plan, shape, prefix, parts[p], d, d);
+        }
+        snprintf(prefix, sizeof prefix, "layer_norm1.%d.", i);
+        norm(plan, shape, prefix);
+        if (i != shape->memory_layer) {
+            snprintf(prefix, sizeof prefix, "ffns.%d.", i);
+            linear(plan, shape, prefix, "lin1", shape->ff, d);
+            linear(plan, shape, prefix, "lin2", d, shape->ff);
+        } else {
+            memory(plan, shape);
+        }
+        snprintf(prefix, sizeof prefix, "layer_norm2.%d.", i);
+        norm(plan, shape, prefix);
+    }
+    vector(plan, "", "pred_layer.proj.bias", shape->vocab, 0.01, 0);
+    return true;
+}
+
+void plan_free(struct plan *plan)
+{
+    free(plan->entry);
+    *plan = (struct plan){0};
+}
+
+int64_t plan_elems(const struct plan_entry *entry)
+{
+    int64_t n = 1;
+    for (int i = 0; i < entry->n_dim; i++) {
+        n *= entry->dim[i];
+    }
+    return n;
+}
+
+int64_t plan_slots(const struct plan_shape *shape)
+{
+    return shape->flat ? shape->keys : (int64_t)shape->keys * shape->keys;
+}
+
+bool plan_argument(struct plan_shape *shape, const char *flag, const char *value)
+{
+    const struct {
+        const char *flag;
+        int *field;
+        long min, max;
+    } fields[] = {
+        {"--layers", &shape->layers, 1, 128},
+        {"--width", &shape->width, 16, 16384},
+        {"--heads", &shape->heads, 1, 256},
+        {"--ff", &shape->ff, 16, 65536},
+        {"--vocab", &shape->vocab, 16, 1 << 20},
+        {"--positions", &shape->positions, 1, 65536},
+        {"--memory-layer", &shape->memory_layer, -1, 127},
+        {"--memory-heads", &shape->memory_heads, 1, 64},
+        {"--k", &shape->k, 1, 128},
+        {"--keys", &shape->keys, 1, 1 << 20},
+        {"--key-width", &shape->key_width, 2, 4096},
+    };
+    if (strcmp(flag, "--dtype") == 0 && (!strcmp(value, "f32") || !strcmp(value, "bf16"))) {
+        shape->dtype = strcmp(value, "f32") ? DTYPE_BF16 : DTYPE_F32;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        char *end = NULL;
+        const long number = strtol(value, &end, 10);
+        if (strcmp(flag, fields[i].flag) == 0 && end != value && *end == '\0' &&
+            number >= fields[i].min && number <= fields[i].max) {
+            *fields[i].field = (int)number;
+            return true;
+        }
+    }
+    if (strcmp(flag, "--kind") == 0 && (!strcmp(value, "product") || !strcmp(value, "flat"))) {
+        shape->flat = value[0] == 'f';
+        return true;
+    }
+    return false;
+}

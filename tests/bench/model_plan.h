@@ -1,0 +1,52 @@
+/* What tensors a model of a given shape has, and how random ones are drawn: shared by make_model.c,
+ * which writes them to a file, and random_model.c, which makes them in memory. */
+#ifndef TESTS_BENCH_MODEL_PLAN_H
+#define TESTS_BENCH_MODEL_PLAN_H
+
+#include "kernels/err.h"
+#include "kernels/tensor.h"
+
+#include <stdbool.h>
+
+enum { PLAN_TENSOR_MAX = 8192, PLAN_NAME_MAX = 80 };
+
+struct plan_shape {
+    int layers, width, heads, ff, vocab, positions;
+    int memory_layer; /* -1: none */
+    int memory_heads, k, keys, key_width;
+    bool flat; /* keys are whole: as many slots as keys, instead of keys² */
+    enum dtype dtype;
+};
+
+/* Model A of the performance notes: 12 layers of 1024, one memory of 512² slots in layer 6. */
+#define PLAN_MODEL_A                                                                               \
+    {                                                                                              \
+        12, 1024, 16, 4096, 60000, 512, 6, 4, 32, 512, 256, false, DTYPE_F32                       \
+    }
+
+struct plan_entry {
+    char name[PLAN_NAME_MAX];
+    int64_t dim[4];
+    int n_dim;
+    enum dtype dtype;
+    double spread; /* uniform in ±spread: the variance that a trained initialiser would give */
+    double offset; /* added: 1 for norm gains and variances */
+};
+
+struct plan {
+    struct plan_entry *entry; /* Owner: this. [n] */
+    int n;
+};
+
+/* False without memory. */
+bool plan_new(struct plan *plan, const struct plan_shape *shape);
+void plan_free(struct plan *plan);
+int64_t plan_elems(const struct plan_entry *entry);
+int64_t plan_slots(const struct plan_shape *shape);
+
+/* Sets what a flag names (--layers, --width, --heads, --ff, --vocab, --positions, --memory-layer,
+ * --memory-heads, --k, --keys, --key-width, --kind product|flat, --dtype f32|bf16). False if there
+ * is no such flag or the value is out of bounds. */
+bool plan_argument(struct plan_shape *shape, const char *flag, const char *value);
+
+#endif
