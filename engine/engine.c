@@ -73,7 +73,34 @@ static struct step_limits step_limits_of(const struct engine_options *o,
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* How many pages the cache gets. */
+/* Of the bytes that are free, how many the cache gets unasked: a quarter of the machine's memory,
+ * where others live too; of a device's own all but a tenth, which its driver and libraries take
+ * from as they please. */
+static int64_t cache_share(const struct backend *be, int64_t bytes)
+{
+    return be->is_host ? bytes / 4 : bytes / 10 * 9;
+}
+
+/* The cache does not fit: the plan, and what may be lowered. */
+static enum err_code refuse_cache(const struct engine *engine, int64_t n_page, int64_t page_bytes,
+                                  int64_t workspace, int64_t free_bytes, struct err *err)
+{
+    const struct model_info *const info = model_info(engine->model);
+    const bool is_host = engine->be->is_host;
+    const bool values = !is_host && info->value_placement == PLACEMENT_DEVICE && info->n_memory > 0;
+    return err_set(
+        err, ERR_MEMORY,
+        "not enough %smemory: the cache needs %lld bytes (%lld positions), the workspace "
+        "%lld, and %lld are available beside the weights' %zu and the value tables' %zu; "
+        "lower %smax_model_len, max_seqs or max_batch_tokens%s%s",
+        is_host ? "" : "device ", (long long)(n_page * page_bytes), (long long)(n_page * KV_PAGE),
+        (long long)workspace, (long long)free_bytes, info->weight_bytes, info->value_bytes,
+        engine->options.kv_tokens > 0 ? "kv_tokens, " : "",
+        values ? ", put the value tables into host memory (memory placement host)" : "",
+        is_host || info->dtype == DTYPE_BF16 ? "" : ", or use dtype bf16");
+}
+
+/* How many pages the cache gets. After all else was reserved. */
 static enum err_code size_cache(struct engine *engine, const struct step_limits *limits,
                                 int *n_page, struct err *err)
 {
@@ -89,25 +116,20 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
                        "kv_tokens %lld does not hold one text of max_model_len %d: raise it",
                        (long long)o->kv_tokens, o->max_model_len);
     }
-    const int64_t share = o->kv_tokens > 0 ? 1 : 4; /* unasked, no more than a quarter */
-    const int64_t most =
-        free_bytes == INT64_MAX ? n : (free_bytes - workspace) / share / page_bytes;
+    engine->stats.workspace_bytes += workspace;
+    const int64_t left = free_bytes - workspace;
+    const int64_t most = free_bytes == INT64_MAX ? n
+                         : o->kv_tokens > 0      ? left / page_bytes
+                                                 : cache_share(engine->be, left) / page_bytes;
     if (o->kv_tokens == 0 && n > most) {
         n = most;
     }
     if (n < least || n > most || n > INT_MAX / KV_PAGE) {
-        return err_set(err, ERR_MEMORY,
-                       "not enough memory: the cache needs %lld bytes (%lld positions), the "
-                       "workspace %lld, and %lld are available; lower %smax_model_len, max_seqs or "
-                       "max_batch_tokens",
-                       (long long)((n > least ? n : least) * page_bytes),
-                       (long long)((n > least ? n : least) * KV_PAGE), (long long)workspace,
-                       (long long)free_bytes, o->kv_tokens > 0 ? "kv_tokens, " : "");
+        return refuse_cache(engine, n > least ? n : least, page_bytes, workspace, free_bytes, err);
     }
     o->kv_tokens = n * KV_PAGE;
     *n_page = (int)n;
     engine->stats.kv_bytes = n * page_bytes;
-    engine->stats.workspace_bytes = workspace;
     return ERR_OK;
 }
 
@@ -154,6 +176,23 @@ static void note_progress(void *ctx, const char *phase, double done)
     }
 }
 
+/* Which backend computes, and why it does. */
+static void log_backend(const struct engine *engine)
+{
+    const struct engine_options *const o = &engine->options;
+    char what[2 * sizeof engine->be->description];
+    char why[2 * sizeof engine->be->note];
+    log_event(LEVEL_INFO, "backend", "name=%s device=%s why=%s deterministic=%s", engine->be->name,
+              log_quote(what, sizeof what, engine->be->description),
+              log_quote(why, sizeof why,
+                        engine->be->note[0] != '\0' ? engine->be->note : "it was asked for"),
+              o->backend.fast_math ? "off" : "on");
+    if (o->backend.fast_math) {
+        log_event(LEVEL_WARN, "not_deterministic",
+                  "what=\"results may depend on which requests share a step\"");
+    }
+}
+
 static enum err_code load_model(struct engine *engine, struct err *err)
 {
     const struct engine_options *const o = &engine->options;
@@ -161,8 +200,11 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     struct model_options options = o->model;
     options.progress = note_progress;
     options.progress_ctx = &loading;
-    if (backend_open(&engine->be, &o->backend, err) != ERR_OK ||
-        model_open(&engine->model, engine->be, o->model_dir, &options, err) != ERR_OK) {
+    if (backend_open(&engine->be, &o->backend, err) != ERR_OK) {
+        return err->code;
+    }
+    log_backend(engine);
+    if (model_open(&engine->model, engine->be, o->model_dir, &options, err) != ERR_OK) {
         return err->code;
     }
     engine->options.backend.n_thread = engine->be->n_thread;
@@ -172,6 +214,20 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     return tokenizer_open(&engine->tokenizer, o->model_dir, o->tokenizer_path, info->n_vocab, err);
 }
 
+/* The step; what it takes of a device's own memory counts as workspace. */
+static enum err_code reserve_step(struct engine *engine, const struct step_limits *limits,
+                                  struct err *err)
+{
+    struct backend *const be = engine->be;
+    const int64_t before = be->op->memory_available(be);
+    const enum err_code code = be->op->step_new(be, &engine->step, limits, err);
+    const int64_t taken = before - be->op->memory_available(be);
+    if (!be->is_host && taken > 0) {
+        engine->stats.workspace_bytes = taken;
+    }
+    return code;
+}
+
 /* Everything the loop needs, at its full size. */
 static enum err_code reserve(struct engine *engine, struct err *err)
 {
@@ -179,12 +235,14 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const struct model_info *const info = model_info(engine->model);
     const struct step_limits limits = step_limits_of(o, info);
     int n_page = 0;
-    if (size_cache(engine, &limits, &n_page, err) != ERR_OK ||
+    /* Requests that ended with a step are let go of when the next one has begun. */
+    const int n_out_of_queue = 2 * o->max_seqs;
+    if (reserve_step(engine, &limits, err) != ERR_OK ||
+        size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
-        engine->be->op->step_new(engine->be, &engine->step, &limits, err) != ERR_OK ||
         kvpages_open(&engine->pages, n_page, err) != ERR_OK ||
-        queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, o->max_seqs, &engine->stats,
-                   err) != ERR_OK) {
+        queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, n_out_of_queue,
+                   &engine->stats, err) != ERR_OK) {
         return err->code;
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
@@ -217,16 +275,44 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     return ERR_OK;
 }
 
+/* What was reserved; after a failure, as far as it got. */
 static void log_memory_plan(const struct engine *engine)
 {
     const struct engine_stats *const s = &engine->stats;
+    const struct model_info *const info = model_info(engine->model);
     log_event(LEVEL_INFO, "memory_plan",
-              "weights_bytes=%lld memory_values_bytes=%lld kv_bytes=%lld kv_tokens=%lld "
-              "workspace_bytes=%lld max_seqs=%d max_batch_tokens=%d max_model_len=%d",
-              (long long)s->weight_bytes, (long long)s->value_bytes, (long long)s->kv_bytes,
+              "weights_bytes=%lld memory_values_bytes=%lld memory_placement=%s kv_bytes=%lld "
+              "kv_tokens=%lld workspace_bytes=%lld available_bytes=%lld max_seqs=%d "
+              "max_batch_tokens=%d max_model_len=%d",
+              (long long)s->weight_bytes, (long long)s->value_bytes,
+              placement_name(info->value_placement), (long long)s->kv_bytes,
               (long long)engine->options.kv_tokens, (long long)s->workspace_bytes,
-              engine->options.max_seqs, engine->options.max_batch_tokens,
-              engine->options.max_model_len);
+              (long long)s->available_bytes, engine->options.max_seqs,
+              engine->options.max_batch_tokens, engine->options.max_model_len);
+}
+
+/* Reserves everything, and says what. */
+static enum err_code plan_memory(struct engine *engine, struct err *err)
+{
+    const enum err_code code = reserve(engine, err);
+    const int64_t available = engine->be->op->memory_available(engine->be);
+    engine->stats.available_bytes = available == INT64_MAX ? -1 : available;
+    log_memory_plan(engine);
+    return code;
+}
+
+/* Runs what runs before the first request, and takes its times. */
+static enum err_code prepare(struct engine *engine, struct err *err)
+{
+    const int64_t begin_us = engine_now_us();
+    if (selftest_warm_up(engine, err) != ERR_OK) {
+        return err->code;
+    }
+    const int64_t warm_us = engine_now_us();
+    engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
+    const enum err_code code = selftest_run(engine, err);
+    engine->stats.startup_selftest_s = (double)(engine_now_us() - warm_us) * 1e-6;
+    return code;
 }
 
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
@@ -244,15 +330,9 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
     begin_stats(&new->stats);
     if (load_model(new, e) != ERR_OK ||
         resolve_options(&new->options, model_info(new->model), e) != ERR_OK ||
-        reserve(new, e) != ERR_OK) {
+        plan_memory(new, e) != ERR_OK || prepare(new, e) != ERR_OK) {
         goto fail;
     }
-    log_memory_plan(new);
-    const int64_t begin_us = engine_now_us();
-    if (selftest_run(new, e) != ERR_OK) {
-        goto fail;
-    }
-    new->stats.startup_selftest_s = (double)(engine_now_us() - begin_us) * 1e-6;
     atomic_store(&new->state, ENGINE_READY);
     if (pthread_create(&new->thread, NULL, loop_main, new) != 0) {
         err_set(e, ERR_MEMORY, "cannot start the engine thread");

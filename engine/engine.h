@@ -166,7 +166,7 @@ size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out,
 
 /* ---- the engine --------------------------------------------------------------------------- */
 
-/* The strings and the progress context are borrowed: they must outlive the engine. */
+/* The strings and the contexts are borrowed: they must outlive the engine. */
 struct engine_options {
     const char *model_dir;
     const char *tokenizer_path; /* NULL = in model_dir */
@@ -178,17 +178,22 @@ struct engine_options {
     int max_queue;            /* waiting requests */
     int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
     int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context, at most a quarter
-                               * of the memory that is free */
+                               * of the memory that is free, or all but a tenth of a device's own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
+    /* Called once by the engine thread after it has failed and ended all work; must not block and
+     * not call back into the engine. May be NULL. */
+    void (*failed)(void *ctx);
+    void *failed_ctx;
 };
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_STOPPED };
 
 struct engine;
 
-/* Loads the model, reserves everything, runs the self-test (a fixed short forward, twice: chunked
- * and whole must agree to the bit) and starts the thread. Blocks until ready. */
+/* Loads the model, reserves everything, lets the backend prepare what it can, runs the self-test (a
+ * fixed short forward, twice: chunked and whole must agree to the bit, unless backend.fast_math
+ * gave that up) and starts the thread. Blocks until ready. */
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
                           struct err *err);
 /* Stops taking requests (ERR_CLOSED), finishes what runs and waits until deadline_us, then ends the

@@ -2,7 +2,16 @@
  *
  * Each turn: look for requests that were cancelled or are late, admit units into free slots, share
  * the step's rows out (plan.c), fill the step, run the model, take the results, wake the front
- * ends. With nothing to do it sleeps on the queue's condition variable. No allocation in here. */
+ * ends. With nothing to do it sleeps on the queue's condition variable. No allocation in here.
+ *
+ * Results are taken before the next step is filled, because it feeds on them; the front ends may
+ * hear of them later. Where the backend computes by itself (is_async) they do, so that it is not
+ * kept waiting while they are woken:
+ *
+ *   host     take n · sweep, admit, fill n+1 · submit n+1 · wake for n · wait for n+1 · take n+1
+ *   device   ───────────── idle ─────────────┴─── compute n+1 ─────────┴─── idle ──
+ *
+ * Elsewhere the model runs on this thread, and they are woken before it does. */
 #include "engine/loop.h"
 
 #include "engine/log.h"
@@ -292,13 +301,15 @@ static void take_step(struct engine *engine, int64_t now_us)
     }
 }
 
-/* Runs one step over the active sequences. */
+/* Runs one step over the active sequences; wakes for the last one while the device computes. */
 static enum err_code run_step(struct engine *engine, struct err *err)
 {
     const int64_t begin_us = engine_now_us();
     fill_step(engine);
     engine->be->op->step_begin(engine->be, engine->step);
     model_forward(engine->model, engine->step, NULL);
+    engine->be->op->submit(engine->be, engine->step);
+    publish_wake(engine);
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
         return err->code;
     }
@@ -336,6 +347,18 @@ static void fail(struct engine *engine, const struct err *error)
                "the engine has failed, see its log; restart the server");
     atomic_store_explicit(&engine->state, ENGINE_FAILED, memory_order_release);
     (void)end_all(engine, FINISH_ERROR, error);
+    if (engine->options.failed != NULL) {
+        engine->options.failed(engine->options.failed_ctx);
+    }
+}
+
+/* Wakes the front ends, unless a step of a backend that computes by itself comes first: run_step
+ * wakes them then. */
+static void wake_before_step(struct engine *engine)
+{
+    if (!engine->be->is_async || engine->n_active == 0) {
+        publish_wake(engine);
+    }
 }
 
 /* One turn of the loop; false when the thread is to end. */
@@ -351,13 +374,13 @@ static bool turn(struct engine *engine)
     }
     sweep(engine, begin_us);
     admit(engine, begin_us);
-    publish_wake(engine); /* who was cancelled or late need not wait for the step */
+    wake_before_step(engine); /* who was cancelled or late need not wait for the step's end */
     struct err error = {.code = ERR_OK};
     if (engine->n_active > 0 && run_step(engine, &error) != ERR_OK) {
         fail(engine, &error);
         return false;
     }
-    publish_wake(engine);
+    wake_before_step(engine);
     if (engine->n_active > 0) {
         keep_drain_rate(engine, engine_now_us() - begin_us);
     } else if (queue_is_empty(&engine->queue)) {

@@ -43,8 +43,12 @@ struct engine {
 /* The engine thread's main function; arg is the engine. */
 void *loop_main(void *arg);
 
+/* Runs a decode step of each size that the backend prepares when it first meets it (capture_max).
+ * Before the thread starts. The backend's error, if any. */
+enum err_code selftest_warm_up(struct engine *engine, struct err *err);
 /* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
- * them finite. Before the thread starts. ERR_NUMERICAL, or the backend's own error. */
+ * them finite; with fast_math only the latter. Before the thread starts. ERR_NUMERICAL, or the
+ * backend's own error. */
 enum err_code selftest_run(struct engine *engine, struct err *err);
 
 /* ---- publish.c: what the front ends and the metrics see ---- */

@@ -51,7 +51,7 @@ struct queue {
     struct engine_stats *stats; /* Borrowed: its waiting gauges follow the queue */
 };
 
-/* n_running_max: requests that may run without being queued. */
+/* n_running_max: requests that may be out of the queue and not freed yet. */
 enum err_code queue_open(struct queue *queue, int n_waiting_max, int64_t n_token_max,
                          int n_running_max, struct engine_stats *stats, struct err *err);
 void queue_close(struct queue *queue); /* must be empty; zeroed or closed ones are fine */

@@ -35,8 +35,9 @@ struct engine_stats {
     struct histogram ttft, itl, tpot, e2e, queue_time, inference_time, prefill_time, decode_time,
         score_time, prompt_len, generation_len, max_tokens, step_tokens, step_time, step_requests;
     /* Set once at start-up. */
-    double startup_map_s, startup_pack_s, startup_selftest_s;
+    double startup_map_s, startup_pack_s, startup_warmup_s, startup_selftest_s;
     int64_t weight_bytes, value_bytes, kv_bytes, workspace_bytes;
+    int64_t available_bytes; /* of the device's memory, after all was reserved; -1 = unknown */
 };
 
 /* Bounds of the contract's table. */

@@ -1,5 +1,6 @@
-/* An engine on a tiny model, for tests/engine: opening it, building requests, waiting for them, and
- * a gate that lets the test decide when a step may end. Header only. */
+/* An engine on a tiny model, for tests/engine: opening it, building requests, waiting for them, a
+ * device that computes by itself, and a gate that lets the test decide when a step may end. Header
+ * only. */
 #ifndef TESTS_ENGINE_HARNESS_H
 #define TESTS_ENGINE_HARNESS_H
 
@@ -16,12 +17,18 @@
 
 enum { HARNESS_VOCAB = 101 };
 
-/* The reference backend, unless the test says otherwise. */
+/* The device that PKMSERVE_TEST_DEVICE names; else the reference backend. */
+static inline const char *harness_device_name(void)
+{
+    const char *const name = getenv("PKMSERVE_TEST_DEVICE");
+    return name != NULL && name[0] != '\0' ? name : "ref";
+}
+
 static inline struct engine_options harness_options(const char *dir)
 {
     return (struct engine_options){
         .model_dir = dir,
-        .backend = {.device = "ref", .n_thread = 2},
+        .backend = {.device = harness_device_name(), .n_thread = 2},
         .model = {.dtype = "f32"},
         .max_seqs = 32,
         .max_batch_tokens = 64,
@@ -145,6 +152,75 @@ static inline void harness_run(struct engine *engine, struct request *request)
     harness_submit(engine, request, &waiter);
     waiter_wait(&waiter, request);
 }
+
+/* ---- a device that computes by itself: nothing of a step is to be read before its end ---- */
+
+struct device {
+    struct backend_ops op; /* the backend's, with submit, finish and download replaced */
+    const struct backend_ops *original;
+    struct step kept; /* the arrays of the step that is being computed, which has none meanwhile */
+    bool computing;
+    void (*submitted)(void *ctx); /* called by submit. May be NULL */
+    void *ctx;
+};
+
+/* One device at a time, like gates. */
+static struct device harness_device;
+
+static inline void device_submit(struct backend *be, struct step *step)
+{
+    struct device *const device = &harness_device;
+    CHECK(!device->computing);
+    device->original->submit(be, step);
+    device->kept = *step;
+    device->computing = true;
+    *step = (struct step){.limits = step->limits, .n_tok = step->n_tok, .n_seq = step->n_seq};
+    if (device->submitted != NULL) {
+        device->submitted(device->ctx);
+    }
+}
+
+static inline enum err_code device_finish(struct backend *be, struct step *step, struct err *err)
+{
+    struct device *const device = &harness_device;
+    if (!device->computing) {
+        device_submit(be, step);
+    }
+    *step = device->kept;
+    device->computing = false;
+    return device->original->finish(be, step, err);
+}
+
+static inline void device_download(struct backend *be, void *host, struct tensor src)
+{
+    CHECK(!harness_device.computing); /* it would see half of a step */
+    harness_device.original->download(be, host, src);
+}
+
+/* The engine must be idle: the submit that follows publishes the change. */
+static inline void device_begin(struct engine *engine)
+{
+    harness_device = (struct device){.op = *engine->be->op, .original = engine->be->op};
+    harness_device.op.submit = device_submit;
+    harness_device.op.finish = device_finish;
+    harness_device.op.download = device_download;
+    engine->be->op = &harness_device.op;
+    engine->be->is_async = true;
+}
+
+/* What a test's state says: "async" is a device that computes by itself, NULL the plain one. */
+static inline struct engine *harness_open_as(void **state, const struct engine_options *options)
+{
+    struct engine *const engine = harness_open(options);
+    if (*state != NULL) {
+        device_begin(engine);
+    }
+    return engine;
+}
+
+/* A row of the table of tests: once on the plain device, once on one that computes by itself. */
+#define HARNESS_BOTH(test)                                                                         \
+    cmocka_unit_test_prestate(test, NULL), cmocka_unit_test_prestate(test, (void *)"async")
 
 /* ---- the gate: a backend whose steps end when the test says so ---- */
 

@@ -1,6 +1,6 @@
 /* The same request gives the same bits: alone, among others, in chunks of any size, watched while
- * it runs, with few slots and few pages. On the reference backend and on this machine's CPU one
- * (PKMSERVE_ISA chooses its instruction set); each test's state is the device's name. */
+ * it runs, with few slots and few pages, on a device that computes by itself and on one that does
+ * not. PKMSERVE_TEST_DEVICE names the backend, PKMSERVE_ISA the CPU's instruction set. */
 #include "tests/engine/harness.h"
 
 static char *dir;
@@ -17,13 +17,6 @@ static int teardown(void **state)
     (void)state;
     tiny_model_remove(dir);
     return 0;
-}
-
-static struct engine_options options_on(void **state)
-{
-    struct engine_options options = harness_options(dir);
-    options.backend.device = *state;
-    return options;
 }
 
 /* ---- the requests that are compared ---- */
@@ -148,9 +141,9 @@ static void compare_requests(const char *how, const struct request *a, const str
 /* All subjects, each alone on a roomy engine: what everything else must equal. */
 static struct request *reference[N_SUBJECT];
 
-static void make_references(void **state)
+static void make_references(void)
 {
-    const struct engine_options options = options_on(state);
+    const struct engine_options options = harness_options(dir);
     struct engine *const engine = harness_open(&options);
     for (int s = 0; s < N_SUBJECT; s++) {
         reference[s] = subject(engine, s);
@@ -174,9 +167,9 @@ static void free_references(void)
 static void same_bits_in_a_crowd(void **state)
 {
     enum { N_COMPANY = 20 };
-    make_references(state);
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    make_references();
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     for (int s = 0; s < N_SUBJECT; s++) {
         struct request *crowd[N_COMPANY];
         struct request *request = NULL;
@@ -215,13 +208,13 @@ static void same_bits_however_steps_are_cut(void **state)
         {"everything at once", 64, 1024, 0},
         {"pages for one text only", 8, 16, TINY_CONTEXT},
     };
-    make_references(state);
+    make_references();
     for (size_t v = 0; v < sizeof shapes / sizeof shapes[0]; v++) {
-        struct engine_options options = options_on(state);
+        struct engine_options options = harness_options(dir);
         options.max_seqs = shapes[v].max_seqs;
         options.max_batch_tokens = shapes[v].max_batch_tokens;
         options.kv_tokens = shapes[v].kv_tokens;
-        struct engine *const engine = harness_open(&options);
+        struct engine *const engine = harness_open_as(state, &options);
         for (int s = 0; s < N_SUBJECT; s++) {
             char how[100];
             (void)snprintf(how, sizeof how, "%s, %s", subject_names[s], shapes[v].name);
@@ -239,10 +232,10 @@ static void same_bits_however_steps_are_cut(void **state)
 /* Reads along while the engine writes: what was published never changes, and comes in order. */
 static void streamed_results_are_the_final_ones(void **state)
 {
-    make_references(state);
-    struct engine_options options = options_on(state);
+    make_references();
+    struct engine_options options = harness_options(dir);
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     for (int s = 0; s < N_SUBJECT; s++) {
         struct request *const request = subject(engine, s);
         harness_submit(engine, request, NULL);
@@ -269,8 +262,8 @@ static void streamed_results_are_the_final_ones(void **state)
 static void echo_equals_score(void **state)
 {
     enum { N = 60 };
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const echo = harness_generation(1, 0);
     echo->echo = true;
     harness_item(engine, echo, 0, 9, N);
@@ -291,8 +284,8 @@ static void echo_equals_score(void **state)
 static void generated_logprobs_equal_score(void **state)
 {
     enum { N = 30, N_NEW = 20 };
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->sampling.temperature = 1.1f;
     harness_item(engine, generation, 0, 2, N);
@@ -316,8 +309,8 @@ static void generated_logprobs_equal_score(void **state)
 static void windows_score_like_texts_of_their_own(void **state)
 {
     enum { N = 100, W = 24, STRIDE = 10 };
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const whole = harness_score(1, W, STRIDE);
     harness_item(engine, whole, 0, 4, N);
     harness_run(engine, whole);
@@ -358,8 +351,8 @@ static void traces_count_each_position_once(void **state)
         {100, 40, 40, 40 * 3 + 40},
         {150, 40, 13, 40 * 10 + 40},
     };
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     const int n_column = TINY_MEMORY_HEAD * TINY_K_TOP;
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct request *const request = harness_score(1, cases[c].window, cases[c].stride);
@@ -389,8 +382,8 @@ static void traces_count_each_position_once(void **state)
 
 static void traces_do_not_change_scores(void **state)
 {
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const traced = subject(engine, SUBJECT_TRACED);
     struct request *const plain = subject(engine, SUBJECT_SCORE);
     harness_run(engine, traced);
@@ -408,8 +401,8 @@ static void traces_do_not_change_scores(void **state)
 static void generation_traces_the_whole_text(void **state)
 {
     enum { N = 10, N_NEW = 7 };
-    const struct engine_options options = options_on(state);
-    struct engine *const engine = harness_open(&options);
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->trace_memory = generation->trace_tokens = true;
     harness_item(engine, generation, 0, 2, N);
@@ -431,20 +424,18 @@ static void generation_traces_the_whole_text(void **state)
     engine_close(engine);
 }
 
-#define ON_BOTH(test) cmocka_unit_test_prestate(test, "ref"), cmocka_unit_test_prestate(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON_BOTH(same_bits_in_a_crowd),
-        ON_BOTH(same_bits_however_steps_are_cut),
-        ON_BOTH(streamed_results_are_the_final_ones),
-        ON_BOTH(echo_equals_score),
-        ON_BOTH(generated_logprobs_equal_score),
-        ON_BOTH(windows_score_like_texts_of_their_own),
-        ON_BOTH(traces_count_each_position_once),
-        ON_BOTH(traces_do_not_change_scores),
-        ON_BOTH(generation_traces_the_whole_text),
+        HARNESS_BOTH(same_bits_in_a_crowd),
+        HARNESS_BOTH(same_bits_however_steps_are_cut),
+        HARNESS_BOTH(streamed_results_are_the_final_ones),
+        HARNESS_BOTH(echo_equals_score),
+        HARNESS_BOTH(generated_logprobs_equal_score),
+        HARNESS_BOTH(windows_score_like_texts_of_their_own),
+        HARNESS_BOTH(traces_count_each_position_once),
+        HARNESS_BOTH(traces_do_not_change_scores),
+        HARNESS_BOTH(generation_traces_the_whole_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -38,9 +38,8 @@ static void assert_all_free(struct engine *engine)
 
 static void cancelled_while_decoding(void **state)
 {
-    (void)state;
     const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -65,10 +64,9 @@ static void cancelled_while_decoding(void **state)
 
 static void cancelled_while_prefilling(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_batch_tokens = options.max_seqs = 8;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -90,11 +88,10 @@ static void cancelled_while_prefilling(void **state)
 
 static void cancelled_while_scoring_with_windows_queued(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -120,10 +117,9 @@ static void cancelled_while_scoring_with_windows_queued(void **state)
 
 static void cancelled_while_queued(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -154,9 +150,8 @@ static void cancelled_while_queued(void **state)
 /* The front end leaves without waiting: the engine ends the work and frees the request. */
 static void released_while_running(void **state)
 {
-    (void)state;
     const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     for (int i = 0; i < 50; i++) {
         struct waiter waiter;
         waiter_begin(&waiter);
@@ -176,10 +171,9 @@ static void released_while_running(void **state)
 
 static void deadlines_end_running_and_queued_work(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -210,12 +204,11 @@ static void deadlines_end_running_and_queued_work(void **state)
 
 static void full_queue_refuses_and_recovers(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 1;
     options.max_queue = 2;
     options.max_queue_tokens = 40;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -249,11 +242,10 @@ static void full_queue_refuses_and_recovers(void **state)
 /* Bulk work fills the machine; an interactive request starts in the next step all the same. */
 static void interactive_overtakes_bulk(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 4;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -289,12 +281,11 @@ static void interactive_overtakes_bulk(void **state)
 /* A stream of interactive work cannot keep bulk work from ending. */
 static void bulk_is_not_starved(void **state)
 {
-    (void)state;
     enum { N = 40 };
     struct engine_options options = harness_options(dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 16;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -326,9 +317,8 @@ static void bulk_is_not_starved(void **state)
 
 static void wakes_once_per_request_and_step(void **state)
 {
-    (void)state;
     const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct waiter waiter;
     waiter_begin(&waiter);
     struct request *const request = harness_generation(4, 10);
@@ -346,14 +336,97 @@ static void wakes_once_per_request_and_step(void **state)
     engine_close(engine);
 }
 
+/* ---- delivery beside the next step ----------------------------------------------------------- */
+
+/* What the front end had heard of when a step was submitted. */
+struct submission {
+    struct waiter *waiter;
+    int n_submit, n_wake; /* the latter: at the last submit */
+};
+
+static void note_submission(void *ctx)
+{
+    struct submission *const it = ctx;
+    CHECK(pthread_mutex_lock(&it->waiter->mutex) == 0);
+    it->n_wake = it->waiter->n_wake;
+    it->n_submit++;
+    CHECK(pthread_mutex_unlock(&it->waiter->mutex) == 0);
+}
+
+/* A device that computes by itself starts step 2 before the token of step 1 is delivered, and that
+ * token is delivered before step 2 ends. Otherwise it is delivered before step 2 is computed. */
+static void tokens_are_delivered_beside_the_next_step(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    for (int is_async = 0; is_async < 2; is_async++) {
+        struct engine *const engine = harness_open(&options);
+        struct waiter waiter;
+        waiter_begin(&waiter);
+        struct submission submission = {.waiter = &waiter};
+        device_begin(engine);
+        engine->be->is_async = is_async == 1;
+        harness_device.submitted = note_submission;
+        harness_device.ctx = &submission;
+        struct gate gate;
+        gate_begin(&gate, engine);
+        struct request *const request = harness_generation(1, 3);
+        harness_item(engine, request, 0, 1, 5);
+        harness_submit(engine, request, &waiter);
+        gate_allow(&gate, 1);
+        gate_await(&gate, 2); /* the second step waits to end */
+        assert_int_equal(submission.n_submit, 2);
+        assert_int_equal(submission.n_wake, is_async ? 0 : 1);
+        assert_int_equal(waiter.n_wake, 1);
+        assert_int_equal(atomic_load(&request->item[0].n_out), 1);
+        gate_allow(&gate, -1);
+        waiter_wait(&waiter, request); /* the last token has no step to hide behind */
+        assert_int_equal(state_of(request), FINISH_LENGTH);
+        assert_all_free(engine);
+        request_release(request);
+        engine_close(engine);
+    }
+}
+
+/* What ends with a step is delivered even if nothing runs after it, or the step after it fails. */
+static void nothing_stays_undelivered(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open(&options);
+    device_begin(engine);
+    struct gate gate;
+    gate_begin(&gate, engine);
+    struct waiter waiter;
+    waiter_begin(&waiter);
+    struct request *const ends = harness_generation(1, 2);
+    struct request *const runs = harness_generation(1, 9);
+    harness_item(engine, ends, 0, 1, 5);
+    harness_item(engine, runs, 0, 2, 5);
+    harness_submit(engine, ends, &waiter);
+    gate_await(&gate, 1);
+    harness_submit(engine, runs, &waiter);
+    gate_allow(&gate, 1);
+    gate_await(&gate, 2);
+    gate.fail = true; /* the step waits at the gate, whose mutex orders this */
+    gate_allow(&gate, 1);
+    waiter_wait(&waiter, ends);
+    waiter_wait(&waiter, runs);
+    assert_int_equal(state_of(ends), FINISH_ERROR);
+    assert_int_equal(atomic_load(&ends->item[0].n_out), 1); /* of the step before */
+    assert_int_equal(state_of(runs), FINISH_ERROR);
+    request_release(ends);
+    request_release(runs);
+    engine_close(engine);
+}
+
 /* ---- the end ------------------------------------------------------------------------------- */
 
 static void drain_finishes_what_was_taken(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 2;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *request[6];
     for (int i = 0; i < 6; i++) {
         request[i] = harness_generation(1, 20);
@@ -387,10 +460,9 @@ static void *open_when_draining(void *arg)
 
 static void drain_cuts_short_at_its_deadline(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct request *request[3];
@@ -416,13 +488,12 @@ static void drain_cuts_short_at_its_deadline(void **state)
 
 static void closes_while_idle_and_while_running(void **state)
 {
-    (void)state;
     const struct engine_options options = harness_options(dir);
-    struct engine *engine = harness_open(&options);
+    struct engine *engine = harness_open_as(state, &options);
     assert_int_equal(engine_state(engine), ENGINE_READY);
     assert_int_equal(engine_stalled_ms(engine), 0);
     engine_close(engine);
-    engine = harness_open(&options);
+    engine = harness_open_as(state, &options);
     struct request *const request = harness_generation(1, 80);
     harness_item(engine, request, 0, 1, 10);
     harness_submit(engine, request, NULL);
@@ -435,9 +506,8 @@ static void closes_while_idle_and_while_running(void **state)
 
 static void a_stall_shows_only_while_there_is_work(void **state)
 {
-    (void)state;
     const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -457,12 +527,19 @@ static void a_stall_shows_only_while_there_is_work(void **state)
     engine_close(engine);
 }
 
+static void count_failure(void *ctx)
+{
+    (void)atomic_fetch_add((atomic_int *)ctx, 1);
+}
+
 static void backend_failure_ends_everything(void **state)
 {
-    (void)state;
     struct engine_options options = harness_options(dir);
+    atomic_int n_failure = 0;
     options.max_seqs = 1;
-    struct engine *const engine = harness_open(&options);
+    options.failed = count_failure;
+    options.failed_ctx = &n_failure;
+    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
     struct waiter waiter;
@@ -488,6 +565,9 @@ static void backend_failure_ends_everything(void **state)
     struct err err = {0};
     assert_int_equal(engine_submit(engine, request[0], &err), ERR_CLOSED);
     assert_non_null(strstr(err.message, "failed"));
+    assert_int_equal(engine_drain(engine, engine_now_us() + 60000000), 0); /* nothing to wait for */
+    assert_int_equal(engine_state(engine), ENGINE_FAILED);
+    assert_int_equal(atomic_load(&n_failure), 1);
     for (int i = 0; i < 3; i++) {
         request_release(request[i]);
     }
@@ -499,11 +579,10 @@ enum { NAN_POSITION = 50 }; /* past what the self-test looks at */
 /* A position whose embedding is NaN fails the items that reach it, nobody else. */
 static void nan_fails_its_item_alone(void **state)
 {
-    (void)state;
     char *const sick = tiny_model(HARNESS_VOCAB, NAN_POSITION);
     struct engine_options options = harness_options(sick);
     options.max_seqs = 4;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     struct request *const score = harness_score(3, 60, 5);
     struct request *const generation = harness_generation(2, 10);
     harness_item(engine, score, 0, 1, NAN_POSITION);
@@ -571,11 +650,10 @@ static void *client_main(void *arg)
 
 static void many_front_ends_at_once(void **state)
 {
-    (void)state;
     enum { N = 6 };
     struct engine_options options = harness_options(dir);
     options.max_seqs = 8;
-    struct engine *const engine = harness_open(&options);
+    struct engine *const engine = harness_open_as(state, &options);
     pthread_t thread[N];
     struct client client[N];
     for (int i = 0; i < N; i++) {
@@ -592,23 +670,25 @@ static void many_front_ends_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cancelled_while_decoding),
-        cmocka_unit_test(cancelled_while_prefilling),
-        cmocka_unit_test(cancelled_while_scoring_with_windows_queued),
-        cmocka_unit_test(cancelled_while_queued),
-        cmocka_unit_test(released_while_running),
-        cmocka_unit_test(deadlines_end_running_and_queued_work),
-        cmocka_unit_test(full_queue_refuses_and_recovers),
-        cmocka_unit_test(interactive_overtakes_bulk),
-        cmocka_unit_test(bulk_is_not_starved),
-        cmocka_unit_test(wakes_once_per_request_and_step),
-        cmocka_unit_test(drain_finishes_what_was_taken),
-        cmocka_unit_test(drain_cuts_short_at_its_deadline),
-        cmocka_unit_test(closes_while_idle_and_while_running),
-        cmocka_unit_test(a_stall_shows_only_while_there_is_work),
-        cmocka_unit_test(backend_failure_ends_everything),
-        cmocka_unit_test(nan_fails_its_item_alone),
-        cmocka_unit_test(many_front_ends_at_once),
+        HARNESS_BOTH(cancelled_while_decoding),
+        HARNESS_BOTH(cancelled_while_prefilling),
+        HARNESS_BOTH(cancelled_while_scoring_with_windows_queued),
+        HARNESS_BOTH(cancelled_while_queued),
+        HARNESS_BOTH(released_while_running),
+        HARNESS_BOTH(deadlines_end_running_and_queued_work),
+        HARNESS_BOTH(full_queue_refuses_and_recovers),
+        HARNESS_BOTH(interactive_overtakes_bulk),
+        HARNESS_BOTH(bulk_is_not_starved),
+        HARNESS_BOTH(wakes_once_per_request_and_step),
+        cmocka_unit_test(tokens_are_delivered_beside_the_next_step),
+        cmocka_unit_test(nothing_stays_undelivered),
+        HARNESS_BOTH(drain_finishes_what_was_taken),
+        HARNESS_BOTH(drain_cuts_short_at_its_deadline),
+        HARNESS_BOTH(closes_while_idle_and_while_running),
+        HARNESS_BOTH(a_stall_shows_only_while_there_is_work),
+        HARNESS_BOTH(backend_failure_ends_everything),
+        HARNESS_BOTH(nan_fails_its_item_alone),
+        HARNESS_BOTH(many_front_ends_at_once),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -78,7 +78,9 @@ static void zeros_are_resolved(void **state)
     assert_int_equal(atomic_load(&engine_stats(engine)->kv_pages),
                      (int64_t)TINY_CONTEXT * o.max_seqs / KV_PAGE);
     assert_null(engine_tokenizer(engine));
-    assert_string_equal(engine_backend(engine)->name, "ref");
+    if (strcmp(o.backend.device, "ref") == 0) {
+        assert_string_equal(engine_backend(engine)->name, "ref");
+    }
     assert_true(engine_stats(engine)->kv_bytes > 0);
     engine_close(engine);
 }
@@ -153,6 +155,76 @@ static void self_test_finds_one_wrong_bit(void **state)
     engine_close(engine);
 }
 
+static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.backend.fast_math = true;
+    struct engine *engine = harness_open(&o);
+    honest = engine->be->op;
+    struct backend_ops lying = *honest;
+    lying.finish = lying_finish;
+    engine->be->op = &lying; /* the engine thread is idle */
+    struct err err = {0};
+    errs_beside = errs_in_chunks = true;
+    assert_int_equal(selftest_run(engine, &err), ERR_OK);
+    errs_beside = errs_in_chunks = false;
+    engine->be->op = honest;
+    engine_close(engine);
+    char *const sick = tiny_model(HARNESS_VOCAB, 20);
+    o.model_dir = sick;
+    assert_not_opened(&o, ERR_NUMERICAL, "log-probability nan at position 20");
+    tiny_model_remove(sick);
+}
+
+/* ---- the warm-up ---- */
+
+static int n_warm, warm_seqs[64];
+
+static enum err_code warm_finish(struct backend *be, struct step *step, struct err *err)
+{
+    assert_int_equal(step->n_tok, step->n_seq);
+    assert_int_equal(step->n_out, step->n_seq);
+    for (int s = 0; s < step->n_seq; s++) {
+        const int32_t *const page = step->page + (size_t)s * (size_t)step->limits.n_page_max;
+        assert_int_equal(page[0], s); /* no two write to the same place */
+    }
+    warm_seqs[n_warm++] = step->n_seq;
+    return honest->finish(be, step, err);
+}
+
+static int warm_up(struct engine *engine, int capture_max)
+{
+    struct err err = {0};
+    n_warm = 0;
+    engine->be->capture_max = capture_max;
+    assert_int_equal(selftest_warm_up(engine, &err), ERR_OK);
+    for (int i = 0; i < n_warm; i++) {
+        assert_int_equal(warm_seqs[i], i + 1);
+    }
+    return n_warm;
+}
+
+static void every_decode_step_that_is_prepared_runs_once_before_serving(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(dir);
+    o.max_seqs = 20;
+    for (int pages_short = 0; pages_short < 2; pages_short++) {
+        o.kv_tokens = pages_short ? TINY_CONTEXT : 0;
+        struct engine *engine = harness_open(&o);
+        honest = engine->be->op;
+        struct backend_ops watched = *honest;
+        watched.finish = warm_finish;
+        engine->be->op = &watched; /* the engine thread is idle */
+        assert_int_equal(warm_up(engine, 0), 0);
+        assert_int_equal(warm_up(engine, 5), 5);
+        assert_int_equal(warm_up(engine, 64), pages_short ? TINY_CONTEXT / KV_PAGE : 20);
+        engine->be->op = honest;
+        engine_close(engine);
+    }
+}
+
 /* ---- counters ---- */
 
 static void counters_add_up(void **state)
@@ -206,6 +278,8 @@ int main(void)
         cmocka_unit_test(max_model_len_is_the_limit_of_requests),
         cmocka_unit_test(self_test_refuses_damaged_weights),
         cmocka_unit_test(self_test_finds_one_wrong_bit),
+        cmocka_unit_test(self_test_of_fast_math_wants_finite_numbers_alone),
+        cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
