@@ -55,18 +55,26 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4],
 __device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n = 16)
 {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
-                 "r"(n));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(n)
+                 : "memory");
 }
 /* Ends a group of copies. */
 __device__ __forceinline__ void copy_async_commit()
 {
-    asm volatile("cp.async.commit_group;");
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 /* Waits until at most n groups of this thread are under way; others' copies need a barrier too. */
 template <int n> __device__ __forceinline__ void copy_async_wait()
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(n));
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
+/* x and y rounded to BF16, x in the lower half: as bf16_round, but every NaN becomes 0x7fff. */
+__device__ __forceinline__ uint32_t bf16_pair(float x, float y)
+{
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
 }
 
 #endif
@@ -95,5 +103,16 @@ __host__ __device__ __forceinline__ uint16_t bf16_round(float value)
     }
     return static_cast<uint16_t>((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
 }
+
+#ifdef PKMSERVE_CUDA_HOST
+
+static inline uint32_t bf16_pair(float x, float y)
+{
+    const uint32_t lo = x != x ? 0x7fff : bf16_round(x);
+    const uint32_t hi = y != y ? 0x7fff : bf16_round(y);
+    return hi << 16 | lo;
+}
+
+#endif
 
 #endif
