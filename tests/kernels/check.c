@@ -182,7 +182,12 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
     struct weight *weight = NULL;
     struct err err = {0};
     struct backend *const be = c->side[side];
-    const enum err_code code = be->op->weight_new(be, &weight, host, desc, "weight", &err);
+    struct weight_desc wanted = *desc;
+    if (wanted.placement == PLACEMENT_MMAP && !be->is_host) {
+        wanted.placement = PLACEMENT_HOST; /* the nearest to it: read in place, across the bus */
+        wanted.dtype = host->dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    }
+    const enum err_code code = be->op->weight_new(be, &weight, host, &wanted, "weight", &err);
     if (code != ERR_OK) {
         (void)fprintf(stderr, "%s: weight_new: %s\n", be->name, err.message);
         abort();
@@ -193,6 +198,15 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
     c->weight_side[c->n_weight] = side;
     c->weight[c->n_weight++] = weight;
     return weight;
+}
+
+void check_finish(struct check *c, enum side side, struct step *step)
+{
+    struct err err = {0};
+    struct backend *const be = c->side[side];
+    if (be->op->finish(be, step, &err) != ERR_OK) {
+        check_fail(c, "finish: expected ok, got: %s", err.message);
+    }
 }
 
 /* ---- guarded memory ------------------------------------------------------------------------- */
@@ -431,14 +445,15 @@ void check_run_case(struct check *c, const struct check_row *row, uint64_t seed)
     }
 }
 
-void check_run(struct check *c, const char *only, uint64_t seed, int scale)
+void check_run(struct check *c, const char *only, uint64_t seed, int percent)
 {
     for (const struct check_row *row = check_rows; row->name != NULL; row++) {
         uint64_t state = seed;
         for (const char *s = row->name; *s != '\0'; s++) {
             state = state * 31 + (uint64_t)*s;
         }
-        for (int i = 0; i < row->n_case * scale; i++) {
+        const int n_case = row->n_case * percent / 100;
+        for (int i = 0; i < (n_case < 1 ? 1 : n_case); i++) {
             const uint64_t case_seed = random_next(&state);
             if (only == NULL || strcmp(only, row->name) == 0) {
                 check_run_case(c, row, case_seed);

@@ -67,8 +67,8 @@ struct check_row {
 /* The table of all ops, ended by a row without name. */
 extern const struct check_row check_rows[];
 
-/* Runs n_case·scale cases of every row (of the row named only, unless it is NULL). */
-void check_run(struct check *c, const char *only, uint64_t seed, int scale);
+/* Runs percent % of every row's n_case, at least one (of the row named only, unless it is NULL). */
+void check_run(struct check *c, const char *only, uint64_t seed, int percent);
 /* Runs the single case of this seed. */
 void check_run_case(struct check *c, const struct check_row *row, uint64_t seed);
 /* Times the ops of c->side[SIDE_MANY] at serving sizes and prints a table. */
@@ -99,6 +99,9 @@ struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enu
 float check_value(const struct tensor *t, int64_t row, int64_t col);
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc);
+
+/* finish of a step; a failure of the device is one of the case. */
+void check_finish(struct check *c, enum side side, struct step *step);
 
 /* An input, from host words [rows, cols] 4 bytes each: must come out of the op unchanged. */
 struct tensor check_in(struct check *c, enum side side, const char *name, const void *host,

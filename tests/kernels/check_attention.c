@@ -98,7 +98,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     be->op->step_begin(be, step);
     be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head);
     be->op->attention(be, y, q, cache->k_pages, cache->v_pages, step, a->n_head, a->scale);
-    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_finish(c, side, step);
     check_get(c, side, y, rows[0]);
     for (int r = 0; r < step->n_tok; r++) {
         memcpy(out + (size_t)to[r] * (size_t)a->d, rows[0] + (size_t)r * (size_t)a->d, row_bytes);
@@ -144,7 +144,9 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     const struct step_limits limits = {.n_tok_max = a->n_row,
                                        .n_seq_max = a->n_seq,
                                        .n_page_max = cache.n_page_max,
-                                       .n_out_max = 1};
+                                       .n_out_max = 1,
+                                       .d_model = a->d,
+                                       .n_head = a->n_head};
     struct step *step = NULL;
     CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
     int done[SEQ_MAX] = {0};

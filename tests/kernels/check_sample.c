@@ -196,7 +196,7 @@ static void sample_run(struct check *c, enum side side, const void *data, int fi
                  DTYPE_F32);
     be->op->step_begin(be, step);
     be->op->sample(be, logits, step, lead);
-    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_finish(c, side, step);
     for (int i = 0; i < lead; i++) {
         if (step->out_token[i] != -77) {
             check_fail(c, "out_token[%d], before the chunk: expected no change, got %d", i,

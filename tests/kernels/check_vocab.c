@@ -42,7 +42,7 @@ void check_gather(struct check *c)
     const struct tensor y = check_out(c, SIDE_ONE, "y", n, d, DTYPE_F32);
     be->op->step_begin(be, step);
     be->op->gather(be, y, x, step, first);
-    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_finish(c, SIDE_ONE, step);
     check_get(c, SIDE_ONE, y, got);
     check_words(c, "the rows named", expected, got, n, d);
     be->op->step_free(be, step);
@@ -122,7 +122,7 @@ static void logprobs_run(struct check *c, enum side side, const void *data, int 
         results_get(step, lead - 1, untouched[0]);
     }
     be->op->logprobs(be, logits, step, lead);
-    CHECK(be->op->finish(be, step, NULL) == ERR_OK);
+    check_finish(c, side, step);
     if (lead > 0) {
         results_get(step, lead - 1, untouched[1]);
         check_words(c, "outputs before the chunk", untouched[0], untouched[1], 1, N_WORD);

@@ -246,7 +246,7 @@ static int failures(const struct backend_ops *ops, const char *row, char *messag
         assert_int_equal(ref_open(&c->side[side], NULL), ERR_OK);
     }
     c->side[SIDE_ONE]->op = c->side[SIDE_MANY]->op = ops;
-    check_run(c, row, 1, 1);
+    check_run(c, row, 1, 100);
     const int n_failed = c->n_failed;
     memcpy(message, c->message, bytes < sizeof c->message ? bytes : sizeof c->message);
     for (int side = 0; side < SIDE_N; side++) {

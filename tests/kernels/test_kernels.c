@@ -1,4 +1,7 @@
-/* Compares every op of every instruction set of this machine with kernels/ref: see check.h.
+/* Compares every op of every instruction set of this machine, and of the CUDA backend, with
+ * kernels/ref: see check.h. The CUDA backend is that of PKMSERVE_CUDA_LIBRARY, or the test double
+ * of this build (make cuda-host), which runs a kernel's threads in several orders: what depends on
+ * the order lacks a barrier.
  *
  *   CHECK_BACKEND=cpu-avx2   only this backend
  *   CHECK_OP=linear          only this row of the table
@@ -6,6 +9,7 @@
  *   CHECK_SCALE=20           that many times as many cases
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_BACKEND, CHECK_OP)
  *   test_kernels --bench     times the ops instead */
+#include "tests/cuda_library.h"
 #include "tests/kernels/check.h"
 
 #include <setjmp.h>
@@ -18,15 +22,40 @@
 
 #include <cmocka.h>
 
-enum { N_THREAD_MANY = 3, N_ISA = 6 };
+enum { N_THREAD_MANY = 3, N_SUBJECT = 9 };
 
-/* The last two are what avx512 chooses from by machine: how BF16 weights are multiplied. */
-static const char *const isa_names[N_ISA] = {"ref",    "plain",        "avx2",
-                                             "avx512", "avx512-pairs", "avx512-wide"};
+/* One backend to check. percent of the table's cases keeps the double, which takes microseconds per
+ * CUDA thread, within its share of the tests' time. */
+struct subject {
+    const char *isa;
+    const char *order; /* CUDA_HOST_ORDER of the double, or NULL */
+    int percent;
+};
 
-static enum err_code isa_open(struct backend **be, const char *isa, int n_thread, struct err *err)
+/* avx512-pairs and -wide are what avx512 chooses from by machine: how BF16 weights are multiplied.
+ */
+static const struct subject subjects[N_SUBJECT] = {
+    {"ref", NULL, 100},      {"plain", NULL, 100},        {"avx2", NULL, 100},
+    {"avx512", NULL, 100},   {"avx512-pairs", NULL, 100}, {"avx512-wide", NULL, 100},
+    {"cuda", "forward", 10}, {"cuda", "reverse", 10},     {"cuda", "random", 20},
+};
+
+static enum err_code subject_open(struct backend **be, const struct subject *subject, int n_thread,
+                                  struct err *err)
 {
-    return strcmp(isa, "ref") == 0 ? ref_open(be, err) : cpu_open(be, isa, n_thread, err);
+    if (strcmp(subject->isa, "ref") == 0) {
+        return ref_open(be, err);
+    }
+    if (strcmp(subject->isa, "cuda") != 0) {
+        return cpu_open(be, subject->isa, n_thread, err);
+    }
+    *be = NULL;
+    if (!cuda_library_find()) {
+        return err_set(err, ERR_UNSUPPORTED, "no CUDA library: make cuda-host builds the double");
+    }
+    (void)setenv("CUDA_HOST_ORDER", subject->order, 1);
+    const struct backend_options options = {"cuda", n_thread, false};
+    return backend_open(be, &options, err);
 }
 
 static const char *setting(const char *name)
@@ -35,19 +64,20 @@ static const char *setting(const char *name)
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-static bool is_wanted(const char *isa)
+static bool is_wanted(const struct subject *subject)
 {
     const char *const only = setting("CHECK_BACKEND");
+    const bool is_cpu = strcmp(subject->isa, "ref") != 0 && strcmp(subject->isa, "cuda") != 0;
     char name[32];
-    (void)snprintf(name, sizeof name, "%s%s", strcmp(isa, "ref") == 0 ? "" : "cpu-", isa);
+    (void)snprintf(name, sizeof name, "%s%s", is_cpu ? "cpu-" : "", subject->isa);
     return only == NULL || strcmp(only, name) == 0;
 }
 
 /* Opens the three sides, or says why the machine cannot. */
-static enum err_code sides_open(struct check *c, const char *isa, struct err *err)
+static enum err_code sides_open(struct check *c, const struct subject *subject, struct err *err)
 {
-    enum err_code code = isa_open(&c->side[SIDE_ONE], isa, 1, err);
-    code = code == ERR_OK ? isa_open(&c->side[SIDE_MANY], isa, N_THREAD_MANY, err) : code;
+    enum err_code code = subject_open(&c->side[SIDE_ONE], subject, 1, err);
+    code = code == ERR_OK ? subject_open(&c->side[SIDE_MANY], subject, N_THREAD_MANY, err) : code;
     return code == ERR_OK ? ref_open(&c->side[SIDE_REF], err) : code;
 }
 
@@ -67,15 +97,16 @@ static void run_one_case(struct check *c, const char *only, const char *seed)
     }
 }
 
-static void test_isa(void **state)
+static void test_subject(void **state)
 {
-    const char *const isa = *state;
+    const struct subject *const subject = *state;
+    const char *const isa = subject->isa;
     struct check *const c = calloc(1, sizeof *c);
     assert_non_null(c);
     struct err err = {0};
-    const enum err_code code = is_wanted(isa) ? sides_open(c, isa, &err) : ERR_UNSUPPORTED;
+    const enum err_code code = is_wanted(subject) ? sides_open(c, subject, &err) : ERR_UNSUPPORTED;
     if (code == ERR_UNSUPPORTED) {
-        print_message("%s: skipped: %s\n", isa, is_wanted(isa) ? err.message : "not asked for");
+        print_message("%s: skipped: %s\n", isa, is_wanted(subject) ? err.message : "not asked for");
         sides_close(c);
         free(c);
         skip();
@@ -89,10 +120,12 @@ static void test_isa(void **state)
         run_one_case(c, setting("CHECK_OP"), setting("CHECK_CASE"));
     } else {
         check_run(c, setting("CHECK_OP"), seed == NULL ? 1 : strtoull(seed, NULL, 0),
-                  scale == NULL ? 1 : atoi(scale));
+                  subject->percent * (scale == NULL ? 1 : atoi(scale)));
     }
     const int n_failed = c->n_failed;
-    print_message("%s: %d cases, %d failed\n", c->side[SIDE_ONE]->name, c->n_case, n_failed);
+    print_message("%s%s%s: %d cases, %d failed\n", c->side[SIDE_ONE]->name,
+                  subject->order == NULL ? "" : ", threads ",
+                  subject->order == NULL ? "" : subject->order, c->n_case, n_failed);
     sides_close(c);
     free(c);
     assert_int_equal(n_failed, 0);
@@ -102,10 +135,10 @@ static void test_isa(void **state)
 static void test_tables_are_full(void **state)
 {
     (void)state;
-    for (int i = 0; i < N_ISA; i++) {
+    for (int i = 0; i < N_SUBJECT; i++) {
         struct backend *be = NULL;
         struct err err = {0};
-        if (!is_wanted(isa_names[i]) || isa_open(&be, isa_names[i], 2, &err) != ERR_OK) {
+        if (!is_wanted(&subjects[i]) || subject_open(&be, &subjects[i], 2, &err) != ERR_OK) {
             continue;
         }
         void *slots[sizeof *be->op / sizeof(void *)];
@@ -124,7 +157,7 @@ static void test_rates_are_measured(void **state)
 {
     (void)state;
     struct backend *be = NULL;
-    const struct backend_options options = {"auto", 1};
+    const struct backend_options options = {"cpu", 1, false};
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     struct machine_rate rate = {0};
     be->op->measure(be, &rate);
@@ -138,13 +171,13 @@ static void bench(void)
 {
     (void)printf("| backend    | op               |  rows | us, best of  |\n");
     (void)printf("|------------|------------------|------:|-------------:|\n");
-    for (int i = 0; i < N_ISA; i++) {
+    for (int i = 0; i < N_SUBJECT; i++) {
         struct check *const c = calloc(1, sizeof *c);
         if (c == NULL) {
             return;
         }
         struct err err = {0};
-        if (is_wanted(isa_names[i]) && sides_open(c, isa_names[i], &err) == ERR_OK) {
+        if (is_wanted(&subjects[i]) && sides_open(c, &subjects[i], &err) == ERR_OK) {
             const struct check_row row = {"bench", check_bench, 1};
             check_run_case(c, &row, 1);
         }
@@ -162,12 +195,15 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables_are_full),
         cmocka_unit_test(test_rates_are_measured),
-        {"kernels of ref", test_isa, NULL, NULL, (void *)isa_names[0]},
-        {"kernels of cpu-plain", test_isa, NULL, NULL, (void *)isa_names[1]},
-        {"kernels of cpu-avx2", test_isa, NULL, NULL, (void *)isa_names[2]},
-        {"kernels of cpu-avx512", test_isa, NULL, NULL, (void *)isa_names[3]},
-        {"kernels of cpu-avx512-pairs", test_isa, NULL, NULL, (void *)isa_names[4]},
-        {"kernels of cpu-avx512-wide", test_isa, NULL, NULL, (void *)isa_names[5]},
+        {"kernels of ref", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[0]},
+        {"kernels of cpu-plain", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[1]},
+        {"kernels of cpu-avx2", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[2]},
+        {"kernels of cpu-avx512", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[3]},
+        {"kernels of cpu-avx512-pairs", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[4]},
+        {"kernels of cpu-avx512-wide", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[5]},
+        {"kernels of cuda, forward", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[6]},
+        {"kernels of cuda, reverse", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[7]},
+        {"kernels of cuda, random", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[8]},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
