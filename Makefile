@@ -192,6 +192,12 @@ CHECK_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/kernels/check*.c))
 $(B)/tests/kernels/test_%: $(B)/tests/kernels/test_%.o $(CHECK_OBJ) $(KERNEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
+# A library that test_backend must refuse.
+$(B)/tests/kernels/test_backend: | $(B)/tests/kernels/other_version.so
+$(B)/tests/kernels/other_version.so: tests/kernels/other_version.c
+	@mkdir -p $(@D)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -shared -o $@ $<
 $(B)/tests/models/test_%: $(B)/tests/models/test_%.o $(MODEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -ljansson -lm
