@@ -5,6 +5,7 @@
 #define TESTS_MODELS_RUNNER_H
 
 #include "models/model.h"
+#include "tests/cuda_library.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,9 +18,11 @@
 
 enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = 512 / KV_PAGE };
 
-/* The backends and instruction sets that are tried; those this machine lacks are skipped. */
-static const char *const runner_backends[] = {"ref", "plain", "avx2", "avx512"};
-enum { RUNNER_N_BACKEND = 4 };
+/* The backends and instruction sets that are tried; those this machine lacks are skipped. The last
+ * is usually the test double, which takes a thousand times as long: tests that are too much for it
+ * take the first RUNNER_N_CPU. */
+static const char *const runner_backends[] = {"ref", "plain", "avx2", "avx512", "cuda"};
+enum { RUNNER_N_CPU = 4, RUNNER_N_BACKEND };
 
 /* Tokens first .. first+n-1 of the sequence ids, fed into slot. Results go to arrays indexed by
  * position: NULL where they are not wanted. */
@@ -43,14 +46,25 @@ struct runner {
     float *captured;        /* [RUNNER_TOK_MAX, n_vocab] logits of the last step */
 };
 
+static inline enum err_code runner_backend(struct backend **be, const char *name, struct err *err)
+{
+    if (strcmp(name, "ref") == 0) {
+        return ref_open(be, err);
+    }
+    if (strcmp(name, "cuda") != 0) {
+        return cpu_open(be, name, 2, err);
+    }
+    const struct backend_options options = {"cuda", 0, false};
+    return cuda_library_find() ? backend_open(be, &options, err) : ERR_UNSUPPORTED;
+}
+
 /* False if this machine has no such backend. */
 static inline bool runner_open(struct runner *r, const char *backend, const char *dir,
                                const struct model_options *options)
 {
     struct err err = {0};
     *r = (struct runner){0};
-    const enum err_code opened =
-        strcmp(backend, "ref") == 0 ? ref_open(&r->be, &err) : cpu_open(&r->be, backend, 2, &err);
+    const enum err_code opened = runner_backend(&r->be, backend, &err);
     if (opened == ERR_UNSUPPORTED) {
         return false;
     }
@@ -65,7 +79,9 @@ static inline bool runner_open(struct runner *r, const char *backend, const char
                                        .n_top_max = 1,
                                        .n_adjust_max = 1,
                                        .n_allow_max = 1,
-                                       .n_vocab = r->info->n_vocab};
+                                       .n_vocab = r->info->n_vocab,
+                                       .d_model = r->info->d_model,
+                                       .n_head = r->info->n_head};
     if (model_reserve(r->model, &limits, RUNNER_SEQ_MAX * RUNNER_PAGE_MAX, &err) != ERR_OK ||
         r->be->op->step_new(r->be, &r->step, &limits, &err) != ERR_OK) {
         fail_msg("%s: %s", backend, err.message);

@@ -73,7 +73,7 @@ static void test_parity(void **state)
 int main(void)
 {
     static const char *const dtypes[] = {"f32", "bf16"};
-    enum { N_TEST = 2 * RUNNER_N_BACKEND };
+    enum { N_TEST = 2 * RUNNER_N_CPU };
     static struct trial trials[N_TEST];
     static char names[N_TEST][48];
     static struct CMUnitTest tests[N_TEST];
