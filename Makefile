@@ -192,6 +192,9 @@ CHECK_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/kernels/check*.c))
 $(B)/tests/kernels/test_%: $(B)/tests/kernels/test_%.o $(CHECK_OBJ) $(KERNEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
+$(B)/tests/kernels/run_check: $(B)/tests/kernels/run_check.o $(CHECK_OBJ) $(KERNEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
 # A library that test_backend must refuse.
 $(B)/tests/kernels/test_backend: | $(B)/tests/kernels/other_version.so
 $(B)/tests/kernels/other_version.so: tests/kernels/other_version.c
@@ -214,6 +217,9 @@ $(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 $(B)/tests/bench/make_model: $(B)/tests/bench/model_plan.o
+$(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 # The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
 $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
     model_plan) $(B)/server/bench_cost.o $(B)/models/blocks.o $(B)/models/pkm_transformer.o $(KERNEL_OBJ)
@@ -268,8 +274,11 @@ CUDA_HOST_LIB := $(B)/libpkmserve_cudahost.so
 CUDA_HOST_ISA := $(shell grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)
 CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
                   -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)
-# In C++, plain -Wshadow minds a function named like a struct; and pragmas to unroll are hints for nvcc.
-CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-unknown-pragmas -Wno-pass-failed
+# The house's C style in C++20: functions named like structs, constants that are enums, sizes that are
+# ints. Pragmas to unroll are hints for nvcc. Each compiler takes the names that the other knows.
+CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-sign-conversion \
+                  -Wno-deprecated-enum-enum-conversion -Wno-deprecated-anon-enum-enum-conversion \
+                  -Wno-unknown-pragmas -Wno-pass-failed -Wno-maybe-uninitialized
 CUDA_HOST_LINK  = -shared -Wl,-T,tests/cuda_host/shared.ld
 
 .PHONY: cuda-host

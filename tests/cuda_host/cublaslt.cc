@@ -1,0 +1,239 @@
+/* Matrix products by plain loops, as a kernel of one thread: so they wait in the stream, are
+ * captured into graphs and fail where launches fail.
+ *
+ * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
+ * epilogue. F32 and BF16 inputs, F32 output. The sum is made of as many parts as there are columns
+ * of d, up to four: like the real library's, its bits depend on how many columns share the call. */
+#include "tests/cuda_host/double.h"
+
+#include <cublasLt.h>
+
+struct cuda_host_lt {
+    int unused;
+};
+
+struct cuda_host_matmul {
+    cublasOperation_t op_a, op_b;
+    cublasLtEpilogue_t epilogue;
+    const float *bias;
+};
+
+struct cuda_host_layout {
+    cudaDataType type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+struct cuda_host_preference {
+    size_t workspace_bytes;
+};
+
+namespace
+{
+
+struct matrix {
+    const void *data;
+    cudaDataType type;
+    int64_t row_step, col_step;
+};
+
+struct product {
+    struct matrix a, b;
+    const float *c;
+    float *d;
+    const float *bias;
+    int64_t m, n, k, c_ld, d_ld;
+    float alpha, beta;
+    bool relu;
+};
+
+inline float value(const struct matrix &matrix, int64_t row, int64_t col)
+{
+    const int64_t at = row * matrix.row_step + col * matrix.col_step;
+    if (matrix.type == CUDA_R_32F) {
+        return static_cast<const float *>(matrix.data)[at];
+    }
+    return __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t *>(matrix.data)[at])
+                           << 16);
+}
+
+void product_run(const struct product p)
+{
+    const int n_part = p.n < 4 ? static_cast<int>(p.n) : 4;
+    for (int64_t col = 0; col < p.n; ++col) {
+        for (int64_t row = 0; row < p.m; ++row) {
+            float part[4] = {0, 0, 0, 0};
+            for (int64_t k = 0; k < p.k; ++k) {
+                part[k % n_part] += value(p.a, row, k) * value(p.b, k, col);
+            }
+            float sum = ((part[0] + part[1]) + (part[2] + part[3])) * p.alpha;
+            if (p.beta != 0) {
+                sum += p.beta * p.c[row + col * p.c_ld];
+            }
+            if (p.bias != nullptr) {
+                sum += p.bias[row];
+            }
+            p.d[row + col * p.d_ld] = p.relu && sum < 0 ? 0 : sum;
+        }
+    }
+}
+
+bool matrix_of(struct matrix *matrix, const void *data, const struct cuda_host_layout *layout,
+               cublasOperation_t op, uint64_t rows, uint64_t cols)
+{
+    const bool is_turned = op == CUBLAS_OP_T;
+    *matrix = {data, layout->type, is_turned ? layout->ld : 1, is_turned ? 1 : layout->ld};
+    return (is_turned ? layout->cols : layout->rows) == rows &&
+           (is_turned ? layout->rows : layout->cols) == cols &&
+           layout->ld >= static_cast<int64_t>(layout->rows) &&
+           (layout->type == CUDA_R_32F || layout->type == CUDA_R_16BF);
+}
+
+} // namespace
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_SUCCESS ? "success" : "failure";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *lt)
+{
+    if (api_refused() != cudaSuccess) {
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    }
+    *lt = new cuda_host_lt();
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t lt)
+{
+    delete lt;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    (void)compute;
+    if (scale != CUDA_R_32F) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    *desc = new cuda_host_matmul{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
+{
+    delete desc;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attr,
+                                              const void *value, size_t bytes)
+{
+    void *to;
+    switch (attr) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: to = &desc->op_a; break;
+    case CUBLASLT_MATMUL_DESC_TRANSB: to = &desc->op_b; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &desc->epilogue; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: to = &desc->bias; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        return bytes == sizeof(cudaDataType) &&
+                       *static_cast<const cudaDataType *>(value) == CUDA_R_32F
+                   ? CUBLAS_STATUS_SUCCESS
+                   : CUBLAS_STATUS_NOT_SUPPORTED;
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (bytes != (attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? sizeof(void *) : sizeof(int))) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    *layout = new cuda_host_layout{type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
+{
+    *preference = new cuda_host_preference{0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *value, size_t bytes)
+{
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof(size_t)) {
+        memcpy(&preference->workspace_bytes, value, bytes);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int n_wanted,
+                                              cublasLtMatmulHeuristicResult_t *results,
+                                              int *n_result)
+{
+    (void)lt, (void)desc, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    if (n_wanted < 1) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    results[0] = cublasLtMatmulHeuristicResult_t();
+    results[0].wavesCount = 1;
+    *n_result = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    (void)lt, (void)algo, (void)workspace, (void)workspace_bytes;
+    struct product p = {};
+    const uint64_t m = d_layout->rows, n = d_layout->cols;
+    const uint64_t k = desc->op_a == CUBLAS_OP_T ? a_layout->rows : a_layout->cols;
+    if (!matrix_of(&p.a, a, a_layout, desc->op_a, m, k) ||
+        !matrix_of(&p.b, b, b_layout, desc->op_b, k, n) || d_layout->type != CUDA_R_32F ||
+        c_layout->type != CUDA_R_32F) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    p.c = static_cast<const float *>(c);
+    p.d = static_cast<float *>(d);
+    p.m = static_cast<int64_t>(m);
+    p.n = static_cast<int64_t>(n);
+    p.k = static_cast<int64_t>(k);
+    p.c_ld = c_layout->ld;
+    p.d_ld = d_layout->ld;
+    p.alpha = *static_cast<const float *>(alpha);
+    p.beta = *static_cast<const float *>(beta);
+    if ((desc->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) {
+        p.bias = desc->bias;
+    }
+    p.relu = (desc->epilogue & CUBLASLT_EPILOGUE_RELU) != 0;
+    LAUNCH(product_run, 1, 1, 0, stream, p);
+    return cudaPeekAtLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                : CUBLAS_STATUS_EXECUTION_FAILED;
+}

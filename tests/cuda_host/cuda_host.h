@@ -1,0 +1,133 @@
+/* The test double's half of kernels/cuda/portable.cuh: launching, dynamic shared memory, the matrix
+ * instruction, asynchronous copies. See README.md for what the double sees. */
+#ifndef CUDA_HOST_H
+#define CUDA_HOST_H
+
+#include "tests/cuda_host/device.h"
+
+#include <new>
+#include <tuple>
+#include <utility>
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+/* A kernel and its arguments, copied at the launch. Made by LAUNCH with malloc, freed by stream.cc.
+ */
+struct cuda_host_call {
+    void (*run)(const struct cuda_host_call *call); /* one thread of it */
+    const void *kernel;
+    const char *name;
+    const char *file;
+    int line;
+    int n_ref;
+    dim3 grid, block;
+    size_t shared_bytes;
+};
+
+/* Checks the shape and hands the call to the stream, which owns it from then on. */
+void cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream);
+/* Reports an argument that the device could not follow: neither NULL nor device nor pinned. */
+void cuda_host_check_pointer(const struct cuda_host_call *call, int i, const void *pointer);
+
+template <typename... P> struct cuda_host_call_of {
+    struct cuda_host_call base; /* first */
+    void (*kernel)(P...);
+    std::tuple<P...> args;
+};
+
+template <typename... P> void cuda_host_run(const struct cuda_host_call *call)
+{
+    const auto *const whole = reinterpret_cast<const cuda_host_call_of<P...> *>(call);
+    std::apply(whole->kernel, whole->args);
+}
+
+template <typename P>
+void cuda_host_check_arg(const struct cuda_host_call *call, int i, const P &value)
+{
+    if constexpr (std::is_pointer_v<P>) {
+        cuda_host_check_pointer(call, i, reinterpret_cast<const void *>(value));
+    }
+}
+
+template <typename... P>
+void cuda_host_call_new(const char *name, const char *file, int line, cudaStream_t stream,
+                        dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(P...),
+                        std::type_identity_t<P>... args)
+{
+    static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
+    static_assert((sizeof(P) + ... + 0) <= 4096, "a launch takes 4 KB of arguments");
+    using call_type = cuda_host_call_of<P...>;
+    void *const memory = malloc(sizeof(call_type));
+    if (memory == nullptr) {
+        abort();
+    }
+    auto *const call =
+        new (memory) call_type{{cuda_host_run<P...>, reinterpret_cast<const void *>(kernel), name,
+                                file, line, 1, grid, block, shared_bytes},
+                               kernel,
+                               std::tuple<P...>(args...)};
+    int i = 0;
+    (cuda_host_check_arg(&call->base, ++i, args), ...);
+    (void)i;
+    cuda_host_launch(&call->base, stream);
+}
+
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
+    cuda_host_call_new(#kernel, __FILE__, __LINE__, (stream), (grid), (block), (shared_bytes),     \
+                       (kernel)__VA_OPT__(, ) __VA_ARGS__)
+
+/* ---- dynamic shared memory ------------------------------------------------------------------ */
+
+extern unsigned char *cuda_host_dynamic_shared;
+
+#define DYN_SHARED(T, name) T *const name = reinterpret_cast<T *>(cuda_host_dynamic_shared)
+
+/* ---- the matrix instruction ----------------------------------------------------------------- */
+
+/* A lane's fragments. */
+struct cuda_host_mma {
+    float *d;
+    const uint32_t *a, *b;
+};
+
+static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                            CUDA_HOST_HERE)
+{
+    const struct cuda_host_mma lane = {d, a, b};
+    cuda_host_collect(COLLECTIVE_MMA, 0xffffffffu, reinterpret_cast<uintptr_t>(&lane), 0,
+                      CUDA_HOST_PLACE("mma_bf16"));
+}
+
+/* ---- asynchronous copies -------------------------------------------------------------------- */
+
+/* Notes the copy; it is done by the wait, so that reading before the wait reads poison. */
+void cuda_host_copy_start(void *shared, const void *global, int n,
+                          const struct cuda_host_place &place);
+void cuda_host_copy_commit(void);
+struct cuda_host_copy {
+    void *shared;
+    const void *global;
+    int n;
+};
+/* The next copy of this thread that must be done so that at most n groups remain; false if none. */
+bool cuda_host_copy_next(int n, struct cuda_host_copy *copy);
+
+static inline void copy_async_16(void *shared, const void *global, int n = 16, CUDA_HOST_HERE)
+{
+    cuda_host_copy_start(shared, global, n, CUDA_HOST_PLACE("copy_async_16"));
+}
+static inline void copy_async_commit()
+{
+    cuda_host_copy_commit();
+}
+template <int n> inline void copy_async_wait()
+{
+    struct cuda_host_copy copy;
+    while (cuda_host_copy_next(n, &copy)) {
+        unsigned char bytes[16] = {0};
+        memcpy(bytes, copy.global, static_cast<size_t>(copy.n));
+        memcpy(copy.shared, bytes, sizeof bytes);
+    }
+}
+
+#endif

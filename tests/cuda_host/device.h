@@ -1,0 +1,415 @@
+/* What kernels call: thread indices, barriers, shuffles, votes, reductions, atomics, arithmetic.
+ * Included by cuda_host.h.
+ *
+ * A function that waits for other threads takes the place of its call as defaulted arguments, so
+ * that a report of threads waiting for one another names the lines. Its behaviour is block.cc's. */
+#ifndef CUDA_HOST_DEVICE_H
+#define CUDA_HOST_DEVICE_H
+
+#include <cuda_runtime.h>
+
+#include <stdlib.h>
+#include <type_traits>
+
+/* ---- who am I ------------------------------------------------------------------------------- */
+
+/* Set by block.cc at each switch between threads. */
+extern const uint3 *cuda_host_thread_idx;
+extern uint3 cuda_host_block_idx;
+extern dim3 cuda_host_block_dim, cuda_host_grid_dim;
+
+#define threadIdx (*cuda_host_thread_idx)
+#define blockIdx (static_cast<const uint3 &>(cuda_host_block_idx))
+#define blockDim (static_cast<const dim3 &>(cuda_host_block_dim))
+#define gridDim (static_cast<const dim3 &>(cuda_host_grid_dim))
+enum { warpSize = 32 };
+
+/* ---- waiting for one another ---------------------------------------------------------------- */
+
+struct cuda_host_place {
+    const char *what, *file;
+    int line;
+};
+
+#define CUDA_HOST_HERE const char *file = __builtin_FILE(), const int line = __builtin_LINE()
+#define CUDA_HOST_PLACE(what)                                                                      \
+    cuda_host_place                                                                                \
+    {                                                                                              \
+        what, file, line                                                                           \
+    }
+
+/* Returns once all threads of the block have arrived: the sum of their values, and the number of
+ * values that were not 0. */
+int cuda_host_barrier(int value, const struct cuda_host_place &place);
+
+enum cuda_host_collective {
+    COLLECTIVE_SYNC,
+    COLLECTIVE_SHUFFLE, /* value of lane arg */
+    COLLECTIVE_BALLOT,  /* bit of each lane whose value is not 0 */
+    COLLECTIVE_MATCH,   /* bit of each lane whose value is mine */
+    COLLECTIVE_ADD,
+    COLLECTIVE_AND,
+    COLLECTIVE_OR,
+    COLLECTIVE_XOR,
+    COLLECTIVE_MIN_SIGNED,
+    COLLECTIVE_MAX_SIGNED,
+    COLLECTIVE_MIN_UNSIGNED,
+    COLLECTIVE_MAX_UNSIGNED,
+    COLLECTIVE_MMA, /* value: address of a cuda_host_mma */
+};
+/* Returns once all lanes of mask that have not left the kernel called it at the same place. */
+uint64_t cuda_host_collect(enum cuda_host_collective op, unsigned int mask, uint64_t value, int arg,
+                           const struct cuda_host_place &place);
+int cuda_host_lane(void);
+void cuda_host_fence(void);
+
+static inline void __syncthreads(CUDA_HOST_HERE)
+{
+    cuda_host_barrier(0, CUDA_HOST_PLACE("__syncthreads"));
+}
+static inline int __syncthreads_count(int predicate, CUDA_HOST_HERE)
+{
+    return cuda_host_barrier(predicate != 0, CUDA_HOST_PLACE("__syncthreads_count"));
+}
+static inline int __syncthreads_or(int predicate, CUDA_HOST_HERE)
+{
+    return cuda_host_barrier(predicate != 0, CUDA_HOST_PLACE("__syncthreads_or")) != 0;
+}
+static inline int __syncthreads_and(int predicate, CUDA_HOST_HERE)
+{
+    return cuda_host_barrier(predicate == 0, CUDA_HOST_PLACE("__syncthreads_and")) == 0;
+}
+static inline void __syncwarp(unsigned int mask = 0xffffffffu, CUDA_HOST_HERE)
+{
+    cuda_host_collect(COLLECTIVE_SYNC, mask, 0, 0, CUDA_HOST_PLACE("__syncwarp"));
+}
+static inline void __threadfence(void)
+{
+    cuda_host_fence();
+}
+static inline void __threadfence_block(void)
+{
+    cuda_host_fence();
+}
+
+/* ---- shuffles ------------------------------------------------------------------------------- */
+
+template <typename T>
+T cuda_host_shuffle(unsigned int mask, T value, int lane, const struct cuda_host_place &place)
+{
+    static_assert(std::is_arithmetic_v<T> && sizeof(T) >= 4, "shuffles take 4 or 8 bytes");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    bits = cuda_host_collect(COLLECTIVE_SHUFFLE, mask, bits, lane, place);
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+template <typename T>
+T __shfl_sync(unsigned int mask, T value, int lane, int width = 32, CUDA_HOST_HERE)
+{
+    const int first = cuda_host_lane() & -width;
+    return cuda_host_shuffle(mask, value, first + (lane & (width - 1)),
+                             CUDA_HOST_PLACE("__shfl_sync"));
+}
+template <typename T>
+T __shfl_up_sync(unsigned int mask, T value, unsigned int delta, int width = 32, CUDA_HOST_HERE)
+{
+    const int self = cuda_host_lane(), lane = self - static_cast<int>(delta);
+    return cuda_host_shuffle(mask, value, lane < (self & -width) ? self : lane,
+                             CUDA_HOST_PLACE("__shfl_up_sync"));
+}
+template <typename T>
+T __shfl_down_sync(unsigned int mask, T value, unsigned int delta, int width = 32, CUDA_HOST_HERE)
+{
+    const int self = cuda_host_lane(), lane = self + static_cast<int>(delta);
+    return cuda_host_shuffle(mask, value, lane >= (self & -width) + width ? self : lane,
+                             CUDA_HOST_PLACE("__shfl_down_sync"));
+}
+template <typename T>
+T __shfl_xor_sync(unsigned int mask, T value, int bits, int width = 32, CUDA_HOST_HERE)
+{
+    const int self = cuda_host_lane(), lane = self ^ bits;
+    return cuda_host_shuffle(mask, value, lane >= (self & -width) + width ? self : lane,
+                             CUDA_HOST_PLACE("__shfl_xor_sync"));
+}
+
+/* ---- votes and reductions ------------------------------------------------------------------- */
+
+static inline unsigned int __ballot_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
+{
+    return static_cast<unsigned int>(cuda_host_collect(COLLECTIVE_BALLOT, mask, predicate != 0, 0,
+                                                       CUDA_HOST_PLACE("__ballot_sync")));
+}
+static inline int __any_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
+{
+    return cuda_host_collect(COLLECTIVE_BALLOT, mask, predicate != 0, 0,
+                             CUDA_HOST_PLACE("__any_sync")) != 0;
+}
+static inline int __all_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
+{
+    return cuda_host_collect(COLLECTIVE_BALLOT, mask, predicate == 0, 0,
+                             CUDA_HOST_PLACE("__all_sync")) == 0;
+}
+template <typename T>
+static inline unsigned int __match_any_sync(unsigned int mask, T value, CUDA_HOST_HERE)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    return static_cast<unsigned int>(
+        cuda_host_collect(COLLECTIVE_MATCH, mask, bits, 0, CUDA_HOST_PLACE("__match_any_sync")));
+}
+/* The lanes that run side by side are the hardware's business: here, always this one alone. */
+static inline unsigned int __activemask(void)
+{
+    return 1u << cuda_host_lane();
+}
+
+#define CUDA_HOST_REDUCE(type, name, op)                                                           \
+    static inline type name(unsigned int mask, type value, CUDA_HOST_HERE)                         \
+    {                                                                                              \
+        return static_cast<type>(                                                                  \
+            cuda_host_collect(op, mask, static_cast<uint64_t>(value), 0, CUDA_HOST_PLACE(#name))); \
+    }
+CUDA_HOST_REDUCE(int, __reduce_add_sync, COLLECTIVE_ADD)
+CUDA_HOST_REDUCE(unsigned int, __reduce_add_sync, COLLECTIVE_ADD)
+CUDA_HOST_REDUCE(int, __reduce_min_sync, COLLECTIVE_MIN_SIGNED)
+CUDA_HOST_REDUCE(unsigned int, __reduce_min_sync, COLLECTIVE_MIN_UNSIGNED)
+CUDA_HOST_REDUCE(int, __reduce_max_sync, COLLECTIVE_MAX_SIGNED)
+CUDA_HOST_REDUCE(unsigned int, __reduce_max_sync, COLLECTIVE_MAX_UNSIGNED)
+CUDA_HOST_REDUCE(unsigned int, __reduce_and_sync, COLLECTIVE_AND)
+CUDA_HOST_REDUCE(unsigned int, __reduce_or_sync, COLLECTIVE_OR)
+CUDA_HOST_REDUCE(unsigned int, __reduce_xor_sync, COLLECTIVE_XOR)
+#undef CUDA_HOST_REDUCE
+
+/* ---- atomics -------------------------------------------------------------------------------- */
+
+/* Relaxed, as the GPU's: they order nothing else. Each returns the value before. */
+template <typename T, typename F> T cuda_host_update(T *address, F next)
+{
+    T old = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(address, &old, next(old), true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+#define CUDA_HOST_ATOMIC(type)                                                                     \
+    static inline type atomicAdd(type *address, type value)                                        \
+    {                                                                                              \
+        return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);                               \
+    }                                                                                              \
+    static inline type atomicExch(type *address, type value)                                       \
+    {                                                                                              \
+        return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);                              \
+    }                                                                                              \
+    static inline type atomicCAS(type *address, type expected, type value)                         \
+    {                                                                                              \
+        __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED,            \
+                                    __ATOMIC_RELAXED);                                             \
+        return expected;                                                                           \
+    }                                                                                              \
+    static inline type atomicMax(type *address, type value)                                        \
+    {                                                                                              \
+        return cuda_host_update(address, [=](type old) { return old > value ? old : value; });     \
+    }                                                                                              \
+    static inline type atomicMin(type *address, type value)                                        \
+    {                                                                                              \
+        return cuda_host_update(address, [=](type old) { return old < value ? old : value; });     \
+    }                                                                                              \
+    static inline type atomicAnd(type *address, type value)                                        \
+    {                                                                                              \
+        return __atomic_fetch_and(address, value, __ATOMIC_RELAXED);                               \
+    }                                                                                              \
+    static inline type atomicOr(type *address, type value)                                         \
+    {                                                                                              \
+        return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);                                \
+    }
+CUDA_HOST_ATOMIC(int)
+CUDA_HOST_ATOMIC(unsigned int)
+CUDA_HOST_ATOMIC(unsigned long long)
+#undef CUDA_HOST_ATOMIC
+
+static inline unsigned int __float_as_uint(float value)
+{
+    unsigned int bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static inline float __uint_as_float(unsigned int bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline int __float_as_int(float value)
+{
+    return static_cast<int>(__float_as_uint(value));
+}
+static inline float __int_as_float(int bits)
+{
+    return __uint_as_float(static_cast<unsigned int>(bits));
+}
+static inline long long __double_as_longlong(double value)
+{
+    long long bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static inline double __longlong_as_double(long long bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float atomicAdd(float *address, float value)
+{
+    return __uint_as_float(
+        cuda_host_update(reinterpret_cast<unsigned int *>(address), [=](unsigned int old) {
+            return __float_as_uint(__uint_as_float(old) + value);
+        }));
+}
+static inline float atomicExch(float *address, float value)
+{
+    return __uint_as_float(
+        atomicExch(reinterpret_cast<unsigned int *>(address), __float_as_uint(value)));
+}
+static inline unsigned int atomicInc(unsigned int *address, unsigned int last)
+{
+    return cuda_host_update(address, [=](unsigned int old) { return old >= last ? 0 : old + 1; });
+}
+
+/* ---- arithmetic ----------------------------------------------------------------------------- */
+
+template <typename T> T __ldg(const T *address)
+{
+    return *address;
+}
+template <typename T> T __ldcg(const T *address)
+{
+    return *address;
+}
+template <typename T> T __ldcs(const T *address)
+{
+    return *address;
+}
+template <typename T> void __stcg(T *address, T value)
+{
+    *address = value;
+}
+template <typename T> void __stcs(T *address, T value)
+{
+    *address = value;
+}
+
+static inline int __popc(unsigned int x)
+{
+    return __builtin_popcount(x);
+}
+static inline int __popcll(unsigned long long x)
+{
+    return __builtin_popcountll(x);
+}
+static inline int __clz(int x)
+{
+    return x == 0 ? 32 : __builtin_clz(static_cast<unsigned int>(x));
+}
+static inline int __clzll(long long x)
+{
+    return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
+static inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
+}
+static inline int __ffsll(long long x)
+{
+    return __builtin_ffsll(x);
+}
+static inline unsigned int __brev(unsigned int x)
+{
+    unsigned int y = 0;
+    for (int i = 0; i < 32; ++i) {
+        y |= (x >> i & 1u) << (31 - i);
+    }
+    return y;
+}
+static inline unsigned int __umulhi(unsigned int x, unsigned int y)
+{
+    return static_cast<unsigned int>(static_cast<uint64_t>(x) * y >> 32);
+}
+static inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int select)
+{
+    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+    unsigned int z = 0;
+    for (int i = 0; i < 4; ++i) {
+        z |= static_cast<unsigned int>(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
+    }
+    return z;
+}
+
+static inline float __fadd_rn(float x, float y)
+{
+    return x + y;
+}
+static inline float __fsub_rn(float x, float y)
+{
+    return x - y;
+}
+static inline float __fmul_rn(float x, float y)
+{
+    return x * y;
+}
+static inline float __fdiv_rn(float x, float y)
+{
+    return x / y;
+}
+static inline float __fsqrt_rn(float x)
+{
+    return sqrtf(x);
+}
+static inline float __fmaf_rn(float x, float y, float z)
+{
+    return fmaf(x, y, z);
+}
+static inline float __fdividef(float x, float y)
+{
+    return x / y;
+}
+static inline float rsqrtf(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+
+#define CUDA_HOST_MIN_MAX(type)                                                                    \
+    static inline constexpr type min(type x, type y)                                               \
+    {                                                                                              \
+        return y < x ? y : x;                                                                      \
+    }                                                                                              \
+    static inline constexpr type max(type x, type y)                                               \
+    {                                                                                              \
+        return x < y ? y : x;                                                                      \
+    }
+CUDA_HOST_MIN_MAX(int)
+CUDA_HOST_MIN_MAX(unsigned int)
+CUDA_HOST_MIN_MAX(long)
+CUDA_HOST_MIN_MAX(unsigned long)
+CUDA_HOST_MIN_MAX(long long)
+CUDA_HOST_MIN_MAX(unsigned long long)
+#undef CUDA_HOST_MIN_MAX
+/* Of floats the device's take the number where the other is a NaN. */
+static inline float min(float x, float y)
+{
+    return fminf(x, y);
+}
+static inline float max(float x, float y)
+{
+    return fmaxf(x, y);
+}
+
+[[noreturn]] static inline void __trap(void)
+{
+    abort();
+}
+
+#endif

@@ -1,0 +1,317 @@
+/* The part of the CUDA runtime's interface that kernels/cuda uses, declared for the test double.
+ * Names, numbers and rules are CUDA's; what stands here is written for this repository. Functions
+ * that the backend does not call are left out: adding one means a declaration here and its
+ * behaviour in runtime.cc, memory.cc or stream.cc. */
+#ifndef CUDA_HOST_CUDA_RUNTIME_H
+#define CUDA_HOST_CUDA_RUNTIME_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- qualifiers ----------------------------------------------------------------------------- */
+
+#define CUDA_HOST_TEXT_OF(x) #x
+#define CUDA_HOST_TEXT(x) CUDA_HOST_TEXT_OF(x)
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+/* One block runs at a time, so a block's shared variable is a static one. shared.ld gathers these
+ * sections, so that they can be poisoned before each block; a section per line, as a template's
+ * variables and others may not share one. */
+#define __shared__                                                                                 \
+    static __attribute__((section(".bss.cuda_host_shared." CUDA_HOST_TEXT(__LINE__))))
+
+/* ---- vector types --------------------------------------------------------------------------- */
+
+struct char4 {
+    signed char x, y, z, w;
+} __attribute__((aligned(4)));
+struct uchar4 {
+    unsigned char x, y, z, w;
+} __attribute__((aligned(4)));
+struct short4 {
+    short x, y, z, w;
+} __attribute__((aligned(8)));
+struct ushort2 {
+    unsigned short x, y;
+} __attribute__((aligned(4)));
+struct ushort4 {
+    unsigned short x, y, z, w;
+} __attribute__((aligned(8)));
+struct int2 {
+    int x, y;
+} __attribute__((aligned(8)));
+struct int4 {
+    int x, y, z, w;
+} __attribute__((aligned(16)));
+struct uint2 {
+    unsigned int x, y;
+} __attribute__((aligned(8)));
+struct uint3 {
+    unsigned int x, y, z;
+};
+struct uint4 {
+    unsigned int x, y, z, w;
+} __attribute__((aligned(16)));
+struct float2 {
+    float x, y;
+} __attribute__((aligned(8)));
+struct float3 {
+    float x, y, z;
+};
+struct float4 {
+    float x, y, z, w;
+} __attribute__((aligned(16)));
+struct double2 {
+    double x, y;
+} __attribute__((aligned(16)));
+
+struct dim3 {
+    unsigned int x, y, z;
+    constexpr dim3(unsigned int x_ = 1, unsigned int y_ = 1, unsigned int z_ = 1)
+        : x(x_), y(y_), z(z_)
+    {
+    }
+};
+
+static inline constexpr int2 make_int2(int x, int y)
+{
+    return {x, y};
+}
+static inline constexpr int4 make_int4(int x, int y, int z, int w)
+{
+    return {x, y, z, w};
+}
+static inline constexpr uint2 make_uint2(unsigned int x, unsigned int y)
+{
+    return {x, y};
+}
+static inline constexpr uint3 make_uint3(unsigned int x, unsigned int y, unsigned int z)
+{
+    return {x, y, z};
+}
+static inline constexpr uint4 make_uint4(unsigned int x, unsigned int y, unsigned int z,
+                                         unsigned int w)
+{
+    return {x, y, z, w};
+}
+static inline constexpr float2 make_float2(float x, float y)
+{
+    return {x, y};
+}
+static inline constexpr float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
+static inline constexpr double2 make_double2(double x, double y)
+{
+    return {x, y};
+}
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInitializationError = 3,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorDevicesUnavailable = 46,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorECCUncorrectable = 214,
+    cudaErrorUnsupportedPtxVersion = 222,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchOutOfResources = 701,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorSystemDriverMismatch = 803,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureImplicit = 906,
+    cudaErrorUnknown = 999,
+};
+typedef enum cudaError cudaError_t;
+
+/* ---- devices -------------------------------------------------------------------------------- */
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem;
+    size_t sharedMemPerBlock;
+    size_t sharedMemPerBlockOptin;
+    int regsPerBlock;
+    int warpSize;
+    int maxThreadsPerBlock;
+    int maxGridSize[3];
+    int major, minor;
+    int multiProcessorCount;
+    int integrated;
+    int canMapHostMemory;
+    int unifiedAddressing;
+    int l2CacheSize;
+    int pciDomainID, pciBusID, pciDeviceID;
+};
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrIntegrated = 18,
+    cudaDevAttrCanMapHostMemory = 19,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost = 0,
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3,
+    cudaMemcpyDefault = 4,
+};
+
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+};
+
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2,
+};
+
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+    cudaStreamCaptureStatusInvalidated = 2,
+};
+
+enum {
+    cudaHostAllocDefault = 0,
+    cudaHostAllocPortable = 1,
+    cudaHostAllocMapped = 2,
+    cudaHostAllocWriteCombined = 4,
+    cudaStreamDefault = 0,
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventBlockingSync = 1,
+    cudaEventDisableTiming = 2,
+};
+
+typedef struct cuda_host_stream *cudaStream_t;
+typedef struct cuda_host_event *cudaEvent_t;
+typedef struct cuda_host_graph *cudaGraph_t;
+typedef struct cuda_host_graph_exec *cudaGraphExec_t;
+
+/* CUDART_VERSION is that of the toolkit whose behaviour is imitated. */
+#define CUDART_VERSION 13000
+
+extern "C" {
+
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaPeekAtLastError(void);
+const char *cudaGetErrorName(cudaError_t error);
+const char *cudaGetErrorString(cudaError_t error);
+
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaGetDeviceCount(int *n);
+cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device);
+cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaDeviceReset(void);
+
+cudaError_t cudaMalloc(void **data, size_t bytes);
+cudaError_t cudaFree(void *data);
+cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned int flags);
+cudaError_t cudaMallocHost(void **data, size_t bytes);
+cudaError_t cudaFreeHost(void *data);
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int flags);
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                         size_t width, size_t height, enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream = nullptr);
+cudaError_t cudaMemset(void *dst, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream = nullptr);
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags = 0);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
+
+cudaError_t cudaEventCreate(cudaEvent_t *event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags = 0);
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
+cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr,
+                                         int value);
+}
+
+/* C++ conveniences of the real header. */
+template <typename T> cudaError_t cudaMalloc(T **data, size_t bytes)
+{
+    return cudaMalloc(reinterpret_cast<void **>(data), bytes);
+}
+template <typename T> cudaError_t cudaHostAlloc(T **data, size_t bytes, unsigned int flags)
+{
+    return cudaHostAlloc(reinterpret_cast<void **>(data), bytes, flags);
+}
+template <typename T> cudaError_t cudaMallocHost(T **data, size_t bytes)
+{
+    return cudaMallocHost(reinterpret_cast<void **>(data), bytes);
+}
+template <typename T>
+cudaError_t cudaHostGetDevicePointer(T **device, void *host, unsigned int flags)
+{
+    return cudaHostGetDevicePointer(reinterpret_cast<void **>(device), host, flags);
+}
+template <typename T>
+cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attr, int value)
+{
+    return cuda_host_func_set_attribute(reinterpret_cast<const void *>(kernel), attr, value);
+}
+
+#endif
