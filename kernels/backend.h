@@ -284,6 +284,7 @@ struct backend {
     bool is_async;       /* the host is free between submit and finish */
     int capture_max; /* a step of that many sequences or fewer, one row each, is prepared when it
                       * first runs: run one of each size before serving. 0 = nothing is */
+    int64_t n_prepared; /* steps so far that ran as prepared. Guard: the engine's thread */
 };
 
 struct backend_options {

@@ -40,7 +40,7 @@ struct cuda_command_list {
     bool is_busy;                 /* started and not waited for */
     bool has_graphs;
     struct graph graph[GRAPH_SLOTS];
-    struct command_stats stats;
+    int n_graph;
 };
 
 static const char *const op_names[COMMAND_N] = {
@@ -68,7 +68,7 @@ static void graphs_drop(struct cuda_command_list *list)
         }
         list->graph[i] = {};
     }
-    list->stats.n_graph = 0;
+    list->n_graph = 0;
 }
 
 void command_list_free(struct cuda *cu)
@@ -78,11 +78,6 @@ void command_list_free(struct cuda *cu)
         free(cu->list);
         cu->list = NULL;
     }
-}
-
-struct command_stats command_stats(const struct cuda *cu)
-{
-    return cu->list->stats;
 }
 
 /* ---- one command ---------------------------------------------------------------------------- */
@@ -132,7 +127,6 @@ static void run_eager(struct cuda *cu)
 {
     struct cuda_command_list *const list = cu->list;
     list->is_busy = list->is_busy || list->n > 0;
-    list->stats.n_eager += list->n > 0;
     run_all(cu);
 }
 
@@ -246,14 +240,14 @@ static void run_repeated(struct cuda *cu)
     struct graph *const graph = graph_find(list, hash);
     if (graph->n_command > 0 && graph->exec != NULL) {
         list->is_busy = true;
-        list->stats.n_replay++;
+        cu->be.n_prepared++;
         (void)cuda_ok(cu, cudaGraphLaunch(graph->exec, cu->stream), "decode graph");
         return;
     }
     run_eager(cu);
-    if (graph->n_command == 0 && list->stats.n_graph < GRAPH_MAX && cu->failure.code == ERR_OK) {
+    if (graph->n_command == 0 && list->n_graph < GRAPH_MAX && cu->failure.code == ERR_OK) {
         *graph = {hash, list->n, graph_capture(cu)};
-        list->stats.n_graph++;
+        list->n_graph++;
     }
 }
 
@@ -312,7 +306,7 @@ bool command_wait(struct cuda *cu)
 void command_forget(struct cuda *cu)
 {
     (void)command_wait(cu);
-    if (cu->list->stats.n_graph > 0) {
+    if (cu->list->n_graph > 0) {
         graphs_drop(cu->list);
     }
 }

@@ -62,12 +62,6 @@ bool command_wait(struct cuda *cu);
 /* Something whose address a graph may hold is about to be freed: waits, and drops all graphs. */
 void command_forget(struct cuda *cu);
 
-/* Graphs held, and how often one was replayed instead of launching a step's kernels. */
-struct command_stats {
-    int64_t n_graph, n_replay, n_eager;
-};
-struct command_stats command_stats(const struct cuda *cu);
-
 /* ---- steps: step.cu ------------------------------------------------------------------------- */
 
 enum err_code step_new(struct backend *be, struct step **step, const struct step_limits *limits,
