@@ -39,13 +39,15 @@ say       = $(if $(V),,@printf '  %-4s %s\n' $(1) $@)
 # ---- CUDA --------------------------------------------------------------------------------------
 
 # The GPU's backend is a library of its own, $(B)/libpkmserve_cuda.so, that the program opens at run
-# time. CUDA=auto builds it where nvcc is found, CUDA=1 demands it, CUDA=0 never does; no test needs
-# it. CUDA_ARCH names the generations it has code for, "native" that of this machine's GPU alone;
-# code for the last one named is translated for newer devices when it is loaded.
+# time. CUDA=auto builds it where there are nvcc and a GPU, for this GPU; CUDA=1 demands it, for all
+# generations; CUDA=0 never does; no test needs it. CUDA_ARCH names the generations it has code for,
+# "native" that of this machine's GPU alone; code for the last one named is translated for newer devices
+# when it is loaded.
 CUDA      ?= auto
-CUDA_ARCH ?= 80 86 89 90 100 120
+CUDA_ARCH ?= $(if $(filter auto,$(CUDA)),native,80 86 89 90 100 120)
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA_WANTED := $(if $(SANITIZE),,$(filter-out 0,$(if $(filter auto,$(CUDA)),$(if $(NVCC),1),$(CUDA))))
+CUDA_WANTED := $(if $(SANITIZE),,$(filter-out 0,$(if $(filter auto,$(CUDA)),\
+                 $(if $(NVCC),$(if $(wildcard /dev/nvidiactl),1)),$(CUDA))))
 ifeq ($(filter auto 0 1,$(CUDA)),)
 $(error CUDA=$(CUDA): use auto, 0 or 1)
 endif
