@@ -44,7 +44,7 @@ say       = $(if $(V),,@printf '  %-4s %s\n' $(1) $@)
 # "native" that of this machine's GPU alone; code for the last one named is translated for newer devices
 # when it is loaded.
 CUDA      ?= auto
-CUDA_ARCH ?= $(if $(filter auto,$(CUDA)),native,80 86 89 90 100 120)
+CUDA_ARCH ?= $(if $(and $(filter auto,$(CUDA)),$(wildcard /dev/nvidiactl)),native,80 86 89 90 100 120)
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_WANTED := $(if $(SANITIZE),,$(filter-out 0,$(if $(filter auto,$(CUDA)),\
                  $(if $(NVCC),$(if $(wildcard /dev/nvidiactl),1)),$(CUDA))))
