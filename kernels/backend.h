@@ -282,8 +282,8 @@ struct backend {
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool is_async;       /* the host is free between submit and finish */
-    int capture_max; /* a step of that many sequences or fewer, one row each, is prepared when it
-                      * first runs: run one of each size before serving. 0 = nothing is */
+    int capture_max;    /* a step of that many sequences or fewer, one row each, is prepared when it
+                         * first runs: run one of each size before serving. 0 = nothing is */
     int64_t n_prepared; /* steps so far that ran as prepared. Guard: the engine's thread */
 };
 
