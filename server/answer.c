@@ -75,7 +75,10 @@ static void answer_engine_error(const struct err *err, struct api_error *error)
     } else if (err->code == ERR_MEMORY) {
         (void)api_error_set(error, 500, "out_of_memory", NULL, "%s", err->message);
     } else if (err->code == ERR_DEVICE) {
-        (void)api_error_set(error, 503, "engine_failed", NULL, "%s", err->message);
+        /* Whether it would have worked elsewhere, nobody knows: unlike what comes after it and gets
+         * 503 engine_failed, this request may be what the device failed at. */
+        (void)api_error_set(error, 500, "internal_error", NULL, "the device failed: %s",
+                            err->message);
     } else {
         (void)api_error_set(error, 500, "internal_error", NULL, "%s", err->message);
     }

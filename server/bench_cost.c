@@ -60,10 +60,10 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double cache_row = 2 * d * sizeof(float) * info->n_layer; /* keys and values are F32 */
     /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
+    const double values = shape->values_apart ? 0 : row_values(info) * value_elem_bytes(info);
     struct bench_cost cost;
     cost.bytes = elem * (matrix_params(info) + (shape->n_out > 0 ? vocabulary : 0)) +
-                 sizeof(float) * key_params(info) +
-                 rows * (row_values(info) * value_elem_bytes(info) + 2 * elem * d) +
+                 sizeof(float) * key_params(info) + rows * (values + 2 * elem * d) +
                  shape->n_seq * cached * cache_row;
     cost.flops = 2 * (rows * (matrix_params(info) + key_params(info) + row_values(info)) +
                       shape->n_out * vocabulary + rows * shape->mean_pos * 2 * d * info->n_layer);

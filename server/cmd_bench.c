@@ -2,9 +2,11 @@
  * what the machine can do.
  *
  * The machine's own rates drift, by a factor of two on some hosts, so each round measures a plain
- * read and the multiply-add peak and then every kind of step; shares are taken within a round, and
- * the median over the rounds is printed. The hash covers the bits of every log-probability and
- * drawn token: it is the same in each round (or the run fails), and changes when results do. */
+ * read (a GPU: a copy, bytes read and bytes written) and the peak of the multiply-add or matrix
+ * instruction that the backend uses, and then every kind of step; shares are taken within a round,
+ * and the median over the rounds is printed. Times are those of a caller who waits for each step.
+ * The hash covers the bits of every log-probability and drawn token: it is the same in each round
+ * (or the run fails), and changes when results do. */
 #include "server/bench_cost.h"
 #include "server/cmd.h"
 #include "server/json.h"
@@ -13,12 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int batch_sizes[] = {1, 2, 4, 8, 16, 32};
 enum {
-    N_BATCH = sizeof batch_sizes / sizeof batch_sizes[0],
-    N_KIND = 2 + N_BATCH, /* prefill, score, decode by batch size */
-    N_SEQ = 32,           /* the largest batch */
-    DECODE_STEPS = 8,     /* per round and batch size */
+    N_BATCH_MAX = 11,             /* 1, 2, 4 .. 1024 */
+    N_KIND_MAX = 2 + N_BATCH_MAX, /* prefill, score, decode by batch size */
+    DECODE_STEPS = 8,             /* per round and batch size */
 };
 
 /* One kind of step, measured once per round. */
@@ -37,9 +37,11 @@ struct bench {
     struct step *step;
     const struct model_info *info;
     int rows, positions, rounds;
+    int n_seq;  /* the largest batch */
     int n_page; /* pages of one sequence */
-    struct kind kind[N_KIND];
-    double *sample;                /* Owner: this: [N_KIND · 3 + 2][rounds] behind all series */
+    int n_kind;
+    struct kind kind[N_KIND_MAX];
+    double *sample;                /* Owner: this: [n_kind · 3 + 2][rounds] behind all series */
     double *read_rate, *peak_rate; /* [rounds] */
     uint64_t hash;
 };
@@ -140,7 +142,7 @@ static enum err_code run_decode(const struct bench *bench, const struct kind *ki
 static enum err_code fill_cache(const struct bench *bench, struct err *err)
 {
     const int n_max = bench->step->limits.n_tok_max;
-    for (int s = 0; s < N_SEQ; s++) {
+    for (int s = 0; s < bench->n_seq; s++) {
         for (int pos = 0; pos < bench->positions; pos += n_max) {
             const int left = bench->positions - pos;
             step_clear(bench->step);
@@ -177,13 +179,17 @@ static enum err_code run_round(struct bench *bench, int round, struct err *err)
     struct machine_rate rate = {0};
     if (round >= 0) {
         bench->be->op->measure(bench->be, &rate);
+        if (!(rate.read_bytes_per_s > 0 && rate.flops_f32_per_s > 0)) {
+            return err_set(err, ERR_DEVICE, "bench: %s cannot measure its own rates",
+                           bench->be->name);
+        }
         const bool bf16 = bench->info->dtype == DTYPE_BF16 && rate.flops_bf16_per_s > 0;
         bench->read_rate[round] = rate.read_bytes_per_s;
         bench->peak_rate[round] = bf16 ? rate.flops_bf16_per_s : rate.flops_f32_per_s;
     }
     uint64_t hash = 0xcbf29ce484222325u;
     /* Prefill overwrites cache that decode reads: filled anew, outside of what is timed. */
-    for (int k = 0; k < N_KIND; k++) {
+    for (int k = 0; k < bench->n_kind; k++) {
         double seconds = 0;
         if ((k == 2 && fill_cache(bench, err) != ERR_OK) ||
             measure_kind(bench, &bench->kind[k], &seconds, &hash, err) != ERR_OK) {
@@ -226,23 +232,29 @@ static void set_kinds(struct bench *bench)
 {
     const int context = bench->info->context > 0 ? bench->info->context : bench->rows;
     const int n_seq = (bench->rows + context - 1) / context;
+    const bool values_apart =
+        !bench->be->is_host && bench->info->value_placement != PLACEMENT_DEVICE;
     const struct bench_shape prefill = {.n_tok = bench->rows,
                                         .n_out = 1,
                                         .n_seq = n_seq,
-                                        .mean_pos = (double)bench->rows / n_seq / 2};
+                                        .mean_pos = (double)bench->rows / n_seq / 2,
+                                        .values_apart = values_apart};
     bench->kind[0] = (struct kind){.name = "prefill", .shape = prefill};
     bench->kind[1] = (struct kind){.name = "score", .shape = prefill};
     bench->kind[1].shape.n_out = bench->rows;
-    for (int b = 0; b < N_BATCH; b++) {
-        const int n = batch_sizes[b];
-        bench->kind[2 + b] = (struct kind){
-            .name = "decode",
-            .shape = {.n_tok = n, .n_out = n, .n_seq = n, .mean_pos = bench->positions}};
+    for (int k = 2; k < bench->n_kind; k++) {
+        const int n = 1 << (k - 2);
+        bench->kind[k] = (struct kind){.name = "decode",
+                                       .shape = {.n_tok = n,
+                                                 .n_out = n,
+                                                 .n_seq = n,
+                                                 .mean_pos = bench->positions,
+                                                 .values_apart = values_apart}};
     }
     double *next = bench->sample;
     bench->read_rate = next;
     bench->peak_rate = next += bench->rounds;
-    for (int k = 0; k < N_KIND; k++) {
+    for (int k = 0; k < bench->n_kind; k++) {
         bench->kind[k].cost = bench_cost_of(bench->info, &bench->kind[k].shape);
         bench->kind[k].seconds = next += bench->rounds;
         bench->kind[k].read_share = next += bench->rounds;
@@ -259,27 +271,32 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
                        "--positions %d and %d decode steps exceed the model's context of %d",
                        bench->positions, DECODE_STEPS, context);
     }
-    if (context > 0 && bench->rows > N_SEQ * context) {
-        return err_set(err, ERR_ARGUMENT, "--rows %d exceeds %d sequences of %d positions",
-                       bench->rows, N_SEQ, context);
+    if (context > 0 && bench->rows > bench->n_seq * (int64_t)context) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--rows %d exceeds %d sequences of %d positions: lower it or raise "
+                       "--max-batch",
+                       bench->rows, bench->n_seq, context);
     }
     int position_max = bench->rows > longest ? bench->rows : longest;
     position_max = context > 0 && position_max > context ? context : position_max;
     bench->n_page = (position_max + KV_PAGE - 1) / KV_PAGE;
-    const int n_row = bench->rows > N_SEQ ? bench->rows : N_SEQ;
+    const int n_row = bench->rows > bench->n_seq ? bench->rows : bench->n_seq;
     const struct step_limits limits = {.n_tok_max = n_row,
-                                       .n_seq_max = N_SEQ,
+                                       .n_seq_max = bench->n_seq,
                                        .n_page_max = bench->n_page,
                                        .n_out_max = n_row,
-                                       .n_vocab = bench->info->n_vocab};
-    bench->sample = calloc((size_t)options->rounds * (N_KIND * 3 + 2), sizeof *bench->sample);
+                                       .n_vocab = bench->info->n_vocab,
+                                       .d_model = bench->info->d_model,
+                                       .n_head = bench->info->n_head};
+    const size_t n_series = (size_t)bench->n_kind * 3 + 2;
+    bench->sample = calloc((size_t)options->rounds * n_series, sizeof *bench->sample);
     if (!bench->sample) {
         return err_set(err, ERR_MEMORY, "no memory for %d rounds", options->rounds);
     }
     if (bench->be->op->step_new(bench->be, &bench->step, &limits, err) != ERR_OK) {
         return err->code;
     }
-    return model_reserve(bench->model, &limits, bench->n_page * N_SEQ, err);
+    return model_reserve(bench->model, &limits, bench->n_page * bench->n_seq, err);
 }
 
 static void bench_close(struct bench *bench)
@@ -316,6 +333,12 @@ static enum err_code bench_open(struct bench *bench, const struct options *optio
 
 /* ---- results ------------------------------------------------------------------------------- */
 
+/* What read_bytes_per_s is the rate of. */
+static const char *read_name(const struct bench *bench)
+{
+    return bench->be->is_host ? "plain read" : "copy";
+}
+
 static void print_json(struct bench *bench, const struct options *options)
 {
     struct text out = {0};
@@ -327,13 +350,16 @@ static void print_json(struct bench *bench, const struct options *options)
     json_field_string(&out, "description", bench->be->description);
     json_field_int(&out, "threads", bench->be->n_thread);
     json_field_string(&out, "dtype", dtype_name(bench->info->dtype));
+    json_field_string(&out, "memory_placement", placement_name(bench->info->value_placement));
+    json_field_bool(&out, "deterministic", options->deterministic);
     json_field_int(&out, "rounds", bench->rounds);
     json_field_int(&out, "positions", bench->positions);
+    json_field_string(&out, "read_is", read_name(bench));
     json_field_double(&out, "read_bytes_per_s", median(bench->read_rate, bench->rounds));
     json_field_double(&out, "peak_flops_per_s", median(bench->peak_rate, bench->rounds));
     json_key(&out, "steps");
     json_open(&out, '[');
-    for (int k = 0; k < N_KIND; k++) {
+    for (int k = 0; k < bench->n_kind; k++) {
         struct kind *const kind = &bench->kind[k];
         const double seconds = median(kind->seconds, bench->rounds);
         json_open(&out, '{');
@@ -358,13 +384,17 @@ static void print_table(struct bench *bench, const struct options *options)
 {
     printf("%s in %s on %s: %s\n", options->model, dtype_name(bench->info->dtype), bench->be->name,
            bench->be->description);
-    printf("plain read %.1f GB/s, multiply-add peak %.0f GFLOP/s; medians of %d rounds; decode at "
-           "position %d\n\n",
-           median(bench->read_rate, bench->rounds) / 1e9,
+    printf("%s %.1f GB/s, %s peak %.0f GFLOP/s; medians of %d rounds; decode at position %d\n",
+           read_name(bench), median(bench->read_rate, bench->rounds) / 1e9,
+           bench->be->is_host ? "multiply-add" : "measured instruction",
            median(bench->peak_rate, bench->rounds) / 1e9, bench->rounds, bench->positions);
-    printf("| step | rows | ms | tokens/s | MB per token | of plain read | of peak |\n");
+    if (bench->kind[0].shape.values_apart) {
+        printf("value rows come from host memory: they are not in the MB per token\n");
+    }
+    printf("\n| step | rows | ms | tokens/s | MB per token | of %s | of peak |\n",
+           read_name(bench));
     printf("|---|---:|---:|---:|---:|---:|---:|\n");
-    for (int k = 0; k < N_KIND; k++) {
+    for (int k = 0; k < bench->n_kind; k++) {
         struct kind *const kind = &bench->kind[k];
         const double seconds = median(kind->seconds, bench->rounds);
         printf("| %s | %d | %.2f | %.1f | %.2f | %.0f %% | %.0f %% |\n", kind->name,
@@ -381,6 +411,9 @@ int cmd_bench(const struct options *options)
     struct err err;
     struct bench bench = {
         .rows = options->rows, .positions = options->positions, .rounds = options->rounds};
+    for (bench.n_seq = 1, bench.n_kind = 3; bench.n_seq <= options->max_batch / 2; bench.n_kind++) {
+        bench.n_seq *= 2;
+    }
     enum err_code code = bench_open(&bench, options, &err);
     if (code == ERR_OK) {
         struct progress progress;

@@ -109,12 +109,13 @@ static void write_limits(struct text *out, const struct options *options,
     json_close(out, '}');
 }
 
-void info_write(struct text *out, const struct engine *engine, const struct options *options,
+void info_write(struct text *out, struct engine *engine, const struct options *options,
                 const char *model_name)
 {
     const struct engine_options *const limits = engine_limits(engine);
     const struct model_info *const info = engine_model(engine);
     const struct backend *const backend = engine_backend(engine);
+    const struct engine_stats *const stats = engine_stats(engine);
     json_open(out, '{');
     write_peer_names(out, options, limits, model_name);
     write_model(out, info, engine_tokenizer(engine));
@@ -123,12 +124,22 @@ void info_write(struct text *out, const struct engine *engine, const struct opti
     json_field_string(out, "name", backend->name);
     json_field_string(out, "description", backend->description);
     json_field_int(out, "threads", backend->n_thread);
+    json_field_string(out, "device", limits->backend.device);
+    json_field_string(out, "why", backend->note[0] != '\0' ? backend->note : NULL);
+    json_field_bool(out, "deterministic", !limits->backend.fast_math);
     json_close(out, '}');
     json_key(out, "memory");
     json_open(out, '{');
     json_field_int(out, "weight_bytes", (int64_t)info->weight_bytes);
     json_field_int(out, "value_bytes", (int64_t)info->value_bytes);
-    json_field_string(out, "value_placement", options->memory_placement);
+    json_field_string(out, "value_placement", placement_name(info->value_placement));
+    json_field_int(out, "kv_bytes", stats->kv_bytes);
+    json_field_int(out, "workspace_bytes", stats->workspace_bytes);
+    if (stats->available_bytes >= 0) {
+        json_field_int(out, "available_bytes", stats->available_bytes);
+    } else {
+        json_field_null(out, "available_bytes");
+    }
     json_close(out, '}');
     write_limits(out, options, limits);
     json_close(out, '}');

@@ -5,7 +5,7 @@
 #include "server/options.h"
 #include "server/text.h"
 
-void info_write(struct text *out, const struct engine *engine, const struct options *options,
+void info_write(struct text *out, struct engine *engine, const struct options *options,
                 const char *model_name);
 
 #endif

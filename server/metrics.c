@@ -295,6 +295,21 @@ static void write_histograms(struct text *out, const struct engine_stats *stats)
     }
 }
 
+/* What the device has, and what was left of it after starting: each where it is known. */
+static void write_device_memory(struct text *out, struct engine *engine,
+                                const struct engine_stats *stats)
+{
+    const size_t total = engine_backend(engine)->memory_bytes;
+    write_head(out, "device_memory_bytes", "gauge", "Memory of the device; left after starting.");
+    if (total > 0) {
+        text_printf(out, "pkmserve_device_memory_bytes{kind=\"total\"} %zu\n", total);
+    }
+    if (stats->available_bytes >= 0) {
+        text_printf(out, "pkmserve_device_memory_bytes{kind=\"available\"} %lld\n",
+                    (long long)stats->available_bytes);
+    }
+}
+
 static void write_model(struct text *out, struct server *server, struct engine *engine,
                         const struct engine_stats *stats)
 {
@@ -309,14 +324,16 @@ static void write_model(struct text *out, struct server *server, struct engine *
     write_head(out, "model_bytes", "gauge", "Memory reserved at start, by what it holds.");
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         text_printf(out, "pkmserve_model_bytes{kind=\"%s\",placement=\"%s\"} %lld\n", kinds[i].name,
-                    i == 1 ? server->options->memory_placement : "device",
+                    i == 1 ? placement_name(info->value_placement) : "device",
                     (long long)kinds[i].bytes);
     }
+    write_device_memory(out, engine, stats);
     const struct {
         const char *name;
         double seconds;
     } phases[] = {{"map", stats->startup_map_s},
                   {"upload", stats->startup_pack_s},
+                  {"warmup", stats->startup_warmup_s},
                   {"selftest", stats->startup_selftest_s}};
     write_head(out, "startup_seconds", "gauge", "Duration of the phases of starting.");
     for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
@@ -343,9 +360,10 @@ static void write_model(struct text *out, struct server *server, struct engine *
     write_label(out, server->limits.model_name);
     text_printf(out,
                 "\",family=\"%s\",dtype=\"%s\",n_layer=\"%d\",d_model=\"%d\",n_memory=\"%d\","
-                "max_model_len=\"%d\"} 1\n",
+                "max_model_len=\"%d\",memory_placement=\"%s\",deterministic=\"%s\"} 1\n",
                 info->family, dtype_name(info->dtype), info->n_layer, info->d_model, info->n_memory,
-                limits->max_model_len);
+                limits->max_model_len, placement_name(info->value_placement),
+                limits->backend.fast_math ? "off" : "on");
 }
 
 /* From /proc, under the names that every Prometheus client uses. */

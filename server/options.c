@@ -364,6 +364,7 @@ enum err_code options_resolve(struct options *options, struct err *err)
     return ERR_OK;
 }
 
+/* For auto any will do: value_auto overrules it. */
 static enum placement placement_of(const char *name)
 {
     if (strcmp(name, "device") == 0) {
@@ -377,9 +378,12 @@ struct engine_options options_engine(const struct options *options)
     return (struct engine_options){
         .model_dir = options->model,
         .tokenizer_path = options->tokenizer[0] ? options->tokenizer : NULL,
-        .backend = {.device = options->device, .n_thread = options->threads},
+        .backend = {.device = options->device,
+                    .n_thread = options->threads,
+                    .fast_math = !options->deterministic},
         .model = {.dtype = options->dtype,
                   .value_placement = placement_of(options->memory_placement),
+                  .value_auto = strcmp(options->memory_placement, "auto") == 0,
                   .check = options->check},
         .max_model_len = options->max_model_len,
         .max_seqs = options->max_seqs,
@@ -395,10 +399,15 @@ struct engine_options options_engine(const struct options *options)
 void options_warn_environment(FILE *out)
 {
     static const char prefix[] = "PKMSERVE_";
+    /* Read by kernels/. */
+    static const char *const others[] = {"PKMSERVE_ISA", "PKMSERVE_CUDA_LIBRARY",
+                                         "PKMSERVE_CUDA_GRAPHS"};
     for (char **variable = environ; variable && *variable; variable++) {
         const size_t bytes = strcspn(*variable, "=");
-        bool known = strncmp(*variable, prefix, sizeof prefix - 1) != 0 ||
-                     strncmp(*variable, "PKMSERVE_ISA=", 13) == 0; /* read by kernels/ */
+        bool known = strncmp(*variable, prefix, sizeof prefix - 1) != 0;
+        for (size_t i = 0; i < sizeof others / sizeof others[0] && !known; i++) {
+            known = strlen(others[i]) == bytes && memcmp(others[i], *variable, bytes) == 0;
+        }
         for (int i = 0; i < option_n_row && !known; i++) {
             char name[ENV_NAME_MAX];
             env_name(name, option_rows[i].flag);

@@ -30,7 +30,8 @@ struct options {
     const char *served_model_name; /* "" is resolved to the last part of model */
     const char *device;            /* auto | cpu | cuda | ref */
     const char *dtype;             /* auto | f32 | bf16 */
-    const char *memory_placement;  /* device | host | mmap */
+    const char *memory_placement;  /* auto | device | host | mmap */
+    bool deterministic;            /* results do not depend on what else is computed */
     bool memory_trace;
     bool check;
     int threads;
@@ -89,6 +90,7 @@ struct options {
     bool has_seed;        /* seed was given: otherwise the command draws one */
     const char *language; /* name or id; "" = the model's first */
     int rows;
+    int max_batch; /* bench: largest number of sequences decoded at once */
     int positions;
     int rounds;
 

@@ -53,12 +53,18 @@ const struct option_row option_rows[] = {
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
          "name in requests and answers; without it the last part of the model's path"),
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
-           "where to compute; ref is the slow plain-C specification, for comparisons"),
+           "where to compute; auto takes the GPU where there is one; ref is the slow plain-C "
+           "specification"),
+    SWITCH("deterministic", deterministic, RUN | BENCH, "on",
+           "same request, same bits; off lets matrix products of a GPU be faster, and results then "
+           "depend on the requests that share a step"),
     CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16",
            "weights as computed with; auto takes bf16 for bf16 files, f32 for all others"),
     INT("threads", threads, ALL, "0", 0, 1024, "compute threads; 0 = one per available core"),
-    CHOICE("memory-placement", memory_placement, ALL, "mmap", "device|host|mmap",
-           "where value tables live; mmap reads the file in place, the others copy it"),
+    CHOICE(
+        "memory-placement", memory_placement, ALL, "auto", "auto|device|host|mmap",
+        "where value tables live; mmap reads the file in place (CPU), host is pinned memory that "
+        "a GPU reads; auto takes mmap on the CPU, device on a GPU"),
     SWITCH("memory-trace", memory_trace, SERVE, "on", "allow memory telemetry in requests"),
     FLAG("check", check, ALL,
          "refuse NaN and infinity in the weights; serve: also load, self-test, print /info, exit"),
@@ -131,7 +137,9 @@ const struct option_row option_rows[] = {
     {"seed", OPTION_SEED, offsetof(struct options, seed), GENERATE, "", 0, 0, NULL, 0,
      "of the random numbers; without it a new one each time, named at the end"},
     TEXT("language", language, SCORE | GENERATE, "", "name or id, for models with languages"),
-    INT("rows", rows, BENCH, "256", 1, 4096, "rows of the prefill measurement"),
+    INT("rows", rows, BENCH, "256", 1, 16384, "rows of the prefill measurement"),
+    INT("max-batch", max_batch, BENCH, "32", 1, 1024,
+        "most sequences decoded at once; measured are the powers of two up to it"),
     INT("positions", positions, BENCH, "64", 1, 1 << 20, "positions before each decode step"),
     INT("rounds", rounds, BENCH, "5", 1, 1000, "rounds; the medians are printed"),
 };

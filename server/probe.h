@@ -1,7 +1,8 @@
 /* The deep health check: a real forward pass with a known result.
  *
  * One token is drawn greedily from one token; the first answer after start-up is the known one, and
- * every later answer must have its bits. The result is kept for 10 s, and only one check runs at a
+ * every later answer must have its bits (with --deterministic off it need only be there: the
+ * company it keeps may change it). The result is kept for 10 s, and only one check runs at a
  * time: others wait for it. */
 #ifndef SERVER_PROBE_H
 #define SERVER_PROBE_H
@@ -16,6 +17,7 @@ enum {
 };
 
 struct probe {
+    bool exact;            /* answers are compared; fixed at the start */
     pthread_mutex_t mutex; /* guards the rest */
     bool running, known, ok;
     int64_t checked_us; /* 0 = never */
@@ -23,7 +25,7 @@ struct probe {
     uint32_t logprob_bits;
 };
 
-void probe_begin(struct probe *probe);
+void probe_begin(struct probe *probe, bool exact);
 
 enum probe_state { PROBE_OK, PROBE_WRONG, PROBE_RUNNING, PROBE_YOURS };
 /* What is known now. PROBE_YOURS: nothing fresh; the caller runs the check and calls probe_end. */

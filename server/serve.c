@@ -2,11 +2,14 @@
  *
  *   port opens, all work 503 model_loading ─► engine opens in a thread of its own ─► ready
  *   SIGTERM or SIGINT ─► not ready, Connection: close, work still taken for drain_delay_s
- *                     ─► no new work (503 shutting_down), running work ends within
- * shutdown_timeout_s ─► the rest is cut short with an error ─► exit 0 a second signal   ─► exit 1
- * at once
+ *                     ─► no new work (503 shutting_down), running work has shutdown_timeout_s
+ *                     ─► the rest is cut short with an error ─► exit 0
+ *   a second signal   ─► exit 1 at once
+ *   the engine fails  ─► what runs has ended with an error, new work 503 engine_failed, not ready
+ *                     ─► the same way out ─► exit 1, so that it is started anew
  *
- * Called by main.c. The main thread only waits: for the loader first, for signals then. */
+ * Called by main.c. The main thread only waits: for the loader first, then for signals or for the
+ * engine's failure. */
 #include "server/serve.h"
 
 #include "engine/log.h"
@@ -32,6 +35,7 @@ struct loader {
     struct engine *engine; /* Owner: the main thread, after done_fd says so */
     struct err err;
     int done_fd;
+    int failed_fd; /* says that the engine has failed, later on */
     pthread_t thread;
 };
 
@@ -49,6 +53,18 @@ static void loader_progress(void *ctx, const char *phase, double done)
     atomic_store(&server->progress_permille, (int)(done * 1000));
 }
 
+static void raise_fd(int event_fd)
+{
+    const uint64_t one = 1;
+    CHECK(write(event_fd, &one, sizeof one) == sizeof one);
+}
+
+/* Engine thread. */
+static void loader_engine_failed(void *ctx)
+{
+    raise_fd(((struct loader *)ctx)->failed_fd);
+}
+
 static struct engine_options serve_engine_options(struct server *server)
 {
     struct engine_options options = options_engine(server->options);
@@ -61,12 +77,13 @@ static struct engine_options serve_engine_options(struct server *server)
 static void *loader_run(void *arg)
 {
     struct loader *const loader = arg;
-    const struct engine_options options = serve_engine_options(loader->server);
+    struct engine_options options = serve_engine_options(loader->server);
+    options.failed = loader_engine_failed;
+    options.failed_ctx = loader;
     if (engine_open(&loader->engine, &options, &loader->err) != ERR_OK) {
         loader->engine = NULL;
     }
-    const uint64_t one = 1;
-    CHECK(write(loader->done_fd, &one, sizeof one) == sizeof one);
+    raise_fd(loader->done_fd);
     return NULL;
 }
 
@@ -107,7 +124,9 @@ static void arm_second_signal(const sigset_t *signals)
 static void drain(struct server *server, struct engine *engine)
 {
     const struct options *const options = server->options;
-    log_event(LEVEL_INFO, "draining", "delay_s=%d timeout_s=%d", options->drain_delay_s,
+    const bool failed = engine_state(engine) == ENGINE_FAILED;
+    log_event(LEVEL_INFO, "draining", "reason=%s delay_s=%d timeout_s=%d",
+              failed ? "engine_failed" : "signal", options->drain_delay_s,
               options->shutdown_timeout_s);
     atomic_store(&server->draining, true);
     http_drain(server->http);
@@ -123,10 +142,11 @@ static void drain(struct server *server, struct engine *engine)
     log_event(LEVEL_INFO, "stopped", "cut_short=%d", n_cut);
 }
 
-/* Waits for a signal, or for the loader if done_fd is not -1. true: a signal came. */
-static bool wait_for_signal(int signal_fd, int done_fd)
+/* Waits for a signal, or until event_fd is raised. true: a signal came. */
+static bool wait_for_signal(int signal_fd, int event_fd)
 {
-    struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN}, {.fd = done_fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN},
+                            {.fd = event_fd, .events = POLLIN}};
     while (poll(fds, 2, -1) < 0) {
         CHECK(errno == EINTR);
     }
@@ -169,8 +189,9 @@ static int serve_check(struct server *server)
 /* After the port is open. */
 static int serve_loop(struct server *server, const sigset_t *signals, int signal_fd)
 {
-    struct loader loader = {.server = server, .done_fd = eventfd(0, EFD_CLOEXEC)};
-    CHECK(loader.done_fd >= 0);
+    struct loader loader = {
+        .server = server, .done_fd = eventfd(0, EFD_CLOEXEC), .failed_fd = eventfd(0, EFD_CLOEXEC)};
+    CHECK(loader.done_fd >= 0 && loader.failed_fd >= 0);
     CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
     if (wait_for_signal(signal_fd, loader.done_fd)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
@@ -186,11 +207,13 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
-    (void)wait_for_signal(signal_fd, -1);
+    (void)wait_for_signal(signal_fd, loader.failed_fd);
     arm_second_signal(signals);
     drain(server, engine);
+    const bool failed = engine_state(engine) == ENGINE_FAILED; /* also while it drained */
     engine_close(engine);
-    return 0;
+    (void)close(loader.failed_fd);
+    return failed ? 1 : 0;
 }
 
 static enum log_level log_level_of(const char *name)
@@ -216,7 +239,7 @@ int serve_run(const struct options *options)
     server->created = metrics_unix_seconds();
     atomic_init(&server->phase, "start");
     metrics_begin(&server->metrics);
-    probe_begin(&server->probe);
+    probe_begin(&server->probe, options->deterministic);
     int status = 1;
     if (options->check) {
         status = serve_check(server);

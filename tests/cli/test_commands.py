@@ -177,6 +177,15 @@ def test_bench_measures_every_batch_size_and_its_hash_is_stable():
     assert "exceed" in fails(1, "bench", "--positions", 512)
 
 
+def test_bench_decodes_up_to_the_batch_that_is_asked_for():
+    quick = ["bench", "--device", "cpu", "--rounds", 1, "--rows", 4, "--positions", 1]
+    got = json.loads(ok(*quick, "--json", "--max-batch", 5))
+    assert [s["rows"] for s in got["steps"]] == [4, 4, 1, 2, 4]
+    assert got["read_is"] == "plain read" and got["deterministic"] is True
+    assert got["memory_placement"] == "mmap"
+    assert "raise --max-batch" in fails(1, "bench", "--rows", 513, "--max-batch", 1)
+
+
 # ---- serve -------------------------------------------------------------------------------------
 
 def test_the_server_scores_as_the_command_does(scored):

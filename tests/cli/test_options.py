@@ -28,7 +28,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     for flag in """model tokenizer served-model-name host port device dtype threads max-model-len
             max-seqs max-batch-tokens max-queue max-queue-tokens max-items max-logprobs
             max-body-bytes default-max-tokens timeout-ms stall-ready-s stall-live-s drain-delay-s
-            shutdown-timeout-s keepalive-s memory-placement memory-trace strict log-format
+            shutdown-timeout-s keepalive-s memory-placement deterministic memory-trace strict log-format
             check""".split():
         assert re.search(r"^  --%s\b" % flag, text, re.M), flag
     for flag, default in [("port", 8000), ("max-queue", 128), ("max-body-bytes", 8388608),
@@ -91,6 +91,18 @@ def test_the_environment_of_another_command_is_no_concern():
 def test_a_variable_that_no_option_reads_is_reported():
     done = run("inspect", "--model", "/nowhere", env={"PKMSERVE_PROT": "1"})
     assert "no option reads the variable PKMSERVE_PROT" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["PKMSERVE_ISA", "PKMSERVE_CUDA_LIBRARY"])
+def test_a_variable_of_the_backends_is_not(name):
+    done = run("inspect", "--model", "/nowhere", env={name: ""})
+    assert "no option reads" not in done.stderr
+
+
+def test_help_says_what_deterministic_off_costs():
+    text = ok("help", "serve")
+    assert re.search(r"--deterministic on\|off .*depend on the requests.*\[on\]$", text, re.M), text
+    assert re.search(r"--memory-placement auto\|device\|host\|mmap .*\[auto\]$", text, re.M), text
 
 
 def test_two_dashes_end_the_options():

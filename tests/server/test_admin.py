@@ -60,6 +60,10 @@ def test_info_and_version(server):
         assert name in got
     assert got["model"]["memories"][0]["slots"] == 16384 and got["backend"]["threads"] >= 1
     assert got["limits"]["max_score_tokens"] == 262144
+    assert got["backend"]["device"] == "auto" and got["backend"]["why"]
+    assert got["backend"]["deterministic"] is True
+    assert got["memory"]["value_placement"] in ("mmap", "device") # never "auto"
+    assert got["memory"]["kv_bytes"] > 0 and got["memory"]["workspace_bytes"] > 0
     assert server.get("/version").json() == {"version": got["version"]}
 
 
@@ -104,6 +108,17 @@ def test_metrics_are_small_and_well_formed(server):
         sample = line.rsplit(" ", 1)[0]
         assert sample not in seen, "twice: " + sample
         seen.add(sample)
+
+
+def test_metrics_say_where_what_lies(server):
+    where = server.get("/info").json()["memory"]["value_placement"]
+    text = server.get("/metrics").text
+    for kind, placement in (("weights", "device"), ("memory_values", where), ("kv", "device"),
+                            ("workspace", "device")):
+        assert 'pkmserve_model_bytes{kind="%s",placement="%s"} ' % (kind, placement) in text, kind
+    assert 'memory_placement="%s",deterministic="on"} 1' % where in text
+    assert 'pkmserve_startup_seconds{phase="warmup"} ' in text
+    assert server.metric('device_memory_bytes{kind="available"}') > 0
 
 
 def test_promtool_accepts_the_metrics(server):
