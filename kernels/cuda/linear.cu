@@ -1,102 +1,291 @@
-/* The linear layer: y = act(x·Wᵀ + bias), weights row-major. */
-#include "kernels/cuda/cuda.cuh"
+/* The linear layer: packing of weights, choice of the kernel, preparing the rows of many.
+ * linear.cuh defines the sum and the layouts; linear_few.cu and linear_many.cu compute it, each
+ * output the same to the bit, so the choice between them is one of speed alone. Without
+ * cu->deterministic a call of many rows and BF16 weights goes to cuBLASLt (linear_lt.cu). */
+#include "kernels/cuda/linear.cuh"
 
-namespace
-{
+#include "kernels/cuda/frame.cuh"
 
-struct linear_args {
-    float *y;
-    const float *x, *bias; /* bias NULL: none */
-    const void *w;         /* [n_out, n_in] */
-    int64_t y_stride, x_stride;
-    int n_tok, n_out, n_in;
-    enum act act;
-    bool is_bf16;
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FEW_ROWS = 16,        /* so many are few whatever the weights */
+    SMALL_TILE = 64,      /* rows and outputs of linear_many's smallest tile */
+    IDLE_SHARE = 4,       /* fewer such tiles than a quarter of the multiprocessors are too few */
+    PASS_ROWS_MAX = 2048, /* of many rows that are prepared at once */
+    PASS_ROWS_MIN = 128,
+    PASS_BYTES = 64 << 20,
+    PREPARE_THREADS = 128
 };
 
-__device__ float act_apply(float z, enum act act)
+static int64_t round_up(int64_t n, int64_t step)
 {
-    if (act == ACT_RELU) {
-        return z > 0 ? z : 0;
-    }
-    const float half = 0.5f * z;
-    return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
+    return (n + step - 1) / step * step;
 }
 
-__global__ void linear_kernel(struct linear_args a)
+static int64_t block_k(enum dtype dtype)
 {
-    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= static_cast<int64_t>(a.n_tok) * a.n_out) {
-        return;
-    }
-    const int64_t r = i / a.n_out;
-    const int64_t o = i % a.n_out;
-    const float *const x = a.x + r * a.x_stride;
-    float sum = 0;
-    for (int k = 0; k < a.n_in; k++) {
-        const int64_t at = o * a.n_in + k;
-        sum = a.is_bf16 ? fmaf(bf16_widen(bf16_round(x[k])),
-                               bf16_widen(static_cast<const uint16_t *>(a.w)[at]), sum)
-                        : fmaf(x[k], static_cast<const float *>(a.w)[at], sum);
-    }
-    sum = a.bias == NULL ? sum : sum + a.bias[o];
-    a.y[r * a.y_stride + o] = act_apply(sum, a.act);
+    return dtype == DTYPE_BF16 ? LINEAR_BLOCK_BF16 : LINEAR_BLOCK_F32;
 }
 
-} // namespace
-
-void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
-                 struct tensor bias, enum act act)
-{
-    const struct linear_args a = {
-        .y = static_cast<float *>(y.data),
-        .x = static_cast<const float *>(x.data),
-        .bias = static_cast<const float *>(bias.data),
-        .w = w->data,
-        .y_stride = y.stride,
-        .x_stride = x.stride,
-        .n_tok = static_cast<int>(y.rows),
-        .n_out = static_cast<int>(w->rows),
-        .n_in = static_cast<int>(w->cols),
-        .act = act,
-        .is_bf16 = w->dtype == DTYPE_BF16,
-    };
-    const int64_t n = y.rows * y.cols;
-    LAUNCH(linear_kernel, dim3(static_cast<unsigned>((n + 255) / 256)), dim3(256), 0, cu->stream,
-           a);
-    cuda_check(cu, "linear");
-}
+/* ---- weights -------------------------------------------------------------------------------- */
 
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype)
 {
-    return static_cast<size_t>(n_out) * static_cast<size_t>(n_in) * dtype_bytes(dtype);
+    return static_cast<size_t>(round_up(n_out, LINEAR_TILE)) *
+           static_cast<size_t>(round_up(n_in, block_k(dtype))) * dtype_bytes(dtype);
+}
+
+static struct linear_map map_of(int64_t n_in, bool row_major)
+{
+    const int64_t n_block = round_up(n_in, LINEAR_BLOCK_BF16) / LINEAR_BLOCK_BF16;
+    const int64_t row_bytes = n_block * LINEAR_BLOCK_BF16 * 2;
+    if (row_major) {
+        return {.tile = LINEAR_TILE * row_bytes,
+                .block = LINEAR_BLOCK_BF16 * 2,
+                .half = LINEAR_TILE / 2 * row_bytes,
+                .row = row_bytes};
+    }
+    return {.tile = n_block * LINEAR_TILE_BLOCK_BYTES,
+            .block = LINEAR_TILE_BLOCK_BYTES,
+            .half = LINEAR_TILE_BLOCK_BYTES / 2,
+            .row = LINEAR_BLOCK_BF16 * 2};
+}
+
+/* Byte of element [r, k] in the packed weights. */
+static size_t place_of(int64_t r, int64_t k, int64_t n_in, enum dtype dtype,
+                       const struct linear_map *map)
+{
+    const int64_t in_tile = r % LINEAR_TILE;
+    if (dtype == DTYPE_F32) {
+        const int64_t tile = r / LINEAR_TILE * LINEAR_TILE * round_up(n_in, LINEAR_BLOCK_F32);
+        return static_cast<size_t>(tile + k / 4 * LINEAR_TILE * 4 + in_tile * 4 + k % 4) * 4;
+    }
+    return static_cast<size_t>(r / LINEAR_TILE * map->tile + k / LINEAR_BLOCK_BF16 * map->block +
+                               in_tile / 8 * map->half + in_tile % 8 * map->row +
+                               k % LINEAR_BLOCK_BF16 * 2);
 }
 
 void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major)
 {
-    (void)row_major;
+    const struct linear_map map = map_of(host->cols, row_major);
+    memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
-        for (int64_t c = 0; c < host->cols; c++) {
-            const float value = cuda_host_value(host, r, c);
-            if (dtype == DTYPE_BF16) {
-                static_cast<uint16_t *>(dst)[r * host->cols + c] = bf16_round(value);
-            } else {
-                static_cast<float *>(dst)[r * host->cols + c] = value;
-            }
+        for (int64_t k = 0; k < host->cols; k++) {
+            const float value = cuda_host_value(host, r, k);
+            const uint16_t half = bf16_round(value);
+            memcpy(static_cast<char *>(dst) + place_of(r, k, host->cols, dtype, &map),
+                   dtype == DTYPE_F32 ? static_cast<const void *>(&value) : &half,
+                   dtype_bytes(dtype));
         }
     }
 }
 
+/* ---- room for prepared rows ----------------------------------------------------------------- */
+
+static int64_t prepared_row_bytes(int64_t n_in, enum dtype dtype)
+{
+    return round_up(n_in, block_k(dtype)) * static_cast<int64_t>(dtype_bytes(dtype));
+}
+
+/* Rows that a call of many prepares and multiplies at once. */
+static int64_t pass_rows(int64_t n_in, enum dtype dtype)
+{
+    const int64_t rows = PASS_BYTES / prepared_row_bytes(n_in, dtype);
+    const int64_t least = rows > PASS_ROWS_MIN ? rows : static_cast<int64_t>(PASS_ROWS_MIN);
+    return least < PASS_ROWS_MAX ? least : static_cast<int64_t>(PASS_ROWS_MAX);
+}
+
 enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, struct err *err)
 {
-    (void)cu;
-    (void)n_in;
-    (void)dtype;
-    (void)err;
-    return ERR_OK;
+    if (cu->linear == NULL) {
+        cu->linear = static_cast<struct linear_state *>(calloc(1, sizeof *cu->linear));
+        if (cu->linear == NULL) {
+            return err_set(err, ERR_MEMORY, "linear: no host memory left");
+        }
+    }
+    struct linear_state *const state = cu->linear;
+    if (!cu->deterministic && state->lt == NULL) {
+        const enum err_code code = linear_lt_new(&state->lt, err);
+        if (code != ERR_OK) {
+            return code;
+        }
+    }
+    const size_t bytes =
+        static_cast<size_t>(pass_rows(n_in, dtype) * prepared_row_bytes(n_in, dtype));
+    if (bytes <= state->x_bytes) {
+        return ERR_OK;
+    }
+    command_forget(cu); /* commands and graphs may hold the old address */
+    (void)cudaFree(state->x);
+    state->x_bytes = 0;
+    const enum err_code code =
+        resource_device_new(cu, &state->x, bytes, "rows of matrix products", err);
+    state->x_bytes = code == ERR_OK ? bytes : 0;
+    return code;
 }
 
 void linear_release(struct cuda *cu)
 {
-    (void)cu;
+    if (cu->linear != NULL) {
+        (void)cudaFree(cu->linear->x);
+        linear_lt_free(cu->linear->lt);
+        free(cu->linear);
+        cu->linear = NULL;
+    }
+}
+
+/* ---- preparing many rows --------------------------------------------------------------------- */
+
+namespace
+{
+
+/* to[n_tok, n_piece·8] BF16 ← x[n_tok, n_in] rounded, zeros after n_in. One thread per 8 values.
+ * Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level cache. */
+__global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_in, int n_piece,
+                             bool x_is_aligned)
+{
+    const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (piece >= n_piece) {
+        return;
+    }
+    const int64_t r = blockIdx.y;
+    const int first = piece * 8;
+    const float *const in = x + r * x_stride + first;
+    float v[8];
+    if (x_is_aligned && first + 8 <= n_in) {
+        const float4 lo = *reinterpret_cast<const float4 *>(in);
+        const float4 hi = *reinterpret_cast<const float4 *>(in + 4);
+        v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
+        v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            v[i] = first + i < n_in ? in[i] : 0;
+        }
+    }
+    to[r * n_piece + piece] = make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]),
+                                         bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+}
+
+/* to[n_tok, n_piece·4] ← x[n_tok, n_in], zeros after n_in: rows at 16-byte addresses. */
+__global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_in, int n_piece)
+{
+    const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (piece >= n_piece) {
+        return;
+    }
+    const int64_t r = blockIdx.y;
+    const int first = piece * 4;
+    const float *const in = x + r * x_stride + first;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = first + i < n_in ? in[i] : 0;
+    }
+    to[r * n_piece + piece] = make_float4(v[0], v[1], v[2], v[3]);
+}
+
+} // namespace
+
+static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
+{
+    const float *const x = static_cast<const float *>(args->x);
+    const int n_piece = k_padded / (round ? 8 : 4);
+    const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
+                    static_cast<unsigned>(args->n_tok));
+    if (round) {
+        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cu->stream,
+               static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece,
+               args->x_is_aligned);
+    } else {
+        LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cu->stream,
+               static_cast<float4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece);
+    }
+    cuda_check(cu, "linear");
+    args->x = cu->linear->x;
+    args->x_stride = k_padded;
+    args->x_is_aligned = true;
+}
+
+/* Writes the rows into the reserved memory if the kernel needs them otherwise than they are, and
+ * lets args read them there: many rows rounded to BF16 or, F32, whole blocks of k; few at 16-byte
+ * addresses. */
+static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype, bool few)
+{
+    const int k_padded = args->n_block * static_cast<int>(block_k(dtype));
+    const bool round = dtype == DTYPE_BF16 && !few;
+    const bool is_whole = few || args->n_in == k_padded;
+    if (round || !args->x_is_aligned || !is_whole) {
+        prepare_rows(cu, args, round, k_padded);
+    }
+}
+
+/* ---- the op --------------------------------------------------------------------------------- */
+
+/* Which kernel is faster: up to 16 rows the one that reads weights as fast as memory gives them;
+ * then, as far as tiles of the other leave the device partly idle, still that one. */
+static bool is_few(const struct cuda *cu, int64_t n_tok, int64_t n_out)
+{
+    const int64_t tiles =
+        (n_tok + SMALL_TILE - 1) / SMALL_TILE * ((n_out + SMALL_TILE - 1) / SMALL_TILE);
+    return n_tok <= FEW_ROWS || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
+           tiles * IDLE_SHARE <= cu->n_sm;
+}
+
+static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct tensor x,
+                                  const struct weight *w, struct tensor bias, enum act act)
+{
+    const int64_t k_step = block_k(w->dtype);
+    CHECK(w->rows <= INT32_MAX - 256 && w->cols <= INT32_MAX - 256);
+    return {
+        .y = static_cast<float *>(y.data),
+        .y_stride = y.stride,
+        .x = x.data,
+        .x_stride = x.stride,
+        .bias = static_cast<const float *>(bias.data),
+        .w = static_cast<const unsigned char *>(w->data),
+        .map = map_of(w->cols, !cu->deterministic),
+        .n_tok = 0,
+        .n_in = static_cast<int>(w->cols),
+        .n_out = static_cast<int>(w->rows),
+        .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
+        .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
+        .act = act,
+        .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
+    };
+}
+
+/* Rows first .. first+n-1 of a call. */
+static struct linear_args args_rows(const struct linear_args *call, int64_t first, int64_t n)
+{
+    struct linear_args part = *call;
+    part.y += first * call->y_stride;
+    part.x = static_cast<const float *>(call->x) + first * call->x_stride;
+    part.n_tok = static_cast<int>(n);
+    return part;
+}
+
+void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
+                 struct tensor bias, enum act act)
+{
+    const struct linear_args call = args_of(cu, y, x, w, bias, act);
+    const bool few = is_few(cu, y.rows, w->rows);
+    /* few rows may be copied as F32, which is twice the room of BF16 */
+    const int64_t n_room = pass_rows(w->cols, w->dtype);
+    const int64_t n_pass = few ? n_room / 2 : n_room;
+    CHECK(cu->linear != NULL &&
+          cu->linear->x_bytes >=
+              static_cast<size_t>(n_room * prepared_row_bytes(w->cols, w->dtype)));
+    for (int64_t first = 0; first < y.rows; first += n_pass) {
+        const int64_t left = y.rows - first;
+        struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
+        prepare(cu, &part, w->dtype, few);
+        if (few) {
+            linear_few(cu, &part, w->dtype);
+        } else if (cu->deterministic || w->dtype != DTYPE_BF16 || !linear_lt_run(cu, &part)) {
+            linear_many(cu, &part, w->dtype);
+        }
+    }
 }

@@ -1,0 +1,104 @@
+/* What the files of linear share: the sum's definition, the arguments of its kernels, the layout of
+ * packed weights.
+ *
+ * The sum. y[r, o] = act(Σ_k x[r, k]·w[o, k] + bias[o]) is one fixed function of row r of x and row
+ * o of w, for every number of rows, every kernel and every block that computes it:
+ *   - k is cut into chunks: 256 with BF16 weights, 64 with F32. The last may be shorter.
+ *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16: x rounded to
+ *     nearest even, then mma_bf16 instructions of 16 products each, ascending by blocks of 32 k: of
+ *     block b the first instruction takes the k with (k - 32·b) % 8 < 4, the second the others.
+ *   - The chunks' sums are added in ascending order to a total that starts at 0, then the bias is
+ *     added, then the activation applied.
+ *   - k from n_in to the end of its block (BF16: 32, F32: 16) multiplies zeros of both operands.
+ * Chunks let the warps of a block share the k of few rows; with many rows a chunk's border costs an
+ * addition per output. 256 of BF16 are 16 instructions in a row: at some 33 cycles each they take
+ * as long as the loads they wait for, while an addition per 256 k is under 3 % of the matrix work.
+ * The borders also bound what the tensor cores lose, which cut off where an F32 addition would
+ * round.
+ *
+ * Why blocks of 32 k. An mma takes from lane t of four the k's 2t, 2t+1, 2t+8, 2t+9. Which k of the
+ * matrices stand there is ours to say as long as both operands agree, so lane t's share of two
+ * instructions is k 8t .. 8t+7 of a block of 32: 16 consecutive bytes of a BF16 row. A warp reads
+ * its fragments with 16-byte loads straight from rows as they are, without ldmatrix or shuffles.
+ *
+ * Layouts of weights (rows padded with zeros to a multiple of 16, k to the end of a block):
+ *   BF16, packed     [n_out/16][n_in/32][2 halves of 8 outputs][8 outputs][32 k]: a warp's load is
+ *                    512 consecutive bytes
+ *   BF16, row-major  [n_out][n_in], for cuBLASLt: the same load is 8 pieces of 64 bytes
+ *   F32, packed      [n_out/16][n_in/4][16 outputs][4 k] */
+#ifndef KERNELS_CUDA_LINEAR_CUH
+#define KERNELS_CUDA_LINEAR_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+enum {
+    LINEAR_TILE = 16,              /* outputs of one tile of packed weights */
+    LINEAR_BLOCK_BF16 = 32,        /* k of a block */
+    LINEAR_BLOCK_F32 = 16,         /* likewise */
+    LINEAR_CHUNK_BF16 = 256,       /* k of a chunk */
+    LINEAR_CHUNK_F32 = 64,         /* likewise */
+    LINEAR_CHUNK_BLOCKS = 8,       /* blocks of a chunk of BF16 */
+    LINEAR_TILE_BLOCK_BYTES = 1024 /* of a tile in one block: BF16 and F32 alike */
+};
+
+/* Where 16 bytes of BF16 weights stand: of tile i, block b, half h, output g of the half's 8, lane
+ * t of 4: w + i·tile + b·block + h·half + g·row + t·16. */
+struct linear_map {
+    int64_t tile, block, half, row;
+};
+
+struct linear_args {
+    float *y; /* [n_tok, n_out] */
+    int64_t y_stride;
+    const void *x; /* few rows: F32 [n_tok, n_in]; many: as linear_round or linear_pad wrote it */
+    int64_t x_stride;  /* elements */
+    const float *bias; /* [n_out] or NULL */
+    const unsigned char *w;
+    struct linear_map map;
+    int n_tok, n_in, n_out;
+    int n_block; /* of k */
+    int n_tile;  /* of outputs */
+    enum act act;
+    bool x_is_aligned; /* its rows allow 16-byte loads */
+};
+
+/* The end of every output's sum. */
+__device__ __forceinline__ float linear_finish(float total, float bias, enum act act)
+{
+    const float z = total + bias;
+    if (act == ACT_RELU) {
+        return z > 0 ? z : 0;
+    }
+    const float half = 0.5f * z;
+    return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
+}
+
+/* Lets kernel use so many bytes of dynamic shared memory; false after a failure. */
+static inline bool linear_shared(struct cuda *cu, const void *kernel, size_t bytes)
+{
+    const size_t usual = 48 << 10; /* what every kernel may use without asking */
+    return bytes <= usual ||
+           cuda_ok(cu,
+                   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(bytes)),
+                   "linear");
+}
+
+/* linear_few.cu, linear_many.cu: whole calls on args; linear_many reads x as prepared. */
+void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+
+/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as linear_round wrote it, W row-major. False if
+ * cuBLASLt has no algorithm for the shape: nothing was launched. */
+struct linear_lt;
+bool linear_lt_run(struct cuda *cu, const struct linear_args *args);
+enum err_code linear_lt_new(struct linear_lt **lt, struct err *err);
+void linear_lt_free(struct linear_lt *lt);
+
+struct linear_state {
+    void *x; /* Owner: device memory for a pass of prepared rows */
+    size_t x_bytes;
+    struct linear_lt *lt; /* Owner: linear_lt.cu's own; NULL if deterministic */
+};
+
+#endif

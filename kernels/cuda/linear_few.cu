@@ -1,0 +1,436 @@
+/* Linear with few rows (decode): the time to read the weights, once, is the bound.
+ *
+ * A block computes some tiles of 16 outputs for a few rows. Its warps share the chunks of k: warp w
+ * of n takes the chunks w, w+n, .. whole, their sums meet in shared memory and are added there in
+ * ascending order (linear.cuh). With k cut over the warps no two of them want the same weight, so
+ * each warp streams its own through a ring of slots in shared memory, by copy_async: bytes under
+ * way cost no registers, and no compiler can move the loads to where they are used. The ring runs
+ * on across chunks and rounds.
+ *
+ * Bytes: weights once from memory (once more from the second-level cache per further group of
+ * tokens), x once per block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory
+ * while x is less than the weights, that is up to some 32 rows with BF16 and 16 with F32; with more
+ * rows the second-level cache. Share reached: not measured yet. */
+#include "kernels/cuda/linear.cuh"
+
+namespace
+{
+
+enum { FEW_WARPS_MAX = 8 };
+
+/* ---- the end of a round of chunks ------------------------------------------------------------ */
+
+/* Adds the n_part sums that the warps left in part, in order, to what earlier rounds left behind
+ * them, and writes y after the last round.
+ *   part [n_part_max + 1][n_token][stride], of a stride the first n_output count */
+__device__ __forceinline__ void few_reduce(const struct linear_args &a, float *part, int n_part,
+                                           int n_part_max, int n_token, int n_output, int stride,
+                                           bool is_first, bool is_last)
+{
+    const int first_out = static_cast<int>(blockIdx.x) * n_output;
+    const int first_tok = static_cast<int>(blockIdx.y) * n_token;
+    for (int e = static_cast<int>(threadIdx.x); e < n_token * n_output;
+         e += static_cast<int>(blockDim.x)) {
+        const int tok = e / n_output;
+        const int out = first_out + e % n_output;
+        const int at = tok * stride + e % n_output;
+        float *const kept = part + n_part_max * n_token * stride + at;
+        float total = is_first ? 0 : *kept;
+        for (int p = 0; p < n_part; p++) {
+            total += part[p * n_token * stride + at];
+        }
+        if (!is_last) {
+            *kept = total;
+        } else if (first_tok + tok < a.n_tok && out < a.n_out) {
+            a.y[(first_tok + tok) * a.y_stride + out] =
+                linear_finish(total, a.bias == NULL ? 0 : a.bias[out], a.act);
+        }
+    }
+}
+
+/* Bytes of a 16-byte piece of x that lie inside its row, n values left of it. */
+__device__ __forceinline__ int few_piece_bytes(int n)
+{
+    return n >= 4 ? 16 : n > 0 ? n * 4 : 0;
+}
+
+/* ---- BF16 ----------------------------------------------------------------------------------- */
+
+/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_mt tiles of outputs and n_nt
+ * of tokens per block; a slot of the ring holds one block of 32 k of them all, in 512-byte pieces
+ * of 16 per lane: [2·n_mt halves of weights, 2·n_nt halves of x in F32]. */
+template <int n_mt, int n_nt> struct few_bf16 {
+    static constexpr int n_token = n_nt * 8;
+    static constexpr int n_output = n_mt * LINEAR_TILE;
+    static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
+    static constexpr int n_piece = 2 * n_mt + 2 * n_nt;
+    static constexpr int n_slot = 32 / n_piece < 3 ? 3 : 32 / n_piece;
+    static constexpr size_t ring_bytes = n_slot * n_piece * 512;
+    static constexpr size_t part_bytes = n_token * stride * sizeof(float);
+};
+
+/* What a lane copies and multiplies. */
+template <int n_mt, int n_nt> struct few_lane {
+    const unsigned char *w[n_mt]; /* its 16 bytes of the lower half of block 0 of each tile */
+    const float *x[n_nt];         /* its first value of block 0 of each tile of tokens */
+    int n_in[n_nt];               /* values from there to the row's end; 0 where there is no row */
+};
+
+template <int n_mt, int n_nt>
+__device__ __forceinline__ struct few_lane<n_mt, n_nt> few_lane_of(const struct linear_args &a) {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+    struct few_lane<n_mt, n_nt> lane;
+#pragma unroll
+    for (int i = 0; i < n_mt; i++) {
+        const int tile = static_cast<int>(blockIdx.x) * n_mt + i;
+        lane.w[i] =
+            a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile + g * a.map.row + t * 16;
+    }
+#pragma unroll
+    for (int j = 0; j < n_nt; j++) {
+        const int tok = static_cast<int>(blockIdx.y) * (n_nt * 8) + j * 8 + g;
+        const bool is_row = tok < a.n_tok;
+        lane.x[j] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + t * 8;
+        lane.n_in[j] = is_row ? a.n_in - t * 8 : 0;
+    }
+    return lane;
+}
+
+/* Starts copying block into slot: a lane copies what it will read. */
+template <int n_mt, int n_nt>
+__device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt, n_nt> &lane,
+                                         const struct linear_map &map, int block)
+{
+    const int k = block * LINEAR_BLOCK_BF16;
+#pragma unroll
+    for (int i = 0; i < n_mt; i++) {
+        const unsigned char *const w = lane.w[i] + block * map.block;
+        copy_async_16(slot + (2 * i) * 32, w);
+        copy_async_16(slot + (2 * i + 1) * 32, w + map.half);
+    }
+#pragma unroll
+    for (int j = 0; j < n_nt; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int n = few_piece_bytes(lane.n_in[j] - k - 4 * h);
+            copy_async_16(slot + (2 * n_mt + 2 * j + h) * 32,
+                          n > 0 ? lane.x[j] + k + 4 * h : lane.x[j], n);
+        }
+    }
+}
+
+/* sum += the products of a slot. */
+template <int n_mt, int n_nt>
+__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4], const uint4 *slot)
+{
+    uint32_t w[2][n_mt][4]; /* [instruction] */
+    uint32_t x[2][n_nt][2];
+#pragma unroll
+    for (int i = 0; i < n_mt; i++) {
+        const uint4 top = slot[(2 * i) * 32];
+        const uint4 bottom = slot[(2 * i + 1) * 32];
+        w[0][i][0] = top.x, w[0][i][1] = bottom.x, w[0][i][2] = top.y, w[0][i][3] = bottom.y;
+        w[1][i][0] = top.z, w[1][i][1] = bottom.z, w[1][i][2] = top.w, w[1][i][3] = bottom.w;
+    }
+#pragma unroll
+    for (int j = 0; j < n_nt; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint4 v = slot[(2 * n_mt + 2 * j + h) * 32];
+            x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+            x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int i = 0; i < n_mt; i++) {
+#pragma unroll
+            for (int j = 0; j < n_nt; j++) {
+                mma_bf16(sum[i][j], w[h][i], x[h][j]);
+            }
+        }
+    }
+}
+
+/* Leaves a chunk's sums in part [n_token][stride]: lane (g, t) holds outputs g, g+8 of a tile,
+ * tokens 2t, 2t+1. */
+template <int n_mt, int n_nt>
+__device__ __forceinline__ void few_leave(float *part, const float (&sum)[n_mt][n_nt][4])
+{
+    constexpr int stride = few_bf16<n_mt, n_nt>::stride;
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int i = 0; i < n_mt; i++) {
+#pragma unroll
+        for (int j = 0; j < n_nt; j++) {
+            float *const at = part + (j * 8 + t * 2) * stride + i * LINEAR_TILE + g;
+            at[0] = sum[i][j][0];
+            at[stride] = sum[i][j][1];
+            at[8] = sum[i][j][2];
+            at[stride + 8] = sum[i][j][3];
+        }
+    }
+}
+
+/* Grid (tiles of outputs / n_mt, tiles of tokens / n_nt), one warp per chunk up to FEW_WARPS_MAX.
+ */
+template <int n_mt, int n_nt>
+__global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const struct linear_args a)
+{
+    using shape = few_bf16<n_mt, n_nt>;
+    DYN_SHARED(unsigned char, shared);
+    const int n_warp = static_cast<int>(blockDim.x) / 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    uint4 *const ring = reinterpret_cast<uint4 *>(shared + warp * shape::ring_bytes) +
+                        static_cast<int>(threadIdx.x) % 32;
+    /* [n_warp + 1][n_token][stride] */
+    float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
+    const struct few_lane<n_mt, n_nt> lane = few_lane_of<n_mt, n_nt>(a);
+    int to = 0; /* next slot to fill, and the block for it; groups are ended past the last, too */
+    int next = warp * LINEAR_CHUNK_BLOCKS;
+    const auto copy_next = [&]() {
+        if (next < a.n_block) {
+            few_copy<n_mt, n_nt>(ring + to * shape::n_piece * 32, lane, a.map, next);
+            next += next % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1
+                        ? (n_warp - 1) * LINEAR_CHUNK_BLOCKS + 1
+                        : 1;
+        }
+        copy_async_commit();
+        to = to == shape::n_slot - 1 ? 0 : to + 1;
+    };
+    for (int i = 0; i < shape::n_slot - 1; i++) {
+        copy_next();
+    }
+    int from = 0;
+    const int n_chunk = (a.n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
+    for (int first = 0; first < n_chunk; first += n_warp) {
+        const int block = (first + warp) * LINEAR_CHUNK_BLOCKS;
+        if (block < a.n_block) {
+            float sum[n_mt][n_nt][4] = {};
+            for (int b = block; b < block + LINEAR_CHUNK_BLOCKS && b < a.n_block; b++) {
+                copy_async_wait<shape::n_slot - 2>();
+                __syncwarp(); /* the slot that is filled now was read in the turn before */
+                copy_next();
+                few_multiply<n_mt, n_nt>(sum, ring + from * shape::n_piece * 32);
+                from = from == shape::n_slot - 1 ? 0 : from + 1;
+            }
+            few_leave<n_mt, n_nt>(part + warp * shape::n_token * shape::stride, sum);
+        }
+        __syncthreads();
+        const int left = n_chunk - first;
+        few_reduce(a, part, left < n_warp ? left : n_warp, n_warp, shape::n_token, shape::n_output,
+                   shape::stride, first == 0, left <= n_warp);
+        __syncthreads(); /* the next round writes part */
+    }
+}
+
+/* As many warps as there are chunks and as fit into shared memory. */
+int few_warps(const struct cuda *cu, int n_need, size_t ring_bytes, size_t part_bytes)
+{
+    int n_warp = n_need < FEW_WARPS_MAX ? n_need : static_cast<int>(FEW_WARPS_MAX);
+    while (n_warp > 1 && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
+        n_warp--;
+    }
+    return n_warp;
+}
+
+template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct linear_args *a)
+{
+    using shape = few_bf16<n_mt, n_nt>;
+    const int n_chunk = (a->n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
+    const int n_warp = few_warps(cu, n_chunk, shape::ring_bytes, shape::part_bytes);
+    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
+    if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_bf16<n_mt, n_nt>), shared)) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>((a->n_tile + n_mt - 1) / n_mt),
+                    static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
+    LAUNCH((linear_few_bf16<n_mt, n_nt>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+           cu->stream, *a);
+}
+
+/* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle. */
+template <int n_nt> void few_bf16_tiles(struct cuda *cu, const struct linear_args *a)
+{
+    const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
+    const int enough = cu->n_sm - cu->n_sm / 8;
+    if (a->n_tok > 2 && n_nt < 4 && a->n_tile / 4 * groups >= enough * 2) {
+        few_bf16_run < n_nt<4 ? 4 : 2, n_nt>(cu, a);
+    } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
+        few_bf16_run<2, n_nt>(cu, a);
+    } else {
+        few_bf16_run<1, n_nt>(cu, a);
+    }
+}
+
+/* ---- F32 ------------------------------------------------------------------------------------ */
+
+/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and o+8 of a tile over chunk c of the
+ * warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
+ * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
+template <int n_token> struct few_f32 {
+    static constexpr int n_lane_chunk = 4;
+    static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
+    static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
+    static constexpr int n_w = n_k4 * 2 * 32;
+    static constexpr int n_piece = n_w + n_token * n_lane_chunk * n_k4;
+    static constexpr int n_slot = n_token > 4 ? 3 : 4;
+    static constexpr size_t ring_bytes = n_slot * n_piece * 16;
+    static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
+};
+
+/* Starts copying turn (block of each chunk) of the four chunks from chunk on. */
+template <int n_token>
+__device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct linear_args &a, int chunk,
+                                             int turn)
+{
+    using shape = few_f32<n_token>;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int mine = (chunk + lane / 8) * shape::n_turn + turn; /* block that the lane multiplies */
+    if (mine < a.n_block) {
+        const unsigned char *const w =
+            a.w + (static_cast<int64_t>(blockIdx.x) * a.n_block + mine) * LINEAR_TILE_BLOCK_BYTES +
+            lane % 8 * 16;
+#pragma unroll
+        for (int i = 0; i < shape::n_k4 * 2; i++) { /* 8 outputs of a k4 are 128 bytes */
+            copy_async_16(slot + i * 32 + lane, w + i * 128);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < (n_token * 16 + 31) / 32; i++) {
+        const int piece = i * 32 + lane; /* [n_token][4 chunks][4 k4] */
+        const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
+        const int block = (chunk + piece / 4 % 4) * shape::n_turn + turn;
+        const int k = block * LINEAR_BLOCK_F32 + piece % 4 * 4;
+        const int n = tok < a.n_tok ? few_piece_bytes(a.n_in - k) : 0;
+        if (piece < n_token * 16) {
+            const float *const x = static_cast<const float *>(a.x);
+            copy_async_16(slot + shape::n_w + piece, n > 0 ? x + tok * a.x_stride + k : x, n);
+        }
+    }
+}
+
+/* sum += the products of a slot: [2 outputs][n_token]. */
+template <int n_token>
+__device__ __forceinline__ void few_multiply_f32(float (&sum)[2][n_token], const uint4 *slot)
+{
+    using shape = few_f32<n_token>;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float4 *const w = reinterpret_cast<const float4 *>(slot) + lane;
+    const float4 *const x = reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
+#pragma unroll
+    for (int k4 = 0; k4 < shape::n_k4; k4++) {
+        const float4 w_k[2] = {w[k4 * 64], w[k4 * 64 + 32]};
+#pragma unroll
+        for (int j = 0; j < n_token; j++) {
+            const float4 x_k = x[j * 16 + k4];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
+                sum[h][j] = fmaf(w_k[h].y, x_k.y, sum[h][j]);
+                sum[h][j] = fmaf(w_k[h].z, x_k.z, sum[h][j]);
+                sum[h][j] = fmaf(w_k[h].w, x_k.w, sum[h][j]);
+            }
+        }
+    }
+}
+
+/* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to FEW_WARPS_MAX. */
+template <int n_token>
+__global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struct linear_args a)
+{
+    using shape = few_f32<n_token>;
+    DYN_SHARED(unsigned char, shared);
+    const int n_warp = static_cast<int>(blockDim.x) / 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint4 *const ring = reinterpret_cast<uint4 *>(shared + warp * shape::ring_bytes);
+    /* [n_warp·4 + 4][n_token][16], of the last four one is used */
+    float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
+    const int n_part = n_warp * shape::n_lane_chunk;
+    const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
+    int to = 0; /* next slot to fill, the warp's chunks and the turn for it */
+    int next = warp * shape::n_lane_chunk;
+    int turn = 0;
+    const auto copy_next = [&]() {
+        if (next < n_chunk) {
+            few_copy_f32<n_token>(ring + to * shape::n_piece, a, next, turn);
+            next += turn == shape::n_turn - 1 ? n_part : 0;
+            turn = turn == shape::n_turn - 1 ? 0 : turn + 1;
+        }
+        copy_async_commit();
+        to = to == shape::n_slot - 1 ? 0 : to + 1;
+    };
+    for (int i = 0; i < shape::n_slot - 1; i++) {
+        copy_next();
+    }
+    int from = 0;
+    for (int first = 0; first < n_chunk; first += n_part) {
+        const int chunk = first + warp * shape::n_lane_chunk; /* the first of the warp's four */
+        if (chunk < n_chunk) {
+            const int mine = chunk + lane / 8;
+            float sum[2][n_token] = {};
+            for (int i = 0; i < shape::n_turn; i++) {
+                copy_async_wait<shape::n_slot - 2>();
+                __syncwarp(); /* copies of other lanes; and who read the slot that is filled now */
+                copy_next();
+                if (mine * shape::n_turn + i < a.n_block) {
+                    few_multiply_f32<n_token>(sum, ring + from * shape::n_piece);
+                }
+                from = from == shape::n_slot - 1 ? 0 : from + 1;
+            }
+#pragma unroll
+            for (int j = 0; j < n_token; j++) {
+                float *const at = part + ((mine - first) * n_token + j) * LINEAR_TILE + lane % 8;
+                at[0] = sum[0][j];
+                at[8] = sum[1][j];
+            }
+        }
+        __syncthreads();
+        const int left = n_chunk - first;
+        few_reduce(a, part, left < n_part ? left : n_part, n_part, n_token, LINEAR_TILE,
+                   LINEAR_TILE, first == 0, left <= n_part);
+        __syncthreads(); /* the next round writes part */
+    }
+}
+
+template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_args *a)
+{
+    using shape = few_f32<n_token>;
+    const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
+    const int n_warp =
+        few_warps(cu, (a->n_block + n_block - 1) / n_block, shape::ring_bytes, shape::part_bytes);
+    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
+    if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_f32<n_token>), shared)) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>(a->n_tile),
+                    static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
+    LAUNCH((linear_few_f32<n_token>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+           cu->stream, *a);
+}
+
+} // namespace
+
+void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+{
+    if (dtype == DTYPE_BF16) {
+        if (args->n_tok <= 8) {
+            few_bf16_tiles<1>(cu, args);
+        } else if (args->n_tok <= 16) {
+            few_bf16_tiles<2>(cu, args);
+        } else {
+            few_bf16_tiles<4>(cu, args);
+        }
+    } else if (args->n_tok == 1) {
+        few_f32_run<1>(cu, args);
+    } else if (args->n_tok <= 4) {
+        few_f32_run<4>(cu, args);
+    } else {
+        few_f32_run<8>(cu, args);
+    }
+    cuda_check(cu, "linear");
+}

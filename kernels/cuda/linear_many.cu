@@ -1,0 +1,372 @@
+/* Linear with many rows (prefill, scoring, large batches): the matrix units are the bound.
+ *
+ * A block computes a tile of outputs times tokens; its operands come through a ring of slots in
+ * shared memory, filled by copy_async three slots ahead, so that each value is read from the
+ * second-level cache once per tile. x has been prepared (linear.cu): rounded if the weights are
+ * BF16, rows padded with zeros to whole blocks of k. The chains and chunks of k are those of
+ * linear.cuh: a thread keeps a chunk's sum and the total in two sets of registers and adds the one
+ * to the other at a chunk's end. What lies past the last output or token repeats the last tile or
+ * row and is not stored.
+ *
+ * Bytes: per tile and k, outputs and tokens times 2 (BF16) or 4 (F32) from the second-level cache;
+ * a tile of 128 × 128 does 64 multiply-adds per byte with BF16. Operations: 2·n_tok·n_in·n_out.
+ * Bound: BF16 mma.sync, which on sm_90 is some 60 % of what wgmma would reach, and close to it the
+ * second-level cache; F32 the multiply-add units. Share reached: not measured yet. */
+#include "kernels/cuda/linear.cuh"
+
+namespace
+{
+
+constexpr int MANY_SLOTS = 4;
+
+/* ---- BF16 ----------------------------------------------------------------------------------- */
+
+/* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. A slot
+ * holds one block of 32 k: weights as packed, [tile][2 halves][32 lanes] pieces of 16 bytes, then x
+ * [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
+template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct many_bf16 {
+    static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
+    static constexpr int n_thread = n_wm * n_wn * 32;
+    static constexpr int n_tile = n_wm * n_mt; /* of outputs */
+    static constexpr int n_output = n_tile * LINEAR_TILE;
+    static constexpr int n_token = n_wn * n_nt * 8;
+    static constexpr int n_w = n_tile * 64; /* pieces */
+    static constexpr int n_x = n_token * 4;
+    static constexpr int n_piece = n_w + n_x;
+    static constexpr size_t shared_bytes = MANY_SLOTS * n_piece * 16;
+    static_assert(n_w % n_thread == 0 && n_x % n_thread == 0, "threads copy equal shares");
+};
+
+/* Where a thread's pieces of block 0 come from. */
+template <typename shape> struct many_source {
+    const unsigned char *w[shape::n_w / shape::n_thread];
+    const unsigned char *x[shape::n_x / shape::n_thread];
+};
+
+template <typename shape>
+__device__ __forceinline__ struct many_source<shape> many_source_of(const struct linear_args &a) {
+    struct many_source<shape> source;
+#pragma unroll
+    for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
+        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
+        const int tile = static_cast<int>(blockIdx.y) * shape::n_tile + piece / 64;
+        source.w[i] = a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile +
+                      piece / 32 % 2 * a.map.half + piece / 4 % 8 * a.map.row + piece % 4 * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < shape::n_x / shape::n_thread; i++) {
+        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
+        const int tok = static_cast<int>(blockIdx.x) * shape::n_token + piece / 4;
+        source.x[i] = static_cast<const unsigned char *>(a.x) +
+                      (tok < a.n_tok ? tok : a.n_tok - 1) * a.x_stride * 2 + piece % 4 * 16;
+    }
+    return source;
+}
+
+template <typename shape>
+__device__ __forceinline__ void many_copy(uint4 *slot, const struct many_source<shape> &source,
+                                          const struct linear_map &map, int block)
+{
+#pragma unroll
+    for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
+        copy_async_16(slot + i * shape::n_thread + threadIdx.x, source.w[i] + block * map.block);
+    }
+#pragma unroll
+    for (int i = 0; i < shape::n_x / shape::n_thread; i++) {
+        copy_async_16(slot + shape::n_w + i * shape::n_thread + threadIdx.x,
+                      source.x[i] + static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * 2));
+    }
+}
+
+/* sum += the products of a slot. w, x: the lane's first fragments in it. */
+template <typename shape>
+__device__ __forceinline__ void many_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
+                                              const uint4 *w, const uint4 *x)
+{
+    uint4 in_x[shape::n_nt];
+#pragma unroll
+    for (int j = 0; j < shape::n_nt; j++) {
+        in_x[j] = x[j * 32];
+    }
+#pragma unroll
+    for (int i = 0; i < shape::n_mt; i++) {
+        const uint4 top = w[i * 64];
+        const uint4 bottom = w[i * 64 + 32];
+        const uint32_t lower[4] = {top.x, bottom.x, top.y, bottom.y};
+        const uint32_t upper[4] = {top.z, bottom.z, top.w, bottom.w};
+#pragma unroll
+        for (int j = 0; j < shape::n_nt; j++) {
+            const uint32_t x_lower[2] = {in_x[j].x, in_x[j].y};
+            mma_bf16(sum[i][j], lower, x_lower);
+        }
+#pragma unroll
+        for (int j = 0; j < shape::n_nt; j++) {
+            const uint32_t x_upper[2] = {in_x[j].z, in_x[j].w};
+            mma_bf16(sum[i][j], upper, x_upper);
+        }
+    }
+}
+
+/* total += sum, which becomes 0. */
+template <int n_mt, int n_nt, int n>
+__device__ __forceinline__ void many_border(float (&total)[n_mt][n_nt][n],
+                                            float (&sum)[n_mt][n_nt][n])
+{
+#pragma unroll
+    for (int i = 0; i < n_mt; i++) {
+#pragma unroll
+        for (int j = 0; j < n_nt; j++) {
+#pragma unroll
+            for (int e = 0; e < n; e++) {
+                total[i][j][e] += sum[i][j][e];
+                sum[i][j][e] = 0;
+            }
+        }
+    }
+}
+
+/* Lane (g, t) holds outputs g, g+8 of a tile for tokens 2t, 2t+1: eight lanes write 32 consecutive
+ * bytes of y. */
+template <typename shape>
+__device__ __forceinline__ void many_store(const struct linear_args &a,
+                                           const float (&total)[shape::n_mt][shape::n_nt][4],
+                                           int first_out, int first_tok)
+{
+#pragma unroll
+    for (int i = 0; i < shape::n_mt; i++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int out = first_out + i * LINEAR_TILE + h * 8;
+            if (out >= a.n_out) {
+                continue;
+            }
+            const float bias = a.bias == NULL ? 0 : a.bias[out];
+#pragma unroll
+            for (int j = 0; j < shape::n_nt; j++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int tok = first_tok + j * 8 + e;
+                    if (tok < a.n_tok) {
+                        a.y[tok * a.y_stride + out] =
+                            linear_finish(total[i][j][2 * h + e], bias, a.act);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Grid (tiles of tokens, tiles of outputs): neighbours share weights, which are read once. */
+template <typename shape>
+__global__ void __launch_bounds__(shape::n_thread) linear_many_bf16(const struct linear_args a)
+{
+    DYN_SHARED(uint4, ring); /* [MANY_SLOTS][n_piece] */
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
+    const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
+    const struct many_source<shape> source = many_source_of<shape>(a);
+#pragma unroll
+    for (int i = 0; i < MANY_SLOTS - 1; i++) {
+        if (i < a.n_block) {
+            many_copy<shape>(ring + i * shape::n_piece, source, a.map, i);
+        }
+        copy_async_commit();
+    }
+    const uint4 *const w = ring + wm * shape::n_mt * 64 + lane;
+    const uint4 *const x = ring + shape::n_w + wn * shape::n_nt * 32 + lane;
+    float sum[shape::n_mt][shape::n_nt][4] = {};
+    float total[shape::n_mt][shape::n_nt][4] = {};
+    for (int block = 0; block < a.n_block; block++) {
+        copy_async_wait<MANY_SLOTS - 2>();
+        __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
+        const int ahead = block + MANY_SLOTS - 1;
+        if (ahead < a.n_block) {
+            many_copy<shape>(ring + ahead % MANY_SLOTS * shape::n_piece, source, a.map, ahead);
+        }
+        copy_async_commit();
+        const int at = block % MANY_SLOTS * shape::n_piece;
+        many_multiply<shape>(sum, w + at, x + at);
+        if (block % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1 || block == a.n_block - 1) {
+            many_border(total, sum);
+        }
+    }
+    many_store<shape>(
+        a, total,
+        static_cast<int>(blockIdx.y) * shape::n_output + wm * shape::n_mt * LINEAR_TILE + lane / 4,
+        static_cast<int>(blockIdx.x) * shape::n_token + wn * shape::n_nt * 8 + lane % 4 * 2);
+}
+
+/* ---- F32 ------------------------------------------------------------------------------------ */
+
+/* A warp computes 64 outputs times 32 tokens, a thread 8 × 8: outputs o + 8i, tokens t + 4j, with
+ * (o, t) = (lane % 8, lane / 8). A slot holds one block of 16 k: weights as packed, [tile][4 k4][16
+ * outputs], then x [4 k4][token, two pieces of padding], 16 bytes each. */
+template <int n_wm_, int n_wn_> struct many_f32 {
+    static constexpr int n_wm = n_wm_, n_wn = n_wn_;
+    static constexpr int n_thread = n_wm * n_wn * 32;
+    static constexpr int n_output = n_wm * 64;
+    static constexpr int n_token = n_wn * 32;
+    static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;
+    static constexpr int n_w = n_output * n_k4;  /* pieces */
+    static constexpr int x_stride = n_token + 2; /* copies of 4 k4 fall into 32 banks */
+    static constexpr int n_piece = n_w + n_k4 * x_stride;
+    static constexpr int n_x = n_k4 * n_token; /* without padding */
+    static constexpr size_t shared_bytes = MANY_SLOTS * n_piece * 16;
+    static_assert(n_w % n_thread == 0 && n_x % n_thread == 0, "threads copy equal shares");
+};
+
+template <typename shape>
+__device__ __forceinline__ void many_copy_f32(uint4 *slot, const struct linear_args &a, int block)
+{
+    constexpr int tile_pieces = LINEAR_TILE * shape::n_k4;
+#pragma unroll
+    for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
+        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
+        const int wanted =
+            static_cast<int>(blockIdx.y) * (shape::n_output / LINEAR_TILE) + piece / tile_pieces;
+        const int64_t tile = wanted < a.n_tile ? wanted : a.n_tile - 1;
+        copy_async_16(slot + piece, a.w + (tile * a.n_block + block) * LINEAR_TILE_BLOCK_BYTES +
+                                        piece % tile_pieces * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < shape::n_x / shape::n_thread; i++) {
+        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
+        const int tok = static_cast<int>(blockIdx.x) * shape::n_token + piece / shape::n_k4;
+        const float *const x = static_cast<const float *>(a.x) +
+                               (tok < a.n_tok ? tok : a.n_tok - 1) * a.x_stride +
+                               block * LINEAR_BLOCK_F32;
+        const int k4 = piece % shape::n_k4;
+        copy_async_16(slot + shape::n_w + k4 * shape::x_stride + piece / shape::n_k4, x + k4 * 4);
+    }
+}
+
+/* sum += the products of a slot. w, x: the lane's first output and token in it. */
+template <typename shape>
+__device__ __forceinline__ void many_multiply_f32(float (&sum)[8][8][1], const float4 *w,
+                                                  const float4 *x)
+{
+#pragma unroll
+    for (int k4 = 0; k4 < shape::n_k4; k4++) {
+        float4 in_w[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* output 8i: half a tile */
+            in_w[i] = w[i / 2 * (LINEAR_TILE * shape::n_k4) + k4 * LINEAR_TILE + i % 2 * 8];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float4 in_x = x[k4 * shape::x_stride + j * 4];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                sum[i][j][0] = fmaf(in_w[i].x, in_x.x, sum[i][j][0]);
+                sum[i][j][0] = fmaf(in_w[i].y, in_x.y, sum[i][j][0]);
+                sum[i][j][0] = fmaf(in_w[i].z, in_x.z, sum[i][j][0]);
+                sum[i][j][0] = fmaf(in_w[i].w, in_x.w, sum[i][j][0]);
+            }
+        }
+    }
+}
+
+/* Grid as above. */
+template <typename shape>
+__global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct linear_args a)
+{
+    DYN_SHARED(uint4, ring); /* [MANY_SLOTS][n_piece] */
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
+    const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
+#pragma unroll
+    for (int i = 0; i < MANY_SLOTS - 1; i++) {
+        if (i < a.n_block) {
+            many_copy_f32<shape>(ring + i * shape::n_piece, a, i);
+        }
+        copy_async_commit();
+    }
+    const float4 *const w =
+        reinterpret_cast<const float4 *>(ring) + wm * (64 * shape::n_k4) + lane % 8;
+    const float4 *const x =
+        reinterpret_cast<const float4 *>(ring) + shape::n_w + wn * 32 + lane / 8;
+    float sum[8][8][1] = {};
+    float total[8][8][1] = {};
+    for (int block = 0; block < a.n_block; block++) {
+        copy_async_wait<MANY_SLOTS - 2>();
+        __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
+        const int ahead = block + MANY_SLOTS - 1;
+        if (ahead < a.n_block) {
+            many_copy_f32<shape>(ring + ahead % MANY_SLOTS * shape::n_piece, a, ahead);
+        }
+        copy_async_commit();
+        const int at = block % MANY_SLOTS * shape::n_piece;
+        many_multiply_f32<shape>(sum, w + at, x + at);
+        constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32;
+        if (block % n_turn == n_turn - 1 || block == a.n_block - 1) {
+            many_border(total, sum);
+        }
+    }
+    const int first_out = static_cast<int>(blockIdx.y) * shape::n_output + wm * 64 + lane % 8;
+    const int first_tok = static_cast<int>(blockIdx.x) * shape::n_token + wn * 32 + lane / 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int out = first_out + i * 8;
+        const float bias = a.bias == NULL || out >= a.n_out ? 0 : a.bias[out];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int tok = first_tok + j * 4;
+            if (out < a.n_out && tok < a.n_tok) {
+                a.y[tok * a.y_stride + out] = linear_finish(total[i][j][0], bias, a.act);
+            }
+        }
+    }
+}
+
+/* ---- choice of the tile --------------------------------------------------------------------- */
+
+template <typename shape>
+void many_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struct linear_args))
+{
+    if (!linear_shared(cu, reinterpret_cast<const void *>(kernel), shape::shared_bytes)) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token),
+                    static_cast<unsigned>((a->n_out + shape::n_output - 1) / shape::n_output));
+    LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cu->stream, *a);
+}
+
+/* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its
+ * speed. Speeds are relative, from the bytes that a tile reads per multiply-add. */
+template <typename shape>
+int64_t many_cost(const struct cuda *cu, const struct linear_args *a, int speed)
+{
+    const int64_t blocks = static_cast<int64_t>((a->n_tok + shape::n_token - 1) / shape::n_token) *
+                           ((a->n_out + shape::n_output - 1) / shape::n_output);
+    const int64_t rounds = (blocks + cu->n_sm - 1) / cu->n_sm;
+    return rounds * (shape::n_token * shape::n_output) * 64 / speed;
+}
+
+} // namespace
+
+void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+{
+    using large = many_bf16<4, 4, 2, 4>;  /* 128 outputs × 128 tokens */
+    using medium = many_bf16<4, 4, 2, 2>; /* 128 × 64 */
+    using small = many_bf16<2, 4, 2, 2>;  /* 64 × 64 */
+    using large_f32 = many_f32<2, 4>;     /* 128 × 128 */
+    using small_f32 = many_f32<1, 2>;     /* 64 × 64 */
+    if (dtype == DTYPE_F32) {
+        if (many_cost<large_f32>(cu, args, 64) <= many_cost<small_f32>(cu, args, 48)) {
+            many_run<large_f32>(cu, args, linear_many_f32<large_f32>);
+        } else {
+            many_run<small_f32>(cu, args, linear_many_f32<small_f32>);
+        }
+    } else {
+        const int64_t cost[3] = {many_cost<large>(cu, args, 64), many_cost<medium>(cu, args, 43),
+                                 many_cost<small>(cu, args, 32)};
+        if (cost[0] <= cost[1] && cost[0] <= cost[2]) {
+            many_run<large>(cu, args, linear_many_bf16<large>);
+        } else if (cost[1] <= cost[2]) {
+            many_run<medium>(cu, args, linear_many_bf16<medium>);
+        } else {
+            many_run<small>(cu, args, linear_many_bf16<small>);
+        }
+    }
+    cuda_check(cu, "linear");
+}
