@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <vector>
 
 namespace
@@ -28,6 +29,7 @@ struct setting {
     struct {
         long at, count;
         cudaError_t error;
+        const char *file; /* of the environment; nullptr: by count */
     } inject[INJECT_N];
     cudaError_t failure;
 };
@@ -90,12 +92,16 @@ size_t read_size(const char *name, size_t value)
     return n << shift;
 }
 
-/* NAME=n or n:error; 0 or unset: never. */
+/* NAME=n or n:error, the n-th; NAME=@FILE, the first one that finds that file. 0 or unset: never. */
 void read_injection(enum injection kind, const char *name, cudaError_t error)
 {
     const char *const text = getenv(name);
-    setting.inject[kind] = {0, 0, error};
+    setting.inject[kind] = {0, 0, error, nullptr};
     if (text == nullptr || *text == 0) {
+        return;
+    }
+    if (*text == '@') {
+        setting.inject[kind].file = text + 1;
         return;
     }
     char *end;
@@ -104,7 +110,7 @@ void read_injection(enum injection kind, const char *name, cudaError_t error)
         setting.inject[kind].error = static_cast<cudaError_t>(strtol(end + 1, &end, 10));
     }
     if (*end != 0) {
-        die("%s is a count, or count:error, not %s", name, text);
+        die("%s is a count, count:error or @FILE, not %s", name, text);
     }
 }
 
@@ -237,7 +243,9 @@ void fail_for_good(cudaError_t error)
 cudaError_t inject(enum injection kind)
 {
     auto *const it = &settings()->inject[kind];
-    return ++it->count == it->at ? it->error : cudaSuccess;
+    const bool found = it->file != nullptr && access(it->file, F_OK) == 0;
+    it->file = found ? nullptr : it->file;
+    return ++it->count == it->at || found ? it->error : cudaSuccess;
 }
 
 cudaError_t cudaPeekAtLastError(void)
