@@ -144,7 +144,7 @@ SPM_OBJ         := $(B)/engine/tokenizer_spm.o
 ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(B)/engine/none/tokenizer.o $(filter-out $(SPM_OBJ),$(ENGINE_OBJ)),$(ENGINE_OBJ))
 ENGINE_ONLY_LIB := -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 
-.PHONY: engine gpu-kit
+.PHONY: engine gpu-kit gpu-programs check-gpu
 engine: ## build $(B)/pkmserve-engine: score, generate, inspect, bench; no HTTP
 	@variables=$$(CC="$(CC)" CXX="$(CXX)" .ci/engine-libs) && \
 	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
@@ -159,6 +159,12 @@ $(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/
 
 gpu-kit: ## gather into build/gpu-kit what a bare GPU machine lacks
 	@CC="$(CC)" .ci/gpu-kit build/gpu-kit
+
+# What tests/gpu/check.py runs; it builds them itself, in a folder of its own.
+GPU_PROGRAMS := $(addprefix $(B)/,pkmserve-engine tests/gpu/forward tests/kernels/run_check tests/bench/bench_device)
+gpu-programs: $(GPU_PROGRAMS) # for a rehearsal, and its test
+check-gpu: ## on a machine with a GPU: build, check, measure, write a report (8 minutes)
+	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/check.py $(CHECK_GPU)
 
 # ---- running -----------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device de
 .PRECIOUS: $(B)/%.o
 
 .PHONY: tests test deps-test test-asan test-tsan
-tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) # builds them all, runs none
+tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) $(GPU_PROGRAMS) # builds them all, runs none
 
 deps-test:
 	@.ci/deps build test

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -17,15 +16,12 @@ from pathlib import Path
 import numpy as np
 import requests
 
-ROOT = Path(__file__).resolve().parents[2]
-CASES = ROOT / "tests" / "golden" / "xlm"
+from golden_data import (GINI, KL, LOGPROB, LOGPROB_ROW, NLL, PPL_RELATIVE, ROOT, TOP,  # noqa: F401
+                         WEIGHT, expected, expected_arrays)
+
 BUILD = Path(os.environ.get("B", "build"))
 PROGRAM = Path(os.environ.get("PKMSERVE", BUILD / "pkmserve"))
 START_S = 120  # under a sanitizer, on a busy machine
-
-# Largest error allowed, from tests/golden/xlm/README.md: the original's own fp32 is off by a third.
-LOGPROB, LOGPROB_ROW, NLL, PPL_RELATIVE = 1e-4, 2e-4, 1e-3, 1e-5
-WEIGHT, KL, GINI, TOP = 5e-5, 1e-4, 1e-3, 1
 
 
 def absolute(path):
@@ -39,21 +35,6 @@ def model_directory(case):
 def convert_all():
     """Makes the model directories that are missing or older than their source."""
     subprocess.run([str(ROOT / "tests" / "golden" / "convert_all.sh")], check=True, timeout=120)
-
-
-def expected(case):
-    due = json.loads((CASES / case / "expected.json").read_text())
-    return {"memory_short": {}, "memory_metrics": None, **due}  # dense12 has no memory
-
-
-def expected_arrays(case):
-    data = (CASES / case / "expected.safetensors").read_bytes()
-    n, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    kinds = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}
-    return {name: np.frombuffer(data[8 + n:][slice(*e["data_offsets"])], kinds[e["dtype"]])
-            .reshape(e["shape"]) for name, e in header.items()}
 
 
 class Server:

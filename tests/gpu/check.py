@@ -1,0 +1,148 @@
+"""make check-gpu: builds the engine on a machine with a GPU, checks it there, measures it, writes a report.
+
+    check.py [--build build/gpu-check] [--budget 470] [--report FILE] [--only PART,...] [--no-build]
+    check.py --rehearse DEVICE --build BUILD [...]     the same with tiny sizes on any backend
+
+Needs nvcc, a GPU, a C compiler, make, Python with NumPy; PyTorch for the comparison; no network. The parts
+run one after the other, each within a budget, all within --budget seconds; the report is written after each,
+so a part that fails, hangs or is cut costs the others nothing. Exit status: 0 all is well, 1 something
+failed, 2 the check could not start (then there is no report).
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import report
+from run import ROOT, Run, say
+
+# part -> its budget in seconds, in the order of running. The sum is below eight minutes.
+BUDGETS = {"build": 130, "prepare": 10, "ops": 45, "golden": 40, "bits": 30, "sanitizers": 50,
+           "speed": 100, "torch": 65}
+PROGRAMS = ["pkmserve-engine", "tests/kernels/run_check", "tests/gpu/forward",
+            "tests/bench/bench_device"]
+
+
+def build(run):
+    """Everything that is needed, in one make: what fails to build does not hold up the rest."""
+    libraries = run.command(["sh", ".ci/engine-libs"], 20)
+    if not libraries.good:
+        run.fail("build: " + libraries.why())
+    targets = [str(run.build / name) for name in ["libpkmserve_cuda.so", *PROGRAMS]]
+    # Other compilers have other warnings: they are for the development machine.
+    done = run.command(["make", "-k", "-j%d" % (os.cpu_count() or 1), "B=%s" % run.build,
+                        "WARN=-Wall", "CUDA=1", "CUDA_ARCH=" + run.machine["arch"],
+                        *libraries.out.split(), *targets])
+    if not done.good:
+        wrong = [line for line in (done.err + done.out).splitlines()
+                 if "rror" in line or "undefined" in line]
+        run.fail("build: %s" % (" / ".join(wrong[:4])[:600] or done.why()))
+
+
+def require(run):
+    """Notes programs that are missing; the parts that use them will fail by name."""
+    for name in PROGRAMS:
+        if not (run.build / name).exists():
+            run.fail("%s is not there" % (run.build / name))
+
+
+def parts(run, options):
+    import golden  # needs NumPy, which is checked before
+    import speed
+    table = {"build": build, "prepare": golden.prepare, "ops": golden.check_ops,
+             "golden": golden.check_golden, "bits": golden.check_bits,
+             "sanitizers": golden.check_sanitizers, "speed": speed.check_speed,
+             "torch": speed.check_torch}
+    wanted = options.only.split(",") if options.only else list(table)
+    for name in set(wanted) - set(table):
+        sys.exit("check-gpu: no part %s; there are %s" % (name, ", ".join(table)))
+    return [(name, table[name]) for name in table
+            if name in wanted and not (name == "build" and options.no_build)]
+
+
+def run_parts(run, options, path):
+    for name, part in parts(run, options):
+        run.begin(name, BUDGETS[name] * (options.patience if run.small else 1))
+        try:
+            part(run)
+            if name == "build":
+                require(run)
+        except Exception as e:  # a bug of the check itself must not cost the other parts
+            traceback.print_exc()
+            run.fail("the check itself: %s: %s" % (type(e).__name__, e))
+        run.end()
+        report.write(run, path)
+
+
+def summary(run, path):
+    say("%s; %d failures, %d notes" % (path, len(run.failures), len(run.notes)))
+    for part, text in run.failures:
+        say("FAILED %s: %s" % (part, text))
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, default=Path("build/gpu-check"))
+    parser.add_argument("--budget", type=float, default=470)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--no-build", action="store_true")
+    parser.add_argument("--rehearse", metavar="DEVICE")
+    parser.add_argument("--patience", type=float, default=10, help="rehearsal: budgets times this")
+    return parser.parse_args(argv)
+
+
+def start(options):
+    """A Run on this machine, or None after one line that says why not."""
+    device, small = options.rehearse or "cuda", options.rehearse is not None
+    budget = options.budget * (options.patience if small else 1)
+    run = Run(options.build, device, small, sys.executable, time.monotonic() + budget)
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        print("check-gpu: %s has no NumPy: name a Python that has, with PYTHON" % sys.executable,
+              file=sys.stderr)
+        return None
+    import machine
+    run.begin("machine", 60)
+    missing = machine.query(run)
+    if missing is not None and not small:
+        print("check-gpu: " + missing, file=sys.stderr)
+        return None
+    run.gpu = missing is None and not small
+    run.machine["command"] = "make check-gpu" + " ".join(["", *map(shlex.quote, sys.argv[1:])])
+    if run.gpu:
+        os.environ.update(machine.library_environment(run))
+        library = (options.build / "libpkmserve_cuda.so").absolute()
+        os.environ["PKMSERVE_CUDA_LIBRARY"] = str(library)
+    run.end()
+    return run
+
+
+def main(argv):
+    os.chdir(ROOT)
+    options = parse(argv)
+    run = start(options)
+    if run is None:
+        return 2
+    path = options.report or Path("tests/bench/results/gpu-%s.md" % time.strftime("%Y-%m-%d"))
+
+    def cut(number, frame):
+        run.stop()
+        run.fail("cut from outside by signal %d" % number)
+        report.write(run, path)
+        os._exit(1)
+    signal.signal(signal.SIGTERM, cut)
+    signal.signal(signal.SIGINT, cut)
+    run_parts(run, options, path)
+    summary(run, path)
+    return 1 if run.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,346 @@
+"""Whether the device computes what it should: the golden cases, CPU against device, the same bits however
+the work is cut, captured or placed.
+
+Everything comes from two programs: forward, which writes all that a model's steps give (see forward.c),
+and pkmserve-engine, the whole engine from token ids to text.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from run import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "golden"))
+import golden_data as gd  # noqa: E402
+
+# Cases whose bits are compared: product and flat keys, memories within and after layers.
+BIT_CASES = ["pkm12", "pkm-added", "flat"]
+AT_ONCE = 6  # processes that share the GPU while only correctness counts
+
+
+# ---- forward ----------------------------------------------------------------------------------
+
+def read_arrays(path):
+    """name -> array, of what forward wrote."""
+    found = {}
+    with open(path, "rb") as file:
+        while header := file.readline():
+            name, dtype, rows, cols = header.decode().split()
+            shape = int(rows), int(cols)
+            data = file.read(4 * shape[0] * shape[1])
+            found[name] = np.frombuffer(data, {"f32": "<f4", "i32": "<i4"}[dtype]).reshape(shape)
+    return found
+
+
+def write_sequences(path, items):
+    lines = ["%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
+             for item in items]
+    path.write_text("".join(lines))
+
+
+def forward(run, model, sequences, name, *flags, device=None, env=None, prefix=()):
+    """The arrays that forward writes, or None after a failure, which is reported."""
+    out = run.build / "gpu-out" / name
+    done = run.command([*prefix, run.program("tests/gpu/forward"), model, sequences, out, "--device",
+                        device or run.device, *flags], env=env)
+    if not done.good:
+        run.fail("forward, %s: %s" % (name, done.why()))
+        return None
+    return read_arrays(out)
+
+
+def model_directory(run, case):
+    return run.build / "golden" / case
+
+
+def case_sequences(run, case):
+    path = run.build / "gpu-out" / (case + ".sequences")
+    items = gd.expected(case)["sequences"]
+    if run.small:
+        items = items[:3]
+    write_sequences(path, items)
+    return path, items
+
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z = z - z.max(1, keepdims=True)
+    return z - np.log(np.exp(z).sum(1, keepdims=True))
+
+
+# ---- the golden cases -------------------------------------------------------------------------
+
+def slot_errors(case, due, got, info):
+    """Compares the short sequence's lookups; yields what is wrong."""
+    for m, (name, memory) in enumerate(due["memory_short"].items()):
+        if "indices" not in memory:
+            continue  # tied slots: either will do
+        n_head, k_top = np.shape(memory["indices"])[1:]
+        slots = got["0.slots.%d" % m].reshape(-1, n_head, k_top)
+        shares = got["0.shares.%d" % m].reshape(-1, n_head, k_top)
+        want = np.array(memory["indices"])
+        if not (np.sort(slots, -1) == np.sort(want, -1)).all():
+            yield "%s, memory %s: other slots than the original's" % (case, name)
+            continue
+        order, want_order = np.argsort(slots, -1), np.argsort(want, -1)
+        weights = np.take_along_axis(np.array(memory["weights"]), want_order, -1)
+        error = np.abs(np.take_along_axis(shares, order, -1) - weights).max()
+        info["weight"] = max(info["weight"], float(error))
+        if error > gd.WEIGHT:
+            yield "%s, memory %s: weights off by %.2g, allowed %.2g" % (case, name, error, gd.WEIGHT)
+
+
+def sequence_errors(case, due, items, got, info):
+    for s, item in enumerate(items):
+        logprob = got["%d.logprob" % s][:-1, 0].astype(np.float64)
+        want = np.array(item["logprobs_f64"])
+        error = np.abs(logprob - want).max()
+        info["logprob"] = max(info["logprob"], float(error))
+        if not error <= gd.LOGPROB:  # also NaN
+            yield "%s, sequence %d: log-probabilities off by %.2g, allowed %.2g" % (
+                case, s, error, gd.LOGPROB)
+        nll, ppl = -logprob.sum(), np.exp(-logprob.mean())
+        if not (abs(nll - item["nll_f64"]) <= gd.NLL
+                and abs(ppl / item["ppl_f64"] - 1) <= gd.PPL_RELATIVE):
+            yield "%s, sequence %d: nll %.6f, due %.6f; perplexity %.6f, due %.6f" % (
+                case, s, nll, item["nll_f64"], ppl, item["ppl_f64"])
+    rows = gd.expected_arrays(case)["logprobs_full_f64"]
+    error = np.abs(log_softmax(got["0.logits"]) - rows).max()
+    if not error <= gd.LOGPROB_ROW:
+        yield "%s: whole distributions off by %.2g, allowed %.2g" % (case, error, gd.LOGPROB_ROW)
+    if got["0.drawn"][:, 0].tolist() != items[0]["argmax"]:
+        yield "%s: other likeliest tokens than the original's" % case
+
+
+def kl(p_logits, q_logits):
+    """Mean over positions of KL(p || q), in nats."""
+    p, q = log_softmax(p_logits), log_softmax(q_logits)
+    return float((np.exp(p) * (p - q)).sum(1).mean())
+
+
+def together(got, field, n):
+    return np.concatenate([got["%d.%s" % (s, field)] for s in range(n)])
+
+
+def perplexity(got, n):
+    logprob = np.concatenate([got["%d.logprob" % s][:-1, 0] for s in range(n)])
+    return float(np.exp(-logprob.astype(np.float64).mean()))
+
+
+def check_case(run, case):
+    """A row of the report's table."""
+    sequences, items = case_sequences(run, case)
+    n, model = len(items), model_directory(run, case)
+    info = {"logprob": 0.0, "weight": 0.0}
+    f32 = forward(run, model, sequences, case + ".f32", "--dtype", "f32", "--logits")
+    cpu = forward(run, model, sequences, case + ".cpu", "--dtype", "f32", device="cpu")
+    bf16 = forward(run, model, sequences, case + ".bf16", "--dtype", "bf16", "--logits")
+    if f32 is None or cpu is None or bf16 is None:
+        return
+    due = gd.expected(case)
+    for error in [*sequence_errors(case, due, items, f32, info), *slot_errors(case, due, f32, info)]:
+        run.fail(error)
+    apart = float(np.abs(together(f32, "logprob", n) - together(cpu, "logprob", n)).max())
+    if not apart <= gd.LOGPROB:
+        run.fail("%s: device and CPU differ by %.2g, allowed %.2g" % (case, apart, gd.LOGPROB))
+    divergence = kl(together(f32, "logits", n), together(bf16, "logits", n))
+    if not np.isfinite(divergence):
+        run.fail("%s: the bf16 distributions are not finite" % case)
+    ppl, ppl_bf16 = perplexity(f32, n), perplexity(bf16, n)
+    run.tables.setdefault("golden", []).append(
+        "| %s | %.1e | %.1e | %.1e | %.2e | %.3f | %+.3f %% |" % (
+            case, info["logprob"], info["weight"], apart, divergence, ppl,
+            100 * (ppl_bf16 / ppl - 1)))
+
+
+def check_engine(run, case):
+    """The whole engine: perplexity of the sequences, greedy text of the prompts."""
+    due, folder = gd.expected(case), run.build / "gpu-out"
+    common = ["--model", model_directory(run, case), "--device", run.device, "--dtype", "f32",
+              "--ids", "--json"]
+    for s, item in enumerate(due["sequences"][:2 if run.small else None]):
+        path = folder / ("%s.%d.ids" % (case, s))
+        path.write_text(" ".join(map(str, item["ids"])))
+        done = run.command([run.program("pkmserve-engine"), "score", *common, *language(item), path])
+        got = json.loads(done.out)["results"][0]["sum_logprob"] if done.good else None
+        if got is None or not abs(-got - item["nll_f64"]) <= gd.NLL:
+            run.fail("%s: score of sequence %d: nll %.6f is due, got %s" % (
+                case, s, item["nll_f64"], done.why() if got is None else "%.6f" % -got))
+    for g, item in enumerate(due["greedy"]):
+        done = run.command([run.program("pkmserve-engine"), "generate", *common, *language(item),
+                            "--temperature", "0", "--ignore-eos", "--max-tokens",
+                            len(item["tokens"]), " ".join(map(str, item["prompt"]))])
+        got = json.loads(done.out)["choices"][0]["token_ids"] if done.good else done.why()
+        if got != item["tokens"]:
+            run.fail("%s: greedy tokens of prompt %d: %s is due, got %s" % (
+                case, g, item["tokens"], got))
+
+
+def language(item):
+    return [] if item.get("lang") is None else ["--language", item["lang"]]
+
+
+def check_demo(run):
+    """The shipped model, which is a trained one: what bf16 does to real text."""
+    model = ROOT / "models" / "demo"
+    items = json.loads((model / "parity.json").read_text())["cases"]
+    sequences = run.build / "gpu-out" / "demo.sequences"
+    write_sequences(sequences, items)
+    f32 = forward(run, model, sequences, "demo.f32", "--dtype", "f32", "--logits")
+    bf16 = forward(run, model, sequences, "demo.bf16", "--dtype", "bf16", "--logits")
+    cpu = forward(run, model, sequences, "demo.cpu", "--dtype", "bf16", device="cpu")
+    if f32 is None or bf16 is None or cpu is None:
+        return
+    n = len(items)
+    want = np.concatenate([item["logprobs"] for item in items])
+    got = np.concatenate([f32["%d.logprob" % s][:-1, 0] for s in range(n)])
+    error = float(np.abs(got - want).max())
+    if not error <= gd.LOGPROB:
+        run.fail("demo: log-probabilities off by %.2g from the trainer's, allowed %.2g"
+                 % (error, gd.LOGPROB))
+    ppl, ppl_bf16 = perplexity(f32, n), perplexity(bf16, n)
+    run.tables.setdefault("golden", []).append(
+        "| demo | %.1e |  |  | %.2e | %.3f | %+.3f %% |" % (
+            error, kl(together(f32, "logits", n), together(bf16, "logits", n)), ppl,
+            100 * (ppl_bf16 / ppl - 1)))
+    run.note("demo in bf16: perplexity %.4f on the device, %.4f on the CPU"
+             % (ppl_bf16, perplexity(cpu, n)))
+
+
+def check_golden(run):
+    cases = gd.NAMES[:2] if run.small else gd.NAMES
+    jobs = [(case, lambda c=case: check_case(run, c)) for case in cases]
+    jobs += [(case, lambda c=case: check_engine(run, c)) for case in cases]
+    jobs.append(("demo", lambda: check_demo(run)))
+    run.parallel(jobs, AT_ONCE)
+
+
+# ---- the same bits ----------------------------------------------------------------------------
+
+EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
+# name, flags, environment: each must give the bits of whole sequences alone.
+WAYS = [
+    ("in chunks of 7", ["--rows", "7"], {}),
+    ("token by token", ["--rows", "1"], {}),
+    ("token by token, eager", ["--rows", "1"], EAGER),
+    ("together, whole", ["--rows", "0", "--together"], {}),
+    ("together, token by token", ["--rows", "1", "--together"], {}),
+    ("prompts and single tokens mixed", ["--rows", "1,5,64,0", "--together"], {}),
+    ("values in host memory", ["--rows", "0", "--placement", "host"], {}),
+    ("values in host memory, token by token", ["--rows", "1", "--placement", "host"], {}),
+]
+
+
+def differences(a, b):
+    """Names of the arrays whose bits differ, with how many elements do."""
+    return ["%s (%d of %d)" % (name, int((a[name].view("u4") != b[name].view("u4")).sum()),
+                               a[name].size)
+            for name in a if a[name].tobytes() != b[name].tobytes()]
+
+
+def check_ways(run, case, dtype):
+    sequences, _ = case_sequences(run, case)
+    model, name = model_directory(run, case), "%s.%s" % (case, dtype)
+    whole = forward(run, model, sequences, name + ".whole", "--dtype", dtype)
+    same = 0
+    for i, (way, flags, env) in enumerate(WAYS if whole is not None else []):
+        got = forward(run, model, sequences, "%s.%d" % (name, i), "--dtype", dtype, *flags, env=env)
+        wrong = differences(whole, got) if got is not None else []
+        if wrong:
+            run.fail("%s in %s, %s: bits differ from whole sequences alone: %s"
+                     % (case, dtype, way, ", ".join(wrong[:4])))
+        same += got is not None and not wrong
+    run.tables.setdefault("bits", []).append("| %s | %s | %d of %d |" % (case, dtype, same, len(WAYS)))
+    fast = forward(run, model, sequences, name + ".fast", "--dtype", dtype, "--rows", "1,5,64,0",
+                   "--together", "--deterministic", "off")
+    if whole is not None and fast is not None:
+        n = sum(key.endswith(".logprob") for key in whole)
+        apart = float(np.abs(together(whole, "logprob", n) - together(fast, "logprob", n)).max())
+        allowed = gd.LOGPROB if dtype == "f32" else 0.25  # bf16: a rounding may pick another slot
+        if not apart <= allowed:
+            run.fail("%s in %s, --deterministic off: log-probabilities off by %.2g, allowed %.2g"
+                     % (case, dtype, apart, allowed))
+
+
+def check_bits(run):
+    cases = BIT_CASES[:1] if run.small else BIT_CASES
+    run.parallel([((case, dtype), lambda c=case, d=dtype: check_ways(run, c, d))
+                  for case in cases for dtype in ("f32", "bf16")], AT_ONCE)
+
+
+# ---- single ops, and under the sanitizers -----------------------------------------------------
+
+OPS = ["transfer", "embed", "norm", "add_norm", "linear", "attention", "pkm_search", "pkm_ties",
+       "pkm_nan", "pkm_read", "gather", "logprobs", "sample"]
+
+
+def check_ops(run):
+    percent = "3" if run.small else "100"
+
+    def one(op):
+        return run.command([run.program("tests/kernels/run_check")],
+                           env={"CHECK_BACKEND": run.device, "CHECK_OP": op,
+                                "CHECK_PERCENT": percent})
+    # linear and attention take longest: they come first.
+    ops = sorted(OPS, key=lambda op: op not in ("attention", "linear", "sample"))
+    for op, done in run.parallel([(op, lambda o=op: one(o)) for op in ops], AT_ONCE):
+        said = done.out.strip().splitlines()
+        run.tables.setdefault("ops", []).append("| %s | %s |" % (
+            op, said[-1].split(": ", 1)[-1] if said else "no result"))
+        if not done.good:
+            run.fail("op %s against ref: %s" % (op, first_lines(done.err) or done.why()))
+
+
+def first_lines(text):
+    return " / ".join(line.strip() for line in text.strip().splitlines()[:3])[:500]
+
+
+SANITIZER_TOOLS = ["memcheck", "racecheck", "synccheck"]
+
+
+def check_sanitizers(run):
+    """compute-sanitizer over every op on a few small shapes, and over a small model's steps."""
+    program = run.machine.get("sanitizer")
+    if not program:
+        run.note("compute-sanitizer is not on this machine: memcheck, racecheck, synccheck not run")
+        return
+    sequences, _ = case_sequences(run, "pkm12")
+    short = sequences.with_suffix(".short")
+    short.write_text("".join(line for line in sequences.read_text().splitlines(True)[:2]))
+
+    def job(tool, op):
+        front = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+        if op == "model":
+            return run.command([*front, run.program("tests/gpu/forward"),
+                                model_directory(run, "pkm12"), short,
+                                run.build / "gpu-out" / ("sanitizer." + tool), "--device",
+                                run.device, "--rows", "1,5", "--together", "--dtype", "bf16"])
+        return run.command([*front, run.program("tests/kernels/run_check")],
+                           env={"CHECK_BACKEND": run.device, "CHECK_OP": op, "CHECK_PERCENT": "3"})
+    tools = SANITIZER_TOOLS[:1] if run.small else SANITIZER_TOOLS
+    ops = ["model", "pkm_search", "sample"] if run.small else ["model", *OPS]
+    jobs = [((tool, op), lambda t=tool, o=op: job(t, o)) for tool in tools for op in ops]
+    n_good = dict.fromkeys(tools, 0)
+    for (tool, op), done in run.parallel(jobs, 2 * AT_ONCE):
+        n_good[tool] += done.good
+        if done.status == 124:
+            run.note("%s of %s: cut, %s" % (tool, op, done.why()))
+        elif not done.good:
+            found = [line for line in (done.out + done.err).splitlines() if "=====" in line]
+            run.fail("%s of %s: %s" % (tool, op, first_lines("\n".join(found)) or done.why()))
+    for tool in tools:
+        run.tables.setdefault("sanitizers", []).append("| %s | %d of %d |" % (
+            tool, n_good[tool], len(ops)))
+
+
+def prepare(run):
+    """Folders, and the golden checkpoints as model directories."""
+    (run.build / "gpu-out").mkdir(parents=True, exist_ok=True)
+    done = run.command(["sh", "tests/golden/convert_all.sh", run.build / "golden"],
+                       env={"PYTHON": run.python})
+    if not done.good:
+        run.fail("converting the golden checkpoints: " + done.why())
+
+

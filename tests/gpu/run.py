@@ -1,0 +1,159 @@
+"""Runs the commands of the check on a GPU, each within its time, and keeps what they said.
+
+A part of the check has a budget of its own, and all together have one. A command that outlasts its time is
+killed with all its children; what it printed until then is kept. Nothing in here raises on a failing
+command: a failure is a line of the report.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+    args: list
+    status: int        # as the shell has it; 124: its time was over
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def good(self):
+        return self.status == 0
+
+    def why(self):
+        """The end of what it said, for a line of the report."""
+        lines = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
+        said = (self.err.strip().splitlines() or lines or ["it said nothing"])[-1]
+        how = "its time (%.0f s) was over" % self.seconds if self.status == 124 else (
+            "exit status %d" % self.status)
+        return "%s: %s" % (how, said[:300])
+
+    def records(self):
+        """The JSON lines among its output."""
+        found = []
+        for line in self.out.splitlines():
+            try:
+                found.append(json.loads(line)) if line.startswith("{") else None
+            except ValueError:
+                pass  # the last line of a program that was cut
+        return found
+
+
+@dataclass
+class Run:
+    """The state of the whole check: what is run how, what failed, what was found."""
+    build: Path
+    device: str                     # cuda; a rehearsal may name another
+    small: bool                     # sizes for a rehearsal
+    python: str
+    deadline: float                 # time.monotonic()
+    gpu: bool = False               # a real one
+    machine: dict = field(default_factory=dict)
+    failures: list = field(default_factory=list)  # (part, text)
+    notes: list = field(default_factory=list)     # (part, text): not run, or worth knowing
+    tables: dict = field(default_factory=dict)    # part -> list of Markdown rows of its own
+    records: list = field(default_factory=list)   # JSON lines of the benchmarks
+    seconds: dict = field(default_factory=dict)   # part -> time taken
+    part: str = ""
+    part_end: float = 0.0
+    part_seconds: float = 0.0
+    running: set = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def begin(self, part, seconds):
+        now = time.monotonic()
+        self.part, self.part_seconds = part, seconds
+        self.part_end = min(now + seconds, self.deadline)
+        self.seconds[part] = -now
+        say("%s (at most %.0f s)" % (part, max(0, self.part_end - now)))
+
+    def end(self):
+        self.seconds[self.part] += time.monotonic()
+
+    def left(self):
+        return self.part_end - time.monotonic()
+
+    def fail(self, text):
+        with self.lock:
+            self.failures.append((self.part, text))
+        say("  FAILED: " + text)
+
+    def note(self, text):
+        with self.lock:
+            self.notes.append((self.part, text))
+        say("  " + text)
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def program(self, name):
+        return str(self.build / name)
+
+    def command(self, args, seconds=None, env=None):
+        """Runs it in the repository's root, for at most so long and no longer than the part."""
+        limit = self.left() if seconds is None else min(seconds, self.left())
+        args = [str(a) for a in args]
+        begun = time.monotonic()
+        if limit <= 0.2:
+            return Done(args, 124, "", "not started: no time was left for it", 0.0)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                process = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                                           cwd=ROOT, env={**os.environ, **(env or {})},
+                                           start_new_session=True)
+            except OSError as e:
+                return Done(args, 127, "", str(e), 0.0)
+            with self.lock:
+                self.running.add(process.pid)
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                status = 124
+            kill_group(process)  # it may have left children behind
+            with self.lock:
+                self.running.discard(process.pid)
+            out.seek(0)
+            err.seek(0)
+            return Done(args, status if status >= 0 else 128 - status,
+                        out.read().decode(errors="replace"), err.read().decode(errors="replace"),
+                        time.monotonic() - begun)
+
+    def parallel(self, jobs, n_at_once):
+        """Calls job() of each (key, job), some at once; (key, result) in the order of the jobs."""
+        with ThreadPoolExecutor(n_at_once) as pool:
+            futures = [(key, pool.submit(job)) for key, job in jobs]
+            return [(key, future.result()) for key, future in futures]
+
+    def stop(self):
+        """Ends what still runs."""
+        with self.lock:
+            for pid in self.running:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+def kill_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def say(text):
+    print("check-gpu: " + text, flush=True)

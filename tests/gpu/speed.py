@@ -1,0 +1,81 @@
+"""The benchmark: which programs measure what, one after the other on a quiet GPU.
+
+bench_device measures the engine's backend, baseline.py the same model in PyTorch; both print JSON lines, which
+all end up in run.records. The report puts them beside one another.
+"""
+
+SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
+         "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32"]
+SMALL_KEYS = 32
+KEYS = [128, 256, 1024, 2048]  # per half; 512 is model A's own
+FLAT_KEYS = [128 ** 2, 256 ** 2, 512 ** 2]
+DEEP = ["--layers", "24", "--memory-layer", "-1"]
+WIDE = ["--width", "1600", "--ff", "6400"]
+MEMORY_ROWS = "memory:1,32,256,1024"
+PROMPTS = "512,1024,2048,4096,8192,16384"
+
+# tag, flags, parts, environment. The tag tells runs of one shape apart in the report. Most telling first:
+# what the time does not suffice for is at the end.
+RUNS = [
+    ("", [], ["rates", "decode:1,8,32,128,256", "prefill:" + PROMPTS, "score:" + PROMPTS,
+              MEMORY_ROWS], {}),
+    ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
+    ("host", ["--placement", "host"], ["decode:1,8,32", "memory:1,32,256"], {}),
+    *[("", ["--keys", str(n)], ["decode:1,32", "prefill:4096", "memory:1,32,1024"], {})
+      for n in KEYS],
+    ("fast", ["--deterministic", "off"], ["decode:1,32,256", "prefill:512,4096,16384"], {}),
+    ("eager", [], ["decode:1,8,32"], {"PKMSERVE_CUDA_GRAPHS": "0"}),
+    ("", WIDE, ["decode:1,32", "prefill:4096"], {}),
+    ("", WIDE + DEEP, ["decode:1,32", "prefill:4096"], {}),
+    *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})
+      for n in FLAT_KEYS],
+    ("f32", ["--dtype", "f32"], ["decode:1,32", "prefill:512,4096"], {}),
+    ("ops", [], ["ops:1,32,256,2048"], {}),
+]
+SMALL_RUNS = [
+    ("", ["--keys", "32"], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,4"], {}),
+    ("", ["--keys", "32", "--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
+    ("host", ["--keys", "32", "--placement", "host"], ["decode:1"], {}),
+    ("", ["--kind", "flat", "--keys", "64"], ["memory:1"], {}),
+    ("ops", ["--keys", "32"], ["ops:1,4"], {}),
+]
+
+
+def check_speed(run):
+    usual = ["--device", run.device]
+    usual += [*SMALL, "--seconds", "0.001", "--cold-mb", "0"] if run.small else ["--seconds", "0.15"]
+    for tag, flags, parts, env in SMALL_RUNS if run.small else RUNS:
+        done = run.command([run.program("tests/bench/bench_device"), *usual, *flags, *parts],
+                           env=env)
+        run.records += [{**record, "tag": tag} for record in done.records()]
+        if done.status == 124:
+            run.note("cut: bench_device %s: %s" % (" ".join(flags + parts), done.why()))
+        elif not done.good:
+            run.fail("bench_device %s: %s" % (" ".join(flags + parts), done.why()))
+
+
+def check_torch(run):
+    """PyTorch on the same GPU; its absence is no failure of ours."""
+    program = [run.python, "tests/gpu/baseline.py", "--device", "cuda" if run.gpu else "cpu"]
+    there = run.command([run.python, "-c", "import torch; print(torch.__version__)"])
+    if not there.good:
+        run.note("PyTorch is not in %s: nothing to compare with (PYTHON names another)" % run.python)
+        return
+    small = ["--small", "--seconds", "0.001"] if run.small else []
+    done = run.command([*program, "--budget", "%.0f" % max(1, run.left() - 15), *small])
+    run.records += [{**record, "tag": "torch"} for record in done.records()]
+    errors = [r for r in run.records if r.get("part") == "error"]
+    for record in errors[:3]:
+        run.note("%s, %s of %s rows: %s" % (record["backend"], record["op"], record["rows"],
+                                            record["error"]))
+    if any(r.get("part") == "cut" for r in run.records):
+        run.note("PyTorch's figures are cut: its time was over")
+    if not done.good:
+        run.note("PyTorch: " + done.why())
+    verified = run.command([*program, "--verify", "tests/golden/xlm/pkm12",
+                            run.build / "golden" / "pkm12"])
+    for record in verified.records():
+        run.note("the PyTorch model computes golden case %s to %.1e per token"
+                 % (record["case"], record["error"]))
+    if not verified.good:
+        run.note("the PyTorch model is not the same model: " + verified.why())

@@ -1,0 +1,177 @@
+"""The check on a GPU, rehearsed without one: every part runs with tiny sizes on whatever backend there is, so
+that a script's mistake is found here and not on a borrowed GPU.
+
+The backend is the CPU's, or the CUDA double's where `make cuda-host` has built it. B is the build folder.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("B", "build")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import report  # noqa: E402
+from run import Run  # noqa: E402
+
+PROGRAMS = ["pkmserve-engine", "tests/gpu/forward", "tests/kernels/run_check",
+            "tests/bench/bench_device"]
+LIMIT_S = 600  # on a busy machine
+
+
+def fake(folder, name, script):
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A PATH with an nvcc, a GPU and a sanitizer that only say what the real ones would."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    fake(folder, "nvcc", 'echo "Cuda compilation tools, release 13.0, V13.0.88"\n')
+    fake(folder, "nvidia-smi", 'echo "NVIDIA Fake, 9.0, 580.0, 1000 MiB"\n')
+    fake(folder, "compute-sanitizer", "echo \"$@\" >>%s\nwhile [ \"$1\" != \"${1#--}\" ]; do shift 2; done\n"
+         "exec \"$@\"\n" % (tmp_path / "sanitized"))
+    return folder
+
+
+def check(tools, *arguments, path=None, python=sys.executable, **env):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("CHECK_", "NVCC"))}
+    clean["PATH"] = path if path is not None else "%s:%s" % (tools, clean["PATH"])
+    return subprocess.run([python, "tests/gpu/check.py", *map(str, arguments)], cwd=ROOT, text=True,
+                          capture_output=True, env={**clean, **env}, timeout=LIMIT_S)
+
+
+def rehearse(tools, tmp_path, device, *arguments, **env):
+    for name in PROGRAMS:
+        if not (BUILD / name).exists():
+            pytest.fail("%s is missing: make B=%s gpu-programs" % (BUILD / name, BUILD))
+    path = tmp_path / "report.md"
+    done = check(tools, "--rehearse", device, "--build", BUILD, "--no-build", "--report", path,
+                 *arguments, **env)
+    assert path.exists(), "no report:\n" + done.stdout + done.stderr
+    return done, path.read_text()
+
+
+def section(text, title):
+    return text.split("## %s\n" % title)[1].split("\n## ")[0]
+
+
+def test_every_part_runs_and_reports(tools, tmp_path):
+    done, text = rehearse(tools, tmp_path, "cpu", "--only",
+                          "prepare,ops,golden,bits,sanitizers,speed")
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert "None of what was run." in section(text, "Failures")
+    assert "NVIDIA Fake" in text and "driver 580.0" in text and "CUDA 13.0" in text
+    for title in ("Decode, one token of each sequence", "Prefill",
+                  "Scoring, every row through the vocabulary", "The memory layer alone",
+                  "Slots, depth, width", "Variants", "Single ops", "Golden cases",
+                  "The same bits however the work is cut", "Ops against ref", "compute-sanitizer"):
+        assert "Not measured." not in section(text, title), title
+    assert re.search(r"\| pkm12 \| \d\.\de-\d\d \|", section(text, "Golden cases"))
+    assert "8 of 8" in section(text, "The same bits however the work is cut")
+    assert "13" not in section(text, "Ops against ref").split("|")[0]
+    assert "--tool memcheck" in (tmp_path / "sanitized").read_text()
+    assert "A rehearsal with tiny sizes" in text
+
+
+def test_the_double_passes_too(tools, tmp_path):
+    library = BUILD / "libpkmserve_cudahost.so"
+    if not library.exists():
+        pytest.skip("no double: make cuda-host")
+    done, text = rehearse(tools, tmp_path, "cuda", "--only", "prepare,bits,speed",
+                          PKMSERVE_CUDA_LIBRARY=str(library))
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert "None of what was run." in section(text, "Failures")
+
+
+def test_torch_baseline_runs_and_is_the_same_model(tools, tmp_path):
+    pytest.importorskip("torch", reason="no PyTorch in this Python")
+    done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,speed,torch")
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert re.search(r"the PyTorch model computes golden case pkm12 to \d\.\de-0[5-9]", text), text
+    decode = section(text, "Decode, one token of each sequence").strip().splitlines()
+    assert all(cell.strip() for cell in decode[2].split("|")[2:6]), decode[2]
+
+
+def test_a_failing_part_costs_the_others_nothing(tools, tmp_path):
+    """A backend that cannot be opened: every part that uses it fails by name, and is reported."""
+    done, text = rehearse(tools, tmp_path, "nonsense", "--only", "prepare,ops,bits,speed")
+    assert done.returncode == 1
+    failures = section(text, "Failures")
+    assert "ops: op linear against ref" in failures and "nonsense" in failures, failures
+    assert "bits: forward" in failures and "speed: bench_device" in failures, failures
+    assert "not measured" in section(text, "Aims")
+
+
+def test_what_outlasts_its_time_is_cut_and_said(tmp_path):
+    run = Run(tmp_path, "cpu", True, sys.executable, time.monotonic() + 60)
+    run.begin("part", 1.0)
+    begun = time.monotonic()
+    done = run.command(["sh", "-c", "echo '{\"part\": \"early\"}'; echo '{\"half'; sleep 60 & sleep 60"])
+    assert time.monotonic() - begun < 30
+    assert done.status == 124 and done.records() == [{"part": "early"}]
+    assert "its time" in done.why()
+    late = run.command(["true"])
+    assert late.status == 124 and "no time was left" in late.why()
+
+
+def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tools, tmp_path):
+    path = tmp_path / "report.md"
+    (tools / "nvidia-smi").unlink()
+    done = check(tools, "--report", path, path=str(tools))
+    assert done.returncode == 2 and not path.exists()
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("check-gpu: no GPU here: nvidia-smi"), done.stderr
+
+
+RECORD = {"op": "step", "rows": 1, "layers": 12, "width": 1024, "memory": "product", "keys": 512,
+          "us_min": 1.0, "us_p90": 1.0, "n": 9, "bytes": 4.3e8, "flops": 1e9, "tag": "",
+          "backend": "cuda", "part": "decode"}
+
+
+def aims_of(*records):
+    rates = {"part": "rates", "backend": "torch", "copy_bytes_per_s": 4.3e12,
+             "flops_bf16_per_s": 8e14, "tag": "torch"}
+    figures = report.Figures([rates, *({**RECORD, **r} for r in records)])
+    return {what: (value, met) for what, _, value, met, _ in report.aims(figures)}
+
+
+def test_aims_are_computed_from_the_figures():
+    got = aims_of({"us": 125.0}, {"us": 140.0, "tag": "host"}, {"us": 240.0, "layers": 24,
+                                                               "memory": "none", "keys": 0},
+                  {"us": 100.0, "keys": 128}, {"us": 102.0, "keys": 2048},
+                  {"us": 9.0, "part": "memory", "op": "layer"}, {"us": 120.0, "tag": "fast"})
+    assert got["decode at batch 1, share of the bandwidth floor"] == (pytest.approx(80), True)
+    assert got["values in pinned host memory, decode at batch 1"] == (pytest.approx(12), True)
+    assert got["decode of 1, width 1024: 24 layers take, of 12 + memory"] == (pytest.approx(1.92),
+                                                                            True)
+    assert got["decode of 1: 4M slots against 16k"] == (pytest.approx(2), False)
+    assert got["memory layer, 1 tokens"] == (9.0, False)
+    assert got["--deterministic on against off, decode of 1"][0] == pytest.approx(100 / 24)
+    assert got["prefill of 4096 tokens, share of matrix rate"] == (None, False)
+
+
+def test_torch_figures_do_not_pass_for_ours():
+    got = aims_of({"us": 1.0, "backend": "torch graph", "tag": "torch"})
+    assert all(value is None for value, _ in got.values()), got
+
+
+def test_records_are_json_lines(tools, tmp_path):
+    """bench_device prints one object per line, with the fields that the report reads."""
+    done = subprocess.run([str(BUILD / "tests/bench/bench_device"), "--device", "cpu", "--seconds",
+                           "0.001", "--layers", "1", "--width", "16", "--heads", "1", "--ff", "16",
+                           "--vocab", "16", "--positions", "32", "--memory-layer", "-1", "decode:1"],
+                          capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert set(RECORD) - {"tag"} <= set(last) and last["memory"] == "none", last

@@ -1,0 +1,83 @@
+/* The checker (check.h) as a program of its own, for machines without cmocka: compares every op of
+ * one backend with kernels/ref. Used by `make check-gpu`; test_kernels runs the same in `make
+ * test`.
+ *
+ *   CHECK_BACKEND=cuda       or cpu-avx512, cpu-avx2, cpu-plain, ref; default cuda
+ *   CHECK_OP=linear          only this row of the table
+ *   CHECK_PERCENT=20         that many per cent of the usual cases, at least one of each row
+ *   CHECK_SEED=7             other cases than the usual ones
+ *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
+ *
+ * Prints one line per op. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
+#include "tests/kernels/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_THREAD_MANY = 3 };
+
+static const char *setting(const char *name, const char *otherwise)
+{
+    const char *const value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : otherwise;
+}
+
+static enum err_code side_open(struct backend **be, const char *name, int n_thread, struct err *err)
+{
+    if (strncmp(name, "cpu-", 4) == 0) {
+        return cpu_open(be, name + 4, n_thread, err);
+    }
+    const struct backend_options options = {.device = name, .n_thread = n_thread};
+    return backend_open(be, &options, err);
+}
+
+static enum err_code sides_open(struct check *c, const char *name, struct err *err)
+{
+    enum err_code code = side_open(&c->side[SIDE_ONE], name, 1, err);
+    code = code == ERR_OK ? side_open(&c->side[SIDE_MANY], name, N_THREAD_MANY, err) : code;
+    return code == ERR_OK ? ref_open(&c->side[SIDE_REF], err) : code;
+}
+
+static void run_row(struct check *c, const struct check_row *row)
+{
+    const char *const one = setting("CHECK_CASE", NULL);
+    const int n_case = c->n_case;
+    const int n_failed = c->n_failed;
+    if (one != NULL) {
+        check_run_case(c, row, strtoull(one, NULL, 0));
+    } else {
+        check_run(c, row->name, strtoull(setting("CHECK_SEED", "1"), NULL, 0),
+                  atoi(setting("CHECK_PERCENT", "100")));
+    }
+    (void)printf("%s: %d cases, %d failed\n", row->name, c->n_case - n_case,
+                 c->n_failed - n_failed);
+    (void)fflush(stdout);
+}
+
+int main(void)
+{
+    const char *const name = setting("CHECK_BACKEND", "cuda");
+    const char *const only = setting("CHECK_OP", NULL);
+    struct check *const c = calloc(1, sizeof *c);
+    struct err err = {0};
+    if (c == NULL || sides_open(c, name, &err) != ERR_OK) {
+        (void)fprintf(stderr, "run_check: %s\n", c == NULL ? "no memory" : err.message);
+        free(c);
+        return 2;
+    }
+    for (const struct check_row *row = check_rows; row->name != NULL; row++) {
+        if (only == NULL || strcmp(only, row->name) == 0) {
+            run_row(c, row);
+        }
+    }
+    const bool is_well = c->n_failed == 0 && c->n_case > 0;
+    if (c->n_case == 0) {
+        (void)fprintf(stderr, "run_check: CHECK_OP=%s names no row\n", only);
+    }
+    for (int side = 0; side < SIDE_N; side++) {
+        backend_close(c->side[side]);
+    }
+    free(c);
+    return is_well ? 0 : 1;
+}
