@@ -1,162 +1,498 @@
-/* Drawing the next token of a row: one thread, candidates from a heap. */
-#include "kernels/cuda/cuda.cuh"
+/* Drawing the next token of each row that wants one, as struct sample_params in backend.h says.
+ *
+ * sample_groups (grid: groups of ids / 8, rows; a warp per group) applies the row's adjustments and
+ * allow list, to a copy if there are any, and leaves each group's largest logit and sum of shares.
+ * sample_rows (grid: rows) merges them and draws:
+ *   - temperature 0: the first group with the largest logit, the first id in it;
+ *   - no filter: the group, then the token, at which the sum of shares in id order exceeds u;
+ *   - filters: the best tokens are listed in order (vocab.cuh), first about as many as two thirds
+ *     of the groups, then about five times the groups, and the list is cut and drawn from. Only a
+ *     distribution so flat that it keeps more than VOCAB_LIST tokens is searched instead of sorted.
+ *
+ * Shares are summed as integers, in units of 2^-s, s so large that a row of ones just fits: exact
+ * in any order, and the first sum that exceeds u times the whole always exists. Every filter keeps
+ * a prefix of the tokens in order, so prefixes are compared by their sums, and the shortest has the
+ * smallest.
+ *
+ * Bytes: 4 · n_vocab per row from memory; 8 · n_vocab more, mostly in L2, where a row has lists.
+ * Operations: an exponential and about 20 others per logit unless top_k or temperature 0 spares
+ * them. Bound: memory for many rows; for one row the latency of two launches, two dependent reads
+ * and a sort. Share of the bound reached: not measured yet. */
+#include "kernels/cuda/vocab.cuh"
 
 namespace
 {
 
-struct candidates {
-    int32_t *ids; /* [n] ids[0 .. n_heap-1]: heap; after it those taken, the last taken first */
-    const float *z;
-    int n, n_heap;
+/* Scratch of sample for the rows of a launch, by row: the copy [n_vocab], then for each group the
+ * largest logit, NaN if a logit of the group is NaN or +infinity, and the sum of the shares
+ * relative to the group's largest. */
+struct sample_room {
+    float *data;
+    size_t row_floats;
+    int n_vocab, n_group;
 };
 
-__device__ bool is_before(const struct candidates *c, int32_t a, int32_t b)
+__device__ __forceinline__ float *room_copy(const struct sample_room &room, int row)
 {
-    return c->z[a] > c->z[b] || (c->z[a] == c->z[b] && a < b);
+    return room.data + static_cast<size_t>(row) * room.row_floats;
 }
 
-__device__ void sift_down(struct candidates *c, int at)
+__device__ __forceinline__ float *room_max(const struct sample_room &room, int row)
 {
-    const int32_t id = c->ids[at];
-    for (int child = 2 * at + 1; child < c->n_heap; child = 2 * at + 1) {
-        if (child + 1 < c->n_heap && is_before(c, c->ids[child + 1], c->ids[child])) {
-            child++;
-        }
-        if (is_before(c, id, c->ids[child])) {
-            break;
-        }
-        c->ids[at] = c->ids[child];
-        at = child;
-    }
-    c->ids[at] = id;
+    return room_copy(room, row) + (room.n_vocab + 3) / 4 * 4;
 }
 
-/* The candidate of rank i, i <= the number taken before. */
-__device__ int32_t candidate_at(struct candidates *c, int i)
+__device__ __forceinline__ float *room_sum(const struct sample_room &room, int row)
 {
-    if (i == c->n - c->n_heap) {
-        const int32_t id = c->ids[0];
-        c->n_heap--;
-        c->ids[0] = c->ids[c->n_heap];
-        sift_down(c, 0);
-        c->ids[c->n_heap] = id;
-    }
-    return c->ids[c->n - 1 - i];
+    return room_max(room, row) + room.n_group;
 }
 
-__device__ double share_of(float z, float max, float temperature)
+__device__ __forceinline__ bool has_lists(const struct sample_params &p)
 {
-    return exp(((double)z - (double)max) / (double)temperature);
+    return p.n_adjust > 0 || p.n_allow > 0;
 }
 
-__device__ int32_t draw_by_id(const float *z, int n, float max, const struct sample_params *p)
+__device__ __forceinline__ bool cuts_by_rank(const struct sample_params &p, int n_vocab)
 {
-    double total = 0;
-    for (int id = 0; id < n; id++) {
-        total += share_of(z[id], max, p->temperature);
-    }
-    double sum = 0;
-    int32_t last = 0;
-    for (int id = 0; id < n && sum <= p->u * total; id++) {
-        const double s = share_of(z[id], max, p->temperature);
-        sum += s;
-        last = s > 0 ? id : last;
-    }
-    return last;
+    return p.top_k > 0 && p.top_k < n_vocab;
 }
 
-__device__ int32_t draw_by_rank(const float *z, int n, float max, const struct sample_params *p,
-                                int32_t *ids)
+/* ---- by group ------------------------------------------------------------------------------- */
+
+/* As in kernels/ref/sample.c. */
+__device__ __forceinline__ float adjusted(float z, const struct sample_adjust &a,
+                                          const struct sample_params &p)
 {
-    struct candidates c = {ids, z, n, n};
-    for (int i = 0; i < n; i++) {
-        ids[i] = i;
+    if (a.n_prompt > 0 || a.n_generated > 0) {
+        z = z > 0 ? z / p.repetition : z * p.repetition;
     }
-    for (int at = n / 2 - 1; at >= 0; at--) {
-        sift_down(&c, at);
+    const float is_present = a.n_generated > 0 ? 1.0f : 0.0f;
+    z -= p.presence * is_present + p.frequency * static_cast<float>(a.n_generated);
+    return z + a.bias;
+}
+
+/* Writes the ids first .. end-1 of the adjusted row to copy; the block's work. */
+__device__ void adjust_ids(float *copy, const float *z, const struct step_view *view,
+                           const struct sample_params &p, int first, int end)
+{
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int id = first + thread; id < end; id += VOCAB_SPREAD) {
+        copy[id] = p.n_allow == 0 ? z[id] : -INFINITY;
     }
-    const int n_max = p->top_k > 0 && p->top_k < n ? p->top_k : n;
-    double total = 0;
-    for (int i = 0; i < n_max; i++) {
-        total += share_of(z[n_max < n ? candidate_at(&c, i) : i], max, p->temperature);
-    }
-    double kept = 0;
-    int n_kept = 0;
-    while (n_kept < n_max && (p->top_p >= 1 || kept < (double)p->top_p * total)) {
-        const double s = share_of(z[candidate_at(&c, n_kept)], max, p->temperature);
-        if (s < (double)p->min_p || s == 0) {
-            break;
-        }
-        kept += s;
-        n_kept++;
-    }
-    double sum = 0;
-    for (int i = 0; i < n_kept; i++) {
-        sum += share_of(z[candidate_at(&c, i)], max, p->temperature);
-        if (sum > p->u * kept) {
-            return candidate_at(&c, i);
+    __syncthreads();
+    for (int i = thread; i < p.n_allow; i += VOCAB_SPREAD) {
+        const int id = view->allow[p.allow_first + i];
+        if (id >= first && id < end) { /* by an exchange, as a token may stand in the list twice */
+            atomicExch(copy + id, z[id]);
         }
     }
-    return candidate_at(&c, n_kept - 1);
-}
-
-__device__ void adjust_row(float *z, const float *logits, int n, const struct step_view *view,
-                           const struct sample_params *p)
-{
-    for (int id = 0; id < n; id++) {
-        z[id] = p->n_allow == 0 ? logits[id] : -INFINITY;
-    }
-    for (int i = 0; i < p->n_allow; i++) {
-        const int32_t id = view->allow[p->allow_first + i];
-        z[id] = logits[id];
-    }
-    for (int i = 0; i < p->n_adjust; i++) {
-        const struct sample_adjust a = view->adjust[p->adjust_first + i];
-        float v = z[a.token];
-        if (a.n_prompt > 0 || a.n_generated > 0) {
-            v = v > 0 ? v / p->repetition : v * p->repetition;
+    __syncthreads();
+    for (int i = thread; i < p.n_adjust; i += VOCAB_SPREAD) {
+        const struct sample_adjust *const a = view->adjust + p.adjust_first + i;
+        const int id = a->token;
+        if (id >= first && id < end) {
+            copy[id] = adjusted(copy[id], *a, p);
         }
-        v -= p->presence * (a.n_generated > 0 ? 1.0f : 0.0f) + p->frequency * (float)a.n_generated;
-        z[a.token] = v + a.bias;
+    }
+    __syncthreads();
+}
+
+__global__ void __launch_bounds__(VOCAB_SPREAD)
+    sample_groups(struct sample_room room, const float *logits, int64_t stride,
+                  const struct step_view *view, int first)
+{
+    const int row = static_cast<int>(blockIdx.y);
+    if ((view->out_want[first + row] & OUT_SAMPLE) == 0) {
+        return;
+    }
+    const struct sample_params &p = view->sample[first + row];
+    const float *const z = logits + row * stride;
+    const int n = room.n_vocab;
+    float *const copy = room_copy(room, row);
+    if (has_lists(p)) {
+        const int first_id = static_cast<int>(blockIdx.x) * VOCAB_SPREAD_GROUPS * VOCAB_GROUP;
+        const int n_id = VOCAB_SPREAD_GROUPS * VOCAB_GROUP;
+        adjust_ids(copy, z, view, p, first_id, n - first_id < n_id ? n : first_id + n_id);
+    }
+    const int group = static_cast<int>(blockIdx.x * VOCAB_SPREAD_GROUPS + threadIdx.x / VOCAB_WARP);
+    if (group >= room.n_group) {
+        return;
+    }
+    float v[VOCAB_LANE];
+    vocab_load(v, z, n, group, vocab_is_aligned(z));
+    const bool is_broken = vocab_is_broken(v);
+    if (has_lists(p)) {
+        vocab_load(v, copy, n, group, vocab_is_aligned(copy));
+    }
+    const float max = vocab_group_max(v);
+    if (vocab_lane() == 0) {
+        room_max(room, row)[group] = is_broken ? NAN : max;
+    }
+    if (p.temperature == 0 || cuts_by_rank(p, n)) { /* nobody asks for the sum */
+        return;
+    }
+    float sum = 0;
+    if (fabsf(max) < INFINITY) {
+        const struct vocab_share share = vocab_share_of(max, p.temperature);
+#pragma unroll
+        for (int i = 0; i < VOCAB_LANE; i++) {
+            v[i] = vocab_share(share, v[i]);
+        }
+        sum = vocab_group_sum(v);
+    }
+    if (vocab_lane() == 0) {
+        room_sum(room, row)[group] = sum;
     }
 }
 
-__device__ int32_t sample_row(const float *logits, int n, const struct step_view *view,
-                              const struct sample_params *p, float *z, int32_t *ids)
+/* ---- by row --------------------------------------------------------------------------------- */
+
+/* One row that is being drawn from, its largest logit finite, its temperature above 0. */
+struct draw {
+    struct vocab_row row;
+    const float *group_sum;
+    struct vocab_share share;
+    float unit; /* 2^s: what a share of 1 counts */
+    double u;
+    float temperature, top_p, min_p;
+    int top_k; /* 0 if it cuts nothing */
+};
+
+enum { NOT_DRAWN = -1 };
+
+__device__ __forceinline__ unsigned long long mass_of(const struct draw &d, float z)
 {
-    for (int id = 0; id < n; id++) {
-        if (!(logits[id] < INFINITY)) {
+    return static_cast<unsigned long long>(vocab_share(d.share, z) * d.unit);
+}
+
+/* That as a measure of elements. */
+struct mass {
+    struct vocab_share share;
+    float unit;
+    __device__ unsigned long long operator()(uint32_t key) const
+    {
+        return static_cast<unsigned long long>(vocab_share(share, vocab_logit(key)) * unit);
+    }
+};
+
+/* What u leaves before the drawn token, of the sum of what is kept: the first sum above it is the
+ * token's. */
+__device__ __forceinline__ unsigned long long goal_of(double u, unsigned long long kept)
+{
+    const unsigned long long goal = static_cast<unsigned long long>(u * static_cast<double>(kept));
+    return goal < kept ? goal : kept - 1;
+}
+
+__device__ __forceinline__ unsigned long long group_mass(const struct draw &d, int group)
+{
+    const double share = static_cast<double>(vocab_share(d.share, d.row.group_max[group]));
+    return static_cast<unsigned long long>(share * static_cast<double>(d.group_sum[group]) *
+                                           static_cast<double>(d.unit));
+}
+
+__device__ unsigned long long total_mass(const struct draw &d)
+{
+    unsigned long long mass = 0;
+    for (int g = static_cast<int>(threadIdx.x); g < d.row.n_group; g += VOCAB_BLOCK) {
+        mass += group_mass(d, g);
+    }
+    return vocab_block_sum(mass);
+}
+
+/* The token of a group at which the sum of its shares in id order exceeds part of the whole; each
+ * warp finds it for itself. Here a lane holds consecutive ids. */
+__device__ int draw_in_group(const struct draw &d, int group, double part)
+{
+    const float max = d.row.group_max[group];
+    const struct vocab_share share = vocab_share_of(max, d.temperature);
+    const int first = group * VOCAB_GROUP + vocab_lane() * VOCAB_LANE;
+    unsigned long long mass[VOCAB_LANE];
+    unsigned long long sum = 0;
+#pragma unroll
+    for (int i = 0; i < VOCAB_LANE; i++) {
+        const float z = first + i < d.row.n ? d.row.z[first + i] : -INFINITY;
+        mass[i] = static_cast<unsigned long long>(vocab_share(share, z) * d.unit);
+        sum += mass[i];
+    }
+    const unsigned long long own = sum;
+#pragma unroll
+    for (int lanes = 1; lanes < VOCAB_WARP; lanes *= 2) {
+        const unsigned long long other =
+            __shfl_up_sync(VOCAB_ALL_LANES, sum, static_cast<unsigned>(lanes));
+        sum += vocab_lane() >= lanes ? other : 0;
+    }
+    const unsigned long long goal =
+        goal_of(part, __shfl_sync(VOCAB_ALL_LANES, sum, VOCAB_WARP - 1));
+    unsigned long long before = sum - own;
+    uint32_t id = UINT32_MAX;
+#pragma unroll
+    for (int i = 0; i < VOCAB_LANE; i++) {
+        id = before <= goal && goal < before + mass[i] ? static_cast<uint32_t>(first + i) : id;
+        before += mass[i];
+    }
+    return static_cast<int>(__reduce_min_sync(VOCAB_ALL_LANES, id));
+}
+
+/* Draws among all tokens in id order. */
+__device__ int draw_by_id(const struct draw &d)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    unsigned long long goal = goal_of(d.u, total_mass(d));
+    for (int first = 0; first < d.row.n_group; first += VOCAB_BLOCK) {
+        const int group = first + static_cast<int>(threadIdx.x);
+        const unsigned long long mass = group < d.row.n_group ? group_mass(d, group) : 0;
+        const unsigned long long before = vocab_block_before(mass);
+        if (threadIdx.x == VOCAB_BLOCK - 1) {
+            s->sum[0][0] = before + mass;
+        }
+        const bool is_here = before <= goal && goal < before + mass;
+        if (is_here) {
+            s->border = static_cast<vocab_element>(group);
+            s->border_sum = goal - before;
+        }
+        const bool is_found = __syncthreads_or(is_here) != 0;
+        const int found = static_cast<int>(s->border);
+        const unsigned long long rest = s->border_sum;
+        const unsigned long long sum = s->sum[0][0];
+        __syncthreads();
+        if (is_found) {
+            const double whole = static_cast<double>(group_mass(d, found));
+            return draw_in_group(d, found, static_cast<double>(rest) / whole);
+        }
+        goal -= sum;
+    }
+    return NOT_DRAWN;
+}
+
+/* The sum of what is left of the elements from last up by min_p. */
+__device__ unsigned long long mass_from(const struct draw &d, vocab_element last, float min_p)
+{
+    unsigned long long mass = 0;
+    vocab_visit<2>(d.row, vocab_element_key(last), [&](vocab_element e, float z) {
+        if (e >= last && vocab_share(d.share, z) >= min_p) {
+            mass += mass_of(d, z);
+        }
+    });
+    return vocab_block_sum(mass);
+}
+
+/* The sum that top_p's prefix exceeds before its last token comes, of what top_k keeps. */
+__device__ __forceinline__ unsigned long long top_p_goal(const struct draw &d,
+                                                         unsigned long long total)
+{
+    const double reach = ceil(static_cast<double>(d.top_p) * static_cast<double>(total));
+    return reach < 1 ? 0 : static_cast<unsigned long long>(reach) - 1;
+}
+
+/* Draws from the first n elements, sorted in the list, or returns NOT_DRAWN if the filters keep
+ * more than those; is_all: they do not. total: of what top_k keeps, if it does not cut. */
+__device__ VOCAB_CALLED int draw_from_list(const struct draw &d, int n, bool is_all,
+                                           unsigned long long total)
+{
+    n = d.top_k > 0 && d.top_k < n ? d.top_k : n;
+    const struct mass measure = {d.share, d.unit};
+    unsigned long long sum[2] = {0, 0}; /* of all, and of what min_p leaves */
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += VOCAB_BLOCK) {
+        const float z = vocab_logit(vocab_element_key(vocab_shared_here()->list[i]));
+        const unsigned long long mass = mass_of(d, z);
+        sum[0] += mass;
+        sum[1] += vocab_share(d.share, z) >= d.min_p ? mass : 0;
+    }
+    vocab_block_sums(sum);
+    unsigned long long kept = sum[1];
+    if (d.top_p < 1) {
+        const unsigned long long goal = top_p_goal(d, d.top_k > 0 ? sum[0] : total);
+        const struct vocab_border border = vocab_cross(n, goal, measure);
+        kept = border.is_found && border.sum < kept ? border.sum : kept;
+        is_all = is_all || border.is_found;
+    }
+    if (!is_all) {
+        return NOT_DRAWN;
+    }
+    const struct vocab_border drawn = vocab_cross(n, goal_of(d.u, kept), measure);
+    return vocab_element_id(drawn.element, d.row.n);
+}
+
+/* The lowest key that the draw can depend on: below it shares count nothing, or min_p leaves
+ * nothing. */
+__device__ uint32_t lowest_key(const struct draw &d)
+{
+    /* 2^-62 is exp(-43): no share of less counts. Rounding the bound does no harm: no logit lies
+     * between it and its neighbour. */
+    float x = -44.0f;
+    if (d.min_p > 0 && (d.top_k == 0 || d.top_p >= 1)) { /* else top_p needs all that top_k keeps */
+        x = fmaxf(x, logf(d.min_p) * 1.0001f - 0.0001f);
+    }
+    return vocab_key(d.share.max + d.temperature * x);
+}
+
+/* Draws from a list of the best tokens that all filters together cannot exceed, or of so many that
+ * top_p ends among them; NOT_DRAWN if VOCAB_LIST are too few. */
+__device__ int draw_from_best(const struct draw &d, uint32_t lowest, unsigned long long total)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    const int n_max = d.row.n_group < VOCAB_LIST ? d.row.n_group : VOCAB_LIST;
+    for (int g = static_cast<int>(threadIdx.x); g < n_max; g += VOCAB_BLOCK) {
+        s->list[g] = vocab_last_of(vocab_key(d.row.group_max[g]));
+    }
+    __syncthreads();
+    vocab_sort(n_max);
+    const uint32_t few = vocab_element_key(s->list[n_max / 2]);
+    const uint32_t many = vocab_element_key(s->list[n_max - 1]);
+    __syncthreads();
+    for (int t = 0; t < 3; t++) {
+        const uint32_t bound = t == 0 ? few : t == 1 ? many : 0;
+        const uint32_t key = bound > lowest ? bound : lowest;
+        const int n = vocab_collect(d.row, vocab_last_of(key), VOCAB_FIRST);
+        if (n > VOCAB_LIST) {
+            return NOT_DRAWN;
+        }
+        vocab_sort(n);
+        const int id = draw_from_list(d, n, key == lowest, total);
+        if (id != NOT_DRAWN) {
             return id;
         }
     }
-    adjust_row(z, logits, n, view, p);
-    int32_t best = 0;
-    for (int id = 1; id < n; id++) {
-        best = z[id] > z[best] ? id : best;
-    }
-    if (z[best] == -INFINITY && p->n_allow > 0) {
-        best = view->allow[p->allow_first];
-        for (int i = 1; i < p->n_allow; i++) {
-            const int32_t id = view->allow[p->allow_first + i];
-            best = id < best ? id : best;
-        }
-    }
-    if (p->temperature == 0 || !(fabsf(z[best]) < INFINITY)) {
-        return best;
-    }
-    return p->top_k == 0 && p->top_p >= 1 && p->min_p == 0 ? draw_by_id(z, n, z[best], p)
-                                                           : draw_by_rank(z, n, z[best], p, ids);
+    return NOT_DRAWN;
 }
 
-__global__ void sample_kernel(const float *logits, int64_t rows, int64_t stride, int n_vocab,
-                              const struct step_view *view, float *z, int32_t *ids, int first)
+/* Draws without a list of what is kept, by searching for the ends of the prefixes. */
+__device__ VOCAB_CALLED int draw_by_search(const struct draw &d, uint32_t lowest,
+                                           unsigned long long total)
 {
-    for (int r = 0; r < rows; r++) {
-        if ((view->out_want[first + r] & OUT_SAMPLE) != 0) {
-            view->out_token[first + r] =
-                sample_row(logits + r * stride, n_vocab, view, &view->sample[first + r], z, ids);
-        }
+    vocab_element last = VOCAB_LAST;
+    if (d.top_k > 0) {
+        const unsigned long long rank = static_cast<unsigned long long>(d.top_k - 1);
+        last = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}).element;
+        total = mass_from(d, last, 0);
     }
+    const struct mass measure = {d.share, d.unit};
+    unsigned long long kept = d.min_p > 0 ? mass_from(d, last, d.min_p) : total;
+    if (d.top_p < 1) {
+        const struct vocab_border border =
+            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure);
+        kept = border.sum < kept ? border.sum : kept;
+    }
+    const struct vocab_border drawn =
+        vocab_find(d.row, vocab_last_of(lowest), goal_of(d.u, kept), measure);
+    return vocab_element_id(drawn.element, d.row.n);
+}
+
+/* Draws among the best tokens, best first. */
+__device__ int draw_by_rank(const struct draw &d)
+{
+    if (d.top_k > 0 && d.top_k <= VOCAB_LIST) {
+        const int n = vocab_best(d.row, d.top_k);
+        return draw_from_list(d, n, true, 0);
+    }
+    const uint32_t lowest = lowest_key(d);
+    const unsigned long long total = d.top_k > 0 ? 0 : total_mass(d);
+    const int id = d.top_k > 0 ? NOT_DRAWN : draw_from_best(d, lowest, total);
+    return id != NOT_DRAWN ? id : draw_by_search(d, lowest, total);
+}
+
+/* The lowest id of a group whose logit is at least as good as key says; UINT32_MAX: one that is
+ * no number to draw by. */
+__device__ int first_in_group(const float *z, int n, int group, uint32_t key)
+{
+    float v[VOCAB_LANE];
+    vocab_load(v, z, n, group, vocab_is_aligned(z));
+    uint32_t id = static_cast<uint32_t>(n - 1);
+#pragma unroll
+    for (int i = VOCAB_LANE - 1; i >= 0; i--) {
+        const bool is_it = key == UINT32_MAX ? !(v[i] < INFINITY) : vocab_key(v[i]) >= key;
+        const uint32_t own = static_cast<uint32_t>(vocab_id(group, i));
+        id = is_it && own < id ? own : id;
+    }
+    return static_cast<int>(__reduce_min_sync(VOCAB_ALL_LANES, id));
+}
+
+/* The row's lowest id with the largest logit; the lowest allowed one if all are at -infinity. */
+__device__ int best_id(const struct vocab_row &row, uint32_t max_key, const int32_t *allow,
+                       int n_allow)
+{
+    if (max_key == vocab_key(-INFINITY) && n_allow > 0) {
+        uint32_t id = UINT32_MAX;
+        for (int i = static_cast<int>(threadIdx.x); i < n_allow; i += VOCAB_BLOCK) {
+            const uint32_t own = static_cast<uint32_t>(allow[i]);
+            id = own < id ? own : id;
+        }
+        return static_cast<int>(vocab_block_min(id));
+    }
+    uint32_t group = UINT32_MAX;
+    for (int g = static_cast<int>(threadIdx.x); g < row.n_group && group == UINT32_MAX;
+         g += VOCAB_BLOCK) {
+        group = vocab_key(row.group_max[g]) == max_key ? static_cast<uint32_t>(g) : group;
+    }
+    group = vocab_block_min(group);
+    return first_in_group(row.z, row.n, static_cast<int>(group), max_key);
+}
+
+__device__ struct draw draw_of(const struct vocab_row &row, const float *group_sum, float max,
+                               const struct sample_params &p)
+{
+    int bits = 0;
+    while (bits < 31 && (1u << bits) < static_cast<uint32_t>(row.n)) {
+        bits++;
+    }
+    struct draw d = {};
+    d.row = row;
+    d.group_sum = group_sum;
+    d.share = vocab_share_of(max, p.temperature);
+    d.unit = static_cast<float>(1ull << (62 - bits));
+    d.u = p.u;
+    d.temperature = p.temperature;
+    d.top_p = p.top_p;
+    d.min_p = p.min_p;
+    d.top_k = cuts_by_rank(p, row.n) ? p.top_k : 0;
+    return d;
+}
+
+__global__ void __launch_bounds__(VOCAB_BLOCK, 2)
+    sample_rows(struct sample_room room, const float *logits, int64_t stride,
+                const struct step_view *view, int first)
+{
+    const int at = static_cast<int>(blockIdx.x);
+    if ((view->out_want[first + at] & OUT_SAMPLE) == 0) {
+        return;
+    }
+    const struct sample_params &p = view->sample[first + at];
+    const float *const raw = logits + at * stride;
+    const float *const z = has_lists(p) ? room_copy(room, at) : raw;
+    const struct vocab_row row = {z, room_max(room, at), room.n_vocab, room.n_group};
+    uint32_t max_key = 0;
+    uint32_t broken = UINT32_MAX;
+    for (int g = static_cast<int>(threadIdx.x); g < row.n_group; g += VOCAB_BLOCK) {
+        const float max = row.group_max[g];
+        const bool is_broken = isnan(max);
+        broken = is_broken && broken == UINT32_MAX ? static_cast<uint32_t>(g) : broken;
+        max_key = !is_broken && vocab_key(max) > max_key ? vocab_key(max) : max_key;
+    }
+    broken = vocab_block_min(broken);
+    max_key = vocab_block_max(max_key);
+    const float max = vocab_logit(max_key);
+    int id = NOT_DRAWN;
+    if (broken != UINT32_MAX) {
+        id = first_in_group(raw, row.n, static_cast<int>(broken), UINT32_MAX);
+    } else if (p.temperature == 0 || !(fabsf(max) < INFINITY)) {
+        id = best_id(row, max_key, view->allow + p.allow_first, p.n_allow);
+    } else {
+        const struct draw d = draw_of(row, room_sum(room, at), max, p);
+        const bool is_filtered = p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
+        id = is_filtered ? draw_by_rank(d) : draw_by_id(d);
+    }
+    if (threadIdx.x == 0) {
+        view->out_token[first + at] = id;
+    }
+}
+
+/* Rows are drawn in waves of what the scratch holds; more than this is not worth its memory. */
+constexpr size_t SCRATCH_MAX = 48u << 20;
+constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends at 65535 */
+
+size_t sample_row_bytes(int64_t n_vocab)
+{
+    return vocab_row_floats(n_vocab, true) * sizeof(float);
 }
 
 } // namespace
@@ -164,14 +500,34 @@ __global__ void sample_kernel(const float *logits, int64_t rows, int64_t stride,
 void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
                  const struct step_scratch *scratch, int first)
 {
-    float *const z = static_cast<float *>(scratch->vocab);
-    LAUNCH(sample_kernel, dim3(1), dim3(1), 0, cu->stream, static_cast<const float *>(logits.data),
-           logits.rows, logits.stride, (int)logits.cols, view, z,
-           reinterpret_cast<int32_t *>(z + logits.cols), first);
-    cuda_check(cu, "sample");
+    const size_t fitting = scratch->vocab_bytes / sample_row_bytes(logits.cols);
+    const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
+    CHECK(wave > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
+    const struct sample_room room = {static_cast<float *>(scratch->vocab),
+                                     vocab_row_floats(logits.cols, true),
+                                     static_cast<int>(logits.cols), vocab_groups(logits.cols)};
+    const unsigned n_spread =
+        static_cast<unsigned>((room.n_group + VOCAB_SPREAD_GROUPS - 1) / VOCAB_SPREAD_GROUPS);
+    for (int64_t r = 0; r < logits.rows; r += wave) {
+        const unsigned n = static_cast<unsigned>(logits.rows - r < wave ? logits.rows - r : wave);
+        const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
+        LAUNCH(sample_groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cu->stream, room, z,
+               logits.stride, view, first + static_cast<int>(r));
+        cuda_check(cu, "sample");
+        LAUNCH(sample_rows, dim3(n), dim3(VOCAB_BLOCK), 0, cu->stream, room, z, logits.stride, view,
+               first + static_cast<int>(r));
+        cuda_check(cu, "sample");
+    }
 }
 
 size_t vocab_scratch(const struct step_limits *limits)
 {
-    return 8 * (size_t)limits->n_vocab;
+    if (limits->n_vocab == 0 || limits->n_out_max == 0) {
+        return 0;
+    }
+    const size_t row_bytes = sample_row_bytes(limits->n_vocab);
+    const size_t fitting = SCRATCH_MAX / row_bytes;
+    const size_t wanted = static_cast<size_t>(limits->n_out_max);
+    const size_t n = fitting < wanted ? fitting : wanted;
+    return (n > 0 ? n : 1) * row_bytes;
 }

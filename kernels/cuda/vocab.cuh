@@ -1,0 +1,565 @@
+/* Rows of logits on the GPU: what sample.cu and logprobs.cu share.
+ *
+ * Both ops are two kernels. The first spreads a row over many warps: each reads one group of 256
+ * consecutive ids and leaves the group's largest logit and sums in scratch. The second takes one
+ * block per row, merges the groups in a fixed order, and from then on reads only groups that can
+ * matter: whatever it looks for lies above some bound, and a group whose largest logit is below the
+ * bound is skipped. So each logit is read once from memory, and few of them again from the L2.
+ *
+ * An element (a token with its logit) is one 64-bit number that is larger the earlier the token
+ * comes: the logit's bits, made to order like an integer, above n_vocab - 1 - id. Elements are
+ * distinct, so "the k best" is "all from some element up", and ties need no care of their own.
+ *
+ * The k best tokens (vocab_best): the k-th largest of the groups' maxima is a lower bound of the
+ * k-th largest logit, and a sharp one while k is small against the number of groups. What is above
+ * it is collected in shared memory (55 elements for k = 50 of 60 000 normally distributed ones) and
+ * sorted. Where that does not fit, vocab_find searches: it cuts a range of elements in four again
+ * and again, summing a measure (how many, how much probability) in integers, until the part that
+ * holds the goal fits in shared memory. Integers make every sum exact, whatever its order. */
+#ifndef KERNELS_CUDA_VOCAB_CUH
+#define KERNELS_CUDA_VOCAB_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+enum {
+    VOCAB_WARP = 32,
+    VOCAB_LANE = 8, /* logits of a group that one lane holds */
+    VOCAB_GROUP = VOCAB_WARP * VOCAB_LANE,
+    VOCAB_SPREAD = 256, /* threads per block of the first kernel: a warp per group */
+    VOCAB_SPREAD_GROUPS = VOCAB_SPREAD / VOCAB_WARP,
+    VOCAB_BLOCK = 512, /* threads per block of the second */
+    VOCAB_WARPS = VOCAB_BLOCK / VOCAB_WARP,
+    VOCAB_LIST = 2048, /* elements that fit in shared memory */
+    VOCAB_CUT = 4,     /* parts that vocab_find cuts a range in */
+};
+
+typedef unsigned long long vocab_element;
+
+constexpr vocab_element VOCAB_FIRST = ~0ull; /* before every element */
+constexpr vocab_element VOCAB_LAST = 0;      /* after every element */
+constexpr unsigned VOCAB_ALL_LANES = ~0u;
+
+/* A function that stands once in the code: the steps of the second kernel are called from several
+ * places, and inlined everywhere they would make minutes of compiling. */
+#define VOCAB_CALLED __attribute__((noinline))
+
+static inline int vocab_groups(int64_t n_vocab)
+{
+    return static_cast<int>((n_vocab + VOCAB_GROUP - 1) / VOCAB_GROUP);
+}
+
+/* Floats of scratch per row: four numbers per group and, for sample, a copy of the row; rows start
+ * at 256-byte boundaries. */
+static inline size_t vocab_row_floats(int64_t n_vocab, bool has_copy)
+{
+    const size_t n = 4 * static_cast<size_t>(vocab_groups(n_vocab)) +
+                     (has_copy ? static_cast<size_t>(n_vocab) : 0);
+    return (n + 63) / 64 * 64;
+}
+
+/* A row in the second kernel. */
+struct vocab_row {
+    const float *z;         /* [n] */
+    const float *group_max; /* [n_group] */
+    int n, n_group;
+};
+
+/* Shared memory of the second kernel. */
+struct vocab_shared {
+    vocab_element list[VOCAB_LIST];
+    unsigned long long sum[VOCAB_CUT][VOCAB_WARPS];
+    double real[VOCAB_WARPS];
+    uint32_t word[VOCAB_WARPS];
+    uint32_t n_list;
+    vocab_element border;
+    unsigned long long border_sum;
+};
+
+namespace
+{
+
+/* The block's own. A static one in a function, so that functions that are not inlined, too, know
+ * that it is shared memory. */
+__device__ __forceinline__ struct vocab_shared *vocab_shared_here()
+{
+    __shared__ struct vocab_shared shared;
+    return &shared;
+}
+
+/* ---- elements ------------------------------------------------------------------------------- */
+
+/* Orders as the floats do; -0 is 0. */
+__device__ __forceinline__ uint32_t vocab_key(float z)
+{
+    const uint32_t bits = __float_as_uint(z + 0.0f);
+    return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+__device__ __forceinline__ float vocab_logit(uint32_t key)
+{
+    return __uint_as_float((key >> 31) != 0 ? key ^ 0x80000000u : ~key);
+}
+
+/* The first element that a logit can have; the last one has 0 instead of the ones. */
+__device__ __forceinline__ vocab_element vocab_last_of(uint32_t key)
+{
+    return static_cast<vocab_element>(key) << 32;
+}
+
+__device__ __forceinline__ vocab_element vocab_element_of(float z, int id, int n)
+{
+    return vocab_last_of(vocab_key(z)) | static_cast<uint32_t>(n - 1 - id);
+}
+
+__device__ __forceinline__ uint32_t vocab_element_key(vocab_element e)
+{
+    return static_cast<uint32_t>(e >> 32);
+}
+
+__device__ __forceinline__ int vocab_element_id(vocab_element e, int n)
+{
+    return n - 1 - static_cast<int>(e & 0xffffffffu);
+}
+
+/* ---- groups --------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ int vocab_lane()
+{
+    return static_cast<int>(threadIdx.x) % VOCAB_WARP;
+}
+
+/* The id of a lane's number i of a group: two runs of four, so that a warp reads whole lines. */
+__device__ __forceinline__ int vocab_id(int group, int i)
+{
+    return group * VOCAB_GROUP + i / 4 * (VOCAB_GROUP / 2) + vocab_lane() * 4 + i % 4;
+}
+
+/* The lane's logits of a group; -infinity past the end. The same ones whether z is aligned or not,
+ * so that sums do not depend on where a row starts. */
+__device__ __forceinline__ void vocab_load(float (&v)[VOCAB_LANE], const float *z, int n, int group,
+                                           bool is_aligned)
+{
+#pragma unroll
+    for (int i = 0; i < VOCAB_LANE; i += 4) {
+        const int id = vocab_id(group, i);
+        if (is_aligned && id + 4 <= n) {
+            const float4 quad = *reinterpret_cast<const float4 *>(z + id);
+            v[i] = quad.x;
+            v[i + 1] = quad.y;
+            v[i + 2] = quad.z;
+            v[i + 3] = quad.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[i + j] = id + j < n ? z[id + j] : -INFINITY;
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ bool vocab_is_aligned(const float *z)
+{
+    return reinterpret_cast<uintptr_t>(z) % 16 == 0;
+}
+
+/* The largest of the warp's logits; NaN is passed over. */
+__device__ __forceinline__ float vocab_group_max(const float (&v)[VOCAB_LANE])
+{
+    float max = v[0];
+#pragma unroll
+    for (int i = 1; i < VOCAB_LANE; i++) {
+        max = fmaxf(max, v[i]);
+    }
+    max = fmaxf(max, -INFINITY);
+    return vocab_logit(__reduce_max_sync(VOCAB_ALL_LANES, vocab_key(max)));
+}
+
+/* Whether a logit of the warp's is NaN or +infinity. */
+__device__ __forceinline__ bool vocab_is_broken(const float (&v)[VOCAB_LANE])
+{
+    bool is_broken = false;
+#pragma unroll
+    for (int i = 0; i < VOCAB_LANE; i++) {
+        is_broken = is_broken || !(v[i] < INFINITY);
+    }
+    return __any_sync(VOCAB_ALL_LANES, is_broken);
+}
+
+/* The sum of the warp's values, the same in all lanes: pairs, then pairs of pairs. */
+__device__ __forceinline__ float vocab_group_sum(const float (&v)[VOCAB_LANE])
+{
+    float sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+#pragma unroll
+    for (int lanes = VOCAB_WARP / 2; lanes > 0; lanes /= 2) {
+        sum += __shfl_xor_sync(VOCAB_ALL_LANES, sum, lanes);
+    }
+    return sum;
+}
+
+/* ---- shares --------------------------------------------------------------------------------- */
+
+/* exp((z - max) / temperature), max finite and >= z: the rounding of the difference and of the
+ * quotient is carried along, or a flat row's shares would all be off by the same 1e-6. */
+struct vocab_share {
+    float max, rate, rate_low; /* 1 / temperature in two floats */
+};
+
+__device__ __forceinline__ struct vocab_share vocab_share_of(float max, float temperature)
+{
+    /* the inverse of a subnormal temperature is held at the largest float: logits that differ by
+     * more than 1e-36 are as good as infinitely far apart then */
+    const float rate = fminf(1.0f / temperature, 3.402823466e38f);
+    const float rest = fmaf(-rate, temperature, 1.0f);
+    return {max, rate, rest * rate};
+}
+
+__device__ __forceinline__ float vocab_share(const struct vocab_share &s, float z)
+{
+    const float d = z - s.max;
+    const float taken = d - z;
+    const float d_low = (z - (d - taken)) - (s.max + taken);
+    const float x = d * s.rate;
+    const float x_low = fmaf(d, s.rate, -x) + fmaf(d, s.rate_low, d_low * s.rate);
+    const float share = expf(x);
+    return x > -104.0f ? fmaf(share, x_low, share) : 0.0f; /* false for what -infinity makes */
+}
+
+/* ---- the block ------------------------------------------------------------------------------ */
+
+/* All functions from here on are called by all threads of a block of VOCAB_BLOCK together, leave
+ * the same result in each, and start and end where shared memory may be rewritten. */
+
+__device__ __forceinline__ uint32_t vocab_block_max(uint32_t v)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    v = __reduce_max_sync(VOCAB_ALL_LANES, v);
+    if (vocab_lane() == 0) {
+        s->word[threadIdx.x / VOCAB_WARP] = v;
+    }
+    __syncthreads();
+    v = __reduce_max_sync(VOCAB_ALL_LANES, s->word[vocab_lane() % VOCAB_WARPS]);
+    __syncthreads();
+    return v;
+}
+
+__device__ __forceinline__ uint32_t vocab_block_min(uint32_t v)
+{
+    return ~vocab_block_max(~v);
+}
+
+/* Each v[j] becomes its sum over the block. */
+template <class T, int n> __device__ __forceinline__ void vocab_block_sums(T (&v)[n])
+{
+    struct vocab_shared *const s = vocab_shared_here();
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+#pragma unroll
+        for (int lanes = VOCAB_WARP / 2; lanes > 0; lanes /= 2) {
+            v[j] += __shfl_xor_sync(VOCAB_ALL_LANES, v[j], lanes);
+        }
+        if (vocab_lane() == 0) {
+            s->sum[j][threadIdx.x / VOCAB_WARP] = v[j];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        v[j] = 0;
+#pragma unroll 1
+        for (int w = 0; w < VOCAB_WARPS; w++) {
+            v[j] += static_cast<T>(s->sum[j][w]);
+        }
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ unsigned long long vocab_block_sum(unsigned long long v)
+{
+    unsigned long long sum[1] = {v};
+    vocab_block_sums(sum);
+    return sum[0];
+}
+
+/* Always by the same tree. */
+__device__ __forceinline__ double vocab_block_sum(double v)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+#pragma unroll
+    for (int lanes = VOCAB_WARP / 2; lanes > 0; lanes /= 2) {
+        v += __shfl_xor_sync(VOCAB_ALL_LANES, v, lanes);
+    }
+    if (vocab_lane() == 0) {
+        s->real[threadIdx.x / VOCAB_WARP] = v;
+    }
+    __syncthreads();
+    v = 0;
+    for (int w = 0; w < VOCAB_WARPS; w++) {
+        v += s->real[w];
+    }
+    __syncthreads();
+    return v;
+}
+
+/* The sum of the v of the threads before this one. */
+__device__ __forceinline__ unsigned long long vocab_block_before(unsigned long long v)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    const int warp = static_cast<int>(threadIdx.x) / VOCAB_WARP;
+    unsigned long long sum = v;
+#pragma unroll
+    for (int lanes = 1; lanes < VOCAB_WARP; lanes *= 2) {
+        const unsigned long long other =
+            __shfl_up_sync(VOCAB_ALL_LANES, sum, static_cast<unsigned>(lanes));
+        sum += vocab_lane() >= lanes ? other : 0;
+    }
+    if (vocab_lane() == VOCAB_WARP - 1) {
+        s->sum[0][warp] = sum;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < warp; w++) {
+        sum += s->sum[0][w];
+    }
+    __syncthreads();
+    return sum - v;
+}
+
+/* ---- lists ---------------------------------------------------------------------------------- */
+
+/* Calls visit(element, logit) for the elements of all groups that hold one of this key or larger:
+ * all of those, and some others. A warp takes every VOCAB_WARPS-th group; n logits are under way at
+ * once. */
+template <int n, class Visit>
+__device__ __forceinline__ void vocab_visit(const struct vocab_row &row, uint32_t key, Visit visit)
+{
+    const int warp = static_cast<int>(threadIdx.x) / VOCAB_WARP;
+#pragma unroll 1
+    for (int first = 0; first < row.n_group; first += VOCAB_BLOCK) {
+        const int mine = first + vocab_lane() * VOCAB_WARPS + warp;
+        const bool is_wanted = mine < row.n_group && vocab_key(row.group_max[mine]) >= key;
+        unsigned wanted = __ballot_sync(VOCAB_ALL_LANES, is_wanted);
+#pragma unroll 1
+        for (; wanted != 0; wanted &= wanted - 1) {
+            const int group = first + (__ffs(static_cast<int>(wanted)) - 1) * VOCAB_WARPS + warp;
+            const int first_id = group * VOCAB_GROUP + vocab_lane();
+#pragma unroll 1
+            for (int i = 0; i < VOCAB_LANE; i += n) {
+                float v[n];
+#pragma unroll
+                for (int j = 0; j < n; j++) {
+                    const int id = first_id + (i + j) * VOCAB_WARP;
+                    v[j] = id < row.n ? row.z[id] : 0;
+                }
+#pragma unroll
+                for (int j = 0; j < n; j++) {
+                    const int id = first_id + (i + j) * VOCAB_WARP;
+                    if (id < row.n) {
+                        visit(vocab_element_of(v[j], id, row.n), v[j]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Puts the elements last .. first into the list, in any order, and returns how many there are: more
+ * than VOCAB_LIST if they do not fit. */
+__device__ inline VOCAB_CALLED int vocab_collect(struct vocab_row row, vocab_element last,
+                                                 vocab_element first)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    if (threadIdx.x == 0) {
+        s->n_list = 0;
+    }
+    __syncthreads();
+    vocab_visit<VOCAB_LANE>(row, vocab_element_key(last), [=](vocab_element e, float) {
+        if (e >= last && e <= first) {
+            const uint32_t at = atomicAdd(&s->n_list, 1u);
+            if (at < VOCAB_LIST) {
+                s->list[at] = e;
+            }
+        }
+    });
+    __syncthreads();
+    const int n = static_cast<int>(s->n_list);
+    __syncthreads();
+    return n;
+}
+
+/* Sorts the first n <= VOCAB_LIST of the list, the largest first: a bitonic network. Where a warp's
+ * 32 pairs stay within 64 elements of its own, the warp alone keeps step. */
+__device__ inline VOCAB_CALLED void vocab_sort(int n)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    int size = 2;
+    while (size < n) {
+        size *= 2;
+    }
+    for (int i = n + static_cast<int>(threadIdx.x); i < size; i += VOCAB_BLOCK) {
+        s->list[i] = 0;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int run = 2; run <= size; run *= 2) {
+#pragma unroll 1
+        for (int apart = run / 2; apart > 0; apart /= 2) {
+            for (int t = static_cast<int>(threadIdx.x); t < size / 2; t += VOCAB_BLOCK) {
+                const int i = 2 * t - (t & (apart - 1));
+                const vocab_element a = s->list[i];
+                const vocab_element b = s->list[i + apart];
+                if ((a < b) == ((i & run) == 0)) {
+                    s->list[i] = b;
+                    s->list[i + apart] = a;
+                }
+            }
+            const int next = apart > 1 ? apart / 2 : run;
+            if (apart > VOCAB_WARP || next > VOCAB_WARP) {
+                __syncthreads();
+            } else {
+                __syncwarp();
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* A measure of elements: each counts 1. */
+struct vocab_count {
+    __device__ unsigned long long operator()(uint32_t) const
+    {
+        return 1;
+    }
+};
+
+/* An element and the sum of the measure up to it, itself included. */
+struct vocab_border {
+    vocab_element element;
+    unsigned long long sum;
+    bool is_found;
+};
+
+/* The first of the n sorted elements of the list at which the sum of measure(key) exceeds goal. */
+template <class Measure>
+__device__ VOCAB_CALLED struct vocab_border vocab_cross(int n, unsigned long long goal,
+                                                        Measure measure)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    constexpr int each = VOCAB_LIST / VOCAB_BLOCK;
+    const int n_each = (n + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
+    const int first = static_cast<int>(threadIdx.x) * n_each;
+    unsigned long long m[each];
+    unsigned long long sum = 0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        const bool is_mine = i < n_each && first + i < n;
+        m[i] = is_mine ? measure(vocab_element_key(s->list[first + i])) : 0;
+        sum += m[i];
+    }
+    if (threadIdx.x == 0) {
+        s->border = VOCAB_LAST;
+    }
+    sum = vocab_block_before(sum);
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        sum += m[i];
+        if (m[i] > 0 && sum > goal && sum - m[i] <= goal) {
+            s->border = s->list[first + i];
+            s->border_sum = sum;
+        }
+    }
+    __syncthreads();
+    const struct vocab_border border = {s->border, s->border_sum, s->border != VOCAB_LAST};
+    __syncthreads();
+    return border;
+}
+
+/* Among the elements from last up, the first at which the sum of measure(key) exceeds goal; if none
+ * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. */
+template <class Measure>
+__device__ VOCAB_CALLED struct vocab_border vocab_find(struct vocab_row row, vocab_element last,
+                                                       unsigned long long goal, Measure measure)
+{
+    vocab_element first = VOCAB_FIRST;
+    unsigned long long before = 0; /* of the elements before first */
+    for (bool is_whole = true;; is_whole = false) {
+        const vocab_element width = (first - last) / VOCAB_CUT + 1;
+        unsigned long long sum[VOCAB_CUT] = {0}; /* of the elements from last + j·width up */
+        uint32_t n[VOCAB_CUT] = {0};             /* how many those are */
+        vocab_visit<2>(row, vocab_element_key(last), [&](vocab_element e, float) {
+            if (e >= last && e <= first) {
+                const unsigned long long m = measure(vocab_element_key(e));
+#pragma unroll
+                for (int j = 0; j < VOCAB_CUT; j++) {
+                    const bool is_above = e - last >= static_cast<vocab_element>(j) * width;
+                    sum[j] += is_above ? m : 0;
+                    n[j] += is_above ? 1 : 0;
+                }
+            }
+        });
+        vocab_block_sums(sum);
+        vocab_block_sums(n);
+        goal = is_whole && goal >= sum[0] ? sum[0] - 1 : goal;
+        int part = 0;
+        unsigned long long above = 0;
+        uint32_t n_above = 0;
+        uint32_t n_part = n[0];
+#pragma unroll
+        for (int j = 0; j < VOCAB_CUT; j++) { /* the sums fall with j: the last that suffices */
+            if (before + sum[j] > goal) {
+                part = j;
+                n_part = n[j];
+                above = j + 1 < VOCAB_CUT ? sum[(j + 1) % VOCAB_CUT] : 0;
+                n_above = j + 1 < VOCAB_CUT ? n[(j + 1) % VOCAB_CUT] : 0;
+            }
+        }
+        last += static_cast<vocab_element>(part) * width;
+        if (part < VOCAB_CUT - 1 && first - last >= width) {
+            first = last + (width - 1);
+        }
+        before += above;
+        if (n_part - n_above <= VOCAB_LIST) {
+            break;
+        }
+        /* within one logit only the n elements of its ids exist */
+        const vocab_element id_first = static_cast<vocab_element>(row.n - 1);
+        first = (first & 0xffffffffu) > id_first ? (first & ~0xffffffffull) | id_first : first;
+    }
+    const int n = vocab_collect(row, last, first);
+    vocab_sort(n);
+    struct vocab_border border = vocab_cross(n, goal - before, measure);
+    border.sum += before;
+    return border;
+}
+
+/* Puts the k best elements into the list, sorted, and perhaps some that follow them; returns how
+ * many. 1 <= k <= min(n, VOCAB_LIST). */
+__device__ inline VOCAB_CALLED int vocab_best(struct vocab_row row, int k)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    const int n_max = row.n_group < VOCAB_LIST ? row.n_group : VOCAB_LIST;
+    uint32_t key = 0; /* k elements at least are of this key or larger */
+    if (k <= n_max) {
+        for (int g = static_cast<int>(threadIdx.x); g < n_max; g += VOCAB_BLOCK) {
+            s->list[g] = vocab_last_of(vocab_key(row.group_max[g]));
+        }
+        __syncthreads();
+        vocab_sort(n_max);
+        key = vocab_element_key(s->list[k - 1]);
+        __syncthreads();
+    }
+    int n = VOCAB_LIST + 1;
+    if (k <= n_max || row.n <= VOCAB_LIST) {
+        n = vocab_collect(row, vocab_last_of(key), VOCAB_FIRST);
+    }
+    if (n > VOCAB_LIST) {
+        const struct vocab_border border =
+            vocab_find(row, VOCAB_LAST, static_cast<unsigned long long>(k - 1), vocab_count{});
+        n = vocab_collect(row, border.element, VOCAB_FIRST);
+    }
+    vocab_sort(n);
+    return n;
+}
+
+} // namespace
+
+#endif
