@@ -1,0 +1,466 @@
+/* The CUDA backend around its kernels: what it says when it cannot be opened or runs out of memory,
+ * failures that stay, weights in all places, ops outside of steps. On the test double, whose
+ * environment injects the failures (tests/cuda_host/README.md); on a GPU's library those tests are
+ * skipped. The ops themselves are test_kernels's. */
+#include "kernels/backend.h"
+#include "tests/cuda_library.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *const variables[] = {
+    "CUDA_HOST_DRIVER",      "CUDA_HOST_SM",          "CUDA_HOST_MEMORY",
+    "CUDA_HOST_FAIL_SYNC",   "CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
+    "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
+};
+
+/* Each test begins with a fine device, and is skipped without a library. */
+static int fine_device(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        (void)unsetenv(variables[i]);
+    }
+    return 0;
+}
+
+static bool is_double(void)
+{
+    return cuda_library_find() && strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL;
+}
+
+static void need_library(void)
+{
+    if (!cuda_library_find()) {
+        skip();
+    }
+}
+
+static void need_double(const char *name, const char *value)
+{
+    if (!is_double()) {
+        skip();
+    }
+    assert_int_equal(setenv(name, value, 1), 0);
+}
+
+static enum err_code cuda_open(struct backend **be, bool fast_math, struct err *err)
+{
+    const struct backend_options options = {"cuda", 0, fast_math};
+    return backend_open(be, &options, err);
+}
+
+static struct backend *fine_open(void)
+{
+    struct backend *be = NULL;
+    struct err err = {0};
+    if (cuda_open(&be, false, &err) != ERR_OK) {
+        fail_msg("open: %s", err.message);
+    }
+    return be;
+}
+
+static void expect_words(const struct err *err, const char *words)
+{
+    if (strstr(err->message, words) == NULL || strchr(err->message, '\n') != NULL) {
+        fail_msg("expected one line with \"%s\", got \"%s\"", words, err->message);
+    }
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static void expect_refusal(enum err_code code, const char *words)
+{
+    struct backend *be = NULL;
+    struct err err = {0};
+    assert_int_equal(cuda_open(&be, false, &err), code);
+    assert_null(be);
+    expect_words(&err, words);
+    const struct backend_options options = {"auto", 1, false};
+    assert_int_equal(backend_open(&be, &options, &err), ERR_OK);
+    assert_memory_equal(be->name, "cpu-", 4);
+    assert_non_null(strstr(be->note, words));
+    backend_close(be);
+}
+
+static void test_opens_and_describes_the_device(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *const be = fine_open();
+    assert_string_equal(be->name, "cuda");
+    assert_string_equal(be->note, "");
+    assert_non_null(strstr(be->description, ", sm_"));
+    assert_non_null(strstr(be->description, "MiB free"));
+    assert_true(be->is_async && !be->is_host && be->memory_bytes > 0 && be->capture_max > 0);
+    assert_true(be->op->memory_available(be) > 0);
+    backend_close(be);
+}
+
+static void test_auto_takes_the_device_and_says_so(void **state)
+{
+    (void)state;
+    need_library();
+    const struct backend_options options = {"auto", 0, false};
+    struct backend *be = NULL;
+    assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+    assert_string_equal(be->name, "cuda");
+    assert_string_equal(be->note, "a GPU was found");
+    backend_close(be);
+}
+
+static void test_no_driver(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_DRIVER", "none");
+    expect_refusal(ERR_UNSUPPORTED, "has no NVIDIA driver");
+}
+
+static void test_old_driver(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_DRIVER", "old");
+    expect_refusal(ERR_UNSUPPORTED, "too old: it serves CUDA 12.2, this program needs 13.0");
+}
+
+static void test_no_device(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_DRIVER", "no_device");
+    expect_refusal(ERR_UNSUPPORTED, "the driver sees no GPU");
+    assert_int_equal(setenv("CUDA_VISIBLE_DEVICES", "7", 1), 0);
+    expect_refusal(ERR_UNSUPPORTED, "CUDA_VISIBLE_DEVICES=7");
+}
+
+static void test_old_device(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_SM", "75");
+    expect_refusal(ERR_UNSUPPORTED, "compute capability 7.5, at least 8.0 is needed");
+}
+
+static void test_failing_allocations_while_opening(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_FAIL_HOST_ALLOC", "1");
+    expect_refusal(ERR_MEMORY, "pinned host memory");
+}
+
+static void test_fast_math_opens(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *be = NULL;
+    struct err err = {0};
+    if (cuda_open(&be, true, &err) != ERR_OK) {
+        fail_msg("open: %s", err.message);
+    }
+    backend_close(be);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static void test_full_device_is_named_and_stays_usable(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_MEMORY", "64M");
+    struct backend *const be = fine_open();
+    void *data = &data;
+    struct err err = {0};
+    assert_int_equal(be->op->buffer_new(be, &data, 80 << 20, "key/value cache", &err), ERR_MEMORY);
+    assert_null(data);
+    expect_words(&err, "key/value cache: needs 83886080 bytes of device memory");
+    expect_words(&err, "of 67108864 are free; lower");
+    assert_int_equal(be->op->buffer_new(be, &data, 1000, "small", &err), ERR_OK);
+    unsigned char back[1000];
+    memset(back, 1, sizeof back);
+    be->op->download(be, back, tensor_make(data, 1, 250, DTYPE_F32));
+    for (size_t i = 0; i < sizeof back; i++) {
+        assert_int_equal(back[i], 0);
+    }
+    be->op->buffer_free(be, data);
+    backend_close(be);
+}
+
+static void test_absurd_sizes_are_refused_by_name(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *const be = fine_open();
+    void *data = NULL;
+    struct weight *w = NULL;
+    struct err err = {0};
+    float one = 1;
+    assert_int_equal(be->op->buffer_new(be, &data, SIZE_MAX - 3, "kv cache", &err), ERR_MEMORY);
+    expect_words(&err, "kv cache");
+    const struct tensor host = tensor_make(&one, INT64_MAX, INT64_MAX / 2, DTYPE_F32);
+    const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "proj.weight", &err), ERR_MEMORY);
+    expect_words(&err, "proj.weight");
+    backend_close(be);
+}
+
+static void test_files_are_not_read_in_place(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *const be = fine_open();
+    struct weight *w = NULL;
+    struct err err = {0};
+    float one = 1;
+    const struct tensor host = tensor_make(&one, 1, 1, DTYPE_F32);
+    const struct weight_desc desc = {WEIGHT_TABLE, DTYPE_F32, PLACEMENT_MMAP, 1};
+    assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "values", &err), ERR_UNSUPPORTED);
+    assert_null(w);
+    expect_words(&err, "values: the GPU does not read a mapped file in place");
+    backend_close(be);
+}
+
+/* ---- tables --------------------------------------------------------------------------------- */
+
+enum { D = 512, N_HIT = 3 };
+
+/* y[1, D] = the sum of three rows of a table, as the backend reads it. */
+static void read_rows(struct backend *be, const struct weight *w, const int32_t *row, float *y)
+{
+    static const float shares[N_HIT] = {1, 0.5f, -2};
+    void *memory = NULL;
+    assert_int_equal(be->op->buffer_new(be, &memory, 8192, "rows", NULL), ERR_OK);
+    char *const at = memory;
+    const struct tensor slots = tensor_make(at, 1, N_HIT, DTYPE_I32);
+    const struct tensor share = tensor_make(at + 64, 1, N_HIT, DTYPE_F32);
+    const struct tensor out = tensor_make(at + 128, 1, D, DTYPE_F32);
+    const struct tensor none = {0};
+    be->op->upload(be, slots, row);
+    be->op->upload(be, share, shares);
+    be->op->pkm_read(be, out, none, slots, share, w);
+    be->op->download(be, y, out);
+    be->op->buffer_free(be, memory);
+}
+
+/* Row r of the table, exact in every type. */
+static float table_value(int64_t r, int64_t c)
+{
+    return (float)((r * 31 + c * 7) % 61 - 30) * 0.125f;
+}
+
+static void *table_host(int64_t rows, enum dtype dtype)
+{
+    char *const data = malloc((size_t)rows * D * dtype_bytes(dtype));
+    assert_non_null(data);
+    for (int64_t i = 0; i < rows * D; i++) {
+        const float value = table_value(i / D, i % D);
+        /* F16 of these values: 5 bits of exponent, 10 of mantissa, cut from the F32 */
+        uint32_t bits = 0;
+        memcpy(&bits, &value, 4);
+        uint16_t half = bf16_from_f32(value);
+        if (dtype == DTYPE_F16) {
+            half = value == 0
+                       ? 0
+                       : (uint16_t)((bits >> 16 & 0x8000u) | ((bits >> 23 & 0xffu) - 112) << 10 |
+                                    (bits >> 13 & 0x3ffu));
+        }
+        memcpy(data + (size_t)i * dtype_bytes(dtype),
+               dtype == DTYPE_F32 ? (const void *)&value : &half, dtype_bytes(dtype));
+    }
+    return data;
+}
+
+/* A table longer than the block that it passes through, of every type, in both places: its first,
+ * last and middle rows are read as what they are, and the places give the same bits. */
+static void test_tables_of_any_length_in_both_places(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *const be = fine_open();
+    static const struct {
+        enum dtype source, dtype;
+        int64_t rows;
+    } tables[] = {
+        {DTYPE_F32, DTYPE_F32, 11000},   {DTYPE_F16, DTYPE_F32, 9000},
+        {DTYPE_BF16, DTYPE_BF16, 20000}, {DTYPE_F32, DTYPE_BF16, 1},
+        {DTYPE_BF16, DTYPE_BF16, 4096},
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        const int64_t rows = tables[i].rows;
+        void *const data = table_host(rows, tables[i].source);
+        const struct tensor host = tensor_make(data, rows, D, tables[i].source);
+        const int32_t row[N_HIT] = {0, (int32_t)(rows - 1), (int32_t)(rows / 2)};
+        float y[2][D];
+        for (int place = 0; place < 2; place++) {
+            const struct weight_desc desc = {WEIGHT_TABLE, tables[i].dtype,
+                                             place == 0 ? PLACEMENT_DEVICE : PLACEMENT_HOST, 1};
+            struct weight *w = NULL;
+            assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "values", NULL), ERR_OK);
+            assert_int_equal(be->op->weight_bytes(w),
+                             (size_t)rows * D * dtype_bytes(tables[i].dtype));
+            read_rows(be, w, row, y[place]);
+            be->op->weight_free(be, w);
+        }
+        for (int c = 0; c < D; c++) {
+            const float expected =
+                table_value(row[0], c) + 0.5f * table_value(row[1], c) - 2 * table_value(row[2], c);
+            if (y[0][c] != expected || memcmp(&y[0][c], &y[1][c], 4) != 0) {
+                fail_msg("table %zu, column %d: expected %g, got %g on the device, %g on the host",
+                         i, c, (double)expected, (double)y[0][c], (double)y[1][c]);
+            }
+        }
+        free(data);
+    }
+    backend_close(be);
+}
+
+/* ---- failures ------------------------------------------------------------------------------- */
+
+/* Two norms of one row, each of x into y, as a step that has neither tokens nor outputs. */
+struct norms {
+    struct backend *be;
+    struct step *step;
+    void *memory;
+    struct tensor x, y, gamma, beta;
+};
+
+static struct norms norms_new(struct backend *be)
+{
+    const struct step_limits limits = {
+        .n_tok_max = 1, .n_seq_max = 1, .n_page_max = 1, .n_out_max = 1};
+    struct norms n = {.be = be};
+    float host[4][D];
+    for (int c = 0; c < D; c++) {
+        host[0][c] = (float)(c % 7);
+        host[1][c] = 9;
+        host[2][c] = 1;
+        host[3][c] = 0;
+    }
+    assert_int_equal(be->op->step_new(be, &n.step, &limits, NULL), ERR_OK);
+    assert_int_equal(be->op->buffer_new(be, &n.memory, sizeof host, "norms", NULL), ERR_OK);
+    struct tensor *const parts[4] = {&n.x, &n.y, &n.gamma, &n.beta};
+    for (int i = 0; i < 4; i++) {
+        *parts[i] = tensor_make((char *)n.memory + (size_t)i * sizeof *host, 1, D, DTYPE_F32);
+        be->op->upload(be, *parts[i], host[i]);
+    }
+    return n;
+}
+
+static void norms_free(struct norms *n)
+{
+    n->be->op->step_free(n->be, n->step);
+    n->be->op->buffer_free(n->be, n->memory);
+    backend_close(n->be);
+}
+
+static enum err_code norms_step(struct norms *n, int times, struct err *err)
+{
+    n->be->op->step_begin(n->be, n->step);
+    for (int i = 0; i < times; i++) {
+        n->be->op->norm(n->be, n->y, n->x, n->gamma, n->beta, 1e-5f);
+    }
+    return n->be->op->finish(n->be, n->step, err);
+}
+
+static void test_failed_launch_stays_and_names_the_op(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_FAIL_LAUNCH", "2");
+    struct norms n = norms_new(fine_open());
+    struct err first = {0};
+    struct err later = {0};
+    assert_int_equal(norms_step(&n, 3, &first), ERR_DEVICE);
+    expect_words(&first, "cuda: norm failed: too many resources requested for launch");
+    expect_words(&first, "restart it");
+    assert_int_equal(norms_step(&n, 1, &later), ERR_DEVICE);
+    assert_string_equal(later.message, first.message);
+    float y[D];
+    memset(y, 1, sizeof y);
+    n.be->op->download(n.be, y, n.y); /* what was never written is not handed out */
+    for (int c = 0; c < D; c++) {
+        assert_true(y[c] == 0);
+    }
+    norms_free(&n);
+}
+
+static void test_lost_device_stays(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_FAIL_SYNC", "30");
+    struct norms n = norms_new(fine_open());
+    struct err err = {0};
+    int n_fine = 0;
+    while (n_fine < 30 && norms_step(&n, 2, &err) == ERR_OK) {
+        n_fine++;
+    }
+    assert_in_range(n_fine, 1, 29);
+    expect_words(&err, "unspecified launch failure (cudaErrorLaunchFailure)");
+    void *data = NULL;
+    struct err refused = {0};
+    assert_int_equal(n.be->op->buffer_new(n.be, &data, 64, "late", &refused), ERR_DEVICE);
+    assert_null(data);
+    assert_int_equal(n.be->op->memory_available(n.be), 0);
+    assert_int_equal(norms_step(&n, 1, &refused), ERR_DEVICE);
+    assert_string_equal(refused.message, err.message);
+    norms_free(&n);
+}
+
+/* ---- the list ------------------------------------------------------------------------------- */
+
+static void expect_normed(const struct norms *n)
+{
+    float y[D];
+    double sum = 0;
+    double squares = 0;
+    n->be->op->download(n->be, y, n->y);
+    for (int c = 0; c < D; c++) {
+        sum += (double)y[c];
+        squares += (double)y[c] * (double)y[c];
+    }
+    assert_true(sum < 1e-3 && sum > -1e-3 && squares > D * 0.999 && squares < D * 1.001);
+}
+
+static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
+{
+    (void)state;
+    need_library();
+    struct norms n = norms_new(fine_open());
+    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    expect_normed(&n);
+    struct err err = {0};
+    if (norms_step(&n, 5000, &err) != ERR_OK) { /* a list holds 4096 */
+        fail_msg("%s", err.message);
+    }
+    expect_normed(&n);
+    /* what is pending runs before its input is written anew, and before it is freed */
+    float zero[D] = {0};
+    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    n.be->op->upload(n.be, n.x, zero);
+    expect_normed(&n);
+    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    norms_free(&n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_opens_and_describes_the_device, fine_device),
+        cmocka_unit_test_setup(test_auto_takes_the_device_and_says_so, fine_device),
+        cmocka_unit_test_setup(test_no_driver, fine_device),
+        cmocka_unit_test_setup(test_old_driver, fine_device),
+        cmocka_unit_test_setup(test_no_device, fine_device),
+        cmocka_unit_test_setup(test_old_device, fine_device),
+        cmocka_unit_test_setup(test_failing_allocations_while_opening, fine_device),
+        cmocka_unit_test_setup(test_fast_math_opens, fine_device),
+        cmocka_unit_test_setup(test_full_device_is_named_and_stays_usable, fine_device),
+        cmocka_unit_test_setup(test_absurd_sizes_are_refused_by_name, fine_device),
+        cmocka_unit_test_setup(test_files_are_not_read_in_place, fine_device),
+        cmocka_unit_test_setup(test_tables_of_any_length_in_both_places, fine_device),
+        cmocka_unit_test_setup(test_failed_launch_stays_and_names_the_op, fine_device),
+        cmocka_unit_test_setup(test_lost_device_stays, fine_device),
+        cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_beyond_the_list, fine_device),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
