@@ -47,7 +47,7 @@ extern "C" {
 struct step_view {
     int32_t n_tok, n_seq, n_out, n_top;
     int32_t n_adjust, n_allow;
-    int32_t n_page_max;                /* row length of page */
+    int32_t n_page_max;                /* row length of page: what this step's longest needs */
     int32_t n_top_max;                 /* row length of top_id and top_logprob */
     const int32_t *token, *pos, *lang; /* [n_tok] */
     const int32_t *row_seq;            /* [n_tok] sequence of each row */

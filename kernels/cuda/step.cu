@@ -75,8 +75,20 @@ template <class T> static T *pack_copy(struct pack *p, const T *host, int n_a, i
     return pack_room<T>(p, n_a, n_b);
 }
 
+/* The first n_page pages of each sequence: most are far from the longest that may come. */
+static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_page)
+{
+    for (int seq = 0; p->up != NULL && seq < s->n_seq; seq++) {
+        memcpy(p->up + p->used + static_cast<size_t>(seq) * n_page * sizeof(int32_t),
+               s->page + static_cast<int64_t>(seq) * s->limits.n_page_max,
+               static_cast<size_t>(n_page) * sizeof(int32_t));
+    }
+    return pack_room<int32_t>(p, s->n_seq, n_page);
+}
+
 /* Where the arrays of s stand, for the counts of s. Copies the inputs if p has a block. */
-static struct step_view pack_step(struct pack *p, const struct step *s, size_t *down_first)
+static struct step_view pack_step(struct pack *p, const struct step *s, int n_page,
+                                  size_t *down_first)
 {
     struct step_view v = {};
     (void)pack_room<struct step_view>(p, 1, 1);
@@ -86,7 +98,7 @@ static struct step_view pack_step(struct pack *p, const struct step *s, size_t *
     v.n_top = s->n_top;
     v.n_adjust = s->n_adjust;
     v.n_allow = s->n_allow;
-    v.n_page_max = s->limits.n_page_max;
+    v.n_page_max = n_page;
     v.n_top_max = s->limits.n_top_max;
     v.token = pack_copy(p, s->token, s->n_tok, 1);
     v.pos = pack_copy(p, s->pos, s->n_tok, 1);
@@ -99,7 +111,7 @@ static struct step_view pack_step(struct pack *p, const struct step *s, size_t *
     }
     v.row_seq = pack_room<int32_t>(p, s->n_tok, 1);
     v.seq_first = pack_copy(p, s->seq_first, s->n_seq + 1, 1);
-    v.page = pack_copy(p, s->page, s->n_seq, s->limits.n_page_max);
+    v.page = pack_pages(p, s, n_page);
     v.out_row = pack_copy(p, s->out_row, s->n_out, 1);
     v.out_want = pack_copy(p, s->out_want, s->n_out, 1);
     v.target = pack_copy(p, s->target, s->n_out, 1);
@@ -133,7 +145,7 @@ static size_t pack_bytes(const struct step_limits *limits)
     full.n_allow = limits->n_allow_max;
     struct pack p = {};
     size_t down_first = 0;
-    struct step_view v = pack_step(&p, &full, &down_first);
+    struct step_view v = pack_step(&p, &full, limits->n_page_max, &down_first);
     pack_results(&p, &full, &v);
     return p.used;
 }
@@ -317,7 +329,8 @@ void step_begin(struct backend *be, const struct step *step)
     in->bounds = bounds;
     in->sampled = in->scored = {INT64_MAX, 0};
     struct pack p = {in->up, in->device, 0};
-    in->view = pack_step(&p, step, &in->down_first);
+    const int n_page = (bounds.pos + KV_PAGE - 1) / KV_PAGE;
+    in->view = pack_step(&p, step, n_page, &in->down_first);
     const size_t up_bytes = p.used;
     pack_results(&p, step, &in->view);
     CHECK(p.used <= in->bytes);
