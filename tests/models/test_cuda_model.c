@@ -1,0 +1,330 @@
+/* A small model on the CUDA backend, for what single ops do not show: running out of memory at any
+ * allocation while it opens, launches that fail in any place of a step, and decode steps that are
+ * replayed as graphs. On the test double (tests/cuda_host/README.md lists its environment); the
+ * tests that inject failures are skipped on a GPU. */
+#include "models/model.h"
+#include "tests/cuda_library.h"
+#include "tests/engine/tiny_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N_VOCAB = 50, N_SEQ = 3, N_PAGE = TINY_CONTEXT / KV_PAGE, N_TOP = 2 };
+
+struct rig {
+    struct backend *be;
+    struct model *model;
+    struct step *step;
+};
+
+static void rig_close(struct rig *r)
+{
+    if (r->step != NULL) {
+        r->be->op->step_free(r->be, r->step);
+    }
+    model_close(r->model);
+    backend_close(r->be);
+    *r = (struct rig){0};
+}
+
+static enum err_code rig_open(struct rig *r, const char *dir, struct err *err)
+{
+    const struct backend_options backend = {"cuda", 0, false};
+    const struct model_options options = {.dtype = "f32", .value_auto = true};
+    const struct step_limits limits = {.n_tok_max = 16,
+                                       .n_seq_max = N_SEQ,
+                                       .n_page_max = N_PAGE,
+                                       .n_out_max = N_SEQ,
+                                       .n_top_max = N_TOP,
+                                       .n_adjust_max = N_SEQ,
+                                       .n_allow_max = 1,
+                                       .n_vocab = N_VOCAB,
+                                       .d_model = TINY_D,
+                                       .n_head = TINY_HEAD};
+    *r = (struct rig){0};
+    enum err_code code = backend_open(&r->be, &backend, err);
+    code = code == ERR_OK ? model_open(&r->model, r->be, dir, &options, err) : code;
+    code = code == ERR_OK ? model_reserve(r->model, &limits, N_SEQ * N_PAGE, err) : code;
+    code = code == ERR_OK ? r->be->op->step_new(r->be, &r->step, &limits, err) : code;
+    if (code != ERR_OK) {
+        rig_close(r);
+    }
+    return code;
+}
+
+/* ---- fixture -------------------------------------------------------------------------------- */
+
+static char *model_dir; /* of the group */
+
+static int group_open(void **state)
+{
+    (void)state;
+    model_dir = tiny_model(N_VOCAB, -1);
+    return 0;
+}
+
+static int group_close(void **state)
+{
+    (void)state;
+    tiny_model_remove(model_dir);
+    return 0;
+}
+
+static int fine_device(void **state)
+{
+    static const char *const variables[] = {"CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
+                                            "CUDA_HOST_FAIL_LAUNCH", "CUDA_HOST_FAIL_SYNC",
+                                            "PKMSERVE_CUDA_GRAPHS"};
+    (void)state;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        (void)unsetenv(variables[i]);
+    }
+    return 0;
+}
+
+static void need_double(void)
+{
+    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
+        skip();
+    }
+}
+
+static void set_count(const char *name, int n)
+{
+    char text[16];
+    (void)snprintf(text, sizeof text, "%d", n);
+    assert_int_equal(setenv(name, text, 1), 0);
+}
+
+/* Memory of the device that nobody holds. */
+static size_t memory_left(void)
+{
+    const struct backend_options options = {"cuda", 0, false};
+    struct backend *be = NULL;
+    (void)fine_device(NULL);
+    assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+    const size_t bytes = be->memory_bytes;
+    backend_close(be);
+    return bytes;
+}
+
+/* ---- steps ---------------------------------------------------------------------------------- */
+
+/* What a step answers, in full. */
+struct answer {
+    int32_t token[N_SEQ], rank[N_SEQ], top_id[N_SEQ * N_TOP];
+    float logprob[N_SEQ], entropy[N_SEQ], top_logprob[N_SEQ * N_TOP];
+};
+
+/* One decode step: the next position of sequences 0 .. n_seq-1. What is wanted, and how tokens are
+ * drawn, changes from step to step. */
+static enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos, struct answer *answer,
+                            struct err *err)
+{
+    struct step *const s = r->step;
+    s->n_tok = s->n_seq = s->n_out = n_seq;
+    s->n_top = i_step % 3;
+    s->n_adjust = i_step % 2;
+    s->n_allow = 0;
+    s->adjust[0] = (struct sample_adjust){i_step, 1, 1, -2};
+    s->seq_first[0] = 0;
+    for (int i = 0; i < n_seq; i++) {
+        s->token[i] = (i_step * 7 + i * 3 + 1) % N_VOCAB;
+        s->pos[i] = pos[i]++;
+        s->lang[i] = 0;
+        s->seq_first[i + 1] = i + 1;
+        s->out_row[i] = i;
+        s->out_want[i] = (uint8_t)(OUT_SAMPLE | OUT_LOGPROB | (i_step % 4 == 1 ? OUT_ENTROPY : 0) |
+                                   (s->n_top > 0 ? OUT_TOP : 0));
+        s->target[i] = i_step % 2 == 0 ? TARGET_SAMPLED : i;
+        s->sample[i] = (struct sample_params){.u = 0.1 * (i_step % 10),
+                                              .temperature = i % 2 == 0 ? 0 : 0.9f,
+                                              .top_p = 1,
+                                              .repetition = 1,
+                                              .top_k = i_step % 3 * 5,
+                                              .n_adjust = i == 0 ? s->n_adjust : 0};
+        for (int p = 0; p < N_PAGE; p++) {
+            s->page[i * N_PAGE + p] = p * N_SEQ + i;
+        }
+    }
+    r->be->op->step_begin(r->be, s);
+    model_forward(r->model, s, NULL);
+    r->be->op->submit(r->be, s);
+    const enum err_code code = r->be->op->finish(r->be, s, err);
+    const size_t n = (size_t)n_seq * 4;
+    *answer = (struct answer){0};
+    memcpy(answer->token, s->out_token, n);
+    memcpy(answer->rank, s->out_rank, n);
+    memcpy(answer->logprob, s->out_logprob, n);
+    memcpy(answer->entropy, s->out_entropy, n);
+    memcpy(answer->top_id, s->top_id, n * N_TOP);
+    memcpy(answer->top_logprob, s->top_logprob, n * N_TOP);
+    return code;
+}
+
+enum { N_STEP = 12 };
+
+/* Steps of 1, 2, 3, 1, 2, 3, ... sequences. */
+static void decode_all(struct rig *r, struct answer *answers)
+{
+    int pos[N_SEQ] = {0};
+    struct err err = {0};
+    for (int i = 0; i < N_STEP; i++) {
+        if (decode(r, i, 1 + i % N_SEQ, pos, &answers[i], &err) != ERR_OK) {
+            fail_msg("step %d: %s", i, err.message);
+        }
+    }
+}
+
+/* ---- graphs --------------------------------------------------------------------------------- */
+
+/* The first step of each size runs eagerly, the others are replayed: with the bits of eager steps,
+ * whatever changes between the steps. */
+static void test_replayed_steps_have_the_bits_of_eager_ones(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err err = {0};
+    struct answer eager[N_STEP];
+    struct answer replayed[N_STEP];
+    if (!cuda_library_find()) {
+        skip();
+    }
+    assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", "0", 1), 0);
+    if (rig_open(&r, model_dir, &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_int_equal(r.be->capture_max, 0);
+    decode_all(&r, eager);
+    assert_int_equal(r.be->n_prepared, 0);
+    rig_close(&r);
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_GRAPHS"), 0);
+    assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+    assert_true(r.be->capture_max >= N_SEQ);
+    decode_all(&r, replayed);
+    assert_int_equal(r.be->n_prepared, N_STEP - N_SEQ);
+    rig_close(&r);
+    for (int i = 0; i < N_STEP; i++) {
+        if (memcmp(&eager[i], &replayed[i], sizeof eager[i]) != 0) {
+            fail_msg("step %d: replayed, it has other bits than run eagerly: token %d and %d, "
+                     "log-probability %.9g and %.9g",
+                     i, eager[i].token[0], replayed[i].token[0], (double)eager[i].logprob[0],
+                     (double)replayed[i].logprob[0]);
+        }
+    }
+}
+
+/* A graph names memory by its address: nothing is replayed once anything was freed. */
+static void test_freeing_drops_the_graphs(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err err = {0};
+    struct answer answer;
+    int pos[N_SEQ] = {0};
+    if (!cuda_library_find()) {
+        skip();
+    }
+    assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(decode(&r, i, 1, pos, &answer, &err), ERR_OK);
+    }
+    assert_int_equal(r.be->n_prepared, 2);
+    void *data = NULL;
+    assert_int_equal(r.be->op->buffer_new(r.be, &data, 64, "passing", &err), ERR_OK);
+    r.be->op->buffer_free(r.be, data);
+    assert_int_equal(decode(&r, 3, 1, pos, &answer, &err), ERR_OK);
+    assert_int_equal(r.be->n_prepared, 2);
+    assert_int_equal(decode(&r, 4, 1, pos, &answer, &err), ERR_OK);
+    assert_int_equal(r.be->n_prepared, 3);
+    rig_close(&r);
+}
+
+/* ---- failures ------------------------------------------------------------------------------- */
+
+/* Opens with the n-th allocation failing, for every n there is: each says what did not fit, and
+ * gives back all that was taken. */
+static void expect_clean_failures(const char *variable, enum err_code wanted)
+{
+    const size_t before = memory_left();
+    for (int n = 1; n < 1000; n++) {
+        struct rig r;
+        struct err err = {0};
+        set_count(variable, n);
+        const enum err_code code = rig_open(&r, model_dir, &err);
+        if (code == ERR_OK) {
+            rig_close(&r);
+            assert_int_equal(memory_left(), before);
+            assert_in_range(n, 2, 999);
+            return;
+        }
+        if (code != wanted || err.message[0] == '\0' || strchr(err.message, '\n') != NULL) {
+            fail_msg("allocation %d: expected one line and code %s, got %s: \"%s\"", n,
+                     err_code_name(wanted), err_code_name(code), err.message);
+        }
+    }
+    fail_msg("%s: a thousand allocations do not open a small model", variable);
+}
+
+static void test_any_allocation_of_the_device_may_fail(void **state)
+{
+    (void)state;
+    need_double();
+    expect_clean_failures("CUDA_HOST_FAIL_MALLOC", ERR_MEMORY);
+}
+
+static void test_any_allocation_of_pinned_memory_may_fail(void **state)
+{
+    (void)state;
+    need_double();
+    expect_clean_failures("CUDA_HOST_FAIL_HOST_ALLOC", ERR_MEMORY);
+}
+
+/* A launch that fails, eager, while a graph is captured, or the graph's own: the step is right or
+ * says which op failed, and once one has failed all later ones do. */
+static void test_any_launch_may_fail(void **state)
+{
+    (void)state;
+    need_double();
+    const size_t before = memory_left();
+    int n_failed = 0;
+    for (int n = 1; n < 400; n += n < 20 ? 1 : 13) {
+        struct rig r;
+        struct err err = {0};
+        struct answer answer;
+        int pos[N_SEQ] = {0};
+        enum err_code code = ERR_OK;
+        set_count("CUDA_HOST_FAIL_LAUNCH", n);
+        assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+        for (int i = 0; i < 4 && code == ERR_OK; i++) {
+            code = decode(&r, 0, 2, pos, &answer, &err);
+        }
+        if (code != ERR_OK) {
+            struct err later = {0};
+            n_failed++;
+            assert_int_equal(code, ERR_DEVICE);
+            assert_memory_equal(err.message, "cuda: ", 6);
+            assert_non_null(strstr(err.message, " failed: too many resources"));
+            assert_int_equal(decode(&r, 0, 2, pos, &answer, &later), ERR_DEVICE);
+            assert_string_equal(later.message, err.message);
+        }
+        rig_close(&r);
+    }
+    assert_true(n_failed > 20);
+    assert_int_equal(memory_left(), before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_replayed_steps_have_the_bits_of_eager_ones, fine_device),
+        cmocka_unit_test_setup(test_freeing_drops_the_graphs, fine_device),
+        cmocka_unit_test_setup(test_any_allocation_of_the_device_may_fail, fine_device),
+        cmocka_unit_test_setup(test_any_allocation_of_pinned_memory_may_fail, fine_device),
+        cmocka_unit_test_setup(test_any_launch_may_fail, fine_device),
+    };
+    return cmocka_run_group_tests(tests, group_open, group_close);
+}
