@@ -92,7 +92,7 @@ size_t read_size(const char *name, size_t value)
     return n << shift;
 }
 
-/* NAME=n or n:error, the n-th; NAME=@FILE, the first one that finds that file. 0 or unset: never. */
+/* NAME=n or n:error: the n-th; NAME=@FILE: the first that finds that file. 0 or unset: never. */
 void read_injection(enum injection kind, const char *name, cudaError_t error)
 {
     const char *const text = getenv(name);
