@@ -247,16 +247,11 @@ static double *linear_magnitude(struct check *c, const struct linear_case *k,
     return magnitude;
 }
 
-void check_linear(struct check *c)
+static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out)
 {
-    /* a few long sums and wide outputs: blocks of k, and work for every thread */
-    const bool is_long = check_chance(c, 0.07);
-    const bool is_wide = check_chance(c, 0.07);
-    struct linear_case k = {.n = check_int(c, 1, N_TOK_MAX),
-                            .n_in = check_dim(c, is_long   ? 1200
-                                                 : is_wide ? 70
-                                                           : 200),
-                            .n_out = check_dim(c, is_wide ? 2500 : 150),
+    struct linear_case k = {.n = n_tok,
+                            .n_in = n_in,
+                            .n_out = n_out,
                             .act = (enum act)check_int(c, ACT_NONE, ACT_GELU)};
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
     const struct weight_desc desc = {WEIGHT_MATRIX, check_chance(c, 0.5) ? DTYPE_F32 : DTYPE_BF16,
@@ -284,4 +279,23 @@ void check_linear(struct check *c)
                  (int64_t)n);
     check_invariance(c, linear_run, &k, k.n, k.n_out, (const uint32_t *)got);
     check_isolation(c, linear_run, &k, x, k.n_in, k.n, k.n_out, (const uint32_t *)got);
+}
+
+void check_linear(struct check *c)
+{
+    /* a few long sums and wide outputs: blocks and rounds of k, and work for every thread */
+    const bool is_long = check_chance(c, 0.07);
+    const bool is_wide = check_chance(c, 0.07);
+    const int n_tok = check_int(c, 1, N_TOK_MAX);
+    const int n_in = check_dim(c, is_long ? 2600 : is_wide ? 70 : 200);
+    check_linear_of(c, n_tok, n_in, check_dim(c, is_wide ? 2500 : 150));
+}
+
+/* So many rows and outputs that a backend with a kernel of its own for many rows takes it, whatever
+ * the size of its device; rows alone and chunks of them are then another kernel's. */
+void check_linear_many(struct check *c)
+{
+    const int n_tok = check_int(c, 65, 140);
+    const int n_in = check_dim(c, 80);
+    check_linear_of(c, n_tok, n_in, check_int(c, 1100, 1600));
 }

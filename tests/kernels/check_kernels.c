@@ -13,6 +13,7 @@ const struct check_row check_rows[] = {
     {"norm", check_norm, 60},
     {"add_norm", check_add_norm, 60},
     {"linear", check_linear, 150},
+    {"linear_many", check_linear_many, 10},
     {"attention", check_attention, 30}, /* with kv_store */
     {"pkm_search", check_pkm_search, 60},
     {"pkm_ties", check_pkm_ties, 60},
