@@ -110,7 +110,9 @@ static struct step *make_step(struct bench *b, int n_seq, int n_row)
                                        .n_page_max = n_page,
                                        .n_out_max = ROWS_MAX,
                                        .n_top_max = 10,
-                                       .n_vocab = N_VOCAB};
+                                       .n_vocab = N_VOCAB,
+                                       .d_model = D,
+                                       .n_head = N_HEAD};
     struct step *s = NULL;
     struct err err = {0};
     if (b->be->op->step_new(b->be, &s, &limits, &err) != ERR_OK) {
