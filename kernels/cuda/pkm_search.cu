@@ -1,0 +1,363 @@
+/* The first half of a memory layer: which slots a query chooses, and with which shares (Large
+ * Memory Layers with Product Keys, section 3.1 and eq. 3 to 5; exact).
+ *
+ *   1. scores of both halves of the query with their n_key sub-keys: one chain of multiply-adds per
+ *      key in ascending column
+ *   2. the k best of each half
+ *   3. the sums a_i + b_j of the pairs of ranks (from 1) i·j <= k, which hold the k best of all
+ *      pairs: 119 of 1024 for k = 32
+ *   4. the k best sums, and the softmax over them
+ *
+ * All four are one kernel, in two forms that give the same bits:
+ *   split  up to SPLIT_ROWS rows. Latency counts: the keys of a head (512 KiB for 2·512 keys of
+ * 128) are read by many blocks at once, 64 keys each; their scores go to scratch, and the last
+ *          block of a head to arrive selects. grid (2·n_key / 64, n_head, rows / T), 64 threads.
+ *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
+ *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
+ * Both are for k_top <= 32, n_key <= 2048 and d_key <= 1024; pkm_any.cu does the rest.
+ *
+ * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then a selection of
+ * about 40 dependent warp operations per half and 30 for the sums. Bytes: split reads the keys once
+ * per T rows (from L2 after the first tile), tile once per 16. Bound: split latency, some 3
+ * dependent phases; tile F32 arithmetic. Share of the bound reached: not measured yet. */
+#include "kernels/cuda/pkm_select.cuh"
+
+#include <string.h>
+
+namespace
+{
+
+enum {
+    K_MAX = 32,
+    PAIR_MAX = 119, /* of 32; fewer for a smaller k */
+    PAIR_V = 4,     /* pairs per lane */
+    N_KEY_MAX = 2048,
+    D_MAX = 512, /* columns of a sub-key */
+    SPLIT_ROWS = 32,
+    SPLIT_THREADS = 64,
+    TILE_THREADS = 256
+};
+
+/* ---- selecting ------------------------------------------------------------------------------- */
+
+/* Fills pair with the ranks (from 0) i·32 + j of all pairs with (i+1)(j+1) <= k and returns their
+ * number. The threads of the block share the work; a barrier follows. */
+__device__ int list_pairs(uint16_t *pair, int k)
+{
+    int n = 0;
+    for (int i = 0; i < k; i++) {
+        const int n_j = k / (i + 1);
+        for (int j = threadIdx.x; j < n_j; j += blockDim.x) {
+            pair[n + j] = static_cast<uint16_t>(i * K_MAX + j);
+        }
+        n += n_j;
+    }
+    return n;
+}
+
+/* best[0 .. k-1] ← the best of the n_key ranks, by one warp. V·32 >= n_key. */
+template <int V>
+__device__ __forceinline__ void select_keys(struct candidate *best, const volatile uint32_t *ranks,
+                                            int n_key, int k)
+{
+    const int lane = threadIdx.x % SELECT_WARP;
+    uint32_t rank[V];
+    uint32_t number[V];
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int key = v * SELECT_WARP + lane;
+        rank[v] = key < n_key ? ranks[key] : SELECT_NONE;
+        number[v] = static_cast<uint32_t>(key);
+    }
+    (void)warp_best<V>(rank, number, k, best);
+}
+
+/* Slots and shares of one row and head from the best keys of both halves, by one warp. */
+__device__ void select_slots(const struct search *s, const struct candidate *first,
+                             const struct candidate *second, struct candidate *chosen,
+                             const uint16_t *pair, int n_pair, int64_t row, int head)
+{
+    const int lane = threadIdx.x % SELECT_WARP;
+    uint32_t rank[PAIR_V];
+    uint32_t slot[PAIR_V];
+#pragma unroll
+    for (int v = 0; v < PAIR_V; v++) {
+        const int p = v * SELECT_WARP + lane;
+        rank[v] = SELECT_NONE;
+        slot[v] = 0x7fffffffu;
+        if (p < n_pair) {
+            const struct candidate a = first[pair[p] / K_MAX];
+            const struct candidate b = second[pair[p] % K_MAX];
+            rank[v] = rank_of_score(score_of_rank(a.rank) + score_of_rank(b.rank));
+            slot[v] = a.number * static_cast<uint32_t>(s->n_key) + b.number;
+        }
+    }
+    const struct candidate best = warp_best<PAIR_V>(rank, slot, s->k_top, chosen);
+    const float share = warp_share(score_of_rank(best.rank), s->k_top);
+    if (lane < s->k_top) {
+        const int64_t column = static_cast<int64_t>(head) * s->k_top + lane;
+        static_cast<int32_t *>(s->slots.data)[row * s->slots.stride + column] =
+            static_cast<int32_t>(best.number);
+        static_cast<float *>(s->shares.data)[row * s->shares.stride + column] = share;
+    }
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+/* Copies the queries of a head, rows first .. first+T-1, to to[T][2·d_quad]; what is not there is
+ * zero. A barrier follows. */
+template <int T>
+__device__ void load_queries(float *to, const struct search *s, int64_t first, int head)
+{
+    const int width = static_cast<int>(s->layout.d_quad) * 4;
+    for (int i = threadIdx.x; i < T * 2 * width; i += blockDim.x) {
+        const int64_t row = first + i / (2 * width);
+        const int half = i / width % 2;
+        const int c = i % width;
+        const bool is_there = row < s->query.rows && c < s->d;
+        to[i] = is_there ? static_cast<const float *>(
+                               s->query.data)[row * s->query.stride + (2 * head + half) * s->d + c]
+                         : 0;
+    }
+}
+
+__device__ __forceinline__ float chain(float4 key, float4 q, float sum)
+{
+    sum = fmaf(q.x, key.x, sum);
+    sum = fmaf(q.y, key.y, sum);
+    sum = fmaf(q.z, key.z, sum);
+    return fmaf(q.w, key.w, sum);
+}
+
+/* ---- split: few rows ------------------------------------------------------------------------- */
+
+struct split_scratch {
+    uint32_t *ranks;   /* [SPLIT_ROWS, n_group·n_key_padded] */
+    unsigned *arrived; /* [SPLIT_ROWS, n_head]: blocks of a tile and head that are done */
+};
+
+/* The last block of a tile and head selects for each of its rows; a warp per half. */
+__device__ void split_select(const struct search *s, const uint32_t *ranks, int64_t first,
+                             int n_row, int head)
+{
+    __shared__ struct candidate best[2][K_MAX];
+    __shared__ struct candidate chosen[K_MAX];
+    __shared__ uint16_t pair[PAIR_MAX];
+    const int64_t padded = s->layout.n_key_padded;
+    const int half = threadIdx.x / SELECT_WARP;
+    const int n_pair = list_pairs(pair, s->k_top);
+    for (int t = 0; t < n_row; t++) {
+        const uint32_t *const mine =
+            ranks + (first + t) * 2 * s->n_head * padded + (2 * head + half) * padded;
+        if (s->n_key <= 16 * SELECT_WARP) {
+            select_keys<16>(best[half], mine, s->n_key, s->k_top);
+        } else {
+            select_keys<64>(best[half], mine, s->n_key, s->k_top);
+        }
+        __syncthreads();
+        if (half == 0) {
+            select_slots(s, best[0], best[1], chosen, pair, n_pair, first + t, head);
+        }
+        __syncthreads();
+    }
+}
+
+template <int T>
+__global__ void __launch_bounds__(SPLIT_THREADS)
+    split_kernel(struct search s, struct split_scratch scratch)
+{
+    DYN_SHARED(float, queries);
+    __shared__ bool is_last;
+    const int head = blockIdx.y;
+    const int64_t first = static_cast<int64_t>(blockIdx.z) * T;
+    const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
+    const int64_t padded = s.layout.n_key_padded;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * SPLIT_THREADS + threadIdx.x;
+    load_queries<T>(queries, &s, first, head);
+    __syncthreads();
+    if (at < 2 * padded) {
+        const int half = at >= padded ? 1 : 0;
+        const int64_t key = at - half * padded;
+        const int n_quad = static_cast<int>(s.layout.d_quad);
+        const float4 *const keys = s.keys + (2 * head + half) * s.layout.group_quads + key;
+        const float4 *const q = reinterpret_cast<const float4 *>(queries) + half * n_quad;
+        float sum[T] = {};
+#pragma unroll 8
+        for (int c = 0; c < n_quad; c++) {
+            const float4 column = __ldg(keys + c * padded);
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                sum[t] = chain(column, q[t * 2 * n_quad + c], sum[t]);
+            }
+        }
+        for (int t = 0; t < n_row; t++) {
+            scratch.ranks[(first + t) * 2 * s.n_head * padded + 2 * head * padded + at] =
+                rank_of_score(sum[t]);
+        }
+    }
+    __threadfence();
+    __syncthreads();
+    unsigned *const arrived = scratch.arrived + blockIdx.z * gridDim.y + head;
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last) {
+        if (threadIdx.x == 0) {
+            *arrived = 0; /* for the next launch */
+        }
+        __threadfence();
+        split_select(&s, scratch.ranks, first, n_row, head);
+    }
+}
+
+/* ---- tile: many rows ------------------------------------------------------------------------- */
+
+/* Scores of one half of a head for T rows, two keys per thread, as ranks[T][2][n_key_padded]. */
+template <int T>
+__device__ void tile_scores(uint32_t *ranks, const float4 *queries, const struct search *s,
+                            int head, int half)
+{
+    const int padded = static_cast<int>(s->layout.n_key_padded);
+    const int n_quad = static_cast<int>(s->layout.d_quad);
+    const float4 *const keys = s->keys + (2 * head + half) * s->layout.group_quads;
+    const float4 *const q = queries + half * n_quad;
+    for (int key = threadIdx.x; key < padded; key += 2 * TILE_THREADS) {
+        const int other = key + TILE_THREADS < padded ? key + TILE_THREADS : key;
+        float sum[2][T] = {};
+#pragma unroll 2
+        for (int c = 0; c < n_quad; c++) {
+            const float4 a = __ldg(keys + c * padded + key);
+            const float4 b = __ldg(keys + c * padded + other);
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                const float4 row = q[t * 2 * n_quad + c];
+                sum[0][t] = chain(a, row, sum[0][t]);
+                sum[1][t] = chain(b, row, sum[1][t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            ranks[(t * 2 + half) * padded + key] = rank_of_score(sum[0][t]);
+            ranks[(t * 2 + half) * padded + other] = rank_of_score(sum[1][t]);
+        }
+    }
+}
+
+template <int T, int V> __global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s)
+{
+    DYN_SHARED(float4, queries);
+    __shared__ struct candidate best[T][2][K_MAX];
+    __shared__ struct candidate chosen[TILE_THREADS / SELECT_WARP][K_MAX];
+    __shared__ uint16_t pair[PAIR_MAX];
+    const int head = blockIdx.x;
+    const int64_t first = static_cast<int64_t>(blockIdx.y) * T;
+    const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
+    const int padded = static_cast<int>(s.layout.n_key_padded);
+    uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + T * 2 * s.layout.d_quad);
+    const int warp = threadIdx.x / SELECT_WARP;
+    load_queries<T>(reinterpret_cast<float *>(queries), &s, first, head);
+    const int n_pair = list_pairs(pair, s.k_top);
+    __syncthreads();
+    tile_scores<T>(ranks, queries, &s, head, 0);
+    tile_scores<T>(ranks, queries, &s, head, 1);
+    __syncthreads();
+    for (int i = warp; i < 2 * n_row; i += TILE_THREADS / SELECT_WARP) {
+        select_keys<V>(best[i / 2][i % 2], ranks + i * padded, s.n_key, s.k_top);
+    }
+    __syncthreads();
+    for (int t = warp; t < n_row; t += TILE_THREADS / SELECT_WARP) {
+        select_slots(&s, best[t][0], best[t][1], chosen[warp], pair, n_pair, first + t, head);
+    }
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+template <int T> void launch_split(struct cuda *cu, const struct search *s)
+{
+    const int64_t padded = s->layout.n_key_padded;
+    const int64_t n_group = 2 * static_cast<int64_t>(s->n_head);
+    char *const behind =
+        const_cast<char *>(reinterpret_cast<const char *>(s->keys)) + s->layout.scratch_bytes;
+    uint32_t *const ranks = reinterpret_cast<uint32_t *>(behind);
+    const struct split_scratch scratch = {
+        ranks, reinterpret_cast<unsigned *>(ranks + SPLIT_ROWS * n_group * padded)};
+    const dim3 grid(static_cast<unsigned>((2 * padded + SPLIT_THREADS - 1) / SPLIT_THREADS),
+                    static_cast<unsigned>(s->n_head),
+                    static_cast<unsigned>((s->query.rows + T - 1) / T));
+    const size_t bytes = T * 2 * static_cast<size_t>(s->layout.d_quad) * sizeof(float4);
+    LAUNCH(split_kernel<T>, grid, dim3(SPLIT_THREADS), bytes, cu->stream, *s, scratch);
+}
+
+template <int T, int V> void launch_tile(struct cuda *cu, const struct search *s)
+{
+    const dim3 grid(static_cast<unsigned>(s->n_head),
+                    static_cast<unsigned>((s->query.rows + T - 1) / T));
+    const size_t bytes = T * 2 *
+                         (static_cast<size_t>(s->layout.d_quad) * sizeof(float4) +
+                          static_cast<size_t>(s->layout.n_key_padded) * sizeof(uint32_t));
+    if (cuda_ok(cu,
+                cudaFuncSetAttribute(tile_kernel<T, V>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(bytes)),
+                "pkm_search")) {
+        LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s);
+    }
+}
+
+} // namespace
+
+void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
+                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
+{
+    struct search s = {};
+    s.n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
+    s.d = shape->d_key / s.n_half;
+    s.keys = static_cast<const float4 *>(keys->data);
+    s.layout = key_layout(shape->n_key, s.d, keys->n_group);
+    s.slots = slots;
+    s.shares = shares;
+    s.query = query;
+    s.n_head = shape->n_head;
+    s.n_key = shape->n_key;
+    s.k_top = shape->k_top;
+    if (s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
+        search_any(cu, &s);
+    } else if (query.rows <= 4) {
+        launch_split<1>(cu, &s);
+    } else if (query.rows <= SPLIT_ROWS) {
+        launch_split<4>(cu, &s);
+    } else if (s.n_key <= 512) {
+        launch_tile<16, 16>(cu, &s);
+    } else if (s.n_key <= 1024) {
+        launch_tile<8, 32>(cu, &s);
+    } else {
+        launch_tile<4, 64>(cu, &s);
+    }
+    cuda_check(cu, "pkm_search");
+}
+
+/* ---- packing --------------------------------------------------------------------------------- */
+
+/* Keys, then the split kernel's scratch: ranks and counters. */
+size_t keys_bytes(int64_t rows, int64_t cols, int n_group)
+{
+    const struct key_layout l = key_layout(rows / n_group, cols, n_group);
+    const int64_t ranks = SPLIT_ROWS * static_cast<int64_t>(n_group) * l.n_key_padded;
+    const int64_t counters = SPLIT_ROWS * static_cast<int64_t>(n_group);
+    return static_cast<size_t>(l.scratch_bytes + (ranks + counters) * 4);
+}
+
+void keys_pack(void *dst, const struct tensor *host, int n_group)
+{
+    const int64_t n_key = host->rows / n_group;
+    const struct key_layout l = key_layout(n_key, host->cols, n_group);
+    memset(dst, 0, keys_bytes(host->rows, host->cols, n_group));
+    float *const packed = static_cast<float *>(dst);
+    for (int64_t row = 0; row < host->rows; row++) {
+        float *const group = packed + row / n_key * l.group_quads * 4;
+        for (int64_t c = 0; c < host->cols; c++) {
+            group[(c / 4 * l.n_key_padded + row % n_key) * 4 + c % 4] =
+                cuda_host_value(host, row, c);
+        }
+    }
+}
