@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_TOK_MAX = 24 };
+enum { N_TOK_MAX = 24, N_TOK_MANY = 40 };
 
 struct search_case {
     struct pkm_shape shape;
@@ -43,12 +43,15 @@ static void search_run(struct check *c, enum side side, const void *data, int fi
 
 static struct search_case search_new(struct check *c)
 {
-    struct search_case k = {.n = check_int(c, 1, N_TOK_MAX)};
+    /* Few rows and many may be searched in different ways. */
+    struct search_case k = {.n = check_chance(c, 0.2) ? check_int(c, N_TOK_MANY - 7, N_TOK_MANY)
+                                                      : check_int(c, 1, N_TOK_MAX)};
     k.shape.kind = check_chance(c, 0.7) ? PKM_PRODUCT : PKM_FLAT;
     const bool is_product = k.shape.kind == PKM_PRODUCT;
     k.shape.n_head = check_int(c, 1, 5);
     const bool is_large = check_chance(c, 0.05);
-    k.shape.n_key = is_large ? check_int(c, 512, 530) : check_dim(c, is_product ? 140 : 300);
+    k.shape.n_key = is_large ? check_int(c, 510, 515) * check_int(c, 1, 3)
+                             : check_dim(c, is_product ? 140 : 300);
     k.shape.d_key = is_product ? 2 * check_dim(c, 70) : check_dim(c, 140);
     const int k_limit = is_large ? 300 : 70;
     const int k_max = k.shape.n_key < k_limit ? k.shape.n_key : k_limit;
