@@ -27,9 +27,18 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
     if (cu->failure.code == ERR_OK) {
         (void)err_set(&cu->failure, code,
                       "cuda: %s failed: %s; the device gives no more answers to this process: "
-                      "restart it (PKMSERVE_CUDA_GRAPHS=0 CUDA_LAUNCH_BLOCKING=1 name the op)",
+                      "restart it",
                       op, what);
     }
+}
+
+/* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
+ * In CUDA's numbering these stand together (700 an illegal address .. 719 a failed launch), but for
+ * 701, which a launch itself returns; and there is 214, broken memory. */
+static bool is_late(cudaError_t status)
+{
+    const int number = static_cast<int>(status);
+    return number == 214 || (number >= 700 && number <= 719 && number != 701);
 }
 
 bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op)
@@ -40,6 +49,13 @@ bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op)
     char what[160];
     (void)snprintf(what, sizeof what, "%s (%s)", cudaGetErrorString(status),
                    cudaGetErrorName(status));
+    if (is_late(status) && cu->failure.code == ERR_OK) {
+        (void)err_set(&cu->failure, ERR_DEVICE,
+                      "cuda: a kernel failed, noticed in %s: %s; the device gives no more answers "
+                      "to this process: restart it (with PKMSERVE_CUDA_GRAPHS=0 and "
+                      "CUDA_LAUNCH_BLOCKING=1, what is named is the op itself)",
+                      op, what);
+    }
     cuda_fail(cu, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_DEVICE, op, what);
     return false;
 }

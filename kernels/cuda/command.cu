@@ -241,7 +241,7 @@ static void run_repeated(struct cuda *cu)
     if (graph->n_command > 0 && graph->exec != NULL) {
         list->is_busy = true;
         cu->be.n_prepared++;
-        (void)cuda_ok(cu, cudaGraphLaunch(graph->exec, cu->stream), "decode graph");
+        (void)cuda_ok(cu, cudaGraphLaunch(graph->exec, cu->stream), "the graph of a decode step");
         return;
     }
     run_eager(cu);
@@ -300,7 +300,8 @@ bool command_wait(struct cuda *cu)
 {
     run_pending(cu);
     cu->list->is_busy = false;
-    return cuda_ok(cu, cudaStreamSynchronize(cu->stream), "a kernel") && cu->failure.code == ERR_OK;
+    return cuda_ok(cu, cudaStreamSynchronize(cu->stream), "the wait for a step") &&
+           cu->failure.code == ERR_OK;
 }
 
 void command_forget(struct cuda *cu)

@@ -17,7 +17,7 @@ namespace
 
 enum { THREADS = 256, BLOCKS_PER_SM = 8, CHAINS = 8, MMA_CHAINS = 4 };
 
-const double RUN_SECONDS = 0.04;
+const double RUN_SECONDS = 0.02;
 const size_t COPY_BYTES = static_cast<size_t>(512) << 20;
 
 __global__ void fma_kernel(float *out, int n_round, float a, float b)

@@ -396,6 +396,7 @@ static void test_lost_device_stays(void **state)
         n_fine++;
     }
     assert_in_range(n_fine, 1, 29);
+    expect_words(&err, "cuda: a kernel failed, noticed in ");
     expect_words(&err, "unspecified launch failure (cudaErrorLaunchFailure)");
     void *data = NULL;
     struct err refused = {0};
