@@ -5,7 +5,7 @@
 set -uo pipefail
 shopt -s lastpipe # finding() counts in this shell
 cd "$(dirname "$0")/.." || exit 2
-mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cc')
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cc' '*.cu' '*.cuh')
 mapfile -t product < <(printf '%s\n' "${sources[@]}" | grep -E '^(kernels|models|engine|server)/')
 mapfile -t c_files < <(printf '%s\n' "${product[@]}" | grep '\.c$')
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/*')
@@ -37,7 +37,9 @@ for file in "${product[@]}"; do
             echo "$file:$line: $include"
         fi
     done < <(grep -nE '^#include "' "$file")
-done | finding "an include from the repository's root, in the layer itself or below it"
+done | # kernels/cuda says in one place that the test double takes CUDA's
+    grep -v '^kernels/cuda/portable.cuh:[0-9]*: #include "tests/cuda_host/cuda_host.h"' |
+    finding "an include from the repository's root, in the layer itself or below it"
 
 # fence HEADER FILES: only files that match may include it.
 fence() {
