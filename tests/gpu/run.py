@@ -1,7 +1,7 @@
 """Runs the commands of the check on a GPU, each within its time, and keeps what they said.
 
-A part of the check has a budget of its own, and all together have one. A command that outlasts its time is
-killed with all its children; what it printed until then is kept. Nothing in here raises on a failing
+A part of the check has a budget of its own, and what earlier parts left of theirs. A command that outlasts its
+time is killed with all its children; what it printed until then is kept. Nothing in here raises on a failing
 command: a failure is a line of the report.
 """
 
@@ -67,8 +67,7 @@ class Run:
     records: list = field(default_factory=list)   # JSON lines of the benchmarks
     seconds: dict = field(default_factory=dict)   # part -> time taken
     part: str = ""
-    part_end: float = 0.0
-    part_seconds: float = 0.0
+    part_end: float = field(default_factory=time.monotonic)
     running: set = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,8 +75,8 @@ class Run:
 
     def begin(self, part, seconds):
         now = time.monotonic()
-        self.part, self.part_seconds = part, seconds
-        self.part_end = min(now + seconds, self.deadline)
+        self.part = part
+        self.part_end = min(self.part_end + seconds, self.deadline)
         self.seconds[part] = -now
         say("%s (at most %.0f s)" % (part, max(0, self.part_end - now)))
 

@@ -1,0 +1,54 @@
+"""pkmserve-engine, the program without HTTP, and its variant without SentencePiece."""
+
+import json
+
+import pytest
+
+import cli_harness
+from cli_harness import MODEL, PROGRAM, fails, ok, run
+
+ENGINE = PROGRAM.parent / "pkmserve-engine"
+IDS_ONLY = PROGRAM.parent / "pkmserve-ids"
+IDS = "1 321 816 1066 269 310 3041 295 357"
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Makes the harness run another program."""
+    return lambda path: monkeypatch.setattr(cli_harness, "PROGRAM", path)
+
+
+def score(*arguments):
+    return json.loads(ok("score", "--json", *arguments))["aggregate"]
+
+
+def test_scores_as_the_whole_program_does(program, tmp_path):
+    ids, text = tmp_path / "ids", tmp_path / "text"
+    ids.write_text(IDS)
+    text.write_text("It was a dark night.")
+    whole = score("--ids", ids), score(text)
+    program(ENGINE)
+    assert (score("--ids", ids), score(text)) == whole
+    program(IDS_ONLY)
+    without = score("--ids", ids)  # and without a tokenizer, nobody knows the text's bytes
+    assert without["sum_logprob"] == whole[0]["sum_logprob"] and without["n_bytes"] is None
+
+
+def test_serve_says_that_there_is_no_http(program):
+    program(ENGINE)
+    assert "built without HTTP" in fails(1, "serve", "--port", "0")
+
+
+def test_without_sentencepiece_text_and_tokenizers_are_refused(program, tmp_path):
+    program(IDS_ONLY)
+    named = fails(1, "score", "--tokenizer", MODEL / "tokenizer.model", "--ids", tmp_path)
+    assert "without SentencePiece" in named and "--ids" in named
+    done = run("generate", "--max-tokens", "2", "a text")
+    assert done.returncode == 1 and "--ids" in done.stderr.splitlines()[-1]
+    assert "event=tokenizer_unused" in done.stderr and "tokenizer.model" in done.stderr
+
+
+def test_without_sentencepiece_ids_are_generated(program):
+    program(IDS_ONLY)
+    done = run("generate", "--ids", "--temperature", "0", "--max-tokens", "5", IDS)
+    assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
