@@ -280,39 +280,63 @@ $(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
 
 # kernels/cuda compiled by the C++ compiler against tests/cuda_host, which runs each CUDA thread as a
 # fiber: libpkmserve_cudahost.so is opened as the backend by PKMSERVE_CUDA_LIBRARY.
-CUDA_HOST_SRC := $(wildcard tests/cuda_host/*.cc)
-CUDA_HOST_OBJ := $(CUDA_HOST_SRC:%.cc=$(B)/%.o)
+CUDA_HOST_OBJ := $(patsubst %.cc,$(B)/%.o,$(wildcard tests/cuda_host/*.cc))
 CUDA_HOST_CU  := $(patsubst %.cu,$(B)/%.host.o,$(wildcard kernels/cuda/*.cu))
 CUDA_HOST_LIB := $(B)/libpkmserve_cudahost.so
 # fmaf is an instruction where the machine has it; the result is the same bits as the function's.
 CUDA_HOST_ISA := $(shell grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)
-CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
-                  -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)
 # The house's C style in C++20: functions named like structs, constants that are enums, sizes that are
 # ints. Pragmas to unroll are hints for nvcc. Each compiler takes the names that the other knows.
 CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-sign-conversion \
                   -Wno-deprecated-enum-enum-conversion -Wno-deprecated-anon-enum-enum-conversion \
                   -Wno-unknown-pragmas -Wno-pass-failed -Wno-maybe-uninitialized
-CUDA_HOST_LINK  = -shared -Wl,-T,tests/cuda_host/shared.ld
+CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
+                  -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)
+# __shared__ variables are watched although they lie in sections of their own; a stack per fiber is
+# enough without AddressSanitizer's second one.
+CUDA_HOST_ASAN := $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,\
+                    -fsanitize-sections=.bss.cuda_host_shared.* --param=asan-use-after-return=0)
+CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
 
 .PHONY: cuda-host
 cuda-host: $(CUDA_HOST_LIB) ## build the CUDA backend for the CPU, for tests
+tests: cuda-host
 
 $(CUDA_HOST_LIB): $(CUDA_HOST_OBJ) $(CUDA_HOST_CU) $(B)/kernels/err.host.o tests/cuda_host/shared.ld
 	$(call say,link)
-	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS)
+# The double itself is not watched: see tests/cuda_host/sanitizer.h.
 $(CUDA_HOST_OBJ): $(B)/%.o: %.cc
 	@mkdir -p $(@D)
 	$(call say,C++)
-	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -c -o $@ $<
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -fno-sanitize=address,thread -c -o $@ $<
 $(CUDA_HOST_CU): $(B)/%.host.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,C++)
-	$(Q)$(CXX) -x c++ $(CUDA_HOST_FLAGS) -c -o $@ $<
+	$(Q)$(CXX) -x c++ $(CUDA_HOST_FLAGS) $(if $(findstring address,$(SANITIZE)),$(CUDA_HOST_ASAN)) -c -o $@ $<
 $(B)/kernels/err.host.o: kernels/err.c
 	@mkdir -p $(@D)
 	$(call say,C)
 	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<
+
+# The double's own test, plain and with what each sanitizer must find: the double is the same objects.
+CUDA_CASES := $(addprefix $(B)/tests/cuda_host/cases.,plain asan tsan)
+CUDA_CASES_plain :=
+CUDA_CASES_asan  := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all $(CUDA_HOST_ASAN)
+CUDA_CASES_tsan  := -O1 -fsanitize=thread
+ifeq ($(SANITIZE),)
+tests: $(CUDA_CASES)
+endif
+define CUDA_CASES_RULE
+$(B)/tests/cuda_host/%.$(1).o: tests/cuda_host/%.cu
+	@mkdir -p $$(@D)
+	$$(call say,C++)
+	$$(Q)$$(CXX) -x c++ $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -c -o $$@ $$<
+$(B)/tests/cuda_host/cases.$(1): $(B)/tests/cuda_host/cases.$(1).o $(B)/tests/cuda_host/bugs.$(1).o $(CUDA_HOST_OBJ)
+	$$(call say,link)
+	$$(Q)$$(CXX) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -o $$@ $$^ $$(CUDA_HOST_LINK) $$(LDFLAGS)
+endef
+$(foreach variant,plain asan tsan,$(eval $(call CUDA_CASES_RULE,$(variant))))
 
 # ---- measuring, style --------------------------------------------------------------------------
 

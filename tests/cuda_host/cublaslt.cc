@@ -233,7 +233,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
         p.bias = desc->bias;
     }
     p.relu = (desc->epilogue & CUBLASLT_EPILOGUE_RELU) != 0;
-    LAUNCH(product_run, 1, 1, 0, stream, p);
-    return cudaPeekAtLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS
-                                                : CUBLAS_STATUS_EXECUTION_FAILED;
+    const cudaError_t error =
+        cuda_host_call_new("cublasLtMatmul", __FILE__, __LINE__, stream, 1, 1, 0, product_run, p);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

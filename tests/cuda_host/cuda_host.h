@@ -24,8 +24,9 @@ struct cuda_host_call {
     size_t shared_bytes;
 };
 
-/* Checks the shape and hands the call to the stream, which owns it from then on. */
-void cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream);
+/* Checks the shape and hands the call to the stream, which owns it from then on. Returns what
+ * cudaGetLastError will give. */
+cudaError_t cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream);
 /* Reports an argument that the device could not follow: neither NULL nor device nor pinned. */
 void cuda_host_check_pointer(const struct cuda_host_call *call, int i, const void *pointer);
 
@@ -50,9 +51,9 @@ void cuda_host_check_arg(const struct cuda_host_call *call, int i, const P &valu
 }
 
 template <typename... P>
-void cuda_host_call_new(const char *name, const char *file, int line, cudaStream_t stream,
-                        dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(P...),
-                        std::type_identity_t<P>... args)
+cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cudaStream_t stream,
+                               dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(P...),
+                               std::type_identity_t<P>... args)
 {
     static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
     static_assert((sizeof(P) + ... + 0) <= 4096, "a launch takes 4 KB of arguments");
@@ -69,12 +70,12 @@ void cuda_host_call_new(const char *name, const char *file, int line, cudaStream
     int i = 0;
     (cuda_host_check_arg(&call->base, ++i, args), ...);
     (void)i;
-    cuda_host_launch(&call->base, stream);
+    return cuda_host_launch(&call->base, stream);
 }
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
-    cuda_host_call_new(#kernel, __FILE__, __LINE__, (stream), (grid), (block), (shared_bytes),     \
-                       (kernel)__VA_OPT__(, ) __VA_ARGS__)
+    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, (stream), (grid), (block),   \
+                                         (shared_bytes), (kernel)__VA_OPT__(, ) __VA_ARGS__))
 
 /* ---- dynamic shared memory ------------------------------------------------------------------ */
 
@@ -112,9 +113,23 @@ struct cuda_host_copy {
 /* The next copy of this thread that must be done so that at most n groups remain; false if none. */
 bool cuda_host_copy_next(int n, struct cuda_host_copy *copy);
 
+/* Reads and writes what the copy will, so that it is seen where the copy is asked for. */
+static inline void cuda_host_copy_touch(void *shared, const void *global, int n)
+{
+    volatile unsigned char *const to = static_cast<unsigned char *>(shared);
+    const volatile unsigned char *const from = static_cast<const unsigned char *>(global);
+    to[0] = to[0];
+    to[15] = to[15];
+    if (n > 0) {
+        (void)from[0];
+        (void)from[n - 1];
+    }
+}
+
 static inline void copy_async_16(void *shared, const void *global, int n = 16, CUDA_HOST_HERE)
 {
     cuda_host_copy_start(shared, global, n, CUDA_HOST_PLACE("copy_async_16"));
+    cuda_host_copy_touch(shared, global, n);
 }
 static inline void copy_async_commit()
 {

@@ -4,6 +4,7 @@
  * beyond its end; device memory is poisoned for it, but for the time that kernels run, so it also
  * sees the host touching it. Fresh memory is filled with 0xFD: floats of -4e37, indices far out. */
 #include "tests/cuda_host/double.h"
+#include "tests/cuda_host/sanitizer.h"
 
 #include <vector>
 
@@ -40,38 +41,47 @@ cudaError_t region_new(void **data, size_t bytes, enum memory_kind kind)
     if (bytes == 0) {
         return cudaSuccess;
     }
-    if (kind == MEMORY_DEVICE && bytes > device_memory_bytes() - device_bytes) {
+    if (kind == MEMORY_DEVICE && bytes > environment_get()->memory_bytes - device_bytes) {
         return cudaErrorMemoryAllocation;
     }
     void *memory;
     if (posix_memalign(&memory, 256, bytes) != 0) {
         return cudaErrorMemoryAllocation;
     }
-    memset(memory, POISON, bytes);
+    memory_fill(memory, POISON, bytes);
     regions.push_back({static_cast<char *>(memory), bytes, kind});
     if (kind == MEMORY_DEVICE) {
         device_bytes += bytes;
+        if (n_open == 0) {
+            access_forbid(memory, bytes);
+        }
     }
     *data = memory;
     return cudaSuccess;
 }
 
+/* Frees even where calls are refused, as the process's end would. */
 cudaError_t region_free(void *data, enum memory_kind kind)
 {
     if (data == nullptr) {
-        return cudaSuccess;
+        return api_refused();
     }
     struct region *const region = region_find(data);
     if (region == nullptr || region->data != data || region->kind != kind) {
         return cudaErrorInvalidValue;
     }
+    if (stream_spoils_capture()) {
+        return cudaErrorStreamCaptureUnsupported;
+    }
+    stream_run_all();
     if (kind == MEMORY_DEVICE) {
         device_bytes -= region->bytes;
+        access_allow(region->data, region->bytes);
     }
     free(data);
     *region = regions.back();
     regions.pop_back();
-    return cudaSuccess;
+    return api_refused();
 }
 
 } // namespace
@@ -91,24 +101,67 @@ enum memory_kind memory_kind(const void *data, size_t bytes)
     return region->kind;
 }
 
+/* Not memmove and memset, which sanitizers replace by their own. */
 void memory_copy(void *dst, const void *src, size_t bytes)
 {
-    memmove(dst, src, bytes);
+#ifdef __x86_64__
+    __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(bytes) : : "memory");
+#else
+    volatile char *const to = static_cast<char *>(dst);
+    for (size_t i = 0; i < bytes; ++i) {
+        to[i] = static_cast<const char *>(src)[i];
+    }
+#endif
 }
 
 void memory_fill(void *dst, int value, size_t bytes)
 {
-    memset(dst, value, bytes);
+#ifdef __x86_64__
+    __asm__ volatile("rep stosb" : "+D"(dst), "+c"(bytes) : "a"(value) : "memory");
+#else
+    volatile char *const to = static_cast<char *>(dst);
+    for (size_t i = 0; i < bytes; ++i) {
+        to[i] = static_cast<char>(value);
+    }
+#endif
+}
+
+void memory_check(const void *data, size_t bytes)
+{
+    if (__asan_region_is_poisoned == nullptr) {
+        return;
+    }
+    void *const bad = __asan_region_is_poisoned(const_cast<void *>(data), bytes);
+    if (bad != nullptr) {
+        __asan_describe_address(bad);
+        die("a copy of %zu bytes between the device and %p, which the host may not "
+            "access there",
+            bytes, data);
+    }
 }
 
 void memory_open(void)
 {
-    n_open++;
+    if (n_open++ > 0) {
+        return;
+    }
+    for (const struct region &region : regions) {
+        if (region.kind == MEMORY_DEVICE) {
+            access_allow(region.data, region.bytes);
+        }
+    }
 }
 
 void memory_close(void)
 {
-    n_open--;
+    if (--n_open > 0) {
+        return;
+    }
+    for (const struct region &region : regions) {
+        if (region.kind == MEMORY_DEVICE) {
+            access_forbid(region.data, region.bytes);
+        }
+    }
 }
 
 void cuda_host_check_pointer(const struct cuda_host_call *call, int i, const void *pointer)
@@ -123,7 +176,7 @@ void cuda_host_check_pointer(const struct cuda_host_call *call, int i, const voi
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
     API_BEGIN;
-    if (stream_is_capturing()) {
+    if (stream_spoils_capture()) {
         return api_end(cudaErrorStreamCaptureUnsupported);
     }
     const cudaError_t error = inject(INJECT_MALLOC);
@@ -132,10 +185,7 @@ cudaError_t cudaMalloc(void **data, size_t bytes)
 
 cudaError_t cudaFree(void *data)
 {
-    API_BEGIN;
-    if (data != nullptr) {
-        stream_run_all();
-    }
+    const struct api lock;
     return api_end(region_free(data, MEMORY_DEVICE));
 }
 
@@ -143,19 +193,16 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned int flags)
 {
     API_BEGIN;
     (void)flags;
+    if (stream_spoils_capture()) {
+        return api_end(cudaErrorStreamCaptureUnsupported);
+    }
     const cudaError_t error = inject(INJECT_HOST_ALLOC);
     return api_end(error != cudaSuccess ? error : region_new(data, bytes, MEMORY_PINNED));
 }
 
-cudaError_t cudaMallocHost(void **data, size_t bytes)
-{
-    return cudaHostAlloc(data, bytes, cudaHostAllocDefault);
-}
-
 cudaError_t cudaFreeHost(void *data)
 {
-    API_BEGIN;
-    stream_run_all();
+    const struct api lock;
     return api_end(region_free(data, MEMORY_PINNED));
 }
 
@@ -172,7 +219,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int fla
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     API_BEGIN;
-    *total_bytes = device_memory_bytes();
+    *total_bytes = environment_get()->memory_bytes;
     *free_bytes = *total_bytes - device_bytes;
     return api_end(cudaSuccess);
 }

@@ -1,14 +1,9 @@
-/* Devices, errors, launches' bounds, and what the environment asks for.
- *
- * The environment is read at the first call and again by each cudaGetDeviceCount, which is how the
- * backend begins; the counts of injected failures then begin anew. README.md lists the variables.
- */
+/* Devices, errors, and what kernels are allowed. */
 #include "tests/cuda_host/double.h"
 
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <unistd.h>
 #include <vector>
 
 namespace
@@ -16,125 +11,13 @@ namespace
 
 pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 thread_local cudaError_t last_error;
-
-enum driver { DRIVER_FINE, DRIVER_NONE, DRIVER_OLD, DRIVER_NO_DEVICE };
-
-struct setting {
-    bool is_read;
-    enum driver driver;
-    int sm;
-    size_t memory;
-    enum thread_order order;
-    uint64_t random;
-    struct {
-        long at, count;
-        cudaError_t error;
-        const char *file; /* of the environment; nullptr: by count */
-    } inject[INJECT_N];
-    cudaError_t failure;
-};
-struct setting setting;
+cudaError_t failure; /* that stays */
 
 struct kernel_limit {
     const void *kernel;
     size_t shared_bytes;
 };
 std::vector<struct kernel_limit> limits;
-
-void read_order(void)
-{
-    const char *const text = getenv("CUDA_HOST_ORDER");
-    setting.random = 1;
-    setting.order = ORDER_FORWARD;
-    if (text == nullptr || strcmp(text, "forward") == 0) {
-        return;
-    }
-    if (strcmp(text, "reverse") == 0) {
-        setting.order = ORDER_REVERSE;
-    } else if (strncmp(text, "random", 6) == 0 && (text[6] == 0 || text[6] == ':')) {
-        setting.order = ORDER_RANDOM;
-        setting.random = text[6] == 0 ? 1 : strtoull(text + 7, nullptr, 10);
-    } else {
-        die("CUDA_HOST_ORDER is forward, reverse, random or random:SEED, not %s", text);
-    }
-}
-
-void read_driver(void)
-{
-    const char *const text = getenv("CUDA_HOST_DRIVER");
-    setting.driver = DRIVER_FINE;
-    if (text == nullptr || *text == 0) {
-        return;
-    }
-    if (strcmp(text, "none") == 0) {
-        setting.driver = DRIVER_NONE;
-    } else if (strcmp(text, "old") == 0) {
-        setting.driver = DRIVER_OLD;
-    } else if (strcmp(text, "no_device") == 0) {
-        setting.driver = DRIVER_NO_DEVICE;
-    } else {
-        die("CUDA_HOST_DRIVER is none, old or no_device, not %s", text);
-    }
-}
-
-size_t read_size(const char *name, size_t value)
-{
-    const char *const text = getenv(name);
-    if (text == nullptr || *text == 0) {
-        return value;
-    }
-    char *end;
-    const unsigned long long n = strtoull(text, &end, 10);
-    const int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-    if (end == text || end[shift != 0] != 0) {
-        die("%s is a number of bytes, or of K, M or G, not %s", name, text);
-    }
-    return n << shift;
-}
-
-/* NAME=n or n:error: the n-th; NAME=@FILE: the first that finds that file. 0 or unset: never. */
-void read_injection(enum injection kind, const char *name, cudaError_t error)
-{
-    const char *const text = getenv(name);
-    setting.inject[kind] = {0, 0, error, nullptr};
-    if (text == nullptr || *text == 0) {
-        return;
-    }
-    if (*text == '@') {
-        setting.inject[kind].file = text + 1;
-        return;
-    }
-    char *end;
-    setting.inject[kind].at = strtol(text, &end, 10);
-    if (*end == ':') {
-        setting.inject[kind].error = static_cast<cudaError_t>(strtol(end + 1, &end, 10));
-    }
-    if (*end != 0) {
-        die("%s is a count, count:error or @FILE, not %s", name, text);
-    }
-}
-
-void environment_read(void)
-{
-    setting.is_read = true;
-    setting.failure = cudaSuccess;
-    setting.memory = read_size("CUDA_HOST_MEMORY", static_cast<size_t>(1) << 30);
-    setting.sm = static_cast<int>(read_size("CUDA_HOST_SM", 90));
-    read_driver();
-    read_order();
-    read_injection(INJECT_MALLOC, "CUDA_HOST_FAIL_MALLOC", cudaErrorMemoryAllocation);
-    read_injection(INJECT_HOST_ALLOC, "CUDA_HOST_FAIL_HOST_ALLOC", cudaErrorMemoryAllocation);
-    read_injection(INJECT_LAUNCH, "CUDA_HOST_FAIL_LAUNCH", cudaErrorLaunchOutOfResources);
-    read_injection(INJECT_SYNC, "CUDA_HOST_FAIL_SYNC", cudaErrorLaunchFailure);
-}
-
-struct setting *settings(void)
-{
-    if (!setting.is_read) {
-        environment_read();
-    }
-    return &setting;
-}
 
 void print(const char *format, va_list args)
 {
@@ -190,20 +73,6 @@ void die(const char *format, ...)
     abort();
 }
 
-enum thread_order order_get(void)
-{
-    return settings()->order;
-}
-
-/* splitmix64 */
-uint64_t random_next(void)
-{
-    uint64_t x = setting.random += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 /* ---- errors --------------------------------------------------------------------------------- */
 
 api::api()
@@ -218,11 +87,11 @@ api::~api()
 
 cudaError_t api_refused(void)
 {
-    switch (settings()->driver) {
+    switch (environment_get()->driver) {
     case DRIVER_NONE:
     case DRIVER_OLD: return cudaErrorInsufficientDriver;
     case DRIVER_NO_DEVICE: return cudaErrorNoDevice;
-    default: return setting.failure;
+    default: return failure;
     }
 }
 
@@ -234,30 +103,21 @@ cudaError_t api_end(cudaError_t error)
     return error;
 }
 
-void fail_for_good(cudaError_t error)
+void api_fail(cudaError_t error)
 {
-    setting.failure = error;
-    last_error = error;
-}
-
-cudaError_t inject(enum injection kind)
-{
-    auto *const it = &settings()->inject[kind];
-    const bool found = it->file != nullptr && access(it->file, F_OK) == 0;
-    it->file = found ? nullptr : it->file;
-    return ++it->count == it->at || found ? it->error : cudaSuccess;
+    failure = error;
 }
 
 cudaError_t cudaPeekAtLastError(void)
 {
     const struct api lock;
-    return setting.failure != cudaSuccess ? setting.failure : last_error;
+    return failure != cudaSuccess ? failure : last_error;
 }
 
 cudaError_t cudaGetLastError(void)
 {
     const struct api lock;
-    const cudaError_t error = setting.failure != cudaSuccess ? setting.failure : last_error;
+    const cudaError_t error = failure != cudaSuccess ? failure : last_error;
     last_error = cudaSuccess;
     return error;
 }
@@ -287,7 +147,7 @@ const char *cudaGetErrorString(cudaError_t error)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     const struct api lock;
-    const enum driver driver = settings()->driver;
+    const enum driver driver = environment_get()->driver;
     *version = driver == DRIVER_NONE ? 0 : driver == DRIVER_OLD ? 12020 : CUDART_VERSION;
     return cudaSuccess;
 }
@@ -302,8 +162,9 @@ cudaError_t cudaGetDeviceCount(int *n)
 {
     const struct api lock;
     environment_read();
+    failure = cudaSuccess;
     /* As the real one, which leaves the count as it is where it finds no driver. */
-    if (setting.driver == DRIVER_NO_DEVICE) {
+    if (environment_get()->driver == DRIVER_NO_DEVICE) {
         *n = 0;
     }
     if (api_refused() != cudaSuccess) {
@@ -311,13 +172,6 @@ cudaError_t cudaGetDeviceCount(int *n)
     }
     *n = 1;
     return cudaSuccess;
-}
-
-cudaError_t cudaGetDevice(int *device)
-{
-    API_BEGIN;
-    *device = 0;
-    return api_end(cudaSuccess);
 }
 
 cudaError_t cudaSetDevice(int device)
@@ -332,9 +186,10 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     if (device != 0) {
         return api_end(cudaErrorInvalidDevice);
     }
+    const struct environment *const environment = environment_get();
     *prop = cudaDeviceProp();
     snprintf(prop->name, sizeof prop->name, "test double");
-    prop->totalGlobalMem = setting.memory;
+    prop->totalGlobalMem = environment->memory_bytes;
     prop->sharedMemPerBlock = SHARED_DEFAULT;
     prop->sharedMemPerBlockOptin = SHARED_OPTIN;
     prop->regsPerBlock = 65536;
@@ -342,43 +197,13 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     prop->maxThreadsPerBlock = BLOCK_MAX;
     prop->maxGridSize[0] = 0x7fffffff;
     prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
-    prop->major = setting.sm / 10;
-    prop->minor = setting.sm % 10;
+    prop->major = environment->sm / 10;
+    prop->minor = environment->sm % 10;
     prop->multiProcessorCount = 8;
     prop->canMapHostMemory = 1;
     prop->unifiedAddressing = 1;
     prop->l2CacheSize = 4 << 20;
     return api_end(cudaSuccess);
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
-{
-    struct cudaDeviceProp prop;
-    const cudaError_t error = cudaGetDeviceProperties(&prop, device);
-    if (error != cudaSuccess) {
-        return error;
-    }
-    const struct api lock;
-    switch (attr) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_DEFAULT; break;
-    case cudaDevAttrWarpSize: *value = WARP; break;
-    case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
-    case cudaDevAttrIntegrated: *value = 0; break;
-    case cudaDevAttrCanMapHostMemory: *value = 1; break;
-    case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = SHARED_OPTIN + 1024; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_OPTIN; break;
-    default: return api_end(cudaErrorInvalidValue);
-    }
-    return api_end(cudaSuccess);
-}
-
-size_t device_memory_bytes(void)
-{
-    return settings()->memory;
 }
 
 /* ---- limits of launches --------------------------------------------------------------------- */

@@ -1,0 +1,86 @@
+/* A block whose threads run: what block.cc and warp.cc share. */
+#ifndef CUDA_HOST_BLOCK_H
+#define CUDA_HOST_BLOCK_H
+
+#include "tests/cuda_host/double.h"
+
+enum { COPY_MAX = 256 };
+
+/* An asynchronous copy under way. */
+struct copy {
+    struct cuda_host_copy what;
+    int group;
+};
+
+struct thread {
+    uint3 idx;
+    int i, lane;
+    struct warp *warp;
+    struct fiber *fiber; /* NULL before it begins and after it ended */
+    uint64_t result;     /* of the last collective */
+    /* Where it waits, and with which mask if it is a collective; NULL while it does not. */
+    const struct cuda_host_place *place;
+    unsigned int mask;
+    /* Copies under way: [copy_first, copy_end), oldest first. */
+    int copy_first, copy_end;
+    int copy_group; /* that copies belong to until the next commit */
+};
+
+/* Lanes that wait for one another. */
+struct group {
+    enum cuda_host_collective op;
+    unsigned int mask, arrived;
+    struct cuda_host_place place;
+    void *sync;
+};
+
+struct warp {
+    unsigned int all, alive, ready;
+    int n_group;
+    struct group group[WARP];
+    /* What the lanes brought to their groups. */
+    uint64_t value[WARP];
+    int arg[WARP];
+};
+
+struct block {
+    const struct cuda_host_call *call;
+    int n_thread, n_warp;
+    int n_done;
+    unsigned int warps_ready; /* those with a ready lane */
+    /* the barrier */
+    int n_arrived, sum, result;
+    struct cuda_host_place place;
+    void *sync;
+    struct warp warp[WARP_MAX];
+    struct thread thread[BLOCK_MAX];
+};
+
+extern struct block block;
+extern struct thread *self; /* that runs */
+
+static inline struct thread *lane_thread(const struct warp *warp, int lane)
+{
+    return &block.thread[(warp - block.warp) * WARP + lane];
+}
+
+bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b);
+/* These lanes may run again. */
+void warp_wake(struct warp *warp, unsigned int lanes);
+/* This one runs on: nobody need switch to it. */
+void warp_keep(struct warp *warp, unsigned int lane_bit);
+/* Lets others run until somebody wakes this thread. */
+void wait_for_others(const struct cuda_host_place *place, unsigned int mask);
+/* An address that stands for one meeting of threads, for ThreadSanitizer. */
+void *sync_new(void);
+/* Completes the groups of a warp that waited for a lane that has ended. warp.cc */
+void warp_thread_ended(struct warp *warp);
+/* The thread's copies under way are dropped. warp.cc */
+void copies_reset(struct thread *thread);
+/* Whether data lies in the block's shared memory. */
+bool is_shared(const void *data);
+/* For messages: "kernel, block (0, 0, 0)", and with ", thread (0, 0, 0)". */
+const char *which_block(void);
+const char *who(void);
+
+#endif

@@ -1,0 +1,470 @@
+/* cases NAME: runs one case and prints "right" or "wrong" (exit 1). test_double.py calls it, built
+ * plainly and with sanitizers. This file: what must work in every build and order. */
+#include "tests/cuda_host/cases.h"
+
+#include <cublasLt.h>
+
+namespace
+{
+
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+enum { N_SUM = 1000, N_BLOCK = 5, THREADS = 96 };
+
+/* y[block] = the sum of a row of x, by warps, then of the warps' sums. */
+__global__ void __launch_bounds__(THREADS) sum_rows(int *y, const int *x)
+{
+    __shared__ int part[THREADS / 32];
+    DYN_SHARED(int, whole);
+    int sum = 0;
+    for (int i = threadIdx.x; i < N_SUM; i += blockDim.x) {
+        sum += x[blockIdx.x * N_SUM + i];
+    }
+    whole[threadIdx.x] = sum;
+    __syncthreads();
+    sum = whole[THREADS - 1 - threadIdx.x];
+    for (int step = 16; step > 0; step /= 2) {
+        sum += __shfl_down_sync(0xffffffffu, sum, step);
+    }
+    if (threadIdx.x % 32 == 0) {
+        part[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        y[blockIdx.x] = part[0] + part[1] + part[2];
+    }
+}
+
+bool sums(void)
+{
+    static int x[N_BLOCK * N_SUM], expected[N_BLOCK];
+    for (int i = 0; i < N_BLOCK * N_SUM; ++i) {
+        x[i] = i * 7 % 11;
+        expected[i / N_SUM] += x[i];
+    }
+    int *const device_x = device_array(N_BLOCK * N_SUM, x), *const y = device_array<int>(N_BLOCK);
+    LAUNCH(sum_rows, N_BLOCK, THREADS, THREADS * sizeof(int), nullptr, y, device_x);
+    return device_equals(y, expected, N_BLOCK) && cudaFree(y) == cudaSuccess &&
+           cudaFree(device_x) == cudaSuccess;
+}
+
+/* Three dimensions: each thread writes its own number. */
+__global__ void number(int *y)
+{
+    const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    const int at = block * static_cast<int>(blockDim.x * blockDim.y * blockDim.z) + thread;
+    y[at] = at;
+}
+
+bool dimensions(void)
+{
+    enum { N = 2 * 3 * 4 * 5 * 3 * 2 };
+    int expected[N];
+    for (int i = 0; i < N; ++i) {
+        expected[i] = i;
+    }
+    int *const y = device_array<int>(N);
+    LAUNCH(number, dim3(2, 3, 4), dim3(5, 3, 2), 0, nullptr, y);
+    return device_equals(y, expected, N) && cudaFree(y) == cudaSuccess;
+}
+
+/* ---- warps ---------------------------------------------------------------------------------- */
+
+enum { N_WARP_RESULT = 16 };
+
+/* 40 threads: the second warp has eight lanes. */
+__global__ void warp_functions(int *y)
+{
+    const int lane = threadIdx.x % 32, n = threadIdx.x < 32 ? 32 : 8;
+    const unsigned int all = n == 32 ? 0xffffffffu : 0xffu;
+    int *const out = y + threadIdx.x * N_WARP_RESULT;
+    out[0] = __shfl_sync(0xffffffffu, lane * 3, n - 1 - lane);
+    out[1] = __shfl_up_sync(0xffffffffu, lane, 2);
+    out[2] = __shfl_down_sync(all, lane, 3, 8);
+    out[3] = __shfl_xor_sync(0xffffffffu, lane, 5);
+    out[4] = static_cast<int>(__ballot_sync(0xffffffffu, lane % 3 == 0) & all);
+    out[5] = __any_sync(0xffffffffu, lane == 7);
+    out[6] = __all_sync(0xffffffffu, lane < 8);
+    out[7] = __reduce_add_sync(0xffffffffu, lane - 5);
+    out[8] = __reduce_min_sync(0xffffffffu, lane - 5);
+    out[9] = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned int>(lane - 5)));
+    out[10] = static_cast<int>(__reduce_and_sync(0xffffffffu, 0x100u | lane));
+    out[11] = static_cast<int>(__reduce_or_sync(0xffffffffu, 1u << (lane & 3)));
+    /* Odd and even lanes apart; the odd ones once more. */
+    const unsigned int mine = all & (lane % 2 == 0 ? 0x55555555u : 0xaaaaaaaau);
+    int sum = __reduce_add_sync(mine, lane);
+    if (lane % 2 == 1) {
+        sum += __reduce_add_sync(mine, 1);
+    }
+    out[12] = sum;
+    const double wide = __shfl_sync(0xffffffffu, lane + 0.5, 3);
+    out[13] = static_cast<int>(wide * 2);
+    out[14] = __syncthreads_count(lane < 4);
+    out[15] = __syncthreads_or(threadIdx.x == 33) * 2 + __syncthreads_and(lane < 32);
+}
+
+bool warps(void)
+{
+    int expected[40 * N_WARP_RESULT];
+    for (int thread = 0; thread < 40; ++thread) {
+        const int lane = thread % 32, n = thread < 32 ? 32 : 8;
+        int odd = 0, even = 0, ballot = 0, sum = 0;
+        for (int i = 0; i < n; ++i) {
+            (i % 2 == 1 ? odd : even) += i;
+            ballot |= static_cast<int>(static_cast<unsigned int>(i % 3 == 0) << i);
+            sum += i - 5;
+        }
+        const int row[N_WARP_RESULT] = {
+            3 * (n - 1 - lane),
+            lane < 2 ? lane : lane - 2,
+            lane % 8 + 3 > 7 ? lane : lane + 3,
+            lane ^ 5,
+            ballot,
+            1,
+            n == 8,
+            sum,
+            -5,
+            -1,
+            0x100,
+            0xf,
+            lane % 2 == 1 ? odd + n / 2 : even,
+            7,
+            8,
+            3,
+        };
+        memcpy(expected + thread * N_WARP_RESULT, row, sizeof row);
+    }
+    int *const y = device_array<int>(40 * N_WARP_RESULT);
+    LAUNCH(warp_functions, 1, 40, 0, nullptr, y);
+    return device_equals(y, expected, 40 * N_WARP_RESULT) && cudaFree(y) == cudaSuccess;
+}
+
+__global__ void atomics(unsigned int *y, int *largest, float *sum)
+{
+    atomicAdd(&y[0], 1u);
+    atomicMax(largest, static_cast<int>(threadIdx.x * 7 % 100));
+    atomicAdd(sum, 0.5f);
+    atomicInc(&y[1], 9u);
+    atomicExch(&y[2], 4u);
+    if (atomicCAS(&y[3], 0u, 1u) == 0u) {
+        atomicAdd(&y[4], 1u);
+    }
+}
+
+bool counts(void)
+{
+    const unsigned int zero[5] = {0, 0, 0, 0, 0}, expected[5] = {200, 0, 4, 1, 1};
+    const int none = -1, largest = 99;
+    const float nothing = 0, hundred = 100;
+    unsigned int *const y = device_array(5, zero);
+    int *const max = device_array(1, &none);
+    float *const sum = device_array(1, &nothing);
+    LAUNCH(atomics, 2, 100, 0, nullptr, y, max, sum);
+    const bool is_right = device_equals(y, expected, 5) && device_equals(max, &largest, 1) &&
+                          device_equals(sum, &hundred, 1);
+    cudaFree(y);
+    cudaFree(max);
+    cudaFree(sum);
+    return is_right;
+}
+
+/* ---- the matrix instruction, asynchronous copies -------------------------------------------- */
+
+/* d[16, 8] = c + a · b by the layout that portable.cuh states, elements picked one by one. */
+__global__ void multiply(float *d, const uint16_t *a, const uint16_t *b, const float *c)
+{
+    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    uint32_t a_part[4], b_part[2];
+    float d_part[4];
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + 8 * (i % 2), k = 2 * t + 8 * (i / 2);
+        a_part[i] = a[row * 16 + k] | static_cast<uint32_t>(a[row * 16 + k + 1]) << 16;
+        d_part[i] = c[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2];
+    }
+    for (int i = 0; i < 2; ++i) {
+        const int k = 2 * t + 8 * i;
+        b_part[i] = b[k * 8 + g] | static_cast<uint32_t>(b[(k + 1) * 8 + g]) << 16;
+    }
+    mma_bf16(d_part, a_part, b_part);
+    for (int i = 0; i < 4; ++i) {
+        d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d_part[i];
+    }
+}
+
+bool matrices(void)
+{
+    uint16_t a[256], b[128];
+    float c[128], expected[128];
+    for (int i = 0; i < 256; ++i) {
+        a[i] = bf16_round(static_cast<float>(i * 37 % 101) / 64 - 1);
+        b[i % 128] = bf16_round(static_cast<float>(i * 53 % 97) / 32 - 1);
+        c[i % 128] = static_cast<float>(i % 128) / 3;
+    }
+    for (int i = 0; i < 128; ++i) {
+        expected[i] = c[i];
+        for (int k = 0; k < 16; ++k) {
+            expected[i] += bf16_widen(a[i / 8 * 16 + k]) * bf16_widen(b[k * 8 + i % 8]);
+        }
+    }
+    uint16_t *const device_a = device_array(256, a), *const device_b = device_array(128, b);
+    float *const device_c = device_array(128, c), *const d = device_array<float>(128);
+    LAUNCH(multiply, 1, 32, 0, nullptr, d, device_a, device_b, device_c);
+    const bool is_right = device_equals(d, expected, 128);
+    cudaFree(device_a);
+    cudaFree(device_b);
+    cudaFree(device_c);
+    cudaFree(d);
+    return is_right;
+}
+
+/* Two stages under way; the last copy has three bytes and zeros. */
+__global__ void staged(int *y, const int *x)
+{
+    __shared__ __align__(16) int stage[3][4 * 32];
+    for (int i = 0; i < 3; ++i) {
+        copy_async_16(&stage[i][4 * threadIdx.x], x + (i * 32 + threadIdx.x) * 4, i < 2 ? 16 : 3);
+        copy_async_commit();
+    }
+    copy_async_wait<1>();
+    __syncthreads();
+    const int other = 127 - threadIdx.x;
+    y[threadIdx.x] = stage[0][other] + stage[1][other];
+    copy_async_wait<0>();
+    __syncthreads();
+    y[threadIdx.x] += stage[2][other];
+}
+
+bool copies(void)
+{
+    int x[3 * 128], expected[32];
+    for (int i = 0; i < 3 * 128; ++i) {
+        x[i] = i * i;
+    }
+    for (int i = 0; i < 32; ++i) {
+        const int at = 127 - i;
+        expected[i] = x[at] + x[128 + at] + (at % 4 == 0 ? x[256 + at] & 0xffffff : 0);
+    }
+    int *const device_x = device_array(3 * 128, x), *const y = device_array<int>(32);
+    LAUNCH(staged, 1, 32, 0, nullptr, y, device_x);
+    return device_equals(y, expected, 32) && cudaFree(y) == cudaSuccess &&
+           cudaFree(device_x) == cudaSuccess;
+}
+
+/* ---- blocks that leave the rest to the last ------------------------------------------------- */
+
+__global__ void last_block_sums(int *y, int *part, unsigned int *arrived)
+{
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        part[blockIdx.x] = static_cast<int>(blockIdx.x) + 1;
+        __threadfence();
+        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (is_last && threadIdx.x == 0) {
+        int sum = 0;
+        for (unsigned int i = 0; i < gridDim.x; ++i) {
+            sum += part[i];
+        }
+        *y = sum;
+        atomicExch(arrived, 0u);
+    }
+}
+
+bool last_block(void)
+{
+    const unsigned int zero = 0;
+    const int expected = 20 * 21 / 2;
+    int *const y = device_array<int>(1), *const part = device_array<int>(20);
+    unsigned int *const arrived = device_array(1, &zero);
+    LAUNCH(last_block_sums, 20, 32, 0, nullptr, y, part, arrived);
+    LAUNCH(last_block_sums, 20, 32, 0, nullptr, y, part, arrived);
+    const bool is_right = device_equals(y, &expected, 1) && device_equals(arrived, &zero, 1);
+    cudaFree(y);
+    cudaFree(part);
+    cudaFree(arrived);
+    return is_right;
+}
+
+/* ---- streams and graphs --------------------------------------------------------------------- */
+
+__global__ void add(int *y, int n)
+{
+    *y += n;
+}
+
+/* What was captured is what is replayed, whatever became of the variables it was captured from. */
+bool graphs(void)
+{
+    const int zero = 0, expected = 2 * (3 + 4) + 100;
+    int *y = device_array(1, &zero);
+    int *const captured_y = y;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    int n = 3;
+    LAUNCH(add, 1, 1, 0, stream, y, n);
+    n = 4;
+    LAUNCH(add, 1, 1, 0, stream, y, n);
+    n = 1000;
+    y = nullptr;
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph) == cudaSuccess);
+    REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+    bool is_right = device_equals(captured_y, &zero, 1); /* capturing runs nothing */
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    LAUNCH(add, 1, 1, 0, stream, captured_y, 100);
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+    is_right = device_equals(captured_y, &expected, 1) && is_right;
+    REQUIRE(cudaStreamDestroy(stream) == cudaSuccess && cudaFree(captured_y) == cudaSuccess);
+    return is_right;
+}
+
+/* An allocation is refused during a capture, and spoils it. */
+bool capture_rules(void)
+{
+    int *const y = device_array<int>(1);
+    void *more;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    LAUNCH(add, 1, 1, 0, stream, y, 1);
+    const bool is_refused = cudaMalloc(&more, 16) == cudaErrorStreamCaptureUnsupported;
+    const bool is_spoilt =
+        cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated;
+    cudaGetLastError();
+    REQUIRE(cudaStreamDestroy(stream) == cudaSuccess && cudaFree(y) == cudaSuccess);
+    return is_refused && is_spoilt;
+}
+
+/* One stream waits for an event of another. */
+bool events(void)
+{
+    const int zero = 0, expected = 11;
+    int *const y = device_array(1, &zero);
+    int *copy;
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    REQUIRE(cudaHostAlloc(&copy, sizeof *copy, cudaHostAllocDefault) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+    LAUNCH(add, 1, 1, 0, first, y, expected);
+    REQUIRE(cudaEventRecord(event, first) == cudaSuccess);
+    LAUNCH(add, 1, 1, 0, first, y, 1000);
+    REQUIRE(cudaStreamWaitEvent(second, event) == cudaSuccess);
+    REQUIRE(cudaMemcpyAsync(copy, y, sizeof *y, cudaMemcpyDeviceToHost, second) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(second) == cudaSuccess);
+    const bool is_right = *copy == expected;
+    cudaStreamDestroy(first);
+    cudaStreamDestroy(second);
+    cudaEventDestroy(event);
+    cudaFreeHost(copy);
+    cudaFree(y);
+    return is_right;
+}
+
+/* ---- matrix products ------------------------------------------------------------------------ */
+
+/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), BF16, as kernels/cuda calls it. */
+bool products(void)
+{
+    enum { M = 5, N = 3, K = 7 };
+    uint16_t w[M * K], x[N * K];
+    float bias[M], expected[N * M];
+    for (int i = 0; i < M * K; ++i) {
+        w[i] = bf16_round(static_cast<float>(i % 5 - 2));
+        x[i % (N * K)] = bf16_round(static_cast<float>(i % 7 - 3));
+        bias[i % M] = static_cast<float>(i % M - 2);
+    }
+    for (int i = 0; i < N * M; ++i) {
+        float sum = bias[i % M];
+        for (int k = 0; k < K; ++k) {
+            sum += bf16_widen(w[i % M * K + k]) * bf16_widen(x[i / M * K + k]);
+        }
+        expected[i] = sum < 0 ? 0 : sum;
+    }
+    uint16_t *const device_w = device_array(M * K, w), *const device_x = device_array(N * K, x);
+    float *const device_bias = device_array(M, bias), *const y = device_array<float>(N * M);
+    cublasLtHandle_t lt;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w_layout, x_layout, y_layout;
+    const cublasOperation_t turned = CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
+    const float one = 1, zero = 0;
+    REQUIRE(cublasLtCreate(&lt) == CUBLAS_STATUS_SUCCESS);
+    REQUIRE(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+            CUBLAS_STATUS_SUCCESS);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &device_bias,
+                                   sizeof device_bias);
+    cublasLtMatrixLayoutCreate(&w_layout, CUDA_R_16BF, K, M, K);
+    cublasLtMatrixLayoutCreate(&x_layout, CUDA_R_16BF, K, N, K);
+    cublasLtMatrixLayoutCreate(&y_layout, CUDA_R_32F, M, N, M);
+    REQUIRE(cublasLtMatmul(lt, desc, &one, device_w, w_layout, device_x, x_layout, &zero, y,
+                           y_layout, y, y_layout, nullptr, nullptr, 0,
+                           nullptr) == CUBLAS_STATUS_SUCCESS);
+    const bool is_right = device_equals(y, expected, N * M);
+    cublasLtMatrixLayoutDestroy(w_layout);
+    cublasLtMatrixLayoutDestroy(x_layout);
+    cublasLtMatrixLayoutDestroy(y_layout);
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtDestroy(lt);
+    cudaFree(device_w);
+    cudaFree(device_x);
+    cudaFree(device_bias);
+    cudaFree(y);
+    return is_right;
+}
+
+} // namespace
+
+const struct test_case good_cases[] = {
+    {"sums", sums},
+    {"dimensions", dimensions},
+    {"warps", warps},
+    {"counts", counts},
+    {"matrices", matrices},
+    {"copies", copies},
+    {"last_block", last_block},
+    {"graphs", graphs},
+    {"capture_rules", capture_rules},
+    {"events", events},
+    {"products", products},
+    {nullptr, nullptr},
+};
+
+int main(int argc, char **argv)
+{
+    int n_device, n_run = 0;
+    REQUIRE(argc == 2);
+    if (strncmp(argv[1], "environment_", 12) != 0) {
+        REQUIRE(cudaGetDeviceCount(&n_device) == cudaSuccess && n_device == 1);
+    }
+    for (const struct test_case *it = good_cases; it->name != nullptr; ++it) {
+        if (strcmp(argv[1], "good") == 0 || strcmp(argv[1], it->name) == 0) {
+            const bool is_right = it->run();
+            printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
+            if (!is_right) {
+                return 1;
+            }
+            n_run++;
+        }
+    }
+    for (const struct test_case *it = bug_cases; it->name != nullptr; ++it) {
+        if (strcmp(argv[1], it->name) == 0) {
+            const bool is_right = it->run();
+            printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
+            return is_right ? 0 : 1;
+        }
+    }
+    REQUIRE(n_run > 0);
+    return 0;
+}
