@@ -48,13 +48,12 @@ static inline int vocab_groups(int64_t n_vocab)
     return static_cast<int>((n_vocab + VOCAB_GROUP - 1) / VOCAB_GROUP);
 }
 
-/* Floats of scratch per row: four numbers per group and, for sample, a copy of the row; rows start
- * at 256-byte boundaries. */
+/* Floats of scratch per row: for sample a copy of the row, and four numbers per group. Rows start
+ * at 256-byte boundaries, the numbers at 16-byte ones. */
 static inline size_t vocab_row_floats(int64_t n_vocab, bool has_copy)
 {
-    const size_t n = 4 * static_cast<size_t>(vocab_groups(n_vocab)) +
-                     (has_copy ? static_cast<size_t>(n_vocab) : 0);
-    return (n + 63) / 64 * 64;
+    const size_t n_copy = has_copy ? (static_cast<size_t>(n_vocab) + 3) / 4 * 4 : 0;
+    return (n_copy + 4 * static_cast<size_t>(vocab_groups(n_vocab)) + 63) / 64 * 64;
 }
 
 /* A row in the second kernel. */

@@ -173,6 +173,8 @@ void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);
 void check_gather(struct check *c); /* check_vocab.c */
 void check_logprobs(struct check *c);
+void check_logprobs_large(struct check *c);
 void check_sample(struct check *c); /* check_sample.c */
+void check_sample_large(struct check *c);
 
 #endif

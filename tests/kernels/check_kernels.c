@@ -21,7 +21,9 @@ const struct check_row check_rows[] = {
     {"pkm_read", check_pkm_read, 60},
     {"gather", check_gather, 20},
     {"logprobs", check_logprobs, 60},
+    {"logprobs_large", check_logprobs_large, 30},
     {"sample", check_sample, 100},
+    {"sample_large", check_sample_large, 40},
     {NULL, NULL, 0},
 };
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_OUT_MAX = 16 };
+enum { N_OUT_MAX = 16, LARGE_FROM = 2048 };
 
 /* ref sums doubles; backend.h lets the others' sums be off by 1e-6 of the total. */
 static double margin_of(const struct backend *be)
@@ -283,10 +283,27 @@ static void row_logits(struct check *c, float *z, int n)
     }
 }
 
-static struct sample_case case_new(struct check *c)
+/* A row of numbers as a model has them, and filters that keep thousands of them. */
+static void row_large(struct check *c, const struct sample_case *k, int r, float *z)
 {
-    struct sample_case k = {.n = check_int(c, 1, N_OUT_MAX),
-                            .n_vocab = check_dim(c, check_chance(c, 0.1) ? 5000 : 300)};
+    const bool has_ties = check_chance(c, 0.3);
+    for (int i = 0; i < k->n_vocab; i++) {
+        z[i] = has_ties ? (float)check_int(c, 0, 2) : (float)(0.1 * check_uniform(c));
+    }
+    struct sample_params *const p = &k->params[r];
+    p->temperature = (float)(0.5 + check_uniform(c));
+    p->n_allow = 0;
+    switch (check_int(c, 0, 3)) {
+    case 0: p->top_k = check_int(c, LARGE_FROM, k->n_vocab); break;
+    case 1: p->top_k = check_int(c, 60, LARGE_FROM); break;
+    case 2: p->top_p = (float)(0.2 + 0.7 * check_uniform(c)); break;
+    default: p->min_p = 0.3f; break;
+    }
+}
+
+static struct sample_case case_new(struct check *c, int n, int n_vocab)
+{
+    struct sample_case k = {.n = n, .n_vocab = n_vocab};
     float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 2);
     k.logits = logits;
     k.params = check_host(c, (size_t)k.n, sizeof *k.params);
@@ -296,21 +313,23 @@ static struct sample_case case_new(struct check *c)
         row_logits(c, logits + (size_t)r * (size_t)k.n_vocab, k.n_vocab);
         row_params(c, &k.params[r]);
         row_lists(c, &k, &k.params[r]);
+        if (n_vocab > LARGE_FROM && check_chance(c, 0.7)) {
+            row_large(c, &k, r, logits + (size_t)r * (size_t)k.n_vocab);
+        }
     }
     return k;
 }
 
-void check_sample(struct check *c)
+static void check_case(struct check *c, const struct sample_case *k)
 {
-    const struct sample_case k = case_new(c);
-    check_shape(c, "outputs %d, n_vocab %d, adjustments %d, allowed %d", k.n, k.n_vocab, k.n_adjust,
-                k.n_allow);
-    uint32_t *const got = check_host(c, (size_t)k.n, sizeof *got);
-    sample_run(c, SIDE_ONE, &k, 0, k.n, got);
-    for (int r = 0; r < k.n; r++) {
-        const struct sample_params *const p = &k.params[r];
+    check_shape(c, "outputs %d, n_vocab %d, adjustments %d, allowed %d", k->n, k->n_vocab,
+                k->n_adjust, k->n_allow);
+    uint32_t *const got = check_host(c, (size_t)k->n, sizeof *got);
+    sample_run(c, SIDE_ONE, k, 0, k->n, got);
+    for (int r = 0; r < k->n; r++) {
+        const struct sample_params *const p = &k->params[r];
         double margin = 1;
-        const int32_t expected = r % 7 == 6 ? -77 : naive_sample(c, &k, r, &margin);
+        const int32_t expected = r % 7 == 6 ? -77 : naive_sample(c, k, r, &margin);
         if (margin > margin_of(c->side[SIDE_ONE]) && (int32_t)got[r] != expected) {
             check_fail(c,
                        "out_token[%d]: expected %d, got %d (u %.17g, temperature %g, top_k %d, "
@@ -319,5 +338,20 @@ void check_sample(struct check *c)
                        (double)p->top_p, (double)p->min_p, p->n_adjust, p->n_allow, margin);
         }
     }
-    check_invariance(c, sample_run, &k, k.n, 1, got);
+    check_invariance(c, sample_run, k, k->n, 1, got);
+}
+
+void check_sample(struct check *c)
+{
+    const int n = check_int(c, 1, N_OUT_MAX);
+    const struct sample_case k = case_new(c, n, check_dim(c, check_chance(c, 0.1) ? 5000 : 300));
+    check_case(c, &k);
+}
+
+/* More candidates than fit into any backend's shortcuts. */
+void check_sample_large(struct check *c)
+{
+    const int n = check_int(c, 1, 3);
+    const struct sample_case k = case_new(c, n, check_int(c, LARGE_FROM + 1, 12000));
+    check_case(c, &k);
 }

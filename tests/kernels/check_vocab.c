@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_OUT_MAX = 20, N_TOP_MAX = 70 };
+enum { N_OUT_MAX = 20, N_TOP_FEW = 70, N_TOP_MAX = 2200 };
 
 /* ---- gather --------------------------------------------------------------------------------- */
 
@@ -201,11 +201,8 @@ static void compare_row(struct check *c, const struct logprobs_case *k, int r, c
     }
 }
 
-void check_logprobs(struct check *c)
+static void check_logprobs_of(struct check *c, struct logprobs_case k)
 {
-    struct logprobs_case k = {.n = check_int(c, 1, N_OUT_MAX),
-                              .n_vocab = check_dim(c, check_chance(c, 0.1) ? 5000 : 500),
-                              .n_top = check_int(c, 0, check_chance(c, 0.5) ? 5 : N_TOP_MAX)};
     float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 3);
     uint8_t *const want = check_host(c, (size_t)k.n, 1);
     int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);
@@ -230,4 +227,22 @@ void check_logprobs(struct check *c)
         compare_row(c, &k, r, expected + (size_t)r * N_WORD, got + (size_t)r * N_WORD);
     }
     check_invariance(c, logprobs_run, &k, k.n, N_WORD, got);
+}
+
+void check_logprobs(struct check *c)
+{
+    const struct logprobs_case k = {.n = check_int(c, 1, N_OUT_MAX),
+                                    .n_vocab = check_dim(c, check_chance(c, 0.1) ? 5000 : 500),
+                                    .n_top = check_int(c, 0, check_chance(c, 0.5) ? 5 : N_TOP_FEW)};
+    check_logprobs_of(c, k);
+}
+
+/* More best tokens than fit into any backend's shortcuts. */
+void check_logprobs_large(struct check *c)
+{
+    const struct logprobs_case k = {.n = check_int(c, 1, 3),
+                                    .n_vocab = check_int(c, 2000, 9000),
+                                    .n_top =
+                                        check_int(c, check_chance(c, 0.5) ? 2049 : 10, N_TOP_MAX)};
+    check_logprobs_of(c, k);
 }
