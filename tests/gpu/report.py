@@ -28,10 +28,11 @@ class Figures:
         return None
 
     def base(self):
-        """Shape of the main model: what the first measured step has."""
-        for r in self.records:
-            if r.get("op") == "step" and r.get("tag") == "":
-                return {k: r[k] for k in ("layers", "width", "memory", "keys")}
+        """Shape of the main model: what the first measured step has, ours if there is one."""
+        for tag in ("", "torch"):
+            for r in self.records:
+                if r.get("op") == "step" and r.get("tag") == tag:
+                    return {k: r[k] for k in ("layers", "width", "memory", "keys")}
         return {}
 
     def rows(self, part, **shape):
@@ -181,7 +182,7 @@ def memory_lines(f):
     """The layer alone, op by op, for every kind and number of slots."""
     copy, rows = f.bandwidth()[0], []
     shapes = sorted({(r["memory"], r["keys"], r["rows"]) for r in f.records
-                     if r.get("part") == "memory" and r.get("tag") == ""},
+                     if r.get("part") == "memory" and r.get("tag") in ("", "torch")},
                     key=lambda s: (s[0] == "flat", s[1], s[2]))
     base = f.base()
     for memory, keys, n in shapes:
@@ -214,11 +215,13 @@ def shape_lines(f):
             own = f.find(part, n, **shape)
             graph = f.find(part, n, backend="torch graph", **shape)
             slots = {"none": "-", "flat": "flat %d" % key[3]}.get(key[2], "%d²" % key[3])
-            rows.append("| %s of %d | %d x %d | %s | %s | %s | %s | %s |" % (
-                part, n, key[0], key[1], slots, us(own), per_second(own), us(graph),
+            limit = share(own, "bytes", f.bandwidth()[0]) if part == "decode" else share(
+                own, "flops", f.matrix()[0])
+            rows.append("| %s of %d | %d x %d | %s | %s | %s | %s | %s | %s |" % (
+                part, n, key[0], key[1], slots, us(own), per_second(own), percent(limit), us(graph),
                 times(graph, own)))
-    return table(["step", "layers x width", "slots", "µs", "tokens/s", "PyTorch graph µs", "times"],
-                 rows)
+    return table(["step", "layers x width", "slots", "µs", "tokens/s",
+                  "of %s (decode), %s" % (COPY, MATRIX), "PyTorch graph µs", "times"], rows)
 
 
 def op_lines(f):
