@@ -87,7 +87,7 @@ convert_golden() {
 
 areas=("$@")
 [ ${#areas[@]} -gt 0 ] || areas=(kernels models convert golden engine server cli gpu fuzz)
-case " ${areas[*]} " in *models* | *golden*) convert_golden ;; esac
+case " ${areas[*]} " in *models* | *golden* | *server*) convert_golden ;; esac
 for area in "${areas[@]}"; do
     if [ -f "tests/$area.c" ]; then
         run_c "$area"

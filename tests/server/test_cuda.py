@@ -1,0 +1,225 @@
+"""A GPU serves: the CUDA backend through the whole program, on its test double (make cuda-host), which
+computes the same kernels on the CPU and fails when it is told to (tests/cuda_host).
+
+The model is a converted golden case, small enough for the double; the tests are skipped where the
+double is not built.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+import requests
+
+from server_harness import PATIENCE, PROGRAM, ROOT, Server, error_of, eventually
+
+BUILD = os.path.join(ROOT, os.environ.get("B", "build"))
+LIBRARY = os.path.join(BUILD, "libpkmserve_cudahost.so")
+MODEL = os.path.join(BUILD, "golden", "pkm12")
+SMALL = ["--max-seqs", "3", "--max-batch-tokens", "24", "--max-model-len", "64"]
+CUDA = ["--device", "cuda"] + SMALL
+PROMPT = [5, 17, 33, 99, 150, 7]
+GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+SCORE = {"tokens": [[(7 * i + s) % 199 + 1 for i in range(40)] for s in range(2)], "logprobs": 1,
+         "entropy": True, "memory": "summary"}
+
+pytestmark = pytest.mark.skipif(not (os.path.exists(LIBRARY) and os.path.isdir(MODEL)),
+                                reason="no double or no golden model: make cuda-host, "
+                                       "tests/golden/convert_all.sh build/golden")
+
+
+def environment(**more):
+    return {"PKMSERVE_CUDA_LIBRARY": LIBRARY, **more}
+
+
+def gpu(*flags, **env):
+    return Server(*CUDA, *flags, model=MODEL, env=environment(**env))
+
+
+def run(command, *flags, **env):
+    """A command that ends by itself."""
+    return subprocess.run([PROGRAM, command, "--model", MODEL, *flags], timeout=PATIENCE, text=True,
+                          capture_output=True, env={**os.environ, **environment(**env)})
+
+
+def refused(*flags, **env):
+    """The error line of a server that must not start, and what it logged before."""
+    done = run("serve", "--check", *CUDA, *flags, **env)
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    lines = done.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("pkmserve: ")]
+    assert errors == lines[-1:], "expected one error line, the last, got:\n" + done.stderr
+    return errors[0], lines[:-1]
+
+
+# ---- at the start -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env, wanted", [
+    ({"CUDA_HOST_DRIVER": "none"}, "no NVIDIA driver"),
+    ({"CUDA_HOST_DRIVER": "old"}, "driver is too old"),
+    ({"CUDA_HOST_DRIVER": "no_device"}, "sees no GPU"),
+    ({"CUDA_HOST_SM": "75"}, "compute capability 7.5"),
+    ({"PKMSERVE_CUDA_LIBRARY": "/nowhere/lib.so"}, "/nowhere/lib.so"),
+])
+def test_no_gpu_is_a_clear_error_or_the_cpu(env, wanted):
+    line, _ = refused(**env)
+    assert wanted in line and "device cpu" in line, line
+    done = run("serve", "--check", "--device", "auto", *SMALL, **env)
+    assert done.returncode == 0, done.stderr
+    backend = json.loads(done.stdout)["backend"]
+    assert backend["name"].startswith("cpu") and wanted in backend["why"], backend
+    said = [line for line in done.stderr.splitlines() if "event=backend" in line]
+    assert len(said) == 1 and "name=cpu" in said[0] and wanted in said[0], done.stderr
+
+
+def test_auto_takes_the_gpu_and_says_so():
+    done = run("serve", "--check", "--device", "auto", "--deterministic", "off", *SMALL)
+    assert done.returncode == 0, done.stderr
+    info = json.loads(done.stdout)
+    assert info["backend"]["name"] == "cuda" and info["backend"]["why"] == "a GPU was found"
+    assert info["backend"]["deterministic"] is False
+    assert info["memory"]["value_placement"] == "device"
+    assert "level=warn event=not_deterministic" in done.stderr
+
+
+def test_values_are_not_read_in_place_from_the_file():
+    line, _ = refused("--memory-placement", "mmap")
+    assert "use device, or host" in line, line
+
+
+@pytest.mark.parametrize("flags, env, wanted", [
+    ([], {"CUDA_HOST_MEMORY": "4M"}, ["device memory", "bf16 weights", "host"]),
+    (["--memory-placement", "host", "--kv-tokens", "1000000"], {},
+     ["not enough device memory", "the cache needs 6144000000 bytes", "lower kv_tokens",
+      "dtype bf16"]),
+    (["--kv-tokens", "1000000", "--dtype", "bf16"], {},
+     ["not enough device memory", "lower kv_tokens", "memory placement host"]),
+    ([], {"CUDA_HOST_FAIL_MALLOC": "5"}, ["memory"]),
+    (["--memory-placement", "host"], {"CUDA_HOST_FAIL_HOST_ALLOC": "1"}, ["memory"]),
+])
+def test_memory_that_runs_out_is_planned_and_named(flags, env, wanted):
+    line, log = refused(*flags, **env)
+    assert all(part in line for part in wanted), line
+    if "--kv-tokens" in flags:
+        plan = [entry for entry in log if "event=memory_plan" in entry]
+        assert len(plan) == 1 and "available_bytes=" in plan[0], log
+
+
+def test_the_cache_shrinks_to_what_the_device_has():
+    flags = ["serve", "--check", "--device", "cuda", "--max-seqs", "8", "--max-batch-tokens", "8"]
+    roomy, tight = (json.loads(run(*flags, CUDA_HOST_MEMORY=m).stdout) for m in ("1G", "20M"))
+    assert roomy["limits"]["kv_tokens"] == 8 * 512
+    assert 512 <= tight["limits"]["kv_tokens"] < 8 * 512
+    assert tight["memory"]["available_bytes"] > 0
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def answers(server):
+    """What the requests alone give, without what differs from answer to answer."""
+    return server.ok("/generate", GREEDY)["choices"], server.ok("/score", SCORE)["results"]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Of the GPU, and of the CPU."""
+    with gpu() as s, Server("--device", "cpu", "--dtype", "f32", *SMALL, model=MODEL) as cpu:
+        text = s.get("/metrics").text
+        assert 'backend="cuda"' in text and 'memory_placement="device"' in text
+        assert s.metric('startup_seconds{phase="warmup"}') > 0
+        yield answers(s), answers(cpu)
+
+
+def test_the_gpu_computes_what_the_cpu_does(alone):
+    (generated, scored), (cpu_generated, cpu_scored) = alone
+    assert generated[0]["token_ids"] == cpu_generated[0]["token_ids"]
+    for one, other in zip(scored, cpu_scored):
+        assert one["sum_logprob"] == pytest.approx(other["sum_logprob"], abs=1e-3)
+        slots, cpu_slots = (r["memory"]["layers"][0]["mem_used"] for r in (one, other))
+        assert slots == pytest.approx(cpu_slots, abs=2 / 1024)
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_same_bits_in_a_crowd_and_in_every_placement(alone, placement):
+    with gpu("--memory-placement", placement) as s:
+        assert s.get("/info").json()["memory"]["value_placement"] == placement
+        crowd = [threading.Thread(target=s.ok, args=("/generate", {
+            "prompt": PROMPT[i:] + [i], "max_tokens": 5 + 4 * i, "seed": i, "ignore_eos": True}))
+            for i in range(3)]
+        for thread in crowd:
+            thread.start()
+        got = answers(s)
+        for thread in crowd:
+            thread.join()
+        assert got == alone[0]
+
+
+def test_the_tools_take_the_gpu():
+    ids = [run("generate", "--device", device, "--dtype", "f32", "--ids", "--temperature", "0",
+               "--max-tokens", "6", *SMALL, "5 17 33").stdout for device in ("cuda", "cpu")]
+    assert ids[0] == ids[1] and len(ids[0].split()) == 6
+    done = run("bench", "--device", "cuda", "--json", "--rounds", "1", "--rows", "4",
+               "--max-batch", "2", "--positions", "1", CUDA_HOST_MEMORY="64M")
+    assert done.returncode == 0, done.stderr
+    bench = json.loads(done.stdout)
+    assert bench["backend"] == "cuda" and bench["read_is"] == "copy"
+    assert [step["rows"] for step in bench["steps"]] == [4, 4, 1, 2]
+    assert all(step["tokens_per_s"] > 0 for step in bench["steps"])
+
+
+# ---- a failure while it serves ------------------------------------------------------------------
+
+LONG = {"prompt": PROMPT, "max_tokens": 500, "temperature": 0, "ignore_eos": True}
+ROOM = ["--max-model-len", "512"]
+
+
+def fail_while_streaming(server, trigger):
+    """Two requests run, one of them streams; the device fails. Returns stream's end and answer."""
+    waiting = []
+    thread = threading.Thread(target=lambda: waiting.append(server.post("/generate", LONG)))
+    with requests.post(server.url + "/generate", json={**LONG, "stream": True}, stream=True,
+                       timeout=PATIENCE) as stream:
+        lines = stream.iter_lines()
+        assert json.loads(next(lines)[len("data: "):])["token"], "the stream has begun"
+        thread.start()
+        eventually(lambda: server.metric("num_requests_running") == 2, "two requests run")
+        trigger.touch()
+        rest = [line.decode() for line in lines if line.startswith(b"data: ")]
+    thread.join()
+    return rest, waiting[0]
+
+
+def test_a_failure_ends_requests_readiness_and_process(tmp_path):
+    trigger = tmp_path / "fail"
+    with gpu(*ROOM, "--drain-delay-s", "600", CUDA_HOST_FAIL_SYNC="@%s" % trigger) as s:
+        rest, waiting = fail_while_streaming(s, trigger)
+        assert rest[-1] == "data: [DONE]"
+        last = json.loads(rest[-2][len("data: "):])
+        assert last["error"]["code"] == "internal_error", last
+        assert "the device failed" in last["error"]["message"]
+        assert "the device failed" in error_of(waiting, 500, "internal_error")
+        for path in ("/health", "/health/ready", "/health/live"):
+            health = s.get(path)
+            assert health.status_code == 503 and health.json()["status"] == "failed", health.text
+        late = s.post("/generate", LONG)
+        error_of(late, 503, "engine_failed")
+        assert "Retry-After" in late.headers
+        assert s.metric('engine_state{state="failed"}') == 1
+        assert s.metric('request_success_total{finished_reason="error"}') == 2
+        log = s.read_log()
+        assert log.count("event=engine_failed") == 1 and "reason=engine_failed" in log
+        assert s.stop(signal.SIGTERM) == 1  # a signal while it drains ends it at once
+
+
+def test_a_failed_server_ends_by_itself(tmp_path):
+    trigger = tmp_path / "fail"
+    with gpu(*ROOM, CUDA_HOST_FAIL_SYNC="@%s" % trigger) as s:
+        _, waiting = fail_while_streaming(s, trigger)
+        assert waiting.status_code == 500
+        assert s.process.wait(PATIENCE) == 1
+        assert "event=stopped" in s.read_log()
