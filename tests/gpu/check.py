@@ -111,7 +111,7 @@ def start(options):
               file=sys.stderr)
         return None
     import machine
-    run.begin("machine", BUDGETS["machine"])
+    run.begin("machine", BUDGETS["machine"], quiet=True)
     missing = machine.query(run)
     if missing is not None and not small:
         print("check-gpu: " + missing, file=sys.stderr)

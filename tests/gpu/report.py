@@ -232,6 +232,10 @@ def op_lines(f):
     return table(["op", "rows", "µs", "of " + COPY, "of " + MATRIX], rows)
 
 
+MEMORY_NOTE = ["", "Weights, keys and rows come from memory: a run sweeps over copies of them. Only the rows of "
+               "read alone at 1 token fit into the cache. PyTorch's copies are the same."]
+
+
 # ---- the whole --------------------------------------------------------------------------------
 
 def head_lines(run, f):
@@ -276,7 +280,7 @@ def write(run, path):
         ("Decode, one token of each sequence", step_lines(f, "decode", "bytes")),
         ("Prefill", step_lines(f, "prefill", "flops")),
         ("Scoring, every row through the vocabulary", step_lines(f, "score", "flops")),
-        ("The memory layer alone", memory_lines(f)),
+        ("The memory layer alone", memory_lines(f) + (MEMORY_NOTE if f.rows("memory") else [])),
         ("Slots, depth, width", shape_lines(f)),
         ("Variants", variant_lines(f)),
         ("Single ops", op_lines(f)),

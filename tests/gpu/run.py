@@ -73,12 +73,13 @@ class Run:
 
     # ---- parts -------------------------------------------------------------------------------
 
-    def begin(self, part, seconds):
+    def begin(self, part, seconds, quiet=False):
         now = time.monotonic()
         self.part = part
         self.part_end = min(self.part_end + seconds, self.deadline)
         self.seconds[part] = -now
-        say("%s (at most %.0f s)" % (part, max(0, self.part_end - now)))
+        if not quiet:
+            say("%s (at most %.0f s)" % (part, max(0, self.part_end - now)))
 
     def end(self):
         self.seconds[self.part] += time.monotonic()

@@ -132,6 +132,7 @@ def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tools, tmp_path
     assert done.returncode == 2 and not path.exists()
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("check-gpu: no GPU here: nvidia-smi"), done.stderr
+    assert done.stdout == ""
 
 
 RECORD = {"op": "step", "rows": 1, "layers": 12, "width": 1024, "memory": "product", "keys": 512,
