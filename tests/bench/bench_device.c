@@ -94,11 +94,16 @@ void bench_print(const struct bench *b, const char *part, const char *op, int ro
     (void)fflush(stdout);
 }
 
+static int max_of(int a, int b)
+{
+    return a > b ? a : b;
+}
+
 int bench_rows_max(const struct bench_rows *rows)
 {
     int max = 0;
     for (int i = 0; i < rows->n; i++) {
-        max = rows->row[i] > max ? rows->row[i] : max;
+        max = max_of(max, rows->row[i]);
     }
     return max;
 }
@@ -305,23 +310,22 @@ static void open_model(struct steps *t, const struct bench_rows *decode,
         bench_die("%s", err.message);
     }
     const int context = b->shape.positions;
+    if (context < 2) {
+        bench_die("--positions %d leaves no position to decode", context);
+    }
     t->n_page = (context + KV_PAGE - 1) / KV_PAGE;
     t->first = context / 2;
     t->span = context - t->first < SPAN ? context - t->first : SPAN;
     const int n_decode = bench_rows_max(decode);
     const int n_score = bench_rows_max(score);
-    const int n_prompt = bench_rows_max(prefill) > n_score ? bench_rows_max(prefill) : n_score;
-    const int fill = FILL_ROWS > t->first ? FILL_ROWS : t->first;
-    const int n_row = n_prompt > n_decode ? n_prompt : n_decode;
-    const int n_prompts = n_prompt_seq(b, n_prompt);
-    const int n_seq = n_decode > n_prompts ? n_decode : n_prompts;
-    const int n_seq_max = n_seq > fill                  ? n_seq
-                          : fill / t->first + 1 > n_seq ? fill / t->first + 1
-                                                        : n_seq;
-    const struct step_limits limits = {.n_tok_max = n_row > fill ? n_row : fill,
+    const int n_prompt = max_of(bench_rows_max(prefill), n_score);
+    const int n_seq = max_of(n_decode, n_prompt_seq(b, n_prompt));
+    const int n_fill = max_of(FILL_ROWS, t->first); /* rows of a step that fills the cache */
+    const int n_seq_max = max_of(n_seq, n_fill / t->first);
+    const struct step_limits limits = {.n_tok_max = max_of(max_of(n_prompt, n_decode), n_fill),
                                        .n_seq_max = n_seq_max,
                                        .n_page_max = t->n_page,
-                                       .n_out_max = n_score > n_seq_max ? n_score : n_seq_max,
+                                       .n_out_max = max_of(n_score, n_seq_max),
                                        .n_vocab = b->shape.vocab,
                                        .d_model = b->shape.width,
                                        .n_head = b->shape.heads};
