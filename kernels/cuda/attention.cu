@@ -1,53 +1,190 @@
-/* Causal attention over the pages of the cache. A block per row and head. */
-#include "kernels/cuda/cuda.cuh"
+/* Causal attention over the pages of the cache: the op, and the kernel for few rows.
+ *
+ * Decode is bound by the bytes of the cache: 8·d_head per position, row and head, at 4 flops per 8
+ * bytes. With few rows, rows × heads does not fill the device, so the splits of a row
+ * (attention.cuh) are spread over several blocks, which leave (max, sum, o) of each split in
+ * scratch; the last block of a row and head to arrive merges them in ascending order. The grid
+ * depends on the number of rows, never on positions, so that a captured step can be replayed:
+ * blocks without a split leave.
+ *
+ * Many rows go to attention_tile.cu; both give the same bits, so the limit is a matter of speed: up
+ * to PART_ROWS rows, a prompt reads its keys once per row, but from the cache of the device. */
+#include "kernels/cuda/attention.cuh"
 
 namespace
 {
 
-struct attention_args {
-    float *y;
-    const float *q, *k_pages, *v_pages;
-    int64_t y_stride, q_stride, k_page_stride, v_page_stride;
-    int d_head;
-    float scale;
-    const struct step_view *view;
+constexpr int PART_ROWS = 64;               /* most rows whose splits are spread */
+constexpr size_t PART_BYTES_MAX = 64 << 20; /* of scratch, unless one row needs more */
+constexpr int BLOCKS_PER_SM = 16;           /* wanted: three rounds of what an SM holds at once */
+
+/* What the blocks of a row and head leave for the one that merges. Items are rows × heads. */
+struct parts {
+    struct softmax_part *part; /* [n_item, n_split_max] */
+    float *o;                  /* [n_item, n_split_max, d_head] */
+    unsigned *n_arrived;       /* [n_item] 0 between launches */
+    int n_split_max;
 };
 
-__global__ void attention_kernel(struct attention_args a)
+/* Whether rows of t may be read 16 bytes at a time. */
+bool has_groups(struct tensor t)
 {
-    const int64_t row = blockIdx.x;
-    const int head = static_cast<int>(blockIdx.y);
-    const struct step_view *const view = a.view;
-    const int pos = view->pos[row];
-    const int32_t *const page =
-        view->page + static_cast<int64_t>(view->row_seq[row]) * view->n_page_max;
-    const float *const q = a.q + row * a.q_stride + head * a.d_head;
-    const int64_t piece = static_cast<int64_t>(head) * KV_PAGE * a.d_head;
-    const auto score = [&](int u) {
-        const float *const k = a.k_pages + page[u / KV_PAGE] * a.k_page_stride + piece +
-                               static_cast<int64_t>(u % KV_PAGE) * a.d_head;
-        float dot = 0;
-        for (int c = 0; c < a.d_head; c++) {
-            dot = fmaf(q[c], k[c], dot);
+    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (t.stride % 4 == 0 || t.rows == 1);
+}
+
+int split_count(int n_page)
+{
+    return (n_page + SPLIT / KV_PAGE - 1) / (SPLIT / KV_PAGE);
+}
+
+/* Of scratch, for one row. */
+size_t part_row_bytes(int n_page_max, int64_t d_model, int n_head)
+{
+    const size_t n_split = static_cast<size_t>(split_count(n_page_max));
+    const size_t split_bytes = static_cast<size_t>(n_head) * sizeof(struct softmax_part) +
+                               static_cast<size_t>(d_model) * sizeof(float);
+    return n_split * split_bytes + static_cast<size_t>(n_head) * sizeof(unsigned);
+}
+
+/* The block that came last merges the splits of its row and head. Factors are computed by a thread
+ * per split, each looking at the maxima before its own; then each thread folds its columns. */
+__device__ void merge_parts(const struct attention_args &a, const struct parts &p, int64_t item,
+                            int n_split, float *y)
+{
+    __shared__ struct softmax_part part[BLOCK];
+    __shared__ struct merge_factors factors[BLOCK];
+    const int thread = static_cast<int>(threadIdx.x);
+    float max = -INFINITY; /* of the splits before this round */
+    float sum = 0;
+    float o[ROW_COLS] = {};
+    for (int first = 0; first < n_split; first += BLOCK) {
+        const int n = min(n_split - first, BLOCK);
+        const int64_t at = item * p.n_split_max + first;
+        if (thread < n) {
+            part[thread] = p.part[at + thread];
         }
-        return dot * a.scale;
-    };
-    for (int c = static_cast<int>(threadIdx.x); c < a.d_head; c += static_cast<int>(blockDim.x)) {
-        float max = -INFINITY;
-        for (int u = 0; u <= pos; u++) {
-            max = fmaxf(max, score(u));
+        __syncthreads();
+        float before = max;
+        for (int s = 0; s < n; s++) {
+            max = fmaxf(max, part[s].max);
+            before = s < thread ? max : before;
         }
-        float total = 0;
-        float sum = 0;
-        for (int u = 0; u <= pos; u++) {
-            const float e = expf(score(u) - max);
-            const float *const v = a.v_pages + page[u / KV_PAGE] * a.v_page_stride + piece +
-                                   static_cast<int64_t>(u % KV_PAGE) * a.d_head;
-            total += e;
-            sum = fmaf(e, v[c], sum);
+        if (thread < n) {
+            factors[thread] = merge_factors_of(before, part[thread].max);
         }
-        a.y[row * a.y_stride + head * a.d_head + c] = sum / total;
+        __syncthreads();
+#pragma unroll 4
+        for (int s = 0; s < n; s++) {
+            sum = weigh_in(sum, part[s].sum, factors[s]);
+#pragma unroll
+            for (int i = 0; i < ROW_COLS; i++) {
+                const int c = thread + i * BLOCK;
+                if (c < a.d_head) {
+                    o[i] = weigh_in(o[i], p.o[(at + s) * a.d_head + c], factors[s]);
+                }
+            }
+        }
+        __syncthreads();
     }
+#pragma unroll
+    for (int i = 0; i < ROW_COLS; i++) {
+        if (thread + i * BLOCK < a.d_head) {
+            y[thread + i * BLOCK] = o[i] / sum;
+        }
+    }
+}
+
+/* Grid: heads × parts × rows; part i of a row takes the splits i, i + n_part, .. Bytes: 8·d_head
+ * per position, row and head; flops: 4·d_head; bound: the memory's bandwidth, and for a row or two
+ * the latency of five dependent reads. Share reached: not measured yet. */
+template <bool is_one_buffer>
+__global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a, struct parts p)
+{
+    DYN_SHARED(float, shared);
+    __shared__ __align__(16) float small[ROW_SHARED_FLOATS];
+    __shared__ bool is_last;
+    const int head = static_cast<int>(blockIdx.x);
+    const int first = static_cast<int>(blockIdx.y);
+    const int64_t row = blockIdx.z;
+    const int n_part = static_cast<int>(gridDim.y);
+    const int n_pos = a.view->pos[row] + 1;
+    const int n_split = (n_pos + SPLIT - 1) / SPLIT;
+    if (first >= n_split) {
+        return;
+    }
+    const int64_t item = row * a.n_head + head;
+    const struct row_shared m = {
+        .q = shared,
+        .k = shared + a.stride,
+        .v = shared + a.stride + (is_one_buffer ? 0 : SPLIT * a.stride),
+        .score = small,
+        .e = small + SPLIT,
+    };
+    row_visit<is_one_buffer>(a, m, row, head, n_pos, first, n_part,
+                             [&](int split, struct softmax_part part, const float(&o)[ROW_COLS]) {
+                                 const int64_t at = item * p.n_split_max + split;
+                                 if (threadIdx.x == 0) {
+                                     p.part[at] = part;
+                                 }
+#pragma unroll
+                                 for (int i = 0; i < ROW_COLS; i++) {
+                                     const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
+                                     if (c < a.d_head) {
+                                         p.o[at * a.d_head + c] = o[i];
+                                     }
+                                 }
+                             });
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const unsigned n = static_cast<unsigned>(min(n_part, n_split));
+        is_last = atomicAdd(&p.n_arrived[item], 1u) == n - 1;
+    }
+    __syncthreads();
+    if (is_last) {
+        __threadfence();
+        merge_parts(a, p, item, n_split,
+                    a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head);
+        if (threadIdx.x == 0) {
+            p.n_arrived[item] = 0; /* for the next launch */
+        }
+    }
+}
+
+/* Where the parts lie in a scratch for n_row_max rows. */
+struct parts parts_of(const struct step_scratch *scratch, const struct attention_args *a,
+                      int n_row_max, int n_split_max)
+{
+    const size_t n_item = static_cast<size_t>(n_row_max) * static_cast<size_t>(a->n_head);
+    const size_t n_part = n_item * static_cast<size_t>(n_split_max);
+    struct softmax_part *const part = static_cast<struct softmax_part *>(scratch->attention);
+    float *const o = reinterpret_cast<float *>(part + n_part);
+    return {
+        .part = part,
+        .o = o,
+        .n_arrived = reinterpret_cast<unsigned *>(o + n_part * static_cast<size_t>(a->d_head)),
+        .n_split_max = n_split_max,
+    };
+}
+
+template <bool is_one_buffer>
+void part_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_row)
+{
+    const int n_item = n_row * a->n_head;
+    const int wanted = (BLOCKS_PER_SM * cu->n_sm + n_item - 1) / n_item;
+    const int n_part = wanted < p->n_split_max ? wanted : p->n_split_max;
+    const size_t bytes = sizeof(float) * shared_floats(a, 1 + (is_one_buffer ? 1 : 2) * SPLIT);
+    if (!cuda_ok(cu,
+                 cudaFuncSetAttribute(part_kernel<is_one_buffer>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(bytes)),
+                 "attention")) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_part),
+                    static_cast<unsigned>(n_row));
+    LAUNCH(part_kernel<is_one_buffer>, grid, dim3(BLOCK), bytes, cu->stream, *a, *p);
+    cuda_check(cu, "attention");
 }
 
 } // namespace
@@ -56,11 +193,16 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     struct tensor v_pages, const struct step_view *view,
                     const struct step_scratch *scratch, int n_page_max, int n_head, float scale)
 {
-    (void)scratch;
-    (void)n_page_max;
     if (y.rows == 0) {
         return;
     }
+    const int64_t d_head = y.cols / n_head;
+    if (d_head > D_HEAD_MAX) {
+        cuda_fail(cu, ERR_UNSUPPORTED, "attention",
+                  "heads wider than 256 columns are not supported on the GPU; use the CPU");
+        return;
+    }
+    const int d_pad = static_cast<int>(d_head + 3) / 4 * 4;
     const struct attention_args a = {
         .y = static_cast<float *>(y.data),
         .q = static_cast<const float *>(q.data),
@@ -70,17 +212,38 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .q_stride = q.stride,
         .k_page_stride = k_pages.stride,
         .v_page_stride = v_pages.stride,
-        .d_head = static_cast<int>(y.cols) / n_head,
+        .n_head = n_head,
+        .d_head = static_cast<int>(d_head),
+        .d_pad = d_pad,
+        .stride = d_pad / 4 % 2 != 0 ? d_pad : d_pad + 4,
+        .has_groups = d_head % 4 == 0 && has_groups(y) && has_groups(q) && has_groups(k_pages) &&
+                      has_groups(v_pages),
         .scale = scale,
         .view = view,
     };
-    LAUNCH(attention_kernel, dim3(static_cast<unsigned>(y.rows), static_cast<unsigned>(n_head)),
-           dim3(64), 0, cu->stream, a);
-    cuda_check(cu, "attention");
+    const int n_row = static_cast<int>(y.rows);
+    const int n_row_max =
+        static_cast<int>(scratch->attention_bytes / part_row_bytes(n_page_max, y.cols, n_head));
+    if (n_row > n_row_max) {
+        attention_tile_launch(cu, &a, n_row);
+        return;
+    }
+    const struct parts p = parts_of(scratch, &a, n_row_max, split_count(n_page_max));
+    if (d_head > D_HEAD_TWO_BUFFERS) {
+        part_launch<true>(cu, &a, &p, n_row);
+    } else {
+        part_launch<false>(cu, &a, &p, n_row);
+    }
 }
 
 size_t attention_scratch(const struct step_limits *limits)
 {
-    (void)limits;
-    return 0;
+    if (limits->n_head == 0) {
+        return 0;
+    }
+    const size_t row_bytes = part_row_bytes(limits->n_page_max, limits->d_model, limits->n_head);
+    const size_t n_fit = PART_BYTES_MAX / row_bytes;
+    const size_t n_tok = static_cast<size_t>(limits->n_tok_max);
+    const size_t n_row = n_fit < 1 ? 1 : n_fit < PART_ROWS ? n_fit : PART_ROWS;
+    return row_bytes * (n_row < n_tok ? n_row : n_tok);
 }

@@ -214,6 +214,11 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
         code = resource_device_new(cu, &scratch->attention, scratch->attention_bytes,
                                    "attention's scratch", err);
     }
+    if (code == ERR_OK && scratch->attention_bytes > 0) { /* it counts arrivals from 0 on */
+        (void)cuda_ok(cu,
+                      cudaMemsetAsync(scratch->attention, 0, scratch->attention_bytes, cu->stream),
+                      "step_new");
+    }
     if (code == ERR_OK) {
         code = resource_device_new(cu, &scratch->vocab, scratch->vocab_bytes,
                                    "the vocabulary's scratch", err);

@@ -1,0 +1,359 @@
+/* What the two attention kernels share: above all the arithmetic, because both must give the same
+ * bits for a row.
+ *
+ *   attention.cu       few rows (decode): the splits of a row on several blocks, merged at the end
+ *   attention_tile.cu  many rows: a block per tile of a prompt's rows, or per row of short
+ * sequences
+ *
+ * A row's result for one head is defined like this, whichever kernel computes it. Positions are cut
+ * into splits of SPLIT, by absolute position. Within a split
+ *   score_u = scale · Σ_c q_c·k_uc       one chain of multiply-adds in ascending c
+ *   max = max_u score_u                  over the positions that the row sees
+ *   e_u = expf(score_u - max)
+ *   sum = Σ_u e_u                        8 chains u = i, i + 8, .. , then a butterfly
+ *   o_c = Σ_u e_u·v_uc                   one chain in ascending u
+ * and the splits are merged in ascending order by merge_factors_of and weigh_in: the online softmax
+ * of Milakov and Gimelshein, cut as in FlashAttention. Positions that a row does not see are left
+ * out, not multiplied by 0: what stands there may be NaN.
+ *
+ * In shared memory a position (and a query) is a row of d_pad floats, d_head rounded up to a
+ * multiple of 4 by zeros; rows are stride floats apart, an odd number of 16-byte groups, so that 8
+ * lanes that read the same columns of 8 rows meet no bank conflict. */
+#ifndef KERNELS_CUDA_ATTENTION_CUH
+#define KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+constexpr int SPLIT = 64;      /* positions */
+constexpr int SPLIT_LANES = 8; /* lanes that share the positions of a row */
+constexpr int SPLIT_EACH = SPLIT / SPLIT_LANES;
+constexpr int BLOCK = 128; /* threads, of all attention kernels */
+constexpr int BLOCK_WARPS = BLOCK / 32;
+constexpr int D_HEAD_MAX = 256;
+/* Wider heads have one buffer for the keys and then the values of a split: two would not fit the
+ * 99 KB of shared memory of the smaller devices. */
+constexpr int D_HEAD_TWO_BUFFERS = 112;
+constexpr int ROW_COLS = D_HEAD_MAX / BLOCK; /* columns that a thread sums for a single row */
+static_assert(SPLIT == KV_PAGE * BLOCK_WARPS, "each warp loads a page of a split");
+
+struct attention_args {
+    float *y;                       /* [n_tok, n_head·d_head] */
+    const float *q;                 /* [n_tok, n_head·d_head] */
+    const float *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] */
+    int64_t y_stride, q_stride, k_page_stride, v_page_stride;
+    int n_head, d_head;
+    int d_pad, stride; /* of a row in shared memory, see above */
+    bool has_groups;   /* everything may be read and written 16 bytes at a time */
+    float scale;
+    const struct step_view *view;
+};
+
+/* Floats of n rows in shared memory. */
+static inline size_t shared_floats(const struct attention_args *a, int n)
+{
+    return static_cast<size_t>(n) * static_cast<size_t>(a->stride);
+}
+
+/* attention_tile.cu: any number of rows. */
+void attention_tile_launch(struct cuda *cu, const struct attention_args *a, int n_row);
+
+namespace
+{
+
+/* ---- lanes ----------------------------------------------------------------------------------- */
+
+/* A warp is 8 lanes by positions (or columns) times 4 by rows. Bits 0, 2 and 3 of the lane are the
+ * former, bits 1 and 4 the latter: then lanes that differ in bit 1 read the same keys and those
+ * that differ in bit 0 the same queries, and 16-byte reads of a half-warp can be served together.
+ */
+__device__ __forceinline__ int lane_pos(int lane)
+{
+    return (lane & 1) | (lane >> 1 & 6);
+}
+
+__device__ __forceinline__ int lane_row(int lane)
+{
+    return (lane >> 1 & 1) | (lane >> 3 & 2);
+}
+
+/* Over the 8 lanes of a row. Each lane gets the same bits, because both sides of an exchange add
+ * the same two numbers. */
+__device__ __forceinline__ float lanes_sum(float value)
+{
+    value += __shfl_xor_sync(0xffffffffu, value, 8);
+    value += __shfl_xor_sync(0xffffffffu, value, 4);
+    return value + __shfl_xor_sync(0xffffffffu, value, 1);
+}
+
+__device__ __forceinline__ float lanes_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 8));
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 4));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+}
+
+/* ---- the arithmetic -------------------------------------------------------------------------- */
+
+/* Four more columns of the chain of a score. */
+__device__ __forceinline__ float dot_add(float dot, float4 q, float4 k)
+{
+    return fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, fmaf(q.x, k.x, dot))));
+}
+
+/* What is subtracted in an exponent. If all scores are -infinity it is 0, so that the subtraction
+ * makes no NaN. */
+__device__ __forceinline__ float exponent_base(float max)
+{
+    return max == -INFINITY ? 0 : max;
+}
+
+/* Of a row over one split, or over all splits so far. */
+struct softmax_part {
+    float max, sum;
+};
+
+/* s: the dot products of a row with positions lane_pos + 8·j of a split, of which it sees the first
+ * n_seen. They become e, 0 where the row does not see. By the 8 lanes of the row together. */
+__device__ __forceinline__ struct softmax_part softmax_split(float (&s)[SPLIT_EACH], int n_seen,
+                                                             float scale, int lane)
+{
+    const int first = lane_pos(lane);
+    float max = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < SPLIT_EACH; j++) {
+        s[j] = first + SPLIT_LANES * j < n_seen ? s[j] * scale : -INFINITY;
+        max = fmaxf(max, s[j]);
+    }
+    max = lanes_max(max);
+    const float base = exponent_base(max);
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < SPLIT_EACH; j++) {
+        s[j] = expf(s[j] - base);
+        sum += s[j];
+    }
+    return {max, lanes_sum(sum)};
+}
+
+/* How a split is merged into the splits before it: both are scaled to the new maximum,
+ *   sum ← sum·old + part.sum·fresh     o ← o·old + part.o·fresh     (weigh_in)
+ * Before the first split the maximum is -infinity, sum and o are 0. */
+struct merge_factors {
+    float old, fresh;
+};
+
+__device__ __forceinline__ struct merge_factors merge_factors_of(float max_before, float max_part)
+{
+    const float base = exponent_base(fmaxf(max_before, max_part));
+    return {expf(max_before - base), expf(max_part - base)};
+}
+
+__device__ __forceinline__ float weigh_in(float all, float part, struct merge_factors f)
+{
+    return fmaf(part, f.fresh, all * f.old);
+}
+
+/* Merges the sums of a split into all and returns the factors for o. */
+__device__ __forceinline__ struct merge_factors merge_part(struct softmax_part *all,
+                                                           struct softmax_part part)
+{
+    const struct merge_factors f = merge_factors_of(all->max, part.max);
+    all->max = fmaxf(all->max, part.max);
+    all->sum = weigh_in(all->sum, part.sum, f);
+    return f;
+}
+
+/* ---- reading the cache ----------------------------------------------------------------------- */
+
+__device__ __forceinline__ float4 shared_group(const float *at)
+{
+    return *reinterpret_cast<const float4 *>(at);
+}
+
+/* Starts copying a row of d_head floats to shared memory, or filling it with zeros; by 16 lanes. */
+__device__ __forceinline__ void row_load(const struct attention_args &a, float *to,
+                                         const float *from, bool is_zero, int lane)
+{
+    if (a.has_groups) {
+        for (int c = 4 * lane; c < a.d_head; c += 4 * 16) {
+            copy_async_16(to + c, from + c, is_zero ? 0 : 16);
+        }
+        return;
+    }
+    for (int c = lane; c < a.d_pad; c += 16) {
+        to[c] = is_zero || c >= a.d_head ? 0 : from[c];
+    }
+}
+
+/* The cache of one sequence, at one head. */
+struct cache_head {
+    const float *k, *v;
+    const int32_t *page;
+    int n_pos; /* positions that are written */
+};
+
+__device__ __forceinline__ struct cache_head cache_head_of(const struct attention_args &a, int seq,
+                                                           int head, int n_pos)
+{
+    const int64_t piece = static_cast<int64_t>(head) * KV_PAGE * a.d_head;
+    return {a.k_pages + piece, a.v_pages + piece,
+            a.view->page + static_cast<int64_t>(seq) * a.view->n_page_max, n_pos};
+}
+
+/* Starts copying a split to to[SPLIT][stride], a page per warp; positions from n_pos on are zeros.
+ * pages: cache.k or cache.v. */
+__device__ __forceinline__ void split_load(const struct attention_args &a, float *to,
+                                           const float *pages, int64_t page_stride,
+                                           const struct cache_head &cache, int split)
+{
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int n = cache.n_pos - split * SPLIT - warp * KV_PAGE; /* of this page; may be <= 0 */
+    const float *const from =
+        pages + (n > 0 ? cache.page[split * BLOCK_WARPS + warp] * page_stride : 0);
+#pragma unroll 2
+    for (int p = lane / 16; p < KV_PAGE; p += 2) {
+        row_load(a, to + (warp * KV_PAGE + p) * a.stride, from + p * a.d_head, p >= n, lane % 16);
+    }
+}
+
+/* Calls score(split) when the keys of split first, first + step, .. are in k[SPLIT][stride], and
+ * weigh(split) when its values are in v. Values arrive while scores are computed, and the next keys
+ * while values are summed; with one buffer (k = v) only other blocks of the SM fill the wait.
+ * Copies that the caller has started arrive with the first keys. By the whole block; on return
+ * nobody reads shared memory any more. */
+template <bool is_one_buffer, typename Score, typename Weigh>
+__device__ __forceinline__ void splits_visit(const struct attention_args &a, float *k, float *v,
+                                             const struct cache_head &cache, int first, int step,
+                                             Score score, Weigh weigh)
+{
+    const int n_split = (cache.n_pos + SPLIT - 1) / SPLIT;
+    if (!is_one_buffer && first < n_split) {
+        split_load(a, k, cache.k, a.k_page_stride, cache, first);
+        copy_async_commit();
+    }
+#pragma unroll 1
+    for (int split = first; split < n_split; split += step) {
+        if constexpr (is_one_buffer) {
+            split_load(a, k, cache.k, a.k_page_stride, cache, split);
+            copy_async_commit();
+            copy_async_wait<0>();
+        } else {
+            split_load(a, v, cache.v, a.v_page_stride, cache, split);
+            copy_async_commit();
+            copy_async_wait<1>();
+        }
+        __syncthreads();
+        score(split);
+        if constexpr (is_one_buffer) {
+            __syncthreads(); /* the keys are done */
+            split_load(a, v, cache.v, a.v_page_stride, cache, split);
+            copy_async_commit();
+        }
+        copy_async_wait<0>();
+        __syncthreads(); /* the values are there, and the keys are done */
+        if (!is_one_buffer && split + step < n_split) {
+            split_load(a, k, cache.k, a.k_page_stride, cache, split + step);
+            copy_async_commit();
+        }
+        weigh(split);
+        __syncthreads(); /* the values are done */
+    }
+}
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+/* Shared memory of a block that works on a single row; all 16-byte aligned. */
+struct row_shared {
+    float *q;     /* [stride] */
+    float *k, *v; /* [SPLIT][stride] */
+    float *score; /* [SPLIT] */
+    float *e;     /* [BLOCK_WARPS][SPLIT]: each warp has its own */
+};
+
+constexpr int ROW_SHARED_FLOATS = SPLIT + BLOCK_WARPS * SPLIT; /* score and e */
+
+/* The sums of the row over the split whose keys are in shared memory, and its e for this warp. */
+__device__ __forceinline__ struct softmax_part row_scores(const struct attention_args &a,
+                                                          const struct row_shared &m, int n_seen)
+{
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    if (thread < SPLIT) {
+        const float *const k = m.k + thread * a.stride;
+        float dot = 0;
+#pragma unroll 4
+        for (int c = 0; c < a.d_pad; c += 4) {
+            dot = dot_add(dot, shared_group(m.q + c), shared_group(k + c));
+        }
+        m.score[thread] = dot;
+    }
+    __syncthreads();
+    float s[SPLIT_EACH];
+#pragma unroll
+    for (int j = 0; j < SPLIT_EACH; j++) {
+        s[j] = m.score[lane_pos(lane) + SPLIT_LANES * j];
+    }
+    const struct softmax_part part = softmax_split(s, n_seen, a.scale, lane);
+    float *const e = m.e + thread / 32 * SPLIT;
+    if (lane_row(lane) == 0) {
+#pragma unroll
+        for (int j = 0; j < SPLIT_EACH; j++) {
+            e[lane_pos(lane) + SPLIT_LANES * j] = s[j];
+        }
+    }
+    __syncwarp();
+    return part;
+}
+
+/* Column c of o for the split whose values are in shared memory. */
+__device__ __forceinline__ float row_weigh(const struct attention_args &a,
+                                           const struct row_shared &m, int n_seen, int c)
+{
+    const float *const e = m.e + threadIdx.x / 32 * SPLIT;
+    const float *const v = m.v + c;
+    float o = 0;
+    int u = 0;
+#pragma unroll 2
+    for (; u + 4 <= n_seen; u += 4) {
+        const float4 e4 = shared_group(e + u);
+        o = fmaf(e4.x, v[u * a.stride], o);
+        o = fmaf(e4.y, v[(u + 1) * a.stride], o);
+        o = fmaf(e4.z, v[(u + 2) * a.stride], o);
+        o = fmaf(e4.w, v[(u + 3) * a.stride], o);
+    }
+    for (; u < n_seen; u++) {
+        o = fmaf(e[u], v[u * a.stride], o);
+    }
+    return o;
+}
+
+/* Calls use(split, part, o) for the splits first, first + step, .. of a row that sees n_pos
+ * positions: o[i] is column threadIdx.x + i·BLOCK, for columns below d_head. */
+template <bool is_one_buffer, typename Use>
+__device__ __forceinline__ void row_visit(const struct attention_args &a,
+                                          const struct row_shared &m, int64_t row, int head,
+                                          int n_pos, int first, int step, Use use)
+{
+    const float *const q = a.q + row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
+    if (threadIdx.x < 16) {
+        row_load(a, m.q, q, false, static_cast<int>(threadIdx.x));
+    }
+    struct softmax_part part = {};
+    splits_visit<is_one_buffer>(
+        a, m.k, m.v, cache_head_of(a, a.view->row_seq[row], head, n_pos), first, step,
+        [&](int split) { part = row_scores(a, m, min(n_pos - split * SPLIT, SPLIT)); },
+        [&](int split) {
+            float o[ROW_COLS];
+#pragma unroll
+            for (int i = 0; i < ROW_COLS; i++) {
+                const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
+                o[i] = c < a.d_head ? row_weigh(a, m, min(n_pos - split * SPLIT, SPLIT), c) : 0;
+            }
+            use(split, part, o);
+        });
+}
+
+} // namespace
+
+#endif
