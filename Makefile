@@ -324,9 +324,6 @@ CUDA_CASES := $(addprefix $(B)/tests/cuda_host/cases.,plain asan tsan)
 CUDA_CASES_plain :=
 CUDA_CASES_asan  := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all $(CUDA_HOST_ASAN)
 CUDA_CASES_tsan  := -O1 -fsanitize=thread
-ifeq ($(SANITIZE),)
-tests: $(CUDA_CASES)
-endif
 define CUDA_CASES_RULE
 $(B)/tests/cuda_host/%.$(1).o: tests/cuda_host/%.cu
 	@mkdir -p $$(@D)
@@ -337,6 +334,19 @@ $(B)/tests/cuda_host/cases.$(1): $(B)/tests/cuda_host/cases.$(1).o $(B)/tests/cu
 	$$(Q)$$(CXX) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -o $$@ $$^ $$(CUDA_HOST_LINK) $$(LDFLAGS)
 endef
 $(foreach variant,plain asan tsan,$(eval $(call CUDA_CASES_RULE,$(variant))))
+# The same with the way of switching stacks that other processors than x86-64 take.
+CUDA_CASES += $(B)/tests/cuda_host/cases.ucontext
+$(B)/tests/cuda_host/fiber.ucontext.o: tests/cuda_host/fiber.cc
+	@mkdir -p $(@D)
+	$(call say,C++)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -DCUDA_HOST_UCONTEXT -c -o $@ $<
+$(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.o,cases.plain bugs.plain fiber.ucontext) \
+    $(filter-out %/fiber.o,$(CUDA_HOST_OBJ))
+	$(call say,link)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $^ $(CUDA_HOST_LINK) $(LDFLAGS)
+ifeq ($(SANITIZE),)
+tests: $(CUDA_CASES)
+endif
 
 # ---- measuring, style --------------------------------------------------------------------------
 

@@ -38,8 +38,8 @@ bool missing_syncthreads(void)
     return device_equals(y, expected, N);
 }
 
-/* Each warp passes its lanes' values round by shared memory. The shuffle brings the lanes together
- * but does not order their accesses; in the order of the lanes, or the reverse, it does look right.
+/* Each warp passes its lanes' values round by shared memory. The shuffles bring the lanes together,
+ * so the result is right, but they do not order accesses of memory: on a GPU nothing promises it.
  */
 __global__ void no_warp_barrier(int *y, const int *x)
 {
@@ -56,8 +56,8 @@ __global__ void no_warp_barrier(int *y, const int *x)
     y[threadIdx.x] = sum;
 }
 
-/* The same where nothing at all brings the lanes together between writing and the next reading. */
-__global__ void no_warp_barrier_twice(int *y, const int *x)
+/* The same with one of the two barriers: a lane may write the next value before it was read. */
+__global__ void one_warp_barrier(int *y, const int *x)
 {
     __shared__ int copy[N];
     const int next = (threadIdx.x & ~31u) + (threadIdx.x + 1) % 32;
@@ -92,7 +92,7 @@ bool shuffle_for_syncwarp(void)
 
 bool missing_syncwarp(void)
 {
-    return rounds(no_warp_barrier_twice);
+    return rounds(one_warp_barrier);
 }
 
 /* Each block adds to one word without an atomic. */
@@ -387,18 +387,28 @@ bool launch_limits(void)
 bool environment_calls(void)
 {
     int n = -7, version = -7;
-    void *a = nullptr, *b = nullptr;
+    void *data[4] = {nullptr, nullptr, nullptr, nullptr};
     printf("count %d", cudaGetDeviceCount(&n));
-    printf(" n %d version %d", n, cudaDriverGetVersion(&version) == cudaSuccess ? version : -1);
-    const cudaError_t malloc_1 = cudaMalloc(&a, 1 << 20), malloc_2 = cudaMalloc(&b, 1 << 20);
-    printf(" malloc %d %d", malloc_1, malloc_2);
-    cudaGetLastError();
-    for (int i = 0; i < 3; ++i) {
-        LAUNCH(write_dynamic, 1, 1, 64, nullptr, static_cast<int *>(a), 0);
-        printf(" launch %d", cudaGetLastError());
+    printf(" n %d version %d malloc", n, cudaDriverGetVersion(&version) == 0 ? version : -1);
+    for (int i = 0; i < 2; ++i) {
+        printf(" %d", cudaMalloc(&data[i], 1 << 20));
     }
-    printf(" sync %d %d", cudaDeviceSynchronize(), cudaDeviceSynchronize());
-    printf(" free %d %d\n", cudaFree(a), cudaFree(b));
+    printf(" host_alloc");
+    for (int i = 2; i < 4; ++i) {
+        printf(" %d", cudaHostAlloc(&data[i], 1 << 20, cudaHostAllocDefault));
+    }
+    cudaGetLastError();
+    printf(" launch");
+    for (int i = 0; i < 3; ++i) {
+        LAUNCH(write_dynamic, 1, 1, 256, nullptr, static_cast<int *>(data[0]), 0);
+        printf(" %d", cudaGetLastError());
+    }
+    printf(" sync");
+    for (int i = 0; i < 2; ++i) {
+        printf(" %d", cudaDeviceSynchronize());
+    }
+    printf(" free %d %d %d %d\n", cudaFree(data[0]), cudaFree(data[1]), cudaFreeHost(data[2]),
+           cudaFreeHost(data[3]));
     return true;
 }
 

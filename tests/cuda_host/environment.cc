@@ -106,7 +106,17 @@ struct environment *environment_get(void)
 cudaError_t inject(enum injection kind)
 {
     auto *const it = &environment_get()->inject[kind];
-    return ++it->count == it->at ? it->error : cudaSuccess;
+    if (++it->count != it->at) {
+        return cudaSuccess;
+    }
+    switch (it->error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorUnknown: api_fail(it->error); break; /* as the device: nothing works any more */
+    default: break;
+    }
+    return it->error;
 }
 
 /* splitmix64 */

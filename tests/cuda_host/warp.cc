@@ -206,7 +206,7 @@ int cuda_host_lane(void)
 namespace
 {
 
-struct copy copies[BLOCK_MAX][COPY_MAX];
+struct copy copies[BLOCK_MAX][COPY_MAX]; /* a ring: those under way are copy_first .. copy_end-1 */
 
 } // namespace
 
@@ -229,11 +229,11 @@ void cuda_host_copy_start(void *shared, const void *global, int n,
         die("%s:%d: copy_async_16 of %s to %p, which is not shared memory", place.file, place.line,
             who(), shared);
     }
-    if (me->copy_end == COPY_MAX) {
+    if (me->copy_end - me->copy_first == COPY_MAX) {
         die("%s:%d: copy_async_16 of %s: %d copies and no wait", place.file, place.line, who(),
             COPY_MAX);
     }
-    copies[me->i][me->copy_end++] = {{shared, global, n}, me->copy_group};
+    copies[me->i][me->copy_end++ % COPY_MAX] = {{shared, global, n}, me->copy_group};
 }
 
 void cuda_host_copy_commit(void)
@@ -245,10 +245,9 @@ bool cuda_host_copy_next(int n, struct cuda_host_copy *copy)
 {
     struct thread *const me = self;
     if (me->copy_first == me->copy_end) {
-        me->copy_first = me->copy_end = 0;
         return false;
     }
-    const struct copy *const next = &copies[me->i][me->copy_first];
+    const struct copy *const next = &copies[me->i][me->copy_first % COPY_MAX];
     if (next->group >= me->copy_group - n) {
         return false;
     }
