@@ -200,13 +200,11 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     struct model_options options = o->model;
     options.progress = note_progress;
     options.progress_ctx = &loading;
-    if (backend_open(&engine->be, &o->backend, err) != ERR_OK) {
+    if (backend_open(&engine->be, &o->backend, err) != ERR_OK ||
+        model_open(&engine->model, engine->be, o->model_dir, &options, err) != ERR_OK) {
         return err->code;
     }
     log_backend(engine);
-    if (model_open(&engine->model, engine->be, o->model_dir, &options, err) != ERR_OK) {
-        return err->code;
-    }
     engine->options.backend.n_thread = engine->be->n_thread;
     const struct model_info *const info = model_info(engine->model);
     engine->stats.weight_bytes = (int64_t)info->weight_bytes;
@@ -301,15 +299,25 @@ static enum err_code plan_memory(struct engine *engine, struct err *err)
     return code;
 }
 
+static void begin_phase(const struct engine *engine, const char *phase)
+{
+    const struct model_options *const options = &engine->options.model;
+    if (options->progress != NULL) {
+        options->progress(options->progress_ctx, phase, 0);
+    }
+}
+
 /* Runs what runs before the first request, and takes its times. */
 static enum err_code prepare(struct engine *engine, struct err *err)
 {
     const int64_t begin_us = engine_now_us();
+    begin_phase(engine, "warmup");
     if (selftest_warm_up(engine, err) != ERR_OK) {
         return err->code;
     }
     const int64_t warm_us = engine_now_us();
     engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
+    begin_phase(engine, "selftest");
     const enum err_code code = selftest_run(engine, err);
     engine->stats.startup_selftest_s = (double)(engine_now_us() - warm_us) * 1e-6;
     return code;

@@ -43,7 +43,7 @@ struct loader {
 
 static void loader_progress(void *ctx, const char *phase, double done)
 {
-    static const char *const phases[] = {"map", "pack", "upload", "selftest"};
+    static const char *const phases[] = {"map", "check", "pack", "warmup", "selftest"};
     struct server *const server = ctx;
     for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
         if (strcmp(phase, phases[i]) == 0) {
