@@ -68,7 +68,8 @@ struct step_view {
 };
 
 /* Scratch in device memory, reserved with the step by the sizes its users state (attention_scratch,
- * vocab_scratch). Contents do not outlive one op. */
+ * vocab_scratch). Contents do not outlive one op, but for attention's counters, which each launch
+ * leaves at 0: its memory is zeroed when the step is made. */
 struct step_scratch {
     void *attention;
     size_t attention_bytes;
@@ -167,7 +168,7 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
                  struct tensor bias, enum act act);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major);
-enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, struct err *err);
+enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err);
 void linear_release(struct cuda *cu);
 
 /* pkm_search.cu */

@@ -16,7 +16,8 @@ enum {
     PASS_ROWS_MAX = 2048, /* of many rows that are prepared at once */
     PASS_ROWS_MIN = 128,
     PASS_BYTES = 64 << 20,
-    PREPARE_THREADS = 128
+    PREPARE_THREADS = 128,
+    DIM_MAX = 65535 * 64
 };
 
 static int64_t round_up(int64_t n, int64_t step)
@@ -53,51 +54,66 @@ static struct linear_map map_of(int64_t n_in, bool row_major)
             .row = LINEAR_BLOCK_BF16 * 2};
 }
 
-/* Byte of element [r, k] in the packed weights. */
-static size_t place_of(int64_t r, int64_t k, int64_t n_in, enum dtype dtype,
-                       const struct linear_map *map)
+/* Byte of element [r, k] in the packed weights, k a multiple of 4. The three after it follow: F32
+ * and row-major at once, BF16 packed in twos, 8 bytes apart. */
+static size_t place_of(int64_t r, int64_t k, int64_t n_in, enum dtype dtype, bool row_major)
 {
+    const int64_t tile = r / LINEAR_TILE;
     const int64_t in_tile = r % LINEAR_TILE;
     if (dtype == DTYPE_F32) {
-        const int64_t tile = r / LINEAR_TILE * LINEAR_TILE * round_up(n_in, LINEAR_BLOCK_F32);
-        return static_cast<size_t>(tile + k / 4 * LINEAR_TILE * 4 + in_tile * 4 + k % 4) * 4;
+        const int64_t first = tile * LINEAR_TILE * round_up(n_in, LINEAR_BLOCK_F32);
+        return static_cast<size_t>(first + k * LINEAR_TILE + in_tile * 4) * sizeof(float);
     }
-    return static_cast<size_t>(r / LINEAR_TILE * map->tile + k / LINEAR_BLOCK_BF16 * map->block +
-                               in_tile / 8 * map->half + in_tile % 8 * map->row +
-                               k % LINEAR_BLOCK_BF16 * 2);
+    const struct linear_map map = map_of(n_in, row_major);
+    const int64_t in_block = k % LINEAR_BLOCK_BF16;
+    const int64_t first = tile * map.tile + k / LINEAR_BLOCK_BF16 * map.block;
+    if (row_major) {
+        return static_cast<size_t>(first + in_tile / 8 * map.half + in_tile % 8 * map.row +
+                                   in_block * 2);
+    }
+    const int64_t lane = in_tile % 8 * 4 + in_block / 8;
+    return static_cast<size_t>(first + in_block % 8 / 4 * map.half + lane * 16 + in_tile / 8 * 4);
 }
 
 void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major)
 {
-    const struct linear_map map = map_of(host->cols, row_major);
+    const size_t gap = row_major ? 4 : 8; /* of BF16, from k to k+2 */
     memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
-        for (int64_t k = 0; k < host->cols; k++) {
-            const float value = cuda_host_value(host, r, k);
-            const uint16_t half = bf16_round(value);
-            memcpy(static_cast<char *>(dst) + place_of(r, k, host->cols, dtype, &map),
-                   dtype == DTYPE_F32 ? static_cast<const void *>(&value) : &half,
-                   dtype_bytes(dtype));
+        for (int64_t k = 0; k < host->cols; k += 4) {
+            unsigned char *const at =
+                static_cast<unsigned char *>(dst) + place_of(r, k, host->cols, dtype, row_major);
+            for (int64_t i = 0; i < 4 && k + i < host->cols; i++) {
+                const float value = cuda_host_value(host, r, k + i);
+                const uint16_t half = bf16_round(value);
+                if (dtype == DTYPE_F32) {
+                    memcpy(at + static_cast<size_t>(i) * 4, &value, sizeof value);
+                } else {
+                    memcpy(at + static_cast<size_t>(i / 2) * gap + static_cast<size_t>(i % 2) * 2,
+                           &half, sizeof half);
+                }
+            }
         }
     }
 }
 
 /* ---- room for prepared rows ----------------------------------------------------------------- */
 
-static int64_t prepared_row_bytes(int64_t n_in, enum dtype dtype)
+/* F32, which is also room for BF16. */
+static int64_t prepared_row_bytes(int64_t n_in)
 {
-    return round_up(n_in, block_k(dtype)) * static_cast<int64_t>(dtype_bytes(dtype));
+    return round_up(n_in, LINEAR_BLOCK_BF16) * static_cast<int64_t>(sizeof(float));
 }
 
-/* Rows that a call of many prepares and multiplies at once. */
-static int64_t pass_rows(int64_t n_in, enum dtype dtype)
+/* Rows that a call prepares and multiplies at once. */
+static int64_t pass_rows(int64_t n_in)
 {
-    const int64_t rows = PASS_BYTES / prepared_row_bytes(n_in, dtype);
+    const int64_t rows = PASS_BYTES / prepared_row_bytes(n_in);
     const int64_t least = rows > PASS_ROWS_MIN ? rows : static_cast<int64_t>(PASS_ROWS_MIN);
     return least < PASS_ROWS_MAX ? least : static_cast<int64_t>(PASS_ROWS_MAX);
 }
 
-enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, struct err *err)
+enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err)
 {
     if (cu->linear == NULL) {
         cu->linear = static_cast<struct linear_state *>(calloc(1, sizeof *cu->linear));
@@ -112,8 +128,7 @@ enum err_code linear_reserve(struct cuda *cu, int64_t n_in, enum dtype dtype, st
             return code;
         }
     }
-    const size_t bytes =
-        static_cast<size_t>(pass_rows(n_in, dtype) * prepared_row_bytes(n_in, dtype));
+    const size_t bytes = static_cast<size_t>(pass_rows(n_in) * prepared_row_bytes(n_in));
     if (bytes <= state->x_bytes) {
         return ERR_OK;
     }
@@ -238,7 +253,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
                                   const struct weight *w, struct tensor bias, enum act act)
 {
     const int64_t k_step = block_k(w->dtype);
-    CHECK(w->rows <= INT32_MAX - 256 && w->cols <= INT32_MAX - 256);
+    CHECK(w->rows <= DIM_MAX && w->cols <= DIM_MAX); /* a grid holds 65535 tiles of outputs */
     return {
         .y = static_cast<float *>(y.data),
         .y_stride = y.stride,
@@ -253,6 +268,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
+        .is_row_major = !cu->deterministic,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
     };
 }
@@ -267,25 +283,36 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
     return part;
 }
 
+/* Rows that fit the room for prepared ones. */
+static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dtype dtype, bool few)
+{
+    struct linear_args prepared = *args;
+    if (!few) {
+        prepare(cu, &prepared, dtype, false);
+        if (cu->deterministic || dtype != DTYPE_BF16) {
+            linear_many(cu, &prepared, dtype);
+            return;
+        }
+        if (linear_lt_run(cu, &prepared)) {
+            return;
+        }
+        prepared = *args; /* no algorithm: slower, but it takes any number of rows */
+    }
+    prepare(cu, &prepared, dtype, true);
+    linear_few(cu, &prepared, dtype);
+}
+
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act)
 {
     const struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
-    /* few rows may be copied as F32, which is twice the room of BF16 */
-    const int64_t n_room = pass_rows(w->cols, w->dtype);
-    const int64_t n_pass = few ? n_room / 2 : n_room;
+    const int64_t n_pass = pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
-          cu->linear->x_bytes >=
-              static_cast<size_t>(n_room * prepared_row_bytes(w->cols, w->dtype)));
+          cu->linear->x_bytes >= static_cast<size_t>(n_pass * prepared_row_bytes(w->cols)));
     for (int64_t first = 0; first < y.rows; first += n_pass) {
         const int64_t left = y.rows - first;
-        struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
-        prepare(cu, &part, w->dtype, few);
-        if (few) {
-            linear_few(cu, &part, w->dtype);
-        } else if (cu->deterministic || w->dtype != DTYPE_BF16 || !linear_lt_run(cu, &part)) {
-            linear_many(cu, &part, w->dtype);
-        }
+        const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
+        linear_pass(cu, &part, w->dtype, few);
     }
 }

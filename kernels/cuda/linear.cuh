@@ -18,14 +18,15 @@
  *
  * Why blocks of 32 k. An mma takes from lane t of four the k's 2t, 2t+1, 2t+8, 2t+9. Which k of the
  * matrices stand there is ours to say as long as both operands agree, so lane t's share of two
- * instructions is k 8t .. 8t+7 of a block of 32: 16 consecutive bytes of a BF16 row. A warp reads
- * its fragments with 16-byte loads straight from rows as they are, without ldmatrix or shuffles.
+ * instructions is k 8t .. 8t+7 of a block of 32: 16 consecutive bytes of a BF16 row of x. A warp
+ * reads its fragments with 16-byte loads from rows as they are, without ldmatrix or shuffles.
  *
  * Layouts of weights (rows padded with zeros to a multiple of 16, k to the end of a block):
- *   BF16, packed     [n_out/16][n_in/32][2 halves of 8 outputs][8 outputs][32 k]: a warp's load is
- *                    512 consecutive bytes
- *   BF16, row-major  [n_out][n_in], for cuBLASLt: the same load is 8 pieces of 64 bytes
- *   F32, packed      [n_out/16][n_in/4][16 outputs][4 k] */
+ *   BF16, packed     [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]: with (g, t) = (lane /
+ *                    4, lane % 4) and k' = 32·b + 8t + 4·instruction: outputs g and g+8 at k',
+ * k'+1, then at k'+2, k'+3, which is the mma's fragment, in the order of its registers BF16,
+ * row-major  [n_out][n_in], for cuBLASLt; read directly, a lane's two 16 bytes are outputs g and
+ * g+8, and registers change places F32, packed      [n_out/16][n_in/4][16 outputs][4 k] */
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
@@ -41,8 +42,8 @@ enum {
     LINEAR_TILE_BLOCK_BYTES = 1024 /* of a tile in one block: BF16 and F32 alike */
 };
 
-/* Where 16 bytes of BF16 weights stand: of tile i, block b, half h, output g of the half's 8, lane
- * t of 4: w + i·tile + b·block + h·half + g·row + t·16. */
+/* Where 16 bytes of BF16 weights stand: of tile i, block b, half h (packed: instruction; row-major:
+ * outputs g or g+8), lane (g, t): w + i·tile + b·block + h·half + g·row + t·16. */
 struct linear_map {
     int64_t tile, block, half, row;
 };
@@ -59,6 +60,7 @@ struct linear_args {
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
+    bool is_row_major; /* BF16 weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
 };
 

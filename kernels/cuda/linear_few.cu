@@ -58,7 +58,7 @@ __device__ __forceinline__ int few_piece_bytes(int n)
 
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_mt tiles of outputs and n_nt
  * of tokens per block; a slot of the ring holds one block of 32 k of them all, in 512-byte pieces
- * of 16 per lane: [2·n_mt halves of weights, 2·n_nt halves of x in F32]. */
+ * of 16 per lane: [2·n_mt of weights, 2·n_nt halves of x in F32]. */
 template <int n_mt, int n_nt> struct few_bf16 {
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_mt * LINEAR_TILE;
@@ -71,7 +71,7 @@ template <int n_mt, int n_nt> struct few_bf16 {
 
 /* What a lane copies and multiplies. */
 template <int n_mt, int n_nt> struct few_lane {
-    const unsigned char *w[n_mt]; /* its 16 bytes of the lower half of block 0 of each tile */
+    const unsigned char *w[n_mt]; /* its first 16 bytes of block 0 of each tile */
     const float *x[n_nt];         /* its first value of block 0 of each tile of tokens */
     int n_in[n_nt];               /* values from there to the row's end; 0 where there is no row */
 };
@@ -122,16 +122,19 @@ __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt
 
 /* sum += the products of a slot. */
 template <int n_mt, int n_nt>
-__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4], const uint4 *slot)
+__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4], const uint4 *slot,
+                                             bool is_row_major)
 {
     uint32_t w[2][n_mt][4]; /* [instruction] */
     uint32_t x[2][n_nt][2];
 #pragma unroll
     for (int i = 0; i < n_mt; i++) {
-        const uint4 top = slot[(2 * i) * 32];
-        const uint4 bottom = slot[(2 * i + 1) * 32];
-        w[0][i][0] = top.x, w[0][i][1] = bottom.x, w[0][i][2] = top.y, w[0][i][3] = bottom.y;
-        w[1][i][0] = top.z, w[1][i][1] = bottom.z, w[1][i][2] = top.w, w[1][i][3] = bottom.w;
+        const uint4 p = slot[(2 * i) * 32];
+        const uint4 q = slot[(2 * i + 1) * 32];
+        w[0][i][0] = p.x, w[0][i][1] = is_row_major ? q.x : p.y;
+        w[0][i][2] = is_row_major ? p.y : p.z, w[0][i][3] = is_row_major ? q.y : p.w;
+        w[1][i][0] = is_row_major ? p.z : q.x, w[1][i][1] = is_row_major ? q.z : q.y;
+        w[1][i][2] = is_row_major ? p.w : q.z, w[1][i][3] = q.w;
     }
 #pragma unroll
     for (int j = 0; j < n_nt; j++) {
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
                 copy_async_wait<shape::n_slot - 2>();
                 __syncwarp(); /* the slot that is filled now was read in the turn before */
                 copy_next();
-                few_multiply<n_mt, n_nt>(sum, ring + from * shape::n_piece * 32);
+                few_multiply<n_mt, n_nt>(sum, ring + from * shape::n_piece * 32, a.is_row_major);
                 from = from == shape::n_slot - 1 ? 0 : from + 1;
             }
             few_leave<n_mt, n_nt>(part + warp * shape::n_token * shape::stride, sum);

@@ -22,8 +22,8 @@ constexpr int MANY_SLOTS = 4;
 /* ---- BF16 ----------------------------------------------------------------------------------- */
 
 /* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. A slot
- * holds one block of 32 k: weights as packed, [tile][2 halves][32 lanes] pieces of 16 bytes, then x
- * [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
+ * holds one block of 32 k: weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes,
+ * then x [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
 template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct many_bf16 {
     static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
     static constexpr int n_thread = n_wm * n_wn * 32;
@@ -90,10 +90,10 @@ __device__ __forceinline__ void many_multiply(float (&sum)[shape::n_mt][shape::n
     }
 #pragma unroll
     for (int i = 0; i < shape::n_mt; i++) {
-        const uint4 top = w[i * 64];
-        const uint4 bottom = w[i * 64 + 32];
-        const uint32_t lower[4] = {top.x, bottom.x, top.y, bottom.y};
-        const uint32_t upper[4] = {top.z, bottom.z, top.w, bottom.w};
+        const uint4 p = w[i * 64];
+        const uint4 q = w[i * 64 + 32];
+        const uint32_t lower[4] = {p.x, p.y, p.z, p.w};
+        const uint32_t upper[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_lower[2] = {in_x[j].x, in_x[j].y};

@@ -323,8 +323,11 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     w->rows = host->rows;
     w->cols = host->cols;
     w->bytes = weight_size(w);
-    enum err_code code =
-        w->kind == WEIGHT_MATRIX ? linear_reserve(cu, w->cols, w->dtype, err) : ERR_OK;
+    enum err_code code = ERR_OK;
+    if (w->kind == WEIGHT_MATRIX) {
+        command_forget(cu); /* what is reserved may move */
+        code = linear_reserve(cu, w->cols, err);
+    }
     if (code == ERR_OK) {
         code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, host, name, err)
                                                  : place_on_device(cu, w, host, name, err);
