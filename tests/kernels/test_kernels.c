@@ -37,7 +37,7 @@ struct subject {
 static const struct subject subjects[N_SUBJECT] = {
     {"ref", NULL, 100},      {"plain", NULL, 100},        {"avx2", NULL, 100},
     {"avx512", NULL, 100},   {"avx512-pairs", NULL, 100}, {"avx512-wide", NULL, 100},
-    {"cuda", "forward", 10}, {"cuda", "reverse", 10},     {"cuda", "random", 20},
+    {"cuda", "forward", 10}, {"cuda", "reverse", 5},      {"cuda", "random", 10},
 };
 
 static enum err_code subject_open(struct backend **be, const struct subject *subject, int n_thread,
