@@ -1,0 +1,233 @@
+/* The CUDA backend's matrix products where test_kernels does not reach: every tile of the kernels
+ * for few rows and for many, sums of several rounds of chunks, passes of more rows than are
+ * prepared at once, and the products of fast math. Cutting a call into pieces takes its rows from
+ * one kernel to another; the bits must stay. One row of NaN and one of infinities stand in each
+ * crowd. */
+#include "kernels/backend.h"
+#include "tests/cuda_library.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct shape {
+    int n_tok, n_in, n_out;
+    int shift; /* words from a 16-byte address to the first row; rows are then 3 words apart */
+};
+
+/* Of the double's 8 multiprocessors, these take every tile; of a large GPU the last two take the
+ * large ones. */
+static const struct shape shapes[] = {
+    {130, 40, 70, 0},    {200, 70, 129, 1},  {129, 300, 65, 0},  {256, 513, 33, 3},
+    {65, 1, 1500, 0},    {300, 64, 256, 0},  {70, 1100, 300, 2}, {128, 256, 128, 0},
+    {66, 95, 2500, 1},   {2100, 33, 100, 0}, {20, 2300, 40, 0},  {3, 4700, 33, 1},
+    {140, 257, 1100, 0}, {67, 128, 1200, 0},
+};
+enum { N_SHAPE = sizeof shapes / sizeof *shapes };
+
+/* A case on the backend and what it is made of. */
+struct product {
+    struct shape shape;
+    struct tensor host_w, host_x, host_bias; /* Owner */
+    struct tensor x, y, bias;                /* Owner: of the buffers that hold them */
+    void *buffer[3];
+    struct weight *w;
+};
+
+static float random_float(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) * 0x1p-23f - 1;
+}
+
+static struct tensor random_tensor(int rows, int cols, float scale)
+{
+    float *const data = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    assert_non_null(data);
+    uint32_t state = (uint32_t)(rows * 31 + cols);
+    for (int i = 0; i < rows * cols; i++) {
+        data[i] = scale * random_float(&state);
+    }
+    return tensor_make(data, rows, cols, DTYPE_F32);
+}
+
+static struct tensor view_new(struct backend *be, void **buffer, int rows, int cols, int shift)
+{
+    const int stride = cols + (shift > 0 ? 3 : 0);
+    const size_t bytes = ((size_t)rows * (size_t)stride + 4) * sizeof(float);
+    assert_int_equal(be->op->buffer_new(be, buffer, bytes, "test", NULL), ERR_OK);
+    return (struct tensor){(float *)*buffer + shift, rows, cols, stride, DTYPE_F32};
+}
+
+static void product_open(struct product *p, struct backend *be, struct shape shape,
+                         enum dtype dtype)
+{
+    *p = (struct product){.shape = shape};
+    p->host_w = random_tensor(shape.n_out, shape.n_in, 1 / sqrtf((float)shape.n_in));
+    p->host_x = random_tensor(shape.n_tok, shape.n_in, 1);
+    p->host_bias = random_tensor(1, shape.n_out, 1);
+    float *const x = p->host_x.data;
+    for (int k = 0; k < shape.n_in; k++) {
+        x[(shape.n_tok / 2) * shape.n_in + k] = NAN;
+        x[(shape.n_tok - 1) * shape.n_in + k] = INFINITY;
+    }
+    const struct weight_desc desc = {WEIGHT_MATRIX, dtype, PLACEMENT_DEVICE, 1};
+    assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
+    p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
+    p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
+    p->bias = view_new(be, &p->buffer[2], 1, shape.n_out, 0);
+    be->op->upload(be, p->x, p->host_x.data);
+    be->op->upload(be, p->bias, p->host_bias.data);
+}
+
+static void product_close(struct product *p, struct backend *be)
+{
+    for (int i = 0; i < 3; i++) {
+        be->op->buffer_free(be, p->buffer[i]);
+    }
+    be->op->weight_free(be, p->w);
+    free(p->host_w.data);
+    free(p->host_x.data);
+    free(p->host_bias.data);
+}
+
+static struct tensor rows_of(struct tensor t, int first, int n)
+{
+    t.data = (float *)t.data + first * t.stride;
+    t.rows = n;
+    return t;
+}
+
+static uint32_t *product_bits(const struct product *p, struct backend *be)
+{
+    uint32_t *const bits = malloc((size_t)p->y.rows * (size_t)p->y.cols * sizeof *bits);
+    assert_non_null(bits);
+    be->op->download(be, bits, p->y);
+    return bits;
+}
+
+static void check_pieces(struct backend *be, const struct shape *shape, enum dtype dtype,
+                         enum act act)
+{
+    static const int pieces[] = {1, 3, 8, 9, 16, 17, 33, 64};
+    struct product p;
+    product_open(&p, be, *shape, dtype);
+    be->op->linear(be, p.y, p.x, p.w, p.bias, act);
+    uint32_t *const whole = product_bits(&p, be);
+    for (int first = 0, i = 0; first < shape->n_tok; i++) {
+        const int left = shape->n_tok - first;
+        const int n = pieces[i % 8] < left ? pieces[i % 8] : left;
+        be->op->linear(be, rows_of(p.y, first, n), rows_of(p.x, first, n), p.w, p.bias, act);
+        first += n;
+    }
+    uint32_t *const cut = product_bits(&p, be);
+    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
+        if (whole[i] != cut[i]) {
+            fail_msg("%s [%d, %d] x [%d]: row %d, output %d: expected 0x%08x as in one call, got "
+                     "0x%08x in pieces",
+                     dtype_name(dtype), shape->n_tok, shape->n_in, shape->n_out, i / shape->n_out,
+                     i % shape->n_out, whole[i], cut[i]);
+        }
+    }
+    free(whole);
+    free(cut);
+    product_close(&p, be);
+}
+
+static struct backend *cuda_open(bool fast_math)
+{
+    if (!cuda_library_find()) {
+        skip();
+    }
+    struct backend *be = NULL;
+    struct err err = {0};
+    const struct backend_options options = {"cuda", 0, fast_math};
+    if (backend_open(&be, &options, &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    return be;
+}
+
+static void test_pieces_have_the_bits_of_the_whole(void **state)
+{
+    (void)state;
+    struct backend *const be = cuda_open(false);
+    for (int i = 0; i < N_SHAPE; i++) {
+        const enum act act = (enum act)(i % 3);
+        check_pieces(be, &shapes[i], DTYPE_BF16, act);
+        check_pieces(be, &shapes[i], DTYPE_F32, act);
+    }
+    backend_close(be);
+}
+
+/* Within rounding of ref's values; rows of NaN and infinity aside. */
+static void check_close(struct backend *be, const struct shape *shape, enum act act, bool has_bias)
+{
+    struct product p;
+    product_open(&p, be, *shape, DTYPE_BF16);
+    struct backend *ref = NULL;
+    assert_int_equal(ref_open(&ref, NULL), ERR_OK);
+    const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_BF16, PLACEMENT_DEVICE, 1};
+    struct weight *w = NULL;
+    assert_int_equal(ref->op->weight_new(ref, &w, &p.host_w, &desc, "w", NULL), ERR_OK);
+    const struct tensor none = {0};
+    const struct tensor expected = random_tensor(shape->n_tok, shape->n_out, 1);
+    ref->op->linear(ref, expected, p.host_x, w, has_bias ? p.host_bias : none, act);
+    be->op->linear(be, p.y, p.x, p.w, has_bias ? p.bias : none, act);
+    uint32_t *const bits = product_bits(&p, be);
+    /* of the sum of a row's absolute products, which is a quarter of √n_in, and the bias */
+    const double allowed = 4e-6 * (0.25 * sqrt(shape->n_in) + 1);
+    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
+        const int row = i / shape->n_out;
+        float got;
+        memcpy(&got, &bits[i], sizeof got);
+        const double wanted = (double)((const float *)expected.data)[i];
+        if (row != shape->n_tok / 2 && row != shape->n_tok - 1 &&
+            !(fabs((double)got - wanted) <= allowed)) {
+            fail_msg("[%d, %d] x [%d], act %d: row %d, output %d: expected %g within %g, got %g",
+                     shape->n_tok, shape->n_in, shape->n_out, (int)act, row, i % shape->n_out,
+                     wanted, allowed, (double)got);
+        }
+    }
+    free(bits);
+    free(expected.data);
+    ref->op->weight_free(ref, w);
+    backend_close(ref);
+    product_close(&p, be);
+}
+
+/* Twice, so that the second time finds what cuBLASLt was asked for in the first. */
+static void test_fast_math_is_close_to_ref(void **state)
+{
+    (void)state;
+    struct backend *const be = cuda_open(true);
+    for (int i = 0; i < 2 * N_SHAPE; i++) {
+        check_close(be, &shapes[i % N_SHAPE], (enum act)(i % N_SHAPE % 3), i % N_SHAPE % 4 != 0);
+    }
+    backend_close(be);
+}
+
+/* F32 weights have no other kernel in fast math: same bits with and without. */
+static void test_fast_math_keeps_f32(void **state)
+{
+    (void)state;
+    struct backend *const be = cuda_open(true);
+    check_pieces(be, &shapes[1], DTYPE_F32, ACT_NONE);
+    backend_close(be);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_have_the_bits_of_the_whole),
+        cmocka_unit_test(test_fast_math_is_close_to_ref),
+        cmocka_unit_test(test_fast_math_keeps_f32),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
