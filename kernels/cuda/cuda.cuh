@@ -162,8 +162,9 @@ size_t attention_scratch(const struct step_limits *limits);
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
  * (any floating type); row_major is !cu->deterministic. weight_new calls linear_reserve for each
- * matrix: it makes room on the device for the rounded activations of a call of many rows, whose
- * address stays the same unless a wider matrix comes. close calls linear_release. */
+ * matrix: it makes room on the device for the prepared rows of a call of many, at an address that
+ * changes when a wider matrix comes, so no command may be waiting then and no graph be kept. close
+ * calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);

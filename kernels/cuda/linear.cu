@@ -132,7 +132,6 @@ enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err)
     if (bytes <= state->x_bytes) {
         return ERR_OK;
     }
-    command_forget(cu); /* commands and graphs may hold the old address */
     (void)cudaFree(state->x);
     state->x_bytes = 0;
     const enum err_code code =
