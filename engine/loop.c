@@ -356,7 +356,7 @@ static void fail(struct engine *engine, const struct err *error)
  * wakes them then. */
 static void wake_before_step(struct engine *engine)
 {
-    if (!engine->be->is_async || engine->n_active == 0) {
+    if (engine->n_active == 0 || !engine->be->is_async) {
         publish_wake(engine);
     }
 }
