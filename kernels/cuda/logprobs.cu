@@ -217,12 +217,13 @@ constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends 
 void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view *view,
                    const struct step_scratch *scratch, int first)
 {
+    CHECK(logits.cols > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
     const struct logprobs_room room = {static_cast<float *>(scratch->vocab),
                                        vocab_row_floats(logits.cols, false),
                                        static_cast<int>(logits.cols), vocab_groups(logits.cols)};
     const size_t fitting = scratch->vocab_bytes / (room.row_floats * sizeof(float));
     const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
-    CHECK(wave > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
+    CHECK(wave > 0 || logits.rows == 0);
     const unsigned n_spread =
         static_cast<unsigned>((room.n_group + VOCAB_SPREAD_GROUPS - 1) / VOCAB_SPREAD_GROUPS);
     for (int64_t r = 0; r < logits.rows; r += wave) {

@@ -431,10 +431,7 @@ __device__ int best_id(const struct vocab_row &row, uint32_t max_key, const int3
 __device__ struct draw draw_of(const struct vocab_row &row, const float *group_sum, float max,
                                const struct sample_params &p)
 {
-    int bits = 0;
-    while (bits < 31 && (1u << bits) < static_cast<uint32_t>(row.n)) {
-        bits++;
-    }
+    const int bits = row.n > 1 ? 32 - __clz(row.n - 1) : 0; /* n shares of 1 sum up to 2^62 */
     struct draw d = {};
     d.row = row;
     d.group_sum = group_sum;
@@ -468,12 +465,11 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
         broken = is_broken && broken == UINT32_MAX ? static_cast<uint32_t>(g) : broken;
         max_key = !is_broken && vocab_key(max) > max_key ? vocab_key(max) : max_key;
     }
-    broken = vocab_block_min(broken);
     max_key = vocab_block_max(max_key);
     const float max = vocab_logit(max_key);
     int id = NOT_DRAWN;
-    if (broken != UINT32_MAX) {
-        id = first_in_group(raw, row.n, static_cast<int>(broken), UINT32_MAX);
+    if (__syncthreads_or(broken != UINT32_MAX) != 0) {
+        id = first_in_group(raw, row.n, static_cast<int>(vocab_block_min(broken)), UINT32_MAX);
     } else if (p.temperature == 0 || !(fabsf(max) < INFINITY)) {
         id = best_id(row, max_key, view->allow + p.allow_first, p.n_allow);
     } else {
@@ -486,7 +482,9 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
     }
 }
 
-/* Rows are drawn in waves of what the scratch holds; more than this is not worth its memory. */
+/* Rows are drawn in waves of what the scratch holds: 4 bytes per logit and 16 per group of them,
+ * for as many rows as a step may have, but no more than this in all. It holds more rows than the
+ * models give at once (LOGITS_BYTES_MAX), so that one wave is the rule. */
 constexpr size_t SCRATCH_MAX = 48u << 20;
 constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends at 65535 */
 
@@ -502,7 +500,7 @@ void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *
 {
     const size_t fitting = scratch->vocab_bytes / sample_row_bytes(logits.cols);
     const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
-    CHECK(wave > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
+    CHECK((wave > 0 || logits.rows == 0) && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
     const struct sample_room room = {static_cast<float *>(scratch->vocab),
                                      vocab_row_floats(logits.cols, true),
                                      static_cast<int>(logits.cols), vocab_groups(logits.cols)};

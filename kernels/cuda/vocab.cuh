@@ -456,6 +456,7 @@ __device__ VOCAB_CALLED struct vocab_border vocab_cross(int n, unsigned long lon
     }
     if (threadIdx.x == 0) {
         s->border = VOCAB_LAST;
+        s->border_sum = 0;
     }
     sum = vocab_block_before(sum);
 #pragma unroll
