@@ -10,6 +10,7 @@
  *   linear.cu     matrix products            attention.cu  attention over pages
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
  *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
+ *   vocab.cuh     rows of logits: what these two share
  *
  * The table's ops do not launch anything: each checks its shapes and appends itself to the command
  * list. submit (and whatever needs the results: finish, download) runs the list, each entry through
