@@ -292,10 +292,11 @@ CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-si
                   -Wno-unknown-pragmas -Wno-pass-failed -Wno-maybe-uninitialized
 CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
                   -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)
-# __shared__ variables are watched although they lie in sections of their own; a stack per fiber is
-# enough without AddressSanitizer's second one.
+# A stack per fiber is enough without AddressSanitizer's second one.
 CUDA_HOST_ASAN := $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,\
-                    -fsanitize-sections=.bss.cuda_host_shared.* --param=asan-use-after-return=0)
+                    --param=asan-use-after-return=0)
+# For .cu files. tests/cuda_host/shared.ld finds __shared__ variables by their sections.
+CUDA_HOST_CUDA := -x c++ -fdata-sections
 CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
 
 .PHONY: cuda-host
@@ -313,7 +314,8 @@ $(CUDA_HOST_OBJ): $(B)/%.o: %.cc
 $(CUDA_HOST_CU): $(B)/%.host.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,C++)
-	$(Q)$(CXX) -x c++ $(CUDA_HOST_FLAGS) $(if $(findstring address,$(SANITIZE)),$(CUDA_HOST_ASAN)) -c -o $@ $<
+	$(Q)$(CXX) $(CUDA_HOST_CUDA) $(CUDA_HOST_FLAGS) $(if $(findstring address,$(SANITIZE)),$(CUDA_HOST_ASAN)) \
+	    -c -o $@ $<
 $(B)/kernels/err.host.o: kernels/err.c
 	@mkdir -p $(@D)
 	$(call say,C)
@@ -328,7 +330,7 @@ define CUDA_CASES_RULE
 $(B)/tests/cuda_host/%.$(1).o: tests/cuda_host/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,C++)
-	$$(Q)$$(CXX) -x c++ $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -c -o $$@ $$<
+	$$(Q)$$(CXX) $$(CUDA_HOST_CUDA) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -c -o $$@ $$<
 $(B)/tests/cuda_host/cases.$(1): $(B)/tests/cuda_host/cases.$(1).o $(B)/tests/cuda_host/bugs.$(1).o $(CUDA_HOST_OBJ)
 	$$(call say,link)
 	$$(Q)$$(CXX) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -o $$@ $$^ $$(CUDA_HOST_LINK) $$(LDFLAGS)

@@ -8,13 +8,14 @@ namespace
 
 enum { N = 128 };
 
+int values_counting[N];
+
 const int *counting(void)
 {
-    static int values[N];
     for (int i = 0; i < N; ++i) {
-        values[i] = i;
+        values_counting[i] = i;
     }
-    return values;
+    return values_counting;
 }
 
 /* ---- between threads ------------------------------------------------------------------------ */
@@ -200,9 +201,10 @@ __device__ void write_by_address(int *values, int n)
     }
 }
 
-__global__ void write_static_by_address(int *y, int n)
+/* A template, whose variables compilers treat otherwise than a function's. */
+template <int size> __global__ void write_static_by_address(int *y, int n)
 {
-    __shared__ int values[64];
+    __shared__ int values[size];
     int *volatile address = values;
     write_by_address(address, n);
     __syncthreads();
@@ -213,7 +215,7 @@ __global__ void write_static_by_address(int *y, int n)
 bool static_overflow_by_address(void)
 {
     int *const y = device_array<int>(N);
-    LAUNCH(write_static_by_address, 1, 32, 0, nullptr, y, 66);
+    LAUNCH(write_static_by_address<64>, 1, 32, 0, nullptr, y, 66);
     return cudaDeviceSynchronize() == cudaSuccess;
 }
 
@@ -232,22 +234,39 @@ bool dynamic_overflow(void)
     return cudaDeviceSynchronize() == cudaSuccess;
 }
 
-__global__ void read_shared_first(float *y)
+template <int size> __device__ float read_and_clear(void)
+{
+    __shared__ float values[size];
+    const float value = values[threadIdx.x];
+    values[threadIdx.x] = 0;
+    return value;
+}
+
+template <int which> __global__ void read_shared_first(float *y)
 {
     __shared__ float values[32];
     DYN_SHARED(float, more);
-    y[threadIdx.x] = values[threadIdx.x] + more[threadIdx.x];
+    y[threadIdx.x] = which == 0   ? read_and_clear<32>()
+                     : which == 1 ? values[threadIdx.x]
+                                  : more[threadIdx.x];
     values[threadIdx.x] = more[threadIdx.x] = 0;
 }
 
 /* Two blocks: what the first left must not look like fresh memory to the second. */
-bool uninitialised_shared(void)
+bool reads_zeros(void (*kernel)(float *))
 {
     float expected[32];
     memset(expected, 0, sizeof expected);
     float *const y = device_array<float>(32);
-    LAUNCH(read_shared_first, 2, 32, sizeof expected, nullptr, y);
+    LAUNCH(kernel, 2, 32, sizeof expected, nullptr, y);
     return device_equals(y, expected, 32);
+}
+
+/* Wrong only if one of the three ways to shared memory is. */
+bool uninitialised_shared(void)
+{
+    return reads_zeros(read_shared_first<0>) || reads_zeros(read_shared_first<1>) ||
+           reads_zeros(read_shared_first<2>);
 }
 
 bool uninitialised_device(void)
@@ -272,8 +291,7 @@ bool host_reads_device(void)
 
 bool host_pointer_to_kernel(void)
 {
-    static int y[N];
-    LAUNCH(add_plainly, 1, 32, 0, nullptr, y);
+    LAUNCH(add_plainly, 1, 32, 0, nullptr, values_counting);
     return cudaDeviceSynchronize() == cudaSuccess;
 }
 
@@ -354,8 +372,7 @@ bool source_changed_early(void)
 
 bool is_refused(dim3 grid, dim3 block, size_t shared_bytes, cudaError_t error)
 {
-    static int *y;
-    y = y == nullptr ? device_array<int>(N) : y;
+    int *const y = device_array<int>(N);
     LAUNCH(write_dynamic, grid, block, shared_bytes, nullptr, y, 0);
     const cudaError_t got = cudaGetLastError();
     if (got != error) {

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(THREADS) sum_rows(int *y, const int *x)
 
 bool sums(void)
 {
-    static int x[N_BLOCK * N_SUM], expected[N_BLOCK];
+    int x[N_BLOCK * N_SUM], expected[N_BLOCK] = {0, 0, 0, 0, 0};
     for (int i = 0; i < N_BLOCK * N_SUM; ++i) {
         x[i] = i * 7 % 11;
         expected[i / N_SUM] += x[i];
@@ -253,10 +253,10 @@ bool copies(void)
 
 /* ---- blocks that leave the rest to the last ------------------------------------------------- */
 
-__global__ void last_block_sums(int *y, int *part, unsigned int *arrived)
+template <int n> __global__ void last_block_sums(int *y, int *part, unsigned int *arrived)
 {
     __shared__ bool is_last;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == n) {
         part[blockIdx.x] = static_cast<int>(blockIdx.x) + 1;
         __threadfence();
         is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
@@ -279,8 +279,8 @@ bool last_block(void)
     const int expected = 20 * 21 / 2;
     int *const y = device_array<int>(1), *const part = device_array<int>(20);
     unsigned int *const arrived = device_array(1, &zero);
-    LAUNCH(last_block_sums, 20, 32, 0, nullptr, y, part, arrived);
-    LAUNCH(last_block_sums, 20, 32, 0, nullptr, y, part, arrived);
+    LAUNCH(last_block_sums<0>, 20, 32, 0, nullptr, y, part, arrived);
+    LAUNCH(last_block_sums<0>, 20, 32, 0, nullptr, y, part, arrived);
     const bool is_right = device_equals(y, &expected, 1) && device_equals(arrived, &zero, 1);
     cudaFree(y);
     cudaFree(part);

@@ -11,6 +11,9 @@
 namespace
 {
 
+/* Of each allocation, so much at most is closed to the host: doing so takes time for every byte. */
+enum { CLOSED_MAX = 1 << 20 };
+
 struct region {
     char *data;
     size_t bytes;
@@ -20,6 +23,11 @@ struct region {
 std::vector<struct region> regions;
 size_t device_bytes; /* in use */
 int n_open;
+
+size_t closed_bytes(const struct region *region)
+{
+    return region->bytes < CLOSED_MAX ? region->bytes : size_t{CLOSED_MAX};
+}
 
 struct region *region_find(const void *data)
 {
@@ -52,9 +60,7 @@ cudaError_t region_new(void **data, size_t bytes, enum memory_kind kind)
     regions.push_back({static_cast<char *>(memory), bytes, kind});
     if (kind == MEMORY_DEVICE) {
         device_bytes += bytes;
-        if (n_open == 0) {
-            access_forbid(memory, bytes);
-        }
+        access_forbid(memory, closed_bytes(&regions.back()));
     }
     *data = memory;
     return cudaSuccess;
@@ -76,7 +82,7 @@ cudaError_t region_free(void *data, enum memory_kind kind)
     stream_run_all();
     if (kind == MEMORY_DEVICE) {
         device_bytes -= region->bytes;
-        access_allow(region->data, region->bytes);
+        access_allow(region->data, closed_bytes(region));
     }
     free(data);
     *region = regions.back();
@@ -147,7 +153,7 @@ void memory_open(void)
     }
     for (const struct region &region : regions) {
         if (region.kind == MEMORY_DEVICE) {
-            access_allow(region.data, region.bytes);
+            access_allow(region.data, closed_bytes(&region));
         }
     }
 }
@@ -159,7 +165,7 @@ void memory_close(void)
     }
     for (const struct region &region : regions) {
         if (region.kind == MEMORY_DEVICE) {
-            access_forbid(region.data, region.bytes);
+            access_forbid(region.data, closed_bytes(&region));
         }
     }
 }

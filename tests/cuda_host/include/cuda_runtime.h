@@ -13,9 +13,6 @@
 
 /* ---- qualifiers ----------------------------------------------------------------------------- */
 
-#define CUDA_HOST_TEXT_OF(x) #x
-#define CUDA_HOST_TEXT(x) CUDA_HOST_TEXT_OF(x)
-
 #define __global__
 #define __device__
 #define __host__
@@ -24,11 +21,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-/* One block runs at a time, so a block's shared variable is a static one. shared.ld gathers these
- * sections, so that they can be poisoned before each block; a section per line, as a template's
- * variables and others may not share one. */
-#define __shared__                                                                                 \
-    static __attribute__((section(".bss.cuda_host_shared." CUDA_HOST_TEXT(__LINE__))))
+/* One block runs at a time, so a block's shared variable is a static one: see shared.ld. */
+#define __shared__ static
 
 /* ---- vector types --------------------------------------------------------------------------- */
 
