@@ -40,18 +40,17 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype)
 
 static struct linear_map map_of(int64_t n_in, bool row_major)
 {
-    const int64_t n_block = round_up(n_in, LINEAR_BLOCK_BF16) / LINEAR_BLOCK_BF16;
-    const int64_t row_bytes = n_block * LINEAR_BLOCK_BF16 * 2;
+    const int64_t row_bytes = round_up(n_in, LINEAR_BLOCK_BF16) * 2;
+    struct linear_map map = {.tile = LINEAR_TILE * row_bytes,
+                             .block = LINEAR_TILE_BLOCK_BYTES,
+                             .half = LINEAR_TILE_BLOCK_BYTES / 2,
+                             .row = LINEAR_BLOCK_BF16 * 2};
     if (row_major) {
-        return {.tile = LINEAR_TILE * row_bytes,
-                .block = LINEAR_BLOCK_BF16 * 2,
-                .half = LINEAR_TILE / 2 * row_bytes,
-                .row = row_bytes};
+        map.block = LINEAR_BLOCK_BF16 * 2;
+        map.half = static_cast<int32_t>(LINEAR_TILE / 2 * row_bytes);
+        map.row = static_cast<int32_t>(row_bytes);
     }
-    return {.tile = n_block * LINEAR_TILE_BLOCK_BYTES,
-            .block = LINEAR_TILE_BLOCK_BYTES,
-            .half = LINEAR_TILE_BLOCK_BYTES / 2,
-            .row = LINEAR_BLOCK_BF16 * 2};
+    return map;
 }
 
 /* Byte of element [r, k] in the packed weights, k a multiple of 4. The three after it follow: F32

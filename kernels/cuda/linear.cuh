@@ -45,7 +45,8 @@ enum {
 /* Where 16 bytes of BF16 weights stand: of tile i, block b, half h (packed: instruction; row-major:
  * outputs g or g+8), lane (g, t): w + i·tile + b·block + h·half + g·row + t·16. */
 struct linear_map {
-    int64_t tile, block, half, row;
+    int64_t tile;
+    int32_t block, half, row;
 };
 
 struct linear_args {

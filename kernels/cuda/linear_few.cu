@@ -20,30 +20,49 @@ enum { FEW_WARPS_MAX = 8 };
 
 /* ---- the end of a round of chunks ------------------------------------------------------------ */
 
+/* Which of a block's outputs and tokens a thread ends. A block has a multiple of n_output threads.
+ */
+struct few_end {
+    int out, col;         /* the thread's output, and that within the block */
+    int first_tok, first; /* the block's first token, the thread's first of the block's */
+    int step;
+    float bias; /* read early: nothing hides its way at the end */
+};
+
+__device__ __forceinline__ struct few_end few_end_of(const struct linear_args &a, int n_token,
+                                                     int n_output)
+{
+    struct few_end end;
+    end.col = static_cast<int>(threadIdx.x) % n_output;
+    end.out = static_cast<int>(blockIdx.x) * n_output + end.col;
+    end.first_tok = static_cast<int>(blockIdx.y) * n_token;
+    end.first = static_cast<int>(threadIdx.x) / n_output;
+    end.step = static_cast<int>(blockDim.x) / n_output;
+    end.bias = a.bias != NULL && end.out < a.n_out ? a.bias[end.out] : 0;
+    return end;
+}
+
 /* Adds the n_part sums that the warps left in part, in order, to what earlier rounds left behind
  * them, and writes y after the last round.
  *   part [n_part_max + 1][n_token][stride], of a stride the first n_output count */
-__device__ __forceinline__ void few_reduce(const struct linear_args &a, float *part, int n_part,
-                                           int n_part_max, int n_token, int n_output, int stride,
-                                           bool is_first, bool is_last)
+template <int n_token, int stride>
+__device__ __forceinline__ void few_reduce(const struct linear_args &a, const struct few_end &end,
+                                           float *part, int n_part, int n_part_max, bool is_first,
+                                           bool is_last)
 {
-    const int first_out = static_cast<int>(blockIdx.x) * n_output;
-    const int first_tok = static_cast<int>(blockIdx.y) * n_token;
-    for (int e = static_cast<int>(threadIdx.x); e < n_token * n_output;
-         e += static_cast<int>(blockDim.x)) {
-        const int tok = e / n_output;
-        const int out = first_out + e % n_output;
-        const int at = tok * stride + e % n_output;
-        float *const kept = part + n_part_max * n_token * stride + at;
+    for (int tok = end.first; tok < n_token; tok += end.step) {
+        float *const mine = part + tok * stride + end.col;
+        float *const kept = mine + n_part_max * n_token * stride;
         float total = is_first ? 0 : *kept;
+#pragma unroll 4
         for (int p = 0; p < n_part; p++) {
-            total += part[p * n_token * stride + at];
+            total += mine[p * n_token * stride];
         }
         if (!is_last) {
             *kept = total;
-        } else if (first_tok + tok < a.n_tok && out < a.n_out) {
-            a.y[(first_tok + tok) * a.y_stride + out] =
-                linear_finish(total, a.bias == NULL ? 0 : a.bias[out], a.act);
+        } else if (end.first_tok + tok < a.n_tok && end.out < a.n_out) {
+            a.y[(end.first_tok + tok) * a.y_stride + end.out] =
+                linear_finish(total, end.bias, a.act);
         }
     }
 }
@@ -73,7 +92,7 @@ template <int n_mt, int n_nt> struct few_bf16 {
 template <int n_mt, int n_nt> struct few_lane {
     const unsigned char *w[n_mt]; /* its first 16 bytes of block 0 of each tile */
     const float *x[n_nt];         /* its first value of block 0 of each tile of tokens */
-    int n_in[n_nt];               /* values from there to the row's end; 0 where there is no row */
+    int x_bytes[n_nt];            /* of a piece of x: 16, or 0 where there is no row */
 };
 
 template <int n_mt, int n_nt>
@@ -92,66 +111,116 @@ __device__ __forceinline__ struct few_lane<n_mt, n_nt> few_lane_of(const struct 
         const int tok = static_cast<int>(blockIdx.y) * (n_nt * 8) + j * 8 + g;
         const bool is_row = tok < a.n_tok;
         lane.x[j] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + t * 8;
-        lane.n_in[j] = is_row ? a.n_in - t * 8 : 0;
+        lane.x_bytes[j] = is_row ? 16 : 0;
     }
     return lane;
 }
 
-/* Starts copying block into slot: a lane copies what it will read. */
+/* Starts copying block into slot: a lane copies what it will read. left: values of a row from the
+ * block's first to the end. */
 template <int n_mt, int n_nt>
 __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt, n_nt> &lane,
-                                         const struct linear_map &map, int block)
+                                         int block, int block_bytes, int half_bytes, int left)
 {
-    const int k = block * LINEAR_BLOCK_BF16;
 #pragma unroll
     for (int i = 0; i < n_mt; i++) {
-        const unsigned char *const w = lane.w[i] + block * map.block;
+        const unsigned char *const w = lane.w[i] + static_cast<int64_t>(block) * block_bytes;
         copy_async_16(slot + (2 * i) * 32, w);
-        copy_async_16(slot + (2 * i + 1) * 32, w + map.half);
+        copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
     }
+    uint4 *const x_slot = slot + 2 * n_mt * 32;
 #pragma unroll
     for (int j = 0; j < n_nt; j++) {
+        const float *const x = lane.x[j] + block * LINEAR_BLOCK_BF16;
+        if (left >= LINEAR_BLOCK_BF16) {
+            copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
+            copy_async_16(x_slot + (2 * j + 1) * 32, x + 4, lane.x_bytes[j]);
+            continue;
+        }
+        const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int n = few_piece_bytes(lane.n_in[j] - k - 4 * h);
-            copy_async_16(slot + (2 * n_mt + 2 * j + h) * 32,
-                          n > 0 ? lane.x[j] + k + 4 * h : lane.x[j], n);
+            const int n = lane.x_bytes[j] == 0 ? 0 : few_piece_bytes(mine - 4 * h);
+            copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 4 * h : lane.x[j], n);
         }
     }
 }
 
-/* sum += the products of a slot. */
+/* Fills all slots but one from block on, which begins a chunk. The usual case spends few
+ * instructions between the copies: until the last of them is under way, memory waits. */
 template <int n_mt, int n_nt>
-__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4], const uint4 *slot,
-                                             bool is_row_major)
+__device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt, n_nt> &lane,
+                                         const struct linear_args &a, int block)
 {
-    uint32_t w[2][n_mt][4]; /* [instruction] */
-    uint32_t x[2][n_nt][2];
+    using shape = few_bf16<n_mt, n_nt>;
+    static_assert(shape::n_slot <= LINEAR_CHUNK_BLOCKS, "the ring is first filled from one chunk");
+    if (!a.is_row_major && (block + shape::n_slot - 1) * LINEAR_BLOCK_BF16 <= a.n_in) {
+        struct few_lane<n_mt, n_nt> from = lane;
+#pragma unroll
+        for (int i = 0; i < n_mt; i++) {
+            from.w[i] += static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
+        }
+#pragma unroll
+        for (int j = 0; j < n_nt; j++) {
+            from.x[j] += block * LINEAR_BLOCK_BF16;
+        }
+#pragma unroll
+        for (int i = 0; i < shape::n_slot - 1; i++) {
+            few_copy<n_mt, n_nt>(ring + i * shape::n_piece * 32, from, i, LINEAR_TILE_BLOCK_BYTES,
+                                 LINEAR_TILE_BLOCK_BYTES / 2, LINEAR_BLOCK_BF16);
+            copy_async_commit();
+        }
+        return;
+    }
+    for (int i = 0; i < shape::n_slot - 1; i++) {
+        if (block + i < a.n_block) {
+            few_copy<n_mt, n_nt>(ring + i * shape::n_piece * 32, lane, block + i, a.map.block,
+                                 a.map.half, a.n_in - (block + i) * LINEAR_BLOCK_BF16);
+        }
+        copy_async_commit(); /* past the last block, too: waits count groups */
+    }
+}
+
+/* A lane's operands of both instructions of a block. */
+template <int n_mt, int n_nt> struct few_operands {
+    uint32_t w[2][n_mt][4], x[2][n_nt][2];
+};
+
+template <int n_mt, int n_nt>
+__device__ __forceinline__ void few_read(struct few_operands<n_mt, n_nt> &in, const uint4 *slot,
+                                         bool is_row_major)
+{
 #pragma unroll
     for (int i = 0; i < n_mt; i++) {
         const uint4 p = slot[(2 * i) * 32];
         const uint4 q = slot[(2 * i + 1) * 32];
-        w[0][i][0] = p.x, w[0][i][1] = is_row_major ? q.x : p.y;
-        w[0][i][2] = is_row_major ? p.y : p.z, w[0][i][3] = is_row_major ? q.y : p.w;
-        w[1][i][0] = is_row_major ? p.z : q.x, w[1][i][1] = is_row_major ? q.z : q.y;
-        w[1][i][2] = is_row_major ? p.w : q.z, w[1][i][3] = q.w;
+        in.w[0][i][0] = p.x, in.w[0][i][1] = is_row_major ? q.x : p.y;
+        in.w[0][i][2] = is_row_major ? p.y : p.z, in.w[0][i][3] = is_row_major ? q.y : p.w;
+        in.w[1][i][0] = is_row_major ? p.z : q.x, in.w[1][i][1] = is_row_major ? q.z : q.y;
+        in.w[1][i][2] = is_row_major ? p.w : q.z, in.w[1][i][3] = q.w;
     }
 #pragma unroll
     for (int j = 0; j < n_nt; j++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint4 v = slot[(2 * n_mt + 2 * j + h) * 32];
-            x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-            x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+            in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+            in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
         }
     }
+}
+
+template <int n_mt, int n_nt>
+__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4],
+                                             const struct few_operands<n_mt, n_nt> &in)
+{
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int i = 0; i < n_mt; i++) {
 #pragma unroll
             for (int j = 0; j < n_nt; j++) {
-                mma_bf16(sum[i][j], w[h][i], x[h][j]);
+                mma_bf16(sum[i][j], in.w[h][i], in.x[h][j]);
             }
         }
     }
@@ -192,50 +261,60 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
     /* [n_warp + 1][n_token][stride] */
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const struct few_lane<n_mt, n_nt> lane = few_lane_of<n_mt, n_nt>(a);
-    int to = 0; /* next slot to fill, and the block for it; groups are ended past the last, too */
-    int next = warp * LINEAR_CHUNK_BLOCKS;
-    const auto copy_next = [&]() {
+    few_fill<n_mt, n_nt>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+    const struct few_end end = few_end_of(a, shape::n_token, shape::n_output);
+    int next = warp * LINEAR_CHUNK_BLOCKS + shape::n_slot - 1; /* block to copy next */
+    int to = shape::n_slot - 1;                                /* slot for it */
+    int from = 0;                                              /* slot to read next */
+    const auto read_next = [&](struct few_operands<n_mt, n_nt> &in) {
+        copy_async_wait<shape::n_slot - 2>();
+        __syncwarp(); /* the slot that is filled now was read in the turn before */
         if (next < a.n_block) {
-            few_copy<n_mt, n_nt>(ring + to * shape::n_piece * 32, lane, a.map, next);
+            few_copy<n_mt, n_nt>(ring + to * shape::n_piece * 32, lane, next, a.map.block,
+                                 a.map.half, a.n_in - next * LINEAR_BLOCK_BF16);
             next += next % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1
                         ? (n_warp - 1) * LINEAR_CHUNK_BLOCKS + 1
                         : 1;
         }
         copy_async_commit();
-        to = to == shape::n_slot - 1 ? 0 : to + 1;
+        few_read<n_mt, n_nt>(in, ring + from * shape::n_piece * 32, a.is_row_major);
+        to = from;
+        from = from == shape::n_slot - 1 ? 0 : from + 1;
     };
-    for (int i = 0; i < shape::n_slot - 1; i++) {
-        copy_next();
-    }
-    int from = 0;
     const int n_chunk = (a.n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
     for (int first = 0; first < n_chunk; first += n_warp) {
         const int block = (first + warp) * LINEAR_CHUNK_BLOCKS;
-        if (block < a.n_block) {
+        const int left_blocks = a.n_block - block;
+        if (left_blocks > 0) {
             float sum[n_mt][n_nt][4] = {};
-            for (int b = block; b < block + LINEAR_CHUNK_BLOCKS && b < a.n_block; b++) {
-                copy_async_wait<shape::n_slot - 2>();
-                __syncwarp(); /* the slot that is filled now was read in the turn before */
-                copy_next();
-                few_multiply<n_mt, n_nt>(sum, ring + from * shape::n_piece * 32, a.is_row_major);
-                from = from == shape::n_slot - 1 ? 0 : from + 1;
+            struct few_operands<n_mt, n_nt> now;
+            read_next(now);
+            const int n_turn =
+                left_blocks < LINEAR_CHUNK_BLOCKS ? left_blocks : +LINEAR_CHUNK_BLOCKS;
+            for (int b = 1; b < n_turn; b++) { /* reads one block ahead */
+                struct few_operands<n_mt, n_nt> ahead;
+                read_next(ahead);
+                few_multiply<n_mt, n_nt>(sum, now);
+                now = ahead;
             }
+            few_multiply<n_mt, n_nt>(sum, now);
             few_leave<n_mt, n_nt>(part + warp * shape::n_token * shape::stride, sum);
         }
         __syncthreads();
         const int left = n_chunk - first;
-        few_reduce(a, part, left < n_warp ? left : n_warp, n_warp, shape::n_token, shape::n_output,
-                   shape::stride, first == 0, left <= n_warp);
+        few_reduce<shape::n_token, shape::stride>(a, end, part, left < n_warp ? left : n_warp,
+                                                  n_warp, first == 0, left <= n_warp);
         __syncthreads(); /* the next round writes part */
     }
 }
 
-/* As many warps as there are chunks and as fit into shared memory. */
-int few_warps(const struct cuda *cu, int n_need, size_t ring_bytes, size_t part_bytes)
+/* As many warps as there is work for and as fit into shared memory, in multiples of unit. */
+int few_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes, size_t part_bytes)
 {
-    int n_warp = n_need < FEW_WARPS_MAX ? n_need : static_cast<int>(FEW_WARPS_MAX);
-    while (n_warp > 1 && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
-        n_warp--;
+    const int wanted = n_need < FEW_WARPS_MAX ? n_need : +FEW_WARPS_MAX;
+    int n_warp = (wanted + unit - 1) / unit * unit;
+    while (n_warp > unit && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
+        n_warp -= unit;
     }
     return n_warp;
 }
@@ -244,7 +323,8 @@ template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct li
 {
     using shape = few_bf16<n_mt, n_nt>;
     const int n_chunk = (a->n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
-    const int n_warp = few_warps(cu, n_chunk, shape::ring_bytes, shape::part_bytes);
+    const int unit = n_mt == 4 ? 2 : 1; /* 32 threads each, a multiple of the outputs */
+    const int n_warp = few_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
     if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_bf16<n_mt, n_nt>), shared)) {
         return;
@@ -285,33 +365,58 @@ template <int n_token> struct few_f32 {
     static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
 };
 
-/* Starts copying turn (block of each chunk) of the four chunks from chunk on. */
+/* What a lane copies. */
+template <int n_token> struct few_lane_f32 {
+    static constexpr int n_x = (n_token * 16 + 31) / 32;
+    const unsigned char *w; /* its output's first piece of the block that it multiplies first */
+    const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
+    int n_in[n_x];          /* values from there to the row's end; 0 where there is no row */
+};
+
 template <int n_token>
-__device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct linear_args &a, int chunk,
-                                             int turn)
+__device__ __forceinline__ struct few_lane_f32<n_token>
+few_lane_f32_of(const struct linear_args &a) {
+    using shape = few_f32<n_token>;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    struct few_lane_f32<n_token> mine;
+    mine.w = a.w +
+             (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
+                 LINEAR_TILE_BLOCK_BYTES +
+             lane % 8 * 16;
+#pragma unroll
+    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
+        const int piece = i * 32 + lane;
+        const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
+        const bool is_row = piece < n_token * 16 && tok < a.n_tok;
+        const int k = piece / 4 % 4 * LINEAR_CHUNK_F32 + piece % 4 * 4;
+        mine.x[i] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + k;
+        mine.n_in[i] = is_row ? a.n_in - k : 0;
+    }
+    return mine;
+}
+
+/* Starts copying block (of the warp's first chunk, and those as far into the other three). */
+template <int n_token>
+__device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_f32<n_token> &mine,
+                                             const struct linear_args &a, int block)
 {
     using shape = few_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int mine = (chunk + lane / 8) * shape::n_turn + turn; /* block that the lane multiplies */
-    if (mine < a.n_block) {
+    if (block + lane / 8 * shape::n_turn < a.n_block) {
         const unsigned char *const w =
-            a.w + (static_cast<int64_t>(blockIdx.x) * a.n_block + mine) * LINEAR_TILE_BLOCK_BYTES +
-            lane % 8 * 16;
+            mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
 #pragma unroll
         for (int i = 0; i < shape::n_k4 * 2; i++) { /* 8 outputs of a k4 are 128 bytes */
             copy_async_16(slot + i * 32 + lane, w + i * 128);
         }
     }
+    const int k = block * LINEAR_BLOCK_F32;
 #pragma unroll
-    for (int i = 0; i < (n_token * 16 + 31) / 32; i++) {
-        const int piece = i * 32 + lane; /* [n_token][4 chunks][4 k4] */
-        const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
-        const int block = (chunk + piece / 4 % 4) * shape::n_turn + turn;
-        const int k = block * LINEAR_BLOCK_F32 + piece % 4 * 4;
-        const int n = tok < a.n_tok ? few_piece_bytes(a.n_in - k) : 0;
-        if (piece < n_token * 16) {
-            const float *const x = static_cast<const float *>(a.x);
-            copy_async_16(slot + shape::n_w + piece, n > 0 ? x + tok * a.x_stride + k : x, n);
+    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
+        const int n = few_piece_bytes(mine.n_in[i] - k);
+        if (n_token % 2 == 0 || lane < 16) { /* an odd number of tokens leaves half a warp free */
+            copy_async_16(slot + shape::n_w + i * 32 + lane,
+                          n > 0 ? mine.x[i] + k : static_cast<const float *>(a.x), n);
         }
     }
 }
@@ -355,21 +460,26 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
-    int to = 0; /* next slot to fill, the warp's chunks and the turn for it */
-    int next = warp * shape::n_lane_chunk;
-    int turn = 0;
-    const auto copy_next = [&]() {
-        if (next < n_chunk) {
-            few_copy_f32<n_token>(ring + to * shape::n_piece, a, next, turn);
-            next += turn == shape::n_turn - 1 ? n_part : 0;
-            turn = turn == shape::n_turn - 1 ? 0 : turn + 1;
+    const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token>(a);
+    const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
+    int next = warp * shape::n_lane_chunk * shape::n_turn; /* block to copy next, its slot */
+    int to = shape::n_slot - 1;
+    static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
+#pragma unroll
+    for (int i = 0; i < shape::n_slot - 1; i++, next++) {
+        if (next < a.n_block) {
+            few_copy_f32<n_token>(ring + i * shape::n_piece, copied, a, next);
         }
+        copy_async_commit(); /* past the last block, too: waits count groups */
+    }
+    const auto copy_next = [&]() {
+        if (next < a.n_block) {
+            few_copy_f32<n_token>(ring + to * shape::n_piece, copied, a, next);
+        }
+        next += next % shape::n_turn == shape::n_turn - 1 ? (n_part - 1) * shape::n_turn + 1 : 1;
         copy_async_commit();
         to = to == shape::n_slot - 1 ? 0 : to + 1;
     };
-    for (int i = 0; i < shape::n_slot - 1; i++) {
-        copy_next();
-    }
     int from = 0;
     for (int first = 0; first < n_chunk; first += n_part) {
         const int chunk = first + warp * shape::n_lane_chunk; /* the first of the warp's four */
@@ -394,8 +504,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
         }
         __syncthreads();
         const int left = n_chunk - first;
-        few_reduce(a, part, left < n_part ? left : n_part, n_part, n_token, LINEAR_TILE,
-                   LINEAR_TILE, first == 0, left <= n_part);
+        few_reduce<n_token, LINEAR_TILE>(a, end, part, left < n_part ? left : n_part, n_part,
+                                         first == 0, left <= n_part);
         __syncthreads(); /* the next round writes part */
     }
 }
@@ -404,8 +514,8 @@ template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_arg
 {
     using shape = few_f32<n_token>;
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
-    const int n_warp =
-        few_warps(cu, (a->n_block + n_block - 1) / n_block, shape::ring_bytes, shape::part_bytes);
+    const int n_warp = few_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
+                                 shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
     if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_f32<n_token>), shared)) {
         return;
