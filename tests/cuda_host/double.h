@@ -36,6 +36,7 @@ struct environment {
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;
+        const char *file; /* the first that finds this file fails. NULL: none does */
     } inject[INJECT_N];
 };
 

@@ -5,6 +5,7 @@
 #include "tests/cuda_host/double.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 namespace
 {
@@ -66,8 +67,12 @@ size_t read_size(const char *name, size_t value)
 void read_injection(enum injection kind, const char *name, cudaError_t error)
 {
     const char *const text = getenv(name);
-    state.inject[kind] = {0, 0, error};
+    state.inject[kind] = {0, 0, error, nullptr};
     if (text == nullptr || *text == 0) {
+        return;
+    }
+    if (*text == '@') {
+        state.inject[kind].file = text + 1;
         return;
     }
     char *end;
@@ -76,7 +81,7 @@ void read_injection(enum injection kind, const char *name, cudaError_t error)
         state.inject[kind].error = static_cast<cudaError_t>(strtol(end + 1, &end, 10));
     }
     if (*end != 0) {
-        die("%s is a count, or count:error, not %s", name, text);
+        die("%s is a count, count:error or @FILE, not %s", name, text);
     }
 }
 
@@ -106,7 +111,9 @@ struct environment *environment_get(void)
 cudaError_t inject(enum injection kind)
 {
     auto *const it = &environment_get()->inject[kind];
-    if (++it->count != it->at) {
+    if (it->file != nullptr && access(it->file, F_OK) == 0) {
+        it->file = nullptr; /* once */
+    } else if (++it->count != it->at) {
         return cudaSuccess;
     }
     switch (it->error) {
