@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS)
     __syncthreads();
     if (is_last) {
         if (threadIdx.x == 0) {
-            *arrived = 0; /* for the next launch */
+            atomicExch(arrived, 0u); /* for the next launch */
         }
         __threadfence();
         split_select(&s, scratch.ranks, first, n_row, head);
