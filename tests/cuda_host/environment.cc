@@ -63,7 +63,7 @@ size_t read_size(const char *name, size_t value)
     return n << shift;
 }
 
-/* NAME=n or n:error; 0 or unset: never. */
+/* NAME=n, n:error or @FILE; 0 or unset: never. */
 void read_injection(enum injection kind, const char *name, cudaError_t error)
 {
     const char *const text = getenv(name);
