@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a,
         merge_parts(a, p, item, n_split,
                     a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head);
         if (threadIdx.x == 0) {
-            p.n_arrived[item] = 0; /* for the next launch */
+            (void)atomicExch(&p.n_arrived[item], 0u); /* for the next launch */
         }
     }
 }
@@ -174,6 +174,7 @@ void part_launch(struct cuda *cu, const struct attention_args *a, const struct p
     const int wanted = (BLOCKS_PER_SM * cu->n_sm + n_item - 1) / n_item;
     const int n_part = wanted < p->n_split_max ? wanted : p->n_split_max;
     const size_t bytes = sizeof(float) * shared_floats(a, 1 + (is_one_buffer ? 1 : 2) * SPLIT);
+    CHECK(bytes <= SHARED_BYTES_MAX);
     if (!cuda_ok(cu,
                  cudaFuncSetAttribute(part_kernel<is_one_buffer>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,

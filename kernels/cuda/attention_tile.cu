@@ -1,13 +1,13 @@
 /* Causal attention over the pages of the cache, for many rows: prompts, scoring, large decode
  * batches, and any mix of them.
  *
- * Work is given out in units: a tile of up to 64 consecutive rows of a sequence that has TILE_MIN
- * rows in the step or more, else a single row. A block finds its unit by a prefix sum over the
- * sequences, so the host need not know them; blocks take unit after unit in fixed steps.
+ * Work is given out in units: a tile of up to 16, 32 or 64 consecutive rows of a sequence that has
+ * TILE_MIN rows in the step or more, else a single row. A block finds its unit by a prefix sum over
+ * the sequences, so the host need not know them; blocks take unit after unit in fixed steps.
  *
  * A tile reads each split's keys and values once for all of its rows, 16-byte asynchronous copies
  * under way while the other half is computed with. The scores and the sums of values are small
- * matrix products in F32, four rows by eight positions (or columns) a thread in registers.
+ * matrix products in F32, up to four rows by eight positions (or columns) of a thread in registers.
  *
  * For a prompt of n rows and one head: 8·d_head·n²/(2·64) bytes, nearly all from the L2 cache, and
  * 2·d_head·n² flops: bound by F32 multiply-adds and, close to it, by shared memory (12 16-byte
@@ -18,10 +18,11 @@
 namespace
 {
 
-constexpr int TILE_MIN = 8;         /* rows: fewer cost less one by one */
-constexpr int ROW_GROUPS = 16;      /* of threads: 8 threads share the rows of a group */
-constexpr int E_STRIDE = SPLIT + 8; /* so that 4 rows by 8 lanes write to 32 banks */
-constexpr int BLOCKS_PER_SM = 16;   /* in the grid: enough to even out units of different length */
+constexpr int TILE_MIN = 8;            /* rows: fewer cost less one by one */
+constexpr int ROW_GROUPS = 16;         /* of threads: 8 threads share the rows of a group */
+constexpr int E_STRIDE = SPLIT + 8;    /* so that 4 rows by 8 lanes write to 32 banks */
+constexpr int D_HEAD_LARGE_TILE = 100; /* for tiles of 64 rows: beyond, SHARED_BYTES_MAX */
+constexpr int BLOCKS_PER_SM = 16; /* in the grid: enough to even out units of different length */
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
@@ -389,6 +390,7 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
     const size_t bytes =
         sizeof(float) * (shared_floats(a, tile_rows + (is_one_buffer ? 1 : 2) * SPLIT) +
                          static_cast<size_t>(tile_rows * E_STRIDE));
+    CHECK(bytes <= SHARED_BYTES_MAX);
     if (!cuda_ok(cu,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(bytes)),
@@ -406,12 +408,16 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
 
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
 {
-    if (a->d_head <= 64) {
+    /* Tiles of 64 rows read least, but a short prompt has too few of them to occupy the device. */
+    const bool is_small = static_cast<int64_t>(n_row) * a->n_head < 2 * 64 * cu->n_sm;
+    if (a->d_head <= 64 && is_small) {
+        tile_launch<2, 2, false, 3>(cu, a, n_row);
+    } else if (a->d_head <= 64) {
         tile_launch<4, 2, false, 3>(cu, a, n_row);
-    } else if (a->d_head <= D_HEAD_TWO_BUFFERS) {
+    } else if (a->d_head <= D_HEAD_LARGE_TILE && !is_small) {
         tile_launch<4, 4, false, 2>(cu, a, n_row);
-    } else if (a->d_head <= 128) {
-        tile_launch<4, 4, true, 2>(cu, a, n_row);
+    } else if (a->d_head <= D_HEAD_TWO_BUFFERS) {
+        tile_launch<2, 4, false, 2>(cu, a, n_row);
     } else {
         tile_launch<1, 8, true, 2>(cu, a, n_row);
     }
