@@ -258,9 +258,11 @@ test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSa
 
 # Where threads of the server meet; what one thread parses and prints is left to the other variants.
 TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
-test-tsan: deps-test ## the threaded tests (pool, engine, server) under ThreadSanitizer
+# Of the kernels, a case of each op on the CUDA double, where a missing barrier is a race in any order.
+test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@$(MAKE) --no-print-directory tests B=$(B)/tsan SANITIZE=thread OPT="-O1 -g"
-	@PYTHON=$(PYTHON) tests/run.sh $(B)/tsan kernels/test_pool engine $(TSAN_SERVER)
+	@CHECK_BACKEND=cuda CHECK_ORDER=forward CHECK_PERCENT=1 PYTHON=$(PYTHON) \
+	    tests/run.sh $(B)/tsan kernels/test_pool kernels/test_kernels engine $(TSAN_SERVER)
 
 .PHONY: fuzz
 # No input of a fuzz target reaches the vector kernels, and instrumenting them takes minutes.

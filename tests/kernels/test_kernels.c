@@ -7,6 +7,8 @@
  *   CHECK_OP=linear          only this row of the table
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_SCALE=20           that many times as many cases
+ *   CHECK_PERCENT=1          that many per cent of the table's cases, at least one of each row
+ *   CHECK_ORDER=forward      of the CUDA backend's orders only this one
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_BACKEND, CHECK_OP)
  *   test_kernels --bench     times the ops instead */
 #include "tests/cuda_library.h"
@@ -70,7 +72,9 @@ static bool is_wanted(const struct subject *subject)
     const bool is_cpu = strcmp(subject->isa, "ref") != 0 && strcmp(subject->isa, "cuda") != 0;
     char name[32];
     (void)snprintf(name, sizeof name, "%s%s", is_cpu ? "cpu-" : "", subject->isa);
-    return only == NULL || strcmp(only, name) == 0;
+    const char *const order = setting("CHECK_ORDER");
+    return (only == NULL || strcmp(only, name) == 0) &&
+           (order == NULL || subject->order == NULL || strcmp(order, subject->order) == 0);
 }
 
 /* Opens the three sides, or says why the machine cannot. */
@@ -116,11 +120,13 @@ static void test_subject(void **state)
     }
     const char *const seed = setting("CHECK_SEED");
     const char *const scale = setting("CHECK_SCALE");
+    const char *const percent = setting("CHECK_PERCENT");
     if (setting("CHECK_CASE") != NULL) {
         run_one_case(c, setting("CHECK_OP"), setting("CHECK_CASE"));
     } else {
         check_run(c, setting("CHECK_OP"), seed == NULL ? 1 : strtoull(seed, NULL, 0),
-                  subject->percent * (scale == NULL ? 1 : atoi(scale)));
+                  (percent == NULL ? subject->percent : atoi(percent)) *
+                      (scale == NULL ? 1 : atoi(scale)));
     }
     const int n_failed = c->n_failed;
     print_message("%s%s%s: %d cases, %d failed\n", c->side[SIDE_ONE]->name,
