@@ -289,8 +289,7 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a,
                  static_cast<int>(threadIdx.x) % 16);
     }
     struct softmax_part part[R];
-    /* positions of a split that row 0 of the tile sees, if that were possible also < 0 or > SPLIT
-     */
+    /* Positions of a split that row 0 sees, and row i sees i more; not cut to 0 .. SPLIT. */
     const auto seen_by_first = [&](int split) { return pos + 1 - split * SPLIT; };
     const auto is_idle = [&](int split) {
         return warp_row >= unit.n_row || seen_by_first(split) + warp_end - 1 <= 0;
