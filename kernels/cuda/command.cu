@@ -276,6 +276,7 @@ void command_begin(struct cuda *cu, const struct cuda_step *step)
     }
     cu->list->step = step;
     cu->list->is_cut = false;
+    cu->list->is_busy = true; /* the step's upload follows */
 }
 
 bool command_is_open(const struct cuda *cu)
