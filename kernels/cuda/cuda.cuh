@@ -7,7 +7,8 @@
  *   resource.cu   buffers, weights and their layouts, upload and download
  *   step.cu       a step's arrays in pinned and device memory
  *   rows.cu       embed, norm, add_norm, gather, kv_store
- *   linear.cu     matrix products            attention.cu  attention over pages
+ *   linear.cu     matrix products: linear.cuh says what, linear_few, _many, _lt.cu compute it
+ *   attention.cu  attention over pages
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
  *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
  *   vocab.cuh     rows of logits: what these two share

@@ -1,6 +1,7 @@
 /* Linear with many rows and BF16 weights by cuBLASLt, where sums may depend on the number of rows
  * (options.fast_math): wgmma and its tiles are out of reach of mma.sync. Bias and ReLU are done by
- * its epilogue; GELU by a pass over y after it, as cuBLASLt's GELU is the approximation by tanh.
+ * its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as
+ * cuBLASLt's GELU is the approximation by tanh.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Asking for an algorithm takes the host longer than a launch, so what was found is
@@ -14,7 +15,7 @@ enum { LT_PLANS = 128 };
 
 struct lt_key {
     int n_tok, n_out, k;
-    int y_alignment; /* bytes */
+    int y_alignment, bias_alignment; /* bytes */
     int64_t y_stride;
     cublasLtEpilogue_t epilogue;
 };
@@ -81,6 +82,7 @@ static struct lt_key key_of(const struct linear_args *a)
     key.n_out = a->n_out;
     key.k = a->n_block * LINEAR_BLOCK_BF16;
     key.y_alignment = alignment_of(a->y);
+    key.bias_alignment = alignment_of(a->bias);
     key.y_stride = a->y_stride;
     const bool relu = a->act == ACT_RELU;
     key.epilogue = a->bias != NULL ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS
