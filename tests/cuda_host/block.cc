@@ -51,12 +51,6 @@ void *sync_new(void)
     return &sync_ring[sync_at];
 }
 
-bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b)
-{
-    return a->line == b->line && (a->file == b->file || strcmp(a->file, b->file) == 0) &&
-           (a->what == b->what || strcmp(a->what, b->what) == 0);
-}
-
 bool is_shared(const void *data)
 {
     const auto *const at = static_cast<const unsigned char *>(data);

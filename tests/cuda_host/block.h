@@ -59,12 +59,17 @@ struct block {
 extern struct block block;
 extern struct thread *self; /* that runs */
 
+static inline bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b)
+{
+    return a->line == b->line && (a->file == b->file || strcmp(a->file, b->file) == 0) &&
+           (a->what == b->what || strcmp(a->what, b->what) == 0);
+}
+
 static inline struct thread *lane_thread(const struct warp *warp, int lane)
 {
     return &block.thread[(warp - block.warp) * WARP + lane];
 }
 
-bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b);
 /* These lanes may run again. */
 void warp_wake(struct warp *warp, unsigned int lanes);
 /* This one runs on: nobody need switch to it. */
