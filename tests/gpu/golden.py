@@ -7,6 +7,7 @@ and pkmserve-engine, the whole engine from token ids to text.
 
 import json
 import sys
+import threading
 
 import numpy as np
 
@@ -37,7 +38,10 @@ def read_arrays(path):
 def write_sequences(path, items):
     lines = ["%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
              for item in items]
-    path.write_text("".join(lines))
+    # Several jobs write the same file: none may see a half of it.
+    own = path.with_name("%s.%d" % (path.name, threading.get_ident()))
+    own.write_text("".join(lines))
+    own.replace(path)
 
 
 def forward(run, model, sequences, name, *flags, device=None, env=None, prefix=()):
