@@ -16,14 +16,16 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
 python=${PYTHON:-/usr/bin/python3}
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 reported=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 
 # report NAME PASSED FAILED SKIPPED RERUN: one line when all is well, else also the end of the output and
 # how to rerun.
 report() {
-    printf '%-40s %4d passed, %d failed%s\n' "$1" "$2" "$3" "$([ "$4" = 0 ] || echo ", $4 skipped")"
+    printf '%-40s %4d passed, %d failed%s, %d s\n' "$1" "$2" "$3" "$([ "$4" = 0 ] || echo ", $4 skipped")" \
+        $((SECONDS - reported))
+    reported=$SECONDS
     if [ "$3" -gt 0 ]; then
         local log
         log=$build/log/$(tr -c 'a-z0-9_\n' - <<<"$1").txt
