@@ -11,10 +11,11 @@
  *     added, then the activation applied.
  *   - k from n_in to the end of its block (BF16: 32, F32: 16) multiplies zeros of both operands.
  * Chunks let the warps of a block share the k of few rows; with many rows a chunk's border costs an
- * addition per output. 256 of BF16 are 16 instructions in a row: at some 33 cycles each they take
- * as long as the loads they wait for, while an addition per 256 k is under 3 % of the matrix work.
- * The borders also bound what the tensor cores lose, which cut off where an F32 addition would
- * round.
+ * addition per output. 256 of BF16 are 16 instructions in a row, some 33 cycles each: as long as
+ * the loads that few rows wait for. Of many rows' loop the border is at most 6 % of the time to
+ * issue (3 instructions per 8 matrix instructions, of 6 cycles or more), which another warp's
+ * matrix instructions hide in part. Borders also bound what tensor cores lose: they cut off where
+ * an F32 addition would round.
  *
  * Why blocks of 32 k. An mma takes from lane t of four the k's 2t, 2t+1, 2t+8, 2t+9. Which k of the
  * matrices stand there is ours to say as long as both operands agree, so lane t's share of two
@@ -22,11 +23,12 @@
  * reads its fragments with 16-byte loads from rows as they are, without ldmatrix or shuffles.
  *
  * Layouts of weights (rows padded with zeros to a multiple of 16, k to the end of a block):
- *   BF16, packed     [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]: with (g, t) = (lane /
- *                    4, lane % 4) and k' = 32·b + 8t + 4·instruction: outputs g and g+8 at k',
- * k'+1, then at k'+2, k'+3, which is the mma's fragment, in the order of its registers BF16,
- * row-major  [n_out][n_in], for cuBLASLt; read directly, a lane's two 16 bytes are outputs g and
- * g+8, and registers change places F32, packed      [n_out/16][n_in/4][16 outputs][4 k] */
+ *   - BF16, packed: [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]. Lane (g, t) = (lane /
+ * 4, lane % 4) of instruction i has outputs g and g+8 at k', k'+1, then both at k'+2, k'+3, where
+ *     k' = 8t + 4i in the block: the mma's fragment, in the order of its registers.
+ *   - BF16, row-major: [n_out][n_in], for cuBLASLt. Read directly, a lane's two 16 bytes are k 8t
+ * .. 8t+7 of output g and of g+8, and registers change places.
+ *   - F32, packed: [n_out/16][n_in/4][16 outputs][4 k]. */
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
