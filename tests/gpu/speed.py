@@ -6,7 +6,6 @@ all end up in run.records. The report puts them beside one another.
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32"]
-SMALL_KEYS = 32
 KEYS = [128, 256, 1024, 2048]  # per half; 512 is model A's own
 FLAT_KEYS = [128 ** 2, 256 ** 2, 512 ** 2]
 DEEP = ["--layers", "24", "--memory-layer", "-1"]
@@ -33,11 +32,11 @@ RUNS = [
     ("ops", [], ["ops:1,32,256,2048"], {}),
 ]
 SMALL_RUNS = [
-    ("", ["--keys", "32"], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,4"], {}),
+    ("", ["--keys", "32"], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
     ("", ["--keys", "32", "--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
     ("host", ["--keys", "32", "--placement", "host"], ["decode:1"], {}),
     ("", ["--kind", "flat", "--keys", "64"], ["memory:1"], {}),
-    ("ops", ["--keys", "32"], ["ops:1,4"], {}),
+    ("ops", ["--keys", "32"], ["ops:1"], {}),
 ]
 
 
