@@ -58,7 +58,7 @@ def library_environment(run):
     """
     toolkit = Path(run.machine["nvcc"]).resolve().parents[1]
     folders = [str(p) for p in (toolkit / "lib64", toolkit / "lib") if p.exists()]
-    env = {"NVCC": run.machine["nvcc"]}
+    env = {"NVCC": str(Path(run.machine["nvcc"]).resolve())}  # the Makefile looks beside it
     if not list(toolkit.glob("**/cublasLt.h")):
         links = (run.build / "cublas").absolute()
         links.mkdir(parents=True, exist_ok=True)
