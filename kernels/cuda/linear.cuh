@@ -23,11 +23,11 @@
  * reads its fragments with 16-byte loads from rows as they are, without ldmatrix or shuffles.
  *
  * Layouts of weights (rows padded with zeros to a multiple of 16, k to the end of a block):
- *   - BF16, packed: [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]. Lane (g, t) = (lane /
- * 4, lane % 4) of instruction i has outputs g and g+8 at k', k'+1, then both at k'+2, k'+3, where
- *     k' = 8t + 4i in the block: the mma's fragment, in the order of its registers.
+ *   - BF16, packed: [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]. Lane (g, t), which
+ *     is (lane / 4, lane % 4), of instruction i has outputs g and g+8 at k', k'+1, then both at
+ *     k'+2, k'+3, where k' = 8t + 4i in the block: the mma's fragment, in its registers' order.
  *   - BF16, row-major: [n_out][n_in], for cuBLASLt. Read directly, a lane's two 16 bytes are k 8t
- * .. 8t+7 of output g and of g+8, and registers change places.
+ *     to 8t+7 of output g and of g+8, and registers change places.
  *   - F32, packed: [n_out/16][n_in/4][16 outputs][4 k]. */
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH

@@ -8,9 +8,10 @@
  * on across chunks and rounds.
  *
  * Bytes: weights once from memory (once more from the second-level cache per further group of
- * tokens), x once per block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory
- * while x is less than the weights, that is up to some 32 rows with BF16 and 16 with F32; with more
- * rows the second-level cache. Share reached: not measured yet. */
+ * tokens), x once per block from that cache, in F32. Operations: 2·n_tok·n_in·n_out. Bound: device
+ * memory up to some 8 rows; with more, by count of bytes, x through the second-level cache: with 32
+ * rows and two tiles of outputs a block reads twice as much of x as of weights. Share reached: not
+ * measured yet. */
 #include "kernels/cuda/linear.cuh"
 
 namespace
@@ -20,7 +21,7 @@ enum { FEW_WARPS_MAX = 8 };
 
 /* ---- the end of a round of chunks ------------------------------------------------------------ */
 
-/* Which of a block's outputs and tokens a thread ends. A block has a multiple of n_output threads.
+/* The outputs and tokens of a block that a thread ends. Blocks have a multiple of n_output threads.
  */
 struct few_end {
     int out, col;         /* the thread's output, and that within the block */
