@@ -80,7 +80,7 @@ def test_errors_before_the_first_token_keep_their_status(server):
 
 
 def test_error_after_the_first_token_is_an_event(server):
-    request = {"prompt": PROMPT, "max_tokens": 480, "stream": True, "ignore_eos": True, "n": 4}
+    request = {"prompt": PROMPT, "max_tokens": 120, "stream": True, "ignore_eos": True, "n": 2}
     start = time.monotonic()
     server.post("/generate", request)
     whole_ms = (time.monotonic() - start) * 1000
