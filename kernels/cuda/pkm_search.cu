@@ -289,19 +289,38 @@ template <int T> void launch_split(struct cuda *cu, const struct search *s)
     LAUNCH(split_kernel<T>, grid, dim3(SPLIT_THREADS), bytes, cu->stream, *s, scratch);
 }
 
-template <int T, int V> void launch_tile(struct cuda *cu, const struct search *s)
+/* False if the scores of T rows do not fit the shared memory of this GPU. */
+template <int T, int V> bool launch_tile(struct cuda *cu, const struct search *s)
 {
-    const dim3 grid(static_cast<unsigned>(s->n_head),
-                    static_cast<unsigned>((s->query.rows + T - 1) / T));
+    const size_t fixed = (2 * T + TILE_THREADS / SELECT_WARP) * K_MAX * sizeof(struct candidate) +
+                         1024; /* the pairs, and what the system takes */
     const size_t bytes = T * 2 *
                          (static_cast<size_t>(s->layout.d_quad) * sizeof(float4) +
                           static_cast<size_t>(s->layout.n_key_padded) * sizeof(uint32_t));
+    if (fixed + bytes > cu->shared_max) {
+        return false;
+    }
+    const dim3 grid(static_cast<unsigned>(s->n_head),
+                    static_cast<unsigned>((s->query.rows + T - 1) / T));
     if (cuda_ok(cu,
                 cudaFuncSetAttribute(tile_kernel<T, V>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes)),
                 "pkm_search")) {
         LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s);
     }
+    return true;
+}
+
+/* As many rows per block as its shared memory holds; every GPU holds four. */
+bool launch_tiles(struct cuda *cu, const struct search *s)
+{
+    if (s->n_key <= 512) {
+        return launch_tile<16, 16>(cu, s) || launch_tile<8, 16>(cu, s);
+    }
+    if (s->n_key <= 1024) {
+        return launch_tile<8, 32>(cu, s) || launch_tile<4, 32>(cu, s);
+    }
+    return launch_tile<4, 64>(cu, s);
 }
 
 } // namespace
@@ -326,12 +345,9 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
         launch_split<1>(cu, &s);
     } else if (query.rows <= SPLIT_ROWS) {
         launch_split<4>(cu, &s);
-    } else if (s.n_key <= 512) {
-        launch_tile<16, 16>(cu, &s);
-    } else if (s.n_key <= 1024) {
-        launch_tile<8, 32>(cu, &s);
     } else {
-        launch_tile<4, 64>(cu, &s);
+        const bool fits = launch_tiles(cu, &s);
+        CHECK(fits); /* search_any's shares may differ in the last bit */
     }
     cuda_check(cu, "pkm_search");
 }
