@@ -254,7 +254,7 @@ test: deps-test ## build and run every test
 
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) --no-print-directory tests B=$(B)/asan SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
-	@PKMSERVE_TEST_FEW=1 PYTHON=$(PYTHON) tests/run.sh $(B)/asan kernels models engine server cli fuzz
+	@TEST_FEW=1 PYTHON=$(PYTHON) tests/run.sh $(B)/asan kernels models engine server cli fuzz
 
 # Where threads of the server meet; what one thread parses and prints is left to the other variants.
 TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py

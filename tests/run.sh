@@ -49,7 +49,7 @@ run_c() {
         f=1
     fi
     report "$1${2:+ ($2)}" "${p:-0}" "${f:-0}" "${s:-0}" \
-        "${2:+PKMSERVE_TEST_DEVICE=$2 }B=$build $program"
+        "${2:+TEST_DEVICE=$2 }B=$build $program"
 }
 
 # The pytest files of a folder. -rs names what was skipped, and why.
@@ -102,8 +102,8 @@ for area in "${areas[@]}"; do
     for source in tests/"$area"/test_*.c; do
         [ -f "$source" ] && run_c "$area/$(basename "$source" .c)"
         # What runs on the reference backend by default must hold on the fast one too.
-        if grep -qs PKMSERVE_TEST_DEVICE "$source" || grep -qs '"tests/engine/harness.h"' "$source"; then
-            PKMSERVE_TEST_DEVICE=cpu run_c "$area/$(basename "$source" .c)" cpu
+        if grep -qs TEST_DEVICE "$source" || grep -qs '"tests/engine/harness.h"' "$source"; then
+            TEST_DEVICE=cpu run_c "$area/$(basename "$source" .c)" cpu
         fi
     done
     for source in tests/"$area"/fuzz_*.c; do

@@ -17,10 +17,10 @@
 
 enum { HARNESS_VOCAB = 101 };
 
-/* The device that PKMSERVE_TEST_DEVICE names; else the reference backend. */
+/* The device that TEST_DEVICE names; else the reference backend. */
 static inline const char *harness_device_name(void)
 {
-    const char *const name = getenv("PKMSERVE_TEST_DEVICE");
+    const char *const name = getenv("TEST_DEVICE");
     return name != NULL && name[0] != '\0' ? name : "ref";
 }
 

@@ -443,8 +443,8 @@ static int convert_cases(void **state)
 }
 
 /* On the CUDA backend, long sequences are run for one case of each kind, and bits for one: on a
- * test double all of them would take half an hour. PKMSERVE_TEST_ALL=1 runs them all,
- * PKMSERVE_TEST_FEW=1 as few on every backend: for sanitizers, who look at accesses, not numbers.
+ * test double all of them would take half an hour. TEST_ALL=1 runs them all,
+ * TEST_FEW=1 as few on every backend: for sanitizers, who look at accesses, not numbers.
  */
 static bool is_too_long(const struct trial *trial, const char *check)
 {
@@ -452,8 +452,8 @@ static bool is_too_long(const struct trial *trial, const char *check)
     const bool is_flat = strcmp(trial->case_name, "flat") == 0;
     const bool is_short = strcmp(check, "short") == 0 || strcmp(check, "greedy") == 0;
     const bool is_chosen = strcmp(check, "sequences") == 0 ? is_two || is_flat : is_two;
-    const bool is_slow = strcmp(trial->backend, "cuda") == 0 || getenv("PKMSERVE_TEST_FEW") != NULL;
-    return is_slow && !is_short && !is_chosen && getenv("PKMSERVE_TEST_ALL") == NULL;
+    const bool is_slow = strcmp(trial->backend, "cuda") == 0 || getenv("TEST_FEW") != NULL;
+    return is_slow && !is_short && !is_chosen && getenv("TEST_ALL") == NULL;
 }
 
 int main(int argc, char **argv)
