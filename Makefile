@@ -290,7 +290,6 @@ CUDA_HOST_ISA := $(shell grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)
 # The house's C style in C++20: functions named like structs, constants that are enums, sizes that are
 # ints. Pragmas to unroll are hints for nvcc. Each compiler takes the names that the other knows.
 CUDA_HOST_WARN := -Wno-unknown-warning-option -Wno-shadow -Wshadow=local -Wno-sign-conversion \
-                  -Wno-deprecated-enum-enum-conversion -Wno-deprecated-anon-enum-enum-conversion \
                   -Wno-unknown-pragmas -Wno-pass-failed -Wno-maybe-uninitialized
 CUDA_HOST_FLAGS = -std=c++20 $(COMMON) $(CXXFLAGS) -DPKMSERVE_CUDA_HOST -Itests/cuda_host/include -fPIC \
                   -fvisibility=hidden $(CUDA_HOST_ISA) $(CUDA_HOST_WARN)

@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-enum { SELECT_WARP = 32 };
+constexpr int SELECT_WARP = 32;
 
 static const uint32_t SELECT_NONE = 0;
 static const uint32_t SELECT_NAN = 1;
