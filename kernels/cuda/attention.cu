@@ -175,11 +175,7 @@ void part_launch(struct cuda *cu, const struct attention_args *a, const struct p
     const int n_part = wanted < p->n_split_max ? wanted : p->n_split_max;
     const size_t bytes = sizeof(float) * shared_floats(a, 1 + (is_one_buffer ? 1 : 2) * SPLIT);
     CHECK(bytes <= SHARED_BYTES_MAX);
-    if (!cuda_ok(cu,
-                 cudaFuncSetAttribute(part_kernel<is_one_buffer>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(bytes)),
-                 "attention")) {
+    if (!cuda_shared(cu, part_kernel<is_one_buffer>, bytes, "attention")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_part),

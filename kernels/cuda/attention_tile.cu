@@ -390,10 +390,7 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
         sizeof(float) * (shared_floats(a, tile_rows + (is_one_buffer ? 1 : 2) * SPLIT) +
                          static_cast<size_t>(tile_rows * E_STRIDE));
     CHECK(bytes <= SHARED_BYTES_MAX);
-    if (!cuda_ok(cu,
-                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(bytes)),
-                 "attention")) {
+    if (!cuda_shared(cu, kernel, bytes, "attention")) {
         return;
     }
     const int64_t n_item = static_cast<int64_t>(n_row) * a->n_head; /* units × heads, at most */

@@ -141,6 +141,17 @@ bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op);
 void cuda_check(struct cuda *cu, const char *op);
 void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *what);
 
+/* Lets op's kernel use so many bytes of dynamic shared memory; false after a failure. */
+template <typename K>
+static inline bool cuda_shared(struct cuda *cu, K *kernel, size_t bytes, const char *op)
+{
+    return cuda_ok(cu,
+                   cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(bytes)),
+                   op);
+}
+
 /* ---- ops: one function each, by file -------------------------------------------------------- */
 
 /* rows.cu */

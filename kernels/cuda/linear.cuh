@@ -78,17 +78,6 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
-/* Lets kernel use so many bytes of dynamic shared memory; false after a failure. */
-static inline bool linear_shared(struct cuda *cu, const void *kernel, size_t bytes)
-{
-    const size_t usual = 48 << 10; /* what every kernel may use without asking */
-    return bytes <= usual ||
-           cuda_ok(cu,
-                   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)),
-                   "linear");
-}
-
 /* linear_few.cu, linear_many.cu: whole calls on args; linear_many reads x as prepared. */
 void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype);

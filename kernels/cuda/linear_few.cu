@@ -327,7 +327,7 @@ template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct li
     const int unit = n_mt == 4 ? 2 : 1; /* 32 threads each, a multiple of the outputs */
     const int n_warp = few_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_bf16<n_mt, n_nt>), shared)) {
+    if (!cuda_shared(cu, linear_few_bf16<n_mt, n_nt>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>((a->n_tile + n_mt - 1) / n_mt),
@@ -520,7 +520,7 @@ template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_arg
     const int n_warp = few_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
                                  shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!linear_shared(cu, reinterpret_cast<const void *>(linear_few_f32<n_token>), shared)) {
+    if (!cuda_shared(cu, linear_few_f32<n_token>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_tile),

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct 
 template <typename shape>
 void many_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struct linear_args))
 {
-    if (!linear_shared(cu, reinterpret_cast<const void *>(kernel), shape::shared_bytes)) {
+    if (!cuda_shared(cu, kernel, shape::shared_bytes, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token),

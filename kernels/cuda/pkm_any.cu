@@ -243,10 +243,7 @@ void search_any(struct cuda *cu, const struct search *s)
                   "the keys are too wide for the shared memory of this GPU; use the CPU");
         return;
     }
-    if (cuda_ok(cu,
-                cudaFuncSetAttribute(any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(bytes)),
-                "pkm_search")) {
+    if (cuda_shared(cu, any_kernel, bytes, "pkm_search")) {
         const dim3 grid(static_cast<unsigned>(s->query.rows), static_cast<unsigned>(s->n_head));
         LAUNCH(any_kernel, grid, dim3(THREADS), bytes, cu->stream, *s);
     }

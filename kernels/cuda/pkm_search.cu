@@ -302,10 +302,7 @@ template <int T, int V> bool launch_tile(struct cuda *cu, const struct search *s
     }
     const dim3 grid(static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
-    if (cuda_ok(cu,
-                cudaFuncSetAttribute(tile_kernel<T, V>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(bytes)),
-                "pkm_search")) {
+    if (cuda_shared(cu, tile_kernel<T, V>, bytes, "pkm_search")) {
         LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s);
     }
     return true;
