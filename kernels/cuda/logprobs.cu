@@ -17,20 +17,15 @@ namespace
 
 enum { OUT_OF_LOGITS = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY };
 
-/* Scratch of logprobs for the rows of a launch: by row, four numbers per group. max is NaN if a
- * logit of the group is NaN or +infinity. */
-struct logprobs_room {
-    float *data;
-    size_t row_floats;
-    int n_vocab, n_group;
-};
+/* Scratch of logprobs: by row, four numbers per group. max is NaN if a logit of the group is NaN or
+ * +infinity. */
 
 struct group_parts {
     float *max, *sum, *moment;
     int32_t *n_before;
 };
 
-__device__ __forceinline__ struct group_parts parts_of(const struct logprobs_room &room, int row)
+__device__ __forceinline__ struct group_parts parts_of(const struct vocab_room &room, int row)
 {
     float *const data = room.data + static_cast<size_t>(row) * room.row_floats;
     return {data, data + room.n_group, data + 2 * room.n_group,
@@ -57,7 +52,7 @@ __device__ __forceinline__ int count_before(const float (&v)[VOCAB_LANE], int n,
 }
 
 __global__ void __launch_bounds__(VOCAB_SPREAD)
-    logprobs_groups(struct logprobs_room room, const float *logits, int64_t stride,
+    logprobs_groups(struct vocab_room room, const float *logits, int64_t stride,
                     const struct step_view *view, int first)
 {
     const int row = static_cast<int>(blockIdx.y);
@@ -184,7 +179,7 @@ __device__ void write_top(const struct vocab_row &row, const struct distribution
 }
 
 __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
-    logprobs_rows(struct logprobs_room room, const float *logits, int64_t stride,
+    logprobs_rows(struct vocab_room room, const float *logits, int64_t stride,
                   const struct step_view *view, int first)
 {
     const int at = static_cast<int>(blockIdx.x);
@@ -210,30 +205,11 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
     }
 }
 
-constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends at 65535 */
-
 } // namespace
 
 void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view *view,
                    const struct step_scratch *scratch, int first)
 {
-    CHECK(logits.cols > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
-    const struct logprobs_room room = {static_cast<float *>(scratch->vocab),
-                                       vocab_row_floats(logits.cols, false),
-                                       static_cast<int>(logits.cols), vocab_groups(logits.cols)};
-    const size_t fitting = scratch->vocab_bytes / (room.row_floats * sizeof(float));
-    const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
-    CHECK(wave > 0 || logits.rows == 0);
-    const unsigned n_spread =
-        static_cast<unsigned>((room.n_group + VOCAB_SPREAD_GROUPS - 1) / VOCAB_SPREAD_GROUPS);
-    for (int64_t r = 0; r < logits.rows; r += wave) {
-        const unsigned n = static_cast<unsigned>(logits.rows - r < wave ? logits.rows - r : wave);
-        const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
-        LAUNCH(logprobs_groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cu->stream, room, z,
-               logits.stride, view, first + static_cast<int>(r));
-        cuda_check(cu, "logprobs");
-        LAUNCH(logprobs_rows, dim3(n), dim3(VOCAB_BLOCK), 0, cu->stream, room, z, logits.stride,
-               view, first + static_cast<int>(r));
-        cuda_check(cu, "logprobs");
-    }
+    const struct vocab_op op = {"logprobs", false, logprobs_groups, logprobs_rows};
+    vocab_run(cu, &op, logits, view, scratch, first);
 }

@@ -23,26 +23,21 @@
 namespace
 {
 
-/* Scratch of sample for the rows of a launch, by row: the copy [n_vocab], then for each group the
- * largest logit, NaN if a logit of the group is NaN or +infinity, and the sum of the shares
- * relative to the group's largest. */
-struct sample_room {
-    float *data;
-    size_t row_floats;
-    int n_vocab, n_group;
-};
+/* Scratch of sample, by row: the copy [n_vocab], then for each group the largest logit, NaN if a
+ * logit of the group is NaN or +infinity, and the sum of the shares relative to the group's
+ * largest. */
 
-__device__ __forceinline__ float *room_copy(const struct sample_room &room, int row)
+__device__ __forceinline__ float *room_copy(const struct vocab_room &room, int row)
 {
     return room.data + static_cast<size_t>(row) * room.row_floats;
 }
 
-__device__ __forceinline__ float *room_max(const struct sample_room &room, int row)
+__device__ __forceinline__ float *room_max(const struct vocab_room &room, int row)
 {
     return room_copy(room, row) + (room.n_vocab + 3) / 4 * 4;
 }
 
-__device__ __forceinline__ float *room_sum(const struct sample_room &room, int row)
+__device__ __forceinline__ float *room_sum(const struct vocab_room &room, int row)
 {
     return room_max(room, row) + room.n_group;
 }
@@ -98,7 +93,7 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
 }
 
 __global__ void __launch_bounds__(VOCAB_SPREAD)
-    sample_groups(struct sample_room room, const float *logits, int64_t stride,
+    sample_groups(struct vocab_room room, const float *logits, int64_t stride,
                   const struct step_view *view, int first)
 {
     const int row = static_cast<int>(blockIdx.y);
@@ -446,7 +441,7 @@ __device__ struct draw draw_of(const struct vocab_row &row, const float *group_s
 }
 
 __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
-    sample_rows(struct sample_room room, const float *logits, int64_t stride,
+    sample_rows(struct vocab_room room, const float *logits, int64_t stride,
                 const struct step_view *view, int first)
 {
     const int at = static_cast<int>(blockIdx.x);
@@ -488,34 +483,37 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
 constexpr size_t SCRATCH_MAX = 48u << 20;
 constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends at 65535 */
 
-size_t sample_row_bytes(int64_t n_vocab)
-{
-    return vocab_row_floats(n_vocab, true) * sizeof(float);
-}
-
 } // namespace
 
-void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
-                 const struct step_scratch *scratch, int first)
+void vocab_run(struct cuda *cu, const struct vocab_op *op, struct tensor logits,
+               const struct step_view *view, const struct step_scratch *scratch, int first)
 {
-    const size_t fitting = scratch->vocab_bytes / sample_row_bytes(logits.cols);
+    CHECK(logits.cols > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
+    const struct vocab_room room = {static_cast<float *>(scratch->vocab),
+                                    vocab_row_floats(logits.cols, op->has_copy),
+                                    static_cast<int>(logits.cols), vocab_groups(logits.cols)};
+    const size_t fitting = scratch->vocab_bytes / (room.row_floats * sizeof(float));
     const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
-    CHECK((wave > 0 || logits.rows == 0) && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
-    const struct sample_room room = {static_cast<float *>(scratch->vocab),
-                                     vocab_row_floats(logits.cols, true),
-                                     static_cast<int>(logits.cols), vocab_groups(logits.cols)};
+    CHECK(wave > 0 || logits.rows == 0);
     const unsigned n_spread =
         static_cast<unsigned>((room.n_group + VOCAB_SPREAD_GROUPS - 1) / VOCAB_SPREAD_GROUPS);
     for (int64_t r = 0; r < logits.rows; r += wave) {
         const unsigned n = static_cast<unsigned>(logits.rows - r < wave ? logits.rows - r : wave);
         const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
-        LAUNCH(sample_groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cu->stream, room, z,
+        LAUNCH(op->groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cu->stream, room, z,
                logits.stride, view, first + static_cast<int>(r));
-        cuda_check(cu, "sample");
-        LAUNCH(sample_rows, dim3(n), dim3(VOCAB_BLOCK), 0, cu->stream, room, z, logits.stride, view,
+        cuda_check(cu, op->name);
+        LAUNCH(op->rows, dim3(n), dim3(VOCAB_BLOCK), 0, cu->stream, room, z, logits.stride, view,
                first + static_cast<int>(r));
-        cuda_check(cu, "sample");
+        cuda_check(cu, op->name);
     }
+}
+
+void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
+                 const struct step_scratch *scratch, int first)
+{
+    const struct vocab_op op = {"sample", true, sample_groups, sample_rows};
+    vocab_run(cu, &op, logits, view, scratch, first);
 }
 
 size_t vocab_scratch(const struct step_limits *limits)
@@ -523,7 +521,7 @@ size_t vocab_scratch(const struct step_limits *limits)
     if (limits->n_vocab == 0 || limits->n_out_max == 0) {
         return 0;
     }
-    const size_t row_bytes = sample_row_bytes(limits->n_vocab);
+    const size_t row_bytes = vocab_row_floats(limits->n_vocab, true) * sizeof(float);
     const size_t fitting = SCRATCH_MAX / row_bytes;
     const size_t wanted = static_cast<size_t>(limits->n_out_max);
     const size_t n = fitting < wanted ? fitting : wanted;

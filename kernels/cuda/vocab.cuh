@@ -56,6 +56,27 @@ static inline size_t vocab_row_floats(int64_t n_vocab, bool has_copy)
     return (n_copy + 4 * static_cast<size_t>(vocab_groups(n_vocab)) + 63) / 64 * 64;
 }
 
+/* Scratch for the rows of a launch: row_floats for each, used as each op says. */
+struct vocab_room {
+    float *data;
+    size_t row_floats;
+    int n_vocab, n_group;
+};
+
+typedef void vocab_kernel(struct vocab_room room, const float *logits, int64_t stride,
+                          const struct step_view *view, int first);
+
+/* One of the two ops: its kernels, and whether its scratch has a copy of the row. */
+struct vocab_op {
+    const char *name;
+    bool has_copy;
+    vocab_kernel *groups, *rows;
+};
+
+/* Runs both kernels over the rows of logits, as many at once as the scratch holds. sample.cu */
+void vocab_run(struct cuda *cu, const struct vocab_op *op, struct tensor logits,
+               const struct step_view *view, const struct step_scratch *scratch, int first);
+
 /* A row in the second kernel. */
 struct vocab_row {
     const float *z;         /* [n] */
