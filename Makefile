@@ -103,7 +103,9 @@ $(B)/%.o: %.cc
 
 # ---- the CUDA library --------------------------------------------------------------------------
 
-CUDA_OBJ   := $(patsubst %.cu,$(B)/nvcc/%.o,$(wildcard kernels/cuda/*.cu)) $(B)/nvcc/kernels/err.o
+# What the library shares with the program; each has its own.
+CUDA_C     := kernels/err.c kernels/step.c
+CUDA_OBJ   := $(patsubst %.cu,$(B)/nvcc/%.o,$(wildcard kernels/cuda/*.cu)) $(CUDA_C:%.c=$(B)/nvcc/%.o)
 CUDA_CODE  := $(if $(filter native,$(CUDA_ARCH)),-arch=native,\
                 $(foreach arch,$(CUDA_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                 -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH)))
@@ -304,7 +306,7 @@ CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
 cuda-host: $(CUDA_HOST_LIB) ## build the CUDA backend for the CPU, for tests
 tests: cuda-host
 
-$(CUDA_HOST_LIB): $(CUDA_HOST_OBJ) $(CUDA_HOST_CU) $(B)/kernels/err.host.o tests/cuda_host/shared.ld
+$(CUDA_HOST_LIB): $(CUDA_HOST_OBJ) $(CUDA_HOST_CU) $(CUDA_C:%.c=$(B)/%.host.o) tests/cuda_host/shared.ld
 	$(call say,link)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS)
 # The double itself is not watched: see tests/cuda_host/sanitizer.h.
@@ -317,7 +319,7 @@ $(CUDA_HOST_CU): $(B)/%.host.o: %.cu
 	$(call say,C++)
 	$(Q)$(CXX) $(CUDA_HOST_CUDA) $(CUDA_HOST_FLAGS) $(if $(findstring address,$(SANITIZE)),$(CUDA_HOST_ASAN)) \
 	    -c -o $@ $<
-$(B)/kernels/err.host.o: kernels/err.c
+$(CUDA_C:%.c=$(B)/%.host.o): $(B)/%.host.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)
 	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<

@@ -162,6 +162,10 @@ struct step {
     float *top_logprob; /* [n_out, n_top_max] */
 };
 
+/* CHECKs what a step promises: counts within its limits, rows in order, positions consecutive and
+ * within the pages, outputs ascending and wanted. For backends' step_begin. step.c */
+void step_check(const struct step *step);
+
 /* ---- memory layers ------------------------------------------------------------------------ */
 
 enum pkm_kind { PKM_PRODUCT, PKM_FLAT };

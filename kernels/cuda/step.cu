@@ -282,19 +282,13 @@ void step_free(struct backend *be, struct step *step)
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-/* The engine's arithmetic about rows, sequences and pages is checked once here, not in each op. */
-static struct step_bounds check_rows(const struct step *step)
+/* Kernels follow these numbers, and cannot CHECK: none is negative. step_check has been. */
+static struct step_bounds bounds_of(const struct step *step)
 {
     struct step_bounds bounds = {};
-    CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
-    CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
-    CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
     for (int s = 0; s < step->n_seq; s++) {
-        CHECK(step->seq_first[s] <= step->seq_first[s + 1]);
         int n_pos = 0;
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            CHECK(step->pos[r] >= 0 && step->pos[r] / KV_PAGE < step->limits.n_page_max);
-            CHECK(r == step->seq_first[s] || step->pos[r] == step->pos[r - 1] + 1);
             CHECK(step->token[r] >= 0 && step->lang[r] >= 0);
             n_pos = step->pos[r] + 1;
             bounds.pos = n_pos > bounds.pos ? n_pos : bounds.pos;
@@ -310,26 +304,13 @@ static struct step_bounds check_rows(const struct step *step)
     return bounds;
 }
 
-static void check_outputs(const struct step *step)
-{
-    CHECK(step->n_out >= 0 && step->n_out <= step->limits.n_out_max);
-    CHECK(step->n_top >= 0 && step->n_top <= step->limits.n_top_max);
-    CHECK(step->n_adjust >= 0 && step->n_adjust <= step->limits.n_adjust_max);
-    CHECK(step->n_allow >= 0 && step->n_allow <= step->limits.n_allow_max);
-    for (int i = 0; i < step->n_out; i++) {
-        CHECK(step->out_row[i] >= 0 && step->out_row[i] < step->n_tok);
-        CHECK(i == 0 || step->out_row[i] >= step->out_row[i - 1]);
-        CHECK(step->out_want[i] != 0);
-    }
-}
-
 void step_begin(struct backend *be, const struct step *step)
 {
     struct cuda *const cu = cuda_of(be);
     struct cuda_step *const s = cuda_step_of(step);
     struct step_inside *const in = inside_of(s);
-    const struct step_bounds bounds = check_rows(step);
-    check_outputs(step);
+    step_check(step);
+    const struct step_bounds bounds = bounds_of(step);
     command_begin(cu, s);
     in->bounds = bounds;
     in->sampled = in->scored = {INT64_MAX, 0};

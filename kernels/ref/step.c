@@ -98,39 +98,10 @@ void ref_step_free(struct backend *be, struct step *step)
     free(s);
 }
 
-/* The engine's arithmetic about rows, sequences and pages is checked once here, not in each op. */
-static void check_rows(const struct step *step)
-{
-    CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
-    CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
-    CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
-    for (int s = 0; s < step->n_seq; s++) {
-        CHECK(step->seq_first[s] <= step->seq_first[s + 1]);
-        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            CHECK(step->pos[r] >= 0 && step->pos[r] / KV_PAGE < step->limits.n_page_max);
-            CHECK(r == step->seq_first[s] || step->pos[r] == step->pos[r - 1] + 1);
-        }
-    }
-}
-
-static void check_outputs(const struct step *step)
-{
-    CHECK(step->n_out >= 0 && step->n_out <= step->limits.n_out_max);
-    CHECK(step->n_top >= 0 && step->n_top <= step->limits.n_top_max);
-    CHECK(step->n_adjust >= 0 && step->n_adjust <= step->limits.n_adjust_max);
-    CHECK(step->n_allow >= 0 && step->n_allow <= step->limits.n_allow_max);
-    for (int i = 0; i < step->n_out; i++) {
-        CHECK(step->out_row[i] >= 0 && step->out_row[i] < step->n_tok);
-        CHECK(i == 0 || step->out_row[i] >= step->out_row[i - 1]);
-        CHECK(step->out_want[i] != 0);
-    }
-}
-
 void ref_step_begin(struct backend *be, const struct step *step)
 {
     (void)be;
-    check_rows(step);
-    check_outputs(step);
+    step_check(step);
 }
 
 /* Every op has run to its end when it returns. */
