@@ -30,7 +30,8 @@ struct thread *self;
 namespace
 {
 
-enum { CANARY_BYTES = 64, PAGE = 4096, SYNC_RING = 1 << 16 };
+enum { CANARY_BYTES = 64, SYNC_RING = 1 << 16 };
+constexpr int PAGE = 4096;
 
 enum thread_order order;
 /* Fibers that no thread uses, the last given back first. */
