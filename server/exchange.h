@@ -15,6 +15,7 @@
 #define SERVER_EXCHANGE_H
 
 #include "server/fields.h"
+#include "server/keys.h"
 #include "server/text.h"
 
 #include <stdatomic.h>
@@ -44,10 +45,13 @@ struct exchange {
     char method[16];
     char path[EXCHANGE_PATH_MAX]; /* longer ones are cut: no route has such a name */
     bool deep;                    /* the query has deep=1 */
+    bool admin;                   /* came in at the admin port */
     char id[EXCHANGE_ID_MAX];     /* the client's x-request-id, or one of ours */
-    struct text body;             /* Owner: this. A route may take it */
-    int64_t begin_us;             /* when the head had arrived */
-    void *waker;                  /* for exchange_wake: outlives the exchange */
+    char trace_id[TRACE_ID_MAX];  /* of the client's traceparent, "" = none */
+    char span_id[TRACE_SPAN_MAX];
+    struct text body; /* Owner: this. A route may take it */
+    int64_t begin_us; /* when the head had arrived */
+    void *waker;      /* for exchange_wake: outlives the exchange */
 
     /* The answer: set by the route or its work. */
     int status; /* 0 = not yet */

@@ -142,7 +142,10 @@ static bool http_check_head(struct http_exchange *hx, struct api_error *error)
                                  length, (long long)config->max_body_bytes);
         }
     }
-    return true;
+    return config->head(
+        config->ctx, &hx->x,
+        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
+        error);
 }
 
 static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
@@ -168,6 +171,9 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     x->is_post = strcmp(method, "POST") == 0;
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
     x->deep = deep != NULL && strcmp(deep, "1") == 0;
+    x->admin = http->config.admin;
+    (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
+                     x->span_id);
     http_take_id(x, mhd);
     watch_body(conn, x);
     struct api_error error = {0};
@@ -445,11 +451,11 @@ static enum err_code http_start_daemon(struct http *http, struct err *err)
     http->daemon = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, NULL, NULL,
         http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd, MHD_OPTION_THREAD_POOL_SIZE,
-        (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)config->keepalive_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL,
-        MHD_OPTION_NOTIFY_COMPLETED, http_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
-        http_connection, http, MHD_OPTION_END);
+        config->admin ? 0u : (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)config->keepalive_s,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
+        1, MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED,
+        http_completed, http, MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
     if (http->daemon == NULL) {
         return err_set(err, ERR_IO, "the HTTP threads cannot be started");
     }

@@ -20,6 +20,9 @@ struct http_config {
     int max_connections;
     int64_t max_body_bytes;
     int keepalive_s, header_timeout_s, body_timeout_s;
+    bool admin; /* for its exchanges; one thread is enough */
+    /* A head is here: whether to go on. Else error is answered, before the body is read. */
+    bool (*head)(void *ctx, struct exchange *x, const char *authorization, struct api_error *error);
     /* A whole request is here: answer it or leave work behind. On an http thread. */
     void (*handle)(void *ctx, struct exchange *x);
     /* The exchange is over, answered or not: for log and metrics. On an http thread. */

@@ -57,7 +57,11 @@ struct options {
 
     /* HTTP */
     const char *host;
-    int port; /* 0 = take a free one */
+    int port;                 /* 0 = take a free one */
+    int admin_port;           /* 0 = none */
+    const char *api_key_file; /* "" = no keys are asked for */
+    bool metrics_auth;
+    const char *metrics_compat; /* none | vllm | tgi */
     int max_connections;
     int keepalive_s;
     int header_timeout_s;

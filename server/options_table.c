@@ -95,6 +95,13 @@ const struct option_row option_rows[] = {
 
     TEXT("host", host, SERVE, "0.0.0.0", "address to listen on; 127.0.0.1 for this machine only"),
     INT("port", port, SERVE, "8000", 0, 65535, "port to listen on; 0 takes a free one"),
+    INT("admin-port", admin_port, SERVE, "0", 0, 65535,
+        "serve /metrics there instead, and health; 0 = at the port of all else"),
+    TEXT("api-key-file", api_key_file, SERVE, "",
+         "keys that requests must bring, one per line; read again on SIGHUP; without it no key"),
+    FLAG("metrics-auth", metrics_auth, SERVE, "ask for a key at /metrics too"),
+    CHOICE("metrics-compat", metrics_compat, SERVE, "none", "none|vllm|tgi",
+           "also give the metrics under the names of this server"),
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,
         "open connections; more get 503"),
     INT("keepalive-s", keepalive_s, SERVE, "120", 1, 86400,

@@ -9,10 +9,12 @@
 enum {
     ROUTE_GET = 1,
     ROUTE_POST = 2,
-    ROUTE_ENGINE = 4, /* needs the loaded model */
-    ROUTE_WORK = 8,   /* gives the engine work: not while draining */
-    ROUTE_QUIET = 16, /* probed all the time: logged only when it fails or at debug */
-    ROUTE_PREFIX = 32 /* the path goes on */
+    ROUTE_ENGINE = 4,  /* needs the loaded model */
+    ROUTE_WORK = 8,    /* gives the engine work: not while draining */
+    ROUTE_QUIET = 16,  /* probed all the time: logged only when it fails or at debug */
+    ROUTE_PREFIX = 32, /* the path goes on */
+    ROUTE_OPEN = 64,   /* needs no key, and is at the admin port too */
+    ROUTE_METRICS = 128
 };
 
 struct route {
@@ -31,18 +33,18 @@ static const struct route table[] = {
     {"/v1/models/", ROUTE_GET | ROUTE_ENGINE | ROUTE_PREFIX, api_models},
     {"/v1/chat/completions", ROUTE_POST | ROUTE_ENGINE, api_chat},
     {"/info", ROUTE_GET | ROUTE_ENGINE, api_info},
-    {"/version", ROUTE_GET, api_version},
-    {"/health", ROUTE_GET | ROUTE_QUIET, api_ready},
-    {"/health/ready", ROUTE_GET | ROUTE_QUIET, api_ready},
-    {"/health/live", ROUTE_GET | ROUTE_QUIET, api_live},
-    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET, api_ready},
-    {"/v1/health", ROUTE_GET | ROUTE_QUIET, api_ready},
-    {"/livez", ROUTE_GET | ROUTE_QUIET, api_live},
-    {"/readyz", ROUTE_GET | ROUTE_QUIET, api_ready},
-    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET, api_live},
-    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET, api_ready},
-    {"/metrics", ROUTE_GET | ROUTE_QUIET, api_metrics},
-    {"/", ROUTE_GET, api_root},
+    {"/version", ROUTE_GET | ROUTE_OPEN, api_version},
+    {"/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/v1/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/livez", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/readyz", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics},
+    {"/", ROUTE_GET | ROUTE_OPEN, api_root},
 };
 
 enum { ROUTE_N = sizeof table / sizeof table[0] };
@@ -169,6 +171,32 @@ void routes_time_headers(struct exchange *x, const struct request *request)
 
 /* ---- before and after ---------------------------------------------------------------------- */
 
+/* Whether the route is at the port that the request came to. */
+static bool routes_is_here(const struct server *server, const struct exchange *x, int flags)
+{
+    if ((flags & ROUTE_METRICS) != 0) {
+        return x->admin || server->options->admin_port == 0;
+    }
+    return !x->admin || (flags & ROUTE_OPEN) != 0;
+}
+
+bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
+{
+    const struct server *const server = ctx;
+    x->route = routes_find(x->path);
+    const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
+    const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
+    if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
+        keys_allow(server->keys, authorization)) {
+        return true;
+    }
+    exchange_header(x, "WWW-Authenticate", "Bearer");
+    return api_error_set(error, 401, "invalid_api_key", "Authorization",
+                         authorization == NULL || authorization[0] == '\0'
+                             ? "this server asks for an API key: send Authorization: Bearer KEY"
+                             : "the Authorization header brings no valid API key: send Bearer KEY");
+}
+
 /* What stands in the way of running the route; true = it was answered. */
 static bool routes_blocked(struct server *server, struct exchange *x, const struct route *route)
 {
@@ -206,9 +234,9 @@ static bool routes_blocked(struct server *server, struct exchange *x, const stru
 void routes_handle(void *ctx, struct exchange *x)
 {
     struct server *const server = ctx;
-    x->route = routes_find(x->path);
-    if (x->route < 0) {
-        exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s here", x->path);
+    if (x->route < 0 || !routes_is_here(server, x, table[x->route].flags)) {
+        exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port",
+                        x->path);
     } else if (!routes_blocked(server, x, &table[x->route])) {
         table[x->route].run(server, x);
     }
@@ -224,14 +252,19 @@ void routes_done(void *ctx, const struct exchange *x)
     const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
     char id[2 * EXCHANGE_ID_MAX];
     char path[2 * EXCHANGE_PATH_MAX];
+    char trace[TRACE_ID_MAX + TRACE_SPAN_MAX + 32] = "";
+    if (x->trace_id[0] != '\0') {
+        (void)snprintf(trace, sizeof trace, " trace_id=\"%s\" parent_id=\"%s\"", x->trace_id,
+                       x->span_id);
+    }
     log_event(quiet && (status < 400 || status == 503) ? LEVEL_DEBUG : LEVEL_INFO, "request",
               "id=%s method=%s path=%s status=%d code=%s ms=%.3f prompt_tokens=%lld "
-              "generated_tokens=%lld bytes=%zu",
+              "generated_tokens=%lld bytes=%zu%s",
               log_quote(id, sizeof id, x->id), x->method, log_quote(path, sizeof path, x->path),
               status,
               status == 499     ? "client_left"
               : x->code != NULL ? x->code
                                 : "-",
               (double)(engine_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
-              (long long)x->n_generated, x->sent_bytes);
+              (long long)x->n_generated, x->sent_bytes, trace);
 }

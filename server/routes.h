@@ -14,6 +14,8 @@
 struct server {
     const struct options *options; /* Borrowed */
     struct http *http;             /* Owner: serve.c */
+    struct http *admin;            /* Owner: serve.c; NULL = all is at the one port */
+    struct keys *keys;             /* Owner: serve.c; NULL = no keys are asked for */
     _Atomic(struct engine *)
         engine; /* Owner: serve.c. NULL while it loads; limits are set before */
     struct api_limits limits;
@@ -28,6 +30,7 @@ struct server {
 };
 
 /* http.c's callbacks; ctx is the struct server. */
+bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error);
 void routes_handle(void *ctx, struct exchange *x);
 void routes_done(void *ctx, const struct exchange *x);
 

@@ -27,7 +27,10 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-enum { SERVE_FLUSH_US = 2 * 1000000 /* for the last answers to reach slow clients */ };
+enum {
+    SERVE_FLUSH_US = 2 * 1000000, /* for the last answers to reach slow clients */
+    ADMIN_CONNECTIONS = 64
+};
 
 /* The thread that opens the engine, so that signals and probes are answered meanwhile. */
 struct loader {
@@ -118,6 +121,7 @@ static void arm_second_signal(const sigset_t *signals)
 {
     const struct sigaction action = {.sa_handler = exit_now};
     CHECK(sigaction(SIGTERM, &action, NULL) == 0 && sigaction(SIGINT, &action, NULL) == 0);
+    CHECK(signal(SIGHUP, SIG_IGN) != SIG_ERR);
     CHECK(pthread_sigmask(SIG_UNBLOCK, signals, NULL) == 0);
 }
 
@@ -137,27 +141,50 @@ static void drain(struct server *server, struct engine *engine)
     const int n_cut =
         engine_drain(engine, engine_now_us() + options->shutdown_timeout_s * INT64_C(1000000));
     /* The engine has ended, and every request with it: what is left is to send the answers. */
+    http_stop(server->admin, 0); /* it looks into the other */
     http_stop(server->http, engine_now_us() + SERVE_FLUSH_US);
-    server->http = NULL;
+    server->http = server->admin = NULL;
     log_event(LEVEL_INFO, "stopped", "cut_short=%d", n_cut);
 }
 
-/* Waits for a signal, or until event_fd is raised. true: a signal came. */
-static bool wait_for_signal(int signal_fd, int event_fd)
+/* SIGHUP: keys that cannot be read leave the old ones in force. */
+static void reload_keys(struct server *server)
+{
+    struct err err = {0};
+    int n = 0;
+    char why[sizeof err.message + 3];
+    if (server->keys == NULL) {
+        log_event(LEVEL_WARN, "reload", "reason=%s",
+                  log_quote(why, sizeof why, "nothing to read again: there is no --api-key-file"));
+    } else if (keys_reload(server->keys, &n, &err) == ERR_OK) {
+        log_event(LEVEL_INFO, "reload", "keys=%d", n);
+    } else {
+        log_event(LEVEL_ERROR, "reload", "reason=%s", log_quote(why, sizeof why, err.message));
+    }
+}
+
+/* Waits for a signal to end, or until event_fd is raised. true: the signal came. */
+static bool wait_for_signal(struct server *server, int signal_fd, int event_fd)
 {
     struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN},
                             {.fd = event_fd, .events = POLLIN}};
-    while (poll(fds, 2, -1) < 0) {
-        CHECK(errno == EINTR);
+    for (;;) {
+        if (poll(fds, 2, -1) < 0) {
+            CHECK(errno == EINTR);
+            continue;
+        }
+        if ((fds[0].revents & POLLIN) == 0) {
+            return false;
+        }
+        /* Takes the signal: one that stays pending would count as the second when they are
+         * unblocked. */
+        struct signalfd_siginfo taken;
+        CHECK(read(signal_fd, &taken, sizeof taken) == sizeof taken);
+        if (taken.ssi_signo != SIGHUP) {
+            return true;
+        }
+        reload_keys(server);
     }
-    if ((fds[0].revents & POLLIN) == 0) {
-        return false;
-    }
-    /* Takes the signal: one that stays pending would count as the second when they are unblocked.
-     */
-    struct signalfd_siginfo taken;
-    CHECK(read(signal_fd, &taken, sizeof taken) == sizeof taken);
-    return true;
 }
 
 /* ---- the whole ----------------------------------------------------------------------------- */
@@ -193,7 +220,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         .server = server, .done_fd = eventfd(0, EFD_CLOEXEC), .failed_fd = eventfd(0, EFD_CLOEXEC)};
     CHECK(loader.done_fd >= 0 && loader.failed_fd >= 0);
     CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
-    if (wait_for_signal(signal_fd, loader.done_fd)) {
+    if (wait_for_signal(server, signal_fd, loader.done_fd)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
         _exit(0); /* nothing is under way but the loading, which cannot be interrupted */
     }
@@ -201,13 +228,14 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     (void)close(loader.done_fd);
     struct engine *const engine = loader.engine;
     if (engine == NULL) {
+        http_stop(server->admin, 0);
         http_stop(server->http, 0);
         return serve_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
-    (void)wait_for_signal(signal_fd, loader.failed_fd);
+    (void)wait_for_signal(server, signal_fd, loader.failed_fd);
     arm_second_signal(signals);
     drain(server, engine);
     const bool failed = engine_state(engine) == ENGINE_FAILED; /* also while it drained */
@@ -225,6 +253,40 @@ static enum log_level log_level_of(const char *name)
         }
     }
     return LEVEL_INFO;
+}
+
+/* Reads the keys and opens the ports. */
+static enum err_code serve_open(struct server *server, struct err *err)
+{
+    const struct options *const options = server->options;
+    if (options->api_key_file[0] != '\0') {
+        const enum err_code code = keys_open(&server->keys, options->api_key_file, err);
+        if (code != ERR_OK) {
+            return code;
+        }
+    }
+    struct http_config config = {.host = options->host,
+                                 .port = options->port,
+                                 .max_connections = options->max_connections,
+                                 .max_body_bytes = options->max_body_bytes,
+                                 .keepalive_s = options->keepalive_s,
+                                 .header_timeout_s = options->header_timeout_s,
+                                 .body_timeout_s = options->body_timeout_s,
+                                 .head = routes_head,
+                                 .handle = routes_handle,
+                                 .done = routes_done,
+                                 .ctx = server};
+    enum err_code code = http_start(&server->http, &config, err);
+    if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
+        config.port = options->admin_port;
+        config.max_connections = ADMIN_CONNECTIONS;
+        config.admin = true;
+        code = http_start(&server->admin, &config, err);
+        if (code != ERR_OK) {
+            http_stop(server->http, 0);
+        }
+    }
+    return code;
 }
 
 int serve_run(const struct options *options)
@@ -251,26 +313,15 @@ int serve_run(const struct options *options)
     (void)sigemptyset(&signals);
     (void)sigaddset(&signals, SIGTERM);
     (void)sigaddset(&signals, SIGINT);
+    (void)sigaddset(&signals, SIGHUP);
     CHECK(pthread_sigmask(SIG_BLOCK, &signals, NULL) == 0);
     CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
     const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
     CHECK(signal_fd >= 0);
-    const struct http_config config = {.host = options->host,
-                                       .port = options->port,
-                                       .max_connections = options->max_connections,
-                                       .max_body_bytes = options->max_body_bytes,
-                                       .keepalive_s = options->keepalive_s,
-                                       .header_timeout_s = options->header_timeout_s,
-                                       .body_timeout_s = options->body_timeout_s,
-                                       .handle = routes_handle,
-                                       .done = routes_done,
-                                       .ctx = server};
     struct err err = {0};
-    if (http_start(&server->http, &config, &err) == ERR_OK) {
-        status = serve_loop(server, &signals, signal_fd);
-    } else {
-        status = serve_fail(&err);
-    }
+    status = serve_open(server, &err) == ERR_OK ? serve_loop(server, &signals, signal_fd)
+                                                : serve_fail(&err);
+    keys_close(server->keys);
     (void)close(signal_fd);
     free(server);
     return status;

@@ -29,7 +29,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
             max-seqs max-batch-tokens max-queue max-queue-tokens max-items max-logprobs
             max-body-bytes default-max-tokens timeout-ms stall-ready-s stall-live-s drain-delay-s
             shutdown-timeout-s keepalive-s memory-placement deterministic memory-trace strict log-format
-            check""".split():
+            check api-key-file admin-port metrics-auth metrics-compat""".split():
         assert re.search(r"^  --%s\b" % flag, text, re.M), flag
     for flag, default in [("port", 8000), ("max-queue", 128), ("max-body-bytes", 8388608),
                           ("keepalive-s", 120), ("max-logprobs", 20), ("drain-delay-s", 5)]:
@@ -41,7 +41,6 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["sevre"], "no command 'sevre'"),
     (["help", "nope"], "no command 'nope'"),
     (["serve", "--prot", "1"], "unknown option --prot; did you mean --port"),
-    (["serve", "--api-key-file", "x"], "unknown option --api-key-file"),
     (["serve", "--stride", "3"], "--stride is not an option of serve"),
     (["serve", "-p", "80"], "unknown option -p"),
     (["serve", "--port"], "--port needs a value"),

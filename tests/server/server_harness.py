@@ -45,7 +45,7 @@ class Server:
         if wait:
             self.wait_ready()
 
-    def find_port(self):
+    def find_port(self, other_than=0):
         """The kernel's table tells the port before the ready line does."""
 
         def look():
@@ -59,8 +59,10 @@ class Server:
                     pass
             for line in open("/proc/net/tcp").read().splitlines()[1:]:
                 field = line.split()
-                if field[3] == "0A" and "socket:[%s]" % field[9] in inodes:
-                    return int(field[1].split(":")[1], 16)
+                port = int(field[1].split(":")[1], 16)
+                if (field[3] == "0A" and "socket:[%s]" % field[9] in inodes
+                        and port != other_than):
+                    return port
             return None
 
         return eventually(look, "a listening port")

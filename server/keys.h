@@ -1,0 +1,45 @@
+/* Who may ask: the API keys of --api-key-file, and what a request's head says of its sender.
+ *
+ * The file has one key per line; blank lines and lines that begin with # are left out. It is read
+ * at start and again after SIGHUP; a file that cannot be taken then leaves the old keys in force.
+ * Keys are compared in a time that depends on their number alone. */
+#ifndef SERVER_KEYS_H
+#define SERVER_KEYS_H
+
+#include "kernels/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum {
+    KEYS_MAX = 1024,
+    KEY_BYTES_MAX = 256,
+    TRACE_ID_MAX = 33,  /* 32 hexadecimal digits and the end */
+    TRACE_SPAN_MAX = 17 /* 16 */
+};
+
+struct keys;
+
+/* ERR_IO if the file cannot be read, ERR_FORMAT names path and line of what is no key. */
+enum err_code keys_open(struct keys **keys, const char *path, struct err *err);
+void keys_close(struct keys *keys); /* NULL is fine */
+
+/* Reads the file again; *n becomes the number of keys. Any thread. */
+enum err_code keys_reload(struct keys *keys, int *n, struct err *err);
+
+/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Any thread. */
+bool keys_allow(struct keys *keys, const char *authorization);
+
+/* Reads text as a key file into key, at most KEYS_MAX; path is for errors. */
+struct key {
+    size_t bytes;
+    char text[KEY_BYTES_MAX]; /* zeros after bytes */
+};
+enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
+                         struct err *err);
+
+/* The ids of a W3C traceparent header (Trace Context, section 3.2): version-trace-parent-flags.
+ * false: absent or not valid, and both ids are "". */
+bool keys_trace(const char *traceparent, char trace_id[TRACE_ID_MAX], char span_id[TRACE_SPAN_MAX]);
+
+#endif

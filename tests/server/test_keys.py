@@ -1,0 +1,163 @@
+"""API keys, the admin port, trace ids: who may ask what, where, and what the log says of it."""
+
+import json
+import signal
+import socket
+import subprocess
+
+import pytest
+import requests
+
+from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually
+
+KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n"
+
+
+def bearer(key):
+    return {"Authorization": "Bearer " + key}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(KEYS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(key_file):
+    with Server("--api-key-file", str(key_file), "--log-format", "json") as server:
+        yield server
+
+
+def get(server, path, **headers):
+    return requests.get(server.url + path, headers=headers, timeout=PATIENCE)
+
+
+BODY = json.dumps({"prompt": "A", "max_tokens": 1})
+
+
+@pytest.mark.parametrize("key", ["alpha-key", "beta-key"])
+def test_each_key_of_the_file_opens(guarded, key):
+    assert guarded.post("/generate", BODY, headers=bearer(key)).status_code == 200
+    assert get(guarded, "/v1/models", **bearer(key)).status_code == 200
+    assert get(guarded, "/info", Authorization="bearer  " + key).status_code == 200
+
+
+@pytest.mark.parametrize("header", [
+    None, "", "Bearer ", "Bearer", "alpha-key", "Basic alpha-key", "Bearer alpha-ke",
+    "Bearer alpha-keyx", "Bearer ALPHA-KEY", "Bearer #", "Bearer " + "a" * 300, "Bearer # ours"])
+def test_anything_else_is_401(guarded, header):
+    headers = {} if header is None else {"Authorization": header}
+    answer = requests.post(guarded.url + "/score", data=BODY, headers=headers, timeout=PATIENCE)
+    assert "API key" in error_of(answer, 401, "invalid_api_key", "Authorization")
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_refused_before_the_body_is_read(guarded):
+    with guarded.connect() as s:
+        s.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert b" 401 " in s.recv(65536).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/live", "/ping", "/livez",
+                                  "/readyz", "/v1/health", "/version", "/", "/metrics"])
+def test_open_routes_need_no_key(guarded, path):
+    assert get(guarded, path).status_code == 200
+
+
+def test_unknown_paths_are_404_without_a_key(guarded):
+    error_of(get(guarded, "/nowhere"), 404, "route_not_found")
+
+
+def test_refusals_are_counted_and_no_key_is_logged(guarded):
+    before = guarded.metric('requests_rejected_total{reason="auth"}')
+    get(guarded, "/info", **bearer("wrong-secret"))
+    eventually(lambda: guarded.metric('requests_rejected_total{reason="auth"}') == before + 1,
+               "the refusal in the metrics")
+    assert guarded.metric('requests_total{route="/info",code="401"}') >= 1
+    assert "wrong-secret" not in guarded.read_log() and "alpha-key" not in guarded.read_log()
+
+
+def test_trace_ids_of_the_client_are_logged(guarded):
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    get(guarded, "/info", traceparent="00-%s-%s-01" % (trace, parent), **{"x-request-id": "traced"})
+    get(guarded, "/info", traceparent="00-%s-%s-01" % ("0" * 32, parent),
+        **{"x-request-id": "not-traced"})
+
+    def lines():
+        events = [json.loads(line) for line in guarded.read_log().splitlines()]
+        found = {e["id"]: e for e in events if e["event"] == "request"}
+        return found if {"traced", "not-traced"} <= set(found) else None
+
+    found = eventually(lines, "both requests in the log")
+    assert (found["traced"]["trace_id"], found["traced"]["parent_id"]) == (trace, parent)
+    assert "trace_id" not in found["not-traced"]
+
+
+def test_hangup_signal_reads_the_keys_again_and_keeps_them_if_it_cannot(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("old\n")
+    with Server("--api-key-file", str(path), "--metrics-auth") as server:
+        def status(key):
+            return get(server, "/v1/models", **bearer(key)).status_code
+
+        def reload(text, count):
+            path.write_text(text)
+            server.process.send_signal(signal.SIGHUP)
+            eventually(lambda: server.read_log().count("event=reload") == count, "reload")
+
+        assert (status("old"), status("new")) == (200, 401)
+        reload("new\n", 1)
+        assert (status("old"), status("new")) == (401, 200)
+        reload("two words\n", 2)
+        assert (status("old"), status("new")) == (401, 200)
+        assert "line 1 has a blank" in server.read_log()
+        assert get(server, "/metrics").status_code == 401
+        assert get(server, "/metrics", **bearer("new")).status_code == 200
+
+
+def test_hangup_signal_without_a_key_file_does_no_harm():
+    with Server() as server:
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "there is no --api-key-file" in server.read_log(), "the warning")
+        assert server.get("/health/ready").status_code == 200
+
+
+def test_admin_port_takes_the_metrics_and_gives_no_work(key_file):
+    port = free_port()
+    with Server("--admin-port", str(port), "--api-key-file", str(key_file),
+                wait=False) as server:
+        admin = "http://127.0.0.1:%d" % port
+        # Two ports listen, and the table does not say which is which.
+        server.port = eventually(lambda: server.find_port(other_than=port), "the other port")
+        server.url = "http://127.0.0.1:%d" % server.port
+        server.wait_ready()
+        answer = requests.get(admin + "/metrics", timeout=PATIENCE)
+        assert answer.status_code == 200 and "pkmserve_engine_state" in answer.text
+        assert requests.get(admin + "/health/ready", timeout=PATIENCE).status_code == 200
+        error_of(get(server, "/metrics"), 404, "route_not_found")
+        for path in ("/info", "/v1/models"):
+            error_of(requests.get(admin + path, timeout=PATIENCE), 404, "route_not_found")
+        answer = requests.post(admin + "/generate", data=BODY, timeout=PATIENCE)
+        error_of(answer, 404, "route_not_found")
+
+
+@pytest.mark.parametrize("text, wanted", [
+    (None, "No such file"), ("\n# none\n", "no key in it"), ("a b\n", "line 1 has a blank"),
+    ("ok\n" + "k" * 257, "line 2 has 257 bytes"), ("k\n" * 1025, "more than 1024 keys"),
+    ("schl\u00fcssel\n", "not printable ASCII")])
+def test_a_key_file_that_cannot_be_taken_ends_the_start(tmp_path, text, wanted):
+    path = tmp_path / "keys"
+    if text is not None:
+        path.write_text(text)
+    run = subprocess.run([PROGRAM, "serve", "--port", "0", "--api-key-file", str(path)],
+                         capture_output=True, text=True, timeout=PATIENCE)
+    assert run.returncode == 1 and str(path) in run.stderr and wanted in run.stderr, run
+    assert run.stderr.count("\n") == 1
