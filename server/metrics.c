@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "server/http.h"
+#include "server/metrics_compat.h"
 #include "server/routes.h"
 #include "server/version.h"
 
@@ -12,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+enum { METRICS_NAME_MAX = 96 };
 
 static const int codes[METRICS_CODE_N - 1] = {200, 400, 401, 403, 404, 405, 408,
                                               413, 429, 499, 500, 503, 504};
@@ -117,25 +120,38 @@ static void write_one(struct text *out, const char *name, const char *type, cons
     text_printf(out, "pkmserve_%s %.17g\n", name, value);
 }
 
-static void write_histogram(struct text *out, const char *name, const char *help,
-                            const struct histogram *h)
+void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
+                           const struct histogram *h)
 {
-    write_head(out, name, "histogram", help);
+    const char *const comma = labels[0] != '\0' ? "," : "";
+    text_printf(out, "# HELP %s %s\n# TYPE %s histogram\n", name, help, name);
     long long sum = 0;
     for (int i = 0; i < h->n_bound; i++) {
         sum += get(&h->bucket[i]);
-        text_printf(out, "pkmserve_%s_bucket{le=\"%.15g\"} %lld\n", name, h->bound[i], sum);
+        text_printf(out, "%s_bucket{%s%sle=\"%.15g\"} %lld\n", name, labels, comma, h->bound[i],
+                    sum);
     }
     /* The count is the sum of the buckets, so that a scrape in the middle of an observation is
      * consistent. */
     sum += get(&h->bucket[h->n_bound]);
-    text_printf(out, "pkmserve_%s_bucket{le=\"+Inf\"} %lld\n", name, sum);
-    text_printf(out, "pkmserve_%s_sum %.17g\n", name, (double)get(&h->sum_micro) * 1e-6);
-    text_printf(out, "pkmserve_%s_count %lld\n", name, sum);
+    text_printf(out, "%s_bucket{%s%sle=\"+Inf\"} %lld\n", name, labels, comma, sum);
+    const char *const open = labels[0] != '\0' ? "{" : "";
+    const char *const close = labels[0] != '\0' ? "}" : "";
+    text_printf(out, "%s_sum%s%s%s %.17g\n", name, open, labels, close,
+                (double)get(&h->sum_micro) * 1e-6);
+    text_printf(out, "%s_count%s%s%s %lld\n", name, open, labels, close, sum);
 }
 
-/* A label's value: quotes, backslashes and line ends escaped. */
-static void write_label(struct text *out, const char *value)
+static void write_histogram(struct text *out, const char *name, const char *help,
+                            const struct histogram *h)
+{
+    char full[METRICS_NAME_MAX];
+    const int n = snprintf(full, sizeof full, "pkmserve_%s", name);
+    CHECK(n > 0 && n < (int)sizeof full);
+    metrics_put_histogram(out, full, "", help, h);
+}
+
+void metrics_put_label(struct text *out, const char *value)
 {
     for (const char *c = value; *c != '\0'; c++) {
         if (*c == '"' || *c == '\\') {
@@ -357,7 +373,7 @@ static void write_model(struct text *out, struct server *server, struct engine *
                 KV_PAGE, get(&stats->kv_pages));
     write_head(out, "model_info", "gauge", "The model.");
     text_puts(out, "pkmserve_model_info{model_name=\"");
-    write_label(out, server->limits.model_name);
+    metrics_put_label(out, server->limits.model_name);
     text_printf(out,
                 "\",family=\"%s\",dtype=\"%s\",n_layer=\"%d\",d_model=\"%d\",n_memory=\"%d\","
                 "max_model_len=\"%d\",memory_placement=\"%s\",deterministic=\"%s\"} 1\n",
@@ -401,6 +417,13 @@ static void write_process(struct text *out, const struct server *server)
     }
 }
 
+static enum metrics_compat compat_of(const char *name)
+{
+    return strcmp(name, "vllm") == 0  ? METRICS_COMPAT_VLLM
+           : strcmp(name, "tgi") == 0 ? METRICS_COMPAT_TGI
+                                      : METRICS_COMPAT_NONE;
+}
+
 void metrics_write(struct text *out, struct server *server)
 {
     struct engine *const engine = atomic_load(&server->engine);
@@ -413,6 +436,8 @@ void metrics_write(struct text *out, struct server *server)
         write_engine_gauges(out, engine, stats);
         write_histograms(out, stats);
         write_model(out, server, engine, stats);
+        metrics_compat_write(out, compat_of(server->options->metrics_compat),
+                             server->limits.model_name, engine);
     }
     write_head(out, "build_info", "gauge", "The program.");
     text_printf(out, "pkmserve_build_info{version=\"%s\",backend=\"%s\"} 1\n", PKMSERVE_VERSION,

@@ -38,6 +38,12 @@ void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
 /* Prometheus text of everything. */
 void metrics_write(struct text *out, struct server *server);
 
+/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. */
+void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
+                           const struct histogram *h);
+/* A label's value: quotes, backslashes and line ends escaped. */
+void metrics_put_label(struct text *out, const char *value);
+
 int64_t metrics_unix_seconds(void);
 
 #endif
