@@ -46,15 +46,16 @@ static enum err_code refuse(const struct queue *queue, int64_t n_token, struct e
         return err_set(err, queue->closed, "%s", queue->closed_why);
     }
     if (queue->n_waiting >= queue->n_waiting_max || queue->spare == NULL) {
-        return err_set(err, ERR_QUEUE_FULL, "the queue is full: %d of %d requests wait; try later",
+        return err_set(err, ERR_QUEUE_FULL,
+                       "the queue is full: %d of %d requests wait (--max-queue); try later",
                        queue->n_waiting, queue->n_waiting_max);
     }
     /* A request larger than the whole limit may still enter an empty queue: refusing it then would
      * be refusing it for ever, with advice to try again. */
     if (queue->n_waiting > 0 && n_token > queue->n_token_max - queue->n_token) {
         return err_set(err, ERR_QUEUE_TOKENS,
-                       "the queue is full: %lld tokens wait, the limit is %lld, and this request "
-                       "has %lld; try later",
+                       "the queue is full: %lld tokens wait, the limit (--max-queue-tokens) is "
+                       "%lld, and this request has %lld; try later",
                        (long long)queue->n_token, (long long)queue->n_token_max,
                        (long long)n_token);
     }

@@ -47,6 +47,8 @@ struct exchange {
     bool deep;                    /* the query has deep=1 */
     bool admin;                   /* came in at the admin port */
     char id[EXCHANGE_ID_MAX];     /* the client's x-request-id, or one of ours */
+    uint64_t client;              /* who asks: its key, or without keys its address */
+    bool counted;                 /* among its client's requests: routes.c */
     char trace_id[TRACE_ID_MAX];  /* of the client's traceparent, "" = none */
     char span_id[TRACE_SPAN_MAX];
     struct text body; /* Owner: this. A route may take it */

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <microhttpd.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,6 +149,23 @@ static bool http_check_head(struct http_exchange *hx, struct api_error *error)
         error);
 }
 
+/* A number for the client's address, without its port. */
+static uint64_t http_address(struct MHD_Connection *mhd)
+{
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *const address = info != NULL ? info->client_addr : NULL;
+    if (address != NULL && address->sa_family == AF_INET) {
+        const struct sockaddr_in *const v4 = (const struct sockaddr_in *)(const void *)address;
+        return keys_hash(&v4->sin_addr, sizeof v4->sin_addr);
+    }
+    if (address != NULL && address->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *const v6 = (const struct sockaddr_in6 *)(const void *)address;
+        return keys_hash(&v6->sin6_addr, sizeof v6->sin6_addr);
+    }
+    return 0;
+}
+
 static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
                                         const char *url, const char *method)
 {
@@ -172,6 +190,7 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
     x->deep = deep != NULL && strcmp(deep, "1") == 0;
     x->admin = http->config.admin;
+    x->client = http_address(mhd);
     (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
                      x->span_id);
     http_take_id(x, mhd);

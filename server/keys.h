@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum {
     KEYS_MAX = 1024,
@@ -29,6 +30,9 @@ enum err_code keys_reload(struct keys *keys, int *n, struct err *err);
 
 /* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Any thread. */
 bool keys_allow(struct keys *keys, const char *authorization);
+
+/* A number that stands for a key or an address. */
+uint64_t keys_hash(const void *data, size_t bytes);
 
 /* Reads text as a key file into key, at most KEYS_MAX; path is for errors. */
 struct key {

@@ -61,7 +61,9 @@ struct options {
     int admin_port;           /* 0 = none */
     const char *api_key_file; /* "" = no keys are asked for */
     bool metrics_auth;
-    const char *metrics_compat; /* none | vllm | tgi */
+    int max_client_requests;     /* 0 = no limit */
+    const char *overload_status; /* 429 | 503 */
+    const char *metrics_compat;  /* none | vllm | tgi */
     int max_connections;
     int keepalive_s;
     int header_timeout_s;

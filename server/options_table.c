@@ -104,6 +104,11 @@ const struct option_row option_rows[] = {
            "also give the metrics under the names of this server"),
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,
         "open connections; more get 503"),
+    INT("max-client-requests", max_client_requests, SERVE, "0", 0, 65536,
+        "requests that one key, or without keys one address, may have under way; more get 429; "
+        "0 = no limit"),
+    CHOICE("overload-status", overload_status, SERVE, "429", "429|503",
+           "status of refusals because of load, for balancers that go elsewhere on one of them"),
     INT("keepalive-s", keepalive_s, SERVE, "120", 1, 86400,
         "an idle connection is closed after it"),
     INT("header-timeout-s", header_timeout_s, SERVE, "10", 1, 3600, "time for a request's headers"),

@@ -265,6 +265,10 @@ static enum err_code serve_open(struct server *server, struct err *err)
             return code;
         }
     }
+    const enum err_code counted = clients_open(&server->clients, options->max_connections, err);
+    if (counted != ERR_OK) {
+        return counted;
+    }
     struct http_config config = {.host = options->host,
                                  .port = options->port,
                                  .max_connections = options->max_connections,
@@ -322,6 +326,7 @@ int serve_run(const struct options *options)
     status = serve_open(server, &err) == ERR_OK ? serve_loop(server, &signals, signal_fd)
                                                 : serve_fail(&err);
     keys_close(server->keys);
+    clients_close(&server->clients);
     (void)close(signal_fd);
     free(server);
     return status;

@@ -32,7 +32,8 @@ struct environment {
     int sm; /* 90 = compute capability 9.0 */
     size_t memory_bytes;
     enum thread_order order;
-    uint64_t random; /* state */
+    uint64_t random;  /* state */
+    const char *hang; /* waits take as long as this file is there. NULL: none does */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;
@@ -46,6 +47,8 @@ void environment_read(void);
 struct environment *environment_get(void);
 /* Counts one event of this kind: the error that it must end with. */
 cudaError_t inject(enum injection kind);
+/* Comes back when the file of CUDA_HOST_HANG is not there. */
+void hang(void);
 uint64_t random_next(void);
 
 /* ---- runtime.cc ----------------------------------------------------------------------------- */

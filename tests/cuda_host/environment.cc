@@ -98,6 +98,7 @@ void environment_read(void)
     read_injection(INJECT_HOST_ALLOC, "CUDA_HOST_FAIL_HOST_ALLOC", cudaErrorMemoryAllocation);
     read_injection(INJECT_LAUNCH, "CUDA_HOST_FAIL_LAUNCH", cudaErrorLaunchOutOfResources);
     read_injection(INJECT_SYNC, "CUDA_HOST_FAIL_SYNC", cudaErrorLaunchFailure);
+    state.hang = getenv("CUDA_HOST_HANG");
 }
 
 struct environment *environment_get(void)
@@ -106,6 +107,14 @@ struct environment *environment_get(void)
         environment_read();
     }
     return &state;
+}
+
+void hang(void)
+{
+    const char *const file = environment_get()->hang;
+    while (file != nullptr && access(file, F_OK) == 0) {
+        usleep(10000);
+    }
 }
 
 cudaError_t inject(enum injection kind)

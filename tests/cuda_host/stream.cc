@@ -178,6 +178,7 @@ cudaError_t stream_append(struct cuda_host_stream *stream, struct work *work)
 
 cudaError_t stream_wait_begin(void)
 {
+    hang();
     const cudaError_t error = inject(INJECT_SYNC);
     if (api_refused() != cudaSuccess) {
         lose(&default_stream);

@@ -68,7 +68,7 @@ static void limits_are_kept(void **state)
     struct request *const c = new_request(PRIORITY_BULK);
     assert_int_equal(queue_push(&queue, a, 60, &err), ERR_OK);
     assert_int_equal(queue_push(&queue, b, 41, &err), ERR_QUEUE_TOKENS);
-    assert_non_null(strstr(err.message, "60 tokens wait, the limit is 100"));
+    assert_non_null(strstr(err.message, "60 tokens wait, the limit (--max-queue-tokens) is 100"));
     assert_int_equal(queue_push(&queue, b, 40, &err), ERR_OK);
     assert_int_equal(queue_push(&queue, c, 1, &err), ERR_QUEUE_FULL);
     assert_non_null(strstr(err.message, "2 of 2 requests wait"));

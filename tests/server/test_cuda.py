@@ -223,3 +223,24 @@ def test_a_failed_server_ends_by_itself(tmp_path):
         assert waiting.status_code == 500
         assert s.process.wait(PATIENCE) == 1
         assert "event=stopped" in s.read_log()
+
+
+def test_a_stalled_engine_is_not_ready_and_takes_no_work_until_it_moves_again(tmp_path):
+    hang = tmp_path / "hang"
+    with gpu(*ROOM, "--stall-ready-s", "1", CUDA_HOST_HANG=str(hang)) as s:
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(
+            s.post("/generate", {**LONG, "max_tokens": 20})))
+        hang.touch()
+        thread.start()
+        eventually(lambda: s.get("/health/ready").status_code == 503, "not ready")
+        health = s.get("/health")
+        assert health.json()["status"] == "stalled" and health.json()["last_step_age_ms"] >= 1000
+        assert s.get("/health/live").status_code == 200  # --stall-live-s is 120
+        refused = s.post("/generate", LONG)
+        assert "--stall-ready-s" in error_of(refused, 503, "engine_stalled")
+        assert "Retry-After" in refused.headers
+        hang.unlink()
+        thread.join()
+        assert answers[0].status_code == 200
+        assert s.get("/health/ready").status_code == 200

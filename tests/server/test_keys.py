@@ -123,6 +123,25 @@ def test_hangup_signal_reads_the_keys_again_and_keeps_them_if_it_cannot(tmp_path
         assert get(server, "/metrics", **bearer("new")).status_code == 200
 
 
+def test_one_client_may_not_take_all(key_file):
+    busy = {"prompt": "A", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with Server("--api-key-file", str(key_file), "--max-client-requests", "1") as server:
+        def post(key, body, **kw):
+            return requests.post(server.url + "/generate", json=body, headers=bearer(key),
+                                 timeout=PATIENCE, **kw)
+
+        with post("alpha-key", busy, stream=True) as running:
+            lines = running.iter_lines()  # a dropped iterator would close the connection
+            next(lines)
+            refused = post("alpha-key", busy)
+            assert "--max-client-requests" in error_of(refused, 429, "client_limit")
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert post("beta-key", {"prompt": "A", "max_tokens": 1}).status_code == 200
+            assert server.metric('requests_rejected_total{reason="client_limit"}') == 1
+        eventually(lambda: post("alpha-key", {"prompt": "A", "max_tokens": 1}).status_code == 200,
+                   "room again after the first has ended")
+
+
 def test_hangup_signal_without_a_key_file_does_no_harm():
     with Server() as server:
         server.process.send_signal(signal.SIGHUP)

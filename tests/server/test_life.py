@@ -69,15 +69,16 @@ def test_json_log():
         assert access["generated_tokens"] == 20 and access["ms"] > 0
 
 
-def test_full_queue_gets_429_with_retry_after():
-    with Server("--max-seqs", "1", "--max-queue", "1") as s:
+@pytest.mark.parametrize("status", [429, 503])
+def test_full_queue_gets_429_or_what_was_chosen_with_retry_after(status):
+    with Server("--max-seqs", "1", "--max-queue", "1", "--overload-status", str(status)) as s:
         held = [s.connect() for _ in range(2)]
         held[0].sendall(head("/generate", json.dumps(LONG).encode()))
         eventually(lambda: s.metric("num_requests_running") == 1, "running")
         held[1].sendall(head("/generate", json.dumps(LONG).encode()))
         eventually(lambda: s.metric("num_requests_waiting") == 1, "waiting")
         answer = s.post("/generate", SHORT)
-        error_of(answer, 429, "queue_full")
+        error_of(answer, status, "queue_full")
         assert int(answer.headers["Retry-After"]) >= 1
         assert int(answer.headers["retry-after-ms"]) >= 1
         assert s.metric('requests_rejected_total{reason="queue_full"}') == 1
