@@ -92,6 +92,7 @@ $(B)/%.$(1).o: %.c
 endef
 $(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
 
+$(B)/server/openapi.o: server/openapi.json
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)

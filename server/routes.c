@@ -43,6 +43,7 @@ static const struct route table[] = {
     {"/readyz", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
     {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
     {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi},
     {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics},
     {"/", ROUTE_GET | ROUTE_OPEN, api_root},
 };
@@ -75,10 +76,15 @@ static int routes_find(const char *path)
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-void routes_error(struct server *server, struct exchange *x, const struct api_error *error)
+void routes_error(struct server *server, struct exchange *x, const struct api_error *given)
 {
+    struct api_error overloaded = *given;
+    overloaded.status = 503;
+    const bool elsewhere =
+        given->status == 429 && strcmp(server->options->overload_status, "503") == 0;
+    const struct api_error *const error = elsewhere ? &overloaded : given;
     struct engine *const engine = atomic_load(&server->engine);
-    if (error->status == 429) {
+    if (given->status == 429) {
         const int wait_s = engine != NULL ? engine_retry_after_s(engine) : 1;
         exchange_header(x, "Retry-After", "%d", wait_s);
         exchange_header(x, "retry-after-ms", "%d", wait_s * 1000);
@@ -99,8 +105,30 @@ static void routes_refuse(struct server *server, struct exchange *x, int status,
     routes_error(server, x, &error);
 }
 
+/* Counts the request among its client's. false: too many, and x holds the error. */
+static bool routes_enter(struct server *server, struct exchange *x)
+{
+    const int max = server->options->max_client_requests;
+    if (max == 0 || x->counted || !x->is_post) {
+        return true;
+    }
+    x->counted = clients_enter(&server->clients, x->client, max);
+    if (!x->counted) {
+        struct api_error error = {0};
+        (void)api_error_set(&error, 429, "client_limit", NULL,
+                            "this client has %d requests under way, which is the limit "
+                            "(--max-client-requests): wait for one to end",
+                            max);
+        routes_error(server, x, &error);
+    }
+    return x->counted;
+}
+
 bool routes_submit(struct server *server, struct exchange *x, struct request *request)
 {
+    if (!routes_enter(server, x)) {
+        return false;
+    }
     struct engine *const engine = atomic_load(&server->engine);
     const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
@@ -186,6 +214,9 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     x->route = routes_find(x->path);
     const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
+    if (server->keys != NULL && authorization != NULL) {
+        x->client = keys_hash(authorization, strlen(authorization));
+    }
     if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
         keys_allow(server->keys, authorization)) {
         return true;
@@ -228,6 +259,16 @@ static bool routes_blocked(struct server *server, struct exchange *x, const stru
                       "the engine has failed; the server's log says why: restart it");
         return true;
     }
+    const int stall_s = server->options->stall_ready_s;
+    if ((route->flags & ROUTE_WORK) != 0 && engine_stalled_ms(engine) >= stall_s * INT64_C(1000)) {
+        struct api_error error = {0};
+        (void)api_error_set(&error, 503, "engine_stalled", NULL,
+                            "the engine has work but has made no step for %d s (--stall-ready-s): "
+                            "try another server, or this one later",
+                            stall_s);
+        routes_error(server, x, &error);
+        return true;
+    }
     return false;
 }
 
@@ -249,6 +290,9 @@ void routes_done(void *ctx, const struct exchange *x)
     const int route = x->route >= 0 ? x->route : ROUTE_N;
     const int status = atomic_load(&x->gone) ? 499 : x->status;
     metrics_count(&server->metrics, route, x->method, status, x->code);
+    if (x->counted) {
+        clients_leave(&server->clients, x->client);
+    }
     const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
     char id[2 * EXCHANGE_ID_MAX];
     char path[2 * EXCHANGE_PATH_MAX];

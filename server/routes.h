@@ -5,6 +5,7 @@
 #define SERVER_ROUTES_H
 
 #include "server/answer.h"
+#include "server/clients.h"
 #include "server/exchange.h"
 #include "server/input.h"
 #include "server/metrics.h"
@@ -17,7 +18,8 @@ struct server {
     struct http *admin;            /* Owner: serve.c; NULL = all is at the one port */
     struct keys *keys;             /* Owner: serve.c; NULL = no keys are asked for */
     _Atomic(struct engine *)
-        engine; /* Owner: serve.c. NULL while it loads; limits are set before */
+        engine;             /* Owner: serve.c. NULL while it loads; limits are set before */
+    struct clients clients; /* Owner: serve.c */
     struct api_limits limits;
     _Atomic(const char *) phase; /* while loading: static text */
     atomic_int progress_permille;
@@ -65,6 +67,7 @@ void api_live(struct server *server, struct exchange *x);
 void api_ready(struct server *server, struct exchange *x);
 void api_metrics(struct server *server, struct exchange *x);
 void api_root(struct server *server, struct exchange *x);
+void api_openapi(struct server *server, struct exchange *x);
 void api_chat(struct server *server, struct exchange *x);
 
 #endif
