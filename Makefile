@@ -19,6 +19,10 @@ SANITIZE ?=
 OPT      ?= -O2 -g
 SIMD_OPT ?= -O3
 FUZZ_SECONDS ?= 60
+STRESS_SECONDS ?= 60
+SOAK_SECONDS ?= 3600
+# Of the clients: newer than Debian's, where there is one.
+CLIENT_PYTHON ?= python3
 
 # ---- flags -------------------------------------------------------------------------------------
 
@@ -359,6 +363,18 @@ endif
 .PHONY: bench fmt lint clean help
 bench: all $(BENCH_BIN) ## measure a full-size model with random weights; prints Markdown tables
 	@tests/bench/run.sh $(B)
+
+.PHONY: stress soak check-clients
+stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)
+soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py soak --seconds $(SOAK_SECONDS)
+
+# A Python of its own for the clients: they come from PyPI, at the versions named there.
+check-clients: all ## the clients that people use, unmodified, against the server
+	@test -x $(B)/clients/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/clients && \
+	    $(B)/clients/bin/pip install -q -r tests/clients/requirements.txt; }
+	@PKMSERVE=$(B)/pkmserve $(B)/clients/bin/python -m pytest -q -rs -p no:cacheprovider tests/clients
 
 fmt: ## format the C and C++ sources
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc' '*.cu' '*.cuh')

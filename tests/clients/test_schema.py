@@ -1,0 +1,23 @@
+"""schemathesis against /openapi.json: whatever it makes up is answered as documented."""
+
+import os
+import subprocess
+import sys
+
+from server_harness import Server
+
+SECONDS = os.environ.get("SCHEMATHESIS_EXAMPLES", "60")
+
+
+def test_made_up_requests_get_documented_answers():
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance," \
+             "response_schema_conformance,negative_data_rejection,unsupported_method"
+    with Server("--timeout-ms", "60000", "--default-max-tokens", "4") as s:
+        run = subprocess.run(
+            [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run",
+             s.url + "/openapi.json", "--checks", checks, "--max-examples", SECONDS, "--seed", "1",
+             "--generation-deterministic", "--request-timeout", "120"],
+            capture_output=True, text=True)
+        print(run.stdout[-6000:])
+        assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+        assert s.get("/health/ready").status_code == 200
