@@ -33,6 +33,7 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
     if (check_option(o->max_model_len, 0, longest, "max_model_len", err) != ERR_OK ||
         check_option(o->max_seqs, 1, 4096, "max_seqs", err) != ERR_OK ||
         check_option(o->max_batch_tokens, 1, 1 << 20, "max_batch_tokens", err) != ERR_OK ||
+        check_option(o->bulk_step_ms, 0, 1 << 20, "bulk_step_ms", err) != ERR_OK ||
         check_option(o->max_queue, 1, 1 << 20, "max_queue", err) != ERR_OK ||
         check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "max_queue_tokens", err) != ERR_OK ||
         check_option(o->max_logprobs, 0, 1024, "max_logprobs", err) != ERR_OK ||
@@ -244,6 +245,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         return err->code;
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
+    engine->pace[0].rows = engine->pace[1].rows = o->max_batch_tokens;
     for (int m = 0; m < info->n_memory; m++) {
         const int n = info->memory[m].shape.n_head * info->memory[m].shape.k_top;
         engine->n_hit_column = n > engine->n_hit_column ? n : engine->n_hit_column;

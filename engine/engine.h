@@ -175,6 +175,7 @@ struct engine_options {
     int max_model_len;        /* 0 = the model's context */
     int max_seqs;             /* sequences running at once */
     int max_batch_tokens;     /* rows of one step */
+    int bulk_step_ms;         /* time of a step that bulk rows share with generations; 0 = any */
     int max_queue;            /* waiting requests */
     int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
     int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context, at most a quarter

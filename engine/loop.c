@@ -201,8 +201,19 @@ static void fill_step(struct engine *engine)
             .n_left = sequence_rows(seq),
         };
     }
-    plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens);
+    engine->beside = false;
     for (int i = 0; i < engine->n_active; i++) {
+        const struct plan_unit *const unit = &engine->plan[i];
+        engine->beside |= unit->priority == PRIORITY_INTERACTIVE;
+    }
+    plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens,
+              (int)engine->pace[engine->beside].rows);
+    engine->n_bulk_row = 0;
+    for (int i = 0; i < engine->n_active; i++) {
+        const struct plan_unit *const unit = &engine->plan[i];
+        if (!unit->decode && unit->priority == PRIORITY_BULK) {
+            engine->n_bulk_row += unit->n_take;
+        }
         engine->active[i]->n_row = 0;
         if (engine->plan[i].n_take > 0) {
             sequence_fill(engine->active[i], step, engine->plan[i].n_take);
@@ -301,6 +312,16 @@ static void take_step(struct engine *engine, int64_t now_us)
     }
 }
 
+/* Bulk rows of the steps to come, from the time that this one took. */
+static void learn_pace(struct engine *engine, double step_ms)
+{
+    if (engine->n_bulk_row > 0) {
+        const int times = engine->beside ? 1 : PLAN_ALONE;
+        plan_learn(&engine->pace[engine->beside], engine->n_bulk_row, step_ms,
+                   (double)engine->options.bulk_step_ms * times, engine->options.max_batch_tokens);
+    }
+}
+
 /* Runs one step over the active sequences; wakes for the last one while the device computes. */
 static enum err_code run_step(struct engine *engine, struct err *err)
 {
@@ -314,6 +335,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
         return err->code;
     }
     const int64_t end_us = engine_now_us();
+    learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);

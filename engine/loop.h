@@ -22,12 +22,15 @@ struct engine {
     struct sequence **active; /* [max_seqs] the first n_active: running, in order of admission */
     struct plan_unit *plan;   /* [max_seqs] of active */
     int n_spare, n_active;
-    int n_in_a_row;      /* interactive units admitted since bulk had a turn */
-    struct job *touched; /* jobs with something published since the last wake */
-    int32_t *hit_slots;  /* [n_tok_max, n_hit_column] memory look-ups of a step */
-    float *hit_shares;   /* same */
-    int n_hit_column;    /* widest memory; 0 = none */
-    char *text;          /* [text_max] scratch of the detokeniser */
+    struct plan_pace pace[2]; /* of bulk rows: alone, beside interactive units */
+    int n_bulk_row;           /* in the current step */
+    bool beside;              /* interactive units run */
+    int n_in_a_row;           /* interactive units admitted since bulk had a turn */
+    struct job *touched;      /* jobs with something published since the last wake */
+    int32_t *hit_slots;       /* [n_tok_max, n_hit_column] memory look-ups of a step */
+    float *hit_shares;        /* same */
+    int n_hit_column;         /* widest memory; 0 = none */
+    char *text;               /* [text_max] scratch of the detokeniser */
     size_t text_max;
     double drain_tokens, drain_s; /* tokens that left the queue in how many busy seconds */
 

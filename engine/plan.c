@@ -19,9 +19,9 @@ static int serve_class(struct plan_unit *unit, int n_unit, enum priority priorit
     return budget;
 }
 
-void plan_rows(struct plan_unit *unit, int n_unit, int budget)
+void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max)
 {
-    CHECK(n_unit <= budget);
+    CHECK(n_unit <= budget && bulk_max >= 1);
     int left = budget;
     int64_t want_bulk = 0;
     for (int i = 0; i < n_unit; i++) {
@@ -33,9 +33,25 @@ void plan_rows(struct plan_unit *unit, int n_unit, int budget)
         }
     }
     const int share = left / PLAN_BULK_SHARE > 0 ? left / PLAN_BULK_SHARE : 1;
-    const int kept = (int)min64(min64(want_bulk, share), left);
+    const int kept = (int)min64(min64(want_bulk, min64(share, bulk_max)), left);
     left = kept + serve_class(unit, n_unit, PRIORITY_INTERACTIVE, left - kept);
-    (void)serve_class(unit, n_unit, PRIORITY_BULK, left);
+    (void)serve_class(unit, n_unit, PRIORITY_BULK, (int)min64(left, bulk_max));
+}
+
+/* Too slow: as many as would have fitted, if time went by rows. In time with all that it was
+ * allowed: a quarter more. */
+void plan_learn(struct plan_pace *pace, int n_row, double step_ms, double target_ms, int budget)
+{
+    const double least = budget < PLAN_PACE_MIN ? budget : PLAN_PACE_MIN;
+    if (target_ms <= 0) {
+        pace->rows = budget;
+    } else if (step_ms > target_ms) {
+        const double fitting = n_row * target_ms / step_ms;
+        pace->rows = fitting < pace->rows ? fitting : pace->rows;
+    } else if (n_row >= (int)pace->rows) {
+        pace->rows *= 1.25;
+    }
+    pace->rows = pace->rows < least ? least : pace->rows > budget ? budget : pace->rows;
 }
 
 int plan_class(const struct plan_slots *slots)

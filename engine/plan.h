@@ -10,14 +10,17 @@
  *      what step 1 left (at least one row).
  *   4. A free sequence slot goes to the interactive queue first; after PLAN_BULK_SHARE - 1
  *      interactive units in a row while bulk work waits, the next one is bulk.
- *   5. Bulk units never hold all slots: one in PLAN_BULK_SHARE (at least one, where there are two
+ *   5. Bulk rows do not make others wait: a step that they share with interactive units aims at a
+ *      given time, one without at PLAN_ALONE times as much, since a new request waits for the step
+ *      under way (plan_pace).
+ *   6. Bulk units never hold all slots: one in PLAN_BULK_SHARE (at least one, where there are two
  *      or more) stays free for interactive work, so that it starts within a step. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
 #include "engine/engine.h"
 
-enum { PLAN_BULK_SHARE = 8 };
+enum { PLAN_BULK_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
 
 /* One running unit, in order of admission. */
 struct plan_unit {
@@ -27,9 +30,18 @@ struct plan_unit {
     int n_take;     /* result: its rows in this step */
 };
 
-/* Shares budget rows out to unit[0 .. n_unit-1]; n_unit <= budget. Within a class a unit gets rows
+/* How many bulk rows a step may have, so that it takes the time aimed at: learnt from the steps. */
+struct plan_pace {
+    double rows; /* PLAN_PACE_MIN ... the budget */
+};
+
+/* A step with n_row bulk rows took step_ms; target_ms 0 = as many as the budget has. */
+void plan_learn(struct plan_pace *pace, int n_row, double step_ms, double target_ms, int budget);
+
+/* Shares budget rows out to unit[0 .. n_unit-1], at most bulk_max >= 1 of them to bulk prompts and
+ * documents; n_unit <= budget. Within a class a unit gets rows
  * only when all earlier ones have all they can use: results of a text's windows come in order. */
-void plan_rows(struct plan_unit *unit, int n_unit, int budget);
+void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max);
 
 /* What admission may look at. */
 struct plan_slots {

@@ -388,6 +388,7 @@ struct engine_options options_engine(const struct options *options)
         .max_model_len = options->max_model_len,
         .max_seqs = options->max_seqs,
         .max_batch_tokens = options->max_batch_tokens,
+        .bulk_step_ms = options->bulk_step_ms,
         .max_queue = options->max_queue,
         .max_queue_tokens = options->max_queue_tokens,
         .kv_tokens = options->kv_tokens,

@@ -75,6 +75,9 @@ const struct option_row option_rows[] = {
     INT("max-batch-tokens", max_batch_tokens, RUN, "512", 1, 16384, "rows of one step"),
     LONG("kv-tokens", kv_tokens, RUN, "0", 0, 1e9,
          "positions in the cache; 0 = max-seqs times the context, less if memory is short"),
+    INT("bulk-step-ms", bulk_step_ms, SERVE, "50", 0, 60000,
+        "time aimed at for a step that bulk work shares with running generations, so that they go "
+        "on quickly; twice that without generations; 0 = any time"),
     INT("max-queue", max_queue, SERVE, "128", 1, 65536, "requests that may wait; more get 429"),
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
          "tokens that may wait, prompts plus max_tokens; more get 429"),

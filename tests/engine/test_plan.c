@@ -16,24 +16,29 @@ struct row_case {
     const char *unit;
     int64_t left[8];
     int take[8];
+    int bulk_max; /* 0 = the budget */
 };
 
 static const struct row_case row_cases[] = {
-    {"nothing runs", 8, "", {0}, {0}},
-    {"one prompt takes what it needs", 64, "i", {20}, {20}},
-    {"a long prompt is cut at the budget", 64, "i", {500}, {64}},
-    {"decode rows come first", 4, "iddd", {100, 1, 1, 1}, {1, 1, 1, 1}},
-    {"the rest goes in order of arrival", 16, "dii", {1, 10, 10}, {1, 10, 5}},
-    {"a later prompt waits for an earlier one", 16, "ii", {16, 4}, {16, 0}},
-    {"bulk comes after interactive", 64, "bi", {30, 40}, {24, 40}},
-    {"bulk is never shut out: an eighth", 64, "ib", {500, 500}, {56, 8}},
-    {"an eighth of what decode left", 64, "diDb", {1, 500, 1, 500}, {1, 55, 1, 7}},
-    {"at least one row", 4, "ib", {500, 500}, {3, 1}},
-    {"no more than bulk can use", 64, "ib", {500, 3}, {61, 3}},
-    {"bulk alone takes all", 64, "bb", {60, 60}, {60, 4}},
-    {"bulk units share in order", 64, "ibb", {500, 5, 9}, {56, 5, 3}},
-    {"what interactive does not use goes to bulk", 64, "ib", {10, 500}, {10, 54}},
-    {"a decoding bulk unit is served like any other", 2, "dD", {1, 1}, {1, 1}},
+    {"nothing runs", 8, "", {0}, {0}, 0},
+    {"one prompt takes what it needs", 64, "i", {20}, {20}, 0},
+    {"a long prompt is cut at the budget", 64, "i", {500}, {64}, 0},
+    {"decode rows come first", 4, "iddd", {100, 1, 1, 1}, {1, 1, 1, 1}, 0},
+    {"the rest goes in order of arrival", 16, "dii", {1, 10, 10}, {1, 10, 5}, 0},
+    {"a later prompt waits for an earlier one", 16, "ii", {16, 4}, {16, 0}, 0},
+    {"bulk comes after interactive", 64, "bi", {30, 40}, {24, 40}, 0},
+    {"bulk is never shut out: an eighth", 64, "ib", {500, 500}, {56, 8}, 0},
+    {"an eighth of what decode left", 64, "diDb", {1, 500, 1, 500}, {1, 55, 1, 7}, 0},
+    {"at least one row", 4, "ib", {500, 500}, {3, 1}, 0},
+    {"no more than bulk can use", 64, "ib", {500, 3}, {61, 3}, 0},
+    {"bulk alone takes all", 64, "bb", {60, 60}, {60, 4}, 0},
+    {"bulk units share in order", 64, "ibb", {500, 5, 9}, {56, 5, 3}, 0},
+    {"what interactive does not use goes to bulk", 64, "ib", {10, 500}, {10, 54}, 0},
+    {"a decoding bulk unit is served like any other", 2, "dD", {1, 1}, {1, 1}, 0},
+    {"bulk keeps to its limit", 64, "db", {1, 500}, {1, 20}, 20},
+    {"also alone", 64, "bb", {15, 500}, {15, 5}, 20},
+    {"its eighth keeps to it too", 64, "ib", {500, 500}, {60, 4}, 4},
+    {"the limit is not for interactive prompts", 64, "ib", {30, 500}, {30, 20}, 20},
 };
 
 static void shares_the_rows_of_a_step(void **state)
@@ -52,7 +57,7 @@ static void shares_the_rows_of_a_step(void **state)
                 .n_take = -1,
             };
         }
-        plan_rows(unit, n, row->budget);
+        plan_rows(unit, n, row->budget, row->bulk_max > 0 ? row->bulk_max : row->budget);
         for (int i = 0; i < n; i++) {
             if (unit[i].n_take != row->take[i]) {
                 fail_msg("%s: unit %d: expected %d rows, got %d", row->name, i, row->take[i],
@@ -60,6 +65,32 @@ static void shares_the_rows_of_a_step(void **state)
             }
         }
     }
+}
+
+/* Steps that cost a millisecond per row, and 10 for what else is in them. */
+static void learns_how_many_bulk_rows_fit_the_time(void **state)
+{
+    (void)state;
+    struct plan_pace pace = {.rows = 512};
+    for (int i = 0; i < 50; i++) {
+        const int n = (int)pace.rows;
+        plan_learn(&pace, n, 10 + n, 50, 512);
+    }
+    assert_true(pace.rows >= 28 && pace.rows <= 51);
+    plan_learn(&pace, 3, 13, 50, 512); /* too few to learn from */
+    assert_true(pace.rows <= 51);
+    for (int i = 0; i < 50; i++) { /* nothing fits: a little goes on all the same */
+        plan_learn(&pace, (int)pace.rows, 900, 50, 512);
+    }
+    assert_int_equal((int)pace.rows, PLAN_PACE_MIN);
+    for (int i = 0; i < 50; i++) { /* a fast machine: all of the budget, and no more */
+        plan_learn(&pace, (int)pace.rows, 2, 50, 512);
+    }
+    assert_int_equal((int)pace.rows, 512);
+    plan_learn(&pace, 4, 900, 50, 4);
+    assert_int_equal((int)pace.rows, 4); /* a small budget is its own least */
+    plan_learn(&pace, 512, 9000, 0, 512);
+    assert_int_equal((int)pace.rows, 512); /* no target */
 }
 
 struct class_case {
@@ -102,6 +133,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_the_rows_of_a_step),
+        cmocka_unit_test(learns_how_many_bulk_rows_fit_the_time),
         cmocka_unit_test(chooses_the_class_to_admit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
