@@ -58,6 +58,19 @@ static size_t push_bytes(struct detok *detok, const char *bytes, size_t n_byte, 
     return n;
 }
 
+/* The bytes that id adds to the text; at most bytes_max, which all have room in. */
+static size_t token_bytes(const struct detok *detok, int32_t id, char *bytes, size_t bytes_max)
+{
+    if (!detok->show_control || !tokenizer_is_control(detok->tokenizer, id)) {
+        return tokenizer_bytes(detok->tokenizer, id, bytes, bytes_max);
+    }
+    const char *const piece = tokenizer_piece(detok->tokenizer, id);
+    const size_t n = strlen(piece);
+    CHECK(n <= bytes_max);
+    memcpy(bytes, piece, n);
+    return n;
+}
+
 size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max)
 {
     const size_t bytes_max = tokenizer_bytes_max(detok->tokenizer);
@@ -65,7 +78,7 @@ size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max)
     /* The piece's bytes go to the end of out, the text grows from its front: an invalid byte grows
      * threefold only in pieces of one byte, so the two do not meet. */
     char *const piece = out + out_max - bytes_max;
-    const size_t n_byte = tokenizer_bytes(detok->tokenizer, id, piece, bytes_max);
+    const size_t n_byte = token_bytes(detok, id, piece, bytes_max);
     if (n_byte == 0) {
         return 0;
     }

@@ -57,6 +57,7 @@ struct sampling {
     uint64_t seed;
     bool ignore_eos;
     bool include_stop; /* keep the stop string in the text (front end's use) */
+    bool show_control; /* control tokens are part of the text, for stop strings too */
     int n_stop;
     struct {
         char text[STOP_BYTES_MAX];

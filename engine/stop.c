@@ -11,6 +11,7 @@ void stop_begin(struct stop_scan *scan, const struct sampling *sampling,
     scan->n_tail = 0;
     if (tokenizer != NULL) {
         detok_begin(&scan->detok, tokenizer, false);
+        scan->detok.show_control = sampling->show_control;
     }
     CHECK(tokenizer != NULL || sampling->n_stop == 0);
 }

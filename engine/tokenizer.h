@@ -43,7 +43,8 @@ bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id);
  * most bytes_max and returns the number of bytes it has. */
 size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes,
                        size_t bytes_max);
-size_t tokenizer_bytes_max(const struct tokenizer *tokenizer); /* longest of all pieces */
+/* Longest of all pieces, control tokens as they are spelled. */
+size_t tokenizer_bytes_max(const struct tokenizer *tokenizer);
 
 /* Whether the model puts a space in front of each text that is not part of it. */
 bool tokenizer_dummy_prefix(const struct tokenizer *tokenizer);
@@ -59,6 +60,7 @@ struct detok {
     const struct tokenizer *tokenizer; /* Borrowed */
     bool at_start; /* nothing was emitted yet: a leading dummy space is dropped if the model adds
                       one */
+    bool show_control; /* control tokens are spelled out, not left out; set it after detok_begin */
     unsigned char held[4];
     int n_held;
 };

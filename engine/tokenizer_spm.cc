@@ -216,7 +216,8 @@ enum err_code fill_pieces(struct tokenizer *t, const char *path, struct err *err
         } else if (!p.control) {
             p.bytes = surface(p.text);
         }
-        t->bytes_max = p.bytes.size() > t->bytes_max ? p.bytes.size() : t->bytes_max;
+        const size_t bytes = p.control ? p.text.size() : p.bytes.size();
+        t->bytes_max = bytes > t->bytes_max ? bytes : t->bytes_max;
         if (utf8_valid_prefix(p.text.data(), p.text.size()) != p.text.size()) {
             return err_set(err, ERR_FORMAT, "%s: piece %d is not valid UTF-8", path, id);
         }
