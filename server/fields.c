@@ -93,6 +93,26 @@ void fields_close(struct fields *fields)
     fields->object = NULL;
 }
 
+static bool fields_wrong(struct fields *fields, const char *name, const char *expected,
+                         const json_t *value);
+
+bool fields_open_in(struct fields *inner, struct fields *fields, const char *name)
+{
+    json_t *const value = fields_get(fields, name, NULL);
+    *inner = (struct fields){.body = fields->body,
+                             .body_bytes = fields->body_bytes,
+                             .parent = name,
+                             .error = fields->error};
+    if (value == NULL) {
+        return false;
+    }
+    if (!json_is_object(value)) {
+        return fields_wrong(fields, name, "an object", value);
+    }
+    inner->object = value;
+    return true;
+}
+
 static const char *fields_type_name(const json_t *value)
 {
     switch (json_typeof(value)) {
@@ -238,12 +258,26 @@ void fields_bool(struct fields *fields, const char *name, bool *value)
     }
 }
 
-/* Finds the digits of the top-level number called name in a body known to be valid JSON. NULL if
+static const char *fields_skip_blanks(const char *at, const char *end)
+{
+    while (at < end && strchr(" \t\r\n", *at) != NULL) {
+        at++;
+    }
+    return at;
+}
+
+static bool fields_is_name(const char *string, size_t bytes, const char *name)
+{
+    return bytes == strlen(name) && memcmp(string, name, bytes) == 0;
+}
+
+/* Finds the digits of the object's own number called name in a body known to be valid JSON. NULL if
  * the key is written with escapes; then the value counts as too large. */
 static const char *fields_digits(const struct fields *fields, const char *name)
 {
-    const size_t name_bytes = strlen(name);
     const char *const end = fields->body + fields->body_bytes;
+    const int own_depth = fields->parent != NULL ? 2 : 1;
+    bool own = fields->parent == NULL;
     int depth = 0;
     for (const char *at = fields->body; at < end; at++) {
         if (*at == '{' || *at == '[') {
@@ -255,17 +289,16 @@ static const char *fields_digits(const struct fields *fields, const char *name)
             while (at < end && *at != '"') {
                 at += *at == '\\' ? 2 : 1;
             }
-            const char *after = at + 1;
-            while (after < end && strchr(" \t\r\n", *after) != NULL) {
-                after++;
+            const size_t bytes = (size_t)(at - string);
+            const char *const after = fields_skip_blanks(at + 1, end);
+            if (after >= end || *after != ':') {
+                continue; /* a value, no key */
             }
-            if (depth == 1 && (size_t)(at - string) == name_bytes &&
-                memcmp(string, name, name_bytes) == 0 && after < end && *after == ':') {
-                after++;
-                while (after < end && strchr(" \t\r\n", *after) != NULL) {
-                    after++;
-                }
-                return after;
+            if (depth == 1 && fields->parent != NULL) {
+                own = fields_is_name(string, bytes, fields->parent);
+            }
+            if (depth == own_depth && own && fields_is_name(string, bytes, name)) {
+                return fields_skip_blanks(after + 1, end);
             }
         }
     }
@@ -354,7 +387,10 @@ static bool fields_escape(char *out, size_t out_max, const char *name)
 void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX])
 {
     const size_t list_max = FIELDS_IGNORED_MAX - sizeof ", ...";
-    ignored[0] = '\0';
+    const size_t given = strlen(ignored);
+    if (given >= 3 && strcmp(ignored + given - 3, "...") == 0) {
+        return;
+    }
     const char *name = NULL;
     json_t *value = NULL;
     json_object_foreach(fields->object, name, value)
@@ -378,7 +414,10 @@ void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNOR
         if (before > 0) {
             (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, ", ");
         }
-        if (!fields_escape(ignored, list_max, name)) {
+        const bool fits =
+            fields->parent == NULL || (fields_escape(ignored, list_max, fields->parent) &&
+                                       fields_escape(ignored, list_max, "."));
+        if (!fits || !fields_escape(ignored, list_max, name)) {
             (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, "%s...",
                            before > 0 ? ", " : "");
             return;

@@ -36,12 +36,13 @@ const char *api_error_type(int status);
 
 /* ---- one object ---------------------------------------------------------------------------- */
 
-enum { FIELDS_SEEN_MAX = 64, FIELDS_IGNORED_MAX = 1024 };
+enum { FIELDS_SEEN_MAX = 128, FIELDS_IGNORED_MAX = 1024 };
 
 struct fields {
     json_t *object;   /* Owner: this */
     const char *body; /* Borrowed: the text that object came from */
     size_t body_bytes;
+    const char *parent;                /* static: the field that object is; NULL = the body */
     const char *seen[FIELDS_SEEN_MAX]; /* static names that a parser asked for */
     int n_seen;
     struct api_error *error; /* Borrowed */
@@ -50,6 +51,9 @@ struct fields {
 /* Parses body. false: error says why. The fields must be closed in either case. */
 bool fields_open(struct fields *fields, const char *body, size_t bytes, struct api_error *error);
 void fields_close(struct fields *fields);
+/* Opens the object that name holds, borrowed from fields and not to be closed. false: name is
+ * absent or null, or no object, which is an error. */
+bool fields_open_in(struct fields *inner, struct fields *fields, const char *name);
 
 /* The value of name, or NULL if it is absent or null. alias may be NULL; both given is an error. */
 json_t *fields_get(struct fields *fields, const char *name, const char *alias);
@@ -79,8 +83,8 @@ const char *fields_string(struct fields *fields, const char *name, const char *a
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
 bool fields_is_integer(const json_t *value, int64_t *integer);
 
-/* Lists the names nobody asked for, percent-escaped and comma-separated, in ignored ("" if none;
- * ends with "..." if too long); with strict the first of them is an error. */
+/* Appends the names nobody asked for to the list ignored, percent-escaped and comma-separated
+ * (unchanged if there are none; ends with "..." if too long); with strict the first is an error. */
 void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX]);
 
 #endif

@@ -113,6 +113,31 @@ static const char *read_body(struct read *r, const char *body, bool strict)
     return r->error.status == 0 ? "" : r->error.code;
 }
 
+/* An inner object has its own names, and its own digits of large numbers. */
+static void test_inner_objects(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"u\":1,\"other\":{\"u\":2},\"in\":{\"list\":[{\"u\":3}],"
+                               "\"x\":\"in\",\"u\":18446744073709551615},\"y\":{\"u\":4}}";
+    struct api_error error = {0};
+    struct fields fields;
+    struct fields inner;
+    uint64_t u = 0;
+    char ignored[FIELDS_IGNORED_MAX] = "";
+    assert_true(fields_open(&fields, body, sizeof body - 1, &error));
+    assert_true(fields_open_in(&inner, &fields, "in"));
+    assert_true(fields_u64(&inner, "u", &u));
+    assert_true(u == UINT64_MAX);
+    fields_finish(&inner, false, ignored);
+    fields_finish(&fields, false, ignored);
+    assert_string_equal(ignored, "in.list, in.x, u, other, y");
+    assert_false(fields_open_in(&inner, &fields, "absent"));
+    assert_int_equal(error.status, 0);
+    assert_false(fields_open_in(&inner, &fields, "u"));
+    assert_string_equal(error.param, "u");
+    fields_close(&fields);
+}
+
 static void test_types_are_strict(void **state)
 {
     (void)state;
@@ -223,6 +248,7 @@ int main(void)
         cmocka_unit_test(test_commas_and_nesting),
         cmocka_unit_test(test_strings_are_escaped_and_valid),
         cmocka_unit_test(test_numbers_round_trip),
+        cmocka_unit_test(test_inner_objects),
         cmocka_unit_test(test_types_are_strict),
         cmocka_unit_test(test_u64_has_all_its_bits),
         cmocka_unit_test(test_unknown_names_are_collected_or_refused),
