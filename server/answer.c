@@ -4,6 +4,7 @@
 #include "engine/utf8.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,18 +123,29 @@ void answer_put_logprob(struct text *out, float value)
     }
 }
 
+/* The bytes of a token: in small if they fit there, else malloc'd. NULL: out of memory. */
+static char *answer_take_bytes(const struct tokenizer *tokenizer, int32_t id, char *small,
+                               size_t small_max, size_t *n)
+{
+    *n = tokenizer_bytes(tokenizer, id, small, small_max);
+    if (*n <= small_max) {
+        return small;
+    }
+    char *const bytes = malloc(*n);
+    if (bytes != NULL) {
+        (void)tokenizer_bytes(tokenizer, id, bytes, *n);
+    }
+    return bytes;
+}
+
 static void answer_put_bytes(struct text *out, const struct tokenizer *tokenizer, int32_t id)
 {
     char small[256];
-    char *bytes = small;
-    const size_t n = tokenizer_bytes(tokenizer, id, small, sizeof small);
-    if (n > sizeof small) {
-        bytes = malloc(n);
-        if (bytes == NULL) {
-            out->failed = true;
-            return;
-        }
-        (void)tokenizer_bytes(tokenizer, id, bytes, n);
+    size_t n = 0;
+    char *const bytes = answer_take_bytes(tokenizer, id, small, sizeof small, &n);
+    if (bytes == NULL) {
+        out->failed = true;
+        return;
     }
     json_key(out, "bytes");
     json_open(out, '[');
@@ -141,6 +153,30 @@ static void answer_put_bytes(struct text *out, const struct tokenizer *tokenizer
         json_put_int(out, (unsigned char)bytes[i]);
     }
     json_close(out, ']');
+    if (bytes != small) {
+        free(bytes);
+    }
+}
+
+void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id)
+{
+    char small[256];
+    if (tokenizer == NULL) {
+        (void)snprintf(small, sizeof small, "token_id:%d", id);
+        json_put_string(out, small);
+        return;
+    }
+    if (tokenizer_is_control(tokenizer, id)) {
+        json_put_string(out, tokenizer_piece(tokenizer, id));
+        return;
+    }
+    size_t n = 0;
+    char *const bytes = answer_take_bytes(tokenizer, id, small, sizeof small, &n);
+    if (bytes == NULL) {
+        out->failed = true;
+        return;
+    }
+    json_string_n(out, bytes, n);
     if (bytes != small) {
         free(bytes);
     }

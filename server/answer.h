@@ -36,6 +36,7 @@ struct answer_token {
     int32_t id;
     int64_t offset; /* characters of the text before it; -1 = unknown */
     bool first;     /* nothing predicts it: logprob and rank are null */
+    bool added;     /* the server put it in front: no part of the text */
     float logprob;
     bool has_rank, has_entropy, has_bytes;
     int32_t rank;
@@ -43,9 +44,14 @@ struct answer_token {
     int n_top; /* -1 = no list is written */
     const int32_t *top_id;
     const float *top_logprob;
+    const char *fresh; /* generated: the characters that it completed; NULL for a prompt's */
+    size_t n_fresh;
 };
 void answer_put_token(struct text *out, const struct tokenizer *tokenizer,
                       const struct answer_token *token);
+/* What a token alone looks like in a text: a control token as it is spelled, bytes that are no
+ * character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
+void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id);
 /* "logprob" of value: a number, or null and "impossible" for minus infinity. */
 void answer_put_logprob(struct text *out, float value);
 

@@ -95,7 +95,7 @@ void api_chat(struct server *server, struct exchange *x)
 {
     (void)server;
     exchange_refuse(x, 400, "chat_template_missing", NULL,
-                    "the model continues text and has no chat template: use /generate");
+                    "the model continues text and has no chat template: use /v1/completions");
 }
 
 void api_metrics(struct server *server, struct exchange *x)

@@ -1,13 +1,15 @@
-/* POST /generate: the native form, whole or as a stream. */
+/* Generations over HTTP, in any dialect, whole or as a stream; and POST /generate. */
 #include "server/routes.h"
 #include "server/sse.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 struct generate_work {
     struct server *server; /* Borrowed */
     struct generate_job job;
     struct answer_meta meta;
+    char id[JOB_ID_MAX + 8]; /* meta's, when the dialect puts something in front */
     struct sse sse;
 };
 
@@ -29,7 +31,9 @@ static enum exchange_next work_answer(struct generate_work *work, struct exchang
 {
     struct api_error error = {0};
     x->n_generated = generate_n_completion(&work->job);
-    if (!generate_write(&x->out, &work->job, &work->server->limits, &work->meta, &error)) {
+    const struct generate_job *const job = &work->job;
+    if (!answer_check(job->request, &error) ||
+        !job->dialect->write(&x->out, job, &work->server->limits, &work->meta, &error)) {
         routes_error(work->server, x, &error);
         return EXCHANGE_ANSWER;
     }
@@ -62,7 +66,20 @@ static enum exchange_next work_next(struct exchange *x, void *data)
 static const struct exchange_work work_ops = {
     .next = work_next, .gone = work_gone, .free = work_free};
 
-void api_generate(struct server *server, struct exchange *x)
+static void work_accept(struct generate_work *work, struct exchange *x)
+{
+    const struct generate_job *const job = &work->job;
+    work->meta = routes_accept(work->server, x, job->id, job->ignored);
+    if (job->dialect->id_prefix[0] != '\0') {
+        (void)snprintf(work->id, sizeof work->id, "%s%s", job->dialect->id_prefix, work->meta.id);
+        work->meta.id = work->id;
+    }
+    x->work = &work_ops;
+    x->work_data = work;
+}
+
+void api_generate_as(struct server *server, struct exchange *x,
+                     const struct generate_dialect *dialect)
 {
     struct generate_work *const work = calloc(1, sizeof *work);
     if (work == NULL) {
@@ -72,7 +89,8 @@ void api_generate(struct server *server, struct exchange *x)
     work->server = server;
     struct api_error error = {0};
     const int64_t parse_us = engine_now_us();
-    bool ok = generate_parse(&work->job, x->body.data, x->body.n, &server->limits, &error);
+    bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &server->limits, &error);
+    x->tgi = work->job.dialect->tgi;
     metrics_tokenize_time(&server->metrics, parse_us);
     if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {
         ok = api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the stream");
@@ -87,7 +105,10 @@ void api_generate(struct server *server, struct exchange *x)
         work_free(work);
         return;
     }
-    work->meta = routes_accept(server, x, work->job.id, work->job.ignored);
-    x->work = &work_ops;
-    x->work_data = work;
+    work_accept(work, x);
+}
+
+void api_generate(struct server *server, struct exchange *x)
+{
+    api_generate_as(server, x, &generate_native);
 }

@@ -1,7 +1,7 @@
 /* POST /tokenize and /detokenize, GET /tokenizer_info.
  *
  * The paths are shared by three families of clients, told apart by the key that holds the text:
- * prompt and content get their own answer each, inputs a list. */
+ * prompt and content get their own answer each, inputs (TGI) a list and that dialect's errors. */
 #include "server/answer.h"
 #include "server/routes.h"
 
@@ -166,8 +166,10 @@ void api_tokenize(struct server *server, struct exchange *x)
     struct fields fields;
     struct tokenised t = {0};
     char ignored[FIELDS_IGNORED_MAX] = "";
-    bool ok = fields_open(&fields, x->body.data, x->body.n, &error) &&
-              read_text(server, &fields, &t, ignored);
+    bool ok = fields_open(&fields, x->body.data, x->body.n, &error);
+    x->tgi = ok && json_object_get(fields.object, "inputs") != NULL &&
+             json_object_get(fields.object, "prompt") == NULL;
+    ok = ok && read_text(server, &fields, &t, ignored);
     if (ok && t.list) {
         ok = write_list(&x->out, &t, server->limits.tokenizer, server->limits.info, &error);
     } else if (ok) {

@@ -69,7 +69,8 @@ static enum err_code parse(struct generation *it, struct err *err)
         code = err_set(err, ERR_MEMORY, "no memory for the prompt");
     }
     struct api_error error = {0};
-    if (code == ERR_OK && !generate_parse(&it->job, body.data, body.n, &it->ce.limits, &error)) {
+    if (code == ERR_OK &&
+        !generate_parse(&it->job, &generate_native, body.data, body.n, &it->ce.limits, &error)) {
         *err = error.text;
         code = ERR_ARGUMENT;
     }
@@ -118,7 +119,8 @@ static enum err_code print_json(const struct generation *it, int64_t begin_us, s
     const struct answer_meta meta = cmd_meta(it->options, begin_us);
     struct text out = {0};
     struct api_error error = {0};
-    const bool ok = generate_write(&out, &it->job, &it->ce.limits, &meta, &error);
+    const bool ok = answer_check(it->job.request, &error) &&
+                    generate_write(&out, &it->job, &it->ce.limits, &meta, &error);
     return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void exchange_header(struct exchange *x, const char *name, const char *format, ...)
 {
@@ -20,9 +21,43 @@ void exchange_header(struct exchange *x, const char *name, const char *format, .
     }
 }
 
-void exchange_error_json(struct text *out, const struct api_error *error, const char *request_id)
+/* TGI has one word per kind of failure, and clients tell them apart by it alone. */
+static const char *exchange_tgi_type(const struct api_error *error)
 {
+    const char *const code = error->code;
+    if (strncmp(code, "queue_", 6) == 0 || strcmp(code, "client_limit") == 0) {
+        return "overloaded";
+    }
+    switch (error->status) {
+    case 500: return strcmp(code, "out_of_memory") == 0 ? "incomplete_generation" : "generation";
+    case 503: return "healthcheck";
+    case 504: return "incomplete_generation";
+    default: return "validation";
+    }
+}
+
+/* The statuses that TGI has of its own; the others mean the same everywhere. */
+static int exchange_tgi_status(const struct api_error *error)
+{
+    switch (error->status) {
+    case 400:
+    case 403:
+    case 404: return 422;
+    case 500: return strcmp(error->code, "out_of_memory") == 0 ? 500 : 424;
+    default: return error->status;
+    }
+}
+
+void exchange_put_error(struct exchange *x, const struct api_error *error)
+{
+    struct text *const out = &x->out;
     json_open(out, '{');
+    if (x->tgi) {
+        json_field_string(out, "error", error->text.message);
+        json_field_string(out, "error_type", exchange_tgi_type(error));
+        json_close(out, '}');
+        return;
+    }
     json_key(out, "error");
     json_open(out, '{');
     json_field_string(out, "message", error->text.message);
@@ -30,7 +65,7 @@ void exchange_error_json(struct text *out, const struct api_error *error, const 
     json_field_string(out, "param", error->param[0] != '\0' ? error->param : NULL);
     json_field_string(out, "code", error->code);
     json_close(out, '}');
-    json_field_string(out, "request_id", request_id);
+    json_field_string(out, "request_id", x->id);
     json_close(out, '}');
 }
 
@@ -38,9 +73,9 @@ void exchange_error(struct exchange *x, const struct api_error *error)
 {
     CHECK(error->status != 0 && error->code != NULL);
     text_free(&x->out);
-    exchange_error_json(&x->out, error, x->id);
+    exchange_put_error(x, error);
     text_puts(&x->out, "\n");
-    x->status = error->status;
+    x->status = x->tgi ? exchange_tgi_status(error) : error->status;
     x->code = error->code;
     x->content_type = "application/json";
 }

@@ -63,6 +63,7 @@ struct exchange {
     int n_header;
     struct text out;
     bool close; /* the connection ends after this answer */
+    bool tgi;   /* errors in the form of the TGI dialect */
 
     /* Work. */
     const struct exchange_work *work;
@@ -86,8 +87,8 @@ void exchange_error(struct exchange *x, const struct api_error *error);
 void exchange_refuse(struct exchange *x, int status, const char *code, const char *param,
                      const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* The error object alone: {"error":{...},"request_id":"..."}. */
-void exchange_error_json(struct text *out, const struct api_error *error, const char *request_id);
+/* The error object alone, {"error":{...},"request_id":"..."} or TGI's, appended to out. */
+void exchange_put_error(struct exchange *x, const struct api_error *error);
 
 /* out holds a JSON answer: sets status and type. Failed memory becomes a 500. */
 void exchange_json(struct exchange *x, int status);

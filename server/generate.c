@@ -32,8 +32,10 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
                                    int64_t offset)
 {
     const struct request *const request = job->request;
-    struct answer_token token = {
-        .id = item->out_id[i], .offset = offset, .logprob = item->out_logprob[i], .n_top = -1};
+    struct answer_token token = {.id = item->out_id[i], .offset = offset, .n_top = -1};
+    if (item->out_logprob != NULL) {
+        token.logprob = item->out_logprob[i];
+    }
     if (job->logprobs >= 0) {
         token.has_bytes = true;
         token.has_rank = true;
@@ -47,8 +49,9 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
     return token;
 }
 
-bool generate_write_prompt(struct text *out, const struct generate_job *job, int item_index,
-                           const struct tokenizer *tokenizer, struct api_error *error)
+bool generate_walk_prompt(const struct generate_job *job, int item_index, int64_t from,
+                          const struct tokenizer *tokenizer, const struct generate_sink *sink,
+                          struct api_error *error)
 {
     const struct request *const request = job->request;
     const struct item *const item = &request->item[item_index];
@@ -57,11 +60,15 @@ bool generate_write_prompt(struct text *out, const struct generate_job *job, int
     if (!answer_walk_begin(&walk, input, tokenizer)) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
     }
-    for (int64_t i = input->n_bos; i < item->n_ids; i++) {
+    for (int64_t i = from; i < item->n_ids; i++) {
+        const bool own = i >= input->n_bos; /* the server's BOS is in front of the text */
+        const int64_t offset = own ? answer_walk_next(&walk, i - input->n_bos, item->ids[i])
+                               : tokenizer != NULL ? 0
+                                                   : -1;
         struct answer_token token = {.id = item->ids[i],
-                                     .offset =
-                                         answer_walk_next(&walk, i - input->n_bos, item->ids[i]),
+                                     .offset = offset,
                                      .first = i == 0,
+                                     .added = !own,
                                      .logprob = item->prompt_logprob[i],
                                      .has_bytes = true,
                                      .has_rank = true,
@@ -71,9 +78,35 @@ bool generate_write_prompt(struct text *out, const struct generate_job *job, int
             token.top_id = item->prompt_top_id + i * request->n_top;
             token.top_logprob = item->prompt_top_logprob + i * request->n_top;
         }
-        answer_put_token(out, tokenizer, &token);
+        sink->put(sink->ctx, &token);
     }
     answer_walk_end(&walk);
+    return true;
+}
+
+bool generate_walk(struct text *text, const struct generate_job *job, int item_index,
+                   int64_t n_before, const struct api_limits *limits,
+                   const struct generate_sink *sink, struct api_error *error)
+{
+    const struct item *const item = &job->request->item[item_index];
+    const int n_out = atomic_load(&item->n_out);
+    const enum finish state = (enum finish)atomic_load(&item->state);
+    struct gentext gen = {0};
+    if (!gentext_begin(&gen, job->request, item, limits->tokenizer, limits->info->eos_id)) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
+    }
+    for (int i = 0; i < n_out; i++) {
+        const int64_t offset = gentext_push(&gen, state, n_out, text);
+        if (sink != NULL) {
+            struct answer_token token =
+                generate_token(job, item, i, offset >= 0 ? n_before + offset : -1);
+            token.fresh = gen.buffer;
+            token.n_fresh = gen.n_fresh;
+            sink->put(sink->ctx, &token);
+        }
+    }
+    gentext_flush(&gen, text);
+    gentext_end(&gen);
     return true;
 }
 
@@ -95,37 +128,46 @@ void generate_write_finish(struct text *out, const struct item *item,
     }
 }
 
+/* A list of native entries that is being written. */
+struct entries {
+    struct text *out;
+    const struct tokenizer *tokenizer;
+};
+
+static void entries_put(void *ctx, const struct answer_token *token)
+{
+    const struct entries *const entries = ctx;
+    answer_put_token(entries->out, entries->tokenizer, token);
+}
+
 /* "text" (prompt first with echo) and "logprobs" are made in one walk over the tokens. */
+static bool walk_choice(struct text *text, struct text *list, const struct generate_job *job,
+                        int index, const struct api_limits *limits, struct api_error *error)
+{
+    const struct item *const item = &job->request->item[index];
+    const struct input *const input = generate_input(job, index);
+    struct entries entries = {list, limits->tokenizer};
+    const struct generate_sink sink = {entries_put, &entries};
+    const bool listed = job->logprobs >= 0;
+    if (job->echo && !answer_input_text(text, input, item->ids, limits->tokenizer, error)) {
+        return false;
+    }
+    const int64_t n_before = text_count_chars(text->data != NULL ? text->data : "", text->n);
+    if (job->echo && listed &&
+        !generate_walk_prompt(job, index, input->n_bos, limits->tokenizer, &sink, error)) {
+        return false;
+    }
+    return generate_walk(text, job, index, n_before, limits, listed ? &sink : NULL, error);
+}
+
 static bool write_text_and_logprobs(struct text *out, const struct generate_job *job, int index,
                                     const struct api_limits *limits, struct api_error *error)
 {
     const struct item *const item = &job->request->item[index];
-    const struct input *const input = generate_input(job, index);
-    const int n_out = atomic_load(&item->n_out);
-    const enum finish state = (enum finish)atomic_load(&item->state);
     struct text text = {0};
     struct text list = {0};
-    struct gentext gen = {0};
-    bool ok = true;
-    if (job->echo) {
-        ok = answer_input_text(&text, input, item->ids, limits->tokenizer, error);
-    }
-    const int64_t before = text_count_chars(text.data != NULL ? text.data : "", text.n);
-    ok = ok && (gentext_begin(&gen, job->request, item, limits->tokenizer, limits->info->eos_id) ||
-                api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer"));
-    if (ok && job->echo && job->logprobs >= 0) {
-        ok = generate_write_prompt(&list, job, index, limits->tokenizer, error);
-    }
-    for (int i = 0; ok && i < n_out; i++) {
-        const int64_t offset = gentext_push(&gen, state, n_out, &text);
-        if (job->logprobs >= 0) {
-            const struct answer_token token =
-                generate_token(job, item, i, offset >= 0 ? before + offset : -1);
-            answer_put_token(&list, limits->tokenizer, &token);
-        }
-    }
+    const bool ok = walk_choice(&text, &list, job, index, limits, error);
     if (ok) {
-        gentext_flush(&gen, &text);
         json_key(out, "text");
         if (limits->tokenizer != NULL) {
             json_string_n(out, text.data, text.n);
@@ -134,10 +176,11 @@ static bool write_text_and_logprobs(struct text *out, const struct generate_job 
         }
         json_key(out, "token_ids");
         json_open(out, '[');
-        for (int64_t i = job->echo ? input->n_bos : item->n_ids; i < item->n_ids; i++) {
+        for (int64_t i = job->echo ? generate_input(job, index)->n_bos : item->n_ids;
+             i < item->n_ids; i++) {
             json_put_int(out, item->ids[i]);
         }
-        for (int i = 0; i < n_out; i++) {
+        for (int i = 0; i < atomic_load(&item->n_out); i++) {
             json_put_int(out, item->out_id[i]);
         }
         json_close(out, ']');
@@ -152,7 +195,6 @@ static bool write_text_and_logprobs(struct text *out, const struct generate_job 
         }
         out->failed = out->failed || text.failed || list.failed;
     }
-    gentext_end(&gen);
     text_free(&text);
     text_free(&list);
     return ok;
@@ -160,11 +202,11 @@ static bool write_text_and_logprobs(struct text *out, const struct generate_job 
 
 /* ---- the rest ------------------------------------------------------------------------------ */
 
-static void write_ids(struct text *out, const char *name, const int32_t *ids, int n)
+void generate_write_ids(struct text *out, const char *name, const int32_t *ids, int64_t n)
 {
     json_key(out, name);
     json_open(out, '[');
-    for (int i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         json_put_int(out, ids[i]);
     }
     json_close(out, ']');
@@ -193,8 +235,8 @@ static void write_params(struct text *out, const struct generate_job *job)
         json_field_float(out, id, s->bias[i].bias);
     }
     json_close(out, '}');
-    write_ids(out, "allowed_token_ids", s->allow, s->n_allow);
-    write_ids(out, "stop_token_ids", s->stop_id, s->n_stop_id);
+    generate_write_ids(out, "allowed_token_ids", s->allow, s->n_allow);
+    generate_write_ids(out, "stop_token_ids", s->stop_id, s->n_stop_id);
     json_key(out, "stop");
     json_open(out, '[');
     for (int i = 0; i < s->n_stop; i++) {
@@ -211,8 +253,9 @@ static void write_params(struct text *out, const struct generate_job *job)
     json_close(out, '}');
 }
 
-void generate_write_tail(struct text *out, const struct generate_job *job,
-                         const struct answer_meta *meta)
+/* "usage", "seed", "params" (with details) and "timings". */
+static void write_tail(struct text *out, const struct generate_job *job,
+                       const struct answer_meta *meta)
 {
     const struct request *const request = job->request;
     const int64_t n_prompt = generate_n_prompt(job);
@@ -236,9 +279,6 @@ bool generate_write(struct text *out, const struct generate_job *job,
                     struct api_error *error)
 {
     const struct request *const request = job->request;
-    if (!answer_check(request, error)) {
-        return false;
-    }
     json_open(out, '{');
     answer_head(out, meta, "generation");
     json_key(out, "choices");
@@ -256,7 +296,98 @@ bool generate_write(struct text *out, const struct generate_job *job,
         json_close(out, '}');
     }
     json_close(out, ']');
-    generate_write_tail(out, job, meta);
+    write_tail(out, job, meta);
     json_close(out, '}');
     return true;
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+void generate_event_open(struct text *out)
+{
+    text_puts(out, "data: ");
+    out->comma = false;
+    json_open(out, '{');
+}
+
+void generate_event_close(struct text *out)
+{
+    json_close(out, '}');
+    text_puts(out, "\n\n");
+}
+
+/* The prompt, when echo asks for it: its text and, with logprobs, its tokens. */
+static bool event_prompt(struct text *out, const struct generate_job *job, int index,
+                         const struct api_limits *limits, struct api_error *error)
+{
+    const struct input *const input = generate_input(job, index);
+    struct text text = {0};
+    bool ok =
+        answer_input_text(&text, input, job->request->item[index].ids, limits->tokenizer, error);
+    generate_event_open(out);
+    json_field_int(out, "index", index);
+    json_key(out, "text");
+    json_string_n(out, text.data, text.n);
+    if (ok && job->logprobs >= 0) {
+        struct entries entries = {out, limits->tokenizer};
+        const struct generate_sink sink = {entries_put, &entries};
+        json_key(out, "prompt");
+        json_open(out, '[');
+        ok = generate_walk_prompt(job, index, input->n_bos, limits->tokenizer, &sink, error);
+        json_close(out, ']');
+    }
+    generate_event_close(out);
+    out->failed = out->failed || text.failed;
+    text_free(&text);
+    return ok;
+}
+
+static void event_token(struct text *out, const struct generate_job *job,
+                        const struct generate_event *event, const struct api_limits *limits)
+{
+    const struct item *const item = &job->request->item[event->item];
+    const struct answer_token token = generate_token(
+        job, item, event->token, event->offset >= 0 ? event->n_before + event->offset : -1);
+    generate_event_open(out);
+    json_field_int(out, "index", event->item);
+    json_key(out, "token");
+    answer_put_token(out, limits->tokenizer, &token);
+    json_key(out, "text");
+    json_string_n(out, event->text->data, event->text->n);
+    generate_event_close(out);
+}
+
+/* A choice is over; the last one takes the figures of the whole request along. */
+static bool event_end(struct text *out, const struct generate_job *job,
+                      const struct generate_event *event, const struct api_limits *limits,
+                      const struct answer_meta *meta, struct api_error *error)
+{
+    const struct item *const item = &job->request->item[event->item];
+    generate_event_open(out);
+    json_field_int(out, "index", event->item);
+    json_key(out, "text");
+    json_string_n(out, event->rest->data, event->rest->n);
+    generate_write_finish(out, item, &job->request->sampling);
+    if (job->memory != MEMORY_OFF && !answer_memory(out, item, limits->info, job->memory, error)) {
+        return false;
+    }
+    if (event->all) {
+        answer_head(out, meta, "generation");
+        write_tail(out, job, meta);
+    }
+    generate_event_close(out);
+    return true;
+}
+
+bool generate_write_event(struct text *out, const struct generate_job *job,
+                          const struct generate_event *event, const struct api_limits *limits,
+                          const struct answer_meta *meta, struct api_error *error)
+{
+    if (event->first && job->echo && !event_prompt(out, job, event->item, limits, error)) {
+        return false;
+    }
+    if (event->token >= 0) {
+        event_token(out, job, event, limits);
+    }
+    return !event->last || event_end(out, job, event, limits, meta, error);
 }

@@ -13,6 +13,7 @@ bool gentext_begin(struct gentext *gen, const struct request *request, const str
         return true;
     }
     detok_begin(&gen->detok, tokenizer, false);
+    gen->detok.show_control = request->sampling.show_control;
     gen->buffer_max = tokenizer_bytes_max(tokenizer) + 16;
     gen->buffer = malloc(gen->buffer_max);
     return gen->buffer != NULL;
@@ -40,6 +41,12 @@ bool gentext_ready(const struct gentext *gen, int n_out, enum finish state)
     const int i = gen->n_token;
     return i < n_out &&
            (i + 1 < n_out || state != FINISH_NONE || !gentext_may_end(gen, gen->item->out_id[i]));
+}
+
+bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state)
+{
+    return state == FINISH_NONE && gen->n_token == n_out &&
+           (gen->matched || n_out == gen->request->sampling.max_tokens);
 }
 
 /* Whether a stop string ends within the last n_new bytes that are held. */
@@ -93,10 +100,12 @@ int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct t
     const int i = gen->n_token++;
     const int64_t offset = gen->tokenizer != NULL ? gen->n_char : -1;
     const bool stops = state == FINISH_STOP && item->stop_id >= 0 && i + 1 == n_out;
+    gen->n_fresh = 0;
     if (gen->tokenizer == NULL || (stops && !sampling->include_stop)) {
         return offset;
     }
     const size_t n = detok_push(&gen->detok, item->out_id[i], gen->buffer, gen->buffer_max);
+    gen->n_fresh = n;
     gen->n_char += text_count_chars(gen->buffer, n);
     text_add(&gen->held, gen->buffer, n);
     if (gen->held.failed) {

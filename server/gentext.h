@@ -22,6 +22,7 @@ struct gentext {
     int64_t n_out_byte; /* bytes given out */
     int64_t n_char;     /* characters that the tokens so far completed */
     int n_token;        /* tokens taken */
+    size_t n_fresh;     /* bytes of buffer: the characters that the last token completed */
     bool matched;       /* held contains a whole stop string */
 };
 
@@ -35,6 +36,9 @@ bool gentext_ready(const struct gentext *gen, int n_out, enum finish state);
 /* Takes the next token, appends the text that is ready to out, and returns the token's offset in
  * characters of the continuation (-1 without a tokenizer). */
 int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct text *out);
+/* Whether the token taken last ends the text, but the item's state does not say so yet: it will in
+ * a moment, from the same step. */
+bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state);
 /* After the last token: appends what is held back and belongs to the text. */
 void gentext_flush(struct gentext *gen, struct text *out);
 

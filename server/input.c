@@ -1,26 +1,50 @@
 /* Reading prompts, documents and shared fields: see input.h. */
 #include "server/input.h"
 
+#include "server/version.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* FNV-1a over what decides about the numbers, as far as it can be told without reading all weights.
+ */
+static void input_fingerprint(struct api_limits *limits, const struct backend *backend)
+{
+    const struct model_info *const info = limits->info;
+    char facts[1024];
+    const int n = snprintf(facts, sizeof facts, "%s|%s|%s|%s|%s|%s|%d|%d|%d|%d|%d|%d|%lld|%lld",
+                           PKMSERVE_VERSION, backend->name, backend->description,
+                           limits->model_name, info->family, dtype_name(info->dtype), info->n_vocab,
+                           info->d_model, info->n_layer, info->n_head, info->d_ff, limits->context,
+                           (long long)info->n_param, (long long)info->n_param_memory);
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (int i = 0; i < n && i < (int)sizeof facts - 1; i++) {
+        hash = (hash ^ (unsigned char)facts[i]) * UINT64_C(0x100000001b3);
+    }
+    (void)snprintf(limits->fingerprint, sizeof limits->fingerprint, "fp_%016llx",
+                   (unsigned long long)hash);
+}
+
 struct api_limits input_limits(const struct options *options, const struct engine *engine)
 {
     const struct engine_options *const limits = engine_limits(engine);
-    return (struct api_limits){.info = engine_model(engine),
-                               .tokenizer = engine_tokenizer(engine),
-                               .model_name = options->served_model_name,
-                               .context = limits->max_model_len,
-                               .max_items = options->max_items,
-                               .max_score_items = options->max_score_items,
-                               .max_score_tokens = options->max_score_tokens,
-                               .max_logprobs = limits->max_logprobs,
-                               .default_max_tokens = options->default_max_tokens,
-                               .timeout_ms = options->timeout_ms,
-                               .max_timeout_ms = options->max_timeout_ms,
-                               .strict = options->strict,
-                               .memory_trace = options->memory_trace};
+    struct api_limits result = {.info = engine_model(engine),
+                                .tokenizer = engine_tokenizer(engine),
+                                .model_name = options->served_model_name,
+                                .context = limits->max_model_len,
+                                .max_items = options->max_items,
+                                .max_score_items = options->max_score_items,
+                                .max_score_tokens = options->max_score_tokens,
+                                .max_logprobs = limits->max_logprobs,
+                                .default_max_tokens = options->default_max_tokens,
+                                .timeout_ms = options->timeout_ms,
+                                .max_timeout_ms = options->max_timeout_ms,
+                                .ping_us = (int64_t)(options->ping_s * 1e6),
+                                .strict = options->strict,
+                                .memory_trace = options->memory_trace};
+    input_fingerprint(&result, engine_backend(engine));
+    return result;
 }
 
 void input_list_free(struct input_list *list)
@@ -299,7 +323,7 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits)
 
 void input_id(struct fields *fields, char *id, size_t id_max)
 {
-    const char *const given = fields_string(fields, "id", NULL);
+    const char *const given = fields_string(fields, "id", "request_id");
     id[0] = '\0';
     if (given == NULL) {
         return;
@@ -315,8 +339,8 @@ void input_id(struct fields *fields, char *id, size_t id_max)
 void input_refuse(struct fields *fields, const char *const *names)
 {
     for (int i = 0; names[i] != NULL; i++) {
-        const json_t *const value = json_object_get(fields->object, names[i]);
-        if (value != NULL && !json_is_null(value) && !json_is_false(value)) {
+        const json_t *const value = fields_get(fields, names[i], NULL);
+        if (value != NULL && !json_is_false(value)) {
             (void)api_error_set(fields->error, 400, "unsupported_parameter", names[i],
                                 "%s is not supported by this route of this server", names[i]);
         }

@@ -20,8 +20,10 @@ struct api_limits {
     int max_logprobs;
     int default_max_tokens;
     int timeout_ms, max_timeout_ms;
-    bool strict;       /* unknown fields are errors */
-    bool memory_trace; /* "memory":"tokens" is allowed */
+    int64_t ping_us;      /* between the comments of a silent stream */
+    bool strict;          /* unknown fields are errors */
+    bool memory_trace;    /* "memory":"tokens" is allowed */
+    char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
 };
 
 /* The limits of an open engine. Borrows from both. */
@@ -75,7 +77,8 @@ enum input_memory input_memory(struct fields *fields, const struct api_limits *l
 /* PRIORITY_*, or -1 if not given. */
 int input_priority(struct fields *fields);
 int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
-/* The client's own name of the request: at most id_max - 1 bytes. "" if not given. */
+/* The client's own name of the request, id or request_id: at most id_max - 1 bytes. "" if not
+ * given. */
 void input_id(struct fields *fields, char *id, size_t id_max);
 /* Fields of other servers that would change the answer: each is refused by its name. */
 void input_refuse(struct fields *fields, const char *const *names);

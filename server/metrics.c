@@ -16,8 +16,8 @@
 
 enum { METRICS_NAME_MAX = 96 };
 
-static const int codes[METRICS_CODE_N - 1] = {200, 400, 401, 403, 404, 405, 408,
-                                              413, 429, 499, 500, 503, 504};
+static const int codes[METRICS_CODE_N - 1] = {200, 400, 401, 403, 404, 405, 408, 413,
+                                              422, 424, 429, 499, 500, 503, 504};
 static const char *const methods[METRICS_METHOD_N] = {"GET", "HEAD", "POST", "other"};
 static const char *const forms[METRICS_FORM_N] = {"text", "ids"};
 
@@ -63,7 +63,7 @@ static int reason_of(int status, const char *code)
         reason = "too_large";
     } else if (status == 401 || status == 403) {
         reason = "auth";
-    } else if (status >= 400 && status < 499) {
+    } else if (status >= 400 && status < 499 && status != 424) { /* that one was accepted */
         reason = "invalid";
     }
     for (int i = 0; reason != NULL && i < METRICS_REASON_N; i++) {

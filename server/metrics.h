@@ -10,7 +10,7 @@
 
 struct server;
 
-enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 14, METRICS_REASON_N = 8, METRICS_METHOD_N = 4 };
+enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 8, METRICS_METHOD_N = 4 };
 enum metrics_form { METRICS_FORM_TEXT, METRICS_FORM_IDS, METRICS_FORM_N };
 
 struct metrics_score {

@@ -67,6 +67,7 @@ struct options {
     const char *metrics_compat;  /* none | vllm | tgi */
     int max_connections;
     int keepalive_s;
+    double ping_s; /* a stream that has nothing to say sends a comment so often */
     int header_timeout_s;
     int body_timeout_s;
     int stall_ready_s;

@@ -83,7 +83,7 @@ const struct option_row option_rows[] = {
          "tokens that may wait, prompts plus max_tokens; more get 429"),
     INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000, "alternatives a request may ask for"),
 
-    INT("max-items", max_items, SERVE, "64", 1, 4096, "prompts times n of one /generate"),
+    INT("max-items", max_items, SERVE, "64", 1, 4096, "prompts of one generation"),
     INT("max-score-items", max_score_items, SERVE, "256", 1, 65536, "documents of one /score"),
     LONG("max-score-tokens", max_score_tokens, SERVE, "262144", 1, 1e9, "tokens of one /score"),
     LONG("max-body-bytes", max_body_bytes, SERVE, "8388608", 1024, 1 << 30,
@@ -112,6 +112,8 @@ const struct option_row option_rows[] = {
         "0 = no limit"),
     CHOICE("overload-status", overload_status, SERVE, "429", "429|503",
            "status of refusals because of load, for balancers that go elsewhere on one of them"),
+    REAL("ping-s", ping_s, SERVE, "15", 0.01, 3600, OPEN_NONE,
+         "a stream sends a comment when it had nothing to say for so long"),
     INT("keepalive-s", keepalive_s, SERVE, "120", 1, 86400,
         "an idle connection is closed after it"),
     INT("header-timeout-s", header_timeout_s, SERVE, "10", 1, 3600, "time for a request's headers"),

@@ -14,7 +14,8 @@ enum {
     ROUTE_QUIET = 16,  /* probed all the time: logged only when it fails or at debug */
     ROUTE_PREFIX = 32, /* the path goes on */
     ROUTE_OPEN = 64,   /* needs no key, and is at the admin port too */
-    ROUTE_METRICS = 128
+    ROUTE_METRICS = 128,
+    ROUTE_TGI = 256 /* POST is that dialect: it gives the engine work, and errors have its form */
 };
 
 struct route {
@@ -25,6 +26,8 @@ struct route {
 
 static const struct route table[] = {
     {"/generate", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_generate},
+    {"/generate_stream", ROUTE_POST | ROUTE_TGI, api_tgi_stream},
+    {"/v1/completions", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_completions},
     {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score},
     {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize},
     {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize},
@@ -45,7 +48,7 @@ static const struct route table[] = {
     {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
     {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi},
     {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics},
-    {"/", ROUTE_GET | ROUTE_OPEN, api_root},
+    {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN | ROUTE_TGI, api_tgi_root},
 };
 
 enum { ROUTE_N = sizeof table / sizeof table[0] };
@@ -199,6 +202,14 @@ void routes_time_headers(struct exchange *x, const struct request *request)
 
 /* ---- before and after ---------------------------------------------------------------------- */
 
+/* What holds for this request: a POST of the TGI dialect is work, whatever GET is there. */
+static int routes_flags(const struct exchange *x)
+{
+    const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
+    const bool work = (flags & ROUTE_TGI) != 0 && x->is_post;
+    return work ? (flags & ~ROUTE_OPEN) | ROUTE_ENGINE | ROUTE_WORK : flags & ~ROUTE_TGI;
+}
+
 /* Whether the route is at the port that the request came to. */
 static bool routes_is_here(const struct server *server, const struct exchange *x, int flags)
 {
@@ -212,7 +223,8 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
 {
     const struct server *const server = ctx;
     x->route = routes_find(x->path);
-    const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
+    const int flags = routes_flags(x);
+    x->tgi = (flags & ROUTE_TGI) != 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
     if (server->keys != NULL && authorization != NULL) {
         x->client = keys_hash(authorization, strlen(authorization));
@@ -229,10 +241,10 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
 }
 
 /* What stands in the way of running the route; true = it was answered. */
-static bool routes_blocked(struct server *server, struct exchange *x, const struct route *route)
+static bool routes_blocked(struct server *server, struct exchange *x, int flags)
 {
-    const bool get = (route->flags & ROUTE_GET) != 0;
-    const bool post = (route->flags & ROUTE_POST) != 0;
+    const bool get = (flags & ROUTE_GET) != 0;
+    const bool post = (flags & ROUTE_POST) != 0;
     if (!(get && x->is_get) && !(post && x->is_post)) {
         exchange_header(x, "Allow", "%s",
                         get && post ? "GET, HEAD, POST"
@@ -245,22 +257,22 @@ static bool routes_blocked(struct server *server, struct exchange *x, const stru
         return true;
     }
     struct engine *const engine = atomic_load(&server->engine);
-    if ((route->flags & ROUTE_WORK) != 0 && atomic_load(&server->closed)) {
+    if ((flags & ROUTE_WORK) != 0 && atomic_load(&server->closed)) {
         x->close = true;
         routes_refuse(server, x, 503, "shutting_down", "the server is shutting down");
         return true;
     }
-    if ((route->flags & ROUTE_ENGINE) != 0 && engine == NULL) {
+    if ((flags & ROUTE_ENGINE) != 0 && engine == NULL) {
         routes_refuse(server, x, 503, "model_loading", "the model is being loaded: try again soon");
         return true;
     }
-    if ((route->flags & ROUTE_WORK) != 0 && engine_state(engine) == ENGINE_FAILED) {
+    if ((flags & ROUTE_WORK) != 0 && engine_state(engine) == ENGINE_FAILED) {
         routes_refuse(server, x, 503, "engine_failed",
                       "the engine has failed; the server's log says why: restart it");
         return true;
     }
     const int stall_s = server->options->stall_ready_s;
-    if ((route->flags & ROUTE_WORK) != 0 && engine_stalled_ms(engine) >= stall_s * INT64_C(1000)) {
+    if ((flags & ROUTE_WORK) != 0 && engine_stalled_ms(engine) >= stall_s * INT64_C(1000)) {
         struct api_error error = {0};
         (void)api_error_set(&error, 503, "engine_stalled", NULL,
                             "the engine has work but has made no step for %d s (--stall-ready-s): "
@@ -275,10 +287,10 @@ static bool routes_blocked(struct server *server, struct exchange *x, const stru
 void routes_handle(void *ctx, struct exchange *x)
 {
     struct server *const server = ctx;
-    if (x->route < 0 || !routes_is_here(server, x, table[x->route].flags)) {
+    if (x->route < 0 || !routes_is_here(server, x, routes_flags(x))) {
         exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port",
                         x->path);
-    } else if (!routes_blocked(server, x, &table[x->route])) {
+    } else if (!routes_blocked(server, x, routes_flags(x))) {
         table[x->route].run(server, x);
     }
     CHECK(x->status != 0 || x->work != NULL);

@@ -7,6 +7,7 @@
 #include "server/answer.h"
 #include "server/clients.h"
 #include "server/exchange.h"
+#include "server/generate.h"
 #include "server/input.h"
 #include "server/metrics.h"
 #include "server/probe.h"
@@ -55,7 +56,14 @@ void routes_error(struct server *server, struct exchange *x, const struct api_er
 /* Queue, inference and total time in whole milliseconds, and the token counts. */
 void routes_time_headers(struct exchange *x, const struct request *request);
 
+/* A generation in the given dialect, or in the one that the body asks for. */
+void api_generate_as(struct server *server, struct exchange *x,
+                     const struct generate_dialect *dialect);
+
 void api_generate(struct server *server, struct exchange *x);
+void api_completions(struct server *server, struct exchange *x);
+void api_tgi_stream(struct server *server, struct exchange *x);
+void api_tgi_root(struct server *server, struct exchange *x);
 void api_score(struct server *server, struct exchange *x);
 void api_tokenize(struct server *server, struct exchange *x);
 void api_detokenize(struct server *server, struct exchange *x);

@@ -47,7 +47,7 @@ fence() {
 }
 fence microhttpd 'server/http\.c'
 fence sentencepiece 'engine/tokenizer_spm\.cc'
-fence jansson '(models/(config|json_file|safetensors|tensors)|server/(fields|input|score_parse|generate_parse|api_tokens|json))\.[ch]'
+fence jansson '(models/(config|json_file|safetensors|tensors)|server/(fields|input|score_parse|generate_parse|generate_read|openai_parse|tgi_parse|api_tokens|json))\.[ch]'
 fence cuda 'kernels/cuda/.*'
 
 # shellcheck disable=SC2126 # the count is not wanted

@@ -315,7 +315,6 @@ WRONG = [
     ({"prompt": "a", "memory": "all"}, "invalid_value", "memory"),
     ({"prompt": "a", "max_tokens": 511, "memory": "tokens", "id": 5}, "invalid_value", "id"),
     ({"prompt": "a", "language": "en"}, "unsupported_parameter", "language"),
-    ({"inputs": "a"}, "wrong_dialect", "inputs"),
     ({"prompt": "a", "inputs": "a"}, "wrong_dialect", "inputs"),
     ({"text": "a", "sampling_params": {}}, "wrong_dialect", "sampling_params"),
     ({"text_input": "a"}, "wrong_dialect", "text_input"),

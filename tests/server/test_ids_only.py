@@ -43,6 +43,16 @@ def test_generation_gives_ids_and_no_text(server):
     assert [e["token"]["id"] for e in streamed if "token" in e] == choice["token_ids"][6:]
 
 
+def test_completions_spell_tokens_by_their_ids(server):
+    got = server.ok("/v1/completions", {"prompt": [IDS], "max_tokens": 2, "logprobs": 2, "echo": True,
+                                        "return_token_ids": True, "ignore_eos": True,
+                                        "language": "fr"})["choices"][0]
+    assert got["text"] == "" and got["logprobs"]["text_offset"] == [0] * 8
+    assert got["logprobs"]["tokens"] == ["token_id:%d" % i for i in IDS + got["token_ids"]]
+    answer = server.post("/generate", {"inputs": "a"})
+    assert answer.status_code == 422 and "no tokenizer" in answer.json()["error"]
+
+
 def test_scores_have_what_needs_no_text(server):
     got = server.ok("/score", {"tokens": [IDS, IDS[:3]], "logprobs": 0})
     result = got["results"][0]

@@ -1,0 +1,219 @@
+/* The fields that dialects share: see generate_read.h. */
+#include "server/generate_read.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* ---- sampling fields ----------------------------------------------------------------------- */
+
+void generate_read_numbers(struct fields *fields, struct sampling *s, const struct model_info *info)
+{
+    s->temperature = 1;
+    s->top_p = 1;
+    s->repetition = 1;
+    fields_float(fields, "temperature", NULL, (struct fields_range){0, 2, false, false},
+                 &s->temperature);
+    fields_float(fields, "top_p", NULL, (struct fields_range){0, 1, true, false}, &s->top_p);
+    fields_float(fields, "min_p", NULL, (struct fields_range){0, 1, false, true}, &s->min_p);
+    fields_float(fields, "repetition_penalty", "repeat_penalty",
+                 (struct fields_range){0, 10, true, false}, &s->repetition);
+    fields_float(fields, "presence_penalty", NULL, (struct fields_range){-2, 2, false, false},
+                 &s->presence);
+    fields_float(fields, "frequency_penalty", NULL, (struct fields_range){-2, 2, false, false},
+                 &s->frequency);
+    fields_int(fields, "top_k", NULL, -1, info->n_vocab, &s->top_k);
+    s->top_k = s->top_k == -1 ? 0 : s->top_k;
+    fields_bool(fields, "ignore_eos", &s->ignore_eos);
+    if (!fields_u64(fields, "seed", &s->seed)) {
+        CHECK(getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed);
+        /* Many JSON readers keep 53 bits: a seed of ours survives them all. */
+        s->seed &= (UINT64_C(1) << 53) - 1;
+    }
+}
+
+void generate_read_stop(struct fields *fields, struct sampling *s, const struct api_limits *limits)
+{
+    json_t *const value = fields_get(fields, "stop", NULL);
+    if (value == NULL) {
+        return;
+    }
+    const bool whole = json_is_string(value);
+    const size_t n = whole ? 1 : json_array_size(value);
+    if ((!whole && !json_is_array(value)) || n > STOP_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "stop",
+                            "stop must be a string or a list of at most %d strings", STOP_MAX);
+        return;
+    }
+    if (n > 0 && limits->tokenizer == NULL) {
+        (void)api_error_set(fields->error, 400, "unsupported_parameter", "stop",
+                            "the model has no tokenizer: use stop_token_ids");
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const json_t *const each = whole ? value : json_array_get(value, i);
+        const size_t bytes = json_string_length(each);
+        if (!json_is_string(each) || bytes < 1 || bytes > STOP_BYTES_MAX) {
+            (void)api_error_set(fields->error, 400, "invalid_value", "stop",
+                                "stop[%zu] must be a string of 1 ... %d bytes", i, STOP_BYTES_MAX);
+            return;
+        }
+        memcpy(s->stop[i].text, json_string_value(each), bytes);
+        s->stop[i].bytes = (int)bytes;
+    }
+    s->n_stop = (int)n;
+}
+
+/* A bounded list of distinct ids: repeats mean the same and are dropped. */
+static void read_id_list(struct fields *fields, const char *name, int max, int n_vocab,
+                         int32_t *list, int *n_list)
+{
+    json_t *const value = fields_get(fields, name, NULL);
+    if (value == NULL) {
+        return;
+    }
+    if (!json_is_array(value) || json_array_size(value) > (size_t)max) {
+        (void)api_error_set(fields->error, 400, "invalid_value", name,
+                            "%s must be a list of at most %d token ids", name, max);
+        return;
+    }
+    int32_t *ids = NULL;
+    int64_t n = 0;
+    if (!input_ids(value, name, max, n_vocab, &ids, &n, fields->error)) {
+        return;
+    }
+    int n_kept = 0;
+    for (int64_t i = 0; i < n; i++) {
+        bool seen = false;
+        for (int j = 0; j < n_kept && !seen; j++) {
+            seen = list[j] == ids[i];
+        }
+        if (!seen) {
+            list[n_kept++] = ids[i];
+        }
+    }
+    *n_list = n_kept;
+    free(ids);
+}
+
+static void read_bias(struct fields *fields, struct sampling *s, int n_vocab)
+{
+    json_t *const value = fields_get(fields, "logit_bias", NULL);
+    if (value == NULL) {
+        return;
+    }
+    if (!json_is_object(value) || json_object_size(value) > LOGIT_BIAS_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
+                            "logit_bias must be an object of at most %d entries \"id\": number",
+                            LOGIT_BIAS_MAX);
+        return;
+    }
+    const char *key = NULL;
+    json_t *each = NULL;
+    json_object_foreach(value, key, each)
+    {
+        const size_t digits = strspn(key, "0123456789");
+        if (digits == 0 || digits > 9 || key[digits] != '\0') {
+            (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
+                                "logit_bias: \"%.20s\" is not a token id", key);
+            return;
+        }
+        const int id = atoi(key);
+        const double bias = json_number_value(each);
+        if (id >= n_vocab) {
+            (void)api_error_set(fields->error, 400, "token_out_of_range", "logit_bias",
+                                "logit_bias: %d is not a token id, they are 0 ... %d", id,
+                                n_vocab - 1);
+            return;
+        }
+        if (!json_is_number(each) || !(bias >= -100 && bias <= 100)) {
+            (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
+                                "logit_bias of token %d must be a number in [-100, 100]", id);
+            return;
+        }
+        for (int i = 0; i < s->n_bias; i++) { /* "7" and "07" */
+            if (s->bias[i].token == id) {
+                (void)api_error_set(fields->error, 400, "conflicting_fields", "logit_bias",
+                                    "logit_bias holds token %d twice", id);
+                return;
+            }
+        }
+        s->bias[s->n_bias].token = id;
+        s->bias[s->n_bias++].bias = (float)bias;
+    }
+}
+
+void generate_read_ids(struct fields *fields, struct sampling *s, const struct api_limits *limits)
+{
+    const int n_vocab = limits->info->n_vocab;
+    read_id_list(fields, "stop_token_ids", STOP_ID_MAX, n_vocab, s->stop_id, &s->n_stop_id);
+    read_id_list(fields, "allowed_token_ids", ALLOW_MAX, n_vocab, s->allow, &s->n_allow);
+    const json_t *const allowed = json_object_get(fields->object, "allowed_token_ids");
+    if (json_is_array(allowed) && json_array_size(allowed) == 0) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "allowed_token_ids",
+                            "allowed_token_ids is empty: nothing could be generated");
+    }
+    read_bias(fields, s, n_vocab);
+}
+
+void generate_read_n(struct fields *fields, struct generate_job *job,
+                     const struct sampling *sampling)
+{
+    fields_int(fields, "n", NULL, 1, GENERATE_SAMPLE_MAX, &job->n_sample);
+    if (job->n_sample > 1 && sampling->temperature <= 0) {
+        (void)api_error_set(fields->error, 400, "conflicting_fields", "n",
+                            "n is %d, but with temperature 0 all samples would be the same",
+                            job->n_sample);
+    }
+}
+
+/* ---- prompts and lengths ------------------------------------------------------------------- */
+
+bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,
+                          bool bos, const struct api_limits *limits)
+{
+    json_t *const prompt = fields_get(fields, name, NULL);
+    if (prompt == NULL) {
+        (void)api_error_set(fields->error, 400, "missing_field", name, "%s is missing", name);
+    }
+    if (fields->error->status != 0) {
+        return false;
+    }
+    const struct input_marks marks = {.bos_text = bos && limits->info->add_bos};
+    /* The sum of all prompts is bounded by the queue; each one by the context, in generate_fit. */
+    return input_read(&job->inputs, prompt, name, true, true, marks, limits->max_items, INT32_MAX,
+                      limits, fields->error);
+}
+
+bool generate_fit(struct fields *fields, struct generate_job *job, struct sampling *sampling,
+                  const struct api_limits *limits, const char *name, int asked, int fallback)
+{
+    int64_t longest = 0;
+    for (int i = 0; i < job->inputs.n; i++) {
+        longest = job->inputs.input[i].n_ids > longest ? job->inputs.input[i].n_ids : longest;
+    }
+    const int64_t context = limits->context > 0 ? limits->context : INT32_MAX / 2;
+    const int64_t least = asked >= 0 ? asked : 1; /* the fallback shrinks, but not to 0 */
+    const int64_t room = longest < context ? context - longest : 0;
+    if (longest + least > context && (asked < 0 || room == 0)) {
+        return api_error_set(fields->error, 400, "context_length_exceeded", "prompt",
+                             "the prompt has %lld tokens, but the model's context is %lld "
+                             "(max_length=%lld), of which at least one is generated: shorten it",
+                             (long long)longest, (long long)context, (long long)context);
+    }
+    if (longest + least > context) {
+        return api_error_set(fields->error, 400, "context_length_exceeded", name,
+                             "the prompt has %lld tokens and %s is %d, together %lld, but the "
+                             "model's context is %lld (max_length=%lld): ask for at most %lld",
+                             (long long)longest, name, asked, (long long)(longest + least),
+                             (long long)context, (long long)context, (long long)room);
+    }
+    sampling->max_tokens = asked >= 0 ? asked : room < fallback ? (int)room : fallback;
+    if (sampling->min_tokens > sampling->max_tokens) {
+        return api_error_set(fields->error, 400, "conflicting_fields", "min_tokens",
+                             "min_tokens is %d, but %s is %d", sampling->min_tokens, name,
+                             sampling->max_tokens);
+    }
+    return true;
+}
