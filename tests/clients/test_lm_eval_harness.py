@@ -73,7 +73,8 @@ def results(server, tmp_path_factory):
     for name, text in TASKS.items():
         (folder / (name + ".yaml")).write_text(text % {"data": folder})
     arguments = "model=demo,base_url=%s/v1/completions,max_length=%d" % (server.url, CONTEXT)
-    env = {**os.environ, "HF_HOME": str(folder / "home")}
+    env = {**os.environ, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1",
+           "HF_DATASETS_OFFLINE": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args",
          arguments, "--include_path", str(folder), "--tasks", ",".join(TASKS), "--output_path",

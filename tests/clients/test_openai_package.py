@@ -13,7 +13,7 @@ PROMPT = "The old man"
 
 @pytest.fixture(scope="module")
 def client(server):
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="", max_retries=0) as c:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as c:
         yield c
 
 
