@@ -40,7 +40,7 @@ struct options {
     int max_model_len; /* 0 = the model's context */
     int max_seqs;
     int max_batch_tokens;
-    int bulk_step_ms; /* 0 = any */
+    int bulk_step_ms;  /* 0 = any */
     int64_t kv_tokens; /* 0 = max_seqs · context, less if memory is short */
     int max_queue;
     int64_t max_queue_tokens;
