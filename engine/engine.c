@@ -62,7 +62,8 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_tok_max = o->max_batch_tokens,
         .n_seq_max = o->max_seqs,
         .n_page_max = kvpages_for(o->max_model_len),
-        .n_out_max = o->max_batch_tokens, /* scoring wants every row */
+        /* Scoring wants every row, and of one row several targets: see sequence_fit. */
+        .n_out_max = o->max_batch_tokens + TARGET_MAX,
         .n_top_max = o->max_logprobs,
         .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
         .n_allow_max = o->max_seqs * ALLOW_MAX,

@@ -31,7 +31,8 @@ enum {
     STOP_BYTES_MAX = 256,
     STOP_ID_MAX = 64,
     LOGIT_BIAS_MAX = 300,
-    ALLOW_MAX = 1024
+    ALLOW_MAX = 1024,
+    TARGET_MAX = 100
 };
 
 enum request_kind { REQUEST_GENERATE, REQUEST_SCORE };
@@ -92,17 +93,23 @@ struct item {
     int64_t n_ids;
     int sample_index; /* keys the random numbers, with seed and prompt_index */
     int prompt_index;
+    /* Scoring: ids[score_from ..] are scored, what stands before is context, of which nothing is
+     * computed but what they attend to. 1 .. n_ids; request_set_item makes 0 a 1. */
+    int64_t score_from;
+    bool bare; /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
 
     /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
     atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */
     atomic_int state;    /* enum finish; != FINISH_NONE means nothing more will be written */
-    int32_t *out_id;     /* generation: [max_tokens]; scoring: NULL (the targets are ids[1..]) */
+    int32_t *out_id;     /* generation: [max_tokens]; scoring: NULL (the tokens are in ids) */
     float *out_logprob;  /* generation: [max_tokens] (only if n_top >= 0);
-                          * scoring: [n_ids-1], log p(ids[i+1] | its window) */
+                          * scoring: [n_ids-score_from], log p(ids[score_from+i] | its window) */
     int32_t *out_rank;   /* as out_logprob */
-    float *out_entropy;  /* scoring with entropy: [n_ids-1]; else NULL */
+    float *out_entropy;  /* scoring with entropy: as out_logprob; else NULL */
     int32_t *out_top_id; /* [.., n_top] if n_top > 0; else NULL */
     float *out_top_logprob;
+    float *out_target; /* scoring with targets: [n_target], log p(target[j] | all of ids, or as much
+                        * as a window holds); else NULL */
     /* Generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN). Valid from the first
      * generated token on. */
     float *prompt_logprob;
@@ -125,7 +132,9 @@ struct request {
     int n_top;                /* -1 = no log-probabilities (generation), 0 = chosen token only */
     bool echo;                /* generation: prompt_* wanted */
     bool entropy;             /* scoring */
-    int64_t window, stride;   /* scoring: positions per window, new predictions per window */
+    int n_target;             /* scoring: tokens whose log-probability behind the text is wanted */
+    int32_t target[TARGET_MAX];
+    int64_t window, stride; /* scoring: positions per window, new predictions per window */
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* engine_now_us() time; 0 = none */
 
@@ -153,7 +162,8 @@ struct request {
  * memory. */
 struct request *request_new(enum request_kind kind, int n_item);
 /* Takes the ids (malloc'd, ownership passes) of item i and allocates its result arrays after the
- * fields kind, sampling, n_top, echo, entropy, trace_* are set. */
+ * fields kind, sampling, n_top, n_target, echo, entropy, trace_* and the item's score_from and bare
+ * are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
 /* The front end's last use: cancels what still runs and drops the front end's reference; the last
@@ -227,18 +237,21 @@ int64_t engine_now_us(void); /* monotonic clock */
 /* ---- scoring arithmetic, shared by server and command line (engine/scoring.c) --------------- */
 
 /* Windows of lm-evaluation-harness's rolling scheme over a sequence of n_ids tokens (BOS included,
- * n_ids >= 1): window k feeds tokens first .. first+n_feed-1 and its last n_count predictions
- * count; each token but the first is predicted by exactly one window. window 0 counts all of its
- * predictions; later ones count stride (the last: what is left) and start so that they feed window
- * tokens. With feed_last (memory telemetry) a token that no window would feed, the last, is fed
- * too. */
+ * n_ids >= 1) of which those from score_from on (1 .. n_ids) are scored: window k feeds tokens
+ * first .. first+n_feed-1 and its last n_count predictions count; each scored token is predicted by
+ * exactly one window. Window 0 counts as many as it can, window at most, and feeds what stands
+ * before them as far as it fits; later ones count stride (the last: what is left) and start so that
+ * they feed window tokens. With score_from 1 window 0 thus counts all of its predictions; with a
+ * context before score_from and few tokens behind, there is one window that has lost what does not
+ * fit on the left. The last token predicts nothing: none of these windows feeds it. */
 struct score_window {
     int64_t first;   /* index into ids of the first token fed */
     int64_t n_feed;  /* tokens fed */
     int64_t n_count; /* predictions that count: the last n_count of n_feed (excluding feed_last) */
 };
-int64_t score_window_count(int64_t n_ids, int64_t window, int64_t stride);
-struct score_window score_window_at(int64_t n_ids, int64_t window, int64_t stride, int64_t k);
+int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, int64_t stride);
+struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,
+                                    int64_t stride, int64_t k);
 
 /* Sums over one item or pooled over items; the definitions are those of the HTTP contract. */
 struct score_sum {
@@ -251,6 +264,8 @@ struct score_sum {
 };
 struct score_sum score_sum_item(const struct item *item);
 
+/* Bytes of text without the white space at its end (Python's str.rstrip), over UTF-8. */
+size_t text_rstrip(const char *text, size_t bytes);
 /* 1 + runs of white space of Python's \s (str), over UTF-8. */
 int64_t text_count_words(const char *text, size_t bytes);
 int64_t text_count_chars(const char *text, size_t bytes);

@@ -215,8 +215,9 @@ static void fill_step(struct engine *engine)
             engine->n_bulk_row += unit->n_take;
         }
         engine->active[i]->n_row = 0;
-        if (engine->plan[i].n_take > 0) {
-            sequence_fill(engine->active[i], step, engine->plan[i].n_take);
+        const int n_take = sequence_fit(engine->active[i], step, engine->plan[i].n_take);
+        if (n_take > 0) {
+            sequence_fill(engine->active[i], step, n_take);
         }
     }
     CHECK(step->n_tok > 0);

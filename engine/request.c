@@ -57,6 +57,7 @@ static void free_request(struct request *request)
         free(item->out_entropy);
         free(item->out_top_id);
         free(item->out_top_logprob);
+        free(item->out_target);
         free(item->prompt_logprob);
         free(item->prompt_rank);
         free(item->prompt_top_id);
@@ -199,11 +200,14 @@ static bool new_generation(const struct request *request, struct item *item)
 
 static bool new_scores(const struct request *request, struct item *item)
 {
-    const int64_t n = item->n_ids - 1;
-    const int64_t n_top = request->n_top;
+    const int64_t n = item->n_ids - item->score_from;
+    const int64_t n_top = item->bare ? 0 : request->n_top;
     bool ok = (item->out_logprob = new_array(n, 1, sizeof(float))) != NULL;
     ok = ok && (item->out_rank = new_array(n, 1, sizeof(int32_t))) != NULL;
-    if (request->entropy) {
+    if (request->n_target > 0 && !item->bare) {
+        ok = ok && (item->out_target = new_array(request->n_target, 1, sizeof(float))) != NULL;
+    }
+    if (request->entropy && !item->bare) {
         ok = ok && (item->out_entropy = new_array(n, 1, sizeof(float))) != NULL;
     }
     if (n_top > 0) {
@@ -229,6 +233,11 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
                        N_TOP_MAX);
     }
     item->n_ids = n_ids;
+    item->score_from = item->score_from == 0 ? 1 : item->score_from;
+    if (item->score_from < 1 || item->score_from > n_ids) {
+        return err_set(err, ERR_ARGUMENT, "item %d scores from token %lld, accepted are 1 to %lld",
+                       i, (long long)item->score_from, (long long)n_ids);
+    }
     const int64_t limit = info->context > 0 ? info->context : IDS_MAX;
     if (request->kind == REQUEST_GENERATE &&
         (request->sampling.max_tokens < 0 || n_ids > limit - request->sampling.max_tokens)) {
@@ -239,7 +248,7 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
     }
     bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
                                                 : new_scores(request, item);
-    if (request->trace_memory && info->n_memory > 0) {
+    if (request->trace_memory && info->n_memory > 0 && !item->bare) {
         const int64_t n_position = item_position_max(request, item);
         ok = ok && (item->trace = new_trace(info, n_position, request->trace_tokens)) != NULL;
     }
@@ -394,6 +403,13 @@ enum err_code request_check(const struct request *request, const struct model_in
                        "max_context is %lld and stride %lld, accepted are 1 <= stride <= "
                        "max_context <= %lld",
                        (long long)request->window, (long long)request->stride, (long long)context);
+    }
+    if (request->n_target < 0 || request->n_target > TARGET_MAX) {
+        return err_set(err, ERR_ARGUMENT, "%d target ids, the limit is %d", request->n_target,
+                       TARGET_MAX);
+    }
+    if (check_ids(request->target, request->n_target, info->n_vocab, "target_ids", err) != ERR_OK) {
+        return ERR_ARGUMENT;
     }
     if (request->kind == REQUEST_GENERATE &&
         check_sampling(&request->sampling, info, has_tokenizer, err) != ERR_OK) {

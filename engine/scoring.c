@@ -8,35 +8,40 @@
 
 /* ---- windows ------------------------------------------------------------------------------- */
 
-int64_t score_window_count(int64_t n_ids, int64_t window, int64_t stride)
+int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, int64_t stride)
 {
-    CHECK(n_ids >= 1 && stride >= 1 && stride <= window);
-    const int64_t n_predict = n_ids - 1;
+    CHECK(score_from >= 1 && score_from <= n_ids && stride >= 1 && stride <= window);
+    const int64_t n_predict = n_ids - score_from;
     if (n_predict <= window) {
         return n_predict > 0 ? 1 : 0;
     }
     return 1 + (n_predict - window + stride - 1) / stride;
 }
 
-struct score_window score_window_at(int64_t n_ids, int64_t window, int64_t stride, int64_t k)
+struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,
+                                    int64_t stride, int64_t k)
 {
-    CHECK(k >= 0 && k < score_window_count(n_ids, window, stride));
-    const int64_t n_predict = n_ids - 1;
+    CHECK(k >= 0 && k < score_window_count(n_ids, score_from, window, stride));
+    const int64_t n_context = score_from - 1; /* tokens fed before the one that predicts first */
+    const int64_t n_predict = n_ids - score_from;
     if (k == 0) {
         const int64_t n = n_predict < window ? n_predict : window;
-        return (struct score_window){.first = 0, .n_feed = n, .n_count = n};
+        const int64_t end = n_context + n;
+        const int64_t first = end > window ? end - window : 0;
+        return (struct score_window){.first = first, .n_feed = end - first, .n_count = n};
     }
     const int64_t done = window + (k - 1) * stride; /* predictions of the windows before */
     const int64_t left = n_predict - done;
     const int64_t n = left < stride ? left : stride;
-    return (struct score_window){.first = done + n - window, .n_feed = window, .n_count = n};
+    return (struct score_window){
+        .first = n_context + done + n - window, .n_feed = window, .n_count = n};
 }
 
 /* ---- sums ---------------------------------------------------------------------------------- */
 
 struct score_sum score_sum_item(const struct item *item)
 {
-    struct score_sum sum = {.n_scored = item->n_ids - 1};
+    struct score_sum sum = {.n_scored = item->n_ids - item->score_from};
     sum.is_greedy = sum.n_scored > 0;
     for (int64_t i = 0; i < sum.n_scored; i++) {
         const double logprob = (double)item->out_logprob[i];
@@ -57,6 +62,17 @@ static bool is_space(uint32_t c)
     return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
            c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
            c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+size_t text_rstrip(const char *text, size_t bytes)
+{
+    size_t end = 0; /* behind the last character that is not white space */
+    for (size_t at = 0; at < bytes;) {
+        const struct utf8_char c = utf8_next(text + at, bytes - at);
+        at += (size_t)c.bytes;
+        end = c.status == UTF8_CHAR && is_space(c.code) ? end : at;
+    }
+    return end;
 }
 
 int64_t text_count_words(const char *text, size_t bytes)

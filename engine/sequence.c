@@ -25,16 +25,34 @@ void sequence_close(struct sequence *seq)
 
 /* ---- windows ------------------------------------------------------------------------------- */
 
+static int64_t count_windows(const struct request *request, const struct item *item)
+{
+    return score_window_count(item->n_ids, item->score_from, request->window, request->stride);
+}
+
+static struct score_window window_at(const struct request *request, const struct item *item,
+                                     int64_t k)
+{
+    return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
+}
+
+/* Whether the last token runs through the model too: for its memory or for what follows it. */
+static bool feeds_last(const struct item *item)
+{
+    return item->trace != NULL || item->out_target != NULL;
+}
+
+/* Whether that happens in window k, which has room for it. */
+static bool window_feeds_last(const struct request *request, const struct item *item, int64_t k)
+{
+    return feeds_last(item) && k >= 0 && k == count_windows(request, item) - 1 &&
+           window_at(request, item, k).n_feed < request->window;
+}
+
 int64_t sequence_window_total(const struct request *request, const struct item *item)
 {
-    const int64_t n = score_window_count(item->n_ids, request->window, request->stride);
-    if (item->trace == NULL) {
-        return n;
-    }
-    const bool room =
-        n > 0 && score_window_at(item->n_ids, request->window, request->stride, n - 1).n_feed <
-                     request->window;
-    return room ? n : n + 1;
+    const int64_t n = count_windows(request, item);
+    return feeds_last(item) && !window_feeds_last(request, item, n - 1) ? n + 1 : n;
 }
 
 int64_t sequence_position_max(const struct request *request, const struct item *item,
@@ -43,33 +61,30 @@ int64_t sequence_position_max(const struct request *request, const struct item *
     if (request->kind == REQUEST_GENERATE) {
         return item_position_max(request, item);
     }
-    if (item->trace != NULL) {
+    if (item->trace != NULL || window == count_windows(request, item)) {
         return item->n_ids < request->window ? item->n_ids : request->window;
     }
-    return score_window_at(item->n_ids, request->window, request->stride, window).n_feed;
+    return window_at(request, item, window).n_feed + window_feeds_last(request, item, window);
 }
 
 static void begin_window(struct sequence *seq, int64_t k)
 {
     const struct request *const request = seq->job->request;
-    const int64_t n_ids = seq->item->n_ids;
-    const int64_t n = score_window_count(n_ids, request->window, request->stride);
+    const struct item *const item = seq->item;
+    const int64_t n_ids = item->n_ids;
     seq->window = k;
     seq->n_done = 0;
-    if (k == n) { /* the trace's own: the last token with as much context as fits */
+    if (k == count_windows(request, item)) { /* of the last token, with what context fits */
         seq->n_feed = n_ids < request->window ? n_ids : request->window;
         seq->base = n_ids - seq->n_feed;
         seq->count_from = seq->count_end = seq->n_feed;
         return;
     }
-    const struct score_window w = score_window_at(n_ids, request->window, request->stride, k);
+    const struct score_window w = window_at(request, item, k);
     seq->base = w.first;
-    seq->n_feed = w.n_feed;
+    seq->n_feed = w.n_feed + window_feeds_last(request, item, k);
     seq->count_end = w.n_feed;
     seq->count_from = w.n_feed - w.n_count;
-    if (seq->item->trace != NULL && k == n - 1 && w.n_feed < request->window) {
-        seq->n_feed++; /* the last token, which predicts nothing */
-    }
 }
 
 /* ---- start --------------------------------------------------------------------------------- */
@@ -91,9 +106,10 @@ void sequence_start(struct sequence *seq, struct job *job, struct item *item, in
     if (request->kind == REQUEST_SCORE) {
         seq->window_end = item->trace != NULL ? sequence_window_total(request, item) : window + 1;
         begin_window(seq, window);
+        seq->trace_base = seq->base;
         return;
     }
-    seq->base = 0;
+    seq->base = seq->trace_base = 0;
     seq->n_feed = item->n_ids;
     sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, info->eos_id);
     stop_begin(&seq->stop, &request->sampling, tokenizer);
@@ -117,12 +133,18 @@ static int32_t token_at(const struct sequence *seq, int64_t position)
     return at < seq->item->n_ids ? seq->item->ids[at] : seq->item->out_id[at - seq->item->n_ids];
 }
 
+/* Alternatives that the item keeps. */
+static int n_top_of(const struct sequence *seq)
+{
+    return seq->item->bare ? 0 : seq->job->request->n_top;
+}
+
 /* Adds an output for the step's row. */
-static void want_output(struct sequence *seq, struct step *step, int row, int want, int32_t target)
+static void want_output(struct sequence *seq, struct step *step, int row, int want, int32_t target,
+                        int n_top)
 {
     CHECK(step->n_out < step->limits.n_out_max);
     const int i = step->n_out++;
-    const int n_top = seq->job->request->n_top;
     step->out_row[i] = row;
     step->out_want[i] = (uint8_t)(want | (n_top > 0 ? OUT_TOP : 0));
     step->target[i] = target;
@@ -135,21 +157,37 @@ static void fill_output(struct sequence *seq, struct step *step, int row, int64_
 {
     const struct request *const request = seq->job->request;
     const struct item *const item = seq->item;
+    const int n_top = n_top_of(seq);
     if (request->kind == REQUEST_SCORE) {
         if (position >= seq->count_from && position < seq->count_end) {
-            want_output(seq, step, row, OUT_LOGPROB | (request->entropy ? OUT_ENTROPY : 0),
-                        item->ids[seq->base + position + 1]);
+            want_output(seq, step, row, OUT_LOGPROB | (item->out_entropy != NULL ? OUT_ENTROPY : 0),
+                        item->ids[seq->base + position + 1], n_top);
+        } else if (item->out_target != NULL && seq->base + position == item->n_ids - 1) {
+            for (int j = 0; j < request->n_target; j++) {
+                want_output(seq, step, row, OUT_LOGPROB, request->target[j], 0);
+            }
         }
     } else if (position + 1 < item->n_ids) {
         if (item->prompt_logprob != NULL) {
-            want_output(seq, step, row, OUT_LOGPROB, item->ids[position + 1]);
+            want_output(seq, step, row, OUT_LOGPROB, item->ids[position + 1], n_top);
         }
     } else if (seq->ending == FINISH_NONE && request->sampling.max_tokens > 0) {
         /* The log-probability is taken also where nobody asked for it: it is what tells a
          * distribution that is not one. */
-        want_output(seq, step, row, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED);
+        want_output(seq, step, row, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED, n_top);
         sampling_fill(&seq->counts, &request->sampling, item, seq->n_out, step, step->n_out - 1);
     }
+}
+
+/* A step has n_out_max - n_tok_max = TARGET_MAX outputs more than rows. As no other row has more
+ * than one output, it is enough that this surplus holds whenever a row with targets is added. */
+int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
+{
+    const bool last = n_row > 0 && seq->item->out_target != NULL &&
+                      seq->base + seq->n_done + n_row == seq->item->n_ids;
+    const int surplus = step->limits.n_out_max - step->limits.n_tok_max;
+    const int n_target = seq->job->request->n_target;
+    return last && step->n_out + n_target > step->n_tok + 1 + surplus ? n_row - 1 : n_row;
 }
 
 void sequence_fill(struct sequence *seq, struct step *step, int n_row)
@@ -180,11 +218,9 @@ void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, con
                     int n_column)
 {
     struct memory_trace *const trace = &seq->item->trace[m];
-    const bool scoring = seq->job->request->kind == REQUEST_SCORE;
     for (int r = 0; r < seq->n_row; r++) {
-        const int64_t position = seq->n_done + r;
-        const int64_t at = seq->base + position;
-        if (scoring && position < seq->count_from && at != seq->item->n_ids - 1) {
+        const int64_t at = seq->base + seq->n_done + r - seq->trace_base;
+        if (at < trace->n_position) {
             continue; /* context that an earlier window has counted */
         }
         CHECK(at == trace->n_position); /* each position of the text once, in order */
@@ -221,17 +257,23 @@ static struct sequence_result take_scores(struct sequence *seq, const struct ste
     struct item *const item = seq->item;
     const struct request *const request = seq->job->request;
     int n = atomic_load_explicit(&item->n_out, memory_order_relaxed);
-    for (int i = seq->out_first; i < seq->out_first + seq->n_out_row; i++, n++) {
-        CHECK(n == seq->base + seq->n_done + step->out_row[i] - seq->row_first);
+    int n_target = 0;
+    for (int i = seq->out_first; i < seq->out_first + seq->n_out_row; i++) {
+        const int64_t at = seq->base + seq->n_done + step->out_row[i] - seq->row_first;
         if (isnan(step->out_logprob[i])) {
             return (struct sequence_result){true, true, FINISH_ERROR, 0};
         }
+        if (at == item->n_ids - 1) { /* behind the text: a target */
+            item->out_target[n_target++] = step->out_logprob[i];
+            continue;
+        }
+        CHECK(n + item->score_from == at + 1);
         item->out_logprob[n] = step->out_logprob[i];
         item->out_rank[n] = step->out_rank[i];
         if (item->out_entropy != NULL) {
             item->out_entropy[n] = step->out_entropy[i];
         }
-        copy_top(step, i, request->n_top, n, item->out_top_id, item->out_top_logprob);
+        copy_top(step, i, n_top_of(seq), n++, item->out_top_id, item->out_top_logprob);
     }
     atomic_store_explicit(&item->n_out, n, memory_order_release);
     struct sequence_result result = {.n_published = seq->n_out_row};

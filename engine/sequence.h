@@ -26,6 +26,7 @@ struct sequence {
     /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;
     int64_t count_from, count_end;
+    int64_t trace_base; /* token of the text that is the trace's first position */
 
     /* Generation. */
     int n_out;
@@ -42,8 +43,8 @@ struct sequence {
 enum err_code sequence_open(struct sequence *seq, int n_page_max, int n_entry_max, struct err *err);
 void sequence_close(struct sequence *seq); /* zeroed ones are fine */
 
-/* Windows that scoring an item takes; one more than score_window_count where the memory trace has
- * to feed the last token in a window of its own. */
+/* Windows that scoring an item takes; one more than score_window_count where the memory trace or
+ * the targets have to feed the last token in a window of its own. */
 int64_t sequence_window_total(const struct request *request, const struct item *item);
 /* The most positions that a unit beginning at this window (scoring) can hold in the cache. */
 int64_t sequence_position_max(const struct request *request, const struct item *item,
@@ -59,6 +60,10 @@ bool sequence_decodes(const struct sequence *seq);
 /* Rows it could feed now, >= 1. */
 int64_t sequence_rows(const struct sequence *seq);
 
+/* How many of its next n_row rows step has room for: all, or all but the last, whose targets must
+ * wait for the next step. The first unit of a step that wants targets always has room, so units
+ * served in the same order each time all get on. */
+int sequence_fit(const struct sequence *seq, const struct step *step, int n_row);
 /* Appends its next n_row rows and their outputs to step. */
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
 

@@ -14,7 +14,7 @@ int64_t score_n_prompt(const struct score_job *job)
 
 int64_t score_n_window(const struct score_job *job, int item)
 {
-    return score_window_count(job->inputs.input[item].n_ids, job->request->window,
+    return score_window_count(job->inputs.input[item].n_ids, 1, job->request->window,
                               job->request->stride);
 }
 

@@ -40,6 +40,10 @@ static struct request *subject(const struct engine *engine, int kind)
         request = harness_score(3, 40, 13);
         request->n_top = 3;
         request->entropy = true;
+        request->n_target = 3;
+        request->target[0] = 7;
+        request->target[1] = 2;
+        request->item[1].score_from = 20;
         request->trace_memory = kind == SUBJECT_TRACED;
         request->trace_tokens = kind == SUBJECT_TRACED;
         harness_item(engine, request, 0, 5, 150);
@@ -125,6 +129,7 @@ static void compare_requests(const char *how, const struct request *a, const str
         compare_array(how, "out_logprob", x->out_logprob, y->out_logprob, n, 4);
         compare_array(how, "out_rank", x->out_rank, y->out_rank, n, 4);
         compare_array(how, "out_entropy", x->out_entropy, y->out_entropy, n, 4);
+        compare_array(how, "out_target", x->out_target, y->out_target, (size_t)a->n_target, 4);
         compare_array(how, "out_top_id", x->out_top_id, y->out_top_id, n * n_top, 4);
         compare_array(how, "out_top_logprob", x->out_top_logprob, y->out_top_logprob, n * n_top, 4);
         compare_array(how, "prompt_logprob", x->prompt_logprob, y->prompt_logprob, n_prompt, 4);
@@ -316,8 +321,8 @@ static void windows_score_like_texts_of_their_own(void **state)
     harness_run(engine, whole);
     assert_int_equal(atomic_load(&whole->item[0].n_out), N - 1);
     int64_t n_position = 0;
-    for (int64_t k = 0; k < score_window_count(N, W, STRIDE); k++) {
-        const struct score_window w = score_window_at(N, W, STRIDE, k);
+    for (int64_t k = 0; k < score_window_count(N, 1, W, STRIDE); k++) {
+        const struct score_window w = score_window_at(N, 1, W, STRIDE, k);
         n_position += w.n_feed;
         int32_t *const ids = malloc((size_t)(w.n_feed + 1) * sizeof *ids);
         assert_non_null(ids);
@@ -390,7 +395,7 @@ static void traces_do_not_change_scores(void **state)
     harness_run(engine, plain);
     for (int i = 0; i < plain->n_item; i++) {
         assert_memory_equal(traced->item[i].out_logprob, plain->item[i].out_logprob,
-                            (size_t)(plain->item[i].n_ids - 1) * 4);
+                            (size_t)(plain->item[i].n_ids - plain->item[i].score_from) * 4);
     }
     request_release(traced);
     request_release(plain);

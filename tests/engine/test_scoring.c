@@ -51,7 +51,7 @@ static void windows_are_the_rolling_scheme(void **state)
         for (size_t w = 0; w < sizeof sizes / sizeof sizes[0]; w++) {
             for (int64_t stride = 1; stride <= sizes[w]; stride += stride < 4 ? 1 : 5) {
                 enumerate_rolling(&rolling, lengths[l], sizes[w], stride);
-                const int64_t n = score_window_count(lengths[l], sizes[w], stride);
+                const int64_t n = score_window_count(lengths[l], 1, sizes[w], stride);
                 if (n != rolling.n) {
                     fail_msg("n_ids %lld window %lld stride %lld: expected %d windows, got %lld",
                              (long long)lengths[l], (long long)sizes[w], (long long)stride,
@@ -59,7 +59,7 @@ static void windows_are_the_rolling_scheme(void **state)
                 }
                 for (int k = 0; k < rolling.n; k++) {
                     const struct score_window got =
-                        score_window_at(lengths[l], sizes[w], stride, k);
+                        score_window_at(lengths[l], 1, sizes[w], stride, k);
                     const struct score_window *const want = &rolling.window[k];
                     if (got.first != want->first || got.n_feed != want->n_feed ||
                         got.n_count != want->n_count) {
@@ -80,15 +80,57 @@ static void windows_are_the_rolling_scheme(void **state)
 static void stride_equal_to_the_window_has_one_token_of_context(void **state)
 {
     (void)state;
-    assert_int_equal(score_window_count(11, 4, 4), 3);
-    const struct score_window w1 = score_window_at(11, 4, 4, 1);
+    assert_int_equal(score_window_count(11, 1, 4, 4), 3);
+    const struct score_window w1 = score_window_at(11, 1, 4, 4, 1);
     assert_int_equal(w1.first, 4); /* the last token predicted before is the first one fed */
     assert_int_equal(w1.n_feed, 4);
     assert_int_equal(w1.n_count, 4);
-    const struct score_window w2 = score_window_at(11, 4, 4, 2);
+    const struct score_window w2 = score_window_at(11, 1, 4, 4, 2);
     assert_int_equal(w2.first, 6); /* the rest of two gets all the context that fits */
     assert_int_equal(w2.n_feed, 4);
     assert_int_equal(w2.n_count, 2);
+}
+
+/* lm-evaluation-harness cuts a context that does not fit on the left: its request is the last
+ * window + 1 tokens of context and continuation. */
+static void a_long_context_is_cut_on_the_left(void **state)
+{
+    (void)state;
+    assert_int_equal(score_window_count(100, 95, 20, 20), 1);
+    const struct score_window w = score_window_at(100, 95, 20, 20, 0);
+    assert_int_equal(w.first, 79);
+    assert_int_equal(w.n_feed, 20);
+    assert_int_equal(w.n_count, 5);
+    const struct score_window fits = score_window_at(21, 15, 20, 3, 0);
+    assert_int_equal(fits.first, 0);
+    assert_int_equal(fits.n_feed, 20);
+    assert_int_equal(fits.n_count, 6);
+    assert_int_equal(score_window_count(7, 7, 4, 4), 0); /* nothing but context */
+}
+
+/* Whatever the context: each scored token is predicted once, in order, within the window. */
+static void windows_predict_what_is_scored_and_no_more(void **state)
+{
+    (void)state;
+    for (int64_t n_ids = 1; n_ids <= 40; n_ids += 3) {
+        for (int64_t from = 1; from <= n_ids; from += 2) {
+            for (int64_t window = 1; window <= 12; window++) {
+                for (int64_t stride = 1; stride <= window; stride += 2) {
+                    int64_t next = from; /* the next token to be predicted */
+                    const int64_t n = score_window_count(n_ids, from, window, stride);
+                    for (int64_t k = 0; k < n; k++) {
+                        const struct score_window w =
+                            score_window_at(n_ids, from, window, stride, k);
+                        assert_true(w.first >= 0 && w.n_feed <= window && w.n_count <= w.n_feed);
+                        assert_true(w.first == 0 || w.n_feed == window);
+                        assert_int_equal(w.first + w.n_feed - w.n_count + 1, next);
+                        next += w.n_count;
+                    }
+                    assert_int_equal(next, n_ids);
+                }
+            }
+        }
+    }
 }
 
 /* ---- sums ---- */
@@ -98,7 +140,8 @@ static void sums_are_in_double_and_in_order(void **state)
     (void)state;
     float logprob[] = {-1.5f, -0.25f, -3.0f};
     int32_t rank[] = {1, 1, 1};
-    const struct item item = {.n_ids = 4, .out_logprob = logprob, .out_rank = rank};
+    const struct item item = {
+        .n_ids = 4, .score_from = 1, .out_logprob = logprob, .out_rank = rank};
     struct score_sum sum = score_sum_item(&item);
     assert_int_equal(sum.n_scored, 3);
     assert_true(fabs(sum.sum_logprob + 4.75) < 1e-12);
@@ -115,7 +158,7 @@ static void sums_are_in_double_and_in_order(void **state)
 static void nothing_scored_is_not_greedy(void **state)
 {
     (void)state;
-    const struct item item = {.n_ids = 1};
+    const struct item item = {.n_ids = 1, .score_from = 1};
     const struct score_sum sum = score_sum_item(&item);
     assert_int_equal(sum.n_scored, 0);
     assert_false(sum.is_greedy);
@@ -123,6 +166,25 @@ static void nothing_scored_is_not_greedy(void **state)
 }
 
 /* ---- words and characters ---- */
+
+static void white_space_at_the_end_is_pythons(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t n; /* len(text.rstrip().encode()) in Python */
+    } cases[] = {
+        {"", 0},
+        {"one", 3},
+        {" one two ", 8},
+        {" \t\n", 0},
+        {"a\xe3\x80\x80\x1c", 1},
+        {"a\xc2\xa0\xe2\x80\x8b ", 6}, /* U+200B is none, so what stands before it stays */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        assert_int_equal(text_rstrip(cases[c].text, strlen(cases[c].text)), cases[c].n);
+    }
+}
 
 static void words_are_runs_of_white_space_plus_one(void **state)
 {
@@ -178,7 +240,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_are_the_rolling_scheme),
         cmocka_unit_test(stride_equal_to_the_window_has_one_token_of_context),
+        cmocka_unit_test(a_long_context_is_cut_on_the_left),
+        cmocka_unit_test(windows_predict_what_is_scored_and_no_more),
         cmocka_unit_test(sums_are_in_double_and_in_order),
+        cmocka_unit_test(white_space_at_the_end_is_pythons),
         cmocka_unit_test(nothing_scored_is_not_greedy),
         cmocka_unit_test(words_are_runs_of_white_space_plus_one),
         cmocka_unit_test(characters_are_code_points),
