@@ -182,7 +182,7 @@ void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, in
     }
 }
 
-static void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32_t id)
+void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32_t id)
 {
     json_field_int(out, "id", id);
     json_field_string(out, "piece", tokenizer != NULL ? tokenizer_piece(tokenizer, id) : NULL);

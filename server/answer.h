@@ -52,6 +52,8 @@ void answer_put_token(struct text *out, const struct tokenizer *tokenizer,
 /* What a token alone looks like in a text: a control token as it is spelled, bytes that are no
  * character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
 void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id);
+/* "id" and "piece", which is null without a tokenizer. */
+void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32_t id);
 /* "logprob" of value: a number, or null and "impossible" for minus infinity. */
 void answer_put_logprob(struct text *out, float value);
 

@@ -46,6 +46,7 @@ struct exchange {
     char path[EXCHANGE_PATH_MAX]; /* longer ones are cut: no route has such a name */
     bool deep;                    /* the query has deep=1 */
     bool admin;                   /* came in at the admin port */
+    bool wants_events;            /* Accept names text/event-stream */
     char id[EXCHANGE_ID_MAX];     /* the client's x-request-id, or one of ours */
     uint64_t client;              /* who asks: its key, or without keys its address */
     bool counted;                 /* among its client's requests: routes.c */

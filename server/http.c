@@ -193,6 +193,9 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     x->client = http_address(mhd);
     (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
                      x->span_id);
+    const char *const accept =
+        MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
     http_take_id(x, mhd);
     watch_body(conn, x);
     struct api_error error = {0};

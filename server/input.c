@@ -52,6 +52,7 @@ void input_list_free(struct input_list *list)
     for (int i = 0; i < list->n; i++) {
         free(list->input[i].ids);
         free(list->input[i].offsets);
+        free(list->input[i].own);
     }
     free(list->input);
     *list = (struct input_list){0};
@@ -95,9 +96,8 @@ bool input_ids(const json_t *value, const char *name, int64_t max, int n_vocab, 
 
 /* ---- one input ----------------------------------------------------------------------------- */
 
-/* What goes around the tokens of one input. */
-static bool input_add_marks(struct input *input, const char *name, struct input_marks marks,
-                            const struct model_info *info, struct api_error *error)
+bool input_add_marks(struct input *input, const char *name, struct input_marks marks,
+                     const struct model_info *info, struct api_error *error)
 {
     /* An empty text can only start from BOS. */
     const bool empty = input->text != NULL && input->n_ids == 0;
@@ -132,8 +132,8 @@ static bool input_add_marks(struct input *input, const char *name, struct input_
     return true;
 }
 
-static bool input_tokenise(struct input *input, const char *name, const struct api_limits *limits,
-                           struct api_error *error)
+bool input_tokenise(struct input *input, const char *name, const struct api_limits *limits,
+                    struct api_error *error)
 {
     size_t n = 0;
     struct err err = {0};

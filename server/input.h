@@ -37,8 +37,9 @@ enum {
 
 /* One prompt or document. */
 struct input {
-    const char *text; /* Borrowed from the body; NULL when given as ids */
+    const char *text; /* Borrowed from the body, or own; NULL when given as ids */
     size_t text_bytes;
+    char *own;    /* Owner: this. The text, where it is put together from parts; else NULL */
     int32_t *ids; /* Owner: this until request_set_item takes them. [n_ids], BOS first */
     int64_t n_ids;
     int n_bos; /* ids that the server put in front: 0 or 1 */
@@ -64,6 +65,12 @@ struct input_marks {
 bool input_read(struct input_list *list, json_t *value, const char *name, bool allow_text,
                 bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
                 const struct api_limits *limits, struct api_error *error);
+
+/* The two halves of reading one: ids and offsets of text, and what goes around the ids. */
+bool input_tokenise(struct input *input, const char *name, const struct api_limits *limits,
+                    struct api_error *error);
+bool input_add_marks(struct input *input, const char *name, struct input_marks marks,
+                     const struct model_info *info, struct api_error *error);
 
 /* A list of token ids below n_vocab, at most max. *ids is malloc'd. false: error. */
 bool input_ids(const json_t *value, const char *name, int64_t max, int n_vocab, int32_t **ids,

@@ -19,7 +19,7 @@ enum { METRICS_NAME_MAX = 96 };
 static const int codes[METRICS_CODE_N - 1] = {200, 400, 401, 403, 404, 405, 408, 413,
                                               422, 424, 429, 499, 500, 503, 504};
 static const char *const methods[METRICS_METHOD_N] = {"GET", "HEAD", "POST", "other"};
-static const char *const forms[METRICS_FORM_N] = {"text", "ids"};
+static const char *const forms[METRICS_FORM_N] = {"text", "ids", "ranking", "pairs"};
 
 /* Why a request was turned away, by the code of its error. */
 static const char *const reasons[METRICS_REASON_N] = {

@@ -11,7 +11,13 @@
 struct server;
 
 enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 8, METRICS_METHOD_N = 4 };
-enum metrics_form { METRICS_FORM_TEXT, METRICS_FORM_IDS, METRICS_FORM_N };
+enum metrics_form {
+    METRICS_FORM_TEXT,
+    METRICS_FORM_IDS,
+    METRICS_FORM_RANKING,
+    METRICS_FORM_PAIRS,
+    METRICS_FORM_N
+};
 
 struct metrics_score {
     atomic_llong items, tokens, positions, nll_micro;

@@ -29,6 +29,7 @@ static const struct route table[] = {
     {"/generate_stream", ROUTE_POST | ROUTE_TGI, api_tgi_stream},
     {"/v1/completions", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_completions},
     {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score},
+    {"/v1/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score_labels},
     {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize},
     {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize},
     {"/tokenizer_info", ROUTE_GET | ROUTE_ENGINE, api_tokenizer_info},

@@ -65,6 +65,7 @@ void api_completions(struct server *server, struct exchange *x);
 void api_tgi_stream(struct server *server, struct exchange *x);
 void api_tgi_root(struct server *server, struct exchange *x);
 void api_score(struct server *server, struct exchange *x);
+void api_score_labels(struct server *server, struct exchange *x);
 void api_tokenize(struct server *server, struct exchange *x);
 void api_detokenize(struct server *server, struct exchange *x);
 void api_tokenizer_info(struct server *server, struct exchange *x);

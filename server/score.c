@@ -1,24 +1,23 @@
-/* The figures and the answer of scoring: see score.h. */
+/* The figures of scoring: see score.h. */
 #include "server/score.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+struct item *score_item(const struct score_job *job, int result)
+{
+    return &job->request->item[result * job->n_per];
+}
 
 int64_t score_n_prompt(const struct score_job *job)
 {
     int64_t n = 0;
     for (int i = 0; i < job->inputs.n; i++) {
         n += job->inputs.input[i].n_ids;
+        n += job->n_per == 2 ? 1 + job->inputs.input[i].n_ids - job->entry[i].first : 0;
     }
     return n;
 }
-
-int64_t score_n_window(const struct score_job *job, int item)
-{
-    return score_window_count(job->inputs.input[item].n_ids, 1, job->request->window,
-                              job->request->stride);
-}
-
-/* ---- figures ------------------------------------------------------------------------------- */
 
 /* NaN where the figure is not defined: nothing scored, an impossible token, an unknown count. */
 void score_figures_derive(struct score_figures *f)
@@ -35,27 +34,68 @@ void score_figures_derive(struct score_figures *f)
     f->word_perplexity = has_words ? exp(nll / (double)f->n_words) : (double)NAN;
 }
 
-bool score_figures_item(struct score_figures *figures, const struct score_job *job, int item,
+/* What the ids of a continuation add to the text of the context's. */
+static bool ending_text(struct text *out, const struct input *input, const struct item *item,
+                        int64_t first, const struct tokenizer *tokenizer, struct api_error *error)
+{
+    const size_t max = tokenizer_bytes_max(tokenizer) + 16;
+    char *const bytes = malloc(max);
+    if (bytes == NULL) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the text");
+    }
+    struct detok detok;
+    detok_begin(&detok, tokenizer, true);
+    for (int64_t i = input->n_bos; i < item->n_ids - input->n_eos; i++) {
+        const size_t n = detok_push(&detok, item->ids[i], bytes, max);
+        text_add(out, bytes, i >= first ? n : 0);
+    }
+    text_add(out, bytes, detok_end(&detok, bytes, max));
+    free(bytes);
+    return true;
+}
+
+/* The text that the result is about. */
+static bool result_text(struct text *out, const struct score_job *job, int result,
                         const struct tokenizer *tokenizer, struct api_error *error)
 {
-    const struct input *const input = &job->inputs.input[item];
-    const struct score_sum sum = score_sum_item(&job->request->item[item]);
+    const struct score_entry *const entry = &job->entry[result];
+    const struct input *const input = &job->inputs.input[result];
+    if (entry->ending != NULL) {
+        text_add(out, entry->ending, entry->ending_bytes);
+        return true;
+    }
+    return entry->first > input->n_bos
+               ? ending_text(out, input, score_item(job, result), entry->first, tokenizer, error)
+               : answer_input_text(out, input, score_item(job, result)->ids, tokenizer, error);
+}
+
+bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
+                        const struct tokenizer *tokenizer, struct api_error *error)
+{
+    const struct score_entry *const entry = &job->entry[result];
+    const struct item *const item = score_item(job, result);
+    const struct score_sum sum = score_sum_item(item);
     *figures = (struct score_figures){.n_items = 1,
-                                      .n_tokens = input->n_ids - input->n_bos,
+                                      .n_tokens = item->n_ids - entry->first,
                                       .n_scored = sum.n_scored,
                                       .n_bytes = -1,
                                       .n_chars = -1,
                                       .n_words = -1,
                                       .sum_logprob = sum.sum_logprob,
                                       .min_logprob = sum.min_logprob,
+                                      .unconditional = (double)NAN,
                                       .is_greedy = sum.is_greedy,
                                       .impossible = sum.impossible,
                                       .nan = sum.nan};
+    if (job->n_per == 2) {
+        figures->unconditional = score_sum_item(item + 1).sum_logprob;
+    }
     if (tokenizer != NULL) {
         struct text text = {0};
-        if (!answer_input_text(&text, input, job->request->item[item].ids, tokenizer, error)) {
+        const bool ok = result_text(&text, job, result, tokenizer, error);
+        if (!ok || text.failed) {
             text_free(&text);
-            return false;
+            return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the text");
         }
         const char *const data = text.data != NULL ? text.data : "";
         figures->n_bytes = (int64_t)text.n;
@@ -63,9 +103,8 @@ bool score_figures_item(struct score_figures *figures, const struct score_job *j
         figures->n_words = text_count_words(data, text.n);
         text_free(&text);
     }
-    const struct score_units *const units = &job->units[item];
-    figures->n_bytes = units->bytes > 0 ? units->bytes : figures->n_bytes;
-    figures->n_words = units->words > 0 ? units->words : figures->n_words;
+    figures->n_bytes = entry->bytes > 0 ? entry->bytes : figures->n_bytes;
+    figures->n_words = entry->words > 0 ? entry->words : figures->n_words;
     score_figures_derive(figures);
     return true;
 }
@@ -88,148 +127,21 @@ void score_figures_add(struct score_figures *pool, const struct score_figures *i
     pool->nan = pool->nan || item->nan;
 }
 
-/* ---- the answer ---------------------------------------------------------------------------- */
-
-static void put_count(struct text *out, const char *name, int64_t n)
+void score_ranking_add(struct score_ranking *ranking, int result,
+                       const struct score_figures *figures)
 {
-    json_key(out, name);
-    if (n >= 0) {
-        json_put_int(out, n);
-    } else {
-        json_put_null(out);
-    }
-}
-
-static void write_tokens(struct text *out, const struct score_job *job, int index,
-                         struct answer_walk *walk)
-{
-    const struct request *const request = job->request;
-    const struct item *const item = &request->item[index];
-    const struct input *const input = &job->inputs.input[index];
-    const int n_top = request->n_top;
-    json_key(out, "tokens");
-    json_open(out, '[');
-    for (int64_t i = input->n_bos; i < item->n_ids; i++) {
-        const int64_t at = i - 1; /* prediction at is that of token at + 1 */
-        struct answer_token token = {.id = item->ids[i],
-                                     .offset =
-                                         answer_walk_next(walk, i - input->n_bos, item->ids[i]),
-                                     .first = i == 0,
-                                     .has_rank = job->ranks,
-                                     .has_entropy = request->entropy,
-                                     .n_top = job->logprobs >= 0 ? n_top : -1};
-        if (i > 0) {
-            token.logprob = item->out_logprob[at];
-            token.rank = item->out_rank[at];
-            token.entropy = request->entropy ? item->out_entropy[at] : 0;
+    const double sum = figures->sum_logprob;
+    /* Where a count is 0 or unknown the quotient is no finite number, and does not compete. */
+    const double value[SCORE_MEASURE_N] = {
+        [SCORE_SUM] = sum,
+        [SCORE_PER_TOKEN] = sum / (double)figures->n_scored,
+        [SCORE_PER_CHAR] = figures->n_chars > 0 ? sum / (double)figures->n_chars : (double)NAN,
+        [SCORE_PER_BYTE] = figures->n_bytes > 0 ? sum / (double)figures->n_bytes : (double)NAN,
+        [SCORE_MUTUAL] = sum - figures->unconditional};
+    for (int m = 0; m < SCORE_MEASURE_N; m++) {
+        if (isfinite(value[m]) && (ranking->index[m] == 0 || value[m] > ranking->best[m])) {
+            ranking->best[m] = value[m];
+            ranking->index[m] = result + 1;
         }
-        if (i > 0 && n_top > 0) {
-            token.top_id = item->out_top_id + at * n_top;
-            token.top_logprob = item->out_top_logprob + at * n_top;
-        }
-        answer_put_token(out, walk->tokenizer, &token);
     }
-    json_close(out, ']');
-}
-
-static void write_figures(struct text *out, const struct score_figures *f)
-{
-    json_field_int(out, "n_tokens", f->n_tokens);
-    json_field_int(out, "n_scored", f->n_scored);
-    put_count(out, "n_bytes", f->n_bytes);
-    put_count(out, "n_chars", f->n_chars);
-    put_count(out, "n_words", f->n_words);
-    json_field_double(out, "sum_logprob", f->sum_logprob); /* -infinity is written as null */
-    json_field_double(out, "mean_nll", f->mean_nll);
-    json_field_double(out, "perplexity", f->perplexity);
-    json_field_double(out, "bits_per_token", f->bits_per_token);
-    json_field_double(out, "bits_per_byte", f->bits_per_byte);
-    json_field_double(out, "byte_perplexity", f->byte_perplexity);
-    json_field_double(out, "word_perplexity", f->word_perplexity);
-    json_field_bool(out, "is_greedy", f->is_greedy);
-    json_field_double(out, "min_logprob", f->n_scored > 0 ? f->min_logprob : (double)NAN);
-    if (f->impossible) {
-        json_field_bool(out, "impossible", true);
-    }
-}
-
-static bool write_result(struct text *out, const struct score_job *job, int index,
-                         const struct api_limits *limits, struct score_figures *figures,
-                         struct api_error *error)
-{
-    const struct request *const request = job->request;
-    const struct item *const item = &request->item[index];
-    if (!score_figures_item(figures, job, index, limits->tokenizer, error)) {
-        return false;
-    }
-    if (figures->nan) {
-        return api_error_set(error, 500, "numerical_error", NULL,
-                             "item %d has a log-probability that is not a number", index);
-    }
-    json_open(out, '{');
-    json_field_int(out, "index", index);
-    write_figures(out, figures);
-    json_key(out, "windows");
-    json_open(out, '{');
-    json_field_int(out, "count", score_n_window(job, index));
-    json_field_int(out, "max_context", request->window);
-    json_field_int(out, "stride", request->stride);
-    json_field_int(out, "positions_computed", item->n_position);
-    json_close(out, '}');
-    if (job->logprobs >= 0 || job->ranks || request->entropy) {
-        struct answer_walk walk;
-        if (!answer_walk_begin(&walk, &job->inputs.input[index], limits->tokenizer)) {
-            return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
-        }
-        write_tokens(out, job, index, &walk);
-        answer_walk_end(&walk);
-    }
-    if (job->memory != MEMORY_OFF && !answer_memory(out, item, limits->info, job->memory, error)) {
-        return false;
-    }
-    json_close(out, '}');
-    return true;
-}
-
-static void write_aggregate(struct text *out, const struct score_figures *pool)
-{
-    json_key(out, "aggregate");
-    json_open(out, '{');
-    json_field_int(out, "n_items", pool->n_items);
-    json_field_int(out, "n_tokens", pool->n_tokens);
-    json_field_int(out, "n_scored", pool->n_scored);
-    put_count(out, "n_bytes", pool->n_bytes);
-    put_count(out, "n_words", pool->n_words);
-    json_field_double(out, "sum_logprob", pool->sum_logprob);
-    json_field_double(out, "perplexity", pool->perplexity);
-    json_field_double(out, "bits_per_byte", pool->bits_per_byte);
-    json_field_double(out, "word_perplexity", pool->word_perplexity);
-    json_close(out, '}');
-}
-
-bool score_write(struct text *out, const struct score_job *job, const struct api_limits *limits,
-                 const struct answer_meta *meta, struct api_error *error)
-{
-    if (!answer_check(job->request, error)) {
-        return false;
-    }
-    json_open(out, '{');
-    answer_head(out, meta, "score");
-    json_key(out, "results");
-    json_open(out, '[');
-    struct score_figures pool = {0};
-    for (int i = 0; i < job->request->n_item; i++) {
-        struct score_figures figures;
-        if (!write_result(out, job, i, limits, &figures, error)) {
-            return false;
-        }
-        score_figures_add(&pool, &figures);
-    }
-    json_close(out, ']');
-    score_figures_derive(&pool);
-    write_aggregate(out, &pool);
-    answer_usage(out, score_n_prompt(job), 0);
-    answer_timings(out, job->request, meta->begin_us, score_n_prompt(job), 0);
-    json_close(out, '}');
-    return true;
 }

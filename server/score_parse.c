@@ -9,20 +9,24 @@ enum {
     SCORE_ENTRIES_FACTOR = 4, /* reported log-probabilities per token of the limit */
 };
 
-/* Forms and fields of the contract that this build does not serve yet. */
-static const char *const refused[] = {"context",       "continuations", "pairs",  "boundary",
-                                      "unconditional", "target_ids",    "stream", NULL};
-
-static bool dialect_check(struct fields *fields)
+bool score_refuse_similarity(struct fields *fields)
 {
     static const char *const similarity[] = {"text_1", "text_2", "queries", "documents"};
     for (size_t i = 0; i < sizeof similarity / sizeof similarity[0]; i++) {
         if (json_object_get(fields->object, similarity[i]) != NULL) {
             return api_error_set(fields->error, 400, "wrong_dialect", similarity[i],
                                  "similarity scoring is not offered by a causal LM; see the "
-                                 "documentation of /score: "
-                                 "it takes text or tokens and gives their log-probabilities");
+                                 "documentation of /score: it takes text or tokens and gives "
+                                 "their log-probabilities");
         }
+    }
+    return true;
+}
+
+static bool dialect_check(struct fields *fields)
+{
+    if (!score_refuse_similarity(fields)) {
+        return false;
     }
     if (json_object_get(fields->object, "query") != NULL &&
         json_object_get(fields->object, "items") != NULL) {
@@ -32,7 +36,9 @@ static bool dialect_check(struct fields *fields)
     return true;
 }
 
-static bool read_units_of(struct fields *fields, json_t *value, struct score_units *units)
+/* ---- units --------------------------------------------------------------------------------- */
+
+static bool read_units_of(struct fields *fields, json_t *value, struct score_entry *entry)
 {
     if (json_is_null(value)) {
         return true;
@@ -59,7 +65,7 @@ static bool read_units_of(struct fields *fields, json_t *value, struct score_uni
             return api_error_set(fields->error, 400, "invalid_value", "units",
                                  "units.%s must be an integer from 1", key);
         }
-        *(is_words ? &units->words : &units->bytes) = n;
+        *(is_words ? &entry->words : &entry->bytes) = n;
     }
     return true;
 }
@@ -68,18 +74,11 @@ static bool read_units(struct fields *fields, struct score_job *job)
 {
     json_t *const value = fields_get(fields, "units", NULL);
     const size_t n = (size_t)job->inputs.n;
-    job->units = malloc(n * sizeof *job->units);
-    if (job->units == NULL) {
-        return api_error_set(fields->error, 500, "out_of_memory", NULL, "no memory for units");
-    }
-    for (size_t i = 0; i < n; i++) {
-        job->units[i] = (struct score_units){-1, -1};
-    }
     if (value == NULL) {
         return true;
     }
     if (!json_is_array(value)) {
-        return n == 1 ? read_units_of(fields, value, &job->units[0])
+        return n == 1 ? read_units_of(fields, value, &job->entry[0])
                       : api_error_set(fields->error, 400, "invalid_value", "units",
                                       "units must be a list of %zu, one for each item", n);
     }
@@ -88,44 +87,19 @@ static bool read_units(struct fields *fields, struct score_job *job)
                              "units has %zu entries for %zu items", json_array_size(value), n);
     }
     for (size_t i = 0; i < n; i++) {
-        if (!read_units_of(fields, json_array_get(value, i), &job->units[i])) {
+        if (!read_units_of(fields, json_array_get(value, i), &job->entry[i])) {
             return false;
         }
     }
     return true;
 }
 
-/* text or tokens, and what goes around them. */
-static bool read_inputs(struct fields *fields, struct score_job *job,
-                        const struct api_limits *limits)
-{
-    json_t *const text = fields_get(fields, "text", NULL);
-    json_t *const tokens = fields_get(fields, "tokens", NULL);
-    if (text != NULL && tokens != NULL) {
-        return api_error_set(fields->error, 400, "conflicting_fields", "tokens",
-                             "text and tokens are two forms of input: give one of them");
-    }
-    if (text == NULL && tokens == NULL) {
-        return api_error_set(fields->error, 400, "missing_field", "text",
-                             "text or tokens is missing");
-    }
-    job->by_text = text != NULL;
-    struct input_marks marks = {.bos_text = limits->info->add_bos};
-    bool add_bos = job->by_text && limits->info->add_bos;
-    fields_bool(fields, "add_bos", &add_bos);
-    fields_bool(fields, "append_eos", &marks.eos);
-    marks.bos_text = add_bos;
-    marks.bos_ids = add_bos;
-    return fields->error->status == 0 &&
-           input_read(&job->inputs, job->by_text ? text : tokens, job->by_text ? "text" : "tokens",
-                      job->by_text, !job->by_text, marks, limits->max_score_items,
-                      limits->max_score_tokens, limits, fields->error);
-}
+/* ---- the rest ----------------------------------------------------------------------------- */
 
 /* max_context and stride, with defaults. */
 struct windows {
     int64_t window, stride;
-    bool refuse_long;
+    int on_long; /* -1 = not given */
 };
 
 static struct windows read_windows(struct fields *fields, const struct api_limits *limits)
@@ -135,23 +109,28 @@ static struct windows read_windows(struct fields *fields, const struct api_limit
     fields_int64(fields, "max_context", 1, limits->context, &w.window);
     w.stride = w.window;
     fields_int64(fields, "stride", 1, w.window, &w.stride);
-    w.refuse_long = fields_choice(fields, "on_long", on_long) == 1;
+    w.on_long = fields_choice(fields, "on_long", on_long);
     return w;
 }
 
 /* What the answer would hold: bounded, so that no request can exhaust memory. */
 static bool check_sizes(const struct score_job *job, const struct windows *windows,
-                        const struct api_limits *limits, struct api_error *error)
+                        bool has_targets, const struct api_limits *limits, struct api_error *error)
 {
+    const bool documents = job->form == SCORE_TEXT || job->form == SCORE_IDS;
+    const bool refuse_long = windows->on_long == 1 || (windows->on_long < 0 && !documents);
     size_t trace_bytes = 0;
+    int64_t n_listed = 0;
     for (int i = 0; i < job->inputs.n; i++) {
         const int64_t n_ids = job->inputs.input[i].n_ids;
-        if (windows->refuse_long && n_ids - 1 > windows->window) {
-            return api_error_set(error, 400, "context_length_exceeded", "on_long",
-                                 "item %d has %lld tokens, more than one window of %lld positions "
-                                 "(max_length=%lld), and on_long is \"error\"",
-                                 i, (long long)n_ids, (long long)windows->window,
-                                 (long long)limits->context);
+        n_listed += n_ids - job->entry[i].first;
+        if (refuse_long && n_ids - 1 + has_targets > windows->window) {
+            return api_error_set(
+                error, 400, "context_length_exceeded", "on_long",
+                "item %d has %lld tokens, more than one window of %lld positions "
+                "(max_length=%lld); on_long \"window\" scores it all the same%s",
+                i, (long long)n_ids, (long long)windows->window, (long long)limits->context,
+                documents ? "" : ", without what does not fit of the context's beginning");
         }
         if (job->memory == MEMORY_TOKENS && n_ids > INPUT_TRACE_POSITIONS_MAX) {
             return api_error_set(error, 400, "invalid_value", "memory",
@@ -169,16 +148,44 @@ static bool check_sizes(const struct score_job *job, const struct windows *windo
                                  job->inputs.n, INPUT_TRACE_BYTES_MAX >> 20);
         }
     }
-    const int64_t n_entry = score_n_prompt(job) * (1 + job->logprobs);
+    const int64_t n_entry = n_listed * (1 + job->logprobs);
     const int64_t n_entry_max = SCORE_ENTRIES_FACTOR * limits->max_score_tokens;
     if (n_entry > n_entry_max) {
         return api_error_set(error, 400, "too_many_tokens", "logprobs",
                              "%lld tokens with %d alternatives each are %lld log-probabilities, "
                              "but %lld are the limit: send less text at once or ask for fewer",
-                             (long long)score_n_prompt(job), job->logprobs, (long long)n_entry,
+                             (long long)n_listed, job->logprobs, (long long)n_entry,
                              (long long)n_entry_max);
     }
     return true;
+}
+
+bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
+                    const struct api_limits *limits, struct api_error *error)
+{
+    struct err err = {0};
+    job->request->item[i].prompt_index = i;
+    if (request_set_item(job->request, i, ids, n_ids, limits->info, &err) == ERR_OK) {
+        return true;
+    }
+    const bool no_memory = err.code == ERR_MEMORY;
+    return api_error_set(error, no_memory ? 500 : 400,
+                         no_memory ? "out_of_memory" : "invalid_value", NULL, "%s", err.message);
+}
+
+/* The ending of an item after BOS alone. */
+static bool set_unconditional(struct score_job *job, int i, const struct item *item,
+                              const struct api_limits *limits, struct api_error *error)
+{
+    const int64_t n = item->n_ids - item->score_from;
+    int32_t *const ids = malloc((size_t)(1 + n) * sizeof *ids);
+    if (ids == NULL) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the tokens");
+    }
+    ids[0] = limits->info->bos_id;
+    memcpy(ids + 1, item->ids + item->score_from, (size_t)n * sizeof *ids);
+    job->request->item[i].bare = true;
+    return score_set_item(job, i, ids, 1 + n, limits, error);
 }
 
 static bool set_items(struct score_job *job, const struct api_limits *limits,
@@ -186,52 +193,59 @@ static bool set_items(struct score_job *job, const struct api_limits *limits,
 {
     for (int i = 0; i < job->inputs.n; i++) {
         struct input *const input = &job->inputs.input[i];
+        struct item *const item = score_item(job, i);
         int32_t *const ids = input->ids;
         input->ids = NULL; /* the request's from now on */
-        struct err err = {0};
-        job->request->item[i].prompt_index = i;
-        if (request_set_item(job->request, i, ids, input->n_ids, limits->info, &err) != ERR_OK) {
-            return api_error_set(error, err.code == ERR_MEMORY ? 500 : 400,
-                                 err.code == ERR_MEMORY ? "out_of_memory" : "invalid_value", NULL,
-                                 "%s", err.message);
+        item->score_from = job->entry[i].first;
+        if (!score_set_item(job, i * job->n_per, ids, input->n_ids, limits, error) ||
+            (job->n_per == 2 && !set_unconditional(job, i * 2 + 1, item, limits, error))) {
+            return false;
         }
     }
     return true;
 }
 
-static bool parse_fields(struct score_job *job, struct fields *fields,
-                         const struct api_limits *limits)
+void score_read_targets(struct fields *fields, const char *name, const struct api_limits *limits,
+                        int32_t **target, int64_t *n_target)
 {
-    struct api_error *const error = fields->error;
-    if (!dialect_check(fields)) {
-        return false;
+    const json_t *const value = fields_get(fields, name, NULL);
+    const size_t n = json_array_size(value);
+    if (value == NULL || fields->error->status != 0) {
+        return;
     }
-    input_refuse(fields, refused);
-    bool entropy = false;
-    bool stream = false;
-    int lang = 0;
+    if (!json_is_array(value) || n == 0 || n > TARGET_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", name,
+                            "%s must be a list of 1 to %d token ids%s", name, TARGET_MAX,
+                            n > TARGET_MAX ? ", and has more" : "");
+        return;
+    }
+    (void)input_ids(value, name, TARGET_MAX, limits->info->n_vocab, target, n_target,
+                    fields->error);
+}
+
+/* What is asked for besides the sums. */
+struct wishes {
+    bool entropy;
+    int32_t *target; /* Owner: parse_fields. [n_target] or NULL */
+    int64_t n_target;
+};
+
+static void read_wishes(struct fields *fields, struct score_job *job, struct wishes *wishes,
+                        const struct api_limits *limits)
+{
     job->logprobs = -1;
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
     fields_bool(fields, "ranks", &job->ranks);
-    fields_bool(fields, "entropy", &entropy);
-    fields_bool(fields, "stream", &stream); /* true was refused above */
+    fields_bool(fields, "entropy", &wishes->entropy);
+    fields_bool(fields, "stream", &job->stream);
     job->memory = input_memory(fields, limits);
-    input_model(fields, limits);
-    input_id(fields, job->id, sizeof job->id);
-    input_language(fields, limits, &lang);
-    const int priority = input_priority(fields);
-    const int64_t deadline_us = input_deadline(fields, limits);
-    const struct windows windows = read_windows(fields, limits);
-    /* Tokenising is the dear part: not for a request that is wrong already. */
-    if (error->status != 0 || !read_inputs(fields, job, limits) || !read_units(fields, job) ||
-        !check_sizes(job, &windows, limits, error)) {
-        return false;
-    }
-    fields_finish(fields, limits->strict, job->ignored);
-    if (error->status != 0) {
-        return false;
-    }
-    struct request *const request = request_new(REQUEST_SCORE, job->inputs.n);
+    score_read_targets(fields, "target_ids", limits, &wishes->target, &wishes->n_target);
+}
+
+bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
+                       struct api_error *error)
+{
+    struct request *const request = request_new(REQUEST_SCORE, job->inputs.n * job->n_per);
     job->request = request;
     if (request == NULL) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
@@ -240,15 +254,58 @@ static bool parse_fields(struct score_job *job, struct fields *fields,
     request->priority = priority >= 0 ? (enum priority)priority
                         : bulk        ? PRIORITY_BULK
                                       : PRIORITY_INTERACTIVE;
+    request->n_top = 0;
+    request->n_target = (int)n_target;
+    if (n_target > 0) {
+        memcpy(request->target, target, (size_t)n_target * sizeof *target);
+    }
+    return true;
+}
+
+static bool make_request(struct score_job *job, struct fields *fields, const struct wishes *wishes,
+                         const struct api_limits *limits)
+{
+    struct api_error *const error = fields->error;
+    int lang = 0;
+    input_model(fields, limits);
+    input_id(fields, job->id, sizeof job->id);
+    input_language(fields, limits, &lang);
+    const int priority = input_priority(fields);
+    const int64_t deadline_us = input_deadline(fields, limits);
+    const struct windows windows = read_windows(fields, limits);
+    /* Tokenising is the dear part: not for a request that is wrong already. */
+    if (error->status != 0 || !score_read_forms(fields, job, limits) || !read_units(fields, job) ||
+        !check_sizes(job, &windows, wishes->n_target > 0, limits, error)) {
+        return false;
+    }
+    fields_finish(fields, limits->strict, job->ignored);
+    if (error->status != 0 ||
+        !score_new_request(job, wishes->target, wishes->n_target, priority, error)) {
+        return false;
+    }
+    struct request *const request = job->request;
     request->lang = lang;
     request->deadline_us = deadline_us;
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
-    request->entropy = entropy;
+    request->entropy = wishes->entropy;
     request->window = windows.window;
     request->stride = windows.stride;
     request->trace_memory = job->memory != MEMORY_OFF;
     request->trace_tokens = job->memory == MEMORY_TOKENS;
     return set_items(job, limits, error);
+}
+
+static bool parse_fields(struct score_job *job, struct fields *fields,
+                         const struct api_limits *limits)
+{
+    if (!dialect_check(fields)) {
+        return false;
+    }
+    struct wishes wishes = {0};
+    read_wishes(fields, job, &wishes, limits);
+    const bool ok = make_request(job, fields, &wishes, limits);
+    free(wishes.target);
+    return ok;
 }
 
 bool score_parse(struct score_job *job, const char *body, size_t bytes,
@@ -265,7 +322,7 @@ void score_free(struct score_job *job)
 {
     request_release(job->request);
     input_list_free(&job->inputs);
-    free(job->units);
+    free(job->entry);
     json_decref(job->body);
     *job = (struct score_job){0};
 }

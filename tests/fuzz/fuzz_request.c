@@ -3,10 +3,12 @@
  * the body. What parses is "run" by filling in results, and every answer and event must be valid
  * JSON. */
 #include "server/openai.h"
-#include "server/score.h"
+#include "server/score_labels.h"
+#include "server/score_stream.h"
 #include "server/sse.h"
 #include "server/tgi.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,10 +46,10 @@ static void finish_item(const struct request *request, struct item *item, int n_
             item->out_id[i] = (int32_t)((item->ids[0] * 7 + i * 31) % N_VOCAB);
         }
         if (item->out_logprob != NULL) {
-            item->out_logprob[i] = -0.25f * (float)i;
+            item->out_logprob[i] = i == 9 ? -INFINITY : -0.25f * (float)i;
             item->out_rank[i] = 1;
         }
-        for (int j = 0; j < request->n_top; j++) {
+        for (int j = 0; item->out_top_id != NULL && j < request->n_top; j++) {
             item->out_top_id[i * request->n_top + j] = j;
             item->out_top_logprob[i * request->n_top + j] = -(float)j;
         }
@@ -58,6 +60,9 @@ static void finish_item(const struct request *request, struct item *item, int n_
             item->prompt_top_id[i * request->n_top + j] = j;
             item->prompt_top_logprob[i * request->n_top + j] = -(float)j;
         }
+    }
+    for (int j = 0; item->out_target != NULL && j < request->n_target; j++) {
+        item->out_target[j] = j % 3 == 2 ? -INFINITY : -(float)j;
     }
     if (item->trace != NULL) {
         item->trace[0].count[3] = 1;
@@ -142,17 +147,71 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
     generate_free(&job);
 }
 
+static void finish_score(const struct score_job *job)
+{
+    struct request *const request = job->request;
+    for (int i = 0; i < request->n_item; i++) {
+        struct item *const item = &request->item[i];
+        finish_item(request, item, (int)(item->n_ids - item->score_from));
+    }
+    atomic_store(&request->n_item_done, request->n_item);
+}
+
+/* The stream's lines, put together again from its pieces: each is JSON. */
+static void stream_score(const struct score_job *job, const struct api_limits *limits)
+{
+    struct score_stream stream;
+    struct exchange x = {0};
+    struct api_error error = {0};
+    struct text line = {0};
+    score_stream_begin(&stream, job, limits, false);
+    for (enum exchange_next next = EXCHANGE_STREAM; next != EXCHANGE_END;) {
+        next = score_stream_next(&stream, &x, &meta, &error);
+        CHECK(next == EXCHANGE_STREAM || next == EXCHANGE_END);
+        for (size_t i = 0; i < x.out.n; i++) {
+            if (x.out.data[i] == '\n') {
+                check_json(&line);
+                text_clear(&line);
+            } else {
+                text_add(&line, x.out.data + i, 1);
+            }
+        }
+        text_clear(&x.out);
+    }
+    CHECK(line.n == 0);
+    text_free(&line);
+    score_stream_end(&stream);
+    text_free(&x.out);
+    for (int i = 0; i < x.n_header; i++) {
+        free(x.header[i].value);
+    }
+}
+
 static void fuzz_score(const char *body, size_t bytes, const struct api_limits *limits)
 {
     struct score_job job;
     struct api_error error = {0};
     if (score_parse(&job, body, bytes, limits, &error)) {
-        struct request *const request = job.request;
-        for (int i = 0; i < request->n_item; i++) {
-            finish_item(request, &request->item[i], (int)request->item[i].n_ids - 1);
-        }
+        finish_score(&job);
         struct text out = {0};
         CHECK(score_write(&out, &job, limits, &meta, &error));
+        check_json(&out);
+        text_free(&out);
+        stream_score(&job, limits);
+    } else {
+        CHECK(error.status >= 400 && error.code != NULL && error.text.message[0] != '\0');
+    }
+    score_free(&job);
+}
+
+static void fuzz_labels(const char *body, size_t bytes, const struct api_limits *limits)
+{
+    struct score_job job;
+    struct api_error error = {0};
+    if (score_labels_parse(&job, body, bytes, limits, &error)) {
+        finish_score(&job);
+        struct text out = {0};
+        CHECK(score_labels_write(&out, &job, limits, &meta, &error));
         check_json(&out);
         text_free(&out);
     } else {
@@ -192,7 +251,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .strict = (data[0] & 4) != 0,
                                       .memory_trace = (data[0] & 8) == 0};
     const char *const body = (const char *)data + 1;
-    if ((data[0] & 1) != 0) {
+    if ((data[0] & 1) != 0 && (data[0] & 64) != 0) {
+        fuzz_labels(body, bytes - 1, &limits);
+    } else if ((data[0] & 1) != 0) {
         fuzz_score(body, bytes - 1, &limits);
     } else if ((data[0] & 64) == 0) {
         fuzz_generate(&generate_native, body, bytes - 1, &limits);

@@ -10,11 +10,13 @@ TEXTS = ["The river ran on past the mill.", "He said nothing, and she went away.
 
 
 def requests():
-    """Twenty requests of all kinds."""
+    """Requests of all kinds."""
     for i in range(4):
         text = TEXTS[i]
         yield "/score", {"text": text, "logprobs": 2, "ranks": True}
         yield "/score", {"text": [text, TEXTS[0]], "max_context": 16, "stride": 5, "logprobs": 0}
+        yield "/score", {"context": text, "continuations": [" the", " and so on."], "logprobs": 1,
+                         "unconditional": True, "target_ids": [300, 267]}
         yield "/generate", {"prompt": text, "max_tokens": 6, "temperature": 0, "logprobs": 3,
                             "ignore_eos": True}
         yield "/generate", {"prompt": text, "max_tokens": 6, "seed": 10 + i, "top_k": 40,

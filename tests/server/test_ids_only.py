@@ -24,6 +24,11 @@ def server(tmp_path_factory):
 def test_text_is_refused_by_saying_so(server):
     for path, body, param in (("/generate", {"prompt": "a"}, "prompt"),
                               ("/score", {"text": ["a"]}, "text"),
+                              ("/score", {"context": "a", "continuations": [[5]]}, "context"),
+                              ("/score", {"context": [5], "continuations": ["a"]},
+                               "continuations"),
+                              ("/v1/score", {"query": "a", "items": ["b"],
+                                             "label_token_ids": [5]}, "query"),
                               ("/generate", {"prompt": IDS, "stop": "a"}, "stop"),
                               ("/tokenize", {"prompt": "a"}, None),
                               ("/detokenize", {"tokens": [5]}, None)):
@@ -62,6 +67,17 @@ def test_scores_have_what_needs_no_text(server):
     assert got["aggregate"]["n_bytes"] is None and got["aggregate"]["perplexity"] > 1
     units = server.ok("/score", {"tokens": IDS, "units": {"bytes": 9, "words": 2}})["results"][0]
     assert units["bits_per_byte"] > 0 and units["word_perplexity"] > 1
+
+
+def test_endings_are_ranked_without_text(server):
+    got = server.ok("/score", {"context": IDS[:4], "continuations": [[50, 60], [70]],
+                               "unconditional": True, "target_ids": [9]})
+    assert got["ranking"]["per_char"] is None and got["ranking"]["per_byte"] is None
+    assert got["ranking"]["sum"] in (0, 1) and got["ranking"]["mutual_information"] in (0, 1)
+    assert got["results"][0]["n_bytes"] is None
+    assert got["results"][0]["target_logprobs"][0]["piece"] is None
+    streamed = server.post("/score", {"tokens": IDS, "stream": True}).text.splitlines()
+    assert len(streamed) == 2
 
 
 def test_language_by_name_and_id(server):

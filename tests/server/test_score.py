@@ -197,12 +197,11 @@ WRONG = [
     ({"text": "a", "memory": 1}, "invalid_value", "memory"),
     ({"text": "a", "priority": "x"}, "invalid_value", "priority"),
     ({"text": "a", "language": 0}, "unsupported_parameter", "language"),
-    ({"text": "a", "stream": True}, "unsupported_parameter", "stream"),
-    ({"text": "a", "target_ids": [1]}, "unsupported_parameter", "target_ids"),
-    ({"text": "a", "boundary": "joint"}, "unsupported_parameter", "boundary"),
-    ({"context": "a", "continuations": ["b"]}, "unsupported_parameter", "context"),
-    ({"pairs": []}, "unsupported_parameter", "pairs"),
-    ({"text": "a", "unconditional": True}, "unsupported_parameter", "unconditional"),
+    ({"text": "a", "stream": 1}, "invalid_value", "stream"),
+    ({"text": "a", "target_ids": 1}, "invalid_value", "target_ids"),
+    ({"text": "a", "target_ids": []}, "invalid_value", "target_ids"),
+    ({"text": "a", "target_ids": [5] * 101}, "invalid_value", "target_ids"),
+    ({"text": "a", "target_ids": [8192]}, "token_out_of_range", "target_ids"),
     ({"text_1": "a", "text_2": "b"}, "wrong_dialect", "text_1"),
     ({"queries": "a", "documents": "b"}, "wrong_dialect", "queries"),
     ({"query": "a", "items": ["b"]}, "wrong_dialect", "query"),
@@ -218,12 +217,41 @@ def test_wrong_model_is_404(server):
     error_of(server.post("/score", {"text": "a", "model": "x"}), 404, "model_not_found", "model")
 
 
+def check_limits_of_forms(s):
+    """At most 40 tokens and 2 items, the context counted with each of its endings."""
+    def refused(body, code, param, path="/score"):
+        return error_of(s.post(path, body), 400, code, param)
+
+    pair = {"context": [5], "continuation": [6]}
+    refused({"context": [5], "continuations": [[6]] * 3}, "too_many_items", "continuations")
+    refused({"pairs": [pair] * 3}, "too_many_items", "pairs")
+    s.ok("/score", {"context": [5] * 18, "continuations": [[6, 7]] * 2})
+    assert "--max-score-tokens" in refused({"context": [5] * 18, "continuations": [[6, 7]] * 2,
+                                            "unconditional": True}, "too_many_tokens",
+                                           "continuations")
+    refused({"context": [5] * 19, "continuations": [[6, 7]] * 2}, "too_many_tokens",
+            "continuations")
+    refused({"context": [5] * 41, "continuations": [[6]]}, "too_many_tokens", "context")
+    refused({"pairs": [{"context": LONG, "continuation": "a"}]}, "too_many_tokens", "pairs")
+    # White space has no tokens, but what is put together of it is bounded too: 64 bytes a token.
+    refused({"context": " " * 1300, "continuations": ["a", "b"]}, "too_many_tokens",
+            "continuations")
+    labels = {"label_token_ids": [5]}
+    refused({"query": [5], "items": [[6]] * 3, **labels}, "too_many_items", "items", "/v1/score")
+    refused({"query": [5] * 20, "items": [[6]] * 2, **labels}, "too_many_tokens", "items",
+            "/v1/score")
+    refused({"query": LONG, "items": "a", **labels}, "too_many_tokens", "items", "/v1/score")
+
+
 def test_limits_are_named():
     with Server("--max-score-tokens", "40", "--max-score-items", "2") as s:
         message = error_of(s.post("/score", {"text": LONG}), 400, "too_many_tokens", "text")
         assert "40" in message
-        error_of(s.post("/score", {"text": ["a"] * 3}), 400, "too_many_items", "text")
+        assert "--max-score-tokens" in message
+        message = error_of(s.post("/score", {"text": ["a"] * 3}), 400, "too_many_items", "text")
+        assert "--max-score-items" in message and "3" in message and "2" in message
         error_of(s.post("/score", {"tokens": [5] * 41}), 400, "too_many_tokens", "tokens")
+        check_limits_of_forms(s)
         # 30 tokens with 20 alternatives each exceed 4 * 40 reported log-probabilities
         error_of(s.post("/score", {"tokens": [5] * 30, "logprobs": 20}), 400, "too_many_tokens",
                  "logprobs")
