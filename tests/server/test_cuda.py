@@ -24,7 +24,7 @@ CUDA = ["--device", "cuda"] + SMALL
 PROMPT = [5, 17, 33, 99, 150, 7]
 GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 SCORE = {"tokens": [[(7 * i + s) % 199 + 1 for i in range(40)] for s in range(2)], "logprobs": 1,
-         "entropy": True, "memory": "summary"}
+         "entropy": True, "target_ids": [9, 150, 9], "memory": "summary"}
 
 pytestmark = pytest.mark.skipif(not (os.path.exists(LIBRARY) and os.path.isdir(MODEL)),
                                 reason="no double or no golden model: make cuda-host, "
@@ -140,6 +140,8 @@ def test_the_gpu_computes_what_the_cpu_does(alone):
     assert generated[0]["token_ids"] == cpu_generated[0]["token_ids"]
     for one, other in zip(scored, cpu_scored):
         assert one["sum_logprob"] == pytest.approx(other["sum_logprob"], abs=1e-3)
+        for a, b in zip(one["target_logprobs"], other["target_logprobs"]):
+            assert a["logprob"] == pytest.approx(b["logprob"], abs=1e-3)
         slots, cpu_slots = (r["memory"]["layers"][0]["mem_used"] for r in (one, other))
         assert slots == pytest.approx(cpu_slots, abs=2 / 1024)
 
