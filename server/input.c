@@ -216,7 +216,8 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
     const size_t n = whole ? 1 : json_array_size(value);
     if (n > (size_t)max_items) {
         return api_error_set(error, 400, "too_many_items", name,
-                             "%s has %zu items, but %d are the limit", name, n, max_items);
+                             "%s has %zu items, but %d are the limit (--max-items)", name, n,
+                             max_items);
     }
     list->input = calloc(n, sizeof *list->input);
     if (list->input == NULL) {

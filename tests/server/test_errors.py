@@ -1,0 +1,121 @@
+"""The table of errors in server/API.md: each example is sent and must be answered as it says; each
+code that takes more than a request to bring about names the test that does it."""
+
+import json
+import os
+import re
+import resource
+import shutil
+
+import numpy
+import pytest
+import requests
+
+from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, Server, error_of, eventually, head
+
+TEXT = open(os.path.join(ROOT, "server", "API.md")).read()
+# | 400 `code` | `/path` `body` | message |
+EXAMPLE = re.compile(r"^\| (\d+) `(\w+)` \| (GET )?`(/[\w/]+)` `(.*)` \| (.*) \|$", re.M)
+# | 429 `code` | what brings it about |
+STATE = re.compile(r"^\| (\d+) `(\w+)` \| ([^|]+) \|$", re.M)
+ELSEWHERE = {
+    "invalid_api_key": "test_keys.py anything_else_is_401",
+    "memory_trace_disabled": "test_generate.py memory",
+    "body_timeout": "test_http_rules.py slow_body_gets_408",
+    "body_too_large": "test_http_rules.py large_content_length_is_refused_before_the_body",
+    "queue_full": "test_life.py full_queue_gets_429",
+    "queue_tokens_full": "test_errors.py full_queue_of_tokens",
+    "client_limit": "test_keys.py one_client_may_not_take_all",
+    "internal_error": "test_cuda.py a_failure_ends_requests_readiness_and_process",
+    "numerical_error": "test_errors.py what_is_no_number_is_an_error",
+    "out_of_memory": "test_errors.py no_memory_is_an_error_and_no_crash",
+    "model_loading": "test_life.py",
+    "shutting_down": "test_life.py",
+    "engine_stalled": "test_cuda.py a_stalled_engine_is_not_ready",
+    "engine_failed": "test_cuda.py a_failure_ends_requests_readiness_and_process",
+    "too_many_connections": "test_http_rules.py too_many_connections_get_503",
+    "queue_timeout": "test_life.py full_queue_gets_429",
+    "run_timeout": "test_life.py",
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server("--strict", "--max-items", "2", "--max-score-tokens", "8") as s:
+        yield s
+
+
+@pytest.mark.parametrize("row", EXAMPLE.findall(TEXT), ids=lambda row: row[1])
+def test_example_of_the_table(server, row):
+    status, code, get, path, body, message = row
+    data = body.encode().decode("unicode_escape").encode("latin-1") if "\\x" in body \
+        else body.encode()
+    answer = requests.request("GET" if get else "POST", server.url + path, data=data,
+                              timeout=PATIENCE) if not get else server.get(path)
+    assert error_of(answer, int(status), code).replace("|", "\\|") == message
+
+
+def test_table_is_complete():
+    """Every code in the sources is in the table, and every other way round."""
+    sources = ""
+    folder = os.path.join(ROOT, "server")
+    for name in os.listdir(folder):
+        if name.endswith(".c"):
+            sources += open(os.path.join(folder, name)).read()
+    used = set(re.findall(r'\b(?:40[0-9]|413|429|50[0-9]), "(\w+)"', sources))
+    examples = {row[1] for row in EXAMPLE.findall(TEXT)}
+    states = {row[1] for row in STATE.findall(TEXT)}
+    assert len(used) > 20 and used <= examples | states, used - examples - states
+    assert states == set(ELSEWHERE)
+    assert all('"%s"' % code in sources for code in examples | states)
+    for code, where in ELSEWHERE.items():
+        name, *test = where.split()
+        source = open(os.path.join(ROOT, "tests", "server", name)).read()
+        assert code in source, (code, where)
+        assert not test or re.search(r"^def test_\w*%s" % test[0], source, re.M), where
+
+
+def test_full_queue_of_tokens_is_429():
+    long = {"prompt": "A", "max_tokens": 300, "ignore_eos": True}
+    with Server("--max-seqs", "1", "--max-queue-tokens", "400") as s:
+        held = [s.connect() for _ in range(2)]
+        for number, metric in enumerate(("num_requests_running", "num_requests_waiting")):
+            held[number].sendall(head("/generate", json.dumps(long).encode()))
+            eventually(lambda: s.metric(metric) == 1, metric)
+        assert "--max-queue-tokens" in error_of(s.post("/generate", long), 429,
+                                                "queue_tokens_full")
+        for connection in held:
+            connection.close()
+
+
+def test_what_is_no_number_is_an_error_500(tmp_path):
+    """The embedding of position 40 is NaN, which the self-test does not reach."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO, model)
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    n = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:8 + n])["position_embeddings.weight"]
+    row = (entry["data_offsets"][1] - entry["data_offsets"][0]) // entry["shape"][0]
+    begin = 8 + n + entry["data_offsets"][0] + 40 * row
+    nan = {"F32": numpy.float32("nan").tobytes(), "BF16": b"\xc0\x7f"}[entry["dtype"]]
+    data[begin:begin + row] = nan * (row // len(nan))
+    path.write_bytes(data)
+    with Server(model=str(model)) as s:
+        assert s.post("/score", {"tokens": [300] * 40}).status_code == 200
+        error_of(s.post("/score", {"tokens": [300] * 60}), 500, "numerical_error")
+        error_of(s.post("/generate", {"prompt": [300] * 60, "max_tokens": 2}), 500,
+                 "numerical_error")
+        assert s.get("/health/ready?deep=1").status_code == 200
+
+
+@pytest.mark.skipif(bool({"asan", "tsan"} & set(PROGRAM.split("/"))),
+                    reason="a sanitizer needs all of the address space")
+def test_no_memory_is_an_error_and_no_crash():
+    with Server() as s:
+        status = open("/proc/%d/status" % s.process.pid).read()
+        used = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) * 1024
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (used + (24 << 20), used + (24 << 20)))
+        body = {"tokens": [[300] * 500] * 32, "memory": "tokens"}
+        error_of(s.post("/score", body), 500, "out_of_memory")
+        assert s.post("/score", {"text": "A small one."}).status_code == 200
