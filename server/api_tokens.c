@@ -43,11 +43,11 @@ static bool read_text(struct server *server, struct fields *fields, struct token
     bool special = !t->content;
     bool control = true;
     input_model(fields, limits);
-    fields_bool(fields, t->content ? "add_special" : "add_special_tokens", &special);
-    fields_bool(fields, t->content ? "with_pieces" : "return_token_strs", &t->pieces);
-    if (t->content) {
-        fields_bool(fields, "parse_special", &control);
-    }
+    fields_bool(fields, "add_special_tokens", &special);
+    fields_bool(fields, "add_special", &special);
+    fields_bool(fields, "return_token_strs", &t->pieces);
+    fields_bool(fields, "with_pieces", &t->pieces);
+    fields_bool(fields, "parse_special", &control);
     fields_finish(fields, limits->strict, ignored);
     if (fields->error->status != 0) {
         return false;

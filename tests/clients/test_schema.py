@@ -1,6 +1,7 @@
 """schemathesis against /openapi.json: whatever it makes up is answered as documented."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ SECONDS = os.environ.get("SCHEMATHESIS_EXAMPLES", "60")
 
 
 def test_made_up_requests_get_documented_answers():
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance," \
+    checks = "status_code_conformance,content_type_conformance," \
              "response_schema_conformance,negative_data_rejection,unsupported_method"
     with Server("--timeout-ms", "60000", "--default-max-tokens", "4") as s:
         run = subprocess.run(
@@ -21,3 +22,6 @@ def test_made_up_requests_get_documented_answers():
         print(run.stdout[-6000:])
         assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
         assert s.get("/health/ready").status_code == 200
+        # 504 is what a timeout_ms of 1 gets; nothing else is the server's fault.
+        bad = [line for line in s.read_log().splitlines() if re.search(r" status=50[^4]", line)]
+        assert not bad, bad
