@@ -116,6 +116,6 @@ def test_no_memory_is_an_error_and_no_crash():
         status = open("/proc/%d/status" % s.process.pid).read()
         used = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) * 1024
         resource.prlimit(s.process.pid, resource.RLIMIT_AS, (used + (4 << 20), used + (4 << 20)))
-        body = {"tokens": [[300] * 500] * 32, "memory": "tokens"}
+        body = {"tokens": [[300] * 500] * 200, "memory": "tokens"}
         error_of(s.post("/score", body), 500, "out_of_memory")
         assert s.post("/score", {"text": "A small one."}).status_code == 200
