@@ -240,7 +240,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     if (reserve_step(engine, &limits, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
-        kvpages_open(&engine->pages, n_page, err) != ERR_OK ||
+        kvpages_open(&engine->pages, n_page, o->prefix_cache, err) != ERR_OK ||
         queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, n_out_of_queue,
                    &engine->stats, err) != ERR_OK) {
         return err->code;

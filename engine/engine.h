@@ -119,7 +119,8 @@ struct item {
     int32_t stop_id;            /* FINISH_STOP by a token: its id; else -1 */
     int stop_string;            /* FINISH_STOP by a string: its index; else -1 */
     int64_t stop_begin;         /* byte in the generated text where that string begins */
-    int64_t n_position;         /* positions computed, windows' overlaps included */
+    int64_t n_position;         /* positions run through, windows' overlaps included */
+    int64_t n_cached;           /* of them: taken from the cache instead of being computed */
     struct memory_trace *trace; /* [n_memory] or NULL */
 };
 
@@ -193,6 +194,7 @@ struct engine_options {
                                * of the memory that is free, or all but a tenth of a device's own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
+    bool prefix_cache;        /* compute equal beginnings of texts once */
     /* Called once by the engine thread after it has failed and ended all work; must not block and
      * not call back into the engine. May be NULL. */
     void (*failed)(void *ctx);

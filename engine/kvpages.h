@@ -1,27 +1,68 @@
-/* The pages of the key/value cache that are free. A stack: the pages given back last, still warm,
- * are taken first. Engine thread only. */
+/* The pages of the key/value cache: who holds them, and what the full ones hold, so that equal
+ * beginnings of texts are computed once. Engine thread only; nothing is allocated after open.
+ *
+ * A page is free, or held by sequences (its references), or idle: held by nobody, but finished and
+ * kept in case its beginning comes again. Finished pages form trees: what the keys and values of a
+ * position are depends on the language and on all tokens up to it, so a page is identified by the
+ * page before it, which is identified in the same way, the language and its own KV_PAGE tokens.
+ * kvpages_use compares all of that, never a hash alone; the hash only says where to look.
+ *
+ *   free ──take──► held ──keep──► held, finished ──give──► idle ──use──► held, finished
+ *     ▲              │                                      │
+ *     └─────give─────┘◄──────────────take: the oldest───────┘
+ *
+ * Who holds a page holds all before it, and gives the last one back first. Hence the pages after an
+ * idle one are idle, and for longer: taking the oldest takes a tree's leaves before its roots, and
+ * no page outlives the one that identifies it. */
 #ifndef ENGINE_KVPAGES_H
 #define ENGINE_KVPAGES_H
 
-#include "kernels/err.h"
+#include "kernels/backend.h"
 
-#include <stdbool.h>
-#include <stdint.h>
+struct kvpage;
 
 struct kvpages {
-    int32_t *free_page; /* Owner: this. [n_page], the first n_free are free */
-    int n_free;
-    int n_page;
+    struct kvpage *page;    /* Owner: this. [n_page] */
+    int32_t *free_page;     /* Owner: this. [n_page], the first n_free are free */
+    int32_t *bucket;        /* Owner: this. [mask + 1] first page of each chain, -1 = none */
+    uint32_t mask;          /* buckets, a power of two, less one */
+    uint64_t seed;          /* of the hash: nobody outside can aim at one bucket */
+    int32_t oldest, newest; /* idle pages, by when they became idle; -1 = none */
+    int n_page, n_free, n_idle;
+    int n_finished; /* held and idle ones */
+    bool shares;    /* false: no page is ever kept for others */
 };
 
-enum err_code kvpages_open(struct kvpages *pages, int n_page, struct err *err);
+/* What a page holds, or shall hold. */
+struct kvpages_key {
+    int32_t before; /* the page before it, held by the caller; -1: the text begins here */
+    int32_t lang;
+    int32_t ids[KV_PAGE];
+};
+
+enum err_code kvpages_open(struct kvpages *pages, int n_page, bool shares, struct err *err);
 void kvpages_close(struct kvpages *pages); /* zeroed or closed ones are fine */
 
-/* All n pages or none. Admission takes a unit's worst case at once, so no unit can run out later
- * and nothing is ever preempted. */
+/* All n pages or none, from the free ones, then the oldest idle ones. Admission takes a unit's
+ * worst case at once, so no unit can run out later and nothing is ever preempted. */
 bool kvpages_take(struct kvpages *pages, int n, int32_t *page);
+/* Drops a reference to each, the last one first: page[] in the order of the text. */
 void kvpages_give(struct kvpages *pages, int n, const int32_t *page);
 
+/* The finished page that holds this, with a reference for the caller; -1 if there is none. */
+int32_t kvpages_use(struct kvpages *pages, const struct kvpages_key *key);
+/* Says that the caller is filling its page with this, so that others may wait for it. false:
+ * another unit of the same rank or a better one (a lower number) has said so. The claim ends with
+ * kvpages_keep, when the page is given back, or when a better rank claims the same. */
+bool kvpages_claim(struct kvpages *pages, const struct kvpages_key *key, int32_t page, int rank);
+/* The caller's page now holds this and will not change again: others may use it. Returns the page
+ * that the caller holds from now on: its own, or one that held the same before. */
+int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page);
+/* No page is used for others from now on. Those who hold pages go on. */
+void kvpages_forget(struct kvpages *pages);
+
+/* Pages held by sequences. */
+int kvpages_n_held(const struct kvpages *pages);
 /* Pages that hold n positions. */
 int kvpages_for(int64_t n_position);
 

@@ -26,7 +26,7 @@ static void remove_active(struct engine *engine, int i)
 {
     struct sequence *const seq = engine->active[i];
     kvpages_give(&engine->pages, seq->n_page, seq->page);
-    seq->n_page = 0;
+    seq->n_page = seq->n_kept = 0;
     seq->job->n_running--;
     seq->job = NULL;
     seq->item = NULL;
@@ -145,16 +145,16 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
         struct item *const item = &job->request->item[job->next_item];
         struct sequence *const seq = engine->spare[engine->n_spare - 1];
         const int n_page = kvpages_for(sequence_position_max(job->request, item, job->next_window));
-        if (!kvpages_take(&engine->pages, n_page, seq->page)) {
+        sequence_aim(seq, job, item, job->next_window);
+        if (!prefix_take(engine, seq, n_page)) {
+            seq->job = NULL;
             return false;
         }
-        seq->n_page = n_page;
         engine->n_spare--;
         engine->active[engine->n_active++] = seq;
         job->n_running++;
         publish_start(engine, job, now_us);
-        sequence_start(seq, job, item, job->next_window, model_info(engine->model),
-                       engine->tokenizer, now_us);
+        sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
         job->next_window++;
     }
     if (!next_unit(engine, job, now_us)) {
@@ -182,7 +182,7 @@ static void admit(struct engine *engine, int64_t now_us)
         const bool waits = priority == PRIORITY_INTERACTIVE && slots.wait[PRIORITY_BULK];
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
-    atomic_store_explicit(&engine->stats.kv_pages_used, engine->pages.n_page - engine->pages.n_free,
+    atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),
                           memory_order_relaxed);
 }
 
@@ -198,7 +198,7 @@ static void fill_step(struct engine *engine)
         engine->plan[i] = (struct plan_unit){
             .priority = seq->job->request->priority,
             .decode = sequence_decodes(seq),
-            .n_left = sequence_rows(seq),
+            .n_left = prefix_advance(engine, seq) ? sequence_rows(seq) : 0,
         };
     }
     engine->beside = false;
@@ -291,6 +291,11 @@ static void take_step(struct engine *engine, int64_t now_us)
         const struct sequence_result result = sequence_take(
             seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
         publish_results(engine, seq, result.n_published, now_us);
+        if (result.finish == FINISH_ERROR) {
+            kvpages_forget(&engine->pages); /* nobody knows where it began */
+        } else {
+            prefix_keep(engine, seq);
+        }
         if (!result.over) {
             i++;
             continue;

@@ -54,6 +54,15 @@ enum err_code selftest_warm_up(struct engine *engine, struct err *err);
  * backend's own error. */
 enum err_code selftest_run(struct engine *engine, struct err *err);
 
+/* ---- prefix.c: equal beginnings are computed once ---- */
+
+/* Takes n_page pages for a unit, first those that hold its beginning already. false: too few. */
+bool prefix_take(struct engine *engine, struct sequence *seq, int n_page);
+/* Moves seq past what others have finished since. false: it waits for one that is at it. */
+bool prefix_advance(struct engine *engine, struct sequence *seq);
+/* Keeps the pages that seq has filled for others. */
+void prefix_keep(struct engine *engine, struct sequence *seq);
+
 /* ---- publish.c: what the front ends and the metrics see ---- */
 
 /* A unit of the job was admitted. */

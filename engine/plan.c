@@ -25,7 +25,7 @@ void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max)
     int left = budget;
     int64_t want_bulk = 0;
     for (int i = 0; i < n_unit; i++) {
-        CHECK(unit[i].n_left >= 1 && (!unit[i].decode || unit[i].n_left == 1));
+        CHECK(unit[i].n_left >= 0 && (!unit[i].decode || unit[i].n_left == 1));
         unit[i].n_take = unit[i].decode ? 1 : 0;
         left -= unit[i].n_take;
         if (!unit[i].decode && unit[i].priority == PRIORITY_BULK) {

@@ -26,7 +26,7 @@ enum { PLAN_BULK_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
 struct plan_unit {
     enum priority priority;
     bool decode;    /* wants exactly one row, always served */
-    int64_t n_left; /* rows it could use now, >= 1; 1 if decode */
+    int64_t n_left; /* rows it could use now; 1 if decode, 0 if it waits for another unit */
     int n_take;     /* result: its rows in this step */
 };
 

@@ -105,7 +105,7 @@ static void count_item(struct engine_stats *stats, const struct request *request
     }
     add(&stats->score_items, 1);
     add(&stats->score_tokens, n_out);
-    add(&stats->score_positions, item->n_position);
+    add(&stats->score_positions, item->n_position - item->n_cached);
     const double nll = -score_sum_item(item).sum_logprob;
     if (isfinite(nll)) { /* an impossible text would make the counter useless for ever */
         add(&stats->score_nll_micro, llround(nll * 1e6));

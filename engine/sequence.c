@@ -89,30 +89,54 @@ static void begin_window(struct sequence *seq, int64_t k)
 
 /* ---- start --------------------------------------------------------------------------------- */
 
-void sequence_start(struct sequence *seq, struct job *job, struct item *item, int64_t window,
-                    const struct model_info *info, const struct tokenizer *tokenizer,
-                    int64_t now_us)
+void sequence_aim(struct sequence *seq, struct job *job, struct item *item, int64_t window)
 {
     const struct request *const request = job->request;
     CHECK(seq->job == NULL);
     seq->job = job;
     seq->item = item;
     seq->n_done = 0;
+    seq->shares = seq->waits = true;
+    if (request->kind == REQUEST_GENERATE) {
+        seq->base = seq->trace_base = 0;
+        seq->n_feed = item->n_ids;
+        seq->n_skip = item->trace != NULL || item->prompt_logprob != NULL ? 0 : item->n_ids - 1;
+        return;
+    }
+    const int64_t n_window = sequence_window_total(request, item);
+    seq->window_end = item->trace != NULL ? n_window : window + 1;
+    begin_window(seq, window);
+    seq->trace_base = seq->base;
+    seq->n_skip = seq->count_from < seq->n_feed ? seq->count_from : seq->n_feed - 1;
+    seq->waits = n_window == 1;
+    if (item->trace != NULL) { /* windows one after another, in the same pages */
+        seq->shares = false;
+        seq->n_skip = 0;
+    }
+}
+
+void sequence_start(struct sequence *seq, const struct model_info *info,
+                    const struct tokenizer *tokenizer, int64_t now_us)
+{
+    const struct request *const request = seq->job->request;
+    const struct item *const item = seq->item;
     seq->n_out = 0;
     seq->ending = FINISH_NONE;
     seq->start_us = now_us;
     seq->first_us = seq->last_us = 0;
     seq->n_row = seq->n_out_row = 0;
-    if (request->kind == REQUEST_SCORE) {
-        seq->window_end = item->trace != NULL ? sequence_window_total(request, item) : window + 1;
-        begin_window(seq, window);
-        seq->trace_base = seq->base;
-        return;
+    if (request->kind == REQUEST_GENERATE) {
+        sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, info->eos_id);
+        stop_begin(&seq->stop, &request->sampling, tokenizer);
     }
-    seq->base = seq->trace_base = 0;
-    seq->n_feed = item->n_ids;
-    sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, info->eos_id);
-    stop_begin(&seq->stop, &request->sampling, tokenizer);
+}
+
+void sequence_skip(struct sequence *seq, int64_t n)
+{
+    CHECK(n >= 0 && seq->n_done + n <= seq->n_skip);
+    seq->n_done += n;
+    seq->item->n_position += n;
+    seq->item->n_cached += n;
 }
 
 bool sequence_decodes(const struct sequence *seq)
@@ -127,7 +151,7 @@ int64_t sequence_rows(const struct sequence *seq)
 
 /* ---- rows into a step ---------------------------------------------------------------------- */
 
-static int32_t token_at(const struct sequence *seq, int64_t position)
+int32_t sequence_token(const struct sequence *seq, int64_t position)
 {
     const int64_t at = seq->base + position;
     return at < seq->item->n_ids ? seq->item->ids[at] : seq->item->out_id[at - seq->item->n_ids];
@@ -204,7 +228,7 @@ void sequence_fill(struct sequence *seq, struct step *step, int n_row)
     for (int r = 0; r < n_row; r++) {
         const int64_t position = seq->n_done + r;
         const int row = step->n_tok++;
-        step->token[row] = token_at(seq, position);
+        step->token[row] = sequence_token(seq, position);
         step->pos[row] = (int32_t)position;
         step->lang[row] = seq->job->request->lang;
         fill_output(seq, step, row, position);

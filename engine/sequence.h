@@ -2,7 +2,8 @@
  * after another, if the item traces memory). It knows which rows it feeds into a step and what to
  * do with their results; it knows nothing of other units, of policy or of threads.
  *
- *   sequence_start → { sequence_fill → (step runs) → sequence_trace → sequence_take } … → over
+ *   sequence_aim → sequence_start → { sequence_fill → (step runs) → sequence_trace → sequence_take
+ * } … → over
  *
  * Engine thread only. Its arrays are sized at open for the longest sequence. */
 #ifndef ENGINE_SEQUENCE_H
@@ -22,6 +23,12 @@ struct sequence {
     int64_t base;
     int64_t n_feed;
     int64_t n_done;
+
+    /* Pages in common with others (prefix.c). */
+    int n_kept;     /* leading pages that prefix.c is done with: found, or kept for others */
+    int64_t n_skip; /* leading positions of which nothing is wanted: others may compute them */
+    bool shares;    /* its pages hold one text, from position 0 on: others may use them */
+    bool waits;     /* may wait for a page that another unit is filling */
 
     /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;
@@ -50,10 +57,17 @@ int64_t sequence_window_total(const struct request *request, const struct item *
 int64_t sequence_position_max(const struct request *request, const struct item *item,
                               int64_t window);
 
-/* Begins a unit: pages are set, window is the first one to score. */
-void sequence_start(struct sequence *seq, struct job *job, struct item *item, int64_t window,
-                    const struct model_info *info, const struct tokenizer *tokenizer,
-                    int64_t now_us);
+/* Sets what the unit that begins at this window (scoring) will feed. To take that back, job = NULL.
+ */
+void sequence_aim(struct sequence *seq, struct job *job, struct item *item, int64_t window);
+/* Begins it: its pages are set. */
+void sequence_start(struct sequence *seq, const struct model_info *info,
+                    const struct tokenizer *tokenizer, int64_t now_us);
+
+/* The token at a position that it has fed or could feed. */
+int32_t sequence_token(const struct sequence *seq, int64_t position);
+/* The next n positions are in its pages already. */
+void sequence_skip(struct sequence *seq, int64_t n);
 
 /* Whether its next row follows from the last step: one row, exactly. */
 bool sequence_decodes(const struct sequence *seq);

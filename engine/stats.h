@@ -30,6 +30,7 @@ struct engine_stats {
     atomic_llong success_stop, success_length, aborted, errored; /* sequences by finish */
     atomic_llong cancelled[STAGE_N];
     atomic_llong score_items, score_tokens, score_positions, score_nll_micro;
+    atomic_llong prefix_queries, prefix_hits; /* tokens looked for in the cache, and found */
     atomic_llong steps, last_step_us;
     atomic_llong memory_lookups[64]; /* per memory layer */
     struct histogram ttft, itl, tpot, e2e, queue_time, inference_time, prefill_time, decode_time,

@@ -16,13 +16,34 @@ void answer_head(struct text *out, const struct answer_meta *meta, const char *o
     json_field_string(out, "model", meta->model);
 }
 
-void answer_usage(struct text *out, int64_t n_prompt, int64_t n_completion)
+/* A window's overlap with another one may be cached as well: an item has no more tokens than it
+ * has. */
+static int64_t answer_n_cached(const struct request *request, int64_t n_prompt)
+{
+    int64_t n = 0;
+    for (int i = 0; i < request->n_item; i++) {
+        const struct item *const item = &request->item[i];
+        if (item->sample_index == 0) {
+            n += item->n_cached < item->n_ids ? item->n_cached : item->n_ids;
+        }
+    }
+    return n < n_prompt ? n : n_prompt;
+}
+
+void answer_usage(struct text *out, const struct request *request, int64_t n_prompt,
+                  int64_t n_completion)
 {
     json_key(out, "usage");
     json_open(out, '{');
     json_field_int(out, "prompt_tokens", n_prompt);
     json_field_int(out, "completion_tokens", n_completion);
     json_field_int(out, "total_tokens", n_prompt + n_completion);
+    if (request != NULL) {
+        json_key(out, "prompt_tokens_details");
+        json_open(out, '{');
+        json_field_int(out, "cached_tokens", answer_n_cached(request, n_prompt));
+        json_close(out, '}');
+    }
     json_close(out, '}');
 }
 

@@ -15,7 +15,11 @@ struct answer_meta {
 
 /* "id", "object", "created", "model", in the contract's order. */
 void answer_head(struct text *out, const struct answer_meta *meta, const char *object);
-void answer_usage(struct text *out, int64_t n_prompt, int64_t n_completion);
+/* "usage". Cached are the prompt tokens whose computation an earlier text saved; of the samples of
+ * a prompt the first counts, as the prompt itself counts once. While a request runs they are not
+ * known: give NULL for it. */
+void answer_usage(struct text *out, const struct request *request, int64_t n_prompt,
+                  int64_t n_completion);
 
 /* Milliseconds; a time that did not happen is 0. */
 struct answer_times {

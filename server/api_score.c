@@ -50,7 +50,10 @@ static void count_results(struct score_work *work, int n)
     for (; work->n_counted < n; work->n_counted++) {
         const struct item *const item = score_item(job, work->n_counted);
         const struct score_sum sum = score_sum_item(item);
-        const int64_t n_position = item->n_position + (job->n_per == 2 ? item[1].n_position : 0);
+        int64_t n_position = 0;
+        for (int i = 0; i < job->n_per; i++) {
+            n_position += item[i].n_position - item[i].n_cached;
+        }
         metrics_add_score(count, sum.n_scored, n_position, -sum.sum_logprob);
     }
 }

@@ -260,7 +260,7 @@ static void write_tail(struct text *out, const struct generate_job *job,
     const struct request *const request = job->request;
     const int64_t n_prompt = generate_n_prompt(job);
     const int64_t n_completion = generate_n_completion(job);
-    answer_usage(out, n_prompt, n_completion);
+    answer_usage(out, request, n_prompt, n_completion);
     json_key(out, "seed");
     json_put_uint(out, request->sampling.seed);
     if (job->details) {

@@ -242,6 +242,12 @@ static void write_engine_counters(struct text *out, const struct engine_stats *s
         text_printf(out, "pkmserve_requests_cancelled_total{stage=\"%s\"} %lld\n", stages[i],
                     get(&stats->cancelled[i]));
     }
+    write_one(out, "prefix_cache_queries_total", "counter",
+              "Tokens looked for in the cache, of texts that may leave some uncomputed.",
+              (double)get(&stats->prefix_queries));
+    write_one(out, "prefix_cache_hits_total", "counter",
+              "Tokens found in the cache and not computed again.",
+              (double)get(&stats->prefix_hits));
     write_one(out, "engine_steps_total", "counter", "Steps of the engine.",
               (double)get(&stats->steps));
 }

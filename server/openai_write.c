@@ -279,7 +279,7 @@ bool openai_write(struct text *out, const struct generate_job *job, const struct
         lists_end(&lists);
     }
     json_close(out, ']');
-    answer_usage(out, generate_n_prompt(job), generate_n_completion(job));
+    answer_usage(out, job->request, generate_n_prompt(job), generate_n_completion(job));
     json_close(out, '}');
     return ok;
 }
@@ -337,7 +337,7 @@ bool openai_write_event(struct text *out, const struct generate_job *job,
     lists_end(&lists);
     if (job->openai.usage_always) {
         const int n_out = atomic_load(&job->request->item[event->item].n_out);
-        answer_usage(out, generate_input(job, event->item)->n_ids,
+        answer_usage(out, NULL, generate_input(job, event->item)->n_ids,
                      event->token >= 0 ? event->token + 1 : n_out);
     } else if (job->openai.usage) {
         json_field_null(out, "usage");
@@ -349,7 +349,7 @@ bool openai_write_event(struct text *out, const struct generate_job *job,
         json_key(out, "choices");
         json_open(out, '[');
         json_close(out, ']');
-        answer_usage(out, generate_n_prompt(job), generate_n_completion(job));
+        answer_usage(out, job->request, generate_n_prompt(job), generate_n_completion(job));
         generate_event_close(out);
     }
     return ok;

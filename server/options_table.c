@@ -78,6 +78,8 @@ const struct option_row option_rows[] = {
     INT("bulk-step-ms", bulk_step_ms, SERVE, "50", 0, 60000,
         "time aimed at for a step that bulk work shares with running generations, so that they go "
         "on quickly; twice that without generations; 0 = any time"),
+    SWITCH("prefix-cache", prefix_cache, RUN, "on",
+           "compute what texts have in common at their beginning once; results stay the same"),
     INT("max-queue", max_queue, SERVE, "128", 1, 65536, "requests that may wait; more get 429"),
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
          "tokens that may wait, prompts plus max_tokens; more get 429"),

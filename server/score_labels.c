@@ -255,7 +255,7 @@ bool score_labels_write(struct text *out, const struct score_job *job,
         write_scores(out, job, score_item(job, i));
     }
     json_close(out, ']');
-    answer_usage(out, n_prompt, 0);
+    answer_usage(out, job->request, n_prompt, 0);
     answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
     json_close(out, '}');
     return true;

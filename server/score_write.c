@@ -223,7 +223,7 @@ void score_writer_tail(struct score_writer *writer, struct text *out,
     }
     score_figures_derive(&writer->pool);
     write_aggregate(out, &writer->pool);
-    answer_usage(out, n_prompt, 0);
+    answer_usage(out, job->request, n_prompt, 0);
     answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
 }
 

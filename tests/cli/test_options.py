@@ -29,7 +29,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
             max-seqs max-batch-tokens max-queue max-queue-tokens max-items max-logprobs
             max-body-bytes default-max-tokens timeout-ms stall-ready-s stall-live-s drain-delay-s
             shutdown-timeout-s keepalive-s memory-placement deterministic memory-trace strict log-format
-            check api-key-file admin-port metrics-auth metrics-compat""".split():
+            prefix-cache check api-key-file admin-port metrics-auth metrics-compat""".split():
         assert re.search(r"^  --%s\b" % flag, text, re.M), flag
     for flag, default in [("port", 8000), ("max-queue", 128), ("max-body-bytes", 8388608),
                           ("keepalive-s", 120), ("max-logprobs", 20), ("drain-delay-s", 5)]:

@@ -36,6 +36,7 @@ static inline struct engine_options harness_options(const char *dir)
         .max_queue_tokens = 100000,
         .max_logprobs = 5,
         .memory_trace = true,
+        .prefix_cache = true,
     };
 }
 

@@ -86,7 +86,7 @@ static inline void tiny_norm(struct tiny_writer *w, const char *name)
     tiny_tensor(w, full, TINY_D, 0, 0, 0, 0.2f);
 }
 
-static inline void tiny_weights(struct tiny_writer *w, int n_vocab, int nan_position)
+static inline void tiny_weights(struct tiny_writer *w, int n_vocab, int nan_position, int n_lang)
 {
     tiny_tensor(w, "embeddings.weight", n_vocab, TINY_D, 0, 0, 0.6f);
     tiny_tensor(w, "position_embeddings.weight", TINY_CONTEXT, TINY_D, 0, 0, 0.6f);
@@ -116,11 +116,14 @@ static inline void tiny_weights(struct tiny_writer *w, int n_vocab, int nan_posi
     tiny_tensor(w, "memories.1_in.values.weight", TINY_SLOT, TINY_D, 0, 0, 1);
     tiny_linear(w, "memories.1_in.query_proj.query_mlps.0", TINY_MEMORY_HEAD * TINY_D_KEY, TINY_D);
     tiny_tensor(w, "pred_layer.proj.bias", n_vocab, 0, 0, 0, 0.5f);
+    if (n_lang > 0) {
+        tiny_tensor(w, "lang_embeddings.weight", n_lang, TINY_D, 0, 0, 0.6f);
+    }
 }
 
 /* Writes the model into a new folder below $TMPDIR and returns its name, which tiny_model_remove
- * frees with the folder. nan: the embedding of token 7 holds a NaN. */
-static inline char *tiny_model(int n_vocab, int nan_position)
+ * frees with the folder. nan_position: whose embedding holds a NaN, -1 = none. n_lang: 0 or 2. */
+static inline char *tiny_model_speaking(int n_vocab, int nan_position, int n_lang)
 {
     const size_t dir_max = 256;
     char *const dir = malloc(dir_max);
@@ -136,7 +139,7 @@ static inline char *tiny_model(int n_vocab, int nan_position)
     w->data = malloc(w->n_data_max * sizeof(float));
     CHECK(w->data != NULL);
     w->header[w->n_header++] = '{';
-    tiny_weights(w, n_vocab, nan_position);
+    tiny_weights(w, n_vocab, nan_position, n_lang);
     w->header[w->n_header++] = '}';
     while (w->n_header % 8 != 0) {
         w->header[w->n_header++] = ' ';
@@ -163,11 +166,17 @@ static inline char *tiny_model(int n_vocab, int nan_position)
                   "\"bos_token_id\":1,\"eos_token_id\":1,\"pad_token_id\":2,\"unk_token_id\":3,"
                   "\"add_bos\":true,\"memories\":[{\"layer\":1,\"place\":\"in\","
                   "\"kind\":\"product\",\"n_head\":%d,\"k_top\":%d,\"n_key\":%d,\"d_key\":%d,"
-                  "\"n_slot\":%d,\"query_batch_norm\":false,\"query_bias\":true}]}\n",
+                  "\"n_slot\":%d,\"query_batch_norm\":false,\"query_bias\":true}]%s}\n",
                   n_vocab, TINY_D, TINY_LAYER, TINY_HEAD, TINY_FF, TINY_CONTEXT, TINY_MEMORY_HEAD,
-                  TINY_K_TOP, TINY_N_KEY, TINY_D_KEY, TINY_SLOT);
+                  TINY_K_TOP, TINY_N_KEY, TINY_D_KEY, TINY_SLOT,
+                  n_lang > 0 ? ",\"languages\":[\"en\",\"fr\"]" : "");
     CHECK(fclose(file) == 0);
     return dir;
+}
+
+static inline char *tiny_model(int n_vocab, int nan_position)
+{
+    return tiny_model_speaking(n_vocab, nan_position, 0);
 }
 
 static inline void tiny_model_remove(char *dir)

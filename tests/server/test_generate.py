@@ -20,7 +20,8 @@ def test_answer_has_the_fields_of_the_contract(server):
     assert len(choice["token_ids"]) == 4 and choice["logprobs"] is None
     n_prompt = got["usage"]["prompt_tokens"]
     assert got["usage"] == {"prompt_tokens": n_prompt, "completion_tokens": 4,
-                            "total_tokens": n_prompt + 4}
+                            "total_tokens": n_prompt + 4,
+                            "prompt_tokens_details": {"cached_tokens": 0}}
     assert set(got["timings"]) == {"queue_ms", "prefill_ms", "decode_ms", "total_ms",
                                    "prompt_per_second", "predicted_per_second"}
     for name in ("x-queue-time", "x-inference-time", "x-total-time"):

@@ -32,7 +32,8 @@ def test_scores_are_probabilities_behind_each_prompt(server, item_first):
         expected = [math.exp(x) for x in behind(server, text=text)]
         assert scores == pytest.approx(expected, rel=1e-12)
         n += 1 + server.ok("/tokenize", {"prompt": text, "add_special_tokens": False})["count"]
-    assert got["usage"] == {"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n}
+    assert got["usage"] == {"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n,
+                            "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_softmax_is_over_the_labels(server):

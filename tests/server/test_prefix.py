@@ -1,0 +1,49 @@
+"""Equal beginnings are computed once; what that changes is told in usage and metrics, nothing else."""
+
+from server_harness import Server
+
+CONTEXT = [1] + [100 + i * 37 % 800 for i in range(99)]
+ENDINGS = [CONTEXT + [300 + i, 400 + i, 500 + i] for i in range(4)]
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def work(s):
+    """Answers without what tells one run from another, and the tokens that the cache saved."""
+    samples = s.ok("/generate", {"prompt": CONTEXT, "n": 4, "max_tokens": 20, "seed": 3,
+                                 "logprobs": 2, "ignore_eos": True})
+    endings = s.ok("/generate", {"prompt": ENDINGS, "max_tokens": 2, "temperature": 0,
+                                 "logprobs": 0})
+    follow = CONTEXT + samples["choices"][0]["token_ids"] + [77]
+    follow_up = s.ok("/generate", {"prompt": follow, "max_tokens": 2, "temperature": 0})
+    scores = s.ok("/score", {"tokens": ENDINGS, "logprobs": 0})
+    ranking = s.ok("/score", {"context": CONTEXT, "continuations": [e[100:] for e in ENDINGS],
+                              "logprobs": 0, "target_ids": [5, 6]})
+    answers = [samples, endings, follow_up, scores, ranking]
+    return ([answer.get("choices") or answer["results"] for answer in answers],
+            [cached(answer) for answer in answers])
+
+
+def test_computed_once_with_the_same_results():
+    with Server("--prefix-cache", "off") as s:
+        expected, saved = work(s)
+        assert saved == [0, 0, 0, 0, 0]
+        assert s.metric("prefix_cache_hits_total") == s.metric("prefix_cache_queries_total") == 0
+        assert s.get("/info").json()["defaults"]["prefix_cache"] == "off"
+        whole = s.metric("prompt_tokens_total")
+    with Server() as s:
+        got, saved = work(s)
+        assert got == expected
+        # Full pages of 16; the last token of a prompt, and what is scored, is computed always.
+        assert saved == [0, 4 * 96, 112, 0, 4 * 96]
+        hits = s.metric("prefix_cache_hits_total")
+        assert hits == 3 * 96 + 4 * 96 + 112 + 4 * 96
+        assert s.metric("prefix_cache_queries_total") == 4 * 100 + 4 * 103 + 121 + 4 * 103
+        assert s.metric("prompt_tokens_total") == whole - (hits - 4 * 96)  # of generations
+        assert s.metric('score_positions_total{form="ranking"}') == 4 * (103 - 96)
+        again, saved = work(s)
+        assert again == expected and saved == [96, 4 * 96, 112, 0, 4 * 96]
+        body = {"model": "demo", "prompt": CONTEXT, "max_tokens": 1}
+        assert cached(s.ok("/v1/completions", body)) == 96
