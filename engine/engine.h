@@ -284,5 +284,16 @@ struct memory_stats {
 /* scratch: malloc'd inside; returns ERR_MEMORY if that fails. */
 enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
                               struct memory_stats *stats, struct err *err);
+/* The same of plain sums per slot, which are overwritten; lookups is left 0. */
+void memory_stats_of_sums(double *weight, double *count, int64_t n_slot,
+                          struct memory_stats *stats);
+
+/* How memory m is used by all traffic since the start, from a sample: one position in 64 of those
+ * computed, lookups says how much that is (memory_totals.h). Takes tens of milliseconds per million
+ * slots. ERR_MEMORY. */
+enum err_code engine_memory_stats(const struct engine *engine, int m, struct memory_stats *stats,
+                                  struct err *err);
+/* Positions sampled so far. */
+int64_t engine_memory_sampled(const struct engine *engine);
 
 #endif

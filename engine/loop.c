@@ -337,12 +337,14 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     model_forward(engine->model, engine->step, NULL);
     engine->be->op->submit(engine->be, engine->step);
     publish_wake(engine);
+    memory_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
         return err->code;
     }
     const int64_t end_us = engine_now_us();
     learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
+    memory_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);
     return ERR_OK;
@@ -413,6 +415,7 @@ static bool turn(struct engine *engine)
         keep_drain_rate(engine, engine_now_us() - begin_us);
     } else if (queue_is_empty(&engine->queue)) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
+        memory_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {
             return false;
         }

@@ -4,6 +4,7 @@
 #define ENGINE_LOOP_H
 
 #include "engine/kvpages.h"
+#include "engine/memory_totals.h"
 #include "engine/plan.h"
 #include "engine/queue.h"
 #include "engine/sequence.h"
@@ -15,6 +16,7 @@ struct engine {
     struct tokenizer *tokenizer; /* NULL: ids only */
     struct step *step;
     struct kvpages pages;
+    struct memory_totals totals;
     struct queue queue;
 
     struct sequence *slot;    /* [max_seqs] */

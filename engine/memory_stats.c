@@ -65,34 +65,41 @@ static void distribution_stats(double *z, int64_t n, double *kl, double *gini, i
     top[2] = slots_above(z, n, 0.01);
 }
 
+void memory_stats_of_sums(double *weight, double *count, int64_t n_slot, struct memory_stats *stats)
+{
+    CHECK(n_slot > 0);
+    int64_t n_used = 0;
+    for (int64_t i = 0; i < n_slot; i++) {
+        n_used += weight[i] > 0 || weight[i] < 0;
+    }
+    int64_t top[3];
+    *stats = (struct memory_stats){.used = (double)n_used / (double)n_slot};
+    distribution_stats(weight, n_slot, &stats->kl_w, &stats->gini_w, top);
+    stats->top50_w = top[0];
+    stats->top90_w = top[1];
+    stats->top99_w = top[2];
+    distribution_stats(count, n_slot, &stats->kl_u, &stats->gini_u, top);
+    stats->top50_u = top[0];
+    stats->top90_u = top[1];
+    stats->top99_u = top[2];
+}
+
 enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
                               struct memory_stats *stats, struct err *err)
 {
     CHECK(n_slot > 0);
     *stats = (struct memory_stats){.lookups = trace->lookups};
-    double *const z = malloc((size_t)n_slot * sizeof *z);
-    if (z == NULL) {
+    double *const sums = malloc(2 * (size_t)n_slot * sizeof *sums);
+    if (sums == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
                        (long long)n_slot);
     }
-    int64_t n_used = 0;
     for (int64_t i = 0; i < n_slot; i++) {
-        z[i] = trace->weight[i];
-        n_used += z[i] > 0 || z[i] < 0;
+        sums[i] = trace->weight[i];
+        sums[n_slot + i] = trace->count[i];
     }
-    int64_t top[3];
-    stats->used = (double)n_used / (double)n_slot;
-    distribution_stats(z, n_slot, &stats->kl_w, &stats->gini_w, top);
-    stats->top50_w = top[0];
-    stats->top90_w = top[1];
-    stats->top99_w = top[2];
-    for (int64_t i = 0; i < n_slot; i++) {
-        z[i] = trace->count[i];
-    }
-    distribution_stats(z, n_slot, &stats->kl_u, &stats->gini_u, top);
-    stats->top50_u = top[0];
-    stats->top90_u = top[1];
-    stats->top99_u = top[2];
-    free(z);
+    memory_stats_of_sums(sums, sums + n_slot, n_slot, stats);
+    stats->lookups = trace->lookups;
+    free(sums);
     return ERR_OK;
 }

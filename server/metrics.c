@@ -6,6 +6,7 @@
 #include "server/http.h"
 #include "server/metrics_compat.h"
 #include "server/routes.h"
+#include "server/usage.h"
 #include "server/version.h"
 
 #include <math.h>
@@ -444,6 +445,7 @@ void metrics_write(struct text *out, struct server *server)
         write_engine_gauges(out, engine, stats);
         write_histograms(out, stats);
         write_model(out, server, engine, stats);
+        usage_write(out, server->usage);
         metrics_compat_write(out, compat_of(server->options->metrics_compat),
                              server->limits.model_name, engine);
     }

@@ -17,6 +17,7 @@ struct server {
     const struct options *options; /* Borrowed */
     struct http *http;             /* Owner: serve.c */
     struct http *admin;            /* Owner: serve.c; NULL = all is at the one port */
+    struct usage *usage;           /* Owner: serve.c; set before engine; NULL = no memories */
     struct keys *keys;             /* Owner: serve.c; NULL = no keys are asked for */
     _Atomic(struct engine *)
         engine;             /* Owner: serve.c. NULL while it loads; limits are set before */

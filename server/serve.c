@@ -17,6 +17,7 @@
 #include "server/info.h"
 #include "server/input.h"
 #include "server/routes.h"
+#include "server/usage.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -227,9 +228,10 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     CHECK(pthread_join(loader.thread, NULL) == 0);
     (void)close(loader.done_fd);
     struct engine *const engine = loader.engine;
-    if (engine == NULL) {
+    if (engine == NULL || usage_open(&server->usage, engine, &loader.err) != ERR_OK) {
         http_stop(server->admin, 0);
         http_stop(server->http, 0);
+        engine_close(engine);
         return serve_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
@@ -238,6 +240,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     (void)wait_for_signal(server, signal_fd, loader.failed_fd);
     arm_second_signal(signals);
     drain(server, engine);
+    usage_close(server->usage);
     const bool failed = engine_state(engine) == ENGINE_FAILED; /* also while it drained */
     engine_close(engine);
     (void)close(loader.failed_fd);

@@ -1,6 +1,8 @@
 """Equal beginnings are computed once; what that changes is told in usage and metrics, nothing else."""
 
-from server_harness import Server
+import re
+
+from server_harness import Server, eventually
 
 CONTEXT = [1] + [100 + i * 37 % 800 for i in range(99)]
 ENDINGS = [CONTEXT + [300 + i, 400 + i, 500 + i] for i in range(4)]
@@ -47,3 +49,21 @@ def test_computed_once_with_the_same_results():
         assert again == expected and saved == [96, 4 * 96, 112, 0, 4 * 96]
         body = {"model": "demo", "prompt": CONTEXT, "max_tokens": 1}
         assert cached(s.ok("/v1/completions", body)) == 96
+
+
+def test_memory_usage_of_all_traffic():
+    with Server() as s:
+        assert "memory_used_ratio{" not in s.get("/metrics").text  # nothing to tell yet
+        s.ok("/score", {"tokens": ENDINGS})
+        eventually(lambda: s.metric("memory_sampled_positions") == 4 * 102 // 64, "statistics")
+        text = s.get("/metrics").text
+        slots = float(re.search(r"^pkmserve_memory_slots{.*} (\S+)$", text, re.M).group(1))
+        layers = re.findall(r"^pkmserve_memory_slots{layer=(\S+)}", text, re.M)
+        used = dict(re.findall(r"^pkmserve_memory_used_ratio{layer=(\S+)} (\S+)$", text, re.M))
+        assert list(used) == layers and all(0 < float(u) < 1 for u in used.values())
+        for name, low, high in (("memory_kl_nats", 0, 20), ("memory_top90_slots", 1, slots)):
+            rows = re.findall(r"^pkmserve_%s{layer=(\S+),weighting=\"(\w+)\"} (\S+)$" % name, text,
+                              re.M)
+            assert [row[:2] for row in rows] == [(layer, by) for layer in layers
+                                                 for by in ("weight", "count")]
+            assert all(low <= float(row[2]) <= high for row in rows), rows

@@ -1,0 +1,120 @@
+/* Sums over all traffic: see memory_totals.h. */
+#include "engine/memory_totals.h"
+
+#include <stdlib.h>
+
+/* Written by the engine thread alone. */
+struct memory_total {
+    _Atomic double weight; /* sum of shares */
+    atomic_llong count;    /* accesses with a share != 0 */
+};
+
+static size_t column_of(const struct memory_info *memory)
+{
+    return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
+}
+
+enum err_code memory_totals_open(struct memory_totals *totals, const struct model_info *info,
+                                 struct err *err)
+{
+    *totals = (struct memory_totals){0};
+    for (int m = 0; m < info->n_memory; m++) {
+        const size_t n_hit = TOTALS_ROW_MAX * column_of(&info->memory[m]);
+        const size_t n_slot = (size_t)info->memory[m].n_slot;
+        totals->total[m] = calloc(n_slot, sizeof *totals->total[m]);
+        totals->slots[m] = malloc(n_hit * sizeof *totals->slots[m]);
+        totals->shares[m] = malloc(n_hit * sizeof *totals->shares[m]);
+        if (totals->total[m] == NULL || totals->slots[m] == NULL || totals->shares[m] == NULL) {
+            memory_totals_close(totals);
+            return err_set(err, ERR_MEMORY, "no memory for the totals of %zu memory slots", n_slot);
+        }
+    }
+    return ERR_OK;
+}
+
+void memory_totals_close(struct memory_totals *totals)
+{
+    for (int m = 0; m < MODEL_MEMORY_MAX; m++) {
+        free(totals->total[m]);
+        free(totals->slots[m]);
+        free(totals->shares[m]);
+    }
+    *totals = (struct memory_totals){0};
+}
+
+static struct tensor rows_of(struct tensor t, int64_t first, int64_t n)
+{
+    t.data = (char *)t.data + (size_t)first * (size_t)t.stride * dtype_bytes(t.dtype);
+    t.rows = n;
+    return t;
+}
+
+void memory_totals_take(struct memory_totals *totals, struct backend *be, const struct model *model,
+                        int n_tok)
+{
+    const struct model_info *const info = model_info(model);
+    CHECK(totals->n_row == 0);
+    totals->n_due += n_tok;
+    int n = totals->n_due / TOTALS_EVERY;
+    totals->n_due %= TOTALS_EVERY;
+    if (n == 0 || info->n_memory == 0) {
+        return;
+    }
+    n = n < TOTALS_ROW_MAX ? n : TOTALS_ROW_MAX;
+    n = n < n_tok ? n : n_tok;
+    /* Multiples of the golden ratio spread evenly, whatever the rhythm of the steps. */
+    const uint64_t place = (uint64_t)(totals->turn++ * 2654435769u);
+    const int64_t first = (int64_t)(place * (uint64_t)(n_tok - n + 1) >> 32);
+    for (int m = 0; m < info->n_memory; m++) {
+        struct tensor slots;
+        struct tensor shares;
+        model_memory_hits(model, m, n_tok, &slots, &shares);
+        be->op->download(be, totals->slots[m], rows_of(slots, first, n));
+        be->op->download(be, totals->shares[m], rows_of(shares, first, n));
+    }
+    totals->n_row = n;
+}
+
+void memory_totals_add(struct memory_totals *totals, const struct model_info *info)
+{
+    for (int m = 0; m < info->n_memory; m++) {
+        const size_t n_hit = (size_t)totals->n_row * column_of(&info->memory[m]);
+        for (size_t i = 0; i < n_hit; i++) {
+            const float share = totals->shares[m][i];
+            const int32_t slot = totals->slots[m][i];
+            if (!(share > 0.0f || share < 0.0f)) {
+                continue; /* a NaN would be there for ever */
+            }
+            CHECK(slot >= 0 && slot < info->memory[m].n_slot);
+            struct memory_total *const total = &totals->total[m][slot];
+            const double weight = atomic_load_explicit(&total->weight, memory_order_relaxed);
+            const long long count = atomic_load_explicit(&total->count, memory_order_relaxed);
+            atomic_store_explicit(&total->weight, weight + (double)share, memory_order_relaxed);
+            atomic_store_explicit(&total->count, count + 1, memory_order_relaxed);
+        }
+    }
+    (void)atomic_fetch_add_explicit(&totals->n_position, totals->n_row, memory_order_release);
+    totals->n_row = 0;
+}
+
+enum err_code memory_totals_stats(const struct memory_totals *totals, const struct model_info *info,
+                                  int m, struct memory_stats *stats, struct err *err)
+{
+    CHECK(m >= 0 && m < info->n_memory);
+    const int64_t n_slot = info->memory[m].n_slot;
+    double *const sums = malloc(2 * (size_t)n_slot * sizeof *sums);
+    if (sums == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
+                       (long long)n_slot);
+    }
+    const int64_t n = atomic_load_explicit(&totals->n_position, memory_order_acquire);
+    for (int64_t i = 0; i < n_slot; i++) {
+        const struct memory_total *const total = &totals->total[m][i];
+        sums[i] = atomic_load_explicit(&total->weight, memory_order_relaxed);
+        sums[n_slot + i] = (double)atomic_load_explicit(&total->count, memory_order_relaxed);
+    }
+    memory_stats_of_sums(sums, sums + n_slot, n_slot, stats);
+    stats->lookups = n * (int64_t)column_of(&info->memory[m]);
+    free(sums);
+    return ERR_OK;
+}

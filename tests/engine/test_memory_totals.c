@@ -1,0 +1,108 @@
+/* The statistics of all traffic are those of the positions that were sampled, and the sample is one
+ * position in TOTALS_EVERY. */
+#include "tests/engine/harness.h"
+
+#include <math.h>
+
+enum { N_COLUMN = TINY_MEMORY_HEAD * TINY_K_TOP };
+
+static char *dir;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = tiny_model(HARNESS_VOCAB, -1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tiny_model_remove(dir);
+    return 0;
+}
+
+/* What was taken of the last step is added when there is nothing else to do. */
+static void await_idle(struct engine *engine)
+{
+    while (!atomic_load(&engine->queue.idle)) {
+        (void)usleep(200);
+    }
+}
+
+static void assert_stats(const struct memory_stats *a, const struct memory_stats *b)
+{
+    assert_int_equal(a->lookups, b->lookups);
+    assert_memory_equal(&a->used, &b->used, sizeof a->used);
+    assert_memory_equal(&a->kl_w, &b->kl_w, sizeof a->kl_w);
+    assert_memory_equal(&a->kl_u, &b->kl_u, sizeof a->kl_u);
+    assert_int_equal(a->top90_w, b->top90_w);
+    assert_int_equal(a->top90_u, b->top90_u);
+}
+
+/* Texts of one step each, traced: of each the sampled position's look-ups are known. */
+static void totals_are_those_of_the_sample(void **state)
+{
+    enum { N_TEXT = 30 };
+    const struct engine_options options = harness_options(dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    double weight[TINY_SLOT] = {0};
+    uint32_t count[TINY_SLOT] = {0};
+    struct memory_trace sampled = {.weight = weight, .count = count};
+    struct memory_stats got;
+    assert_int_equal(engine_memory_stats(engine, 0, &got, NULL), ERR_OK);
+    assert_int_equal(got.lookups, 0); /* the self-test is no traffic */
+    assert_true(isnan(got.kl_w));
+    for (int t = 0; t < N_TEXT; t++) {
+        struct request *const request = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
+        request->trace_memory = request->trace_tokens = true;
+        harness_item(engine, request, 0, t, TOTALS_EVERY);
+        harness_run(engine, request);
+        await_idle(engine);
+        const uint32_t place = (uint32_t)t * 2654435769u;
+        const size_t first = (size_t)((uint64_t)place * TOTALS_EVERY >> 32) * N_COLUMN;
+        const struct memory_trace *const trace = &request->item[0].trace[0];
+        for (size_t i = first; i < first + N_COLUMN; i++) {
+            weight[trace->slots[i]] += (double)trace->shares[i];
+            count[trace->slots[i]]++;
+        }
+        sampled.lookups += N_COLUMN;
+        struct memory_stats expected;
+        assert_int_equal(memory_stats_of(&sampled, TINY_SLOT, &expected, NULL), ERR_OK);
+        assert_int_equal(engine_memory_stats(engine, 0, &got, NULL), ERR_OK);
+        assert_stats(&got, &expected);
+        request_release(request);
+    }
+    assert_int_equal(engine_memory_sampled(engine), N_TEXT);
+    engine_close(engine);
+}
+
+/* Steps of one row and of many count alike; what the cache holds is not looked up. */
+static void one_position_in_so_many(void **state)
+{
+    struct engine_options options = harness_options(dir);
+    options.max_batch_tokens = 1024;
+    struct engine *const engine = harness_open_as(state, &options);
+    for (int turn = 0; turn < 2; turn++) {
+        struct request *const request = harness_generation(9, 5);
+        for (int i = 0; i < 9; i++) {
+            harness_item(engine, request, i, i, 70);
+        }
+        harness_run(engine, request);
+        request_release(request);
+    }
+    await_idle(engine);
+    const int64_t n = 9 * (70 + 4) + 9 * (70 - 64 + 4);
+    assert_int_equal(atomic_load(&engine_stats(engine)->step_tokens.sum_micro) / 1000000, n);
+    assert_int_equal(engine_memory_sampled(engine), n / TOTALS_EVERY);
+    engine_close(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        HARNESS_BOTH(totals_are_those_of_the_sample),
+        HARNESS_BOTH(one_position_in_so_many),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
