@@ -3,7 +3,8 @@ docker/README.md promises. Prints its figures; exit status 0 if all holds.
 
     python3 tests/docker/check.py [--requests 10000] [--balancers haproxy,nginx] [--processes]
 
-Needs root, podman, buildah, runc, netavark, aardvark-dns and, where no registry can be reached, mmdebstrap.
+Needs root, podman, buildah, runc, netavark, aardvark-dns, iptables, iproute2 and, where no registry can be reached,
+mmdebstrap.
 Without them, or with --processes, the same is done with plain processes, and says so.
 """
 
@@ -27,7 +28,7 @@ SIZE_MAX = 50_000_000
 
 
 def missing():
-    names = ["podman", "buildah", "runc", "mmdebstrap"]
+    names = ["podman", "buildah", "runc", "iptables", "ip", "mmdebstrap"]
     lacking = [name for name in names if find_program(name) is None]
     if os.geteuid() != 0:
         lacking.append("root")

@@ -84,6 +84,14 @@ def address_of(number):
             "--mac-address", "02:00:0a:59:4d:%02x" % number]
 
 
+def pin_bridge():
+    """A bridge has the lowest address of its ports, so a container that ends would change it, and the others
+    would go on sending to the old one: the clients of this test, which are on the bridge's side, would miss
+    answers. Once set, it stays."""
+    bridge = podman("network", "inspect", NETWORK, "--format", "{{.NetworkInterface}}").stdout.strip()
+    run("ip", "link", "set", bridge, "address", "02:00:0a:59:4d:01")
+
+
 def inspect(name, what):
     return podman("inspect", name, "--format", "{{.State.%s}}" % what).stdout.strip()
 
@@ -94,18 +102,22 @@ class ContainerReplica(Replica):
     def __init__(self, folder, number, flags):
         super().__init__(folder, number, flags)
         self.name = "pkmserve-check-%d" % number
-        self.number, self.made = number, False
+        self.number, self.made, self.unplugged = number, False, False
         self.address = "%s.%d:8000" % (SUBNET, 10 + number)
         self.url = "http://" + self.address
 
     def start(self):
         if self.made:
+            if self.unplugged:
+                podman("network", "connect", *address_of(10 + self.number)[2:], NETWORK, self.name)
+                self.unplugged = False
             podman("start", self.name)
             return
         self.close()
         podman("run", "-d", "--name", self.name, *HARDENED, *address_of(10 + self.number), IMAGE,
                "serve", *self.flags)
         self.made = True
+        pin_bridge()
 
     def wait_ready(self):
         def ready():
@@ -121,6 +133,12 @@ class ContainerReplica(Replica):
     def kill(self):
         podman("kill", "-s", "KILL", self.name)
         eventually(lambda: inspect(self.name, "Running") == "false", "dead")
+
+    def vanish(self):
+        """Dies as a machine does that loses its power: nobody is told."""
+        podman("network", "disconnect", NETWORK, self.name)
+        self.unplugged = True
+        self.kill()
 
     def read_log(self):
         return podman("logs", self.name).stderr
@@ -147,7 +165,10 @@ class ContainerBalancer(Balancer):
             config = nginx_config(self.folder, {"pkmserve-1:8000": first,
                                                 "pkmserve-2:8000": second})
             command = ["nginx", "-c", "/config", "-g", "daemon off;"]
-        podman("run", "-d", "--name", self.container, *address_of(10), "--tmpfs", "/tmp",
+        # What docker/nginx.conf asks for.
+        patience = ("keepalive_time=10", "keepalive_intvl=5", "keepalive_probes=3", "retries2=6")
+        sysctls = ["--sysctl=net.ipv4.tcp_" + setting for setting in patience]
+        podman("run", "-d", "--name", self.container, *address_of(10), "--tmpfs", "/tmp", *sysctls,
                "-v", "%s:/config:ro" % config, "-e", "PKMSERVE_LISTEN=8080",
                "-e", "PKMSERVE_STATS=8404", "-e", "PKMSERVE_REPLICA_1=" + first,
                "-e", "PKMSERVE_REPLICA_2=" + second, BALANCERS, *command)

@@ -64,8 +64,8 @@ def wait_both(fleet):
     eventually(both, "both replicas get requests")
 
 
-def hard_kill(fleet, n, n_worker=8):
-    """Kills a replica under load. Lost may be what it had in flight: begun before its death, with an
+def hard_kill(fleet, n, n_worker=8, how="kill"):
+    """Kills a replica under load, or lets it vanish. Lost may be what it had in flight: begun before its death, with an
     error that the client can tell, and not on the other replica."""
     wait_both(fleet)
     load = Load(fleet.url, n, n_worker, "kill")
@@ -73,9 +73,13 @@ def hard_kill(fleet, n, n_worker=8):
     load.start()
     load.wait_done(n // 2)
     victim, survivor = fleet.replicas
-    victim.kill()
+    getattr(victim, how)()
     dead = time.monotonic()
     load.wait_done(load.n_done + n // 4)
+    if how == "vanish":  # until those that wait for it are told
+        load.held.set()
+        for thread in load.threads:
+            thread.join()
     victim.start()
     victim.wait_ready()
     load.finish()
@@ -84,14 +88,18 @@ def hard_kill(fleet, n, n_worker=8):
         assert lost.begin < dead, "begun %.3f s after the death: %r" % (lost.begin - dead, lost)
     assert len(load.lost) <= n_worker, "more than were in flight: %r" % load.lost
     alive = served(survivor, load.prefix)
-    assert not [lost for lost in load.lost if lost.id in alive], "lost, though it was computed"
+    computed = [lost for lost in load.lost if lost.id in alive]
+    assert not computed, "lost, though the other replica computed it: %r" % computed
     check_once(fleet, load.prefix)
     return load
 
 
 def run_both(fleet, n, what):
     """Both scenarios; prints a line for each, and what the hard kill lost."""
-    for name, run in [("rolling restart", rolling_restart), ("hard kill", hard_kill)]:
+    runs = [("rolling restart", rolling_restart), ("hard kill", hard_kill)]
+    if hasattr(fleet.replicas[0], "vanish"):
+        runs.append(("machine gone", lambda fleet, n: hard_kill(fleet, min(n, 2000), how="vanish")))
+    for name, run in runs:
         begin = time.monotonic()
         load = run(fleet, n)
         print("%s, %s: %s, in %.0f s" % (what, name, load.summary(), time.monotonic() - begin),
