@@ -276,6 +276,20 @@ test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSani
 	@CHECK_BACKEND=cuda CHECK_ORDER=forward CHECK_PERCENT=1 PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/tsan kernels/test_pool kernels/test_kernels engine $(TSAN_SERVER)
 
+# ---- containers ---------------------------------------------------------------------------------
+
+CONTAINER ?= $(firstword $(foreach tool,podman docker,$(if $(shell command -v $(tool)),$(tool))))
+IMAGE     ?= pkmserve:cpu
+CHECK_REQUESTS ?= 10000
+
+.PHONY: image check-containers
+image: ## build the container image, $(IMAGE)
+	$(if $(CONTAINER),,$(error the image needs podman or docker))
+	$(CONTAINER) build $(if $(filter podman,$(CONTAINER)),--format docker) -f docker/Dockerfile --target cpu -t $(IMAGE) .
+
+check-containers: all ## image, two replicas behind HAProxy and nginx, restarts and a kill under load
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/docker/check.py --requests $(CHECK_REQUESTS)
+
 .PHONY: fuzz
 # No input of a fuzz target reaches the vector kernels, and instrumenting them takes minutes.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (60) with libFuzzer

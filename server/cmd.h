@@ -11,6 +11,7 @@ int cmd_score(const struct options *options);
 int cmd_generate(const struct options *options);
 int cmd_inspect(const struct options *options);
 int cmd_bench(const struct options *options);
+int cmd_health(const struct options *options);
 
 /* Prints "pkmserve: <message>" and returns 1. */
 int cmd_fail(const struct err *err);

@@ -17,6 +17,7 @@ enum command {
     COMMAND_GENERATE = 4,
     COMMAND_INSPECT = 8,
     COMMAND_BENCH = 16,
+    COMMAND_HEALTH = 32,
 };
 
 enum { OPTIONS_PATH_MAX = 4096, OPTIONS_NAME_MAX = 256 };
@@ -102,6 +103,8 @@ struct options {
     int max_batch; /* bench: largest number of sequences decoded at once */
     int positions;
     int rounds;
+    const char *path; /* health: what to ask for */
+    int timeout_s;    /* health: for connecting, asking and the answer together */
 
     /* what follows the flags */
     int n_operand;

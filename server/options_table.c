@@ -42,6 +42,7 @@ enum {
     GENERATE = COMMAND_GENERATE,
     INSPECT = COMMAND_INSPECT,
     BENCH = COMMAND_BENCH,
+    HEALTH = COMMAND_HEALTH,
     RUN = SERVE | SCORE | GENERATE, /* commands that start an engine */
     ALL = RUN | INSPECT | BENCH,
 };
@@ -98,8 +99,9 @@ const struct option_row option_rows[] = {
         "longest timeout_ms a request may ask for"),
     FLAG("strict", strict, SERVE, "answer unknown request fields with 400 instead of a header"),
 
-    TEXT("host", host, SERVE, "0.0.0.0", "address to listen on; 127.0.0.1 for this machine only"),
-    INT("port", port, SERVE, "8000", 0, 65535, "port to listen on; 0 takes a free one"),
+    TEXT("host", host, SERVE | HEALTH, "0.0.0.0",
+         "address to listen on; 127.0.0.1 for this machine only"),
+    INT("port", port, SERVE | HEALTH, "8000", 0, 65535, "port to listen on; 0 takes a free one"),
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
         "serve /metrics there instead, and health; 0 = at the port of all else"),
     TEXT("api-key-file", api_key_file, SERVE, "",
@@ -161,6 +163,8 @@ const struct option_row option_rows[] = {
         "most sequences decoded at once; measured are the powers of two up to it"),
     INT("positions", positions, BENCH, "64", 1, 1 << 20, "positions before each decode step"),
     INT("rounds", rounds, BENCH, "5", 1, 1000, "rounds; the medians are printed"),
+    TEXT("path", path, HEALTH, "/health/ready", "route to ask; 200 is healthy"),
+    INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "time for the whole question"),
 };
 const int option_n_row = (int)(sizeof option_rows / sizeof option_rows[0]);
 
@@ -175,5 +179,7 @@ const struct option_command option_commands[] = {
      "what a model is: layers, memories, parameters, bytes", 0},
     {"bench", COMMAND_BENCH, "pkmserve bench [--model DIR] [options]",
      "tokens per second, and the share of what the machine can do", 0},
+    {"health", COMMAND_HEALTH, "pkmserve health [--host HOST] [--port N] [--path PATH]",
+     "ask the server that listens there: exit status 0 if it is ready", 0},
 };
 const int option_n_command = (int)(sizeof option_commands / sizeof option_commands[0]);

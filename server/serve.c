@@ -2,7 +2,9 @@
  *
  *   port opens, all work 503 model_loading ─► engine opens in a thread of its own ─► ready
  *   SIGTERM or SIGINT ─► not ready, Connection: close, work still taken for drain_delay_s
- *                     ─► no new work (503 shutting_down), running work has shutdown_timeout_s
+ *                     ─► no new work (503 shutting_down), running work has shutdown_timeout_s;
+ *                        this lasts a second at least, so that a load balancer which does not ask
+ *                        for health learns from an answer, not from a closed connection
  *                     ─► the rest is cut short with an error ─► exit 0
  *   a second signal   ─► exit 1 at once
  *   the engine fails  ─► what runs has ended with an error, new work 503 engine_failed, not ready
@@ -29,8 +31,9 @@
 #include <unistd.h>
 
 enum {
+    SERVE_REFUSE_US = 1000000,    /* new work gets a 503 for so long before the port is closed */
     SERVE_FLUSH_US = 2 * 1000000, /* for the last answers to reach slow clients */
-    ADMIN_CONNECTIONS = 64
+    ADMIN_CONNECTIONS = 64,
 };
 
 /* The thread that opens the engine, so that signals and probes are answered meanwhile. */
@@ -139,8 +142,13 @@ static void drain(struct server *server, struct engine *engine)
         left_s = sleep(left_s);
     }
     atomic_store(&server->closed, true);
+    const int64_t closed_us = engine_now_us();
     const int n_cut =
-        engine_drain(engine, engine_now_us() + options->shutdown_timeout_s * INT64_C(1000000));
+        engine_drain(engine, closed_us + options->shutdown_timeout_s * INT64_C(1000000));
+    /* Whoever waives the delay has nobody to tell. */
+    while (options->drain_delay_s > 0 && engine_now_us() - closed_us < SERVE_REFUSE_US) {
+        (void)usleep(10000);
+    }
     /* The engine has ended, and every request with it: what is left is to send the answers. */
     http_stop(server->admin, 0); /* it looks into the other */
     http_stop(server->http, engine_now_us() + SERVE_FLUSH_US);

@@ -6,7 +6,7 @@ import pytest
 
 from cli_harness import fails, ok, run
 
-COMMANDS = ["serve", "score", "generate", "inspect", "bench"]
+COMMANDS = ["serve", "score", "generate", "inspect", "bench", "health"]
 
 
 def test_version():
@@ -19,7 +19,7 @@ def test_help_lists_the_commands_and_each_command_its_options():
     for command in COMMANDS:
         text = ok("help", command)
         assert text.startswith("pkmserve %s" % command)
-        assert "--model TEXT" in text
+        assert ("--model TEXT" in text) == (command != "health")
         assert ok(command, "--help") == text
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import requests
 
 from server_harness import (DEMO, PATIENCE, PROGRAM, Server, error_of, eventually, events, head,
                             read_answer, read_to_end)
@@ -149,6 +150,28 @@ def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
         assert running[1][0].json()["usage"]["completion_tokens"] == 150
         assert s.process.wait(PATIENCE) == 0
         kept.close()
+
+
+def test_an_idle_server_too_refuses_before_its_port_closes():
+    """For load balancers that do not ask for health: a 503 can be sent elsewhere, a closed connection
+    cannot."""
+    with Server("--drain-delay-s", "1") as s:
+        s.process.send_signal(signal.SIGTERM)
+        seen = []
+
+        def refused():
+            try:
+                seen.append(s.post("/generate", {**SHORT, "max_tokens": 1}))
+            except requests.ConnectionError:
+                return True
+            return False
+
+        eventually(refused, "the port closes")
+        late = [a for a in seen if a.status_code != 200]
+        assert len(late) >= 3, "expected answers 503 before the end, got %s" % seen
+        for a in late:
+            error_of(a, 503, "shutting_down")
+        assert s.process.wait(PATIENCE) == 0
 
 
 def test_work_past_the_shutdown_time_is_cut_with_an_error():

@@ -1,0 +1,54 @@
+"""A short rolling restart and a hard kill behind each balancer that is installed, with plain processes.
+check.py does it with containers and 10,000 requests (make check-containers)."""
+
+import http.client
+import json
+import re
+
+import pytest
+import requests
+
+from fleet import Fleet, eventually, find_program
+from rolling import hard_kill, rolling_restart
+
+# Longer than the 1.2 s in which HAProxy sees that a replica is going; than nginx's fail_timeout of 3 s.
+DELAY_S = {"haproxy": 2, "nginx": 4}
+
+
+@pytest.fixture(scope="module", params=sorted(DELAY_S))
+def fleet(request):
+    if find_program(request.param) is None:
+        pytest.skip("%s is not installed" % request.param)
+    with Fleet(request.param, ["--drain-delay-s", DELAY_S[request.param]]) as fleet:
+        yield fleet
+
+
+def test_a_rolling_restart_loses_no_request(fleet):
+    load = rolling_restart(fleet, 300)
+    assert set(load.kinds) == {"generate", "stream", "score"}
+
+
+def test_a_hard_kill_loses_only_what_was_in_flight(fleet):
+    hard_kill(fleet, 200)
+
+
+def total(fleet, name):
+    """The sum of a metric's samples over the replicas."""
+    return sum(float(line.split()[-1]) for replica in fleet.replicas
+               for line in requests.get(replica.url + "/metrics").text.splitlines()
+               if re.match(r"pkmserve_%s[{ ]" % name, line))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_balancer_leaves_the_replica(fleet, stream):
+    body = json.dumps({"prompt": "It was", "max_tokens": 500, "ignore_eos": True, "n": 8,
+                       "stream": stream})
+    before = total(fleet, "requests_cancelled_total")
+    connection = http.client.HTTPConnection("127.0.0.1", fleet.balancer.port)
+    connection.request("POST", "/generate", body)
+    eventually(lambda: total(fleet, "num_requests_running") == 1, "it runs")
+    if stream:
+        connection.getresponse().fp.readline()
+    connection.close()
+    eventually(lambda: total(fleet, "num_requests_running") == 0, "it ends")
+    assert total(fleet, "requests_cancelled_total") == before + 1
