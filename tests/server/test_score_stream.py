@@ -72,8 +72,8 @@ def test_errors_before_the_first_line_keep_their_status(server):
 
 
 def test_events_have_pings_and_ndjson_has_none():
-    body = {"text": LONG, "stream": True}
-    with Server("--ping-s", "0.01", "--prefix-cache", "off") as s:
+    body = {"text": LONG[:2000], "max_context": 128, "stream": True}
+    with Server("--ping-s", "0.01", "--prefix-cache", "off", "--max-seqs", "1") as s:
         silent = s.post("/score", body).text.splitlines()
         assert len(silent) > 2 and all(json.loads(line) for line in silent)
         text = s.post("/score", body, headers=SSE).text
