@@ -12,7 +12,8 @@ SHORT = LONG[:400]  # still several windows of 64
 SSE = {"Accept": "text/event-stream"}
 
 CASES = [
-    {"text": ["a b", "", SHORT, "c"], "max_context": 64, "logprobs": 20, "ranks": True, "entropy": True},
+    {"text": ["a b", "", SHORT, "c"], "max_context": 64, "logprobs": 20, "ranks": True,
+     "entropy": True},
     {"text": SHORT, "max_context": 64, "stride": 50},
     {"tokens": [[1, 5, 6], [7]], "target_ids": [5, 9]},
     {"context": "The old man", "continuations": [" went", " slept on"], "unconditional": True},
@@ -72,7 +73,8 @@ def test_errors_before_the_first_line_keep_their_status(server):
 
 
 def test_events_have_pings_and_ndjson_has_none():
-    body = {"text": LONG[:2000], "max_context": 128, "stream": True}
+    # Deadlines are looked at four times a second, so this takes half a second at least.
+    body = {"text": [LONG] * 2, "max_context": 128, "stream": True}
     with Server("--ping-s", "0.01", "--prefix-cache", "off", "--max-seqs", "1") as s:
         silent = s.post("/score", body).text.splitlines()
         assert len(silent) > 2 and all(json.loads(line) for line in silent)
