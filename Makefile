@@ -389,6 +389,13 @@ stress: all ## overload, 256 streams, slow readers, scoring beside generations; 
 soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py soak --seconds $(SOAK_SECONDS)
 
+# Everything there is, an hour and a half of it; needs root for the containers and PyPI for the clients.
+.PHONY: release-check
+release-check: ## what a release must pass: .ci/run, fuzz, clients, containers, stress, five minutes of soak
+	.ci/run
+	$(MAKE) fuzz check-clients check-containers stress
+	$(MAKE) soak SOAK_SECONDS=300
+
 # A Python of its own for the clients: they come from PyPI, at the versions named there.
 check-clients: all ## the clients that people use, unmodified, against the server
 	@test -x $(B)/clients/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/clients && \
