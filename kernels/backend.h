@@ -173,13 +173,32 @@ enum pkm_kind { PKM_PRODUCT, PKM_FLAT };
 /* Largest k_top of any memory: bounds the candidate lists that an op keeps on its stack. */
 enum { PKM_K_TOP_MAX = 1024 };
 
-/* Shape of one memory (Large Memory Layers with Product Keys, section 3.1). */
+/* Shape of one memory (Large Memory Layers with Product Keys, section 3.1). Keys with one group are
+ * one set that all halves and heads search. */
 struct pkm_shape {
     enum pkm_kind kind;
     int n_head;
-    int k_top; /* slots read per head, 1 .. min(n_key, PKM_K_TOP_MAX) */
-    int n_key; /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
-    int d_key; /* query width of a head; a product half is d_key/2 */
+    int k_top;   /* slots read per head, 1 .. min(n_key, PKM_K_TOP_MAX) */
+    int n_key;   /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
+    int d_key;   /* query width of a head; a product half is d_key/2 */
+    bool scores; /* the shares are the scores themselves: pkm_rescore follows */
+};
+
+enum pkm_subtract {
+    PKM_SUBTRACT_NONE,
+    PKM_SUBTRACT_MIN,
+    PKM_SUBTRACT_MEAN,
+    PKM_SUBTRACT_MEDIAN /* the lower middle: ascending element (k_top - 1) / 2 */
+};
+
+/* How a memory makes slots and shares of what a search found, where it is not the plain softmax. */
+struct pkm_rescore {
+    int n_head, k_top;
+    int n_slot;        /* slots are taken modulo this: 1 .. 2^31 - 1 */
+    float temperature; /* > 0 */
+    bool softmax;
+    enum pkm_subtract subtract;
+    bool normalize; /* divide by Σ|share| */
 };
 
 /* ---- measured rates of the machine -------------------------------------------------------- */
@@ -236,6 +255,9 @@ struct backend_ops {
     /* y = layer norm of x + r. y may be x or r. */
     void (*add_norm)(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                      struct tensor gamma, struct tensor beta, float eps);
+    /* y = x with each of the n_run equal runs of columns of a row divided by its L2 norm; a run of
+     * zeros becomes NaN. y may be x. */
+    void (*unit_norm)(struct backend *be, struct tensor y, struct tensor x, int n_run);
     /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
      * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and
      * sums are F32. y does not overlap x. */
@@ -256,10 +278,18 @@ struct backend_ops {
      * of each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top
      * (119 of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys:
      * keys [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the
-     * smaller index. Shares are the softmax of the k_top scores. */
+     * smaller index. Shares are the softmax of the k_top scores, or with shape->scores these. */
     void (*pkm_search)(struct backend *be, struct tensor slots, struct tensor shares,
                        struct tensor query, const struct weight *keys,
                        const struct pkm_shape *shape);
+    /* In place, for each row and head of what pkm_search with shape->scores found:
+     *   slot = slot_map[head, slot] (slot_map I32 [n_head, slots of the keys], or data NULL), then
+     *   slot mod n_slot; so a slot may stand several times;
+     *   s = score / temperature, then the softmax of them if wanted, minus what subtract names of
+     *   them, divided by Σ|s| if normalize. Without softmax, or minus the mean, shares of both
+     *   signs. */
+    void (*pkm_rescore)(struct backend *be, struct tensor slots, struct tensor shares,
+                        struct tensor slot_map, const struct pkm_rescore *rescore);
     /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in
      * column order, F32 sums. residual may be y, or data NULL (nothing is added). */
     void (*pkm_read)(struct backend *be, struct tensor y, struct tensor residual,

@@ -149,6 +149,7 @@ void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tenso
               struct tensor beta, float eps);
 void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                   struct tensor gamma, struct tensor beta, float eps);
+void cpu_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
 void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
 void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head);
@@ -156,6 +157,8 @@ void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct 
                    struct tensor v_pages, const struct step *step, int n_head, float scale);
 void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
+void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                     struct tensor slot_map, const struct pkm_rescore *rescore);
 void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                   struct tensor shares, const struct weight *values);
 void cpu_sample(struct backend *be, struct tensor logits, struct step *step, int first);

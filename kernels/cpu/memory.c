@@ -49,7 +49,9 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
     float *const score = cpu_slice(job->cpu, thread);
     uint32_t *const words = (uint32_t *)(void *)(score + simd->tile_rows * stride);
     for (int half = 0; half < job->n_half; half++) {
-        const size_t group = (size_t)head * (size_t)job->n_half + (size_t)half;
+        const size_t group = job->keys->desc.n_group == 1 /* a single one serves all */
+                                 ? 0
+                                 : (size_t)head * (size_t)job->n_half + (size_t)half;
         const float *const q =
             row_f32(job->query, row) + (int64_t)head * shape->d_key + half * d_half;
         simd->gemm_scores(score + half * half_stride, stride, q, job->query.stride, n_row,
@@ -80,7 +82,8 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
     CHECK(n_half == 1 || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
     CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
-    CHECK(keys->desc.kind == WEIGHT_KEYS && keys->desc.n_group == shape->n_head * n_half);
+    CHECK(keys->desc.kind == WEIGHT_KEYS);
+    CHECK(keys->desc.n_group == 1 || keys->desc.n_group == shape->n_head * n_half);
     CHECK(keys->rows == (int64_t)keys->desc.n_group * shape->n_key);
     CHECK(keys->cols == shape->d_key / n_half);
     CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);

@@ -1,4 +1,6 @@
-/* Embedding and layer norms: rows are independent, a few of them are one item. */
+/* Embedding, norms and the rescoring of memories: rows are independent, a few of them are one item.
+ * What few models use and costs little beside its neighbours is ref's own code, a few rows a
+ * thread. */
 #include "kernels/cpu/cpu.h"
 
 enum {
@@ -114,4 +116,57 @@ void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct t
 {
     CHECK_VIEW(r, DTYPE_F32, y.rows, y.cols);
     norm(be, y, x, r, gamma, beta, eps);
+}
+
+/* ---- unit norm, rescoring ---------------------------------------------------------------------*/
+
+/* The rows of t that items first .. first+n-1 stand for. */
+static struct tensor item_rows(struct tensor t, int first, int n)
+{
+    const int64_t row = (int64_t)first * ITEM_ROWS;
+    t.data = (char *)t.data + (size_t)(row * t.stride) * dtype_bytes(t.dtype);
+    t.rows = end_row(t, first, n) - row;
+    return t;
+}
+
+struct unit_job {
+    struct backend *be;
+    struct tensor y, x;
+    int n_run;
+};
+
+static void unit_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct unit_job *const job = arg;
+    ref_unit_norm(job->be, item_rows(job->y, first, n), item_rows(job->x, first, n), job->n_run);
+}
+
+void cpu_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
+{
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    struct unit_job job = {be, y, x, n_run};
+    for_rows(cpu_of(be), y, unit_rows, &job);
+}
+
+struct rescore_job {
+    struct backend *be;
+    struct tensor slots, shares, slot_map;
+    const struct pkm_rescore *rescore;
+};
+
+static void rescore_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct rescore_job *const job = arg;
+    ref_pkm_rescore(job->be, item_rows(job->slots, first, n), item_rows(job->shares, first, n),
+                    job->slot_map, job->rescore);
+}
+
+void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                     struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    CHECK_VIEW(shares, DTYPE_F32, slots.rows, slots.cols);
+    struct rescore_job job = {be, slots, shares, slot_map, rescore};
+    for_rows(cpu_of(be), slots, rescore_rows, &job);
 }

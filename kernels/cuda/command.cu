@@ -44,8 +44,8 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",      "norm",     "add_norm", "linear", "kv_store", "attention",
-    "pkm_search", "pkm_read", "gather",   "sample", "logprobs",
+    "embed",      "norm",        "add_norm", "unit_norm", "linear", "kv_store", "attention",
+    "pkm_search", "pkm_rescore", "pkm_read", "gather",    "sample", "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -91,6 +91,7 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_EMBED: cuda_embed(cu, t[0], view, c->weight[0], c->weight[1], c->weight[2]); break;
     case COMMAND_NORM: cuda_norm(cu, t[0], t[1], t[2], t[3], c->f); break;
     case COMMAND_ADD_NORM: cuda_add_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
+    case COMMAND_UNIT_NORM: cuda_unit_norm(cu, t[0], t[1], c->n); break;
     case COMMAND_LINEAR:
         cuda_linear(cu, t[0], t[1], c->weight[0], t[2], static_cast<enum act>(c->n));
         break;
@@ -100,6 +101,7 @@ static void run_one(struct cuda *cu, const struct command *c)
                        c->n, c->f);
         break;
     case COMMAND_PKM_SEARCH: cuda_pkm_search(cu, t[0], t[1], t[2], c->weight[0], &c->shape); break;
+    case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
     case COMMAND_PKM_READ: cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
     case COMMAND_GATHER: cuda_gather(cu, t[0], t[1], view, c->n); break;
     case COMMAND_SAMPLE: cuda_sample(cu, t[0], view, scratch, c->n); break;
@@ -149,6 +151,15 @@ static uint64_t hash_mix(uint64_t hash, uint64_t word)
     return hash ^ (hash >> 32);
 }
 
+static uint64_t hash_rescore(uint64_t hash, const struct pkm_rescore *r)
+{
+    uint32_t temperature_bits = 0;
+    memcpy(&temperature_bits, &r->temperature, sizeof temperature_bits);
+    hash = hash_mix(hash, static_cast<uint64_t>(r->n_head) << 32 | static_cast<uint32_t>(r->k_top));
+    hash = hash_mix(hash, static_cast<uint64_t>(r->n_slot) << 32 | temperature_bits);
+    return hash_mix(hash, static_cast<uint64_t>(r->subtract) << 2 | r->softmax << 1 | r->normalize);
+}
+
 /* Field by field: the bytes between fields are anything. */
 static uint64_t hash_command(uint64_t hash, const struct command *c)
 {
@@ -168,7 +179,10 @@ static uint64_t hash_command(uint64_t hash, const struct command *c)
                                   static_cast<uint32_t>(c->shape.n_head));
         hash = hash_mix(hash, static_cast<uint64_t>(c->shape.k_top) << 32 |
                                   static_cast<uint32_t>(c->shape.n_key));
-        hash = hash_mix(hash, static_cast<uint64_t>(c->shape.d_key));
+        hash = hash_mix(hash, static_cast<uint64_t>(c->shape.d_key) << 1 | c->shape.scores);
+    }
+    if (c->op == COMMAND_PKM_RESCORE) {
+        hash = hash_rescore(hash, &c->rescore);
     }
     return hash;
 }

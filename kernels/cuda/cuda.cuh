@@ -10,6 +10,7 @@
  *   linear.cu     matrix products: linear.cuh says what, linear_few, _many, _lt.cu compute it
  *   attention.cu  attention over pages
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
+ *   pkm_rescore.cu  unit norms of queries, scores to shares
  *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
  *   vocab.cuh     rows of logits: what these two share
  *
@@ -190,6 +191,11 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
                      struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct tensor *host, int n_group);
+
+/* pkm_rescore.cu */
+void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
+void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
+                      struct tensor slot_map, const struct pkm_rescore *rescore);
 
 /* pkm_read.cu */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,

@@ -20,10 +20,12 @@ enum command_op {
     COMMAND_EMBED,
     COMMAND_NORM,
     COMMAND_ADD_NORM,
+    COMMAND_UNIT_NORM,
     COMMAND_LINEAR,
     COMMAND_KV_STORE,
     COMMAND_ATTENTION,
     COMMAND_PKM_SEARCH,
+    COMMAND_PKM_RESCORE,
     COMMAND_PKM_READ,
     COMMAND_GATHER,
     COMMAND_SAMPLE,
@@ -36,9 +38,10 @@ enum { COMMAND_TENSOR_MAX = 5, COMMAND_WEIGHT_MAX = 3 };
 /* One op with its arguments, in the order of the op's parameters; what an op does not have is 0. */
 struct command {
     enum command_op op;
-    int n;   /* n_head, first or act */
+    int n;   /* n_head, n_run, first or act */
     float f; /* eps or scale */
     struct pkm_shape shape;
+    struct pkm_rescore rescore;
     const struct cuda_step *step;                    /* Borrowed */
     const struct weight *weight[COMMAND_WEIGHT_MAX]; /* Borrowed */
     struct tensor tensor[COMMAND_TENSOR_MAX];
@@ -110,6 +113,7 @@ void op_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor
              struct tensor beta, float eps);
 void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                  struct tensor gamma, struct tensor beta, float eps);
+void op_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
 void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                struct tensor bias, enum act act);
 void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
@@ -118,6 +122,8 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
                   struct tensor v_pages, const struct step *step, int n_head, float scale);
 void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
+void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                    struct tensor slot_map, const struct pkm_rescore *rescore);
 void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                  struct tensor shares, const struct weight *values);
 void op_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,

@@ -57,6 +57,19 @@ void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct te
     command_append(cuda_of(be), &c);
 }
 
+void op_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
+{
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK(n_run > 0 && y.cols % n_run == 0);
+    struct command c = {};
+    c.op = COMMAND_UNIT_NORM;
+    c.n = n_run;
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    command_append(cuda_of(be), &c);
+}
+
 void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                struct tensor bias, enum act act)
 {
@@ -129,8 +142,9 @@ void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares
     CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
     CHECK(!is_product || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
     CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
-    CHECK(keys->kind == WEIGHT_KEYS && keys->rows == n_group * shape->n_key);
-    CHECK(keys->n_group == n_group && keys->cols == shape->d_key / (is_product ? 2 : 1));
+    CHECK(keys->kind == WEIGHT_KEYS && (keys->n_group == 1 || keys->n_group == n_group));
+    CHECK(keys->rows == static_cast<int64_t>(keys->n_group) * shape->n_key);
+    CHECK(keys->cols == shape->d_key / (is_product ? 2 : 1));
     CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
     CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
     CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
@@ -141,6 +155,25 @@ void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares
     c.tensor[1] = shares;
     c.tensor[2] = query;
     c.weight[0] = keys;
+    command_append(cuda_of(be), &c);
+}
+
+void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                    struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    const int64_t n_hit = static_cast<int64_t>(rescore->n_head) * rescore->k_top;
+    CHECK(rescore->n_head > 0 && rescore->k_top > 0 && rescore->k_top <= PKM_K_TOP_MAX);
+    CHECK(rescore->n_slot > 0 && rescore->temperature > 0);
+    CHECK_VIEW(slots, DTYPE_I32, shares.rows, n_hit);
+    CHECK_VIEW(shares, DTYPE_F32, slots.rows, n_hit);
+    CHECK(slot_map.data == NULL ||
+          (slot_map.dtype == DTYPE_I32 && slot_map.rows == rescore->n_head));
+    struct command c = {};
+    c.op = COMMAND_PKM_RESCORE;
+    c.rescore = *rescore;
+    c.tensor[0] = slots;
+    c.tensor[1] = shares;
+    c.tensor[2] = slot_map;
     command_append(cuda_of(be), &c);
 }
 

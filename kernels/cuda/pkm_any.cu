@@ -1,5 +1,6 @@
 /* The memory search for every shape that pkm_search.cu's fast kernels do not take: flat keys, k_top
- * above 32, very many or very wide keys. Exact, with the same rules (pkm_select.cuh).
+ * above 32, very many or very wide keys, keys that all halves and heads share. Exact, with the same
+ * rules (pkm_select.cuh).
  *
  * One block per row and head streams over the keys, 256 at a time, a thread per key (one chain of
  * multiply-adds in ascending column). What may still be among the k best joins a list in shared
@@ -181,7 +182,8 @@ __device__ void stream_pairs(struct stream *s, const struct search *search)
     cut(s, static_cast<unsigned>(k));
 }
 
-/* Writes the list's slots and the softmax of its scores; the sum is one chain, best first. */
+/* Writes the list's slots and the softmax of its scores (its sum is one chain, best first), or
+ * with search->scores the scores. */
 __device__ void write_slots(struct stream *s, const struct search *search, int64_t row, int head)
 {
     const int k = search->k_top;
@@ -202,7 +204,7 @@ __device__ void write_slots(struct stream *s, const struct search *search, int64
         static_cast<float *>(search->shares.data) + row * search->shares.stride + column;
     for (int j = threadIdx.x; j < k; j += THREADS) {
         slots[j] = static_cast<int32_t>(s->list[j].number);
-        shares[j] = weight[j] / total;
+        shares[j] = search->scores ? score_of_rank(s->list[j].rank) : weight[j] / total;
     }
 }
 

@@ -14,7 +14,8 @@
  *          block of a head to arrive selects. grid (2·n_key / 64, n_head, rows / T), 64 threads.
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
- * Both are for k_top <= 32, n_key <= 2048 and d_key <= 1024; pkm_any.cu does the rest.
+ * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_any.cu
+ * does the rest.
  *
  * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then a selection of
  * about 40 dependent warp operations per half and 30 for the sums. Bytes: split reads the keys once
@@ -93,7 +94,8 @@ __device__ void select_slots(const struct search *s, const struct candidate *fir
         }
     }
     const struct candidate best = warp_best<PAIR_V>(rank, slot, s->k_top, chosen);
-    const float share = warp_share(score_of_rank(best.rank), s->k_top);
+    const float score = score_of_rank(best.rank);
+    const float share = s->scores ? score : warp_share(score, s->k_top);
     if (lane < s->k_top) {
         const int64_t column = static_cast<int64_t>(head) * s->k_top + lane;
         static_cast<int32_t *>(s->slots.data)[row * s->slots.stride + column] =
@@ -336,7 +338,10 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
     s.n_head = shape->n_head;
     s.n_key = shape->n_key;
     s.k_top = shape->k_top;
-    if (s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
+    s.scores = shape->scores;
+    const bool is_shared = keys->n_group == 1; /* one set: each group of keys is the first */
+    s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
+    if (is_shared || s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
         search_any(cu, &s);
     } else if (query.rows <= 4) {
         launch_split<1>(cu, &s);

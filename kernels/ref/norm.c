@@ -1,4 +1,4 @@
-/* Embedding and layer norm of the reference backend. */
+/* Embedding and norms of the reference backend. */
 #include "kernels/ref/weight.h"
 
 #include <math.h>
@@ -75,5 +75,26 @@ void ref_add_norm(struct backend *be, struct tensor y, struct tensor x, struct t
             out[c] = a[c] + b[c];
         }
         norm_row(out, out, row_f32(gamma, 0), row_f32(beta, 0), y.cols, eps);
+    }
+}
+
+void ref_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
+{
+    (void)be;
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK(n_run > 0 && y.cols % n_run == 0);
+    const int64_t d = y.cols / n_run;
+    for (int64_t i = 0; i < y.rows * n_run; i++) {
+        const float *const in = row_f32(x, i / n_run) + i % n_run * d;
+        float *const out = row_f32(y, i / n_run) + i % n_run * d;
+        double squares = 0;
+        for (int64_t c = 0; c < d; c++) {
+            squares += (double)in[c] * (double)in[c];
+        }
+        const double norm = sqrt(squares);
+        for (int64_t c = 0; c < d; c++) {
+            out[c] = (float)((double)in[c] / norm);
+        }
     }
 }

@@ -52,6 +52,12 @@ static void search_keys(struct best *best, const float *q, const struct weight *
     }
 }
 
+/* The row where a group's keys begin; a single group serves all. */
+static int64_t first_key(const struct weight *keys, int group, int n_key)
+{
+    return keys->desc.n_group == 1 ? 0 : (int64_t)group * n_key;
+}
+
 static void search_product(struct best *best, const float *q, const struct weight *keys, int h,
                            const struct pkm_shape *shape)
 {
@@ -60,7 +66,7 @@ static void search_product(struct best *best, const float *q, const struct weigh
     const int64_t d_half = shape->d_key / 2;
     for (int half = 0; half < 2; half++) {
         struct best side = {index[half], score[half], 0, shape->k_top};
-        search_keys(&side, q + half * d_half, keys, (2 * (int64_t)h + half) * shape->n_key,
+        search_keys(&side, q + half * d_half, keys, first_key(keys, 2 * h + half, shape->n_key),
                     shape->n_key, d_half);
     }
     /* A pair of ranks i, j (from 1) has i·j pairs at or above it, itself included. If those are
@@ -92,7 +98,9 @@ static void check_search(struct tensor slots, struct tensor shares, struct tenso
     CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
     CHECK(!is_product || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
     CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
-    CHECK(keys->desc.kind == WEIGHT_KEYS && keys->view.rows == n_group * shape->n_key);
+    CHECK(keys->desc.kind == WEIGHT_KEYS);
+    CHECK(keys->desc.n_group == 1 || keys->desc.n_group == n_group);
+    CHECK(keys->view.rows == (int64_t)keys->desc.n_group * shape->n_key);
     CHECK(keys->view.cols == shape->d_key / (is_product ? 2 : 1));
     CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
     CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
@@ -113,9 +121,77 @@ void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor share
             if (shape->kind == PKM_PRODUCT) {
                 search_product(&best, q, keys, h, shape);
             } else {
-                search_keys(&best, q, keys, (int64_t)h * shape->n_key, shape->n_key, shape->d_key);
+                search_keys(&best, q, keys, first_key(keys, h, shape->n_key), shape->n_key,
+                            shape->d_key);
             }
-            softmax(best.score, best.n);
+            if (!shape->scores) {
+                softmax(best.score, best.n);
+            }
+        }
+    }
+}
+
+/* What is subtracted of k shares, best first. */
+static float subtrahend(const float *share, int k, enum pkm_subtract subtract)
+{
+    double sum = 0;
+    switch (subtract) {
+    case PKM_SUBTRACT_NONE: break;
+    case PKM_SUBTRACT_MIN: return share[k - 1];
+    case PKM_SUBTRACT_MEDIAN: return share[k - 1 - (k - 1) / 2];
+    case PKM_SUBTRACT_MEAN:
+        for (int j = 0; j < k; j++) {
+            sum += (double)share[j];
+        }
+        return (float)(sum / k);
+    }
+    return 0;
+}
+
+static void rescore_head(float *share, const struct pkm_rescore *rescore)
+{
+    const int k = rescore->k_top;
+    for (int j = 0; j < k; j++) {
+        share[j] /= rescore->temperature;
+    }
+    if (rescore->softmax) {
+        softmax(share, k);
+    }
+    const float less = subtrahend(share, k, rescore->subtract);
+    double total = 0;
+    for (int j = 0; j < k; j++) {
+        share[j] -= less;
+        total += fabs((double)share[j]);
+    }
+    for (int j = 0; j < k && rescore->normalize; j++) {
+        share[j] = (float)((double)share[j] / total);
+    }
+}
+
+void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                     struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    (void)be;
+    const int k = rescore->k_top;
+    const int64_t n_hit = (int64_t)rescore->n_head * k;
+    CHECK(rescore->n_head > 0 && k > 0 && k <= PKM_K_TOP_MAX);
+    CHECK(rescore->n_slot > 0 && rescore->temperature > 0);
+    CHECK_VIEW(slots, DTYPE_I32, shares.rows, n_hit);
+    CHECK_VIEW(shares, DTYPE_F32, slots.rows, n_hit);
+    CHECK(slot_map.data == NULL ||
+          (slot_map.dtype == DTYPE_I32 && slot_map.rows == rescore->n_head));
+    for (int64_t r = 0; r < slots.rows; r++) {
+        int32_t *const slot = row_i32(slots, r);
+        for (int64_t j = 0; j < n_hit; j++) {
+            if (slot_map.data != NULL) {
+                CHECK(slot[j] >= 0 && slot[j] < slot_map.cols);
+                slot[j] = row_i32(slot_map, j / k)[slot[j]];
+            }
+            CHECK(slot[j] >= 0);
+            slot[j] %= rescore->n_slot;
+        }
+        for (int h = 0; h < rescore->n_head; h++) {
+            rescore_head(row_f32(shares, r) + (int64_t)h * k, rescore);
         }
     }
 }

@@ -65,6 +65,7 @@ void ref_norm(struct backend *be, struct tensor y, struct tensor x, struct tenso
               struct tensor beta, float eps);
 void ref_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                   struct tensor gamma, struct tensor beta, float eps);
+void ref_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
 
 /* linear.c */
 void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
@@ -79,6 +80,8 @@ void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct 
 /* pkm.c */
 void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
+void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                     struct tensor slot_map, const struct pkm_rescore *rescore);
 void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                   struct tensor shares, const struct weight *values);
 

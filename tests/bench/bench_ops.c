@@ -290,7 +290,7 @@ static void run_query(struct bench *b, int rows)
 
 static void run_search(struct bench *b, int rows)
 {
-    const struct pkm_shape shape = {PKM_PRODUCT, MEM_HEADS, K_TOP, N_KEY, D_KEY};
+    const struct pkm_shape shape = {PKM_PRODUCT, MEM_HEADS, K_TOP, N_KEY, D_KEY, false};
     b->be->op->pkm_search(b->be, tensor_head(b->slots, rows), tensor_head(b->shares, rows),
                           tensor_head(tensor_cols(b->wide, 0, D), rows), b->keys, &shape);
 }

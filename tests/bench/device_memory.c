@@ -179,7 +179,7 @@ void bench_memory(const struct bench *b, const struct bench_rows *rows)
 {
     const struct plan_shape *const shape = &b->shape;
     struct memory m = {.shape = {shape->flat ? PKM_FLAT : PKM_PRODUCT, shape->memory_heads,
-                                 shape->k, shape->keys, shape->key_width}};
+                                 shape->k, shape->keys, shape->key_width, false}};
     const struct cost cost = cost_of(b, &m);
     struct sweep s = {.b = b, .ctx = &m, .step = bench_step(b, 1, 1, 0, 0)};
     s.n_copy = sweep_copies(b, cost.query_bytes + cost.key_bytes);

@@ -261,8 +261,12 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                 .dtype = shape->dtype,
                                 .value_placement = values};
     if (shape->memory_layer >= 0) {
-        const struct pkm_shape memory = {shape->flat ? PKM_FLAT : PKM_PRODUCT, shape->memory_heads,
-                                         shape->k, shape->keys, shape->key_width};
+        const struct pkm_shape memory = {shape->flat ? PKM_FLAT : PKM_PRODUCT,
+                                         shape->memory_heads,
+                                         shape->k,
+                                         shape->keys,
+                                         shape->key_width,
+                                         false};
         info->n_memory = 1;
         info->memory[0] = (struct memory_info){.layer = shape->memory_layer,
                                                .shape = memory,

@@ -171,6 +171,8 @@ void check_pkm_search(struct check *c); /* check_pkm.c */
 void check_pkm_ties(struct check *c);
 void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);
+void check_unit_norm(struct check *c); /* check_rescore.c */
+void check_pkm_rescore(struct check *c);
 void check_gather(struct check *c); /* check_vocab.c */
 void check_logprobs(struct check *c);
 void check_logprobs_large(struct check *c);

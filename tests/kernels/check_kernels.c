@@ -18,6 +18,8 @@ const struct check_row check_rows[] = {
     {"pkm_search", check_pkm_search, 60},
     {"pkm_ties", check_pkm_ties, 60},
     {"pkm_nan", check_pkm_nan, 20},
+    {"unit_norm", check_unit_norm, 40},
+    {"pkm_rescore", check_pkm_rescore, 80},
     {"pkm_read", check_pkm_read, 60},
     {"gather", check_gather, 20},
     {"logprobs", check_logprobs, 60},
@@ -82,7 +84,7 @@ static void bench_op(const struct bench *b, const char *name, void (*op)(const s
 
 void check_bench(struct check *c)
 {
-    struct bench b = {.be = c->side[SIDE_MANY], .shape = {PKM_PRODUCT, 4, 32, 256, 256}};
+    struct bench b = {.be = c->side[SIDE_MANY], .shape = {PKM_PRODUCT, 4, 32, 256, 256, false}};
     const int n_query = b.shape.n_head * b.shape.d_key;
     const int n_col = b.shape.n_head * b.shape.k_top;
     const enum side side = SIDE_MANY;

@@ -13,6 +13,7 @@ enum { N_TOK_MAX = 24, N_TOK_MANY = 40 };
 
 struct search_case {
     struct pkm_shape shape;
+    bool is_shared;     /* one key set for all halves and heads */
     int n, n_col;       /* rows; n_head·k_top */
     const float *query; /* [n, n_head·d_key] */
     struct tensor keys; /* on the host */
@@ -59,17 +60,23 @@ static struct search_case search_new(struct check *c)
                     : check_chance(c, 0.1)              ? k_max
                                                         : check_int(c, 1, k_max);
     k.n_col = k.shape.n_head * k.shape.k_top;
-    check_shape(c, "%s, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d",
-                is_product ? "product" : "flat", k.n, k.shape.n_head, k.shape.n_key, k.shape.k_top,
-                k.shape.d_key);
+    k.shape.scores = check_chance(c, 0.25);
+    k.is_shared = check_chance(c, 0.2);
+    check_shape(c, "%s%s, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d%s",
+                k.is_shared ? "shared " : "", is_product ? "product" : "flat", k.n, k.shape.n_head,
+                k.shape.n_key, k.shape.k_top, k.shape.d_key, k.shape.scores ? ", scores" : "");
     return k;
+}
+
+static int group_count(const struct search_case *k)
+{
+    return k->is_shared ? 1 : k->shape.n_head * (k->shape.kind == PKM_PRODUCT ? 2 : 1);
 }
 
 /* Takes the keys' values and makes the weight on each side. */
 static void search_keys(struct check *c, struct search_case *k, struct tensor keys)
 {
-    const int n_group = k->shape.n_head * (k->shape.kind == PKM_PRODUCT ? 2 : 1);
-    const struct weight_desc desc = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, n_group};
+    const struct weight_desc desc = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, group_count(k)};
     k->keys = keys;
     for (int side = 0; side < SIDE_N; side++) {
         k->w[side] = check_weight(c, (enum side)side, &keys, &desc);
@@ -78,7 +85,7 @@ static void search_keys(struct check *c, struct search_case *k, struct tensor ke
 
 static int64_t key_rows(const struct search_case *k)
 {
-    return (int64_t)k->shape.n_head * (k->shape.kind == PKM_PRODUCT ? 2 : 1) * k->shape.n_key;
+    return (int64_t)group_count(k) * k->shape.n_key;
 }
 
 static int64_t key_cols(const struct search_case *k)
@@ -103,7 +110,7 @@ static double slot_score(const struct search_case *k, int r, int h, int32_t slot
         const int32_t key = !is_product ? slot
                             : half == 0 ? slot / k->shape.n_key
                                         : slot % k->shape.n_key;
-        const int64_t group = is_product ? 2 * (int64_t)h + half : h;
+        const int64_t group = k->is_shared ? 0 : is_product ? 2 * (int64_t)h + half : h;
         for (int64_t i = 0; i < cols; i++) {
             const double product = (double)q[half * cols + i] *
                                    (double)check_value(&k->keys, group * k->shape.n_key + key, i);

@@ -155,6 +155,39 @@ static void search_breaks_ties(struct backend *be, struct tensor slots, struct t
     }
 }
 
+/* Takes the upper of the two middle shares. */
+static void rescore_takes_upper(struct backend *be, struct tensor slots, struct tensor shares,
+                                struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    const int k = rescore->k_top;
+    struct pkm_rescore plain = *rescore;
+    const bool is_upper = rescore->subtract == PKM_SUBTRACT_MEDIAN && !rescore->normalize;
+    plain.subtract = is_upper ? PKM_SUBTRACT_NONE : rescore->subtract;
+    ref_pkm_rescore(be, slots, shares, slot_map, &plain);
+    for (int64_t i = 0; is_upper && i < slots.rows * rescore->n_head; i++) {
+        float *const share = row_f32(shares, i / rescore->n_head) + i % rescore->n_head * k;
+        const float less = share[(k - 1) / 2];
+        for (int j = 0; j < k; j++) {
+            share[j] -= less;
+        }
+    }
+}
+
+/* Maps the slots of every head by the first head's row. */
+static void rescore_maps_alike(struct backend *be, struct tensor slots, struct tensor shares,
+                               struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    slot_map.stride = 0;
+    ref_pkm_rescore(be, slots, shares, slot_map, rescore);
+}
+
+/* One norm for the whole row. */
+static void unit_norm_joins_runs(struct backend *be, struct tensor y, struct tensor x, int n_run)
+{
+    (void)n_run;
+    ref_unit_norm(be, y, x, 1);
+}
+
 /* Forgets the last column. */
 static void read_drops_column(struct backend *be, struct tensor y, struct tensor residual,
                               struct tensor slots, struct tensor shares,
@@ -298,6 +331,9 @@ TEST_BUG(attention, attention_sees_next, "attention")
 TEST_BUG(kv_store, kv_store_ignores_pages, "attention")
 TEST_BUG(pkm_search, search_swaps_slots, "pkm_search")
 TEST_BUG(pkm_search, search_breaks_ties, "pkm_ties")
+TEST_BUG(pkm_rescore, rescore_takes_upper, "pkm_rescore")
+TEST_BUG(pkm_rescore, rescore_maps_alike, "pkm_rescore")
+TEST_BUG(unit_norm, unit_norm_joins_runs, "unit_norm")
 TEST_BUG(pkm_read, read_drops_column, "pkm_read")
 TEST_BUG(logprobs, logprobs_ranks_ties, "logprobs")
 TEST_BUG(logprobs, logprobs_leaves_chunk, "logprobs")
@@ -362,6 +398,9 @@ int main(void)
         cmocka_unit_test(test_kv_store_ignores_pages),
         cmocka_unit_test(test_search_swaps_slots),
         cmocka_unit_test(test_search_breaks_ties),
+        cmocka_unit_test(test_rescore_takes_upper),
+        cmocka_unit_test(test_rescore_maps_alike),
+        cmocka_unit_test(test_unit_norm_joins_runs),
         cmocka_unit_test(test_read_drops_column),
         cmocka_unit_test(test_logprobs_ranks_ties),
         cmocka_unit_test(test_logprobs_leaves_chunk),

@@ -314,7 +314,7 @@ static void test_product_search_is_exact(void **state)
             keys[j] = (float)random_int(n_value);
         }
         const int k = 1 + random_int(N);
-        const struct pkm_shape shape = {PKM_PRODUCT, 1, k, N, 2};
+        const struct pkm_shape shape = {PKM_PRODUCT, 1, k, N, 2, false};
         struct weight *const w =
             weight_of(rows_of(keys, 2 * N, 1), WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 2);
         const float query[2] = {1, 1};
@@ -339,7 +339,7 @@ static void test_flat_search_by_hand(void **state)
     (void)state;
     const float keys[8] = {1, 0, 0, 1, 2, 0, 0, 1}; /* two heads of two keys of two columns */
     const float query[4] = {3, 3, 0, 1};
-    const struct pkm_shape shape = {PKM_FLAT, 2, 2, 2, 2};
+    const struct pkm_shape shape = {PKM_FLAT, 2, 2, 2, 2, false};
     struct weight *const w =
         weight_of(rows_of(keys, 4, 2), WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 2);
     int32_t slots[4];

@@ -283,5 +283,7 @@ void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t
     } else {
         select_keys(slots, shares, score, shape->n_key, shape->k_top);
     }
-    softmax(shares, shape->k_top);
+    if (!shape->scores) {
+        softmax(shares, shape->k_top);
+    }
 }

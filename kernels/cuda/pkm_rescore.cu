@@ -1,0 +1,157 @@
+/* What XLM's options do around a memory's search: queries divided by their norms before it, and
+ * after it slots permuted or wrapped, and scores made to shares by more than a softmax (XLM's
+ * HashingMemory; shares of the plain memory come out of pkm_search.cu itself).
+ *
+ * Both are a warp per item and sweep its elements in lanes; sums are a chain per lane and then a
+ * fixed tree. A few microseconds: bound by launch latency; the bytes are those of the queries, or
+ * of 8·n_head·k_top per row. Share of the bound reached: not measured yet. */
+#include "kernels/cuda/cuda.cuh"
+
+namespace
+{
+
+enum { WARP = 32, ITEMS = 4 /* warps of a block */ };
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    }
+    return x;
+}
+
+/* This warp's item of n, or n or more: no such item. */
+__device__ __forceinline__ int64_t my_item()
+{
+    return static_cast<int64_t>(blockIdx.x) * ITEMS + threadIdx.x / WARP;
+}
+
+unsigned n_block(int64_t n_item)
+{
+    return static_cast<unsigned>((n_item + ITEMS - 1) / ITEMS);
+}
+
+/* ---- unit norm ------------------------------------------------------------------------------- */
+
+__global__ void __launch_bounds__(WARP *ITEMS)
+    unit_kernel(struct tensor y, struct tensor x, int n_run)
+{
+    const int64_t item = my_item();
+    if (item >= x.rows * n_run) {
+        return;
+    }
+    const int lane = threadIdx.x % WARP;
+    const int64_t row = item / n_run;
+    const int64_t d = x.cols / n_run;
+    const float *const in = static_cast<const float *>(x.data) + row * x.stride + item % n_run * d;
+    float *const out = static_cast<float *>(y.data) + row * y.stride + item % n_run * d;
+    float squares = 0;
+    for (int64_t c = lane; c < d; c += WARP) {
+        squares = fmaf(in[c], in[c], squares);
+    }
+    const float norm = sqrtf(warp_sum(squares));
+    for (int64_t c = lane; c < d; c += WARP) {
+        out[c] = in[c] / norm;
+    }
+}
+
+/* ---- rescoring ------------------------------------------------------------------------------- */
+
+struct rescore_args {
+    struct tensor slots, shares, slot_map;
+    struct pkm_rescore rescore;
+};
+
+/* Element j of k that the lanes hold: lane j % 32 has it in memory. */
+__device__ __forceinline__ float warp_element(const float *share, int j)
+{
+    const int owner = j % WARP;
+    const float mine = static_cast<int>(threadIdx.x % WARP) == owner ? share[j] : 0;
+    return __shfl_sync(0xffffffffu, mine, owner);
+}
+
+/* What is subtracted of the k shares, best first. */
+__device__ float subtrahend(const float *share, int k, enum pkm_subtract subtract)
+{
+    if (subtract == PKM_SUBTRACT_NONE) {
+        return 0;
+    }
+    if (subtract != PKM_SUBTRACT_MEAN) {
+        return warp_element(share, subtract == PKM_SUBTRACT_MIN ? k - 1 : k - 1 - (k - 1) / 2);
+    }
+    float sum = 0;
+    for (int j = threadIdx.x % WARP; j < k; j += WARP) {
+        sum += share[j];
+    }
+    return warp_sum(sum) / static_cast<float>(k);
+}
+
+/* The shares of one row and head. A lane reads only what it wrote itself. */
+__device__ void rescore_shares(float *share, const struct pkm_rescore *r)
+{
+    const int lane = threadIdx.x % WARP;
+    for (int j = lane; j < r->k_top; j += WARP) {
+        share[j] /= r->temperature;
+    }
+    if (r->softmax) {
+        const float best = warp_element(share, 0);
+        float sum = 0;
+        for (int j = lane; j < r->k_top; j += WARP) {
+            share[j] = expf(share[j] - best);
+            sum += share[j];
+        }
+        const float total = warp_sum(sum);
+        for (int j = lane; j < r->k_top; j += WARP) {
+            share[j] /= total;
+        }
+    }
+    const float less = subtrahend(share, r->k_top, r->subtract);
+    float sum = 0;
+    for (int j = lane; j < r->k_top; j += WARP) {
+        share[j] -= less;
+        sum += fabsf(share[j]);
+    }
+    const float total = warp_sum(sum);
+    for (int j = lane; j < r->k_top && r->normalize; j += WARP) {
+        share[j] /= total;
+    }
+}
+
+__global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_args a)
+{
+    const int n_head = a.rescore.n_head;
+    const int64_t item = my_item();
+    if (item >= a.slots.rows * n_head) {
+        return;
+    }
+    const int64_t row = item / n_head;
+    const int64_t head = item % n_head;
+    const int64_t column = head * a.rescore.k_top;
+    int32_t *const slot = static_cast<int32_t *>(a.slots.data) + row * a.slots.stride + column;
+    const int32_t *const map = static_cast<const int32_t *>(a.slot_map.data);
+    for (int j = threadIdx.x % WARP; j < a.rescore.k_top; j += WARP) {
+        const int32_t to = map == NULL ? slot[j] : map[head * a.slot_map.stride + slot[j]];
+        slot[j] = to % a.rescore.n_slot;
+    }
+    rescore_shares(static_cast<float *>(a.shares.data) + row * a.shares.stride + column,
+                   &a.rescore);
+}
+
+} // namespace
+
+void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
+{
+    LAUNCH(unit_kernel, dim3(n_block(x.rows * n_run)), dim3(WARP * ITEMS), 0, cu->stream, y, x,
+           n_run);
+    cuda_check(cu, "unit_norm");
+}
+
+void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
+                      struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    const struct rescore_args args = {slots, shares, slot_map, *rescore};
+    LAUNCH(rescore_kernel, dim3(n_block(slots.rows * rescore->n_head)), dim3(WARP * ITEMS), 0,
+           cu->stream, args);
+    cuda_check(cu, "pkm_rescore");
+}
