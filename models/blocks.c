@@ -1,6 +1,7 @@
 /* Weights and workspace for families: see blocks.h. */
-#include "models/blocks.h"
+#include "models/blocks_inside.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,32 +13,7 @@ enum {
     N_PART_MAX = 8,    /* of one stack */
 };
 
-#define BATCH_NORM_EPS 1e-5
-
 /* ---- names and shapes --------------------------------------------------------------------- */
-
-struct name {
-    char text[SAFETENSORS_NAME_MAX];
-};
-
-/* Names come from a family's own formats and small numbers, so a name that does not fit is a bug.
- */
-#define FORMAT_NAME(name, format)                                                                  \
-    do {                                                                                           \
-        va_list args;                                                                              \
-        va_start(args, format);                                                                    \
-        const int length = vsnprintf((name)->text, sizeof(name)->text, format, args);              \
-        va_end(args);                                                                              \
-        CHECK(length > 0 && (size_t)length < sizeof(name)->text);                                  \
-    } while (0)
-
-static struct name name_join(const struct name *prefix, const char *suffix)
-{
-    struct name name;
-    const int length = snprintf(name.text, sizeof name.text, "%s.%s", prefix->text, suffix);
-    CHECK(length > 0 && (size_t)length < sizeof name.text);
-    return name;
-}
 
 static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
 {
@@ -51,9 +27,8 @@ static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
     }
 }
 
-/* The tensor of that name, whose shape must be dim; NULL after a failure. */
-static const struct safetensors_entry *take(struct blocks_loader *loader, const struct name *name,
-                                            const int64_t *dim, int n_dim)
+const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const struct name *name,
+                                            const int64_t *dim, int n_dim, bool is_index)
 {
     if (loader->code != ERR_OK) {
         return NULL;
@@ -82,12 +57,25 @@ static const struct safetensors_entry *take(struct blocks_loader *loader, const 
                     entry->path, entry->name, has, wanted);
         return NULL;
     }
+    if ((entry->dtype == SAFETENSORS_I32) != is_index) {
+        loader->code = err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; %s",
+                               entry->path, entry->name, safetensors_dtype_name(entry->dtype),
+                               is_index ? "it holds slots and must be I32"
+                                        : "weights must be F32, F16 or BF16");
+        return NULL;
+    }
     if (!loader->taken[index]) {
         loader->taken[index] = true;
         loader->bytes_taken += entry->bytes;
-        loader->info->n_param += entry->n_elem;
+        loader->info->n_param += is_index ? 0 : entry->n_elem;
     }
     return entry;
+}
+
+static const struct safetensors_entry *take(struct blocks_loader *loader, const struct name *name,
+                                            const int64_t *dim, int n_dim)
+{
+    return blocks_take(loader, name, dim, n_dim, false);
 }
 
 static void report_progress(const struct blocks_loader *loader)
@@ -111,12 +99,13 @@ void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, stru
                                      .info = info,
                                      .err = err,
                                      .code = ERR_OK};
-    /* A tensor makes at most two weights (a tied table and matrix) or one vector. */
+    /* A tensor makes at most two weights (a tied table and matrix; only query networks make more)
+     * or one vector. */
     *store = (struct blocks_store){.be = be, .n_weight_max = 2 * n};
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *const entry = tensors_at(tensors, i);
         loader->bytes_total += entry->bytes;
-        if (entry->n_dim == 1) {
+        if (entry->n_dim == 1 || entry->dtype == SAFETENSORS_I32) {
             store->n_vector_max += (entry->n_elem + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
         }
     }
@@ -166,36 +155,19 @@ void blocks_close(struct blocks_store *store)
 
 /* ---- vectors ------------------------------------------------------------------------------ */
 
-/* Copies n host floats into the store's buffer. */
+struct tensor blocks_store_words(struct blocks_store *store, const void *host, int64_t rows,
+                                 int64_t cols, enum dtype dtype)
+{
+    const struct tensor words = tensor_make(store->vector + store->n_vector, rows, cols, dtype);
+    store->n_vector += (rows * cols + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    CHECK(store->n_vector <= store->n_vector_max);
+    store->be->op->upload(store->be, words, host);
+    return words;
+}
+
 static struct tensor store_vector(struct blocks_store *store, const float *host, int64_t n)
 {
-    const struct tensor vector = tensor_make(store->vector + store->n_vector, 1, n, DTYPE_F32);
-    store->n_vector += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
-    CHECK(store->n_vector <= store->n_vector_max);
-    store->be->op->upload(store->be, vector, host);
-    return vector;
-}
-
-static float *host_floats(struct blocks_loader *loader, int64_t n, const struct name *name)
-{
-    float *const host = loader->code == ERR_OK ? calloc((size_t)n, sizeof *host) : NULL;
-    if (host == NULL && loader->code == ERR_OK) {
-        loader->code = err_set(loader->err, ERR_MEMORY, "%s: no memory to load %lld values",
-                               name->text, (long long)n);
-    }
-    return host;
-}
-
-/* Reads the vector called name into host[n], and whether that worked. */
-static bool read_vector(struct blocks_loader *loader, float *host, int64_t n,
-                        const struct name *name)
-{
-    const struct safetensors_entry *const entry = take(loader, name, &n, 1);
-    if (entry == NULL) {
-        return false;
-    }
-    tensors_widen(host, entry);
-    return true;
+    return blocks_store_words(store, host, 1, n, DTYPE_F32);
 }
 
 static void load_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
@@ -270,6 +242,26 @@ static bool fits(struct blocks_loader *loader, const struct tensor *host,
     return false;
 }
 
+/* Room for one more weight. */
+static bool has_room(struct blocks_loader *loader, const char *name)
+{
+    struct blocks_store *const store = loader->store;
+    if (store->n_weight < store->n_weight_max) {
+        return true;
+    }
+    const size_t n = 2 * (size_t)store->n_weight_max + 1;
+    struct weight **const weight = realloc(store->weight, n * sizeof(struct weight *));
+    if (weight == NULL || n > INT_MAX) {
+        store->weight = weight != NULL ? weight : store->weight;
+        loader->code =
+            err_set(loader->err, ERR_MEMORY, "%s: no memory for a list of %zu weights", name, n);
+        return false;
+    }
+    store->weight = weight;
+    store->n_weight_max = (int)n;
+    return true;
+}
+
 /* Hands host to the backend; bytes is where the weight is counted. */
 static const struct weight *make_weight(struct blocks_loader *loader, const struct tensor *host,
                                         const struct weight_desc *desc, const char *name,
@@ -277,18 +269,24 @@ static const struct weight *make_weight(struct blocks_loader *loader, const stru
 {
     struct blocks_store *const store = loader->store;
     struct weight *weight = NULL;
-    if (!fits(loader, host, desc, name)) {
+    if (loader->code != ERR_OK || !fits(loader, host, desc, name) || !has_room(loader, name)) {
         return NULL;
     }
     loader->code = store->be->op->weight_new(store->be, &weight, host, desc, name, loader->err);
     if (loader->code != ERR_OK) {
         return NULL;
     }
-    CHECK(store->n_weight < store->n_weight_max);
     store->weight[store->n_weight++] = weight;
     *bytes += desc->placement == PLACEMENT_MMAP ? 0 : store->be->op->weight_bytes(weight);
     report_progress(loader);
     return weight;
+}
+
+const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
+                                       enum weight_kind kind, int n_group, const char *name)
+{
+    const struct weight_desc desc = {kind, DTYPE_F32, PLACEMENT_DEVICE, n_group};
+    return make_weight(loader, host, &desc, name, &loader->info->weight_bytes);
 }
 
 static struct weight_desc matrix_desc(const struct blocks_loader *loader)
@@ -364,97 +362,7 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
     free(bias);
 }
 
-/* ---- memories ----------------------------------------------------------------------------- */
-
-/* Scales the rows of matrix and fills bias, which holds the projection's own, by the batch norm
- * name.1. */
-static void fold_batch_norm(struct blocks_loader *loader, float *matrix, float *bias, int64_t n_out,
-                            int64_t n_in, const struct name *name)
-{
-    static const char *const part[4] = {"1.weight", "1.bias", "1.running_mean", "1.running_var"};
-    float *const norm = host_floats(loader, 4 * n_out, name);
-    for (int p = 0; p < 4; p++) {
-        const struct name part_name = name_join(name, part[p]);
-        (void)read_vector(loader, norm == NULL ? NULL : norm + p * n_out, n_out, &part_name);
-    }
-    for (int64_t r = 0; r < n_out && loader->code == ERR_OK; r++) {
-        const double gamma = (double)norm[r];
-        const double beta = (double)norm[n_out + r];
-        const double mean = (double)norm[2 * n_out + r];
-        const double var = (double)norm[3 * n_out + r];
-        if (!(var >= 0)) { /* also NaN */
-            loader->code = err_set(loader->err, ERR_NUMERICAL,
-                                   "tensor %s.1.running_var: element %lld is %g, but a variance is "
-                                   "never negative",
-                                   name->text, (long long)r, var);
-            break;
-        }
-        const double scale = gamma / sqrt(var + BATCH_NORM_EPS);
-        for (int64_t c = 0; c < n_in; c++) {
-            matrix[r * n_in + c] = (float)(scale * (double)matrix[r * n_in + c]);
-        }
-        bias[r] = (float)(scale * ((double)bias[r] - mean) + beta);
-    }
-    if (loader->code == ERR_OK) {
-        loader->info->n_param -= 2 * n_out; /* running statistics are no parameters */
-    }
-    free(norm);
-}
-
-void blocks_query(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
-                  int64_t n_in, bool has_bias, bool batch_norm, const char *format, ...)
-{
-    struct name name;
-    FORMAT_NAME(&name, format);
-    const struct name weight_name = name_join(&name, "0.weight");
-    const struct name bias_name = name_join(&name, "0.bias");
-    const int64_t dim[2] = {n_out, n_in};
-    const struct safetensors_entry *const entry = take(loader, &weight_name, dim, 2);
-    float *const matrix = host_floats(loader, n_out * n_in, &name);
-    float *const bias = host_floats(loader, n_out, &name); /* zero where there is none */
-    if (loader->code == ERR_OK) {
-        tensors_widen(matrix, entry);
-        tensors_release(entry);
-    }
-    if (has_bias) {
-        (void)read_vector(loader, bias, n_out, &bias_name);
-    }
-    if (batch_norm) {
-        fold_batch_norm(loader, matrix, bias, n_out, n_in, &name);
-    }
-    if (loader->code == ERR_OK) {
-        const struct tensor host = tensor_make(matrix, n_out, n_in, DTYPE_F32);
-        const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
-        linear->weight =
-            make_weight(loader, &host, &desc, weight_name.text, &loader->info->weight_bytes);
-        if (has_bias || batch_norm) {
-            linear->bias = store_vector(loader->store, bias, n_out);
-        }
-    }
-    free(matrix);
-    free(bias);
-}
-
-void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
-                 const struct pkm_shape *shape, const char *format, ...)
-{
-    struct name name;
-    FORMAT_NAME(&name, format);
-    const bool product = shape->kind == PKM_PRODUCT;
-    const int64_t product_dim[4] = {shape->n_head, 2, shape->n_key, shape->d_key / 2};
-    const int64_t flat_dim[3] = {shape->n_head, shape->n_key, shape->d_key};
-    const struct safetensors_entry *const entry =
-        take(loader, &name, product ? product_dim : flat_dim, product ? 4 : 3);
-    if (entry == NULL) {
-        return;
-    }
-    const int n_group = product ? 2 * shape->n_head : shape->n_head;
-    const struct tensor host = tensors_view(entry, (int64_t)n_group * shape->n_key,
-                                            product ? shape->d_key / 2 : shape->d_key);
-    const struct weight_desc desc = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, n_group};
-    *weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
-    tensors_release(entry);
-}
+/* ---- tables ------------------------------------------------------------------------------- */
 
 static const struct safetensors_entry *load_table(struct blocks_loader *loader,
                                                   const struct weight **weight, int64_t rows,

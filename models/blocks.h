@@ -23,12 +23,22 @@ struct blocks_norm {
     struct tensor gamma, beta; /* [1, d] */
 };
 
+/* n linear layers side by side, each from n_in columns of its own to n_out of its own; or, with
+ * n = 1, a single one. */
+struct blocks_nets {
+    int n;
+    int64_t n_in, n_out;
+    int first;          /* their weights are weight[first .. first+n-1] of the store */
+    struct tensor bias; /* [1, n·n_out], or data NULL */
+};
+
 /* Owner of all weights and vectors of a model. */
 struct blocks_store {
     struct backend *be;     /* Borrowed */
     struct weight **weight; /* Owner. [n_weight] of n_weight_max */
     int n_weight, n_weight_max;
-    float *vector; /* Owner: one buffer for all vectors. [n_vector] of n_vector_max floats used */
+    float *vector; /* Owner: one buffer for all vectors and slot maps. [n_vector] of n_vector_max
+                    * words used */
     int64_t n_vector, n_vector_max;
 };
 
@@ -67,17 +77,24 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
                          const char *const *part, int n_part, int64_t n_out, int64_t n_in,
                          const char *format, ...) __attribute__((format(printf, 7, 8)));
 
-/* A memory's query projection, name.0.weight [n_out, n_in], with name.0.bias if has_bias. If
- * batch_norm, the normalisation name.1.{weight,bias,running_mean,running_var} that follows it is
- * folded into it, in double: W' = s·W, b' = s·(b - mean) + beta with s = gamma / sqrt(var + 1e-5).
- * Stays F32 whatever info->dtype is: it decides which slots are read, and is small. */
-void blocks_query(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
-                  int64_t n_in, bool has_bias, bool batch_norm, const char *format, ...)
-    __attribute__((format(printf, 7, 8)));
-/* A memory's keys: product [n_head, 2, n_key, d_key/2], flat [n_head, n_key, d_key]. */
+/* A layer of a memory's query network, name.<at>.weight [n·n_out, n_in] (nets says which), with
+ * name.<at>.bias if has_bias. If batch_norm, the normalisation
+ * name.<at+1>.{weight,bias,running_mean,running_var} that follows it is folded into it, in double:
+ * W' = s·W, b' = s·(b - mean) + beta with s = gamma / sqrt(var + 1e-5). Stays F32 whatever
+ * info->dtype is: it decides which slots are read, and is small. */
+void blocks_query(struct blocks_loader *loader, struct blocks_nets *nets, int at, bool has_bias,
+                  bool batch_norm, const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* A linear layer without a tensor: output r is input column[r]; sums of it and exact zeros. */
+void blocks_columns(struct blocks_loader *loader, struct blocks_nets *nets, const int32_t *column,
+                    const char *purpose);
+/* A memory's keys: product [n_head, 2, n_key, d_key/2], flat [n_head, n_key, d_key]; shared:
+ * [n_key, d_key/2] or [n_key, d_key]. */
 void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
-                 const struct pkm_shape *shape, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+                 const struct pkm_shape *shape, bool is_shared, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* I32 [n_head, n_pair], each 0 .. n_pair-1: where the slots of each head are. */
+void blocks_slot_map(struct blocks_loader *loader, struct tensor *map, int64_t n_head,
+                     int64_t n_pair, const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* [rows, cols] → a table that is read by rows (embeddings): in the memory of a device that has its
  * own, else where info->value_placement says. It keeps the file's precision in every placement, so

@@ -22,6 +22,11 @@ struct config_memory {
     struct memory_info info;
     bool query_batch_norm; /* running statistics follow the query projection: folded at load */
     bool query_bias;
+    bool query_normalize; /* each half of a query (flat keys: each query) has length 1 */
+    bool shared_keys;     /* one key set for all halves and heads */
+    bool slot_map;        /* slots are permuted for each head */
+    bool modulo;          /* slots wrap at n_slot */
+    int values_of;        /* the memory whose value table is read: an earlier one, or this one */
 };
 
 struct config {

@@ -11,13 +11,37 @@
 
 #include "kernels/backend.h"
 
-enum { MODEL_MEMORY_MAX = 64, MODEL_LANG_MAX = 256, MODEL_NAME_MAX = 64 };
+enum {
+    MODEL_MEMORY_MAX = 64,
+    MODEL_LANG_MAX = 256,
+    MODEL_NAME_MAX = 64,
+    MODEL_HIDDEN_MAX = 8, /* hidden layers of a query network */
+};
+
+/* Where the queries of a memory come from. */
+enum query_kind {
+    QUERY_MLP,      /* one network for all heads */
+    QUERY_PER_HALF, /* a network for each half of each head */
+    QUERY_IDENTITY, /* the layer's input itself */
+    QUERY_SHUFFLED, /* the same, its columns in an order of each head's own */
+};
+
+/* As config.json says it. */
+static inline const char *memory_query_name(enum query_kind kind)
+{
+    static const char *const names[] = {"mlp", "per_half", "identity", "shuffled"};
+    return names[kind];
+}
 
 /* What one memory layer is. */
 struct memory_info {
     int layer;  /* 0-based */
     bool after; /* false: replaces the layer's FFN ("in"); true: added after the layer */
     struct pkm_shape shape;
+    struct pkm_rescore rescore; /* with shape.scores */
+    enum query_kind query;
+    int n_hidden;
+    int hidden[MODEL_HIDDEN_MAX]; /* [n_hidden] widths of one query network's hidden layers */
     int64_t n_slot;
     int64_t d_value;
 };

@@ -11,6 +11,7 @@
  * The file reads top down: parameters, binding table, workspace, forward. */
 #include "models/blocks.h"
 #include "models/config.h"
+#include "models/query.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -20,8 +21,12 @@
 struct memory {
     int index; /* in model_info.memory */
     struct pkm_shape shape;
-    struct blocks_linear query;  /* [n_head·d_key, d_model], batch norm folded in */
-    const struct weight *keys;   /* [n_head·2·n_key, d_key/2]; flat: [n_head·n_key, d_key] */
+    struct query_net query;     /* d_model → n_head·d_key, batch norms folded in */
+    int n_unit;                 /* parts of a query that are given length 1; 0 = left as they are */
+    struct pkm_rescore rescore; /* with shape.scores */
+    struct tensor slot_map;     /* [n_head, slots of the keys]; data NULL: none */
+    const struct weight *keys;  /* [n_head·2·n_key, d_key/2]; flat: [n_head·n_key, d_key];
+                                 * shared: [n_key, ...] */
     const struct weight *values; /* [n_slot, d_model] */
     struct tensor slots, shares; /* [n_tok_max, n_head·k_top]; kept until the next step */
 };
@@ -42,6 +47,7 @@ struct scratch {
     struct tensor qkv;    /* [n_tok, 3·d_model]   these three */
     struct tensor ff;     /* [n_tok, d_ff]        share one */
     struct tensor query;  /* [n_tok, widest]      place */
+    struct tensor hidden; /* [n_tok, widest hidden layer of a query network] */
     struct tensor out;    /* [n_chunk, d_model] the rows whose logits are wanted */
     struct tensor logits; /* [n_chunk, n_vocab] */
 };
@@ -70,14 +76,25 @@ static void bind_memory(struct blocks_loader *loader, struct memory *memory,
 {
     const struct memory_info *const info = &config->info;
     const char *const place = info->after ? "after" : "in";
-    const int64_t d_query = (int64_t)info->shape.n_head * info->shape.d_key;
-    memory->shape = info->shape;
-    blocks_keys(loader, &memory->keys, &info->shape, "memories.%d_%s.keys", info->layer, place);
-    blocks_values(loader, &memory->values, info->n_slot, d_model, "memories.%d_%s.values.weight",
-                  info->layer, place);
-    blocks_query(loader, &memory->query, d_query, d_model, config->query_bias,
-                 config->query_batch_norm, "memories.%d_%s.query_proj.query_mlps", info->layer,
-                 place);
+    const struct pkm_shape *const shape = &info->shape;
+    const bool product = shape->kind == PKM_PRODUCT;
+    memory->shape = *shape;
+    memory->rescore = info->rescore;
+    memory->n_unit = config->query_normalize ? shape->n_head * (product ? 2 : 1) : 0;
+    blocks_keys(loader, &memory->keys, shape, config->shared_keys, "memories.%d_%s.keys",
+                info->layer, place);
+    if (config->slot_map) {
+        const int64_t n_pair = product ? (int64_t)shape->n_key * shape->n_key : shape->n_key;
+        blocks_slot_map(loader, &memory->slot_map, shape->n_head, n_pair, "memories.%d_%s.slot_map",
+                        info->layer, place);
+    }
+    struct memory *const owner = memory + (config->values_of - memory->index);
+    if (owner == memory) {
+        blocks_values(loader, &memory->values, info->n_slot, d_model,
+                      "memories.%d_%s.values.weight", info->layer, place);
+    }
+    memory->values = owner->values;
+    query_bind(loader, &memory->query, config, d_model);
 }
 
 static void bind_layer(struct blocks_loader *loader, const struct pkm_transformer *model, int i)
@@ -198,12 +215,14 @@ static size_t lay_out(struct pkm_transformer *model, const struct step_limits *l
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
     int64_t wide = max_i64(3 * d, model->d_ff);
+    int64_t hidden = 0;
     for (int m = 0; m < model->n_memory; m++) {
         struct memory *const memory = &model->memory[m];
         const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
         memory->slots = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_I32);
         memory->shares = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_F32);
-        wide = max_i64(wide, (int64_t)memory->shape.n_head * memory->shape.d_key);
+        wide = max_i64(wide, query_width(&memory->query));
+        hidden = max_i64(hidden, query_hidden_width(&memory->query));
     }
     s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
     s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
@@ -211,6 +230,7 @@ static size_t lay_out(struct pkm_transformer *model, const struct step_limits *l
     s->query = blocks_arena_take(&arena, n_tok, wide, DTYPE_F32);
     s->qkv = tensor_make(s->query.data, n_tok, 3 * d, DTYPE_F32);
     s->ff = tensor_make(s->query.data, n_tok, model->d_ff, DTYPE_F32);
+    s->hidden = blocks_arena_take(&arena, n_tok, hidden, DTYPE_F32);
     const int64_t n_chunk = chunk_rows(model, limits);
     s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
     s->logits = blocks_arena_take(&arena, n_chunk, model->n_vocab, DTYPE_F32);
@@ -301,15 +321,20 @@ static void remember(const struct pkm_transformer *model, const struct memory *m
 {
     struct backend *const be = model->be;
     const struct backend_ops *const op = be->op;
-    const int64_t d_query = (int64_t)memory->shape.n_head * memory->shape.d_key;
-    const struct tensor query = tensor_make(s->query.data, s->x.rows, d_query, DTYPE_F32);
+    const struct tensor query =
+        query_run(&memory->query, &model->store, s->query.data, s->hidden.data, s->x);
     const struct tensor slots = tensor_head(memory->slots, s->x.rows);
     const struct tensor shares = tensor_head(memory->shares, s->x.rows);
-    op->linear(be, query, s->x, memory->query.weight, memory->query.bias, ACT_NONE);
+    see(tap, "query", memory->index, &query);
+    if (memory->n_unit > 0) {
+        op->unit_norm(be, query, query, memory->n_unit);
+    }
     op->pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
+    if (memory->shape.scores) {
+        op->pkm_rescore(be, slots, shares, memory->slot_map, &memory->rescore);
+    }
     if (tap != NULL) { /* the output without the residual is computed for the tap alone */
         op->pkm_read(be, s->z, NO_TENSOR, slots, shares, memory->values);
-        see(tap, "query", memory->index, &query);
         see(tap, "slots", memory->index, &slots);
         see(tap, "shares", memory->index, &shares);
         see(tap, "memory_out", memory->index, &s->z);

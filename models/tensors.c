@@ -176,7 +176,7 @@ static int by_name(const void *a, const void *b)
 static enum err_code check_entry(const struct safetensors_entry *entry, struct err *err)
 {
     if (entry->dtype != SAFETENSORS_F32 && entry->dtype != SAFETENSORS_F16 &&
-        entry->dtype != SAFETENSORS_BF16) {
+        entry->dtype != SAFETENSORS_BF16 && entry->dtype != SAFETENSORS_I32) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s; weights must be F32, F16 or BF16", entry->path,
                        entry->name, safetensors_dtype_name(entry->dtype));
@@ -342,6 +342,7 @@ enum dtype tensors_dtype(const struct safetensors_entry *entry)
     case SAFETENSORS_F32: return DTYPE_F32;
     case SAFETENSORS_F16: return DTYPE_F16;
     case SAFETENSORS_BF16: return DTYPE_BF16;
+    case SAFETENSORS_I32: return DTYPE_I32;
     default: break;
     }
     CHECK(false); /* list_entries let no other type in */
@@ -390,7 +391,7 @@ enum dtype tensors_main_dtype(const struct tensors *tensors)
     enum dtype best = DTYPE_F32;
     for (int i = 0; i < tensors->n_entry; i++) {
         const enum dtype dtype = tensors_dtype(tensors->entry[i]);
-        bytes[dtype] += tensors->entry[i]->bytes;
+        bytes[dtype] += dtype == DTYPE_I32 ? 0 : tensors->entry[i]->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
     return best;
@@ -403,6 +404,9 @@ static int64_t find_not_finite(const struct safetensors_entry *entry)
 {
     const uint32_t *const word = (const uint32_t *)(const void *)entry->data;
     const uint16_t *const half = (const uint16_t *)(const void *)entry->data;
+    if (entry->dtype == SAFETENSORS_I32) {
+        return -1;
+    }
     const bool wide = entry->dtype == SAFETENSORS_F32;
     const uint32_t mask = wide ? 0x7f800000u : entry->dtype == SAFETENSORS_F16 ? 0x7c00u : 0x7f80u;
     for (int64_t i = 0; i < entry->n_elem; i++) {

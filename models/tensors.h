@@ -16,8 +16,9 @@
 
 struct tensors;
 
-/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16 or BF16 and
- * starts at a multiple of its element size; any other is ERR_UNSUPPORTED and names the tensor. */
+/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16, BF16 or I32
+ * and starts at a multiple of its element size; any other is ERR_UNSUPPORTED and names the tensor.
+ */
 enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err *err);
 void tensors_close(struct tensors *tensors); /* NULL is fine */
 
@@ -30,12 +31,12 @@ int tensors_find(const struct tensors *tensors, const char *name);
 /* The entry's dtype, and its data as rows of cols columns (rows · cols = n_elem). */
 enum dtype tensors_dtype(const struct safetensors_entry *entry);
 struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, int64_t cols);
-/* Widens all elements to F32; exact for each of the three types. */
+/* Widens all elements to F32; exact for each of the three floating types. */
 void tensors_widen(float *out, const struct safetensors_entry *entry);
 /* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
 void tensors_release(const struct safetensors_entry *entry);
 
-/* The type of most bytes. */
+/* The floating type of most bytes. */
 enum dtype tensors_main_dtype(const struct tensors *tensors);
 /* Reads every element; NaN or infinity is ERR_NUMERICAL and names the tensor and its index. */
 enum err_code tensors_check(const struct tensors *tensors, const struct model_options *options,

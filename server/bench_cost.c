@@ -1,6 +1,19 @@
 /* Counts by the formulas of the architecture; see bench_cost.h. */
 #include "server/bench_cost.h"
 
+/* Multiply-adds of a memory's query network for a row; picking columns is a linear layer too. */
+static double query_params(const struct memory_info *memory, double d)
+{
+    const double n_net = memory->query == QUERY_PER_HALF ? 2.0 * memory->shape.n_head : 1;
+    double width = d;
+    double params = 0;
+    for (int i = 0; i < memory->n_hidden; i++) {
+        params += n_net * width * memory->hidden[i];
+        width = memory->hidden[i];
+    }
+    return params + width * memory->shape.n_head * memory->shape.d_key;
+}
+
 /* Parameters of the matrices that every row goes through, without the vocabulary's. */
 static double matrix_params(const struct model_info *info)
 {
@@ -8,8 +21,8 @@ static double matrix_params(const struct model_info *info)
     double params = info->n_layer * (4 * d * d + 2 * d * info->d_ff);
     for (int m = 0; m < info->n_memory; m++) {
         const struct memory_info *const memory = &info->memory[m];
-        params += d * memory->shape.n_head * memory->shape.d_key; /* the query projection */
-        params -= memory->after ? 0 : 2 * d * info->d_ff;         /* it replaces that FFN */
+        params += query_params(memory, d);
+        params -= memory->after ? 0 : 2 * d * info->d_ff; /* it replaces that FFN */
     }
     return params;
 }

@@ -94,6 +94,8 @@ static void json_memory(struct text *out, const struct memory_info *memory)
     json_field_int(out, "knn", memory->shape.k_top);
     json_field_int(out, "keys", memory->shape.n_key);
     json_field_int(out, "key_width", memory->shape.d_key);
+    json_field_string(out, "query", memory_query_name(memory->query));
+    json_field_bool(out, "rescored", memory->shape.scores);
     json_close(out, '}');
 }
 
@@ -162,7 +164,8 @@ static void print_memory(const struct memory_info *memory)
     } else {
         printf("flat keys");
     }
-    printf("), %d heads, k %d, keys %d wide\n", shape->n_head, shape->k_top, shape->d_key);
+    printf("), %d heads, k %d, keys %d wide, queries %s%s\n", shape->n_head, shape->k_top,
+           shape->d_key, memory_query_name(memory->query), shape->scores ? ", rescored" : "");
 }
 
 static void print_kind(const char *name, const struct kind_sum *sum)

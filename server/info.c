@@ -72,6 +72,8 @@ static void write_model(struct text *out, const struct model_info *info,
         json_field_int(out, "knn", memory->shape.k_top);
         json_field_int(out, "d_key", memory->shape.d_key);
         json_field_int(out, "d_value", memory->d_value);
+        json_field_string(out, "query", memory_query_name(memory->query));
+        json_field_bool(out, "rescored", memory->shape.scores);
         json_close(out, '}');
     }
     json_close(out, ']');

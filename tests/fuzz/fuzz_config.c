@@ -16,7 +16,13 @@ static void check_memory(const struct config *c, const struct config_memory *mem
     CHECK(s->k_top >= 1 && s->k_top <= s->n_key && s->k_top <= PKM_K_TOP_MAX);
     CHECK(s->d_key >= 1 && s->d_key <= CONFIG_WIDTH_MAX);
     CHECK(s->kind == PKM_FLAT || s->d_key % 2 == 0);
-    CHECK(memory->info.n_slot == n_slot && n_slot <= INT32_MAX);
+    CHECK(n_slot <= INT32_MAX && memory->info.n_slot >= 1);
+    CHECK(memory->modulo ? memory->info.n_slot < n_slot : memory->info.n_slot == n_slot);
+    CHECK(memory->values_of >= 0 && &c->memory[memory->values_of] <= memory);
+    CHECK(c->memory[memory->values_of].info.n_slot == memory->info.n_slot);
+    CHECK(memory->info.n_hidden >= 0 && memory->info.n_hidden <= MODEL_HIDDEN_MAX);
+    CHECK(memory->info.rescore.temperature > 0 && memory->info.rescore.n_slot >= 1);
+    CHECK(memory->info.query < QUERY_IDENTITY || s->d_key == c->d_model);
     CHECK(memory->info.d_value == c->d_model);
 }
 

@@ -23,6 +23,10 @@ static const char *const VALID =
     "   \"n_key\": 300, \"d_key\": 15, \"n_slot\": 300, \"query_batch_norm\": false,\n"
     "   \"query_bias\": true}]}";
 
+/* Where a memory's entry can be added to. */
+#define IN "\"place\": \"in\""
+#define AFTER "\"place\": \"after\""
+
 /* VALID with the first occurrence of old replaced. Owner: the caller. */
 static char *replace(const char *old, const char *new)
 {
@@ -147,8 +151,8 @@ static void test_refuses(void **state)
         {"\"pkm_transformer\"", "\"bert\"", "model_type is \"bert\"; served are"},
         {"\"dtype\"", "\"share_values\"", "unknown key \"share_values\""},
         {"\"dtype\"", "\"add_bos\"", "duplicate"},
-        {"\"place\": \"in\"", "\"place\": \"in\", \"modulo\": 3",
-         "unknown key \"memories[0].modulo\""},
+        {"\"place\": \"in\"", "\"place\": \"in\", \"modulus\": 3",
+         "unknown key \"memories[0].modulus\""},
         {"\"layer\": 6", "\"layer\": -1", "memories[0].layer is -1, outside"},
         {"\"layer\": 6", "\"layer\": 8", "memories[1] runs before memories[0]"},
         {"\"layer\": 6, \"place\": \"in\"", "\"layer\": 7, \"place\": \"after\"",
@@ -164,6 +168,23 @@ static void test_refuses(void **state)
         {"\"n_slot\": 300", "\"n_slot\": 301", "flat keys with n_key 300 have 300"},
         {"\"query_bias\": false", "\"query_bias\": 0", "memories[0].query_bias must be true"},
         {",\n   \"query_bias\": false", "", "memories[0].query_bias is missing"},
+        {IN, IN ", \"query\": \"conv\"", "memories[0].query is \"conv\"; served are"},
+        {IN, IN ", \"query_hidden\": 3", "query_hidden must be an array of at most 8 widths"},
+        {IN, IN ", \"query_hidden\": [1, 2, 3, 4, 5, 6, 7, 8, 9]", "at most 8 widths"},
+        {IN, IN ", \"query_hidden\": [0]", "memories[0].query_hidden[] is 0, outside 1 .. 65536"},
+        {IN, IN ", \"query_hidden\": [2.5]", "memories[0].query_hidden[] must be an integer"},
+        {IN, IN ", \"query\": \"per_half\"", "\"per_half\" needs query_hidden and an even d_key"},
+        {IN, IN ", \"query\": \"identity\"", "needs d_key = d_model = 64 (d_key is 32)"},
+        {IN, IN ", \"modulo\": true", "and modulo makes it fewer than these"},
+        {IN, IN ", \"modulo\": 1", "memories[0].modulo must be true or false"},
+        {IN, IN ", \"temperature\": 0", "memories[0].temperature is 0, outside 1e-6 .. 1e6"},
+        {IN, IN ", \"temperature\": -1", "memories[0].temperature is -1, outside"},
+        {IN, IN ", \"temperature\": 1e300", "memories[0].temperature is inf, outside"},
+        {IN, IN ", \"subtract\": \"max\"", "memories[0].subtract is \"max\"; served are"},
+        {IN, IN ", \"normalize\": true", "normalize after a softmax needs subtract"},
+        {IN, IN ", \"values_of\": 1", "values_of is 1, not the index of an earlier memory"},
+        {AFTER, AFTER ", \"values_of\": 0", "but the table of memories[0] has 1024 rows"},
+        {AFTER, AFTER ", \"values_of\": 64", "memories[1].values_of is 64, outside 0 .. 63"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -171,6 +192,46 @@ static void test_refuses(void **state)
         refuse_text(text, rows[i].new, rows[i].message);
         free(text);
     }
+}
+
+/* What the scores of a memory go through, and what it does without. */
+static void test_reads_memory_options(void **state)
+{
+    static struct config c;
+    struct err err;
+    (void)state;
+    assert_int_equal(parse(VALID, &c, &err), ERR_OK);
+    for (int m = 0; m < 2; m++) { /* plain memories stay on the plain path */
+        const struct config_memory *const plain = &c.memory[m];
+        assert_true(!plain->info.shape.scores && !plain->query_normalize && !plain->shared_keys);
+        assert_true(!plain->slot_map && !plain->modulo && plain->values_of == m);
+        assert_int_equal(plain->info.query, QUERY_MLP);
+        assert_int_equal(plain->info.n_hidden, 0);
+    }
+    char *text = replace(IN, IN ", \"query\": \"per_half\", \"query_hidden\": [20, 10], "
+                                "\"query_normalize\": true, \"shared_keys\": true, "
+                                "\"slot_map\": true, \"temperature\": 0.5, \"softmax\": false, "
+                                "\"subtract\": \"median\", \"normalize\": true");
+    assert_int_equal(parse(text, &c, &err), ERR_OK);
+    const struct config_memory *const in = &c.memory[0];
+    assert_true(in->query_normalize && in->shared_keys && in->slot_map && !in->modulo);
+    assert_int_equal(in->info.query, QUERY_PER_HALF);
+    assert_int_equal(in->info.n_hidden, 2);
+    assert_int_equal(in->info.hidden[0], 20);
+    assert_int_equal(in->info.hidden[1], 10);
+    const struct pkm_rescore *const rescore = &in->info.rescore;
+    assert_true(in->info.shape.scores && !rescore->softmax && rescore->normalize);
+    assert_true(rescore->temperature == 0.5f);
+    assert_int_equal(rescore->subtract, PKM_SUBTRACT_MEDIAN);
+    assert_int_equal(rescore->n_head, 4);
+    assert_int_equal(rescore->k_top, 16);
+    assert_int_equal(rescore->n_slot, 1024);
+    free(text);
+    text = replace("\"n_slot\": 1024", "\"n_slot\": 1000, \"modulo\": true");
+    assert_int_equal(parse(text, &c, &err), ERR_OK);
+    assert_true(in->info.shape.scores && rescore->softmax);
+    assert_int_equal(rescore->n_slot, 1000);
+    free(text);
 }
 
 static void test_refuses_what_is_no_object(void **state)
@@ -245,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_reads_every_field),
         cmocka_unit_test(test_optional_keys_have_defaults),
         cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_reads_memory_options),
         cmocka_unit_test(test_refuses_what_is_no_object),
         cmocka_unit_test(test_refuses_too_many_memories),
         cmocka_unit_test(test_message_is_one_line),

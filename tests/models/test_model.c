@@ -376,6 +376,109 @@ static void test_refuses_tensors(void **state)
     folder_free(&f);
 }
 
+/* Slots of the keys → slots of the table, for each head: turned by 7 for head 0, by 3 for head 1.
+ */
+static struct writer_tensor *add_slot_map(struct folder *f)
+{
+    const int64_t n_slot = N_KEY * N_KEY;
+    const int64_t dim[2] = {2, n_slot};
+    struct writer_tensor *const map = writer_add(&f->w, "memories.1_in.slot_map", 2, dim);
+    map->dtype = DTYPE_I32;
+    for (int64_t i = 0; i < 2 * n_slot; i++) {
+        map->value[i] = (float)((i % n_slot + (i < n_slot ? 7 : 3)) % n_slot);
+    }
+    return map;
+}
+
+static void test_refuses_slot_maps(void **state)
+{
+    struct folder f;
+    (void)state;
+    folder_new(&f, V);
+    write_config(f.dir, V, "true,\"slot_map\":true");
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT, "tensor memories.1_in.slot_map is missing");
+    struct writer_tensor *const map = add_slot_map(&f);
+    map->value[30] = 25;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT, "memories.1_in.slot_map: element 30 is 25, not a slot 0 .. 24");
+    map->value[30] = -1;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT, "memories.1_in.slot_map: element 30 is -1, not a slot");
+    map->value[30] = 0;
+    map->dtype = DTYPE_F32;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_UNSUPPORTED, "slot_map has dtype F32; it holds slots and must be I32");
+    map->dtype = DTYPE_I32;
+    writer_find(&f.w, "layer_norm1.0.bias")->dtype = DTYPE_I32;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_UNSUPPORTED,
+           "layer_norm1.0.bias has dtype I32; weights must be F32, F16 or BF16");
+    folder_free(&f);
+}
+
+/* Moving the table's rows and the slots alike changes nothing but where the rows stand. */
+static void test_slot_map_moves_rows(void **state)
+{
+    struct folder f;
+    float wanted[48], got[48];
+    const struct model_options check = {.dtype = "f32", .check = true};
+    (void)state;
+    folder_new(&f, V);
+    write_config(f.dir, V, "true,\"slot_map\":true");
+    struct writer_tensor *const map = add_slot_map(&f);
+    const int n_slot = N_KEY * N_KEY;
+    for (int i = 0; i < 2 * n_slot; i++) {
+        map->value[i] = (float)(i % n_slot);
+    }
+    folder_save(&f);
+    score(&f, &check, 48, wanted, 48);
+    struct writer_tensor *const values = writer_find(&f.w, "memories.1_in.values.weight");
+    float moved[N_KEY * N_KEY * D];
+    for (int i = 0; i < 2 * n_slot; i++) {
+        map->value[i] = (float)((i % n_slot + 7) % n_slot);
+    }
+    for (int i = 0; i < n_slot * D; i++) {
+        moved[(i + 7 * D) % (n_slot * D)] = values->value[i];
+    }
+    memcpy(values->value, moved, sizeof moved);
+    folder_save(&f);
+    score(&f, &check, 48, got, 48);
+    assert_same_score(got, wanted, 48, "slots and rows moved alike");
+    folder_free(&f);
+}
+
+/* Two memories with one table, which stands in the file once and is counted once. */
+static void test_values_are_shared(void **state)
+{
+    struct folder f;
+    struct runner run;
+    (void)state;
+    folder_new(&f, V);
+    for (int i = f.w.n - 1; i >= 0;
+         i--) { /* the second memory is like the first, without a table */
+        const struct writer_tensor first = f.w.tensor[i];
+        char name[96];
+        if (strncmp(first.name, "memories.1_in.", 14) == 0 &&
+            strstr(first.name, "values") == NULL) {
+            (void)snprintf(name, sizeof name, "memories.1_after.%.70s", first.name + 14);
+            struct writer_tensor *const copy = writer_add(&f.w, name, first.n_dim, first.dim);
+            memcpy(copy->value, first.value, (size_t)first.n_elem * sizeof(float));
+        }
+    }
+    write_config(f.dir, V,
+                 "true,\"query_bias\":true},{\"layer\":1,\"place\":\"after\",\"kind\":\"product\","
+                 "\"n_head\":2,\"k_top\":3,\"n_key\":5,\"d_key\":4,\"n_slot\":25,"
+                 "\"values_of\":0,\"query_batch_norm\":true");
+    folder_save(&f);
+    assert_true(runner_open(&run, "ref", f.dir, &F32));
+    assert_int_equal(run.info->n_memory, 2);
+    assert_int_equal(run.info->n_param_memory, N_KEY * N_KEY * D);
+    assert_int_equal(run.info->value_bytes, N_KEY * N_KEY * D * sizeof(float));
+    runner_close(&run);
+    folder_free(&f);
+}
+
 static void test_refuses_numbers(void **state)
 {
     struct folder f;
@@ -570,6 +673,9 @@ int main(void)
         cmocka_unit_test(test_vocabulary_chunks_keep_bits),
         cmocka_unit_test(test_batch_norm_is_folded),
         cmocka_unit_test(test_refuses_tensors),
+        cmocka_unit_test(test_refuses_slot_maps),
+        cmocka_unit_test(test_slot_map_moves_rows),
+        cmocka_unit_test(test_values_are_shared),
         cmocka_unit_test(test_refuses_numbers),
         cmocka_unit_test(test_refuses_options_and_memory),
         cmocka_unit_test(test_device_holds_all_but_the_values),

@@ -146,7 +146,10 @@ static inline void writer_put(unsigned char *out, const struct writer_tensor *t,
     const uint16_t half = t->dtype == DTYPE_BF16  ? bf16_from_f32(t->value[i])
                           : t->dtype == DTYPE_F16 ? writer_f16(t->value[i])
                                                   : 0;
-    const void *const from = t->dtype == DTYPE_F32 ? (const void *)&t->value[i] : &half;
+    const int32_t whole = (int32_t)t->value[i];
+    const void *const from = t->dtype == DTYPE_F32   ? (const void *)&t->value[i]
+                             : t->dtype == DTYPE_I32 ? (const void *)&whole
+                                                     : &half;
     memcpy(out + (size_t)i * dtype_bytes(t->dtype), from, dtype_bytes(t->dtype));
 }
 

@@ -1,0 +1,267 @@
+/* A memory's entry in config.json: its table of fields, and what must hold between them. See
+ * config.h; the keys are explained in models/README.md and models/MEMORY.md. */
+#include "models/config_memory.h"
+#include "models/read.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+static enum err_code read_place(void *base, const json_t *value, const struct place *at,
+                                struct err *err)
+{
+    static const char *const places[] = {"in", "after", NULL};
+    struct config_memory *const memory = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "place", places, at, err);
+    memory->info.after = index == 1;
+    return code;
+}
+
+static enum err_code read_kind(void *base, const json_t *value, const struct place *at,
+                               struct err *err)
+{
+    static const char *const kinds[] = {"product", "flat", NULL};
+    struct config_memory *const memory = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "kind", kinds, at, err);
+    memory->info.shape.kind = index == 1 ? PKM_FLAT : PKM_PRODUCT;
+    return code;
+}
+
+static enum err_code read_query(void *base, const json_t *value, const struct place *at,
+                                struct err *err)
+{
+    static const char *const names[] = {"mlp", "per_half", "identity", "shuffled", NULL};
+    struct config_memory *const memory = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "query", names, at, err);
+    memory->info.query = (enum query_kind)index;
+    return code;
+}
+
+static enum err_code read_hidden(void *base, const json_t *value, const struct place *at,
+                                 struct err *err)
+{
+    static const struct field width = {"query_hidden[]", FIELD_INT, true, 0, 1,
+                                       CONFIG_WIDTH_MAX, NULL};
+    struct memory_info *const info = &((struct config_memory *)base)->info;
+    const size_t n = json_array_size(value);
+    if (!json_is_array(value) || n > MODEL_HIDDEN_MAX) {
+        return err_set(err, ERR_FORMAT, "%s: %squery_hidden must be an array of at most %d widths",
+                       at->path, at->prefix, (int)MODEL_HIDDEN_MAX);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int64_t number = 0;
+        const enum err_code code = read_integer(&number, json_array_get(value, i), &width, at, err);
+        if (code != ERR_OK) {
+            return code;
+        }
+        info->hidden[i] = (int)number;
+    }
+    info->n_hidden = (int)n;
+    return ERR_OK;
+}
+
+static enum err_code read_subtract(void *base, const json_t *value, const struct place *at,
+                                   struct err *err)
+{
+    static const char *const names[] = {"none", "min", "mean", "median", NULL};
+    struct config_memory *const memory = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "subtract", names, at, err);
+    memory->info.rescore.subtract = (enum pkm_subtract)index;
+    return code;
+}
+
+#define AT_MEMORY(member) offsetof(struct config_memory, member)
+
+static const struct field memory_fields[] = {
+    {"layer", FIELD_INT, true, AT_MEMORY(info.layer), 0, CONFIG_LAYER_MAX - 1, NULL},
+    {"place", FIELD_CUSTOM, true, 0, 0, 0, read_place},
+    {"kind", FIELD_CUSTOM, true, 0, 0, 0, read_kind},
+    {"n_head", FIELD_INT, true, AT_MEMORY(info.shape.n_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"k_top", FIELD_INT, true, AT_MEMORY(info.shape.k_top), 1, PKM_K_TOP_MAX, NULL},
+    {"n_key", FIELD_INT, true, AT_MEMORY(info.shape.n_key), 1, CONFIG_KEY_MAX, NULL},
+    {"d_key", FIELD_INT, true, AT_MEMORY(info.shape.d_key), 1, CONFIG_WIDTH_MAX, NULL},
+    {"n_slot", FIELD_LONG, true, AT_MEMORY(info.n_slot), 1, INT32_MAX, NULL},
+    {"query_batch_norm", FIELD_BOOL, true, AT_MEMORY(query_batch_norm), 0, 0, NULL},
+    {"query_bias", FIELD_BOOL, true, AT_MEMORY(query_bias), 0, 0, NULL},
+    {"query", FIELD_CUSTOM, false, 0, 0, 0, read_query},
+    {"query_hidden", FIELD_CUSTOM, false, 0, 0, 0, read_hidden},
+    {"query_normalize", FIELD_BOOL, false, AT_MEMORY(query_normalize), 0, 0, NULL},
+    {"shared_keys", FIELD_BOOL, false, AT_MEMORY(shared_keys), 0, 0, NULL},
+    {"slot_map", FIELD_BOOL, false, AT_MEMORY(slot_map), 0, 0, NULL},
+    {"modulo", FIELD_BOOL, false, AT_MEMORY(modulo), 0, 0, NULL},
+    {"temperature", FIELD_REAL, false, AT_MEMORY(info.rescore.temperature), 0, 0, NULL},
+    {"softmax", FIELD_BOOL, false, AT_MEMORY(info.rescore.softmax), 0, 0, NULL},
+    {"subtract", FIELD_CUSTOM, false, 0, 0, 0, read_subtract},
+    {"normalize", FIELD_BOOL, false, AT_MEMORY(info.rescore.normalize), 0, 0, NULL},
+    {"values_of", FIELD_INT, false, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
+};
+
+/* Of the query network, against the memory's other fields. */
+static enum err_code check_query(const struct config_memory *memory, const struct config *config,
+                                 const struct place *at, struct err *err)
+{
+    const struct memory_info *const info = &memory->info;
+    const int n_head = info->shape.n_head;
+    const int d_key = info->shape.d_key;
+    if (info->query == QUERY_MLP) {
+        return ERR_OK;
+    }
+    if (info->query == QUERY_PER_HALF) {
+        return d_key % 2 == 0 && info->n_hidden > 0
+                   ? ERR_OK
+                   : err_set(err, ERR_FORMAT,
+                             "%s: %squery \"per_half\" needs query_hidden and an even d_key",
+                             at->path, at->prefix);
+    }
+    if (d_key != config->d_model || info->n_hidden > 0 || memory->query_bias ||
+        memory->query_batch_norm) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %squery without a network needs d_key = d_model = %d (d_key is %d), no "
+                       "query_hidden, query_bias or query_batch_norm",
+                       at->path, at->prefix, config->d_model, d_key);
+    }
+    if (info->query == QUERY_SHUFFLED && n_head > 1 &&
+        (n_head > 16 || config->d_model % (1 << n_head) != 0)) {
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: %squery \"shuffled\" cuts d_model %d into 2^n_head pieces: it must be a "
+            "multiple of that, n_head (%d) at most 16",
+            at->path, at->prefix, config->d_model, n_head);
+    }
+    return ERR_OK;
+}
+
+/* Of slots and shares, against the memory's other fields; completes the rescoring. */
+static enum err_code check_rescore(struct config_memory *memory, const struct place *at,
+                                   struct err *err)
+{
+    struct pkm_shape *const shape = &memory->info.shape;
+    struct pkm_rescore *const rescore = &memory->info.rescore;
+    const float temperature = rescore->temperature;
+    if (!(temperature >= 1e-6f && temperature <= 1e6f)) { /* also refuses NaN */
+        return err_set(err, ERR_FORMAT, "%s: %stemperature is %g, outside 1e-6 .. 1e6", at->path,
+                       at->prefix, (double)temperature);
+    }
+    if (rescore->softmax && rescore->normalize && rescore->subtract == PKM_SUBTRACT_NONE) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %snormalize after a softmax needs subtract: its shares sum to 1",
+                       at->path, at->prefix);
+    }
+    const bool is_plain = rescore->softmax && rescore->subtract == PKM_SUBTRACT_NONE &&
+                          !rescore->normalize && !(temperature < 1 || temperature > 1);
+    shape->scores = !is_plain || memory->slot_map || memory->modulo;
+    rescore->n_head = shape->n_head;
+    rescore->k_top = shape->k_top;
+    rescore->n_slot = (int)memory->info.n_slot;
+    return ERR_OK;
+}
+
+/* What must hold between the fields of one memory. */
+static enum err_code check_memory(const struct config_memory *memory, const struct config *config,
+                                  const struct place *at, struct err *err)
+{
+    const struct pkm_shape *const shape = &memory->info.shape;
+    const bool product = shape->kind == PKM_PRODUCT;
+    const int64_t n_slot = product ? (int64_t)shape->n_key * shape->n_key : shape->n_key;
+    if (memory->info.layer >= config->n_layer) {
+        return err_set(err, ERR_FORMAT, "%s: %slayer is %d, but the last of n_layer %d is %d",
+                       at->path, at->prefix, memory->info.layer, config->n_layer,
+                       config->n_layer - 1);
+    }
+    if (shape->k_top > shape->n_key) {
+        return err_set(err, ERR_FORMAT, "%s: %sk_top is %d, more than n_key %d", at->path,
+                       at->prefix, shape->k_top, shape->n_key);
+    }
+    if (product && shape->d_key % 2 != 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sd_key is %d, but product keys halve it: it must be "
+                       "even",
+                       at->path, at->prefix, shape->d_key);
+    }
+    const bool fits = memory->modulo ? memory->info.n_slot < n_slot && n_slot <= INT32_MAX
+                                     : memory->info.n_slot == n_slot;
+    if (!fits) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sn_slot is %lld, but %s keys with n_key %d have %lld%s", at->path,
+                       at->prefix, (long long)memory->info.n_slot, product ? "product" : "flat",
+                       shape->n_key, (long long)n_slot,
+                       memory->modulo ? ", and modulo makes it fewer than these (below 2^31)" : "");
+    }
+    return ERR_OK;
+}
+
+/* The memory at index may read the table of an earlier one that is like its own. */
+static enum err_code check_values_of(const struct config *config, int index, const struct place *at,
+                                     struct err *err)
+{
+    const struct config_memory *const memory = &config->memory[index];
+    if (memory->values_of > index) {
+        return err_set(err, ERR_FORMAT, "%s: %svalues_of is %d, not the index of an earlier memory",
+                       at->path, at->prefix, memory->values_of);
+    }
+    const int64_t n_slot = config->memory[memory->values_of].info.n_slot;
+    if (memory->info.n_slot != n_slot) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sn_slot is %lld, but the table of memories[%d] has %lld rows",
+                       at->path, at->prefix, (long long)memory->info.n_slot, memory->values_of,
+                       (long long)n_slot);
+    }
+    return ERR_OK;
+}
+
+/* Position in the order of execution. */
+static int memory_order(const struct memory_info *info)
+{
+    return 2 * info->layer + (info->after ? 1 : 0);
+}
+
+enum err_code config_memory_read(struct config *config, const json_t *value, int index,
+                                 const char *path, struct err *err)
+{
+    struct place at = {.path = path};
+    (void)snprintf(at.prefix, sizeof at.prefix, "memories[%d].", index);
+    if (!json_is_object(value)) {
+        return err_set(err, ERR_FORMAT, "%s: memories[%d] must be an object", path, index);
+    }
+    struct config_memory *const memory = &config->memory[index];
+    memory->values_of = index;
+    memory->info.rescore = (struct pkm_rescore){.temperature = 1, .softmax = true};
+    enum err_code code = read_fields(memory, value, memory_fields,
+                                     sizeof memory_fields / sizeof *memory_fields, &at, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    code = check_memory(memory, config, &at, err);
+    if (code == ERR_OK) {
+        code = check_query(memory, config, &at, err);
+    }
+    if (code == ERR_OK) {
+        code = check_rescore(memory, &at, err);
+    }
+    if (code == ERR_OK) {
+        code = check_values_of(config, index, &at, err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    memory->info.d_value = config->d_model;
+    if (index > 0) {
+        const int before = memory_order(&config->memory[index - 1].info);
+        const int here = memory_order(&memory->info);
+        if (here == before) {
+            return err_set(err, ERR_FORMAT, "%s: memories[%d] and [%d] are both %s layer %d", path,
+                           index - 1, index, memory->info.after ? "after" : "in",
+                           memory->info.layer);
+        }
+        if (here < before) {
+            return err_set(err, ERR_FORMAT,
+                           "%s: memories[%d] runs before memories[%d]: list them "
+                           "by layer, \"in\" before \"after\"",
+                           path, index, index - 1);
+        }
+    }
+    return ERR_OK;
+}

@@ -1,0 +1,42 @@
+/* Reading the fields of a JSON object into a struct by a table that names every key with its type
+ * and bounds; a key that is not in the table is refused. For models/config*.c. Errors say where the
+ * value stands: "dir/config.json: memories[2].n_key is 0, outside 1 .. 16777216". */
+#ifndef MODELS_READ_H
+#define MODELS_READ_H
+
+#include "kernels/err.h"
+#include "models/json_file.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Where a value stands, for messages: "dir/config.json: memories[2].n_key". */
+struct place {
+    const char *path;
+    char prefix[32]; /* "" or "memories[2]." */
+};
+
+enum field_type { FIELD_INT, FIELD_LONG, FIELD_REAL, FIELD_BOOL, FIELD_CUSTOM };
+
+struct field {
+    const char *key;
+    enum field_type type;
+    bool required;
+    size_t offset; /* in struct config or struct config_memory */
+    int64_t min, max;
+    enum err_code (*read)(void *base, const json_t *value, const struct place *at, struct err *err);
+};
+
+enum err_code read_wrong_type(const struct place *at, const char *key, const char *expected,
+                              struct err *err);
+/* The index of value among choices, which end with NULL. */
+enum err_code read_choice(int *index, const json_t *value, const char *key,
+                          const char *const *choices, const struct place *at, struct err *err);
+enum err_code read_integer(int64_t *number, const json_t *value, const struct field *field,
+                           const struct place *at, struct err *err);
+/* Reads every field of object into base by the table, and refuses keys that are not in it. */
+enum err_code read_fields(void *base, const json_t *object, const struct field *fields,
+                          size_t n_field, const struct place *at, struct err *err);
+
+#endif
