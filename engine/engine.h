@@ -81,7 +81,7 @@ struct sampling {
 struct memory_trace {
     int64_t lookups; /* positions · heads · k_top */
     int64_t n_position;
-    uint32_t *count; /* [n_slot] accesses with weight != 0 */
+    uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
     double *weight;  /* [n_slot] sum of shares */
     int32_t *slots;  /* [position_max, n_head·k_top] or NULL: only with "tokens" */
     float *shares;   /* same shape */
@@ -279,7 +279,7 @@ struct memory_stats {
     double used;       /* share of slots with non-zero weight */
     double kl_w, kl_u; /* log S + Σ z log z, nats: by weight, by count; NaN where undefined */
     double gini_w, gini_u;
-    int64_t top50_w, top90_w, top99_w, top50_u, top90_u, top99_u;
+    int64_t top50_w, top90_w, top99_w, top50_u, top90_u, top99_u; /* -1: undefined */
 };
 /* scratch: malloc'd inside; returns ERR_MEMORY if that fails. */
 enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,

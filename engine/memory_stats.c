@@ -5,7 +5,9 @@
  *   used  = share of the slots with z != 0
  *   kl    = log S + Σ z log z         (0 = all slots alike, log S = one slot alone)
  *   gini  = 1 - 2 · mean of the cumulative sums of ascending z
- *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100 */
+ *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100
+ * Weights of both signs (memories without a softmax) are no distribution: what is by weight is then
+ * undefined, as it is where nothing was looked up. */
 #include "engine/engine.h"
 
 #include <math.h>
@@ -37,12 +39,14 @@ static int64_t slots_above(const double *sum, int64_t n, double from)
 static void distribution_stats(double *z, int64_t n, double *kl, double *gini, int64_t top[3])
 {
     double total = 0;
+    bool is_signed = false;
     for (int64_t i = 0; i < n; i++) {
         total += z[i];
+        is_signed = is_signed || z[i] < 0;
     }
     *kl = *gini = NAN;
-    top[0] = top[1] = top[2] = 0;
-    if (!(total > 0)) {
+    top[0] = top[1] = top[2] = is_signed ? -1 : 0;
+    if (is_signed || !(total > 0)) {
         return;
     }
     double entropy = 0;

@@ -1,12 +1,13 @@
 /* Sums over all traffic: see memory_totals.h. */
 #include "engine/memory_totals.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Written by the engine thread alone. */
 struct memory_total {
     _Atomic double weight; /* sum of shares */
-    atomic_llong count;    /* accesses with a share != 0 */
+    atomic_llong count;    /* accesses */
 };
 
 static size_t column_of(const struct memory_info *memory)
@@ -82,8 +83,8 @@ void memory_totals_add(struct memory_totals *totals, const struct model_info *in
         for (size_t i = 0; i < n_hit; i++) {
             const float share = totals->shares[m][i];
             const int32_t slot = totals->slots[m][i];
-            if (!(share > 0.0f || share < 0.0f)) {
-                continue; /* a NaN would be there for ever */
+            if (isnan(share)) {
+                continue; /* it would be there for ever */
             }
             CHECK(slot >= 0 && slot < info->memory[m].n_slot);
             struct memory_total *const total = &totals->total[m][slot];

@@ -252,7 +252,7 @@ void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, con
         for (int j = 0; j < n_column; j++) {
             const float share = shares[from + (size_t)j];
             const int32_t slot = slots[from + (size_t)j];
-            trace->count[slot] += share > 0.0f || share < 0.0f;
+            trace->count[slot]++;
             trace->weight[slot] += (double)share;
         }
         if (trace->slots != NULL) {

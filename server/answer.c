@@ -355,6 +355,15 @@ static void answer_memory_tokens(struct text *out, const struct memory_trace *tr
     json_close(out, ']');
 }
 
+static void json_top(struct text *out, const char *key, int64_t n_slot)
+{
+    if (n_slot >= 0) {
+        json_field_int(out, key, n_slot);
+    } else {
+        json_field_null(out, key);
+    }
+}
+
 static void answer_memory_stats(struct text *out, const struct memory_stats *stats)
 {
     json_field_int(out, "lookups", stats->lookups);
@@ -363,9 +372,9 @@ static void answer_memory_stats(struct text *out, const struct memory_stats *sta
     json_field_double(out, "mem_kl_u", stats->kl_u);
     json_field_double(out, "mem_gini_w", stats->gini_w);
     json_field_double(out, "mem_gini_u", stats->gini_u);
-    json_field_int(out, "mem_top50_w", stats->top50_w);
-    json_field_int(out, "mem_top90_w", stats->top90_w);
-    json_field_int(out, "mem_top99_w", stats->top99_w);
+    json_top(out, "mem_top50_w", stats->top50_w);
+    json_top(out, "mem_top90_w", stats->top90_w);
+    json_top(out, "mem_top99_w", stats->top99_w);
     json_field_int(out, "mem_top50_u", stats->top50_u);
     json_field_int(out, "mem_top90_u", stats->top90_u);
     json_field_int(out, "mem_top99_u", stats->top99_u);

@@ -130,11 +130,16 @@ static enum err_code print_memory(const struct scoring *it, int item, struct err
             ERR_OK) {
             return err->code;
         }
-        printf("%s: memory %d_%s: %.2f %% of %lld slots used, KL %.4f by weight, %.4f by count, "
-               "half of the weight in %lld slots, 90 %% in %lld, 99 %% in %lld\n",
-               it->path[item], memory->layer, memory->after ? "after" : "in", 100 * stats.used,
-               (long long)memory->n_slot, stats.kl_w, stats.kl_u, (long long)stats.top50_w,
-               (long long)stats.top90_w, (long long)stats.top99_w);
+        printf("%s: memory %d_%s: %.2f %% of %lld slots used, KL %.4f by count", it->path[item],
+               memory->layer, memory->after ? "after" : "in", 100 * stats.used,
+               (long long)memory->n_slot, stats.kl_u);
+        if (stats.top50_w < 0) {
+            printf("; by weight undefined: weights of both signs\n");
+            continue;
+        }
+        printf(", %.4f by weight, half of the weight in %lld slots, 90 %% in %lld, 99 %% in %lld\n",
+               stats.kl_w, (long long)stats.top50_w, (long long)stats.top90_w,
+               (long long)stats.top99_w);
     }
     return ERR_OK;
 }

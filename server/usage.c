@@ -3,6 +3,7 @@
 
 #include "engine/log.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,7 +156,7 @@ void usage_write(struct text *out, struct usage *usage)
         used[m] = stats[m].used;
         kl[0][m] = stats[m].kl_w;
         kl[1][m] = stats[m].kl_u;
-        top[0][m] = (double)stats[m].top90_w;
+        top[0][m] = stats[m].top90_w < 0 ? NAN : (double)stats[m].top90_w;
         top[1][m] = (double)stats[m].top90_u;
     }
     usage_put(out, info, "memory_used_ratio", "Share of the slots read, of the sampled positions.",

@@ -88,6 +88,23 @@ static void nothing_looked_up_is_undefined(void **state)
     assert_int_equal(stats.top50_w, 0);
 }
 
+/* Shares of both signs are no distribution; accesses are one, also those of weight 0. */
+static void signed_weights_are_undefined(void **state)
+{
+    (void)state;
+    double weight[4] = {0.5, -0.25, 0, 0.75};
+    uint32_t count[4] = {1, 1, 2, 0};
+    const struct memory_trace trace = {.weight = weight, .count = count};
+    struct memory_stats stats;
+    assert_int_equal(memory_stats_of(&trace, 4, &stats, NULL), ERR_OK);
+    assert_near(stats.used, 0.75);
+    assert_true(isnan(stats.kl_w) && isnan(stats.gini_w));
+    assert_int_equal(stats.top50_w, -1);
+    assert_int_equal(stats.top99_w, -1);
+    assert_near(stats.kl_u, log(4) + 2 * 0.25 * log(0.25) + 0.5 * log(0.5));
+    assert_int_equal(stats.top99_u, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -95,6 +112,7 @@ int main(void)
         cmocka_unit_test(uniform_use_has_no_distance),
         cmocka_unit_test(one_slot_alone_is_log_s_away),
         cmocka_unit_test(nothing_looked_up_is_undefined),
+        cmocka_unit_test(signed_weights_are_undefined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
