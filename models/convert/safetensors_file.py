@@ -13,14 +13,17 @@ import numpy as np
 from fault import Refused
 
 NAMES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
-WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
+WIDTH = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2}
 CHUNK = 1 << 20  # elements in work at a time
 HEADER_ALIGN = 64
 
 
-def stored_dtype(shape, dtype):
-    """Vectors (biases, norms) stay fp32: they are small, and rounding them would gain nothing."""
-    return NAMES[dtype] if len(shape) >= 2 else "F32"
+def stored_dtype(array, dtype):
+    """Vectors (biases, norms) stay fp32: they are small, and rounding them would gain nothing.
+    Slot maps are integers."""
+    if array.dtype.kind == "i":
+        return "I32"
+    return NAMES[dtype] if array.ndim >= 2 else "F32"
 
 
 def encode(values, dtype):
@@ -44,6 +47,9 @@ def _pieces(array):
 
 def _write_tensor(file, name, array, dtype):
     for piece in _pieces(array):
+        if dtype == "I32":
+            file.write(np.ascontiguousarray(piece, dtype="<i4"))
+            continue
         with np.errstate(all="ignore"):  # overflow is looked for right below
             values = np.ascontiguousarray(piece, dtype=np.float32)
             finite = np.isfinite(values)
@@ -62,7 +68,7 @@ def _write_tensor(file, name, array, dtype):
 
 def write(file, tensors, dtype):
     """Writes tensors, a list of (name, array), to file. Returns (parameters, data bytes)."""
-    plan = [(name, array, stored_dtype(array.shape, dtype)) for name, array in tensors]
+    plan = [(name, array, stored_dtype(array, dtype)) for name, array in tensors]
     # Readers want each tensor aligned to its element: the wide ones go first.
     plan.sort(key=lambda item: -WIDTH[item[2]])
     header, at = {}, 0

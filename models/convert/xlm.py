@@ -8,15 +8,13 @@ there, except the sizes the original itself takes from a tensor (positions, numb
 
 from types import SimpleNamespace
 
-import numpy as np
-
+import xlm_memory
 import xlm_params
 from fault import Refused, show
 from torch_file import Tensor
 
 LAYER_LINEARS = ("q_lin", "k_lin", "v_lin", "out_lin")
 POSITION_MAX = 1 << 20
-CHUNK_ROWS = 4096
 
 
 def looks_like(root):
@@ -42,13 +40,6 @@ def _state_dict(root):
     return dict(weights)
 
 
-def _size(weights, name):
-    """The claimed size of a tensor from which a dimension is taken."""
-    if name not in weights:
-        raise Refused("tensor '%s' is missing" % name)
-    return weights[name].size
-
-
 def _linear(shapes, name, n_out, n_in, bias=True):
     shapes[name + ".weight"] = (n_out, n_in)
     if bias:
@@ -59,50 +50,10 @@ def _norm(shapes, name, n):
     shapes[name + ".weight"] = shapes[name + ".bias"] = (n,)
 
 
-def _check_keys(m, name, size):
-    """n_key and n_slot of a memory, from the shape of its keys and what params repeat of it."""
-    dims = 3 if m.flat else 4
-    if len(size) != dims:
-        raise Refused("tensor '%s': %d dimensions expected, got shape %s"
-                      % (name, dims, show(list(size))))
-    n_key = size[-2]
-    if not isinstance(n_key, int) or not 1 <= n_key <= 1 << 24:
-        raise Refused("tensor '%s': shape %s" % (name, show(list(size))))
-    n_slot = n_key if m.flat else n_key * n_key
-    for field, due in (("mem_n_keys", n_key), ("n_indices", n_slot), ("mem_size", n_slot)):
-        if m.sizes[field] is not None and m.sizes[field] != due:
-            raise Refused("params.%s: %s, but tensor '%s' has %d keys (%d expected)"
-                          % (field, show(m.sizes[field]), name, n_key, due))
-    if m.k_top > n_key:
-        raise Refused("params.mem_knn: %d is more than the %d keys of tensor '%s'"
-                      % (m.k_top, n_key, name))
-    return n_key, n_slot
-
-
-def _memory(shapes, weights, p, layer, after):
-    """Adds the tensors of one memory to shapes and returns its entry of config.json."""
-    m = p.memory
-    name = "memories.%d_%s" % (layer, "after" if after else "in")
-    n_key, n_slot = _check_keys(m, name + ".keys", _size(weights, name + ".keys"))
-    shapes[name + ".keys"] = (m.n_head, n_key, m.d_key) if m.flat \
-        else (m.n_head, 2, n_key, m.d_key // 2)
-    shapes[name + ".values.weight"] = (n_slot, p.d_model)
-    query = name + ".query_proj.query_mlps."
-    n_out = m.n_head * m.d_key
-    _linear(shapes, query + "0", n_out, p.d_model, m.query_bias)
-    if m.batch_norm:
-        _norm(shapes, query + "1", n_out)
-        shapes[query + "1.running_mean"] = shapes[query + "1.running_var"] = (n_out,)
-    return {"layer": layer, "place": "after" if after else "in",
-            "kind": "flat" if m.flat else "product", "n_head": m.n_head, "k_top": m.k_top,
-            "n_key": n_key, "d_key": m.d_key, "n_slot": n_slot,
-            "query_batch_norm": m.batch_norm, "query_bias": m.query_bias}
-
-
 def _expect(p, weights):
     """Every tensor a file with these params has, with its shape; and the memories' config."""
     shapes = {"embeddings.weight": (p.n_vocab, p.d_model)}
-    position = _size(weights, "position_embeddings.weight")
+    position = xlm_memory.size_of(weights, "position_embeddings.weight")
     n_position = position[0] if len(position) == 2 else 0
     if not isinstance(n_position, int) or not 1 <= n_position <= POSITION_MAX:
         raise Refused("tensor 'position_embeddings.weight': shape [1..%d, %d] expected, got %s"
@@ -120,7 +71,7 @@ def _expect(p, weights):
             _linear(shapes, "ffns.%d.lin1" % i, 4 * p.d_model, p.d_model)
             _linear(shapes, "ffns.%d.lin2" % i, p.d_model, 4 * p.d_model)
         _norm(shapes, "layer_norm2.%d" % i, p.d_model)
-    memories = [_memory(shapes, weights, p, layer, after) for layer, after in places]
+    memories = [xlm_memory.expect(shapes, weights, p, index) for index in range(len(places))]
     _linear(shapes, "pred_layer.proj", p.n_vocab, p.d_model)
     return shapes, memories
 
@@ -139,7 +90,7 @@ def _compare(shapes, weights):
             raise Refused("tensor '%s' is not one that params call for" % name)
 
 
-def _arrays(file, shapes, weights):
+def _arrays(file, shapes, weights, p):
     """name -> view of the file. No storage may be asked for more than it holds."""
     arrays, taken = {}, {}
     for name in shapes:
@@ -148,26 +99,20 @@ def _arrays(file, shapes, weights):
             array = file.array(tensor)
         except Refused as fault:
             raise Refused("tensor '%s': %s" % (name, fault))
-        if array.dtype.kind != "f":
-            raise Refused("tensor '%s': floating point expected, got %s" % (name, array.dtype.name))
-        taken[tensor.storage.key] = taken.get(tensor.storage.key, 0) + array.size
-        tied = name == "pred_layer.proj.weight" \
-            and tensor.storage.key == weights["embeddings.weight"].storage.key
-        if taken[tensor.storage.key] > tensor.storage.root_numel and not tied:
+        kind = "i" if name.endswith(xlm_memory.MAP) else "f"
+        if array.dtype.kind != kind:
+            raise Refused("tensor '%s': %s expected, got %s" % (
+                name, "integers" if kind == "i" else "floating point", array.dtype.name))
+        key = tensor.storage.key
+        tied = name == "pred_layer.proj.weight" and key == weights["embeddings.weight"].storage.key
+        shared = key in taken and xlm_memory.is_shared_table(p, name, taken[key][0])
+        first, size = taken.get(key, (name, 0))
+        taken[key] = (first, size + (0 if tied or shared else array.size))
+        if taken[key][1] > tensor.storage.root_numel:
             raise Refused("tensor '%s' shares its storage with another one; only the output and"
-                          " the embeddings may" % name)
+                          " the embeddings may, and values with mem_share_values" % name)
         arrays[name] = array
     return arrays
-
-
-def _drop_tied_output(arrays):
-    """With share_inout_emb the file repeats the embeddings as output weights; the copy goes."""
-    output, embeddings = arrays.pop("pred_layer.proj.weight"), arrays["embeddings.weight"]
-    for i in range(0, len(embeddings), CHUNK_ROWS):
-        same = output[i:i + CHUNK_ROWS] == embeddings[i:i + CHUNK_ROWS]
-        if not np.all(same | np.isnan(embeddings[i:i + CHUNK_ROWS])):  # NaN has its own message
-            raise Refused("tensor 'pred_layer.proj.weight' differs from 'embeddings.weight' at row"
-                          " %d, but params.share_inout_emb is true" % (i + np.argmin(same.all(1))))
 
 
 def read(file, settings, dtype):
@@ -183,9 +128,12 @@ def read(file, settings, dtype):
     words = xlm_params.read_words(root, p.n_vocab)
     shapes, memories = _expect(p, weights)
     _compare(shapes, weights)
-    arrays = _arrays(file, shapes, weights)
+    arrays = _arrays(file, shapes, weights, p)
     if p.tie_output:
-        _drop_tied_output(arrays)
+        xlm_memory.drop_copy(arrays, "pred_layer.proj.weight", "embeddings.weight",
+                             "share_inout_emb")
+    if memories:
+        xlm_memory.arrange(arrays, p, memories)
     config = {
         "model_type": "pkm_transformer", "vocab_size": p.n_vocab, "d_model": p.d_model,
         "n_layer": p.n_layer, "n_head": p.n_head, "d_ff": 4 * p.d_model,

@@ -1,9 +1,8 @@
 """What the `params` and the dictionary of an XLM checkpoint say, checked field by field.
 
 xlm.py asks for a struct of plain numbers (read) and for the words (read_words). Everything the
-model cannot be served with is refused here, by the field's name: options that change the
-mathematics but belong to a later version of pkmserve, combinations the original rejects, and
-models of another kind (translation, masked, image memories). Options that only matter in training
+model cannot be served with is refused here, by the field's name: combinations the original rejects
+and models of another kind (translation, masked, image memories). Options that only matter in training
 are not looked at.
 """
 
@@ -15,6 +14,7 @@ SPECIAL_WORDS = ["<s>", "</s>", "<pad>", "<unk>"] + ["<special%d>" % i for i in 
 INDICES = {"bos_index": 0, "eos_index": 1, "pad_index": 2, "unk_index": 3}
 LANG_MAX, LANG_NAME_MAX = 256, 63
 MEMORY_MAX = 64
+HIDDEN_MAX = 8  # of a query network
 
 # Fields a file may lack, with the value the original gives them; the first group can be missing in
 # any file, the second in a file with memories that is older than the option. All others must be
@@ -145,8 +145,10 @@ def _query_sizes(f):
     if sizes == "":
         return []
     if not isinstance(sizes, (list, tuple)) or len(sizes) < 2 or not all(
-            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
-        refuse("mem_query_layer_sizes", "a list like [0, 0] or '' expected, got %s" % show(sizes))
+            isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= 65536 for n in sizes) \
+            or sizes[0] != 0 or sizes[-1] != 0 or 0 in sizes[1:-1] or len(sizes) > HIDDEN_MAX + 2:
+        refuse("mem_query_layer_sizes", "[0, width, .., 0] with at most %d widths, or '' expected,"
+               " got %s" % (HIDDEN_MAX, show(sizes)))
     return list(sizes)
 
 
@@ -180,33 +182,19 @@ def _refuse_impossible(f, m):
         refuse("mem_grouped_conv", "true needs mem_multi_query_net")
     if f.flag("mem_multi_query_net") and m.query_sizes in ([], [0, 0]):
         refuse("mem_multi_query_net", "true needs more than two mem_query_layer_sizes")
-    if f.get("mem_modulo_size") != -1:
+    if m.per_half and m.d_key % 2:
+        refuse("mem_k_dim", "an even number expected with mem_multi_query_net, got %d" % m.d_key)
+    if f.flag("mem_shuffle_query") and m.query_sizes:
+        refuse("mem_shuffle_query", "true needs mem_query_layer_sizes = ''")
+    if f.flag("mem_shuffle_query") and m.n_head > 1 and m.d_model % 2 ** min(m.n_head, 17):
+        refuse("mem_shuffle_query", "emb_dim = %d is not divisible by 2^mem_heads = 2^%d"
+               % (m.d_model, m.n_head))
+    if m.modulo != -1:
         n_indices = f.get("n_indices")
-        most = n_indices - 1 if isinstance(n_indices, int) else 2 ** 31
+        most = n_indices - 1 if isinstance(n_indices, int) else 2 ** 31 - 1
         f.count("mem_modulo_size", 1, most)
-
-
-def _refuse_later(f, m):
-    """Options of the family that pkmserve does not compute yet, all of them in one line."""
-    later = []
-
-    def unless(field, good):
-        if not good:
-            later.append("%s = %s" % (field, show(f.get(field))))
-
-    unless("mem_query_layer_sizes", m.query_sizes == [0, 0])
-    for field in ("mem_multi_query_net", "mem_grouped_conv", "mem_shuffle_query",
-                  "mem_shuffle_indices", "mem_normalize_query", "mem_score_normalize"):
-        unless(field, not f.flag(field))
-    unless("mem_modulo_size", f.get("mem_modulo_size") == -1)
-    unless("mem_temperature", f.number("mem_temperature") == 1)
-    unless("mem_score_softmax", f.flag("mem_score_softmax"))
-    unless("mem_score_subtract", f.get("mem_score_subtract") == "")
-    unless("mem_share_values", not f.flag("mem_share_values") or len(m.places) == 1)
-    unless("mem_use_different_keys", f.flag("mem_use_different_keys"))
-    unless("mem_keys_type", f.get("mem_keys_type") != "binary")
-    if later:
-        raise Refused("params: not served yet by this version: %s" % ", ".join(later))
+    if not 1e-6 <= m.temperature <= 1e6:
+        refuse("mem_temperature", "1e-6 to 1e6 expected, got %s" % show(m.temperature))
 
 
 def _read_memory(f, p):
@@ -219,8 +207,25 @@ def _read_memory(f, p):
     m.query_bias = f.flag("mem_query_bias")
     m.batch_norm = f.flag("mem_query_batchnorm")
     m.sizes = {field: f.get(field) for field in ("mem_n_keys", "n_indices", "mem_size")}
+    m.per_half = f.flag("mem_multi_query_net")
+    m.grouped = f.flag("mem_grouped_conv")
+    m.query_normalize = f.flag("mem_normalize_query")
+    m.shared_keys = not f.flag("mem_use_different_keys")
+    m.binary_keys = f.get("mem_keys_type") == "binary"
+    m.slot_map = f.flag("mem_shuffle_indices")
+    m.modulo = f.get("mem_modulo_size")
+    m.temperature = f.number("mem_temperature")
+    m.softmax = f.flag("mem_score_softmax")
+    m.subtract = f.get("mem_score_subtract") or "none"
+    m.normalize = f.flag("mem_score_normalize")
+    m.share_values = f.flag("mem_share_values")
     _refuse_impossible(f, m)
-    _refuse_later(f, m)
+    m.hidden = m.query_sizes[1:-1]
+    m.has_network = bool(m.query_sizes)
+    m.query = "per_half" if m.per_half else "mlp" if m.has_network \
+        else "shuffled" if f.flag("mem_shuffle_query") else "identity"
+    m.query_bias = m.query_bias and m.has_network
+    m.batch_norm = m.batch_norm and m.has_network
     return m
 
 

@@ -18,7 +18,8 @@ def read_safetensors(path):
     n, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + n])
     header.pop("__metadata__", None)
-    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8",
+             "I32": "<i4"}
     arrays = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -72,27 +73,73 @@ class Model:
         return self.linear("attentions.%d.out_lin" % i,
                            (softmax(scores) @ v).transpose(1, 0, 2).reshape(n_tok, width))
 
+    def batch_norm(self, name, x):
+        deviation = np.sqrt(self.w[name + ".running_var"] + 1e-5)
+        return (x - self.w[name + ".running_mean"]) / deviation * self.w[name + ".weight"] \
+            + self.w[name + ".bias"]
+
+    def query(self, m, name, x):
+        """[n_tok, n_head, d_key]"""
+        if m.get("query") == "identity":
+            return np.stack([x] * m["n_head"], 1)
+        if m.get("query") == "shuffled":
+            heads = [x]
+            for h in range(1, m["n_head"]):
+                chunks = np.split(x, 2 ** (h + 1), 1)
+                heads.append(np.concatenate(chunks[0::2] + chunks[1::2], 1))
+            return np.stack(heads, 1)
+        n_net = 2 * m["n_head"] if m.get("query") == "per_half" else 1
+        nets = [x] * n_net  # the input of each network's next layer
+        n_layer = len(m.get("query_hidden", [])) + 1
+        for i in range(n_layer):
+            j = i * (3 if m["query_batch_norm"] else 2)
+            weight = self.w["%s%d.weight" % (name, j)]
+            y = np.concatenate([net @ part.T for net, part in zip(nets, np.split(weight, n_net))],
+                               1)
+            y = y + self.w["%s%d.bias" % (name, j)] if m["query_bias"] else y
+            y = self.batch_norm("%s%d" % (name, j + 1), y) if m["query_batch_norm"] else y
+            nets = np.split(np.maximum(y, 0), n_net, 1)
+        return y.reshape(len(x), m["n_head"], m["d_key"])
+
+    @staticmethod
+    def shares(m, scores):
+        """Of the k_top scores, best first."""
+        s = scores / m.get("temperature", 1)
+        s = softmax(s) if m.get("softmax", True) else s
+        k = s.shape[-1]
+        subtract = m.get("subtract", "none")
+        if subtract == "mean":
+            s = s - s.mean(-1, keepdims=True)
+        elif subtract != "none":
+            at = 0 if subtract == "min" else (k - 1) // 2
+            s = s - np.sort(s, -1)[..., at:at + 1]
+        return s / np.abs(s).sum(-1, keepdims=True) if m.get("normalize") else s
+
     def memory(self, m, x):
         """(output, slots, shares)"""
         name = "memories.%d_%s" % (m["layer"], m["place"])
-        query = self.linear(name + ".query_proj.query_mlps.0", x)
-        if m["query_batch_norm"]:
-            bn = name + ".query_proj.query_mlps.1."
-            deviation = np.sqrt(self.w[bn + "running_var"] + 1e-5)
-            query = (query - self.w[bn + "running_mean"]) / deviation * self.w[bn + "weight"] \
-                + self.w[bn + "bias"]
-        query = query.reshape(len(x), m["n_head"], m["d_key"])
-        keys = self.w[name + ".keys"]
-        if m["kind"] == "flat":
-            scores = np.einsum("thk,hnk->thn", query, keys)
-        else:
-            half = m["d_key"] // 2
-            a = np.einsum("thk,hnk->thn", query[:, :, :half], keys[:, 0])
-            b = np.einsum("thk,hnk->thn", query[:, :, half:], keys[:, 1])
-            scores = (a[:, :, :, None] + b[:, :, None, :]).reshape(len(x), m["n_head"], -1)
+        query = self.query(m, name + ".query_proj.query_mlps.", x)
+        halves = 1 if m["kind"] == "flat" else 2
+        query = query.reshape(len(x), m["n_head"], halves, -1)
+        if m.get("query_normalize"):
+            query = query / np.sqrt((query ** 2).sum(-1, keepdims=True))
+        keys = np.broadcast_to(self.w[name + ".keys"].reshape(-1, halves, m["n_key"],
+                                                              m["d_key"] // halves)
+                               if not m.get("shared_keys") else self.w[name + ".keys"],
+                               (m["n_head"], halves, m["n_key"], m["d_key"] // halves))
+        parts = np.einsum("thik,hink->thin", query, keys)
+        scores = parts[:, :, 0]
+        if m["kind"] == "product":
+            scores = (scores[:, :, :, None] + parts[:, :, 1, None, :]) \
+                .reshape(len(x), m["n_head"], -1)
         slots = np.argsort(-scores, axis=-1, kind="stable")[:, :, :m["k_top"]]
-        shares = softmax(np.take_along_axis(scores, slots, -1))
-        values = self.w[name + ".values.weight"][slots]
+        shares = self.shares(m, np.take_along_axis(scores, slots, -1))
+        if m.get("slot_map"):
+            slot_map = self.w[name + ".slot_map"].astype(np.int64)
+            slots = np.stack([row[slots[:, h]] for h, row in enumerate(slot_map)], 1)
+        slots = slots % m["n_slot"]
+        owner = self.config["memories"][m["values_of"]] if "values_of" in m else m
+        values = self.w["memories.%d_%s.values.weight" % (owner["layer"], owner["place"])][slots]
         return np.einsum("thk,thkd->td", shares, values), slots, shares
 
     def forward(self, ids, lang=None):

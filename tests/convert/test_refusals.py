@@ -20,33 +20,8 @@ def checkpoint(tmp_path, value=None, **params):
     return tw.write_zip(tmp_path / "c.pth", value)
 
 
-# What a later version serves: changes of params, and the fields the message names; one by one and
-# as the golden cases of the family combine them.
+# What a later version serves: changes of params, and the fields the message names.
 LATER = [
-    ({"mem_query_layer_sizes": [0, 24, 0]}, ["mem_query_layer_sizes = [0, 24, 0]"]),
-    ({"mem_query_layer_sizes": [0, 20, 0], "mem_multi_query_net": True},
-     ["mem_query_layer_sizes", "mem_multi_query_net = true"]),
-    ({"mem_query_layer_sizes": [0, 12, 0], "mem_multi_query_net": True, "mem_grouped_conv": True},
-     ["mem_grouped_conv = true"]),
-    ({"mem_query_layer_sizes": "", "mem_k_dim": 8}, ["mem_query_layer_sizes = ''"]),
-    ({"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True},
-     ["mem_query_layer_sizes = ''", "mem_shuffle_query = true"]),
-    ({"mem_normalize_query": True}, ["mem_normalize_query = true"]),
-    ({"mem_temperature": 0.4}, ["mem_temperature = 0.4"]),
-    ({"mem_score_softmax": False}, ["mem_score_softmax = false"]),
-    ({"mem_score_subtract": "min"}, ["mem_score_subtract = 'min'"]),
-    ({"mem_score_subtract": "min", "mem_score_normalize": True}, ["mem_score_normalize = true"]),
-    ({"mem_shuffle_indices": True}, ["mem_shuffle_indices = true"]),
-    ({"mem_modulo_size": 10}, ["mem_modulo_size = 10"]),
-    ({"mem_share_values": True, "mem_enc_positions": [(0, "in"), (1, "in")]}, ["mem_share_values"]),
-    ({"mem_use_different_keys": False}, ["mem_use_different_keys = false"]),
-    ({"mem_keys_type": "binary"}, ["mem_keys_type = 'binary'"]),
-    ({"mem_shuffle_indices": True, "mem_normalize_query": True, "mem_temperature": 0.4,
-      "mem_score_subtract": "min", "mem_score_normalize": True},
-     ["mem_shuffle_indices", "mem_normalize_query", "mem_temperature", "mem_score_subtract"]),
-    ({"mem_score_softmax": False, "mem_temperature": 1.7, "mem_score_subtract": "mean",
-      "mem_score_normalize": True, "mem_modulo_size": 10},
-     ["mem_score_softmax = false", "mem_temperature = 1.7", "mem_modulo_size = 10"]),
     ({"asm": True, "share_inout_emb": False, "asm_cutoffs": [4, 8]}, ["asm = true"]),
 ]
 
@@ -79,7 +54,21 @@ IMPOSSIBLE = [
     ({"mem_enc_positions": "1,3+"}, "mem_enc_positions", "list"),
     ({"mem_k_dim": 5}, "mem_k_dim", "even"),
     ({"mem_query_layer_sizes": ""}, "mem_k_dim", "emb_dim = 8"),
-    ({"mem_query_layer_sizes": [0, "x"]}, "mem_query_layer_sizes", "[0, 0]"),
+    ({"mem_query_layer_sizes": [0, "x"]}, "mem_query_layer_sizes", "[0, width, .., 0]"),
+    ({"mem_query_layer_sizes": [8, 0]}, "mem_query_layer_sizes", "[8, 0]"),
+    ({"mem_query_layer_sizes": [0, 0, 0]}, "mem_query_layer_sizes", "[0, 0, 0]"),
+    ({"mem_query_layer_sizes": [0, 10**6, 0]}, "mem_query_layer_sizes", "1000000"),
+    ({"mem_query_layer_sizes": [0] + [4] * 9 + [0]}, "mem_query_layer_sizes", "8 widths"),
+    ({"mem_query_layer_sizes": [0, 4, 0], "mem_multi_query_net": True, "mem_k_dim": 3,
+      "mem_implementation": "flat"}, "mem_k_dim", "mem_multi_query_net"),
+    ({"mem_shuffle_query": True}, "mem_shuffle_query", "mem_query_layer_sizes"),
+    ({"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True, "mem_heads": 4},
+     "mem_shuffle_query", "2^mem_heads"),
+    ({"mem_temperature": 0}, "mem_temperature", "1e-6"),
+    ({"mem_temperature": -1.0}, "mem_temperature", "-1"),
+    ({"mem_keys_type": "binary", "n_indices": 15}, "n_indices", "binary"),
+    ({"mem_keys_type": "binary", "n_indices": 20, "mem_size": 10, "mem_modulo_size": 10},
+     "n_indices", "binary"),
     ({"mem_knn": 5}, "mem_knn", "4 keys"),
     ({"mem_knn": 0}, "mem_knn", "got 0"),
     ({"mem_heads": True}, "mem_heads", "true"),

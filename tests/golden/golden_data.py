@@ -12,7 +12,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "golden" / "xlm"
 NAMES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt",
-         "trained"]
+         "trained", "pkm-mlpquery", "pkm-multiquery", "pkm-groupedquery", "rescore-a", "rescore-b",
+         "share-values", "samekeys", "identityquery"]
 
 # Largest error allowed, from tests/golden/xlm/README.md: the original's own fp32 is off by a third.
 LOGPROB, LOGPROB_ROW, NLL, PPL_RELATIVE = 1e-4, 2e-4, 1e-3, 1e-5
@@ -22,6 +23,12 @@ WEIGHT, KL, GINI, TOP = 5e-5, 1e-4, 1e-3, 1
 def expected(case):
     due = json.loads((CASES / case / "expected.json").read_text())
     return {"memory_short": {}, "memory_metrics": None, **due}  # dense12 has no memory
+
+
+def by_slot(slots, weights):
+    """Both with the last axis in the order of the slots, which may repeat (modulo), then weights."""
+    order = np.lexsort((weights, slots))
+    return np.take_along_axis(slots, order, -1), np.take_along_axis(weights, order, -1)
 
 
 def expected_arrays(case):

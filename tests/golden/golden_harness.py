@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import requests
 
-from golden_data import (GINI, KL, LOGPROB, LOGPROB_ROW, NLL, PPL_RELATIVE, ROOT, TOP,  # noqa: F401
-                         WEIGHT, expected, expected_arrays)
+from golden_data import (GINI, KL, LOGPROB, LOGPROB_ROW, NAMES, NLL, PPL_RELATIVE,  # noqa: F401
+                         ROOT, TOP, WEIGHT, by_slot, expected, expected_arrays)
 
 BUILD = Path(os.environ.get("B", "build"))
 PROGRAM = Path(os.environ.get("PKMSERVE", BUILD / "pkmserve"))
@@ -104,6 +104,8 @@ def run_program(*args, text=""):
 def distribution(z):
     """KL to uniform, gini and the slots that cover 50, 90 and 99 %, as server/README.md defines."""
     z = np.asarray(z, np.float64)
+    if (z < 0).any():  # no distribution
+        return dict.fromkeys(("kl", "gini", "top50", "top90", "top99"))
     z = z / z.sum()
     sums = np.cumsum(np.sort(z))
     used = z[z > 0]

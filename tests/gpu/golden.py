@@ -84,13 +84,12 @@ def slot_errors(case, due, got, info):
         n_head, k_top = np.shape(memory["indices"])[1:]
         slots = got["0.slots.%d" % m].reshape(-1, n_head, k_top)
         shares = got["0.shares.%d" % m].reshape(-1, n_head, k_top)
-        want = np.array(memory["indices"])
-        if not (np.sort(slots, -1) == np.sort(want, -1)).all():
+        slots, shares = gd.by_slot(slots, shares)
+        want, weights = gd.by_slot(np.array(memory["indices"]), np.array(memory["weights"]))
+        if not (slots == want).all():
             yield "%s, memory %s: other slots than the original's" % (case, name)
             continue
-        order, want_order = np.argsort(slots, -1), np.argsort(want, -1)
-        weights = np.take_along_axis(np.array(memory["weights"]), want_order, -1)
-        error = np.abs(np.take_along_axis(shares, order, -1) - weights).max()
+        error = np.abs(shares - weights).max()
         info["weight"] = max(info["weight"], float(error))
         if error > gd.WEIGHT:
             yield "%s, memory %s: weights off by %.2g, allowed %.2g" % (case, name, error, gd.WEIGHT)
