@@ -15,24 +15,35 @@ from fleet import Fleet, eventually
 from load import Load
 
 
-def served(replica, prefix):
-    """request id → how often this replica answered it with 200, over all its lives."""
+def begun(replica, prefix):
+    """request id → how often this replica worked on it, over all its lives. A 499 counts: the client left, or
+    closed so soon after the whole answer that it looks alike."""
     count = {}
-    for found in re.finditer(r"event=request id=\"?(%s-\d+)\"? .* status=200 " % prefix,
+    for found in re.finditer(r"event=request id=\"?(%s-\d+)\"? .* status=(?:200|499) " % prefix,
                              replica.read_log()):
         count[found[1]] = count.get(found[1], 0) + 1
     return count
 
 
 def check_once(fleet, prefix):
-    """No request was computed twice: what the balancer sends again, nobody had begun."""
+    """No request was begun twice: what the balancer sends again, nobody had begun."""
     total = {}
     for replica in fleet.replicas:
-        for request_id, n in served(replica, prefix).items():
+        for request_id, n in begun(replica, prefix).items():
             total[request_id] = total.get(request_id, 0) + n
     twice = [i for i, n in total.items() if n > 1]
-    assert not twice, "computed more than once: %s" % twice[:5]
+    assert not twice, "begun more than once: %s" % twice[:5]
     return total
+
+
+def unlogged(fleet, load):
+    """Answers that no replica says it gave, and what it says instead."""
+    logged = check_once(fleet, load.prefix)
+    names = ["%s-%d" % (load.prefix, i) for i in range(load.n_done)]
+    missing = [name for name in names if name not in logged]
+    lines = [line for replica in fleet.replicas for line in replica.read_log().splitlines()
+             for name in missing[:5] if re.search(name + r"\b", line)]
+    return "answered, but not in a replica's log: %s\n%s" % (missing[:5], "\n".join(lines))
 
 
 def rolling_restart(fleet, n, n_worker=8):
@@ -48,8 +59,10 @@ def rolling_restart(fleet, n, n_worker=8):
     load.wait_done(load.n_done + 10 * n_worker)  # with all of them back
     load.finish()
     assert not load.lost, "%s\n%s" % (load.summary(), "\n".join(map(repr, load.lost[:20])))
-    # A replica logs a request after its client has the answer.
-    eventually(lambda: len(check_once(fleet, load.prefix)) == load.n_done, "every answer in a replica's log")
+    try:  # a replica logs a request after its client has the answer
+        eventually(lambda: len(check_once(fleet, load.prefix)) == load.n_done, "all logged")
+    except AssertionError as e:
+        raise AssertionError(unlogged(fleet, load)) from e
     return load
 
 
@@ -60,7 +73,7 @@ def wait_both(fleet):
 
     def both():
         load.ask("both-%d" % next(numbers))
-        return all(served(replica, "both") for replica in fleet.replicas)
+        return all(begun(replica, "both") for replica in fleet.replicas)
     eventually(both, "both replicas get requests")
 
 
@@ -87,7 +100,7 @@ def hard_kill(fleet, n, n_worker=8, how="kill"):
         assert lost.clean, "not a clean error: %r" % lost
         assert lost.begin < dead, "begun %.3f s after the death: %r" % (lost.begin - dead, lost)
     assert len(load.lost) <= n_worker, "more than were in flight: %r" % load.lost
-    alive = served(survivor, load.prefix)
+    alive = begun(survivor, load.prefix)
     computed = [lost for lost in load.lost if lost.id in alive]
     assert not computed, "lost, though the other replica computed it: %r" % computed
     check_once(fleet, load.prefix)
