@@ -243,7 +243,8 @@ $(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 # The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
 $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
-    model_plan) $(B)/server/bench_cost.o $(B)/models/blocks.o $(B)/models/pkm_transformer.o $(KERNEL_OBJ)
+    model_plan) $(B)/server/bench_cost.o \
+    $(patsubst %,$(B)/models/%.o,blocks blocks_memory query pkm_transformer) $(KERNEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
 .PRECIOUS: $(B)/%.o

@@ -59,7 +59,7 @@ const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const 
     }
     if ((entry->dtype == SAFETENSORS_I32) != is_index) {
         loader->code = err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; %s",
-                               entry->path, entry->name, safetensors_dtype_name(entry->dtype),
+                               entry->path, entry->name, tensors_dtype_name(entry),
                                is_index ? "it holds slots and must be I32"
                                         : "weights must be F32, F16 or BF16");
         return NULL;

@@ -336,6 +336,11 @@ int tensors_find(const struct tensors *tensors, const char *name)
     return found ? low : -1;
 }
 
+const char *tensors_dtype_name(const struct safetensors_entry *entry)
+{
+    return safetensors_dtype_name(entry->dtype);
+}
+
 enum dtype tensors_dtype(const struct safetensors_entry *entry)
 {
     switch (entry->dtype) {

@@ -30,6 +30,7 @@ int tensors_find(const struct tensors *tensors, const char *name);
 
 /* The entry's dtype, and its data as rows of cols columns (rows · cols = n_elem). */
 enum dtype tensors_dtype(const struct safetensors_entry *entry);
+const char *tensors_dtype_name(const struct safetensors_entry *entry); /* as the file spells it */
 struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, int64_t cols);
 /* Widens all elements to F32; exact for each of the three floating types. */
 void tensors_widen(float *out, const struct safetensors_entry *entry);

@@ -157,6 +157,11 @@ int tensors_find(const struct tensors *tensors, const char *name)
     return -1;
 }
 
+const char *tensors_dtype_name(const struct safetensors_entry *entry)
+{
+    return dtype_name(tensors_dtype(entry));
+}
+
 enum dtype tensors_dtype(const struct safetensors_entry *entry)
 {
     return entry->dtype == SAFETENSORS_F32 ? DTYPE_F32 : DTYPE_BF16;
