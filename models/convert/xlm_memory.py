@@ -1,4 +1,4 @@
-"""The memories of an XLM checkpoint: which tensors each must have, and how pkmserve's file has them.
+"""The memories of an XLM checkpoint: which tensors each must have, how pkmserve's file has them.
 
 xlm.py asks for a memory's shapes and its entry of config.json (expect), and, once all tensors are
 there, has the query networks, slot maps and shared value tables brought into the one form that
@@ -71,8 +71,8 @@ def _check_sizes(m, name, n_key):
 
 
 def _parts(m, d_model):
-    """The linear layers of the query network: (name in our file, names in the checkpoint, whether
-    there is one of them for each network, (rows, columns), shape in the checkpoint)."""
+    """The linear layers of the query network: (its number in our file, the names of its pieces in
+    the checkpoint, those of their batch norms, rows of a piece, shape of a piece's weight)."""
     n_net = 2 * m.n_head if m.per_half else 1
     widths = [d_model] + [n * n_net for n in m.hidden] + [m.n_head * m.d_key]
     for i in range(len(widths) - 1):

@@ -1,9 +1,9 @@
 """What the `params` and the dictionary of an XLM checkpoint say, checked field by field.
 
 xlm.py asks for a struct of plain numbers (read) and for the words (read_words). Everything the
-model cannot be served with is refused here, by the field's name: combinations the original rejects
-and models of another kind (translation, masked, image memories). Options that only matter in training
-are not looked at.
+model cannot be served with is refused here, by the field's name: combinations the original
+rejects, and models of another kind (translation, masked, image memories). Options that only
+matter in training are not looked at.
 """
 
 from types import SimpleNamespace

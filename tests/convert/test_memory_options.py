@@ -64,7 +64,8 @@ def test_grouped_convolutions_with_batch_norm_are_layers(tmp_path):
     source, weights = checkpoint(tmp_path, params, query)
     entry, got = made(tmp_path, source)
     assert (entry["query"], entry["query_hidden"]) == ("per_half", [6, 5])
-    np.testing.assert_array_equal(got[QUERY + "3.weight"], weights[QUERY + "3.layer.weight"][:, :, 0])
+    np.testing.assert_array_equal(got[QUERY + "3.weight"],
+                                  weights[QUERY + "3.layer.weight"][:, :, 0])
     np.testing.assert_array_equal(got[QUERY + "6.bias"], weights[QUERY + "6.layer.bias"])
 
 

@@ -276,7 +276,7 @@ def check_bits(run):
 # ---- single ops, and under the sanitizers -----------------------------------------------------
 
 OPS = ["transfer", "embed", "norm", "add_norm", "linear", "attention", "pkm_search", "pkm_ties",
-       "pkm_nan", "pkm_read", "gather", "logprobs", "sample"]
+       "pkm_nan", "unit_norm", "pkm_rescore", "pkm_read", "gather", "logprobs", "sample"]
 
 
 def check_ops(run):

@@ -352,6 +352,74 @@ static void test_flat_search_by_hand(void **state)
     be->op->weight_free(be, w);
 }
 
+/* One key set that both heads search, and scores instead of shares. */
+static void test_shared_keys_give_scores(void **state)
+{
+    (void)state;
+    const float keys[4] = {1, 0, 0, 1};
+    const float query[4] = {3, 4, 2, -1};
+    const struct pkm_shape shape = {PKM_FLAT, 2, 2, 2, 2, true};
+    struct weight *const w =
+        weight_of(rows_of(keys, 2, 2), WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 1);
+    int32_t slots[4];
+    float shares[4];
+    be->op->pkm_search(be, tensor_make(slots, 1, 4, DTYPE_I32), rows_of(shares, 1, 4),
+                       rows_of(query, 1, 4), w, &shape);
+    assert_memory_equal(slots, ((const int32_t[4]){1, 0, 0, 1}), sizeof slots);
+    expect_floats("shares", (const float[4]){4, 3, 2, -1}, shares, 4, 0);
+    be->op->weight_free(be, w);
+}
+
+static void rescore(int32_t *slots, float *shares, int n_head, int k, const int32_t *map,
+                    int n_pair, struct pkm_rescore how)
+{
+    how.n_head = n_head;
+    how.k_top = k;
+    const struct tensor slot_map = {(void *)(uintptr_t)map, n_head, n_pair, n_pair, DTYPE_I32};
+    const struct tensor none = {0};
+    be->op->pkm_rescore(be, tensor_make(slots, 1, n_head * k, DTYPE_I32),
+                        rows_of(shares, 1, n_head * k), map == NULL ? none : slot_map, &how);
+}
+
+static void test_rescore_by_hand(void **state)
+{
+    (void)state;
+    int32_t slots[4] = {4, 0, 3, 1};
+    float shares[4] = {8, 4, 2, -2};
+    const struct pkm_rescore plain = {.n_slot = 5, .temperature = 2};
+    rescore(slots, shares, 1, 4, NULL, 0, plain);
+    expect_floats("temperature", (const float[4]){4, 2, 1, -1}, shares, 4, 0);
+    struct pkm_rescore how = {.n_slot = 3, .temperature = 1, .subtract = PKM_SUBTRACT_MEDIAN};
+    rescore(slots, shares, 1, 4, NULL, 0, how); /* the lower of 1 and 2 */
+    expect_floats("median", (const float[4]){3, 1, 0, -2}, shares, 4, 0);
+    assert_memory_equal(slots, ((const int32_t[4]){1, 0, 0, 1}), sizeof slots); /* modulo 3 */
+    how.subtract = PKM_SUBTRACT_MEAN;
+    rescore(slots, shares, 1, 4, NULL, 0, how);
+    expect_floats("mean", (const float[4]){2.5f, 0.5f, -0.5f, -2.5f}, shares, 4, 0);
+    how.subtract = PKM_SUBTRACT_MIN;
+    how.normalize = true;
+    rescore(slots, shares, 1, 4, NULL, 0, how);
+    expect_floats("min, norm", (const float[4]){0.5f, 0.3f, 0.2f, 0}, shares, 4, 1e-7);
+    const int32_t map[6] = {2, 0, 1, 0, 1, 2}; /* two heads of three slots */
+    const struct pkm_rescore soft = {.n_slot = 3, .temperature = 0.5f, .softmax = true};
+    int32_t two[4] = {0, 1, 0, 1};
+    float scores[4] = {1, 0.5f, 0, 0};
+    rescore(two, scores, 2, 2, map, 3, soft);
+    assert_memory_equal(two, ((const int32_t[4]){2, 0, 0, 1}), sizeof two);
+    const float low = 1 / (1 + 2.7182818f);
+    expect_floats("softmax", (const float[4]){1 - low, low, 0.5f, 0.5f}, scores, 4, 1e-6);
+}
+
+static void test_unit_norm_by_hand(void **state)
+{
+    (void)state;
+    float x[6] = {3, 4, 0, 0, -2, 0};
+    be->op->unit_norm(be, rows_of(x, 1, 6), rows_of(x, 1, 6), 3);
+    assert_true(isnan(x[2]) && isnan(x[3])); /* no direction */
+    expect_floats("first", (const float[2]){0.6f, 0.8f}, x, 2, 1e-7);
+    expect_floats("last", (const float[2]){-1, 0}, x + 4, 2, 0);
+}
+
 static void test_read_sums_over_the_residual(void **state)
 {
     (void)state;
@@ -440,6 +508,9 @@ int main(void)
         cmocka_unit_test(test_attention_by_hand),
         cmocka_unit_test(test_product_search_is_exact),
         cmocka_unit_test(test_flat_search_by_hand),
+        cmocka_unit_test(test_shared_keys_give_scores),
+        cmocka_unit_test(test_rescore_by_hand),
+        cmocka_unit_test(test_unit_norm_by_hand),
         cmocka_unit_test(test_read_sums_over_the_residual),
         cmocka_unit_test(test_logprobs_by_hand),
         cmocka_unit_test(test_top_of_a_small_vocabulary),
