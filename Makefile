@@ -148,7 +148,7 @@ ifneq ($(KIT),)
 COMMON   += -isystem $(KIT)/include
 override LDFLAGS += -L$(KIT)/lib
 endif
-ENGINE_IDS_OBJ  := $(B)/engine/none/tokenizer.o $(filter-out $(B)/engine/tokenizer_spm.o,$(ENGINE_OBJ))
+ENGINE_IDS_OBJ  := $(B)/engine/none/tokenizer_spm.o $(filter-out $(B)/engine/tokenizer_spm.o,$(ENGINE_OBJ))
 ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(ENGINE_IDS_OBJ),$(ENGINE_OBJ))
 ENGINE_ONLY_LIB := -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 

@@ -1,4 +1,4 @@
-/* Ids to text, one at a time: the half of tokenizer.h that no library is needed for.
+/* Ids to text, one at a time, for every kind of tokenizer: see tokenizer.h.
  *
  * Tokens are bytes; text is characters. Bytes of an unfinished character are held back until the
  * next token completes it or proves it wrong; each wrong byte becomes U+FFFD, as in SentencePiece's
@@ -15,6 +15,14 @@ void detok_begin(struct detok *detok, const struct tokenizer *tokenizer, bool at
 {
     *detok = (struct detok){.tokenizer = tokenizer,
                             .at_start = at_start && tokenizer_dummy_prefix(tokenizer)};
+}
+
+void detok_follow(struct detok *detok, int32_t id)
+{
+    /* After a control token a line or a text begins. */
+    detok->at_start =
+        tokenizer_joins(detok->tokenizer, id) ||
+        (tokenizer_dummy_prefix(detok->tokenizer) && tokenizer_is_control(detok->tokenizer, id));
 }
 
 static size_t put(char *out, size_t out_max, size_t n, const char *text, size_t bytes)
@@ -83,7 +91,7 @@ size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max)
         return 0;
     }
     const size_t skip = detok->at_start && piece[0] == ' ' ? 1 : 0;
-    detok->at_start = false;
+    detok->at_start = tokenizer_joins(detok->tokenizer, id);
     return push_bytes(detok, piece + skip, n_byte - skip, out, out_max);
 }
 

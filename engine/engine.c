@@ -211,7 +211,8 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     const struct model_info *const info = model_info(engine->model);
     engine->stats.weight_bytes = (int64_t)info->weight_bytes;
     engine->stats.value_bytes = (int64_t)info->value_bytes;
-    return tokenizer_open(&engine->tokenizer, o->model_dir, o->tokenizer_path, info->n_vocab, err);
+    return tokenizer_open(&engine->tokenizer, o->model_dir, o->tokenizer_path, info->tokenizer,
+                          info->n_vocab, err);
 }
 
 /* The step; what it takes of a device's own memory counts as workspace. */

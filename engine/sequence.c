@@ -128,6 +128,9 @@ void sequence_start(struct sequence *seq, const struct model_info *info,
     if (request->kind == REQUEST_GENERATE) {
         sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, info->eos_id);
         stop_begin(&seq->stop, &request->sampling, tokenizer);
+        if (request->sampling.n_stop > 0 && item->n_ids > 0) {
+            detok_follow(&seq->stop.detok, item->ids[item->n_ids - 1]);
+        }
     }
 }
 

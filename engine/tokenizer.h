@@ -2,11 +2,13 @@
  *
  * A tokenizer is immutable after open and may be used by any number of threads at once. The
  * implementation for SentencePiece models is the project's one C++ file (tokenizer_spm.cc), because
- * that library has no C interface; no exception leaves it.
+ * that library has no C interface; no exception leaves it. Vocabularies that are a list of words,
+ * characters or bytes are tokenizer_vocab.c.
  *
- * Control tokens (<s>, </s>, <pad>, <unk>) that a user types are ordinary text and never become the
- * control id, with one exception that lm-evaluation-harness relies on: text that consists of
- * exactly one control token's piece encodes to its id when allow_control is set. */
+ * Control tokens (<s>, </s>, <pad>) that a user types never become the control id (SentencePiece:
+ * they are ordinary text; XLM's vocabulary: they are dropped, as by its authors), with one
+ * exception that lm-evaluation-harness relies on: text that consists of exactly one control token's
+ * piece encodes to its id when allow_control is set. */
 #ifndef ENGINE_TOKENIZER_H
 #define ENGINE_TOKENIZER_H
 
@@ -18,16 +20,20 @@
 
 struct tokenizer;
 
-/* Opens dir/tokenizer.model, or path if it is not NULL. *tokenizer is NULL, without an error, when
- * dir has none and path is NULL: such a model takes and returns token ids only. Fails if the number
- * of pieces differs from n_vocab. Owner: the caller. */
+/* Opens the vocabulary of the given kind ("xlm", "word", "char", "byte": tokenizer_vocab.c), which
+ * is dir/vocab.txt or, if not NULL, path; kind NULL or "" is SentencePiece's, dir/tokenizer.model.
+ * *tokenizer is NULL, without an error, when kind and path are not given and dir has no
+ * tokenizer.model: such a model takes and returns token ids only. Fails if the number of pieces
+ * differs from n_vocab. Owner: the caller. */
 enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
-                             int n_vocab, struct err *err);
+                             const char *kind, int n_vocab, struct err *err);
 void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
 
-const char *tokenizer_kind(const struct tokenizer *tokenizer); /* "sentencepiece-unigram", ... */
+const char *
+tokenizer_kind(const struct tokenizer *tokenizer); /* "sentencepiece-unigram", "char" ... */
 
-/* Encodes valid UTF-8 (the caller has checked it; invalid bytes are ERR_ARGUMENT). *ids is malloc'd
+/* Encodes valid UTF-8 (the caller has checked it; invalid bytes are ERR_ARGUMENT, and so is text
+ * that a vocabulary without <unk> cannot spell). *ids is malloc'd
  * and owned by the caller; *offsets, if wanted (may be NULL), holds for each token the byte offset
  * of its first byte in text, same owner. No BOS or EOS is added. text need not end in NUL. */
 enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text,
@@ -39,10 +45,12 @@ enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *te
 const char *tokenizer_piece(const struct tokenizer *tokenizer, int32_t id);
 bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id);
 
-/* The bytes that id adds to text at any position but the first (control tokens: none). Writes at
- * most bytes_max and returns the number of bytes it has. */
+/* The bytes that id adds to text at any position but the first or after one that joins (control
+ * tokens: none). Writes at most bytes_max and returns the number of bytes it has. */
 size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes,
                        size_t bytes_max);
+/* Whether what follows id begins without its space: "da@@", a line's end. */
+bool tokenizer_joins(const struct tokenizer *tokenizer, int32_t id);
 /* Longest of all pieces, control tokens as they are spelled. */
 size_t tokenizer_bytes_max(const struct tokenizer *tokenizer);
 
@@ -58,8 +66,8 @@ enum err_code tokenizer_decode(const struct tokenizer *tokenizer, const int32_t 
  * Plain data, no allocation, copyable. */
 struct detok {
     const struct tokenizer *tokenizer; /* Borrowed */
-    bool at_start; /* nothing was emitted yet: a leading dummy space is dropped if the model adds
-                      one */
+    bool at_start; /* a leading space is dropped: nothing was emitted yet and the model adds one, or
+                      the last token joins the next */
     bool show_control; /* control tokens are spelled out, not left out; set it after detok_begin */
     unsigned char held[4];
     int n_held;
@@ -68,6 +76,8 @@ struct detok {
 /* at_start: true when the ids decode a text from its beginning; false for a continuation of text
  * that precedes it (the usual case in generation after a prompt). */
 void detok_begin(struct detok *detok, const struct tokenizer *tokenizer, bool at_start);
+/* After detok_begin, for a continuation: id is the last token of what precedes it. */
+void detok_follow(struct detok *detok, int32_t id);
 /* Appends the characters completed by id to out (at most out_max bytes, which must be at least
  * tokenizer_bytes_max + 16) and returns their number. */
 size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max);

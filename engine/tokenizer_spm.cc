@@ -1,4 +1,4 @@
-/* SentencePiece behind the C interface of tokenizer.h: the project's one C++ file.
+/* SentencePiece behind the C interface of tokenizer_impl.h: the project's one C++ file.
  *
  * The library knows the pieces and finds the segmentation; everything that must be exact is done
  * here: ids to bytes (so that a stream of tokens and a whole list give the same text), byte
@@ -10,7 +10,7 @@
  * pieces. A user-defined piece that a user types is that piece, as in training; a control piece is
  * not. */
 extern "C" {
-#include "engine/tokenizer.h"
+#include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
 }
 
@@ -21,6 +21,7 @@ extern "C" {
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -28,31 +29,21 @@ namespace
 {
 
 const size_t model_bytes_max = size_t{64} << 20;
-const size_t text_bytes_max = size_t{256} << 20;
 const char space_mark[] = "\xe2\x96\x81"; /* U+2581 stands for a space inside pieces */
 
-struct piece {
+struct spelling {
     std::string text;  /* as the vocabulary spells it */
     std::string bytes; /* what it adds to a text */
-    bool control;
-    bool byte; /* one raw byte: <0x0A> */
+    bool byte;         /* one raw byte: <0x0A> */
 };
 
-} // namespace
-
-struct tokenizer {
+struct spm_tokenizer : tokenizer {
     sentencepiece::SentencePieceProcessor spm;
-    std::vector<piece> pieces;
-    size_t bytes_max;
-    int byte_id[256];  /* -1 = the model has no byte pieces */
-    int newline_id;    /* user-defined piece "\n", or -1 */
-    bool dummy_prefix; /* a space is put in front of each text */
-    bool cut;          /* texts may be cut as said above */
-    char kind[40];
+    std::vector<spelling> spellings; /* the pieces point into it */
+    int byte_id[256];                /* -1 = the model has no byte pieces */
+    int newline_id;                  /* user-defined piece "\n", or -1 */
+    bool cut;                        /* texts may be cut as said above */
 };
-
-namespace
-{
 
 /* ---- the model file's own settings --------------------------------------------------------- */
 
@@ -198,31 +189,43 @@ std::string surface(const std::string &text)
     return bytes;
 }
 
-enum err_code fill_pieces(struct tokenizer *t, const char *path, struct err *err)
+spelling spelling_of(struct spm_tokenizer *t, int id, bool control)
+{
+    spelling s = {t->spm.IdToPiece(id), "", t->spm.IsByte(id)};
+    unsigned value = 0;
+    if (s.byte && std::sscanf(s.text.c_str(), "<0x%2X>", &value) == 1 && value < 256) {
+        s.bytes.assign(1, static_cast<char>(value));
+        t->byte_id[value] = id;
+    } else if (!control) {
+        s.bytes = surface(s.text);
+    }
+    return s;
+}
+
+enum err_code fill_pieces(struct spm_tokenizer *t, const char *path, struct err *err)
 {
     for (int &id : t->byte_id) {
         id = -1;
     }
     const int n = t->spm.GetPieceSize();
-    t->pieces.reserve(static_cast<size_t>(n));
+    t->spellings.reserve(static_cast<size_t>(n)); /* hence no spelling moves */
+    if (tokenizer_reserve(t, n, err) != ERR_OK) {
+        return ERR_MEMORY;
+    }
     for (int id = 0; id < n; id++) {
-        piece p = {t->spm.IdToPiece(id), "", false, t->spm.IsByte(id)};
+        struct piece &piece = t->piece[id];
         /* The unknown piece stands for text that the model cannot spell: it has none of its own. */
-        p.control = t->spm.IsControl(id) || t->spm.IsUnknown(id);
-        unsigned value = 0;
-        if (p.byte && std::sscanf(p.text.c_str(), "<0x%2X>", &value) == 1 && value < 256) {
-            p.bytes.assign(1, static_cast<char>(value));
-            t->byte_id[value] = id;
-        } else if (!p.control) {
-            p.bytes = surface(p.text);
-        }
-        const size_t bytes = p.control ? p.text.size() : p.bytes.size();
-        t->bytes_max = bytes > t->bytes_max ? bytes : t->bytes_max;
-        if (utf8_valid_prefix(p.text.data(), p.text.size()) != p.text.size()) {
+        piece.control = t->spm.IsControl(id) || t->spm.IsUnknown(id);
+        t->spellings.push_back(spelling_of(t, id, piece.control));
+        const spelling &s = t->spellings.back();
+        if (utf8_valid_prefix(s.text.data(), s.text.size()) != s.text.size()) {
             return err_set(err, ERR_FORMAT, "%s: piece %d is not valid UTF-8", path, id);
         }
-        t->pieces.push_back(p);
+        piece.text = s.text.c_str();
+        piece.bytes = s.bytes.data();
+        piece.n_byte = static_cast<uint32_t>(s.bytes.size());
     }
+    tokenizer_measure(t);
     return ERR_OK;
 }
 
@@ -253,7 +256,7 @@ enum err_code read_model(const char *path, bool must_exist, std::string *model, 
     return ERR_OK;
 }
 
-enum err_code open_model(struct tokenizer *t, const char *path, const std::string &model,
+enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::string &model,
                          int n_vocab, struct err *err)
 {
     const sentencepiece::util::Status status = t->spm.LoadFromSerializedProto(model);
@@ -279,13 +282,15 @@ enum err_code open_model(struct tokenizer *t, const char *path, const std::strin
 
 /* ---- encoding ------------------------------------------------------------------------------ */
 
-struct encoding {
-    std::vector<int32_t> ids;
-    std::vector<size_t> offsets;
-};
+void push(struct encoding *out, int32_t id, size_t offset)
+{
+    if (!encoding_push(out, id, offset)) {
+        throw std::bad_alloc();
+    }
+}
 
 /* Segments text[0 .. bytes) by the library, offsets counted from base. */
-bool encode_span(const struct tokenizer *t, const char *text, size_t bytes, size_t base,
+bool encode_span(const struct spm_tokenizer *t, const char *text, size_t bytes, size_t base,
                  struct encoding *out)
 {
     if (bytes == 0) {
@@ -299,19 +304,19 @@ bool encode_span(const struct tokenizer *t, const char *text, size_t bytes, size
     for (size_t i = 0; i < spt.pieces_size(); i++) {
         const auto p = spt.pieces(static_cast<int>(i));
         const size_t id = p.id();
-        if (id >= t->pieces.size()) {
+        if (id >= t->spellings.size()) {
             return false;
         }
         /* All byte pieces of a character carry its begin; only the last one has its end. */
-        out->ids.push_back(static_cast<int32_t>(id));
-        out->offsets.push_back(base + p.begin() + (t->pieces[id].byte ? in_char : 0));
-        in_char = t->pieces[id].byte && p.end() == p.begin() ? in_char + 1 : 0;
+        const bool byte = t->spellings[id].byte;
+        push(out, static_cast<int32_t>(id), base + p.begin() + (byte ? in_char : 0));
+        in_char = byte && p.end() == p.begin() ? in_char + 1 : 0;
     }
     return true;
 }
 
 /* Whether the library must not see the character at text[0], and how many bytes it has. */
-size_t apart_bytes(const struct tokenizer *t, const char *text, size_t left)
+size_t apart_bytes(const struct spm_tokenizer *t, const char *text, size_t left)
 {
     if (text[0] == '\n' && t->newline_id >= 0) {
         return 1;
@@ -322,7 +327,8 @@ size_t apart_bytes(const struct tokenizer *t, const char *text, size_t left)
     return left >= 3 && std::memcmp(text, space_mark, 3) == 0 && t->byte_id[0xe2] >= 0 ? 3 : 0;
 }
 
-bool encode_text(const struct tokenizer *t, const char *text, size_t bytes, struct encoding *out)
+bool encode_text(const struct spm_tokenizer *t, const char *text, size_t bytes,
+                 struct encoding *out)
 {
     size_t begin = 0;
     for (size_t at = 0; t->cut && at < bytes;) {
@@ -336,8 +342,7 @@ bool encode_text(const struct tokenizer *t, const char *text, size_t bytes, stru
         }
         for (size_t i = 0; i < n; i++) {
             const unsigned char byte = static_cast<unsigned char>(text[at + i]);
-            out->ids.push_back(byte == '\n' ? t->newline_id : t->byte_id[byte]);
-            out->offsets.push_back(at + i);
+            push(out, byte == '\n' ? t->newline_id : t->byte_id[byte], at + i);
         }
         at += n;
         begin = at;
@@ -345,48 +350,43 @@ bool encode_text(const struct tokenizer *t, const char *text, size_t bytes, stru
     return encode_span(t, text + begin, bytes - begin, begin, out);
 }
 
-/* The control piece that text consists of, or -1. */
-int control_of(const struct tokenizer *t, const char *text, size_t bytes)
+enum err_code encode_spm(const struct tokenizer *tokenizer, const char *text, size_t bytes,
+                         struct encoding *out, struct err *err)
 {
-    for (size_t id = 0; id < t->pieces.size(); id++) {
-        const piece &p = t->pieces[id];
-        if (p.control && p.text.size() == bytes && std::memcmp(p.text.data(), text, bytes) == 0) {
-            return static_cast<int>(id);
-        }
+    try {
+        return encode_text(static_cast<const struct spm_tokenizer *>(tokenizer), text, bytes, out)
+                   ? ERR_OK
+                   : err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
+    } catch (const std::exception &) {
+        return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", bytes);
     }
-    return -1;
 }
 
-template <typename T> T *to_array(const std::vector<T> &v)
+void close_spm(struct tokenizer *tokenizer)
 {
-    T *const array = static_cast<T *>(std::malloc(v.empty() ? sizeof(T) : v.size() * sizeof(T)));
-    if (array != nullptr && !v.empty()) {
-        std::memcpy(array, v.data(), v.size() * sizeof(T));
-    }
-    return array;
+    delete static_cast<struct spm_tokenizer *>(tokenizer);
 }
 
 } // namespace
 
 /* ---- the C interface ----------------------------------------------------------------------- */
 
-extern "C" {
-
-enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
-                             int n_vocab, struct err *err)
+extern "C" enum err_code tokenizer_spm_open(struct tokenizer **tokenizer, const char *path,
+                                            bool must_exist, int n_vocab, struct err *err)
 {
     *tokenizer = nullptr;
     try {
-        const std::string file = path != nullptr ? path : std::string(dir) + "/tokenizer.model";
         std::string model;
-        enum err_code code = read_model(file.c_str(), path != nullptr, &model, err);
+        enum err_code code = read_model(path, must_exist, &model, err);
         if (code != ERR_OK || model.empty()) {
             return code;
         }
-        struct tokenizer *const t = new struct tokenizer();
-        code = open_model(t, file.c_str(), model, n_vocab, err);
+        struct spm_tokenizer *const t = new struct spm_tokenizer();
+        t->encode = encode_spm;
+        t->close = close_spm;
+        code = open_model(t, path, model, n_vocab, err);
         if (code != ERR_OK) {
-            delete t;
+            tokenizer_close(t);
             return code;
         }
         *tokenizer = t;
@@ -395,91 +395,3 @@ enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, cons
         return err_set(err, ERR_MEMORY, "cannot open the tokenizer: %s", e.what());
     }
 }
-
-void tokenizer_close(struct tokenizer *tokenizer)
-{
-    delete tokenizer;
-}
-
-const char *tokenizer_kind(const struct tokenizer *tokenizer)
-{
-    return tokenizer->kind;
-}
-
-enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text,
-                               size_t text_bytes, bool allow_control, int32_t **ids, size_t *n_ids,
-                               size_t **offsets, struct err *err)
-{
-    *ids = nullptr;
-    *n_ids = 0;
-    if (offsets != nullptr) {
-        *offsets = nullptr;
-    }
-    if (text_bytes > text_bytes_max) {
-        return err_set(err, ERR_ARGUMENT, "the text has %zu bytes, the limit is %zu", text_bytes,
-                       text_bytes_max);
-    }
-    const size_t valid = utf8_valid_prefix(text, text_bytes);
-    if (valid != text_bytes) {
-        return err_set(err, ERR_ARGUMENT, "the text is not valid UTF-8 at byte %zu", valid);
-    }
-    try {
-        struct encoding out;
-        const int control = allow_control ? control_of(tokenizer, text, text_bytes) : -1;
-        if (control >= 0) {
-            out.ids.push_back(control);
-            out.offsets.push_back(0);
-        } else if (!encode_text(tokenizer, text, text_bytes, &out)) {
-            return err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
-        }
-        *ids = to_array(out.ids);
-        *n_ids = out.ids.size();
-        if (offsets != nullptr) {
-            *offsets = to_array(out.offsets);
-        }
-        if (*ids != nullptr && (offsets == nullptr || *offsets != nullptr)) {
-            return ERR_OK;
-        }
-    } catch (const std::exception &) {
-        /* the same as malloc's failure */
-    }
-    std::free(*ids);
-    *ids = nullptr;
-    if (offsets != nullptr) {
-        std::free(*offsets);
-        *offsets = nullptr;
-    }
-    return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", text_bytes);
-}
-
-const char *tokenizer_piece(const struct tokenizer *tokenizer, int32_t id)
-{
-    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
-    return tokenizer->pieces[static_cast<size_t>(id)].text.c_str();
-}
-
-bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
-{
-    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
-    return tokenizer->pieces[static_cast<size_t>(id)].control;
-}
-
-size_t tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, char *bytes, size_t bytes_max)
-{
-    CHECK(id >= 0 && static_cast<size_t>(id) < tokenizer->pieces.size());
-    const std::string &from = tokenizer->pieces[static_cast<size_t>(id)].bytes;
-    std::memcpy(bytes, from.data(), from.size() < bytes_max ? from.size() : bytes_max);
-    return from.size();
-}
-
-size_t tokenizer_bytes_max(const struct tokenizer *tokenizer)
-{
-    return tokenizer->bytes_max;
-}
-
-bool tokenizer_dummy_prefix(const struct tokenizer *tokenizer)
-{
-    return tokenizer->dummy_prefix;
-}
-
-} // extern "C"

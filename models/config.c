@@ -53,6 +53,17 @@ static enum err_code read_dtype(void *base, const json_t *value, const struct pl
     return read_choice(&index, value, "dtype", names, at, err);
 }
 
+static enum err_code read_tokenizer(void *base, const json_t *value, const struct place *at,
+                                    struct err *err)
+{
+    static const char *const names[] = {"xlm", "word", "char", "byte", NULL};
+    struct config *const config = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "tokenizer", names, at, err);
+    (void)snprintf(config->tokenizer, sizeof config->tokenizer, "%s", names[index]);
+    return code;
+}
+
 static enum err_code read_languages(void *base, const json_t *value, const struct place *at,
                                     struct err *err)
 {
@@ -119,6 +130,7 @@ static const struct field fields[] = {
     {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
     {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
     {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
+    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
     {"languages", FIELD_CUSTOM, false, 0, 0, 0, read_languages},
     {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
 };

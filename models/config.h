@@ -34,6 +34,7 @@ struct config {
     int n_vocab, d_model, n_layer, n_head, d_ff, context;
     enum act act;
     float norm_eps;
+    char tokenizer[MODEL_NAME_MAX];     /* kind of vocab.txt; "" = none */
     bool tie_output;                    /* the output matrix is embeddings.weight */
     int bos_id, eos_id, pad_id, unk_id; /* -1 = none */
     bool add_bos;

@@ -31,6 +31,7 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->pad_id = config->pad_id;
     info->unk_id = config->unk_id;
     info->add_bos = config->add_bos;
+    memcpy(info->tokenizer, config->tokenizer, sizeof info->tokenizer);
     info->n_lang = config->n_lang;
     memcpy(info->lang, config->lang, sizeof info->lang);
     info->n_memory = config->n_memory;

@@ -48,7 +48,8 @@ struct memory_info {
 
 /* What a model is: for /info, inspect and the engine's limits. */
 struct model_info {
-    char family[MODEL_NAME_MAX]; /* "pkm_transformer" */
+    char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
+    char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
     int n_vocab, d_model, n_layer, n_head, d_ff;
     int context; /* positions the model can take; 0 = no limit */
     enum act act;

@@ -230,7 +230,7 @@ int cmd_inspect(const struct options *options)
     }
     if (code == ERR_OK) {
         code = tokenizer_open(&tokenizer, options->model, engine.tokenizer_path,
-                              model_info(model)->n_vocab, &err);
+                              model_info(model)->tokenizer, model_info(model)->n_vocab, &err);
     }
     progress_end(&progress);
     if (code == ERR_OK) {

@@ -13,6 +13,9 @@ bool gentext_begin(struct gentext *gen, const struct request *request, const str
         return true;
     }
     detok_begin(&gen->detok, tokenizer, false);
+    if (item->n_ids > 0) {
+        detok_follow(&gen->detok, item->ids[item->n_ids - 1]);
+    }
     gen->detok.show_control = request->sampling.show_control;
     gen->buffer_max = tokenizer_bytes_max(tokenizer) + 16;
     gen->buffer = malloc(gen->buffer_max);

@@ -50,7 +50,9 @@ enum {
 const struct option_row option_rows[] = {
     TEXT("model", model, ALL, "", "model directory; without it the one shipped with the program"),
     TEXT("tokenizer", tokenizer, RUN | INSPECT, "",
-         "SentencePiece file; without it tokenizer.model of the model directory, if it has one"),
+         "vocabulary of the kind that config.json names, else SentencePiece; without it vocab.txt "
+         "or "
+         "tokenizer.model of the model directory"),
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
          "name in requests and answers; without it the last part of the model's path"),
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",

@@ -21,7 +21,7 @@ static int setup(void **state)
 {
     (void)state;
     struct err err = {0};
-    if (tokenizer_open(&tok, "models/demo", NULL, VOCAB, &err) != ERR_OK || tok == NULL) {
+    if (tokenizer_open(&tok, "models/demo", NULL, NULL, VOCAB, &err) != ERR_OK || tok == NULL) {
         (void)fprintf(stderr, "run from the repository root: %s\n", err.message);
         return 1;
     }
@@ -350,16 +350,16 @@ static void files_that_do_not_fit_are_refused(void **state)
     (void)state;
     struct err err = {0};
     struct tokenizer *t = NULL;
-    assert_int_equal(tokenizer_open(&t, NULL, MODEL, VOCAB - 1, &err), ERR_FORMAT);
+    assert_int_equal(tokenizer_open(&t, NULL, MODEL, NULL, VOCAB - 1, &err), ERR_FORMAT);
     assert_non_null(strstr(err.message, "8192"));
     assert_non_null(strstr(err.message, "8191"));
     assert_null(t);
-    assert_int_equal(tokenizer_open(&t, NULL, "no/such/file", VOCAB, &err), ERR_IO);
+    assert_int_equal(tokenizer_open(&t, NULL, "no/such/file", NULL, VOCAB, &err), ERR_IO);
     assert_non_null(strstr(err.message, "no/such/file"));
-    assert_int_equal(tokenizer_open(&t, NULL, "Makefile", VOCAB, &err), ERR_FORMAT);
+    assert_int_equal(tokenizer_open(&t, NULL, "Makefile", NULL, VOCAB, &err), ERR_FORMAT);
     assert_non_null(strstr(err.message, "Makefile"));
     /* A folder without one is a model of ids only. */
-    assert_int_equal(tokenizer_open(&t, "tests/engine", NULL, VOCAB, &err), ERR_OK);
+    assert_int_equal(tokenizer_open(&t, "tests/engine", NULL, NULL, VOCAB, &err), ERR_OK);
     assert_null(t);
 }
 
@@ -383,7 +383,7 @@ static void damaged_models_are_refused_or_work(void **state)
         assert_int_equal(fclose(file), 0);
         struct err err = {0};
         struct tokenizer *t = NULL;
-        assert_int_equal(tokenizer_open(&t, NULL, path, VOCAB, &err), ERR_FORMAT);
+        assert_int_equal(tokenizer_open(&t, NULL, path, NULL, VOCAB, &err), ERR_FORMAT);
         assert_non_null(strstr(err.message, path));
     }
     assert_int_equal(unlink(path), 0);

@@ -230,7 +230,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (info == NULL) {
         info = new_info();
         /* Started from elsewhere the texts are refused, and the rest is fuzzed all the same. */
-        (void)tokenizer_open(&tokenizer, "models/demo", NULL, N_VOCAB, NULL);
+        (void)tokenizer_open(&tokenizer, "models/demo", NULL, NULL, N_VOCAB, NULL);
     }
     if (bytes == 0) {
         return 0;

@@ -17,7 +17,7 @@ static struct tokenizer *open_once(void)
     static bool tried = false;
     if (!tried) {
         tried = true;
-        (void)tokenizer_open(&tokenizer, "models/demo", NULL, VOCAB, NULL);
+        (void)tokenizer_open(&tokenizer, "models/demo", NULL, NULL, VOCAB, NULL);
     }
     return tokenizer;
 }

@@ -1,0 +1,75 @@
+/* See word_table.h. */
+#include "engine/word_table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum err_code word_table_open(struct word_table *table, int32_t max, const char *what,
+                              struct err *err)
+{
+    CHECK(max >= 0 && max < 1 << 29);
+    uint32_t n_slot = 2;
+    while (n_slot < 2 * (uint32_t)max) {
+        n_slot *= 2;
+    }
+    *table = (struct word_table){.max = max, .slot_mask = n_slot - 1};
+    table->word = calloc((size_t)max + 1, sizeof *table->word);
+    table->slot = malloc(n_slot * sizeof *table->slot);
+    if (table->word == NULL || table->slot == NULL) {
+        word_table_close(table);
+        return err_set(err, ERR_MEMORY, "%s: no memory for a table of %d words", what, max);
+    }
+    memset(table->slot, 0xff, n_slot * sizeof *table->slot); /* all -1 */
+    return ERR_OK;
+}
+
+void word_table_close(struct word_table *table)
+{
+    free(table->word);
+    free(table->slot);
+    *table = (struct word_table){0};
+}
+
+/* FNV-1a; its low bits are good enough for slots once the high ones are folded in. */
+static uint64_t hash_bytes(uint64_t hash, const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+/* The slot that holds the word, or the free one where it belongs. */
+static uint32_t slot_of(const struct word_table *table, const char *text, size_t bytes,
+                        const char *suffix)
+{
+    const size_t more = strlen(suffix);
+    uint64_t hash = hash_bytes(0xcbf29ce484222325u, text, bytes);
+    hash = hash_bytes(hash, suffix, more);
+    uint32_t at = (uint32_t)(hash ^ hash >> 32) & table->slot_mask;
+    for (; table->slot[at] >= 0; at = (at + 1) & table->slot_mask) {
+        const struct word_entry *const word = &table->word[table->slot[at]];
+        if (word->bytes == bytes + more && memcmp(word->text, text, bytes) == 0 &&
+            memcmp(word->text + bytes, suffix, more) == 0) {
+            break;
+        }
+    }
+    return at;
+}
+
+int32_t word_table_find(const struct word_table *table, const char *text, size_t bytes,
+                        const char *suffix)
+{
+    return table->slot[slot_of(table, text, bytes, suffix)];
+}
+
+int32_t word_table_add(struct word_table *table, const char *text, size_t bytes)
+{
+    const uint32_t at = slot_of(table, text, bytes, "");
+    if (table->slot[at] < 0) {
+        CHECK(table->n < table->max && bytes <= UINT32_MAX);
+        table->word[table->n] = (struct word_entry){text, (uint32_t)bytes};
+        table->slot[at] = table->n++;
+    }
+    return table->slot[at];
+}

@@ -1,0 +1,97 @@
+/* Vocabularies, merge rules and text of any bytes: the first byte chooses the kind; a NUL ends the
+ * vocabulary, one more the rules; the rest is text. Either the files are refused, or any text is
+ * refused or becomes ids of the vocabulary whose offsets rise, and any ids give valid UTF-8, the
+ * same whole and as a stream. */
+#include "engine/tokenizer_impl.h"
+#include "engine/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static void check_decoding(const struct tokenizer *t, const int32_t *ids, size_t n_ids)
+{
+    char *text = NULL;
+    size_t text_bytes = 0;
+    CHECK(tokenizer_decode(t, ids, n_ids, &text, &text_bytes, NULL) == ERR_OK);
+    CHECK(utf8_valid_prefix(text, text_bytes) == text_bytes);
+    const size_t room = tokenizer_bytes_max(t) + 16;
+    char *const out = malloc(room);
+    CHECK(out != NULL);
+    struct detok detok;
+    detok_begin(&detok, t, true);
+    size_t at = 0;
+    for (size_t i = 0; i <= n_ids; i++) {
+        const size_t n =
+            i < n_ids ? detok_push(&detok, ids[i], out, room) : detok_end(&detok, out, room);
+        CHECK(n <= text_bytes - at && memcmp(text + at, out, n) == 0);
+        at += n;
+    }
+    CHECK(at == text_bytes);
+    free(out);
+    free(text);
+}
+
+static void check_text(const struct tokenizer *t, const char *text, size_t bytes)
+{
+    int32_t *ids = NULL;
+    size_t *offsets = NULL;
+    size_t n = 0;
+    if (tokenizer_encode(t, text, bytes, bytes % 2 == 0, &ids, &n, &offsets, NULL) == ERR_OK) {
+        for (size_t i = 0; i < n; i++) {
+            CHECK(ids[i] >= 0 && ids[i] < t->n_piece);
+            CHECK(i == 0 ? offsets[i] == 0 : offsets[i] > offsets[i - 1] && offsets[i] < bytes);
+        }
+        check_decoding(t, ids, n);
+    }
+    free(ids);
+    free(offsets);
+}
+
+/* data up to the next NUL, malloc'd; *at goes behind it. */
+static char *take(const uint8_t *data, size_t bytes, size_t *at, size_t *n)
+{
+    const uint8_t *const end = memchr(data + *at, '\0', bytes - *at);
+    *n = end != NULL ? (size_t)(end - data) - *at : bytes - *at;
+    char *const text = malloc(*n + 1);
+    CHECK(text != NULL);
+    memcpy(text, data + *at, *n);
+    text[*n] = '\0';
+    *at += *n + (end != NULL ? 1 : 0);
+    return text;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    static const char *const kinds[] = {"xlm", "word", "char", "byte"};
+    if (bytes == 0) {
+        return 0;
+    }
+    size_t at = 1;
+    size_t n_vocabulary = 0;
+    size_t n_codes = 0;
+    char *const vocabulary = take(data, bytes, &at, &n_vocabulary);
+    char *const codes = take(data, bytes, &at, &n_codes);
+    int n_line = n_vocabulary > 0 && vocabulary[n_vocabulary - 1] != '\n' ? 1 : 0;
+    for (size_t i = 0; i < n_vocabulary; i++) {
+        n_line += vocabulary[i] == '\n';
+    }
+    struct tokenizer *t = NULL;
+    if (n_codes == 0) {
+        free(codes);
+    }
+    if (tokenizer_vocab_parse(&t, kinds[data[0] % 4], vocabulary, n_vocabulary,
+                              n_codes > 0 ? codes : NULL, n_codes, n_line, NULL) != ERR_OK) {
+        return 0;
+    }
+    check_text(t, (const char *)data + at, bytes - at);
+    int32_t ids[64];
+    const size_t n_ids = t->n_piece == 0 ? 0 : bytes - at < 64 ? bytes - at : 64;
+    for (size_t i = 0; i < n_ids; i++) {
+        ids[i] = data[at + i] % t->n_piece;
+    }
+    check_decoding(t, ids, n_ids);
+    tokenizer_close(t);
+    return 0;
+}
