@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turns an authors' checkpoint into a model directory that pkmserve serves.
 
-    python3 models/convert/convert.py SOURCE --output DIR [--vocab FILE] [--tokenizer FILE]
-        [--dtype f32|bf16|f16] [--from auto|xlm|all-attention|memory-layers] [--set KEY=VALUE ...]
+    python3 models/convert/convert.py SOURCE --output DIR [--vocab FILE] [--codes FILE]
+        [--tokenizer FILE] [--dtype f32|bf16|f16] [--from auto|xlm|all-attention|memory-layers] [--set KEY=VALUE ...]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -31,7 +31,7 @@ from fault import Refused, one_line, show
 from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
-WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.model"}
+WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +59,11 @@ def arguments(argv):
     parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
     parser.add_argument("--vocab", metavar="FILE",
                         help="words in the order of their ids, one per line")
-    parser.add_argument("--tokenizer", metavar="FILE", help="SentencePiece model to put beside it")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--codes", metavar="FILE",
+                      help="fastBPE codes: the server then splits plain words itself")
+    text.add_argument("--tokenizer", metavar="FILE",
+                      help="SentencePiece model to use instead of the words")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
                         help="of matrices and tables; vectors stay f32 (default: f32)")
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", action="append", default=[],
@@ -108,6 +112,21 @@ def vocabulary(path, words, n_vocab):
                       % ascii(fault.object[fault.start]))
 
 
+def check_words(vocab, path):
+    """What the server will ask of a vocabulary that it reads text with."""
+    source = "dico_id2word" if path is None else "--vocab %s" % path
+    words = vocab.decode().split("\n")
+    for index, word in enumerate(xlm_params.SPECIAL_WORDS):
+        if words[index] != word:
+            raise Refused("%s: line %d: '%s' expected, got %s"
+                          % (source, index + 1, word, show(words[index])))
+    lines = {}
+    for index, word in enumerate(words[:-1] if words[-1] == "" else words):
+        if not word or "\r" in word or "\0" in word or lines.setdefault(word, index) != index:
+            raise Refused("%s: line %d: a word of its own expected, got %s"
+                          % (source, index + 1, show(word)))
+
+
 def write_synced(path, fill):
     with open(path, "wb") as file:
         result = fill(file)
@@ -124,17 +143,19 @@ def sync_directory(path):
         os.close(handle)
 
 
-def fill_directory(directory, model, vocab, tokenizer, dtype):
+def fill_directory(directory, model, vocab, args):
     """Writes the files of a model directory. Returns (parameters, data bytes)."""
     config = json.dumps(model.config, indent=1, ensure_ascii=False).encode() + b"\n"
     sizes = write_synced(os.path.join(directory, "model.safetensors"),
-                         lambda file: safetensors_file.write(file, model.tensors, dtype))
+                         lambda file: safetensors_file.write(file, model.tensors,
+                                                             args.dtype))
     write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
     write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(vocab))
-    if tokenizer is not None:
-        with open(tokenizer, "rb") as source:
-            write_synced(os.path.join(directory, "tokenizer.model"),
-                         lambda file: shutil.copyfileobj(source, file))
+    for path, name in ((args.tokenizer, "tokenizer.model"), (args.codes, "codes")):
+        if path is not None:
+            with open(path, "rb") as source:
+                write_synced(os.path.join(directory, name),
+                             lambda file: shutil.copyfileobj(source, file))
     sync_directory(directory)
     return sizes
 
@@ -187,7 +208,7 @@ def save(args, model, vocab):
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(staged, 0o777 & ~mask)  # mkdtemp's own mode is private
-        sizes = fill_directory(staged, model, vocab, args.tokenizer, args.dtype)
+        sizes = fill_directory(staged, model, vocab, args)
         publish(staged, output)
         staged = None
         made = []
@@ -217,18 +238,23 @@ def summary(args, model, sizes):
             " with batch norm" if m["query_batch_norm"] else ""))
     lines.append("%d tensors, %d parameters, %d bytes in %s; %s" % (
         len(model.tensors), sizes[0], sizes[1], args.dtype,
-        "with its tokenizer" if args.tokenizer else "no tokenizer: token ids in and out"))
+        "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" if args.codes
+        else "text split with BPE already"))
     return "\n".join(lines)
 
 
 def convert(args):
     check_place(os.path.abspath(args.output))  # before hours of work
-    if args.tokenizer is not None and os.path.getsize(args.tokenizer) == 0:
-        raise Refused("--tokenizer %s is empty" % args.tokenizer)
+    for option, path in (("--tokenizer", args.tokenizer), ("--codes", args.codes)):
+        if path is not None and os.path.getsize(path) == 0:
+            raise Refused("%s %s is empty" % (option, path))
     try:
         file = open_source(args.source, args.family)
         model = xlm.read(file, dict(args.settings), args.dtype)
         vocab = vocabulary(args.vocab, model.words, model.config["vocab_size"])
+        if args.tokenizer is None:
+            check_words(vocab, args.vocab)
+            model.config["tokenizer"] = "xlm"
         sizes = save(args, model, vocab)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))

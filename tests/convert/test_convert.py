@@ -142,6 +142,7 @@ def test_golden_config_and_words(case, golden_dirs):
     assert config["activation"] == ("gelu" if expected["gelu_activation"] else "relu")
     assert config["tie_output"] == expected["share_inout_emb"]
     assert (config["max_position"], config["norm_eps"], config["add_bos"]) == (512, 1e-12, True)
+    assert config["tokenizer"] == "xlm"
     assert [config[k + "_token_id"] for k in ("bos", "eos", "pad", "unk")] == [1, 1, 2, 3]
     assert config.get("languages") == (["en", "fr"] if expected["n_langs"] == 2 else None)
     places = [[m["layer"], m["place"]] for m in config["memories"]]
@@ -325,6 +326,18 @@ def test_vocab_and_tokenizer_are_copied(tiny, tmp_path):
     got = made(tmp_path, tiny, "--vocab", tmp_path / "words", "--tokenizer", tmp_path / "spm")
     assert (got / "vocab.txt").read_bytes() == (tmp_path / "words").read_bytes()
     assert (got / "tokenizer.model").read_bytes() == bytes(range(256))
+    assert "tokenizer" not in json.loads((got / "config.json").read_text())
+
+
+def test_codes_are_copied(tiny, tmp_path, refused):
+    (tmp_path / "fast").write_text("a b 3\n")
+    got = made(tmp_path, tiny, "--codes", tmp_path / "fast")
+    assert (got / "codes").read_text() == "a b 3\n"
+    assert json.loads((got / "config.json").read_text())["tokenizer"] == "xlm"
+    made(tmp_path, tiny)  # an earlier conversion is replaced, with what it had more
+    assert not (got / "codes").exists()
+    (tmp_path / "none").write_text("")
+    refused(tiny, "--codes", "empty", args=("--codes", tmp_path / "none"))
 
 
 def test_a_vocab_of_another_size_is_refused(tiny, tmp_path, refused):

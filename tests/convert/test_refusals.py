@@ -240,5 +240,10 @@ def test_without_a_dictionary_the_words_must_be_given(tmp_path, refused):
     del value["dico_id2word"], value["dico_word2id"]
     source = checkpoint(tmp_path, value)
     refused(source, "dico_id2word", "--vocab")
-    (tmp_path / "words").write_text("w\n" * 16)
-    assert convert(source, "--output", tmp_path / "m", "--vocab", tmp_path / "words").status == 0
+    words = tmp_path / "words"
+    words.write_text("w\n" * 16)
+    refused(source, "line 1: '<s>' expected", args=("--vocab", words))
+    words.write_text("".join("%s\n" % w for w in tw.tiny_words()[:15]) + "<unk>\n")
+    refused(source, "line 16", "<unk>", args=("--vocab", words))
+    words.write_text("".join("%s\n" % w for w in tw.tiny_words()))
+    assert convert(source, "--output", tmp_path / "m", "--vocab", words).status == 0

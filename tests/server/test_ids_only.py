@@ -1,5 +1,6 @@
 """A model without a tokenizer, with two languages and two memories: ids in, ids out."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,12 @@ def server(tmp_path_factory):
     model = str(tmp_path_factory.mktemp("model") / "two")
     subprocess.run([sys.executable, os.path.join(ROOT, "models", "convert", "convert.py"), SOURCE,
                     "--output", model], check=True, stdout=subprocess.DEVNULL)
+    path = os.path.join(model, "config.json")
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    del config["tokenizer"]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(config, file)
     with Server("--served-model-name", 'tw"o\\', model=model) as s:
         yield s
 

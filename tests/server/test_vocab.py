@@ -1,0 +1,120 @@
+"""A model with a vocabulary of words: XLM's text as it was split, and plain text by its codes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from server_harness import PROGRAM, ROOT, Server
+
+CASE = os.path.join(ROOT, "tests", "golden", "xlm", "dense12")
+CODES = "f e</w> 2\nc i</w> 1\n"
+
+
+def convert(folder, *args):
+    model = str(folder / "model")
+    subprocess.run([sys.executable, os.path.join(ROOT, "models", "convert", "convert.py"),
+                    os.path.join(CASE, "checkpoint.pth"), "--output", model, *args], check=True,
+                   stdout=subprocess.DEVNULL)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return convert(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with Server(model=model) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def due():
+    with open(os.path.join(CASE, "expected.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def test_text_is_the_authors_ids(server, due):
+    for row in due["tokenize"]:
+        got = server.ok("/tokenize", {"prompt": row["text"] + "\n", "add_special_tokens": False})
+        assert got["tokens"] == row["ids"]
+
+
+def test_a_text_of_many_lines_is_their_stream(server, due):
+    for stream in due["stream"]:
+        text = "\n".join(stream["text"]) + "\n"
+        got = server.ok("/tokenize", {"prompt": text, "add_special_tokens": False})
+        assert got["tokens"] == stream["ids"]
+
+
+def test_pieces_spans_and_back(server):
+    text = "ka  fe da@@\tci"
+    got = server.ok("/tokenize", {"inputs": text, "add_special_tokens": False})
+    assert [(t["id"], t["text"], t["start"], t["stop"]) for t in got] == [
+        (20, "ka", 0, 2), (33, "  fe", 2, 6), (16, " da@@", 6, 11), (47, "\tci", 11, 14)]
+    assert server.ok("/detokenize", {"tokens": [20, 33, 16, 47, 1, 3]})["prompt"] \
+        == "ka fe daci <unk>"
+    info = server.get("/tokenizer_info").json()
+    assert info["tokenizer_class"] == "xlm"
+    assert server.get("/info").json()["model"]["tokenizer"] == "xlm"
+
+
+def test_scores_of_text_are_those_of_its_ids(server):
+    by_text = server.ok("/score", {"text": ["ka fe ci"], "logprobs": 0})["results"][0]
+    by_ids = server.ok("/score", {"tokens": [1, 20, 33, 47], "logprobs": 0})["results"][0]
+    assert [t["logprob"] for t in by_text["tokens"]] \
+        == [t["logprob"] for t in by_ids["tokens"]][1:]
+    assert [t["offset"] for t in by_text["tokens"]] == [0, 2, 5]
+    assert by_text["sum_logprob"] == by_ids["sum_logprob"]
+
+
+def test_generated_text_continues_the_prompt(server):
+    def text_of(ids):
+        return server.ok("/detokenize", {"tokens": ids})["prompt"]
+
+    body = {"prompt": "ka fe", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    whole = server.ok("/generate", body)["choices"][0]
+    text = whole["text"]
+    assert "ka fe" + text == text_of([20, 33, *whole["token_ids"]])
+    stop = text[3:6]
+    cut = server.ok("/generate", {**body, "stop": stop})["choices"][0]
+    assert cut["finish_reason"] == "stop" and cut["text"] == text[:text.index(stop)]
+    inside = server.ok("/generate", {**body, "prompt": "ka da@@"})["choices"][0]
+    assert "ka da" + inside["text"] == text_of([20, 16, *inside["token_ids"]])
+    fresh = server.ok("/generate", {**body, "prompt": [1]})["choices"][0]
+    assert fresh["text"] == text_of(fresh["token_ids"])
+
+
+def test_codes_split_plain_words(tmp_path):
+    (tmp_path / "fast").write_text(CODES)
+    with Server(model=convert(tmp_path, "--codes", str(tmp_path / "fast"))) as s:
+        assert s.get("/info").json()["model"]["tokenizer"] == "xlm-bpe"
+        got = s.ok("/tokenize", {"prompt": "ci fe\n", "add_special_tokens": False})
+        assert got["tokens"] == [47, 33, 1]
+        score = s.ok("/score", {"text": ["ci fe"]})["results"][0]
+        assert score["n_tokens"] == 2
+
+
+@pytest.mark.parametrize("name,change,words", [
+    ("vocab.txt", lambda p: p.unlink(), ["vocab.txt", "cannot open"]),
+    ("vocab.txt", lambda p: p.write_text(p.read_text() + "more\n"), ["vocab.txt", "201", "200"]),
+    ("codes", lambda p: p.write_text("a b\n"), ["codes", "line 1"]),
+    ("config.json", lambda p: p.write_text(p.read_text().replace('"xlm"', '"wordpiece"')),
+     ["tokenizer", "wordpiece", "xlm"])])
+def test_a_damaged_directory_is_refused(name, change, words, tmp_path):
+    model = convert(tmp_path)
+    change(tmp_path / "model" / name)
+    got = subprocess.run([PROGRAM, "inspect", "--model", model], capture_output=True, text=True,
+                         check=False)
+    assert got.returncode == 1 and got.stderr.count("\n") == 1
+    assert all(word in got.stderr for word in words), got.stderr
+
+
+def test_inspect_names_the_tokenizer(model):
+    got = subprocess.run([PROGRAM, "inspect", "--json", "--model", model], capture_output=True,
+                         text=True, check=True)
+    assert json.loads(got.stdout)["tokenizer"] == "xlm"
