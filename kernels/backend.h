@@ -297,6 +297,11 @@ struct backend_ops {
     /* y row i = x row step->out_row[first + i], i < y.rows. */
     void (*gather)(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                    int first);
+    /* y = log softmax of y by rows, plus base: (y - max) + (base - log Σ exp(y - max)), in F32
+     * but for the second bracket.
+     * base [n, 1], a column that is not among y's, or data NULL for 0. A row with NaN or
+     * +infinity, or with -infinity alone, becomes NaN. */
+    void (*log_softmax)(struct backend *be, struct tensor y, struct tensor base);
     /* Draws out_token for the rows first .. first+logits.rows-1 that want OUT_SAMPLE. logits
      * [n, n_vocab] stay as they are. */
     void (*sample)(struct backend *be, struct tensor logits, struct step *step, int first);

@@ -153,6 +153,7 @@ static const struct backend_ops cpu_ops = {
     .pkm_rescore = cpu_pkm_rescore,
     .pkm_read = cpu_pkm_read,
     .gather = ref_gather,
+    .log_softmax = cpu_log_softmax,
     .sample = cpu_sample,
     .logprobs = cpu_logprobs,
 };

@@ -1,4 +1,4 @@
-/* Log-probabilities, ranks, best tokens and entropy of rows of logits.
+/* Log-probabilities, ranks, best tokens and entropy of rows of logits; log softmax.
  *
  * Each row is cut into LOGIT_BLOCKS blocks, always the same ones for a vocabulary, and their sums
  * are merged in block order: so a row may be done by one thread or by many with the same bits. The
@@ -153,4 +153,42 @@ void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, i
     const int n_row = (int)logits.rows;
     pool_for(cpu->pool, n_row * LOGIT_BLOCKS, POOL_STREAM, part_items, &job);
     pool_for(cpu->pool, n_row, POOL_DYNAMIC, logprob_rows, &job);
+}
+
+/* ---- log softmax ------------------------------------------------------------------------------*/
+
+struct softmax_job {
+    const struct simd_kernels *simd;
+    struct tensor y, base; /* base.data may be NULL */
+};
+
+/* Rows are the items: a row's passes are short beside the matrix product that made it. */
+static void softmax_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct softmax_job *const job = arg;
+    const int n_col = (int)job->y.cols;
+    for (int row = first; row < first + n; row++) {
+        float *const z = row_f32(job->y, row);
+        float max = 0;
+        float shift = NAN;
+        if (job->simd->logit_max(&max, z, n_col) && max > -INFINITY) {
+            const double total = job->simd->logit_sum(z, n_col, max, 1.0f);
+            const double base = job->base.data != NULL ? (double)row_f32(job->base, row)[0] : 0;
+            shift = (float)(base - log(total));
+        }
+        for (int c = 0; c < n_col; c++) {
+            z[c] = z[c] - max + shift;
+        }
+    }
+}
+
+void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    CHECK_VIEW(y, DTYPE_F32, y.rows, y.cols);
+    CHECK(y.rows <= INT32_MAX && y.cols > 0 && y.cols <= INT32_MAX);
+    CHECK(base.data == NULL || (base.dtype == DTYPE_F32 && base.rows == y.rows && base.cols == 1));
+    struct softmax_job job = {cpu->simd, y, base};
+    pool_for(cpu->pool, (int)y.rows, POOL_DYNAMIC, softmax_rows, &job);
 }

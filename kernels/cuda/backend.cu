@@ -257,6 +257,7 @@ static const struct backend_ops cuda_ops = {
     .pkm_rescore = op_pkm_rescore,
     .pkm_read = op_pkm_read,
     .gather = op_gather,
+    .log_softmax = op_log_softmax,
     .sample = op_sample,
     .logprobs = op_logprobs,
 };

@@ -44,8 +44,8 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",      "norm",        "add_norm", "unit_norm", "linear", "kv_store", "attention",
-    "pkm_search", "pkm_rescore", "pkm_read", "gather",    "sample", "logprobs",
+    "embed",      "norm",        "add_norm", "unit_norm", "linear",      "kv_store", "attention",
+    "pkm_search", "pkm_rescore", "pkm_read", "gather",    "log_softmax", "sample",   "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -104,6 +104,7 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
     case COMMAND_PKM_READ: cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
     case COMMAND_GATHER: cuda_gather(cu, t[0], t[1], view, c->n); break;
+    case COMMAND_LOG_SOFTMAX: cuda_log_softmax(cu, t[0], t[1]); break;
     case COMMAND_SAMPLE: cuda_sample(cu, t[0], view, scratch, c->n); break;
     case COMMAND_LOGPROBS: cuda_logprobs(cu, t[0], view, scratch, c->n); break;
     case COMMAND_N: CHECK(c->op != COMMAND_N); break;

@@ -12,6 +12,7 @@
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
  *   pkm_rescore.cu  unit norms of queries, scores to shares
  *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
+ *   softmax.cu    log softmax of rows
  *   vocab.cuh     rows of logits: what these two share
  *
  * The table's ops do not launch anything: each checks its shapes and appends itself to the command
@@ -200,6 +201,9 @@ void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares
 /* pkm_read.cu */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
                    struct tensor shares, const struct weight *values);
+
+/* softmax.cu */
+void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base);
 
 /* sample.cu, logprobs.cu */
 void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,

@@ -28,6 +28,7 @@ enum command_op {
     COMMAND_PKM_RESCORE,
     COMMAND_PKM_READ,
     COMMAND_GATHER,
+    COMMAND_LOG_SOFTMAX,
     COMMAND_SAMPLE,
     COMMAND_LOGPROBS,
     COMMAND_N
@@ -128,6 +129,7 @@ void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, st
                  struct tensor shares, const struct weight *values);
 void op_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                int first);
+void op_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void op_sample(struct backend *be, struct tensor logits, struct step *step, int first);
 void op_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
 

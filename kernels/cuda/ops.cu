@@ -212,6 +212,18 @@ void op_gather(struct backend *be, struct tensor y, struct tensor x, const struc
     command_append(cuda_of(be), &c);
 }
 
+void op_log_softmax(struct backend *be, struct tensor y, struct tensor base)
+{
+    CHECK_VIEW(y, DTYPE_F32, y.rows, y.cols);
+    CHECK(y.rows <= INT32_MAX && y.cols > 0 && y.cols <= INT32_MAX / 2);
+    CHECK(base.data == NULL || (base.dtype == DTYPE_F32 && base.rows == y.rows && base.cols == 1));
+    struct command c = {};
+    c.op = COMMAND_LOG_SOFTMAX;
+    c.tensor[0] = y;
+    c.tensor[1] = base;
+    command_append(cuda_of(be), &c);
+}
+
 /* The lists of one drawn row: slices within the step's, tokens within the vocabulary. */
 static void check_sample_row(const struct step *step, int64_t i, int64_t n_vocab)
 {

@@ -104,6 +104,7 @@ static const struct backend_ops ref_ops = {
     .pkm_rescore = ref_pkm_rescore,
     .pkm_read = ref_pkm_read,
     .gather = ref_gather,
+    .log_softmax = ref_log_softmax,
     .sample = ref_sample,
     .logprobs = ref_logprobs,
 };

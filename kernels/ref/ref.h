@@ -88,6 +88,7 @@ void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
 /* vocab.c */
 void ref_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                 int first);
+void ref_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
 
 /* sample.c */

@@ -103,6 +103,24 @@ static void top(const struct distribution *p, int n_top, int32_t *top_id, float 
     }
 }
 
+void ref_log_softmax(struct backend *be, struct tensor y, struct tensor base)
+{
+    (void)be;
+    CHECK_VIEW(y, DTYPE_F32, y.rows, y.cols);
+    CHECK(y.cols > 0 && y.cols <= INT32_MAX);
+    CHECK(base.data == NULL || (base.dtype == DTYPE_F32 && base.rows == y.rows && base.cols == 1));
+    for (int64_t r = 0; r < y.rows; r++) {
+        float *const z = row_f32(y, r);
+        const struct distribution p = distribution_of(z, (int)y.cols);
+        const double more = base.data != NULL ? (double)row_f32(base, r)[0] : 0;
+        const float max = (float)p.max;
+        const float shift = (float)(more - p.log_total);
+        for (int64_t c = 0; c < y.cols; c++) {
+            z[c] = z[c] - max + shift;
+        }
+    }
+}
+
 void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     (void)be;

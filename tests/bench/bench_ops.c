@@ -321,6 +321,13 @@ static void run_flat(struct bench *b, int rows)
     run_sample(b, rows, 1);
 }
 
+/* Of its own results, which takes as long. */
+static void run_softmax(struct bench *b, int rows)
+{
+    const struct tensor none = {.data = NULL};
+    b->be->op->log_softmax(b->be, tensor_head(b->logits, rows), none);
+}
+
 static void run_logprobs(struct bench *b, int rows)
 {
     b->be->op->logprobs(b->be, tensor_head(b->logits, rows), step_of(b, rows), 0);
@@ -526,5 +533,6 @@ int main(int argc, char **argv)
     bench_other(&b, "sample, greedy", run_greedy, n_round);
     bench_other(&b, "sample, top_p 0.9, flat", run_flat, n_round);
     bench_other(&b, "logprobs", run_logprobs, n_round);
+    bench_other(&b, "log_softmax", run_softmax, n_round);
     return 0; /* the system takes the memory back */
 }

@@ -174,6 +174,7 @@ void check_pkm_read(struct check *c);
 void check_unit_norm(struct check *c); /* check_rescore.c */
 void check_pkm_rescore(struct check *c);
 void check_gather(struct check *c); /* check_vocab.c */
+void check_log_softmax(struct check *c);
 void check_logprobs(struct check *c);
 void check_logprobs_large(struct check *c);
 void check_sample(struct check *c); /* check_sample.c */

@@ -22,6 +22,7 @@ const struct check_row check_rows[] = {
     {"pkm_rescore", check_pkm_rescore, 80},
     {"pkm_read", check_pkm_read, 60},
     {"gather", check_gather, 20},
+    {"log_softmax", check_log_softmax, 60},
     {"logprobs", check_logprobs, 60},
     {"logprobs_large", check_logprobs_large, 30},
     {"sample", check_sample, 100},

@@ -1,4 +1,4 @@
-/* Checks of gather and logprobs. */
+/* Checks of gather, log_softmax and logprobs. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -46,6 +46,66 @@ void check_gather(struct check *c)
     check_get(c, SIDE_ONE, y, got);
     check_words(c, "the rows named", expected, got, n, d);
     be->op->step_free(be, step);
+}
+
+/* ---- log_softmax ---------------------------------------------------------------------------- */
+
+struct softmax_case {
+    int n, n_col;
+    const float *x;    /* [n, n_col] */
+    const float *base; /* [n] or NULL */
+};
+
+static void softmax_run(struct check *c, enum side side, const void *data, int first, int n,
+                        uint32_t *out)
+{
+    const struct softmax_case *const k = data;
+    struct backend *const be = c->side[side];
+    const struct tensor y =
+        check_inout(c, side, "y", k->x + (size_t)first * (size_t)k->n_col, n, k->n_col, DTYPE_F32);
+    struct tensor base = {0};
+    if (k->base != NULL) {
+        base = check_in(c, side, "base", k->base + first, n, 1, DTYPE_F32);
+    }
+    be->op->log_softmax(be, y, base);
+    check_get(c, side, y, out);
+}
+
+void check_log_softmax(struct check *c)
+{
+    struct softmax_case k = {.n = check_int(c, 1, N_OUT_MAX),
+                             .n_col = check_dim(c, check_chance(c, 0.1) ? 3000 : 200)};
+    const float sigma = check_chance(c, 0.3) ? 30 : 3;
+    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_col, sigma);
+    k.x = x;
+    k.base = check_chance(c, 0.6) ? check_normal(c, (size_t)k.n, 5) : NULL;
+    for (int i = 0; i < k.n * k.n_col; i++) {
+        x[i] = check_chance(c, 0.05) ? -INFINITY : x[i];
+    }
+    for (int i = 0; i < k.n_col && k.n > 1 && check_chance(c, 0.5); i++) {
+        x[i] = -INFINITY; /* a row without a distribution, sometimes whole */
+    }
+    if (k.n > 2 && check_chance(c, 0.3)) {
+        x[k.n_col + check_int(c, 0, k.n_col - 1)] = check_chance(c, 0.5) ? INFINITY : NAN;
+    }
+    check_shape(c, "n %d, cols %d, sigma %g, %s", k.n, k.n_col, (double)sigma,
+                k.base == NULL ? "no base" : "base");
+    const size_t n = (size_t)k.n * (size_t)k.n_col;
+    float *const expected = check_host(c, n, sizeof *expected);
+    float *const got = check_host(c, n, sizeof *got);
+    double *const magnitude = check_host(c, (size_t)k.n, sizeof *magnitude);
+    for (int r = 0; r < k.n; r++) {
+        magnitude[r] = k.base == NULL ? 1 : 1 + fabs((double)k.base[r]);
+        for (int i = 0; i < k.n_col; i++) {
+            const double value = fabs((double)x[r * k.n_col + i]);
+            magnitude[r] = isfinite(value) ? fmax(magnitude[r], 2 * value) : magnitude[r];
+        }
+    }
+    softmax_run(c, SIDE_REF, &k, 0, k.n, (uint32_t *)expected);
+    softmax_run(c, SIDE_ONE, &k, 0, k.n, (uint32_t *)got);
+    check_values(c, "y", expected, got, k.n, k.n_col, TOL_LOGPROB, magnitude, k.n);
+    check_invariance(c, softmax_run, &k, k.n, k.n_col, (const uint32_t *)got);
+    check_isolation(c, softmax_run, &k, x, k.n_col, k.n, k.n_col, (const uint32_t *)got);
 }
 
 /* ---- logprobs ------------------------------------------------------------------------------- */

@@ -459,6 +459,27 @@ static void test_logprobs_by_hand(void **state)
     be->op->step_free(be, step);
 }
 
+/* A tail of an adaptive softmax: its share of the head is the base. */
+static void test_log_softmax_by_hand(void **state)
+{
+    (void)state;
+    float y[9] = {0, 1.0986123f, 0, 7, 1000, 1000, -INFINITY, 7, 9};
+    const float base[2] = {logf(0.5f), 0};
+    const struct tensor view = {y, 2, 3, 4, DTYPE_F32};
+    be->op->log_softmax(be, view, tensor_make((void *)(uintptr_t)base, 2, 1, DTYPE_F32));
+    const float due[3] = {logf(0.1f), logf(0.3f), logf(0.1f)};
+    expect_floats("row 0", due, y, 3, 1e-6);
+    expect_floats("row 1", (const float[2]){logf(0.5f), logf(0.5f)}, y + 4, 2, 1e-6);
+    assert_true(y[6] == -INFINITY && y[3] == 7 && y[7] == 7); /* not the gaps */
+    const struct tensor none = {.data = NULL};
+    const float broken[3] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 3; i++) {
+        float z[2] = {i < 2 ? 0 : -INFINITY, broken[i]};
+        be->op->log_softmax(be, tensor_make(z, 1, 2, DTYPE_F32), none);
+        assert_true(isnan(z[0]) && isnan(z[1]));
+    }
+}
+
 /* More alternatives than tokens: the rest says so. */
 static void test_top_of_a_small_vocabulary(void **state)
 {
@@ -513,6 +534,7 @@ int main(void)
         cmocka_unit_test(test_unit_norm_by_hand),
         cmocka_unit_test(test_read_sums_over_the_residual),
         cmocka_unit_test(test_logprobs_by_hand),
+        cmocka_unit_test(test_log_softmax_by_hand),
         cmocka_unit_test(test_top_of_a_small_vocabulary),
         cmocka_unit_test(test_broken_logits_give_nan),
     };
