@@ -362,6 +362,33 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
     free(bias);
 }
 
+void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                        int64_t n_in, int64_t first, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct name weight_name = name_join(&name, "weight");
+    const struct name bias_name = name_join(&name, "bias");
+    const int64_t dim[2] = {n_out, n_in};
+    CHECK(first >= 0 && first <= n_out);
+    const struct safetensors_entry *const entry = take(loader, &weight_name, dim, 2);
+    /* Twice over, so that the wanted order is a window. */
+    float *const matrix = host_floats(loader, 2 * n_out * n_in, &name);
+    float *const bias = host_floats(loader, 2 * n_out, &name);
+    if (loader->code == ERR_OK && read_vector(loader, bias, n_out, &bias_name)) {
+        tensors_widen(matrix, entry);
+        tensors_release(entry);
+        memcpy(matrix + n_out * n_in, matrix, (size_t)(n_out * n_in) * sizeof *matrix);
+        memcpy(bias + n_out, bias, (size_t)n_out * sizeof *bias);
+        const struct tensor host = tensor_make(matrix + first * n_in, n_out, n_in, DTYPE_F32);
+        const struct weight_desc desc = matrix_desc(loader);
+        linear->weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+        linear->bias = store_vector(loader->store, bias + first, n_out);
+    }
+    free(matrix);
+    free(bias);
+}
+
 /* ---- tables ------------------------------------------------------------------------------- */
 
 static const struct safetensors_entry *load_table(struct blocks_loader *loader,

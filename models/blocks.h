@@ -71,6 +71,10 @@ void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, i
 /* name.weight [n_out, n_in], name.bias [n_out]. */
 void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
                    int64_t n_in, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* The same, with its outputs in the order first, first + 1, .. n_out - 1, 0, .. first - 1. */
+void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
+                        int64_t n_in, int64_t first, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
 /* n_part linear layers name.<part[p]> with the same input, as one: the outputs of part 0, then of
  * part 1, ... Each [n_out, n_in]. */
 void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,

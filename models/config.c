@@ -64,6 +64,44 @@ static enum err_code read_tokenizer(void *base, const json_t *value, const struc
     return code;
 }
 
+/* A list of 1 to CONFIG_CUTOFF_MAX integers 1 .. max. */
+static enum err_code read_list(int *list, int *n, const json_t *value, const char *key, int max,
+                               const struct place *at, struct err *err)
+{
+    *n = (int)json_array_size(value);
+    if (!json_is_array(value) || json_array_size(value) < 1 ||
+        json_array_size(value) > CONFIG_CUTOFF_MAX) {
+        return err_set(err, ERR_FORMAT, "%s: %s must be an array of 1 to %d integers", at->path,
+                       key, (int)CONFIG_CUTOFF_MAX);
+    }
+    for (int i = 0; i < *n; i++) {
+        const json_t *const each = json_array_get(value, (size_t)i);
+        const json_int_t number = json_integer_value(each);
+        if (!json_is_integer(each) || number < 1 || number > max) {
+            return err_set(err, ERR_FORMAT, "%s: %s[%d] must be an integer 1 .. %d", at->path, key,
+                           i, max);
+        }
+        list[i] = (int)number;
+    }
+    return ERR_OK;
+}
+
+static enum err_code read_cutoffs(void *base, const json_t *value, const struct place *at,
+                                  struct err *err)
+{
+    struct config *const config = base;
+    return read_list(config->cutoff, &config->n_cutoff, value, "adaptive_cutoffs", CONFIG_VOCAB_MAX,
+                     at, err);
+}
+
+static enum err_code read_widths(void *base, const json_t *value, const struct place *at,
+                                 struct err *err)
+{
+    struct config *const config = base;
+    return read_list(config->cutoff_width, &config->n_cutoff_width, value, "adaptive_widths",
+                     CONFIG_WIDTH_MAX, at, err);
+}
+
 static enum err_code read_languages(void *base, const json_t *value, const struct place *at,
                                     struct err *err)
 {
@@ -131,6 +169,8 @@ static const struct field fields[] = {
     {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
     {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
     {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
+    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs},
+    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths},
     {"languages", FIELD_CUSTOM, false, 0, 0, 0, read_languages},
     {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
 };
@@ -156,6 +196,29 @@ static enum err_code check_ids(const struct config *config, const char *path, st
     return ERR_OK;
 }
 
+static enum err_code check_cutoffs(const struct config *config, const char *path, struct err *err)
+{
+    if (config->n_cutoff != config->n_cutoff_width) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %d adaptive_cutoffs, but %d adaptive_widths: each tail has both", path,
+                       config->n_cutoff, config->n_cutoff_width);
+    }
+    for (int i = 0; i < config->n_cutoff; i++) {
+        const int least = i > 0 ? config->cutoff[i - 1] : 0;
+        if (config->cutoff[i] <= least || config->cutoff[i] >= config->n_vocab) {
+            return err_set(err, ERR_FORMAT,
+                           "%s: adaptive_cutoffs[%d] is %d: they must ascend and be below "
+                           "vocab_size %d",
+                           path, i, config->cutoff[i], config->n_vocab);
+        }
+    }
+    if (config->n_cutoff > 0 && config->tie_output) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: tie_output is true, but an adaptive output has no such matrix", path);
+    }
+    return ERR_OK;
+}
+
 static enum err_code check_config(const struct config *config, const char *path, struct err *err)
 {
     if (config->d_model % config->n_head != 0) {
@@ -166,7 +229,8 @@ static enum err_code check_config(const struct config *config, const char *path,
         return err_set(err, ERR_FORMAT, "%s: norm_eps is %g, outside 0 < norm_eps <= 1", path,
                        (double)config->norm_eps);
     }
-    return check_ids(config, path, err);
+    const enum err_code code = check_cutoffs(config, path, err);
+    return code != ERR_OK ? code : check_ids(config, path, err);
 }
 
 static enum err_code config_from_json(struct config *config, const json_t *root, const char *path,

@@ -16,6 +16,7 @@ enum {
     CONFIG_HEAD_MAX = 1024,
     CONFIG_POSITION_MAX = 1 << 20,
     CONFIG_KEY_MAX = 1 << 24,
+    CONFIG_CUTOFF_MAX = 16, /* tails of an adaptive softmax */
 };
 
 struct config_memory {
@@ -34,9 +35,13 @@ struct config {
     int n_vocab, d_model, n_layer, n_head, d_ff, context;
     enum act act;
     float norm_eps;
-    char tokenizer[MODEL_NAME_MAX];     /* kind of vocab.txt; "" = none */
-    bool tie_output;                    /* the output matrix is embeddings.weight */
-    int bos_id, eos_id, pad_id, unk_id; /* -1 = none */
+    char tokenizer[MODEL_NAME_MAX];      /* kind of vocab.txt; "" = none */
+    int n_cutoff;                        /* 0 = the output is not adaptive: adaptive.h */
+    int cutoff[CONFIG_CUTOFF_MAX];       /* [n_cutoff] ascending: first word of each tail */
+    int n_cutoff_width;                  /* = n_cutoff */
+    int cutoff_width[CONFIG_CUTOFF_MAX]; /* [n_cutoff] */
+    bool tie_output;                     /* the output matrix is embeddings.weight */
+    int bos_id, eos_id, pad_id, unk_id;  /* -1 = none */
     bool add_bos;
     int n_lang; /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];

@@ -26,6 +26,7 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->context = config->context;
     info->act = config->act;
     info->tie_output = config->tie_output;
+    info->n_cutoff = config->n_cutoff;
     info->bos_id = config->bos_id;
     info->eos_id = config->eos_id;
     info->pad_id = config->pad_id;

@@ -54,6 +54,7 @@ struct model_info {
     int context; /* positions the model can take; 0 = no limit */
     enum act act;
     bool tie_output;
+    int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
     int bos_id, eos_id, pad_id, unk_id;        /* -1 = the model has none */
     bool add_bos;                              /* sequences of this model start with bos_id */
     int n_lang;                                /* 0 = no language embeddings */

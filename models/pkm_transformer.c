@@ -6,11 +6,11 @@
  *   per layer:  x = LN1(x + attention(x))
  *               x = LN2(x + (ffn or "in" memory)(x))
  *               x = x + "after" memory(x)                     if there is one
- *   logits[t] = W_out·x[t] + b_out                            no norm before it
+ *   logits[t] = W_out·x[t] + b_out                            no norm before it; or the
+ *                                                             log-probabilities of adaptive.h
  *
  * The file reads top down: parameters, binding table, workspace, forward. */
-#include "models/blocks.h"
-#include "models/config.h"
+#include "models/adaptive.h"
 #include "models/query.h"
 
 #include <math.h>
@@ -49,7 +49,8 @@ struct scratch {
     struct tensor query;  /* [n_tok, widest]      place */
     struct tensor hidden; /* [n_tok, widest hidden layer of a query network] */
     struct tensor out;    /* [n_chunk, d_model] the rows whose logits are wanted */
-    struct tensor logits; /* [n_chunk, n_vocab] */
+    struct tensor logits; /* [n_chunk, adaptive_extra + n_vocab] */
+    struct tensor narrow; /* [n_chunk, adaptive_width] */
 };
 
 struct pkm_transformer {
@@ -63,7 +64,8 @@ struct pkm_transformer {
     struct layer *layer; /* Owner. [n_layer] */
     int n_memory;
     struct memory memory[MODEL_MEMORY_MAX];
-    struct blocks_linear head; /* [n_vocab, d_model] */
+    struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
+    struct adaptive adaptive;
     struct scratch scratch;
     void *workspace; /* Owner */
     void *cache;     /* Owner: all layers' pages */
@@ -127,6 +129,10 @@ static void bind_model(struct blocks_loader *loader, struct pkm_transformer *mod
     }
     for (int i = 0; i < model->n_layer; i++) {
         bind_layer(loader, model, i);
+    }
+    adaptive_bind(loader, &model->adaptive, config, "pred_layer.proj");
+    if (model->adaptive.n_tail > 0) {
+        return;
     }
     blocks_matrix(loader, &model->head.weight, model->n_vocab, d,
                   config->tie_output ? "embeddings.weight" : "pred_layer.proj.weight");
@@ -233,7 +239,9 @@ static size_t lay_out(struct pkm_transformer *model, const struct step_limits *l
     s->hidden = blocks_arena_take(&arena, n_tok, hidden, DTYPE_F32);
     const int64_t n_chunk = chunk_rows(model, limits);
     s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
-    s->logits = blocks_arena_take(&arena, n_chunk, model->n_vocab, DTYPE_F32);
+    s->logits = blocks_arena_take(&arena, n_chunk,
+                                  adaptive_extra(&model->adaptive) + model->n_vocab, DTYPE_F32);
+    s->narrow = blocks_arena_take(&arena, n_chunk, adaptive_width(&model->adaptive), DTYPE_F32);
     return arena.used;
 }
 
@@ -371,9 +379,15 @@ static void run_head(const struct pkm_transformer *model, const struct scratch *
     for (int first = 0; first < step->n_out; first += n_chunk) {
         const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
         const struct tensor out = tensor_head(s->out, n);
-        const struct tensor logits = tensor_head(s->logits, n);
+        const struct tensor whole = tensor_head(s->logits, n);
+        const struct tensor logits =
+            tensor_cols(whole, adaptive_extra(&model->adaptive), model->n_vocab);
         op->gather(be, out, s->x, step, first);
-        op->linear(be, logits, out, model->head.weight, model->head.bias, ACT_NONE);
+        if (model->adaptive.n_tail > 0) {
+            adaptive_logprobs(be, &model->adaptive, whole, out, s->narrow);
+        } else {
+            op->linear(be, logits, out, model->head.weight, model->head.bias, ACT_NONE);
+        }
         see(tap, "logits", first, &logits);
         op->sample(be, logits, step, first);
         op->logprobs(be, logits, step, first);

@@ -186,7 +186,13 @@ static void print_text(const struct inspection *it)
     printf("  layers      %d, width %d, %d heads of %d, feed-forward %d (%s)\n", info->n_layer,
            info->d_model, info->n_head, info->d_model / info->n_head, info->d_ff,
            act_name(info->act));
-    printf("  output      %s\n", info->tie_output ? "tied to the embeddings" : "its own matrix");
+    if (info->n_cutoff > 0) {
+        printf("  output      adaptive: a head of frequent words and %d of rarer ones\n",
+               info->n_cutoff);
+    } else {
+        printf("  output      %s\n",
+               info->tie_output ? "tied to the embeddings" : "its own matrix");
+    }
     for (int i = 0; i < info->n_lang; i++) {
         printf("  language    %d %s\n", i, info->lang[i]);
     }

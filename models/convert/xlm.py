@@ -72,7 +72,14 @@ def _expect(p, weights):
             _linear(shapes, "ffns.%d.lin2" % i, p.d_model, 4 * p.d_model)
         _norm(shapes, "layer_norm2.%d" % i, p.d_model)
     memories = [xlm_memory.expect(shapes, weights, p, index) for index in range(len(places))]
-    _linear(shapes, "pred_layer.proj", p.n_vocab, p.d_model)
+    if not p.cutoffs:
+        _linear(shapes, "pred_layer.proj", p.n_vocab, p.d_model)
+        return shapes, memories
+    _linear(shapes, "pred_layer.proj.head", p.cutoffs[0] + len(p.cutoffs), p.d_model)
+    for i, (first, end) in enumerate(zip(p.cutoffs, [*p.cutoffs[1:], p.n_vocab])):
+        tail = "pred_layer.proj.tail.%d." % i
+        _linear(shapes, tail + "0", p.widths[i], p.d_model, bias=False)
+        _linear(shapes, tail + "1", end - first, p.widths[i], bias=False)
     return shapes, memories
 
 
@@ -142,6 +149,8 @@ def read(file, settings, dtype):
         "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3,
         "add_bos": True, "dtype": dtype,
     }
+    if p.cutoffs:
+        config["adaptive_cutoffs"], config["adaptive_widths"] = p.cutoffs, p.widths
     if p.languages:
         config["languages"] = p.languages
     config["memories"] = memories

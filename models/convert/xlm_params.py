@@ -14,6 +14,7 @@ SPECIAL_WORDS = ["<s>", "</s>", "<pad>", "<unk>"] + ["<special%d>" % i for i in 
 INDICES = {"bos_index": 0, "eos_index": 1, "pad_index": 2, "unk_index": 3}
 LANG_MAX, LANG_NAME_MAX = 256, 63
 MEMORY_MAX = 64
+CUTOFF_MAX = 16
 HIDDEN_MAX = 8  # of a query network
 
 # Fields a file may lack, with the value the original gives them; the first group can be missing in
@@ -117,6 +118,23 @@ def _languages(f):
             refuse("lang2id", "ids 0..%d with names of 1..%d bytes expected, got %s"
                    % (n - 1, LANG_NAME_MAX, show(ids)))
     return names
+
+
+def _adaptive(f, p):
+    """Of the adaptive softmax: the first word of each tail, and how wide its projection is."""
+    cutoffs = f.get("asm_cutoffs")
+    if not isinstance(cutoffs, (list, tuple)) or not 1 <= len(cutoffs) <= CUTOFF_MAX \
+            or not all(isinstance(c, int) and not isinstance(c, bool) for c in cutoffs) \
+            or any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, p.n_vocab])):
+        refuse("asm_cutoffs", "1 to %d ascending numbers below n_words = %d expected, got %s"
+               % (CUTOFF_MAX, p.n_vocab, show(cutoffs)))
+    div = f.number("asm_div_value")
+    if not 1 <= div <= p.d_model:
+        refuse("asm_div_value", "a number 1..%d expected, got %s" % (p.d_model, show(div)))
+    widths = [int(p.d_model // div ** (i + 1)) for i in range(len(cutoffs))]
+    if widths[-1] < 1:
+        refuse("asm_div_value", "%s leaves tail %d without a column" % (show(div), len(widths) - 1))
+    return list(cutoffs), widths
 
 
 def _positions(f, n_layer):
@@ -242,10 +260,11 @@ def read(params, settings):
     p.n_vocab = f.count("n_words", len(SPECIAL_WORDS), 1 << 24)
     p.gelu = f.flag("gelu_activation")
     p.tie_output = f.flag("share_inout_emb")
+    p.cutoffs = []
     if f.flag("asm"):
         if p.tie_output:
             refuse("asm", "true needs share_inout_emb = false")
-        raise Refused("params: not served yet by this version: asm = true")
+        p.cutoffs, p.widths = _adaptive(f, p)
     p.languages = _languages(f)
     p.memory = None
     if f.flag("use_memory") and f.get("mem_enc_positions"):

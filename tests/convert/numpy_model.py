@@ -142,6 +142,17 @@ class Model:
         values = self.w["memories.%d_%s.values.weight" % (owner["layer"], owner["place"])][slots]
         return np.einsum("thk,thkd->td", shares, values), slots, shares
 
+    def adaptive(self, x):
+        """log-probabilities of a head of frequent words and tails of rarer ones"""
+        first = self.config["adaptive_cutoffs"][0]
+        head = log_softmax(self.linear("pred_layer.proj.head", x))
+        parts = [head[:, :first]]
+        for i in range(len(self.config["adaptive_cutoffs"])):
+            tail = "pred_layer.proj.tail.%d." % i
+            parts.append(head[:, first + i:first + i + 1]
+                         + log_softmax(self.linear(tail + "1", self.linear(tail + "0", x))))
+        return np.concatenate(parts, axis=1)
+
     def forward(self, ids, lang=None):
         """log-probabilities [n_tok, n_vocab], hidden states, {memory name: (slots, shares)}"""
         c = self.config
@@ -168,5 +179,7 @@ class Model:
             if (i, "after") in places:
                 x = x + read((i, "after"), x)
             hidden.append(x)
+        if "adaptive_cutoffs" in c:
+            return self.adaptive(x), hidden, looked_up
         output = self.w["embeddings.weight" if c["tie_output"] else "pred_layer.proj.weight"]
         return log_softmax(x @ output.T + self.w["pred_layer.proj.bias"]), hidden, looked_up

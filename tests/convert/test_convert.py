@@ -14,7 +14,7 @@ from convert_harness import GOLDEN, convert, convert_program
 from numpy_model import Model, read_safetensors
 
 CASES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt",
-         "trained", "rescore-b", "samekeys", "identityquery"]
+         "trained", "rescore-b", "samekeys", "identityquery", "asm"]
 # Those whose tensors are named or arranged in another way.
 OTHER_CASES = ["pkm-mlpquery", "pkm-multiquery", "pkm-groupedquery", "rescore-a", "share-values"]
 

@@ -1,7 +1,7 @@
 """What convert.py refuses, each by the name of the field or tensor: options that are not served,
 combinations the original rejects, weights and dictionaries that contradict params.
 
-Rerun one: /usr/bin/python3 -m pytest tests/convert/test_refusals.py -k 'golden and asm'
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_refusals.py -k 'asm'
 """
 
 import json
@@ -20,16 +20,7 @@ def checkpoint(tmp_path, value=None, **params):
     return tw.write_zip(tmp_path / "c.pth", value)
 
 
-# What a later version serves: changes of params, and the fields the message names.
-LATER = [
-    ({"asm": True, "share_inout_emb": False, "asm_cutoffs": [4, 8]}, ["asm = true"]),
-]
-
-
-@pytest.mark.parametrize("params,words", LATER)
-def test_options_of_later_versions(params, words, tmp_path, refused):
-    refused(checkpoint(tmp_path, **params), "c.pth", "not served yet", *words)
-
+ASM = {"asm": True, "share_inout_emb": False, "asm_cutoffs": [4, 8], "asm_div_value": 2}
 
 # What the original rejects, or what is another kind of model: changes of params, the field named,
 # and a word of the reason.
@@ -83,6 +74,13 @@ IMPOSSIBLE = [
     ({"mem_size": 17}, "mem_size", "16 expected"),
     ({"mem_temperature": "hot"}, "mem_temperature", "number"),
     ({"asm": True}, "asm", "share_inout_emb"),
+    ({**ASM, "asm_cutoffs": None}, "asm_cutoffs", "ascending"),
+    ({**ASM, "asm_cutoffs": []}, "asm_cutoffs", "1 to 16"),
+    ({**ASM, "asm_cutoffs": [4, 4]}, "asm_cutoffs", "ascending"),
+    ({**ASM, "asm_cutoffs": [4, 16]}, "asm_cutoffs", "16"),
+    ({**ASM, "asm_cutoffs": [4.5]}, "asm_cutoffs", "4.5"),
+    ({**ASM, "asm_div_value": 0.5}, "asm_div_value", "1..8"),
+    ({**ASM, "asm_div_value": 4}, "asm_div_value", "tail 1"),
     ({"n_heads": 3}, "n_heads", "divisible"),
     ({"n_heads": 0}, "n_heads", "got 0"),
     ({"emb_dim": 2**40}, "emb_dim", "65536"),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "golden" / "xlm"
 NAMES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt",
          "trained", "pkm-mlpquery", "pkm-multiquery", "pkm-groupedquery", "rescore-a", "rescore-b",
-         "share-values", "samekeys", "identityquery"]
+         "share-values", "samekeys", "identityquery", "asm"]
 
 # Largest error allowed, from tests/golden/xlm/README.md: the original's own fp32 is off by a third.
 LOGPROB, LOGPROB_ROW, NLL, PPL_RELATIVE = 1e-4, 2e-4, 1e-3, 1e-5

@@ -104,12 +104,15 @@ static void test_optional_keys_have_defaults(void **state)
     const char *const text =
         "{\"model_type\":\"pkm_transformer\",\"vocab_size\":2,\"d_model\":2,\"n_layer\":1,"
         "\"n_head\":1,\"d_ff\":1,\"max_position\":1,\"activation\":\"relu\",\"norm_eps\":1,"
-        "\"tie_output\":false}";
+        "\"tie_output\":false,\"tokenizer\":\"char\",\"adaptive_cutoffs\":[1],"
+        "\"adaptive_widths\":[1]}";
     if (parse(text, &c, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }
     assert_true(c.bos_id == -1 && c.eos_id == -1 && c.pad_id == -1 && c.unk_id == -1);
     assert_true(!c.add_bos && c.n_lang == 0 && c.n_memory == 0 && c.act == ACT_RELU);
+    assert_string_equal(c.tokenizer, "char");
+    assert_true(c.n_cutoff == 1 && c.cutoff[0] == 1 && c.cutoff_width[0] == 1);
 }
 
 static void test_refuses(void **state)
@@ -143,6 +146,17 @@ static void test_refuses(void **state)
         {"\"bos_token_id\": 1", "\"bos_token_id\": -1", "add_bos is true, but there is no bos"},
         {"\"eos_token_id\": 1", "\"eos_token_id\": 200", "eos_token_id is 200, but vocab_size"},
         {"\"bf16\"", "\"int8\"", "dtype is \"int8\""},
+        {"\"dtype\": \"bf16\"", "\"tokenizer\": \"wordpiece\"", "tokenizer is \"wordpiece\""},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": []", "adaptive_cutoffs must be an array"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [4.5]", "adaptive_cutoffs[0] must be"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [4]", "1 adaptive_cutoffs, but 0"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [4, 4], \"adaptive_widths\": [2, 1]",
+         "adaptive_cutoffs[1] is 4"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [200], \"adaptive_widths\": [2]",
+         "adaptive_cutoffs[0] is 200"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [4], \"adaptive_widths\": [2]",
+         "tie_output is true"},
+        {"\"dtype\": \"bf16\"", "\"adaptive_widths\": [65537]", "adaptive_widths[0] must be"},
         {"[\"en\", \"fr\"]", "[]", "languages must be an array of 1 to 256 names"},
         {"[\"en\", \"fr\"]", "\"en\"", "languages must be an array"},
         {"[\"en\", \"fr\"]", "[\"en\", 2]", "languages[1] must be a string"},

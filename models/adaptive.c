@@ -1,0 +1,55 @@
+/* See adaptive.h. */
+#include "models/adaptive.h"
+
+int64_t adaptive_width(const struct adaptive *adaptive)
+{
+    int64_t width = 0;
+    for (int i = 0; i < adaptive->n_tail; i++) {
+        width = adaptive->width[i] > width ? adaptive->width[i] : width;
+    }
+    return width;
+}
+
+void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
+                   const struct config *config, const char *name)
+{
+    const int n = config->n_cutoff;
+    *adaptive = (struct adaptive){.n_vocab = config->n_vocab, .n_tail = n};
+    if (n == 0) {
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        adaptive->first[i] = config->cutoff[i];
+        adaptive->width[i] = config->cutoff_width[i];
+    }
+    adaptive->first[n] = config->n_vocab;
+    /* The file has the words first. */
+    blocks_linear_from(loader, &adaptive->head, config->cutoff[0] + n, config->d_model,
+                       config->cutoff[0], "%s.head", name);
+    for (int i = 0; i < n; i++) {
+        blocks_matrix(loader, &adaptive->down[i], adaptive->width[i], config->d_model,
+                      "%s.tail.%d.0.weight", name, i);
+        blocks_matrix(loader, &adaptive->up[i], adaptive->first[i + 1] - adaptive->first[i],
+                      adaptive->width[i], "%s.tail.%d.1.weight", name, i);
+    }
+}
+
+void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor z,
+                       struct tensor x, struct tensor narrow)
+{
+    const struct backend_ops *const op = be->op;
+    const struct tensor none = {.data = NULL};
+    const int n = adaptive->n_tail;
+    CHECK(n > 0 && z.cols == n + adaptive->n_vocab);
+    const struct tensor head = tensor_cols(z, 0, n + adaptive->first[0]);
+    op->linear(be, head, x, adaptive->head.weight, adaptive->head.bias, ACT_NONE);
+    op->log_softmax(be, head, none);
+    for (int i = 0; i < n; i++) {
+        const int64_t n_word = adaptive->first[i + 1] - adaptive->first[i];
+        const struct tensor tail = tensor_cols(z, n + adaptive->first[i], n_word);
+        const struct tensor thin = tensor_make(narrow.data, x.rows, adaptive->width[i], DTYPE_F32);
+        op->linear(be, thin, x, adaptive->down[i], none, ACT_NONE);
+        op->linear(be, tail, thin, adaptive->up[i], none, ACT_NONE);
+        op->log_softmax(be, tail, tensor_cols(z, i, 1));
+    }
+}

@@ -1,0 +1,42 @@
+/* Adaptive softmax: the vocabulary's output cut into a head of frequent words and tails of rarer
+ * ones (Grave et al. 2017; XLM's `asm`). For families whose output it is.
+ *
+ *   h = log softmax(x·W_headᵀ + b), one entry per word below cutoff 0 and one per tail
+ *   log p(w) = h[w]                                                in the head,
+ *              h[tail i] + log softmax((x·Downᵀ_i)·Upᵀ_i)[w - cutoff i]   in tail i
+ *
+ * A row is laid out so that all of it happens in place: first the tails' entries of h, then the
+ * words in the order of their ids, which are the row that sampling and scoring see. */
+#ifndef MODELS_ADAPTIVE_H
+#define MODELS_ADAPTIVE_H
+
+#include "models/blocks.h"
+#include "models/config.h"
+
+struct adaptive {
+    int n_vocab;
+    int n_tail;                       /* 0 = the output is not adaptive */
+    int first[CONFIG_CUTOFF_MAX + 1]; /* [n_tail + 1] first word of a tail; the last is n_vocab */
+    int width[CONFIG_CUTOFF_MAX];     /* [n_tail] of x·Downᵀ */
+    struct blocks_linear head;        /* tails' entries first */
+    const struct weight *down[CONFIG_CUTOFF_MAX], *up[CONFIG_CUTOFF_MAX]; /* [n_tail] */
+};
+
+/* Columns that adaptive_logprobs needs besides the n_vocab of the words. */
+static inline int64_t adaptive_extra(const struct adaptive *adaptive)
+{
+    return adaptive->n_tail;
+}
+/* Columns of its scratch: the widest tail. */
+int64_t adaptive_width(const struct adaptive *adaptive);
+
+/* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs. */
+void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
+                   const struct config *config, const char *name);
+
+/* Fills z [n, adaptive_extra + n_vocab] from x [n, d_model]; the words' log-probabilities are its
+ * last n_vocab columns. narrow [n, >= adaptive_width] is scratch. */
+void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor z,
+                       struct tensor x, struct tensor narrow);
+
+#endif
