@@ -80,6 +80,9 @@ struct step_limits {
     int n_allow_max;     /* entries of all rows' allow lists together */
     int n_vocab;         /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
     int d_model, n_head; /* of attention: size its scratch; 0 = the step never attends */
+    int n_span_max; /* keys that a head of span_attention sees: its window and the persistent ones;
+                     * 0 = never called. Where it is set, a sequence's pages are a ring of
+                     * n_page_max: see step_page */
 };
 
 /* One token's correction of its logit. Applied in this order, z being the logit (OpenAI's and the
@@ -143,10 +146,10 @@ struct step {
     int32_t *lang;         /* [n_tok] language id; 0 where the model has no languages */
     int32_t *seq_first;    /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
                             * their positions are consecutive; seq_first[n_seq] = n_tok */
-    int32_t *page;     /* [n_seq, n_page_max] cache page of positions i·KV_PAGE .. +KV_PAGE-1 */
-    int32_t *out_row;  /* [n_out] row of this output, ascending */
-    uint8_t *out_want; /* [n_out] enum out_want, never 0 */
-    int32_t *target;   /* [n_out] token whose log-probability is wanted, or TARGET_SAMPLED */
+    int32_t *page;         /* [n_seq, n_page_max] cache pages: step_page says of which positions */
+    int32_t *out_row;      /* [n_out] row of this output, ascending */
+    uint8_t *out_want;     /* [n_out] enum out_want, never 0 */
+    int32_t *target;       /* [n_out] token whose log-probability is wanted, or TARGET_SAMPLED */
     struct sample_params *sample; /* [n_out] */
     struct sample_adjust *adjust; /* [n_adjust] */
     int32_t *allow;               /* [n_allow] */
@@ -165,6 +168,35 @@ struct step {
 /* CHECKs what a step promises: counts within its limits, rows in order, positions consecutive and
  * within the pages, outputs ascending and wanted. For backends' step_begin. step.c */
 void step_check(const struct step *step);
+
+/* The cache page of position pos of sequence seq. In a ring, a position's place is taken over by
+ * the one that is n_page_max pages later. */
+static inline int32_t step_page(const struct step *step, int seq, int pos)
+{
+    const int n = step->limits.n_page_max;
+    return step->page[(int64_t)seq * n + pos / KV_PAGE % n];
+}
+
+/* ---- attention with spans ----------------------------------------------------------------- */
+
+/* What a head of span_attention sees (Sukhbaatar et al. 2019, "Augmenting Self-attention with
+ * Persistent Memory" and "Adaptive Attention Span in Transformers"): the window positions before
+ * its own, and keys and values that are parameters. F32, in the backend's memory. */
+struct span_shape {
+    int n_head, window, n_persistent;
+    float scale;
+    struct tensor position; /* [d_head, window] column window-j: what distance j adds to a key */
+    struct tensor mask;     /* [n_head, window] column window-j: share of distance j that counts,
+                             * 0 .. 1; data NULL = all counts */
+    struct tensor key;      /* [n_head·n_persistent, d_head], head-major */
+    struct tensor value;    /* [n_head·n_persistent, d_head] */
+};
+
+/* Added, times the sum before the mask, to the sum that masked shares are divided by. */
+#define SPAN_EPSILON 1e-8f
+
+/* CHECKs that a step's pages hold the window of each of its rows. step.c */
+void step_check_window(const struct step *step, const struct span_shape *shape);
 
 /* ---- memory layers ------------------------------------------------------------------------ */
 
@@ -244,8 +276,8 @@ struct backend_ops {
     /* Measures for about half a second. */
     void (*measure)(struct backend *be, struct machine_rate *rate);
 
-    /* y[n_tok, d] = tok[token] + pos[position] (+ lang[language] if lang is not NULL).
-     * d_model columns; tables of any dtype, sums in F32. */
+    /* y[n_tok, d] = tok[token] (+ pos[position]) (+ lang[language]); pos and lang may be NULL, but
+     * not pos alone where there is lang. d_model columns; tables of any dtype, sums in F32. */
     void (*embed)(struct backend *be, struct tensor y, const struct step *step,
                   const struct weight *tok, const struct weight *pos, const struct weight *lang);
     /* y = layer norm of x by rows: (x-μ)/sqrt(σ²+eps)·gamma + beta, biased variance, two passes.
@@ -271,6 +303,17 @@ struct backend_ops {
      *   y = Σ_u softmax_u(q·k_u · scale) v_u  over positions u = 0 .. pos[r] of r's sequence. */
     void (*attention)(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                       struct tensor v_pages, const struct step *step, int n_head, float scale);
+    /* Attention to the last shape->window positions before each row's own, which is not among
+     * them, and to persistent keys. For head h of the row at position t, over distances j = 1 ..
+     * window and persistent keys i, with k_u = v_u = 0 for the positions u < 0 before the text:
+     *   s_j = q·(k_{t-j} + position_j) · scale    s'_i = q·key_i · scale
+     *   e = exp(s - max), e' = exp(s' - max)      Z = Σ_j e_j + Σ_i e'_i
+     *   y = (Σ_j e_j mask_j v_{t-j} + Σ_i e'_i value_i) / (Σ_j e_j mask_j + Σ_i e'_i + ε·Z)
+     * with ε = SPAN_EPSILON, or 0 where there is no mask. The step's own rows have been stored;
+     * the ring holds at least window positions before the first of each sequence. */
+    void (*span_attention)(struct backend *be, struct tensor y, struct tensor q,
+                           struct tensor k_pages, struct tensor v_pages, const struct step *step,
+                           const struct span_shape *shape);
     /* The k_top best slots of each head, and their shares.
      *   query [n, n_head·d_key], head-major, first half first; slots I32 and shares F32
      *   [n, n_head·k_top], each head's slots best first.

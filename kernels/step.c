@@ -10,7 +10,8 @@ static void check_rows(const struct step *step)
     for (int s = 0; s < step->n_seq; s++) {
         CHECK(step->seq_first[s] <= step->seq_first[s + 1]);
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            CHECK(step->pos[r] >= 0 && step->pos[r] / KV_PAGE < step->limits.n_page_max);
+            CHECK(step->pos[r] >= 0 && (step->limits.n_span_max > 0 ||
+                                        step->pos[r] / KV_PAGE < step->limits.n_page_max));
             CHECK(r == step->seq_first[s] || step->pos[r] == step->pos[r - 1] + 1);
         }
     }
@@ -33,4 +34,15 @@ void step_check(const struct step *step)
 {
     check_rows(step);
     check_outputs(step);
+}
+
+void step_check_window(const struct step *step, const struct span_shape *shape)
+{
+    const int64_t ring = (int64_t)step->limits.n_page_max * KV_PAGE;
+    CHECK(shape->window + shape->n_persistent <= step->limits.n_span_max);
+    for (int s = 0; s < step->n_seq; s++) {
+        const int n_row = step->seq_first[s + 1] - step->seq_first[s];
+        CHECK(n_row == 0 || shape->window + n_row <= ring ||
+              step->pos[step->seq_first[s + 1] - 1] < ring);
+    }
 }

@@ -41,7 +41,7 @@ static void store_rows(void *arg, int thread, int first, int n)
     const int32_t *const row_seq = job->cpu->row_seq.data;
     for (int r = first; r < first + n; r++) {
         const int pos = job->step->pos[r];
-        const int32_t page = pages_of(job->step, row_seq[r])[pos / KV_PAGE];
+        const int32_t page = step_page(job->step, row_seq[r], pos);
         CHECK(page >= 0 && page < job->k_pages.rows);
         job->cpu->simd->kv_row(row_f32(job->k_pages, page), row_f32(job->v_pages, page),
                                row_f32(job->y, r), row_f32(job->q, r), pos % KV_PAGE, job->n_head,

@@ -99,6 +99,9 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
         code = cpu_reserve_slices(cpu, cpu_attention_slice_bytes(limits), "attention", err);
     }
     if (code == ERR_OK) {
+        code = cpu_reserve_slices(cpu, cpu_span_slice_bytes(limits), "attention", err);
+    }
+    if (code == ERR_OK) {
         code = cpu_reserve_slices(cpu, cpu_vocab_slice_bytes(limits), "vocabulary", err);
     }
     if (code != ERR_OK) {
@@ -149,6 +152,7 @@ static const struct backend_ops cpu_ops = {
     .linear = cpu_linear,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
+    .span_attention = cpu_span_attention,
     .pkm_search = cpu_pkm_search,
     .pkm_rescore = cpu_pkm_rescore,
     .pkm_read = cpu_pkm_read,

@@ -6,7 +6,8 @@
  * number of threads.
  *
  * Files: cpu.c (opening, the table), machine.c (cores, memory, instruction sets, rates), pool.c
- * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c, memory.c
+ * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c,
+ * span.c (attention with spans), memory.c
  * (product keys and values), vocab.c (log-probabilities, sampling). Transfers, step and gather
  * are ref's. */
 #ifndef KERNELS_CPU_CPU_H
@@ -140,7 +141,8 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 void cpu_weight_free(struct backend *be, struct weight *weight);
 size_t cpu_weight_bytes(const struct weight *weight);
 
-/* linear.c, rows.c, attention.c, memory.c, vocab.c, sample.c: contracts in kernels/backend.h */
+/* linear.c, rows.c, attention.c, span.c, memory.c, vocab.c, sample.c: contracts in
+ * kernels/backend.h */
 void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);
 void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
@@ -155,6 +157,9 @@ void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
                   struct tensor v, const struct step *step, int n_head);
 void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                    struct tensor v_pages, const struct step *step, int n_head, float scale);
+void cpu_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                        struct tensor v_pages, const struct step *step,
+                        const struct span_shape *shape);
 void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
@@ -169,5 +174,6 @@ void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, i
 size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct step_limits *limits);
+size_t cpu_span_slice_bytes(const struct step_limits *limits);
 
 #endif

@@ -31,7 +31,7 @@ struct embed_job {
     const struct simd_kernels *simd;
     struct tensor y;
     const struct step *step;
-    const struct cpu_weight *tok, *pos, *lang; /* lang may be NULL */
+    const struct cpu_weight *tok, *pos, *lang; /* the last two may be NULL */
 };
 
 static struct row_source source_of(const struct cpu_weight *w, int32_t row)
@@ -46,12 +46,15 @@ static void embed_rows(void *arg, int thread, int first, int n)
     const struct embed_job *const job = arg;
     const int64_t end = end_row(job->y, first, n);
     for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
-        struct row_source source[3] = {source_of(job->tok, job->step->token[r]),
-                                       source_of(job->pos, job->step->pos[r])};
-        if (job->lang != NULL) {
-            source[2] = source_of(job->lang, job->step->lang[r]);
+        struct row_source source[3] = {source_of(job->tok, job->step->token[r])};
+        int n_source = 1;
+        if (job->pos != NULL) {
+            source[n_source++] = source_of(job->pos, job->step->pos[r]);
         }
-        job->simd->row_sum(row_f32(job->y, r), source, job->lang != NULL ? 3 : 2, job->y.cols);
+        if (job->lang != NULL) {
+            source[n_source++] = source_of(job->lang, job->step->lang[r]);
+        }
+        job->simd->row_sum(row_f32(job->y, r), source, n_source, job->y.cols);
     }
 }
 
@@ -67,8 +70,8 @@ void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
     struct embed_job job = {cpu->simd,          y, step, cpu_weight_of(tok), cpu_weight_of(pos),
                             cpu_weight_of(lang)};
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, job.tok->cols);
-    CHECK(is_table(job.tok, y.cols) && is_table(job.pos, y.cols));
-    CHECK(lang == NULL || is_table(job.lang, y.cols));
+    CHECK(is_table(job.tok, y.cols) && (pos == NULL || is_table(job.pos, y.cols)));
+    CHECK(lang == NULL || (pos != NULL && is_table(job.lang, y.cols)));
     for_rows(cpu, y, embed_rows, &job);
 }
 

@@ -253,6 +253,7 @@ static const struct backend_ops cuda_ops = {
     .linear = op_linear,
     .kv_store = op_kv_store,
     .attention = op_attention,
+    .span_attention = op_span_attention,
     .pkm_search = op_pkm_search,
     .pkm_rescore = op_pkm_rescore,
     .pkm_read = op_pkm_read,

@@ -44,8 +44,9 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",      "norm",        "add_norm", "unit_norm", "linear",      "kv_store", "attention",
-    "pkm_search", "pkm_rescore", "pkm_read", "gather",    "log_softmax", "sample",   "logprobs",
+    "embed",    "norm",      "add_norm",       "unit_norm",  "linear",
+    "kv_store", "attention", "span_attention", "pkm_search", "pkm_rescore",
+    "pkm_read", "gather",    "log_softmax",    "sample",     "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -99,6 +100,9 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_ATTENTION:
         cuda_attention(cu, t[0], t[1], t[2], t[3], view, scratch, c->step->step.limits.n_page_max,
                        c->n, c->f);
+        break;
+    case COMMAND_SPAN_ATTENTION:
+        cuda_span_attention(cu, t[0], t[1], t[2], t[3], view, &c->span);
         break;
     case COMMAND_PKM_SEARCH: cuda_pkm_search(cu, t[0], t[1], t[2], c->weight[0], &c->shape); break;
     case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
@@ -161,6 +165,20 @@ static uint64_t hash_rescore(uint64_t hash, const struct pkm_rescore *r)
     return hash_mix(hash, static_cast<uint64_t>(r->subtract) << 2 | r->softmax << 1 | r->normalize);
 }
 
+static uint64_t hash_span(uint64_t hash, const struct span_shape *s)
+{
+    uint32_t scale_bits = 0;
+    memcpy(&scale_bits, &s->scale, sizeof scale_bits);
+    hash = hash_mix(hash, static_cast<uint64_t>(s->n_head) << 32 | scale_bits);
+    hash = hash_mix(hash, static_cast<uint64_t>(s->window) << 32 |
+                              static_cast<uint32_t>(s->n_persistent));
+    const struct tensor *const tensors[] = {&s->position, &s->mask, &s->key, &s->value};
+    for (const struct tensor *const t : tensors) {
+        hash = hash_mix(hash, hash_tensor(t));
+    }
+    return hash;
+}
+
 /* Field by field: the bytes between fields are anything. */
 static uint64_t hash_command(uint64_t hash, const struct command *c)
 {
@@ -174,6 +192,9 @@ static uint64_t hash_command(uint64_t hash, const struct command *c)
     }
     for (int i = 0; i < COMMAND_TENSOR_MAX; i++) {
         hash = hash_mix(hash, hash_tensor(&c->tensor[i]));
+    }
+    if (c->op == COMMAND_SPAN_ATTENTION) {
+        hash = hash_span(hash, &c->span);
     }
     if (c->op == COMMAND_PKM_SEARCH) {
         hash = hash_mix(hash, static_cast<uint64_t>(c->shape.kind) << 32 |

@@ -9,6 +9,7 @@
  *   rows.cu       embed, norm, add_norm, gather, kv_store
  *   linear.cu     matrix products: linear.cuh says what, linear_few, _many, _lt.cu compute it
  *   attention.cu  attention over pages
+ *   span.cu       attention with spans and persistent keys
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
  *   pkm_rescore.cu  unit norms of queries, scores to shares
  *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
@@ -51,7 +52,8 @@ extern "C" {
 struct step_view {
     int32_t n_tok, n_seq, n_out, n_top;
     int32_t n_adjust, n_allow;
-    int32_t n_page_max;                /* row length of page: what this step's longest needs */
+    int32_t n_page_max;                /* row length of page: what this step's longest needs; of a
+                                        * ring, its pages at most */
     int32_t n_top_max;                 /* row length of top_id and top_logprob */
     const int32_t *token, *pos, *lang; /* [n_tok] */
     const int32_t *row_seq;            /* [n_tok] sequence of each row */
@@ -174,6 +176,11 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     struct tensor v_pages, const struct step_view *view,
                     const struct step_scratch *scratch, int n_page_max, int n_head, float scale);
 size_t attention_scratch(const struct step_limits *limits);
+
+/* span.cu. y has rows. */
+void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,
+                         struct tensor v_pages, const struct step_view *view,
+                         const struct span_shape *shape);
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
  * (any floating type); row_major is !cu->deterministic. weight_new calls linear_reserve for each

@@ -24,6 +24,7 @@ enum command_op {
     COMMAND_LINEAR,
     COMMAND_KV_STORE,
     COMMAND_ATTENTION,
+    COMMAND_SPAN_ATTENTION,
     COMMAND_PKM_SEARCH,
     COMMAND_PKM_RESCORE,
     COMMAND_PKM_READ,
@@ -43,6 +44,7 @@ struct command {
     float f; /* eps or scale */
     struct pkm_shape shape;
     struct pkm_rescore rescore;
+    struct span_shape span;
     const struct cuda_step *step;                    /* Borrowed */
     const struct weight *weight[COMMAND_WEIGHT_MAX]; /* Borrowed */
     struct tensor tensor[COMMAND_TENSOR_MAX];
@@ -121,6 +123,9 @@ void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_page
                  struct tensor v, const struct step *step, int n_head);
 void op_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                   struct tensor v_pages, const struct step *step, int n_head, float scale);
+void op_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                       struct tensor v_pages, const struct step *step,
+                       const struct span_shape *shape);
 void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,

@@ -6,9 +6,11 @@ void op_embed(struct backend *be, struct tensor y, const struct step *step,
               const struct weight *tok, const struct weight *pos, const struct weight *lang)
 {
     const struct step_bounds *const bounds = step_bounds(cuda_step_of(step));
-    CHECK(tok->kind == WEIGHT_TABLE && pos->kind == WEIGHT_TABLE);
+    CHECK(tok->kind == WEIGHT_TABLE && (pos != NULL || lang == NULL));
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, tok->cols);
-    CHECK(pos->cols == y.cols && bounds->token <= tok->rows && bounds->pos <= pos->rows);
+    CHECK(bounds->token <= tok->rows);
+    CHECK(pos == NULL ||
+          (pos->kind == WEIGHT_TABLE && pos->cols == y.cols && bounds->pos <= pos->rows));
     CHECK(lang == NULL ||
           (lang->kind == WEIGHT_TABLE && lang->cols == y.cols && bounds->lang <= lang->rows));
     struct command c = {};
@@ -126,6 +128,33 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
     c.op = COMMAND_ATTENTION;
     c.n = n_head;
     c.f = scale;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = y;
+    c.tensor[1] = q;
+    c.tensor[2] = k_pages;
+    c.tensor[3] = v_pages;
+    command_append(cuda_of(be), &c);
+}
+
+void op_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                       struct tensor v_pages, const struct step *step,
+                       const struct span_shape *shape)
+{
+    const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, q.cols);
+    CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
+    check_pages(step, k_pages, v_pages, y.cols, shape->n_head);
+    const int64_t d_head = y.cols / shape->n_head;
+    CHECK(shape->window > 0 && shape->n_persistent >= 0);
+    CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
+    CHECK(shape->mask.data == NULL ||
+          is_view(shape->mask, DTYPE_F32, shape->n_head, shape->window));
+    CHECK(n_key == 0 || is_view(shape->key, DTYPE_F32, n_key, d_head));
+    CHECK(n_key == 0 || is_view(shape->value, DTYPE_F32, n_key, d_head));
+    step_check_window(step, shape);
+    struct command c = {};
+    c.op = COMMAND_SPAN_ATTENTION;
+    c.span = *shape;
     c.step = cuda_step_of(step);
     c.tensor[0] = y;
     c.tensor[1] = q;

@@ -109,7 +109,7 @@ __device__ __forceinline__ float4 table_load(struct embed_table t, int64_t at, i
     return group;
 }
 
-/* y = tok[token] + pos[position] (+ lang[language]). Grid: rows × parts of a row; a group of
+/* y = tok[token] (+ pos[position]) (+ lang[language]). Grid: rows × parts of a row; a group of
  * columns per thread. Bytes per row: d · (4 + the tables' 2 or 4 each). */
 template <bool aligned> __global__ void embed_kernel(struct embed_args a)
 {
@@ -121,8 +121,10 @@ template <bool aligned> __global__ void embed_kernel(struct embed_args a)
     }
     const int64_t token = a.view->token[row];
     const int64_t pos = a.view->pos[row];
-    float4 sum = group_add(table_load<aligned>(a.tok, token * a.d + c, n),
-                           table_load<aligned>(a.pos, pos * a.d + c, n));
+    float4 sum = table_load<aligned>(a.tok, token * a.d + c, n);
+    if (a.pos.data != NULL) {
+        sum = group_add(sum, table_load<aligned>(a.pos, pos * a.d + c, n));
+    }
     if (a.lang.data != NULL) {
         const int64_t lang = a.view->lang[row];
         sum = group_add(sum, table_load<aligned>(a.lang, lang * a.d + c, n));
@@ -338,8 +340,8 @@ template <bool aligned> __global__ void store_kernel(struct store_args a)
     }
     const struct step_view *const view = a.view;
     const int pos = view->pos[row];
-    const int64_t page =
-        view->page[static_cast<int64_t>(view->row_seq[row]) * view->n_page_max + pos / KV_PAGE];
+    const int64_t page = view->page[static_cast<int64_t>(view->row_seq[row]) * view->n_page_max +
+                                    pos / KV_PAGE % view->n_page_max];
     float *const k_page = a.k_pages + page * a.k_page_stride;
     float *const v_page = a.v_pages + page * a.v_page_stride;
     const float *const k = a.k + row * a.k_stride;

@@ -282,6 +282,13 @@ void step_free(struct backend *be, struct step *step)
 
 /* ---- running -------------------------------------------------------------------------------- */
 
+/* Pages that hold n_pos positions: all of them in a ring that has gone round. */
+static int pages_used(const struct step *step, int n_pos)
+{
+    const int n = n_pos / KV_PAGE + (n_pos % KV_PAGE != 0);
+    return n < step->limits.n_page_max ? n : step->limits.n_page_max;
+}
+
 /* Kernels follow these numbers, and cannot CHECK: none is negative. step_check has been. */
 static struct step_bounds bounds_of(const struct step *step)
 {
@@ -296,7 +303,7 @@ static struct step_bounds bounds_of(const struct step *step)
             bounds.lang = step->lang[r] >= bounds.lang ? step->lang[r] + 1 : bounds.lang;
         }
         const int32_t *const page = step->page + static_cast<int64_t>(s) * step->limits.n_page_max;
-        for (int i = 0; i < (n_pos + KV_PAGE - 1) / KV_PAGE; i++) {
+        for (int i = 0; i < pages_used(step, n_pos); i++) {
             CHECK(page[i] >= 0);
             bounds.page = page[i] >= bounds.page ? page[i] + 1 : bounds.page;
         }
@@ -315,7 +322,7 @@ void step_begin(struct backend *be, const struct step *step)
     in->bounds = bounds;
     in->sampled = in->scored = {INT64_MAX, 0};
     struct pack p = {in->up, in->device, 0};
-    const int n_page = (bounds.pos + KV_PAGE - 1) / KV_PAGE;
+    const int n_page = pages_used(step, bounds.pos);
     in->view = pack_step(&p, step, n_page, &in->down_first);
     const size_t up_bytes = p.used;
     pack_results(&p, step, &in->view);

@@ -8,7 +8,7 @@
 /* The d columns of position pos of sequence s in a cache. */
 static float *cache_row(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
 {
-    const int32_t page = step->page[(int64_t)s * step->limits.n_page_max + pos / KV_PAGE];
+    const int32_t page = step_page(step, s, pos);
     CHECK(page >= 0 && page < pages.rows);
     return row_f32(pages, page) + pos % KV_PAGE * d;
 }

@@ -8,14 +8,18 @@ void ref_embed(struct backend *be, struct tensor y, const struct step *step,
 {
     (void)be;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, tok->view.cols);
-    CHECK(pos->view.cols == y.cols && (lang == NULL || lang->view.cols == y.cols));
+    CHECK(pos == NULL || pos->view.cols == y.cols);
+    CHECK(lang == NULL || (pos != NULL && lang->view.cols == y.cols));
     for (int r = 0; r < step->n_tok; r++) {
         CHECK(step->token[r] >= 0 && step->token[r] < tok->view.rows);
-        CHECK(step->pos[r] >= 0 && step->pos[r] < pos->view.rows);
+        CHECK(pos == NULL || (step->pos[r] >= 0 && step->pos[r] < pos->view.rows));
         CHECK(lang == NULL || (step->lang[r] >= 0 && step->lang[r] < lang->view.rows));
         float *const out = row_f32(y, r);
         for (int64_t c = 0; c < y.cols; c++) {
-            float sum = weight_at(tok, step->token[r], c) + weight_at(pos, step->pos[r], c);
+            float sum = weight_at(tok, step->token[r], c);
+            if (pos != NULL) {
+                sum += weight_at(pos, step->pos[r], c);
+            }
             if (lang != NULL) {
                 sum += weight_at(lang, step->lang[r], c);
             }

@@ -100,6 +100,7 @@ static const struct backend_ops ref_ops = {
     .linear = ref_linear,
     .kv_store = ref_kv_store,
     .attention = ref_attention,
+    .span_attention = ref_span_attention,
     .pkm_search = ref_pkm_search,
     .pkm_rescore = ref_pkm_rescore,
     .pkm_read = ref_pkm_read,

@@ -1,9 +1,9 @@
 /* The reference backend: plain C, the specification of every op.
  *
  * One file per group of ops: resource.c (memory, weights), step.c, norm.c, linear.c, attention.c,
- * pkm.c, vocab.c (gather, log-probabilities), sample.c; ref.c holds the table. Everything is
- * written to be read, one row and one element after the other, with sums in double where a better
- * sum makes a better specification.
+ * span.c, pkm.c, vocab.c (gather, log-probabilities), sample.c; ref.c holds the table. Everything
+ * is written to be read, one row and one element after the other, with sums in double where a
+ * better sum makes a better specification.
  *
  * Other backends start from this table. What they can keep as it is: memory, upload and download,
  * the step, norms, gather, sample and log-probabilities, which know nothing of struct weight. The
@@ -51,6 +51,7 @@ enum err_code ref_finish(struct backend *be, struct step *step, struct err *err)
 /* Working memory of one row, reserved by ref_step_new beside the step. */
 struct step_scratch {
     double *score;      /* [n_page_max·KV_PAGE] attention of one row and head */
+    double *span;       /* [n_span_max] span_attention of one row and head */
     float *logit;       /* [n_vocab] adjusted logits of the row being drawn */
     int32_t *candidate; /* [n_vocab] token ids, partly ordered */
 };
@@ -76,6 +77,14 @@ void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
                   struct tensor v, const struct step *step, int n_head);
 void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                    struct tensor v_pages, const struct step *step, int n_head, float scale);
+
+/* span.c */
+void ref_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                        struct tensor v_pages, const struct step *step,
+                        const struct span_shape *shape);
+/* CHECKs the shapes and the ring. */
+void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, struct tensor v_pages,
+                    const struct step *step, const struct span_shape *shape);
 
 /* pkm.c */
 void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,

@@ -53,6 +53,7 @@ static bool results_new(struct step *s, const struct step_limits *l)
 static bool scratch_new(struct step_scratch *s, const struct step_limits *l)
 {
     return array_new(&s->score, l->n_page_max, KV_PAGE, sizeof *s->score) &&
+           array_new(&s->span, l->n_span_max, 1, sizeof *s->span) &&
            array_new(&s->logit, l->n_vocab, 1, sizeof *s->logit) &&
            array_new(&s->candidate, l->n_vocab, 1, sizeof *s->candidate);
 }
@@ -63,6 +64,7 @@ enum err_code ref_step_new(struct backend *be, struct step **step, const struct 
     CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
     CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
     CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
+    CHECK(limits->n_span_max >= 0);
 
     *step = NULL;
     struct ref_step *const s = calloc(1, sizeof *s);
@@ -87,10 +89,12 @@ void ref_step_free(struct backend *be, struct step *step)
     }
     struct ref_step *const s = (struct ref_step *)step;
     void *const arrays[] = {
-        step->token,   step->pos,         step->lang,        step->seq_first,  step->page,
-        step->out_row, step->out_want,    step->target,      step->sample,     step->adjust,
-        step->allow,   step->out_token,   step->out_logprob, step->out_rank,   step->out_entropy,
-        step->top_id,  step->top_logprob, s->scratch.score,  s->scratch.logit, s->scratch.candidate,
+        step->token,          step->pos,        step->lang,        step->seq_first,
+        step->page,           step->out_row,    step->out_want,    step->target,
+        step->sample,         step->adjust,     step->allow,       step->out_token,
+        step->out_logprob,    step->out_rank,   step->out_entropy, step->top_id,
+        step->top_logprob,    s->scratch.score, s->scratch.span,   s->scratch.logit,
+        s->scratch.candidate,
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);

@@ -1,5 +1,8 @@
-/* Checks kv_store and attention together, as a model uses them: in steps that append some rows of
- * some sequences to the cache and attend over it.
+/* Checks kv_store and attention, or span_attention, together, as a model uses them: in steps that
+ * append some rows of some sequences to the cache and attend over it.
+ *
+ * With spans the pages of a sequence are a ring, as small as the steps of the run allow: a run
+ * token by token goes round it several times and must give the bits of one that never does.
  *
  * The order inside a page is the backend's own, so what is compared is what attention makes of it.
  * Every run lays the sequences on other pages, and the cache is full of NaN before: what a page's
@@ -19,7 +22,8 @@ struct attention_case {
     int n_pos[SEQ_MAX]; /* rows of each sequence */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
-    float *q, *k, *v; /* [n_row, d] */
+    float *q, *k, *v;       /* [n_row, d] */
+    struct span_shape span; /* views of host arrays; window 0: plain attention */
 };
 
 /* How a run cuts the work into steps. */
@@ -35,13 +39,22 @@ struct cache {
     int n_page, n_page_max;
 };
 
-static struct cache cache_new(struct check *c, enum side side, const struct attention_case *a)
+/* Pages that a sequence gets. */
+static int pages_of(const struct attention_case *a, const struct cache *cache, int s)
 {
-    struct cache cache = {.n_page_max = PAGE_MAX};
+    const int n = (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE;
+    return n < cache->n_page_max ? n : cache->n_page_max;
+}
+
+static struct cache cache_new(struct check *c, enum side side, const struct attention_case *a,
+                              const struct plan *plan)
+{
+    const int ring = (a->span.window + plan->chunk_max + KV_PAGE - 1) / KV_PAGE;
+    struct cache cache = {.n_page_max = a->span.window > 0 && ring < PAGE_MAX ? ring : PAGE_MAX};
     int n_used = 0;
     int32_t free_page[SEQ_MAX * PAGE_MAX + SPARE_PAGES];
     for (int s = 0; s < a->n_seq; s++) {
-        n_used += (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE;
+        n_used += pages_of(a, &cache, s);
     }
     cache.n_page = n_used + SPARE_PAGES;
     for (int i = 0; i < cache.n_page; i++) {
@@ -51,13 +64,29 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
     }
     int taken = 0;
     for (int s = 0; s < a->n_seq; s++) {
-        for (int i = 0; i < (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE; i++) {
+        for (int i = 0; i < pages_of(a, &cache, s); i++) {
             cache.page[s][i] = free_page[taken++];
         }
     }
     cache.k_pages = check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
     cache.v_pages = check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
     return cache;
+}
+
+static struct tensor table_on(struct check *c, enum side side, const char *name, struct tensor t)
+{
+    return t.data == NULL ? t : check_in(c, side, name, t.data, t.rows, t.cols, DTYPE_F32);
+}
+
+/* The same, with its tables in the side's memory. */
+static struct span_shape span_on(struct check *c, enum side side, const struct span_shape *host)
+{
+    struct span_shape span = *host;
+    span.position = table_on(c, side, "position", host->position);
+    span.mask = table_on(c, side, "mask", host->mask);
+    span.key = table_on(c, side, "key", host->key);
+    span.value = table_on(c, side, "value", host->value);
+    return span;
 }
 
 /* Appends n[s] rows to each sequence that has n[s] > 0, from done[s] on; writes their y to out. */
@@ -78,7 +107,8 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
         if (n[s] == 0) {
             continue;
         }
-        memcpy(step->page + step->n_seq * cache->n_page_max, cache->page[s], sizeof cache->page[s]);
+        memcpy(step->page + step->n_seq * cache->n_page_max, cache->page[s],
+               sizeof *cache->page[s] * (size_t)pages_of(a, cache, s));
         for (int i = 0; i < n[s]; i++) {
             const int row = a->first[s] + done[s] + i;
             for (int t = 0; t < 3; t++) {
@@ -97,7 +127,12 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
     be->op->step_begin(be, step);
     be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head);
-    be->op->attention(be, y, q, cache->k_pages, cache->v_pages, step, a->n_head, a->scale);
+    if (a->span.window > 0) {
+        const struct span_shape span = span_on(c, side, &a->span);
+        be->op->span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
+    } else {
+        be->op->attention(be, y, q, cache->k_pages, cache->v_pages, step, a->n_head, a->scale);
+    }
     check_finish(c, side, step);
     check_get(c, side, y, rows[0]);
     for (int r = 0; r < step->n_tok; r++) {
@@ -117,7 +152,7 @@ static void verify_spare_pages(struct check *c, enum side side, const struct att
     uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
     bool is_used[SEQ_MAX * PAGE_MAX + SPARE_PAGES] = {false};
     for (int s = 0; s < a->n_seq; s++) {
-        for (int i = 0; i < (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE; i++) {
+        for (int i = 0; i < pages_of(a, cache, s); i++) {
             is_used[cache->page[s][i]] = true;
         }
     }
@@ -140,13 +175,14 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
 {
     const int mark = c->n_block;
     struct backend *const be = c->side[side];
-    const struct cache cache = cache_new(c, side, a);
+    const struct cache cache = cache_new(c, side, a, plan);
     const struct step_limits limits = {.n_tok_max = a->n_row,
                                        .n_seq_max = a->n_seq,
                                        .n_page_max = cache.n_page_max,
                                        .n_out_max = 1,
                                        .d_model = a->d,
-                                       .n_head = a->n_head};
+                                       .n_head = a->n_head,
+                                       .n_span_max = a->span.window + a->span.n_persistent};
     struct step *step = NULL;
     CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
     int done[SEQ_MAX] = {0};
@@ -214,7 +250,8 @@ static void magnitudes(const struct attention_case *a, double *magnitude)
                 max_q = fmax(max_q, fabs((double)a->q[r * a->d + i]));
             }
             /* values are within 4; random signs make an error of sqrt(d_head) products */
-            magnitude[r] = 4 * (1 + max_q * max_k * sqrt(d_head) * (double)a->scale);
+            magnitude[r] = 4 * (1 + max_q * max_k * sqrt(d_head) * (double)a->scale) *
+                           (a->span.window > 0 ? 3 : 1); /* keys are sums of two */
         }
     }
 }
@@ -238,9 +275,27 @@ static void verify_isolation(struct check *c, struct attention_case *a, const fl
     }
 }
 
-void check_attention(struct check *c)
+static struct tensor table_new(struct check *c, int64_t rows, int64_t cols)
 {
-    struct attention_case a = case_new(c);
+    return tensor_make(rows * cols == 0 ? NULL : check_normal(c, (size_t)(rows * cols), 1), rows,
+                       cols, DTYPE_F32);
+}
+
+/* Spans as a model has them: 1, then a ramp down to 0, of any length for each head. */
+static void fill_mask(struct check *c, struct tensor mask)
+{
+    for (int64_t h = 0; h < mask.rows; h++) {
+        const double ramp = 1 + check_uniform(c) * 40;
+        const double span = check_uniform(c) * (double)mask.cols;
+        for (int64_t i = 0; i < mask.cols; i++) {
+            const double share = (span + 1 - (double)(mask.cols - i)) / ramp + 1;
+            ((float *)mask.data)[h * mask.cols + i] = (float)fmax(0, fmin(1, share));
+        }
+    }
+}
+
+static void verify(struct check *c, struct attention_case a)
+{
     const size_t n = (size_t)a.n_row * (size_t)a.d;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);
@@ -266,4 +321,30 @@ void check_attention(struct check *c)
         check_words(c, runs[i].what, got, other, a.n_row, a.d);
     }
     verify_isolation(c, &a, got, other);
+}
+
+void check_attention(struct check *c)
+{
+    verify(c, case_new(c));
+}
+
+void check_span_attention(struct check *c)
+{
+    struct attention_case a = case_new(c);
+    const int64_t d_head = a.d / a.n_head;
+    struct span_shape *const span = &a.span;
+    span->n_head = a.n_head;
+    span->scale = a.scale;
+    span->window = check_chance(c, 0.3) ? KV_PAGE * check_int(c, 1, 3) : check_int(c, 1, 150);
+    span->n_persistent = check_chance(c, 0.4) ? 0 : check_dim(c, 150);
+    check_shape(c, "heads %d, d_head %d, window %d, %d persistent, %d rows", a.n_head, (int)d_head,
+                span->window, span->n_persistent, a.n_row);
+    span->position = table_new(c, d_head, span->window);
+    span->key = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
+    span->value = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
+    if (check_chance(c, 0.6)) {
+        span->mask = table_new(c, a.n_head, span->window);
+        fill_mask(c, span->mask);
+    }
+    verify(c, a);
 }

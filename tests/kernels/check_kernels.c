@@ -15,6 +15,7 @@ const struct check_row check_rows[] = {
     {"linear", check_linear, 150},
     {"linear_many", check_linear_many, 10},
     {"attention", check_attention, 30}, /* with kv_store */
+    {"span_attention", check_span_attention, 40},
     {"pkm_search", check_pkm_search, 60},
     {"pkm_ties", check_pkm_ties, 60},
     {"pkm_nan", check_pkm_nan, 20},

@@ -34,6 +34,9 @@ void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, 
                   int n_head, int d_head);
 void SIMD(attend)(const struct attend *a);
 
+/* span.c */
+void SIMD(attend_span)(const struct attend_span *a);
+
 /* select.c */
 void SIMD(select)(int32_t *best, float *best_score, const float *score, int n, int k,
                   const struct select_scratch *scratch);

@@ -94,6 +94,24 @@ struct attend {
     float scale;
 };
 
+/* One row and head of span_attention; see struct span_shape. */
+struct attend_span {
+    float *y;             /* [d_head] */
+    const float *q;       /* [d_head] */
+    const float *k_pages; /* as of struct attend */
+    const float *v_pages;
+    const int32_t *page;        /* [n_page] the ring */
+    float *score;               /* [window + n_persistent] scratch */
+    const float *position;      /* [d_head, window] */
+    const float *mask;          /* [window] or NULL */
+    const float *key, *value;   /* [n_persistent, d_head] */
+    int64_t k_stride, v_stride; /* from page to page */
+    int64_t position_stride;    /* from row to row */
+    int64_t key_stride, value_stride;
+    int pos, n_page, d_head, window, n_persistent;
+    float scale;
+};
+
 /* ---- selection --------------------------------------------------------------------------------
  *
  * The k best of n scores: larger score, then smaller id; NaN below every number. */
@@ -125,6 +143,7 @@ struct simd_kernels {
     void (*kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
                    int n_head, int d_head);
     void (*attend)(const struct attend *a);
+    void (*attend_span)(const struct attend_span *a);
 
     /* The positions and values of the k <= n best scores, best first. */
     void (*select)(int32_t *best, float *best_score, const float *score, int n, int k,

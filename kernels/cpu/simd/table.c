@@ -10,6 +10,7 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .row_norm = SIMD(row_norm),
     .kv_row = SIMD(kv_row),
     .attend = SIMD(attend),
+    .attend_span = SIMD(attend_span),
     .select = SIMD(select),
     .pkm_select = SIMD(pkm_select),
     .pkm_read = SIMD(pkm_read),

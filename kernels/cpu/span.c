@@ -1,0 +1,87 @@
+/* Attention with spans: an item is one head of one row. */
+#include "kernels/cpu/cpu.h"
+
+struct span_job {
+    const struct cpu_backend *cpu;
+    struct tensor y, q, k_pages, v_pages;
+    const struct step *step;
+    const struct span_shape *shape;
+    int64_t d_head;
+};
+
+size_t cpu_span_slice_bytes(const struct step_limits *limits)
+{
+    return (size_t)limits->n_span_max * sizeof(float);
+}
+
+static void attend_items(void *arg, int thread, int first, int n)
+{
+    const struct span_job *const job = arg;
+    const struct span_shape *const shape = job->shape;
+    const struct step *const step = job->step;
+    const int32_t *const row_seq = job->cpu->row_seq.data;
+    for (int item = first; item < first + n; item++) {
+        const int r = item / shape->n_head;
+        const int h = item % shape->n_head;
+        const int64_t col = h * job->d_head;
+        const int64_t persistent = (int64_t)h * shape->n_persistent;
+        const struct attend_span a = {
+            .y = row_f32(job->y, r) + col,
+            .q = row_f32(job->q, r) + col,
+            .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
+            .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
+            .page = step->page + (int64_t)row_seq[r] * step->limits.n_page_max,
+            .score = cpu_slice(job->cpu, thread),
+            .position = shape->position.data,
+            .mask = shape->mask.data != NULL ? row_f32(shape->mask, h) : NULL,
+            .key = shape->n_persistent > 0 ? row_f32(shape->key, persistent) : NULL,
+            .value = shape->n_persistent > 0 ? row_f32(shape->value, persistent) : NULL,
+            .k_stride = job->k_pages.stride,
+            .v_stride = job->v_pages.stride,
+            .position_stride = shape->position.stride,
+            .key_stride = shape->key.stride,
+            .value_stride = shape->value.stride,
+            .pos = step->pos[r],
+            .n_page = step->limits.n_page_max,
+            .d_head = (int)job->d_head,
+            .window = shape->window,
+            .n_persistent = shape->n_persistent,
+            .scale = shape->scale,
+        };
+        job->cpu->simd->attend_span(&a);
+    }
+}
+
+/* The pages that hold something, once per call. */
+static void check_pages(const struct step *step, int64_t n_page)
+{
+    for (int s = 0; s < step->n_seq; s++) {
+        const int end = step->seq_first[s + 1];
+        const int n_used = end > step->seq_first[s] ? step->pos[end - 1] / KV_PAGE + 1 : 0;
+        const int n = n_used < step->limits.n_page_max ? n_used : step->limits.n_page_max;
+        for (int p = 0; p < n; p++) {
+            const int32_t page = step->page[(int64_t)s * step->limits.n_page_max + p];
+            CHECK(page >= 0 && page < n_page);
+        }
+    }
+}
+
+void cpu_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                        struct tensor v_pages, const struct step *step,
+                        const struct span_shape *shape)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    ref_span_check(y, q, k_pages, v_pages, step, shape);
+    check_pages(step, k_pages.rows);
+    struct span_job job = {.cpu = cpu,
+                           .y = y,
+                           .q = q,
+                           .k_pages = k_pages,
+                           .v_pages = v_pages,
+                           .step = step,
+                           .shape = shape,
+                           .d_head = y.cols / shape->n_head};
+    const int64_t n_item = (int64_t)step->n_tok * shape->n_head;
+    CHECK(n_item <= INT32_MAX);
+    pool_for(cpu->pool, (int)n_item, POOL_DYNAMIC, attend_items, &job);
+}

@@ -1,0 +1,146 @@
+/* Attention with spans and persistent keys of the reference backend: see struct span_shape.
+ *
+ * "Augmenting Self-attention with Persistent Memory" (2019), section 3, equations 5 to 7;
+ * "Adaptive Attention Span in Transformers" (2019), equations 3 to 5; where the authors' code
+ * differs from the papers, the code: a token does not see itself, and positions before the text
+ * take their part of the softmax. */
+#include "kernels/ref/ref.h"
+
+#include <math.h>
+
+struct row_head {
+    const struct step *step;
+    const struct span_shape *shape;
+    struct tensor k_pages, v_pages;
+    const float *q; /* [d_head] */
+    int seq, pos, head;
+    int64_t d_head;
+};
+
+/* Of position u of the sequence, the head's piece of a cache row. */
+static const float *cached(const struct row_head *at, struct tensor pages, int u)
+{
+    const int32_t page = step_page(at->step, at->seq, u);
+    CHECK(page >= 0 && page < pages.rows);
+    return row_f32(pages, page) + (u % KV_PAGE * at->shape->n_head + at->head) * at->d_head;
+}
+
+/* The score of window column i, which is position pos - window + i. */
+static double window_score(const struct row_head *at, int i)
+{
+    const int u = at->pos - at->shape->window + i;
+    const float *const k = u >= 0 ? cached(at, at->k_pages, u) : NULL;
+    double dot = 0;
+    for (int64_t c = 0; c < at->d_head; c++) {
+        const double key =
+            (k != NULL ? (double)k[c] : 0) + (double)row_f32(at->shape->position, c)[i];
+        dot += (double)at->q[c] * key;
+    }
+    return dot * (double)at->shape->scale;
+}
+
+static double persistent_score(const struct row_head *at, int i)
+{
+    const float *const key =
+        row_f32(at->shape->key, (int64_t)at->head * at->shape->n_persistent + i);
+    double dot = 0;
+    for (int64_t c = 0; c < at->d_head; c++) {
+        dot += (double)at->q[c] * (double)key[c];
+    }
+    return dot * (double)at->shape->scale;
+}
+
+/* Scores become weights, which sum up to the share of what is not masked. Returns what the weighted
+ * sum is divided by. */
+static double weigh(const struct row_head *at, double *score)
+{
+    const struct span_shape *const shape = at->shape;
+    const int n = shape->window + shape->n_persistent;
+    double max = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        max = score[i] > max ? score[i] : max;
+    }
+    double all = 0;
+    double kept = 0;
+    for (int i = 0; i < n; i++) {
+        score[i] = exp(score[i] - max);
+        all += score[i];
+        if (shape->mask.data != NULL && i < shape->window) {
+            score[i] *= (double)row_f32(shape->mask, at->head)[i];
+        }
+        kept += score[i];
+    }
+    return shape->mask.data != NULL ? kept + (double)SPAN_EPSILON * all : kept;
+}
+
+static void attend(float *y, const struct row_head *at, double *score)
+{
+    const struct span_shape *const shape = at->shape;
+    for (int i = 0; i < shape->window; i++) {
+        score[i] = window_score(at, i);
+    }
+    for (int i = 0; i < shape->n_persistent; i++) {
+        score[shape->window + i] = persistent_score(at, i);
+    }
+    const double total = weigh(at, score);
+    for (int64_t c = 0; c < at->d_head; c++) {
+        double sum = 0;
+        for (int i = at->pos < shape->window ? shape->window - at->pos : 0; i < shape->window;
+             i++) {
+            sum += score[i] * (double)cached(at, at->v_pages, at->pos - shape->window + i)[c];
+        }
+        for (int i = 0; i < shape->n_persistent; i++) {
+            const int64_t row = (int64_t)at->head * shape->n_persistent + i;
+            sum += score[shape->window + i] * (double)row_f32(shape->value, row)[c];
+        }
+        y[c] = (float)(sum / total);
+    }
+}
+
+void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, struct tensor v_pages,
+                    const struct step *step, const struct span_shape *shape)
+{
+    const int64_t d = y.cols;
+    CHECK(shape->n_head > 0 && d % shape->n_head == 0 && d <= INT32_MAX / KV_PAGE);
+    CHECK(shape->window > 0 && shape->n_persistent >= 0);
+    const int64_t d_head = d / shape->n_head;
+    const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
+    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
+    if (shape->mask.data != NULL) {
+        CHECK_VIEW(shape->mask, DTYPE_F32, shape->n_head, shape->window);
+    }
+    if (n_key > 0) {
+        CHECK_VIEW(shape->key, DTYPE_F32, n_key, d_head);
+        CHECK_VIEW(shape->value, DTYPE_F32, n_key, d_head);
+    }
+    step_check_window(step, shape);
+}
+
+void ref_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                        struct tensor v_pages, const struct step *step,
+                        const struct span_shape *shape)
+{
+    (void)be;
+    ref_span_check(y, q, k_pages, v_pages, step, shape);
+    const int64_t d_head = y.cols / shape->n_head;
+    for (int s = 0; s < step->n_seq; s++) {
+        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
+            for (int h = 0; h < shape->n_head; h++) {
+                const struct row_head at = {.step = step,
+                                            .shape = shape,
+                                            .k_pages = k_pages,
+                                            .v_pages = v_pages,
+                                            .q = row_f32(q, r) + h * d_head,
+                                            .seq = s,
+                                            .pos = step->pos[r],
+                                            .head = h,
+                                            .d_head = d_head};
+                attend(row_f32(y, r) + h * d_head, &at, ref_step_scratch(step)->span);
+            }
+        }
+    }
+}
