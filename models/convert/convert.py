@@ -24,6 +24,7 @@ try:
 except ImportError:
     sys.exit("convert: NumPy is missing: install the Debian package python3-numpy")
 
+import all_attention
 import safetensors_file
 import xlm
 import xlm_params
@@ -31,6 +32,7 @@ from fault import Refused, one_line, show
 from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
+SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE}
 WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
 
 
@@ -42,9 +44,9 @@ class Parser(argparse.ArgumentParser):
 def setting(text):
     """KEY=VALUE of --set; VALUE is JSON where it can be read as such, else a string."""
     key, equals, value = text.partition("=")
-    if not equals or key not in xlm_params.SETTABLE:
-        raise argparse.ArgumentTypeError("KEY=VALUE expected, KEY one of %s"
-                                         % " ".join(xlm_params.SETTABLE))
+    if not equals or not any(key in keys for keys in SETTABLE.values()):
+        raise argparse.ArgumentTypeError("KEY=VALUE expected, KEY one of %s" % "; ".join(
+            "%s: %s" % (family, " ".join(keys)) for family, keys in SETTABLE.items()))
     try:
         return key, json.loads(value)
     except ValueError:
@@ -54,7 +56,7 @@ def setting(text):
 def arguments(argv):
     parser = Parser(prog="convert.py",
                     description="Turns an authors' checkpoint into a model directory.")
-    parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth)")
+    parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth, all-attention: .pt)")
     parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
     parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
     parser.add_argument("--vocab", metavar="FILE",
@@ -72,17 +74,21 @@ def arguments(argv):
 
 
 def open_source(path, family):
-    """The checkpoint of a family that this version knows."""
-    if family in ("all-attention", "memory-layers"):
+    """The checkpoint and its family's module."""
+    if family == "memory-layers":
         raise Refused("--from %s is not supported yet by this version" % family)
     if os.path.isdir(path):
         raise Refused("a directory: checkpoints of the memory-layers family are not supported yet"
-                      " by this version; an XLM checkpoint is one .pth file")
+                      " by this version; an XLM checkpoint is one .pth file, one of the all-attention family"
+                      " one .pt file")
     file = TorchFile(path)
-    if family == "auto" and not xlm.looks_like(file.root):
-        raise Refused("not an XLM checkpoint; the other families are not supported yet by this"
-                      " version")
-    return file
+    if family == "auto":
+        family = "xlm" if xlm.looks_like(file.root) else "all-attention" \
+            if all_attention.looks_like(file.root) else None
+    if family is None:
+        raise Refused("not an XLM checkpoint, nor one of the all-attention network; the other"
+                      " families are not supported yet by this version")
+    return file, family
 
 
 def vocabulary(path, words, n_vocab):
@@ -100,7 +106,7 @@ def vocabulary(path, words, n_vocab):
             raise Refused("--vocab %s: not UTF-8 at byte %d" % (path, fault.start))
         return text
     if words is None:
-        raise Refused("dico_id2word is missing; give the words with --vocab FILE")
+        raise Refused("the file holds no words (dico_id2word); give them with --vocab FILE")
     for index, word in enumerate(words):
         if not word or any(c in word for c in "\n\r\0"):
             raise Refused("dico_id2word: id %d: %s cannot be a line of vocab.txt"
@@ -223,10 +229,11 @@ def save(args, model, vocab):
                 break
 
 
-def summary(args, model, sizes):
-    c = model.config
-    lines = ["%s: XLM, %d layers of %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
-        args.output, c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
+def family_summary(c):
+    if c["model_type"] == "all_attention":
+        return all_attention.summary(c)
+    lines = ["XLM, %d layers of %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
+        c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
         c["activation"], "tied" if c["tie_output"] else "untied")]
     if "languages" in c:
         lines.append("languages: %s" % " ".join(c["languages"]))
@@ -236,6 +243,12 @@ def summary(args, model, sizes):
         lines.append("memory %s layer %d: %s (%d slots), %d heads, k = %d, queries of %d%s" % (
             m["place"], m["layer"], keys, m["n_slot"], m["n_head"], m["k_top"], m["d_key"],
             " with batch norm" if m["query_batch_norm"] else ""))
+    return lines
+
+
+def summary(args, model, sizes):
+    lines = family_summary(model.config)
+    lines[0] = "%s: %s" % (args.output, lines[0])
     lines.append("%d tensors, %d parameters, %d bytes in %s; %s" % (
         len(model.tensors), sizes[0], sizes[1], args.dtype,
         "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" if args.codes
@@ -249,10 +262,16 @@ def convert(args):
         if path is not None and os.path.getsize(path) == 0:
             raise Refused("%s %s is empty" % (option, path))
     try:
-        file = open_source(args.source, args.family)
-        model = xlm.read(file, dict(args.settings), args.dtype)
+        file, family = open_source(args.source, args.family)
+        module = xlm if family == "xlm" else all_attention
+        for key, _ in args.settings:
+            if key not in SETTABLE[family]:
+                raise Refused("--set %s is not for the %s family" % (key, family))
+        model = module.read(file, dict(args.settings), args.dtype)
         vocab = vocabulary(args.vocab, model.words, model.config["vocab_size"])
-        if args.tokenizer is None:
+        if family == "all-attention":
+            all_attention.name_tokens(model.config, vocab)
+        elif args.tokenizer is None:
             check_words(vocab, args.vocab)
             model.config["tokenizer"] = "xlm"
         sizes = save(args, model, vocab)

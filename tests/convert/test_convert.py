@@ -380,7 +380,7 @@ def test_wrong_usage_ends_with_2(args):
     assert (got.status, got.out) == (2, "") and got.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("family", ["all-attention", "memory-layers"])
+@pytest.mark.parametrize("family", ["memory-layers"])
 def test_families_of_later_versions(family, tiny, tmp_path):
     got = convert(tiny, "--output", tmp_path / "out", "--from", family)
     assert got.status == 1 and "not supported yet" in got.err and family in got.err

@@ -107,7 +107,8 @@ def test_other_kinds_of_checkpoints(tmp_path, refused):
         value = tw.tiny()
         del value[key]
         refused(checkpoint(tmp_path, value), "'%s'" % key)
-    for value in ([1, 2], {"model": tw.OrderedDict(), "iter_no": 3}, None, "text"):
+    refused(checkpoint(tmp_path, {"model": tw.OrderedDict(), "iter_no": 3}), "'model'")
+    for value in ([1, 2], {"model": tw.OrderedDict()}, None, "text"):
         refused(checkpoint(tmp_path, value) if value is not None
                 else tw.write_zip(tmp_path / "c.pth", None), "not an XLM checkpoint")
     value = tw.tiny()

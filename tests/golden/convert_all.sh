@@ -1,5 +1,5 @@
 #!/bin/sh
-# Converts the golden checkpoints: tests/golden/xlm/<case>/checkpoint.pth -> <dir>/<case>/.
+# Converts the golden checkpoints: tests/golden/*/<case>/checkpoint.pt(h) -> <dir>/<case>/.
 #   tests/golden/convert_all.sh [dir, default ${B:-build}/golden]
 # Run by the tests that read those models; does only what is missing or older than its source.
 set -eu
@@ -8,11 +8,22 @@ cd "$root"
 out=${1:-${B:-build}/golden}
 python=${PYTHON:-/usr/bin/python3}
 mkdir -p "$out"
-for source in tests/golden/xlm/*/checkpoint.pth; do
-    case=$(basename "$(dirname "$source")")
+# convert_case SOURCE [what else the conversion needs]
+convert_case() {
+    case=$(basename "$(dirname "$1")")
     made=$out/$case/config.json
-    stale=$([ -e "$made" ] && find "$source" models/convert -name '*.p*' -newer "$made" || echo missing)
+    stale=$([ -e "$made" ] && find "$1" models/convert -name '*.p*' -newer "$made" || echo missing)
     if [ -n "$stale" ]; then
-        "$python" models/convert/convert.py "$source" --output "$out/$case" >/dev/null
+        "$python" models/convert/convert.py "$@" --output "$out/$case" >/dev/null
     fi
+}
+for source in tests/golden/xlm/*/checkpoint.pth; do
+    convert_case "$source"
+done
+for source in tests/golden/allattention/*/checkpoint.pt; do
+    set -- --vocab "$(dirname "$source")/vocab.txt"
+    case $source in
+    */g-span-epsilon/*) set -- "$@" --set adapt_span_ramp=16 ;; # the others have the default
+    esac
+    convert_case "$source" "$@"
 done

@@ -1,0 +1,213 @@
+"""The all-attention network and the adaptive-span transformer: from a checkpoint to config and tensors.
+
+convert.py calls read() with an opened TorchFile. The authors' files (facebookresearch/adaptive-span)
+hold no hyper-parameters: sizes follow from the tensors' shapes, which are then all compared; the one
+number that no shape tells, over how many distances a span ends, is the authors' default unless --set
+gives it. The factors that their code applies to persistent vectors (keys times the square root of a
+head's width, values times that of their number) are applied here, so that the served tensors are
+keys and values like any other.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from fault import Refused, show
+from torch_file import Tensor
+
+DEFAULTS = {"adapt_span_ramp": 32}
+SETTABLE = sorted(DEFAULTS)
+LAYER_MAX, VOCAB_MAX, WIDTH_MAX, FF_MAX, SPAN_MAX = 1024, 1 << 24, 1 << 16, 1 << 20, 1 << 20
+# Second names of what a layer's attention shares with its persistent vectors, and a constant.
+IGNORED = (".attn.attn.persistent_memory.adaptive_span._mask.current_val",
+           ".attn.attn.persistent_memory.adaptive_span._mask.mask_template",
+           ".attn.attn.adaptive_span._mask.mask_template")
+LINE_END = "<eos>"
+
+
+def looks_like(root):
+    """Whether a checkpoint's top level is that of the authors' training script."""
+    return isinstance(root, dict) and "model" in root and "iter_no" in root \
+        and "params" not in root
+
+
+def _weights(root):
+    """The weights by name, without the prefix of data-parallel training."""
+    weights = root.get("model")
+    if not isinstance(weights, dict) or not weights:
+        raise Refused("'model': a state dict expected, got %s" % show(weights))
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise Refused("model: tensors by name expected, got %s = %s"
+                          % (show(name), show(tensor)))
+    if all(name.startswith("module.") for name in weights):
+        return {name[len("module."):]: tensor for name, tensor in weights.items()}
+    return dict(weights)
+
+
+def _dims(weights, name, n_dim):
+    """The claimed shape of a tensor from which sizes are taken."""
+    if name not in weights:
+        raise Refused("tensor '%s' is missing" % name)
+    size = weights[name].size
+    if len(size) != n_dim or not all(isinstance(n, int) and n > 0 for n in size):
+        raise Refused("tensor '%s': %d dimensions expected, got shape %s"
+                      % (name, n_dim, show(list(size))))
+    return size
+
+
+def _bound(what, value, most):
+    if value > most:
+        raise Refused("%s is %d, at most %d are served" % (what, value, most))
+    return value
+
+
+def _ramp(settings):
+    value = settings.get("adapt_span_ramp", DEFAULTS["adapt_span_ramp"])
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SPAN_MAX:
+        raise Refused("--set adapt_span_ramp: an integer 1..%d expected, got %s"
+                      % (SPAN_MAX, show(value)))
+    return value
+
+
+def _sizes(weights):
+    """What the shapes say. .shapes: every tensor the file must have, by its name there."""
+    if "in_emb.emb_layers.0.weight" in weights or "out_emb.cluster_proj.weight" in weights:
+        raise Refused("adaptive input and adaptive softmax (adapt_io) are not served")
+    one, d_head, span = _dims(weights, "key_pe", 3)
+    n_vocab, d_model = _dims(weights, "in_emb.weight", 2)
+    if one != 1 or d_model % d_head != 0:
+        raise Refused("tensor 'key_pe': shape [1, width of a head, span] expected where heads divide"
+                      " %d columns, got %s" % (d_model, show([one, d_head, span])))
+    p = SimpleNamespace(
+        n_vocab=_bound("the vocabulary", n_vocab, VOCAB_MAX),
+        d_model=_bound("the width", d_model, WIDTH_MAX), d_head=d_head,
+        n_head=_bound("the number of heads", d_model // d_head, LAYER_MAX),
+        span=_bound("attn_span", span, SPAN_MAX), n_layer=0, n_persistent=0, d_ff=0)
+    while "layers.%d.attn.proj_query.weight" % p.n_layer in weights:
+        p.n_layer = _bound("the number of layers", p.n_layer + 1, LAYER_MAX)
+    if p.n_layer == 0:
+        raise Refused("tensor 'layers.0.attn.proj_query.weight' is missing")
+    keys = "layers.0.attn.attn.persistent_memory.key"
+    if keys in weights:
+        p.n_persistent = _bound("pers_mem_size", _dims(weights, keys, 3)[2], SPAN_MAX)
+    else:
+        p.d_ff = _bound("inner_hid_sz", _dims(weights, "layers.0.ff.fc1.weight", 2)[0], FF_MAX)
+    p.is_adaptive = "layers.0.attn.attn.adaptive_span._mask.current_val" in weights
+    return p
+
+
+def _shapes(p):
+    """Every tensor a file of these sizes has, by its name there."""
+    d = p.d_model
+    shapes = {"key_pe": (1, p.d_head, p.span), "in_emb.weight": (p.n_vocab, d),
+              "out_emb.weight": (p.n_vocab, d), "out_emb.bias": (p.n_vocab,)}
+    for i in range(p.n_layer):
+        layer = "layers.%d." % i
+        for name in ("query", "key", "val", "out"):
+            shapes["%sattn.proj_%s.weight" % (layer, name)] = (d, d)
+        shapes[layer + "norm1.weight"] = shapes[layer + "norm1.bias"] = (d,)
+        inside = layer + "attn.attn."
+        if p.n_persistent:
+            shapes[inside + "persistent_memory.key"] = (p.n_head, p.d_head, p.n_persistent)
+            shapes[inside + "persistent_memory.val"] = (p.n_head, p.n_persistent, p.d_head)
+        else:
+            shapes[layer + "ff.fc1.weight"] = (p.d_ff, d)
+            shapes[layer + "ff.fc1.bias"] = (p.d_ff,)
+            shapes[layer + "ff.fc2.weight"] = (d, p.d_ff)
+            shapes[layer + "ff.fc2.bias"] = shapes[layer + "norm2.weight"] = (d,)
+            shapes[layer + "norm2.bias"] = (d,)
+        if p.is_adaptive:
+            shapes[inside + "adaptive_span._mask.current_val"] = (p.n_head, 1, 1)
+    return shapes
+
+
+def _arrays(file, shapes, weights):
+    """name -> view of the file, after its shape was compared. No two share what a file holds."""
+    for name in weights:
+        if name not in shapes and not name.endswith(IGNORED):
+            raise Refused("tensor '%s' is not one that the others' shapes call for" % name)
+    arrays, taken = {}, {}
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
+        tensor = weights[name]
+        if tensor.size != shape:
+            raise Refused("tensor '%s': shape %s expected, got %s"
+                          % (name, show(list(shape)), show(list(tensor.size))))
+        try:
+            array = file.array(tensor)
+        except Refused as fault:
+            raise Refused("tensor '%s': %s" % (name, fault))
+        if array.dtype.kind != "f":
+            raise Refused("tensor '%s': floating point expected, got %s" % (name, array.dtype.name))
+        taken[tensor.storage.key] = taken.get(tensor.storage.key, 0) + array.size
+        if taken[tensor.storage.key] > tensor.storage.root_numel:
+            raise Refused("tensor '%s' shares its storage with another one" % name)
+        arrays[name] = array
+    return arrays
+
+
+def _layer(p, arrays, i):
+    """The tensors of a layer under the names they are served by."""
+    layer, inside = "layers.%d." % i, "layers.%d.attn.attn." % i
+    for theirs, ours in (("query", "query"), ("key", "key"), ("val", "value"), ("out", "out")):
+        yield "%s%s.weight" % (layer, ours), arrays["%sattn.proj_%s.weight" % (layer, theirs)]
+    if p.n_persistent:
+        keys = arrays[inside + "persistent_memory.key"].astype(np.float64)
+        values = arrays[inside + "persistent_memory.val"].astype(np.float64)
+        yield layer + "persistent.keys", \
+            (keys.transpose(0, 2, 1) * np.sqrt(p.d_head)).astype(np.float32)
+        yield layer + "persistent.values", (values * np.sqrt(p.n_persistent)).astype(np.float32)
+    if p.is_adaptive:
+        yield layer + "spans", arrays[inside + "adaptive_span._mask.current_val"].reshape(p.n_head)
+    for name in ("norm1",) if p.n_persistent else ("norm1", "norm2"):
+        for part in (".weight", ".bias"):
+            yield layer + name + part, arrays[layer + name + part]
+    if not p.n_persistent:
+        for theirs, ours in (("ff.fc1", "ffn.lin1"), ("ff.fc2", "ffn.lin2")):
+            for part in (".weight", ".bias"):
+                yield layer + ours + part, arrays[layer + theirs + part]
+
+
+def read(file, settings, dtype):
+    """.config (config.json), .tensors [(name, array)], .words (None: the file has none)."""
+    if not looks_like(file.root):
+        raise Refused("not an all-attention checkpoint: a dictionary with 'model' and 'iter_no', and"
+                      " no 'params', expected, got %s" % show(file.root))
+    weights = _weights(file.root)
+    p = _sizes(weights)
+    if settings and not p.is_adaptive:
+        raise Refused("--set adapt_span_ramp: this model's spans are fixed")
+    ramp = _ramp(settings)
+    arrays = _arrays(file, _shapes(p), weights)
+    tensors = [("embeddings.weight", arrays["in_emb.weight"]),
+               ("positions", arrays["key_pe"].reshape(p.d_head, p.span)),
+               ("output.weight", arrays["out_emb.weight"]),
+               ("output.bias", arrays["out_emb.bias"])]
+    for i in range(p.n_layer):
+        tensors += _layer(p, arrays, i)
+    config = {"model_type": "all_attention", "vocab_size": p.n_vocab, "d_model": p.d_model,
+              "n_layer": p.n_layer, "n_head": p.n_head, "d_ff": p.d_ff,
+              "n_persistent": p.n_persistent, "max_span": p.span,
+              "norm_eps": 1e-5, "tie_output": False, "dtype": dtype}
+    if p.is_adaptive:
+        config["span_ramp"] = ramp
+    return SimpleNamespace(config=config, tensors=tensors, words=None)
+
+
+def name_tokens(config, vocab):
+    """The line end begins a text that has no words: it stands in the file, so any file can have it."""
+    words = vocab.decode().split("\n")
+    if LINE_END in words[:config["vocab_size"]]:
+        config["bos_token_id"] = words.index(LINE_END)
+
+
+def summary(config):
+    c = config
+    spans = "spans of at most %d that end over %d" % (c["max_span"], c["span_ramp"]) \
+        if "span_ramp" in c else "spans of %d" % c["max_span"]
+    inside = "%d persistent vectors per head" % c["n_persistent"] if c["n_persistent"] \
+        else "feed-forward networks of %d" % c["d_ff"]
+    return ["all-attention, %d layers of %d, %d heads, vocabulary %d, %s" % (
+        c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], spans), inside]

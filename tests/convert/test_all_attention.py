@@ -1,0 +1,129 @@
+"""Conversion of the all-attention family: sizes from shapes, both containers, refusals by name."""
+
+import json
+
+import numpy as np
+import pytest
+import torch_writer as tw
+from convert_harness import ROOT, convert
+
+GOLDEN = ROOT / "tests" / "golden" / "allattention"
+D, HEADS, SPAN, N, V = 8, 2, 10, 3, 4
+
+
+def weights(adaptive=True, persistent=True):
+    rng = np.random.default_rng(1)
+
+    def new(*shape):
+        return tw.Tensor(rng.standard_normal(shape).astype(np.float32))
+
+    w = {"key_pe": new(1, D // HEADS, SPAN), "in_emb.weight": new(V, D),
+         "out_emb.weight": new(V, D), "out_emb.bias": new(V)}
+    inside = "layers.0.attn.attn."
+    for name in ("query", "key", "val", "out"):
+        w["layers.0.attn.proj_%s.weight" % name] = new(D, D)
+    for name in ("norm1",) if persistent else ("norm1", "norm2"):
+        w["layers.0.%s.weight" % name], w["layers.0.%s.bias" % name] = new(D), new(D)
+    if persistent:
+        w[inside + "persistent_memory.key"] = new(HEADS, D // HEADS, N)
+        w[inside + "persistent_memory.val"] = new(HEADS, N, D // HEADS)
+    else:
+        w["layers.0.ff.fc1.weight"], w["layers.0.ff.fc1.bias"] = new(5, D), new(5)
+        w["layers.0.ff.fc2.weight"], w["layers.0.ff.fc2.bias"] = new(D, 5), new(D)
+    if adaptive:
+        span = tw.Tensor(np.full((HEADS, 1, 1), 0.25, np.float32))
+        for place in ("", "persistent_memory.")[:1 + persistent]:
+            mask = inside + place + "adaptive_span._mask."
+            w[mask + "current_val"], w[mask + "mask_template"] = span, new(SPAN)
+    return w
+
+
+def checkpoint(tmp_path, w, prefix="module.", **more):
+    (tmp_path / "vocab.txt").write_text("".join("%s\n" % t for t in ("a", "<eos>", "b", "c")))
+    model = tw.OrderedDict({prefix + name: tensor for name, tensor in w.items()})
+    tw.write_zip(tmp_path / "c.pt", {"iter_no": 2, "model": model, **more})
+    return tmp_path / "c.pt"
+
+
+def made(tmp_path, source, *args):
+    got = convert(source, "--output", tmp_path / "model", "--vocab", tmp_path / "vocab.txt", *args)
+    assert got.status == 0, got.err
+    data = (tmp_path / "model" / "model.safetensors").read_bytes()
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    base = 8 + int.from_bytes(data[:8], "little")
+    arrays = {name: np.frombuffer(data[base:][slice(*e["data_offsets"])], "<f4")
+              .reshape(e["shape"]) for name, e in header.items()}
+    return json.loads((tmp_path / "model" / "config.json").read_text()), arrays
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_sizes_follow_from_the_shapes(prefix, tmp_path):
+    w = weights()
+    config, arrays = made(tmp_path, checkpoint(tmp_path, w, prefix))
+    assert config == {"model_type": "all_attention", "vocab_size": V, "d_model": D, "n_layer": 1,
+                      "n_head": HEADS, "d_ff": 0, "n_persistent": N, "max_span": SPAN,
+                      "span_ramp": 32, "norm_eps": 1e-5, "tie_output": False, "dtype": "f32",
+                      "bos_token_id": 1}
+    keys = w["layers.0.attn.attn.persistent_memory.key"].storage.data.reshape(HEADS, D // HEADS, N)
+    values = w["layers.0.attn.attn.persistent_memory.val"].storage.data
+    np.testing.assert_allclose(arrays["layers.0.persistent.keys"],
+                               keys.transpose(0, 2, 1) * (D // HEADS) ** 0.5, rtol=1e-6)
+    np.testing.assert_allclose(arrays["layers.0.persistent.values"].reshape(-1),
+                               values * N ** 0.5, rtol=1e-6)
+    assert arrays["layers.0.spans"].tolist() == [0.25, 0.25]
+
+
+def test_networks_and_fixed_spans(tmp_path):
+    config, arrays = made(tmp_path, checkpoint(tmp_path, weights(False, False)))
+    assert (config["d_ff"], config["n_persistent"]) == (5, 0) and "span_ramp" not in config
+    assert arrays["layers.0.ffn.lin1.weight"].shape == (5, D)
+
+
+def test_the_ramp_is_set(tmp_path):
+    source = checkpoint(tmp_path, weights())
+    assert made(tmp_path, source, "--set", "adapt_span_ramp=16")[0]["span_ramp"] == 16
+
+
+def test_both_containers_give_the_same(tmp_path):
+    case = GOLDEN / "c-allattn-fixed"
+    for name in ("checkpoint", "checkpoint_legacy"):
+        got = convert(case / (name + ".pt"), "--vocab", case / "vocab.txt",
+                      "--output", tmp_path / name)
+        assert got.status == 0, got.err
+    assert (tmp_path / "checkpoint" / "model.safetensors").read_bytes() \
+        == (tmp_path / "checkpoint_legacy" / "model.safetensors").read_bytes()
+
+
+def test_refusals(tmp_path, refused):
+    source = checkpoint(tmp_path, weights())
+    vocab = ("--vocab", tmp_path / "vocab.txt")
+    refused(source, "--vocab")
+    refused(source, "adapt_span_ramp", "1..", args=(*vocab, "--set", "adapt_span_ramp=0"))
+    refused(source, "n_heads", "not for the all-attention", args=(*vocab, "--set", "n_heads=2"))
+    refused(source, "not an XLM checkpoint", args=(*vocab, "--from", "xlm"))
+    checkpoint(tmp_path, weights(adaptive=False))
+    refused(source, "spans are fixed", args=(*vocab, "--set", "adapt_span_ramp=16"))
+
+
+@pytest.mark.parametrize("name, size, words", [
+    ("key_pe", None, ["key_pe", "missing"]),
+    ("layers.0.attn.proj_val.weight", None, ["proj_val", "missing", "[8, 8]"]),
+    ("layers.0.norm1.bias", (7,), ["norm1.bias", "[8]", "[7]"]),
+    ("key_pe", (1, 3, SPAN), ["key_pe", "heads"]),
+    ("layers.0.extra", (2,), ["layers.0.extra"]),
+    ("out_emb.cluster_proj.weight", (2, D), ["adapt_io"])])
+def test_tensors_that_do_not_fit(name, size, words, tmp_path, refused):
+    w = weights()
+    if size is None:
+        del w[name]
+    else:
+        w[name] = tw.Tensor(np.zeros(size, np.float32))
+    source = checkpoint(tmp_path, w)
+    refused(source, *words, args=("--vocab", tmp_path / "vocab.txt"))
+
+
+def test_shared_storages_are_refused(tmp_path, refused):
+    w = weights()
+    w["out_emb.weight"] = w["in_emb.weight"]
+    refused(checkpoint(tmp_path, w), "shares its storage",
+            args=("--vocab", tmp_path / "vocab.txt"))
