@@ -25,11 +25,7 @@ static enum err_code check_option(int64_t value, int64_t low, int64_t high, cons
 static enum err_code resolve_options(struct engine_options *o, const struct model_info *info,
                                      struct err *err)
 {
-    if (info->context == 0 && o->max_model_len == 0) {
-        return err_set(err, ERR_ARGUMENT,
-                       "this model has no context limit of its own: set max_model_len");
-    }
-    const int longest = info->context > 0 ? info->context : 1 << 24;
+    const int longest = engine_context(info->context);
     if (check_option(o->max_model_len, 0, longest, "max_model_len", err) != ERR_OK ||
         check_option(o->max_seqs, 1, 4096, "max_seqs", err) != ERR_OK ||
         check_option(o->max_batch_tokens, 1, 1 << 20, "max_batch_tokens", err) != ERR_OK ||
@@ -47,8 +43,19 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
                        o->max_seqs, o->max_batch_tokens);
     }
     o->max_model_len = o->max_model_len > 0 ? o->max_model_len : info->context;
+    /* A ring's pages are overwritten: nobody else can use them. */
+    o->prefix_cache = o->prefix_cache && info->window == 0;
     o->max_logprobs = o->max_logprobs < info->n_vocab ? o->max_logprobs : info->n_vocab;
     return ERR_OK;
+}
+
+/* Pages that the longest text holds. Where a token sees a window of earlier positions, that is a
+ * ring of the window and the rows of a step, which are all stored before any is attended to. */
+static int pages_of_text(const struct engine_options *o, const struct model_info *info)
+{
+    const int64_t context = engine_context(o->max_model_len);
+    const int64_t ring = (int64_t)info->window + o->max_batch_tokens;
+    return kvpages_for(info->window > 0 && ring < context ? ring : context);
 }
 
 static struct step_limits step_limits_of(const struct engine_options *o,
@@ -56,12 +63,12 @@ static struct step_limits step_limits_of(const struct engine_options *o,
 {
     /* A product of int bounds checked above: 4096 sequences of at most 2^24 positions each would
      * not fit into int, and not into memory either. */
-    const int64_t n_adjust =
-        (int64_t)o->max_seqs * sampling_entries_max(o->max_model_len, info->n_vocab);
+    const int64_t n_adjust = (int64_t)o->max_seqs *
+                             sampling_entries_max(engine_context(o->max_model_len), info->n_vocab);
     return (struct step_limits){
         .n_tok_max = o->max_batch_tokens,
         .n_seq_max = o->max_seqs,
-        .n_page_max = kvpages_for(o->max_model_len),
+        .n_page_max = pages_of_text(o, info),
         /* Scoring wants every row, and of one row several targets: see sequence_fit. */
         .n_out_max = o->max_batch_tokens + TARGET_MAX,
         .n_top_max = o->max_logprobs,
@@ -70,6 +77,7 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_vocab = info->n_vocab,
         .d_model = info->d_model,
         .n_head = info->n_head,
+        .n_span_max = info->window > 0 ? info->window + info->n_persistent : 0,
     };
 }
 
@@ -110,13 +118,14 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
     const int64_t page_bytes = (int64_t)model_page_bytes(engine->model);
     const int64_t workspace = (int64_t)model_workspace_bytes(engine->model, limits);
     const int64_t free_bytes = engine->be->op->memory_available(engine->be);
-    const int64_t least = kvpages_for(o->max_model_len);
+    const int64_t least = limits->n_page_max;
     int64_t n =
         o->kv_tokens > 0 ? (o->kv_tokens + KV_PAGE - 1) / KV_PAGE : least * (int64_t)o->max_seqs;
     if (o->kv_tokens > 0 && n < least) {
         return err_set(err, ERR_ARGUMENT,
-                       "kv_tokens %lld does not hold one text of max_model_len %d: raise it",
-                       (long long)o->kv_tokens, o->max_model_len);
+                       "kv_tokens %lld does not hold one text, of which %lld positions are kept: "
+                       "raise it",
+                       (long long)o->kv_tokens, (long long)least * KV_PAGE);
     }
     engine->stats.workspace_bytes += workspace;
     const int64_t left = free_bytes - workspace;
@@ -268,7 +277,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         engine->text == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower max_seqs", o->max_seqs);
     }
-    const int n_entry_max = sampling_entries_max(o->max_model_len, info->n_vocab);
+    const int n_entry_max = sampling_entries_max(engine_context(o->max_model_len), info->n_vocab);
     for (int i = 0; i < o->max_seqs; i++) {
         if (sequence_open(&engine->slot[i], limits.n_page_max, n_entry_max, err) != ERR_OK) {
             return err->code;

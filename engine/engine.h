@@ -32,7 +32,9 @@ enum {
     STOP_ID_MAX = 64,
     LOGIT_BIAS_MAX = 300,
     ALLOW_MAX = 1024,
-    TARGET_MAX = 100
+    TARGET_MAX = 100,
+    /* Tokens of a text where neither the model nor max_model_len sets a limit. */
+    ENGINE_TEXT_MAX = 1 << 28
 };
 
 enum request_kind { REQUEST_GENERATE, REQUEST_SCORE };
@@ -135,7 +137,8 @@ struct request {
     bool entropy;             /* scoring */
     int n_target;             /* scoring: tokens whose log-probability behind the text is wanted */
     int32_t target[TARGET_MAX];
-    int64_t window, stride; /* scoring: positions per window, new predictions per window */
+    int64_t window, stride; /* scoring: positions per window, new predictions per window; without a
+                             * context limit ENGINE_TEXT_MAX, which makes one stream of a text */
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* engine_now_us() time; 0 = none */
 
@@ -184,17 +187,18 @@ struct engine_options {
     const char *tokenizer_path; /* NULL = in model_dir */
     struct backend_options backend;
     struct model_options model;
-    int max_model_len;        /* 0 = the model's context */
+    int max_model_len;        /* 0 = the model's context; still 0 = it has no limit */
     int max_seqs;             /* sequences running at once */
     int max_batch_tokens;     /* rows of one step */
     int bulk_step_ms;         /* time of a step that bulk rows share with generations; 0 = any */
     int max_queue;            /* waiting requests */
     int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
-    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context, at most a quarter
-                               * of the memory that is free, or all but a tenth of a device's own */
+    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context (without a limit:
+                               * what the model sees), at most a quarter of the memory that is
+                               * free, or all but a tenth of a device's own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
-    bool prefix_cache;        /* compute equal beginnings of texts once */
+    bool prefix_cache; /* compute equal beginnings of texts once; off where pages are a ring */
     /* Called once by the engine thread after it has failed and ended all work; must not block and
      * not call back into the engine. May be NULL. */
     void (*failed)(void *ctx);
@@ -204,6 +208,12 @@ struct engine_options {
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_STOPPED };
 
 struct engine;
+
+/* Positions that a text may have, by the engine's max_model_len. */
+static inline int engine_context(int max_model_len)
+{
+    return max_model_len > 0 ? max_model_len : ENGINE_TEXT_MAX;
+}
 
 /* Loads the model, reserves everything, lets the backend prepare what it can, runs the self-test (a
  * fixed short forward, twice: chunked and whole must agree to the bit, unless backend.fast_math

@@ -144,7 +144,9 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
     if (next_unit(engine, job, now_us)) {
         struct item *const item = &job->request->item[job->next_item];
         struct sequence *const seq = engine->spare[engine->n_spare - 1];
-        const int n_page = kvpages_for(sequence_position_max(job->request, item, job->next_window));
+        const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
+        const int n_page_max = engine->step->limits.n_page_max;
+        const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
         sequence_aim(seq, job, item, job->next_window);
         if (!prefix_take(engine, seq, n_page)) {
             seq->job = NULL;

@@ -5,6 +5,9 @@
  * have finished some meanwhile. What it computes itself it keeps for others as soon as a page is
  * full, generated tokens included.
  *
+ * Nothing is shared where a sequence's pages are a ring, in which later positions take the places
+ * of earlier ones: kvpages then keep nothing.
+ *
  * Computed in any case is every position of which something is wanted: the last one of a prompt,
  * what is scored or echoed with log-probabilities, all of a text whose memory look-ups are traced.
  *
@@ -69,7 +72,7 @@ bool prefix_advance(struct engine *engine, struct sequence *seq)
         const int i = seq->n_kept;
         const int64_t first = (int64_t)i * KV_PAGE;
         const int64_t end = first + KV_PAGE;
-        if (!seq->shares || sequence_decodes(seq) || end > seq->n_feed) {
+        if (!engine->pages.shares || !seq->shares || sequence_decodes(seq) || end > seq->n_feed) {
             return true;
         }
         const struct kvpages_key key =
@@ -92,7 +95,8 @@ bool prefix_advance(struct engine *engine, struct sequence *seq)
 
 void prefix_keep(struct engine *engine, struct sequence *seq)
 {
-    while (seq->shares && (int64_t)(seq->n_kept + 1) * KV_PAGE <= seq->n_done) {
+    while (engine->pages.shares && seq->shares &&
+           (int64_t)(seq->n_kept + 1) * KV_PAGE <= seq->n_done) {
         const int i = seq->n_kept++;
         int32_t ids[KV_PAGE];
         for (int r = 0; r < KV_PAGE; r++) {

@@ -8,7 +8,7 @@
 #include <time.h>
 
 /* Beyond this no text is one item: result arrays are indexed by int and sizes must not overflow. */
-enum { IDS_MAX = 1 << 28, N_TOP_MAX = 1 << 10, N_ITEM_MAX = 1 << 20 };
+enum { N_TOP_MAX = 1 << 10, N_ITEM_MAX = 1 << 20 };
 
 enum { GUARD_IDLE, GUARD_WAKING, GUARD_LEFT };
 
@@ -224,9 +224,9 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
     struct item *const item = &request->item[i];
     CHECK(item->ids == NULL);
     item->ids = ids; /* from here on freed with the request, also on failure */
-    if (n_ids < 1 || n_ids > IDS_MAX) {
+    if (n_ids < 1 || n_ids > ENGINE_TEXT_MAX) {
         return err_set(err, ERR_ARGUMENT, "item %d has %lld tokens, accepted are 1 to %d", i,
-                       (long long)n_ids, IDS_MAX);
+                       (long long)n_ids, ENGINE_TEXT_MAX);
     }
     if (request->n_top < -1 || request->n_top > N_TOP_MAX) {
         return err_set(err, ERR_ARGUMENT, "logprobs is %d, the limit is %d", request->n_top,
@@ -238,7 +238,7 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
         return err_set(err, ERR_ARGUMENT, "item %d scores from token %lld, accepted are 1 to %lld",
                        i, (long long)item->score_from, (long long)n_ids);
     }
-    const int64_t limit = info->context > 0 ? info->context : IDS_MAX;
+    const int64_t limit = info->context > 0 ? info->context : ENGINE_TEXT_MAX;
     if (request->kind == REQUEST_GENERATE &&
         (request->sampling.max_tokens < 0 || n_ids > limit - request->sampling.max_tokens)) {
         return err_set(err, ERR_ARGUMENT,
@@ -384,7 +384,7 @@ enum err_code request_check(const struct request *request, const struct model_in
                             const struct engine_options *limits, bool has_tokenizer,
                             int64_t *n_token, struct err *err)
 {
-    const int64_t context = limits->max_model_len;
+    const int64_t context = engine_context(limits->max_model_len);
     if (request->n_top < -1 || request->n_top > limits->max_logprobs) {
         return err_set(err, ERR_ARGUMENT, "logprobs is %d, the limit is %d", request->n_top,
                        limits->max_logprobs);

@@ -145,7 +145,7 @@ enum err_code selftest_run(struct engine *engine, struct err *err)
 {
     const int n_vocab = model_info(engine->model)->n_vocab;
     const int budget = engine->step->limits.n_tok_max;
-    const int context = engine->options.max_model_len;
+    const int context = engine_context(engine->options.max_model_len);
     int n = SELFTEST_TOKENS < budget ? SELFTEST_TOKENS : budget;
     n = n < context ? n : context;
     const int n_page = kvpages_for(n);

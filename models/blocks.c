@@ -101,7 +101,7 @@ void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, stru
                                      .code = ERR_OK};
     /* A tensor makes at most two weights (a tied table and matrix; only query networks make more)
      * or one vector. */
-    *store = (struct blocks_store){.be = be, .n_weight_max = 2 * n};
+    *store = (struct blocks_store){.be = be, .n_weight_max = 2 * n, .n_array_max = 2 * n};
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *const entry = tensors_at(tensors, i);
         loader->bytes_total += entry->bytes;
@@ -111,7 +111,8 @@ void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, stru
     }
     loader->taken = calloc((size_t)n + 1, sizeof *loader->taken);
     store->weight = calloc((size_t)store->n_weight_max + 1, sizeof(struct weight *));
-    if (loader->taken == NULL || store->weight == NULL) {
+    store->array = calloc((size_t)store->n_array_max + 1, sizeof *store->array);
+    if (loader->taken == NULL || store->weight == NULL || store->array == NULL) {
         loader->code = err_set(err, ERR_MEMORY, "model: no memory for a list of %d weights", n);
         return;
     }
@@ -147,6 +148,10 @@ void blocks_close(struct blocks_store *store)
         store->be->op->weight_free(store->be, store->weight[i]);
     }
     free(store->weight);
+    for (int i = 0; i < store->n_array; i++) {
+        store->be->op->buffer_free(store->be, store->array[i]);
+    }
+    free(store->array);
     if (store->vector != NULL) {
         store->be->op->buffer_free(store->be, store->vector);
     }
@@ -197,6 +202,52 @@ void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t
     const struct name bias = name_join(&name, "bias");
     load_vector(loader, &norm->gamma, n, &weight);
     load_vector(loader, &norm->beta, n, &bias);
+}
+
+void blocks_host(struct blocks_loader *loader, float *host, int64_t n, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    memset(host, 0, (size_t)n * sizeof *host);
+    (void)read_vector(loader, host, n, &name);
+}
+
+/* ---- arrays ------------------------------------------------------------------------------- */
+
+void blocks_computed(struct blocks_loader *loader, struct tensor *array, const float *host,
+                     int64_t rows, int64_t cols, const char *purpose)
+{
+    struct blocks_store *const store = loader->store;
+    const size_t bytes = blocks_mul((size_t)rows * sizeof *host, (size_t)cols);
+    void *data = NULL;
+    if (loader->code != ERR_OK) {
+        return;
+    }
+    loader->code = store->be->op->buffer_new(store->be, &data, bytes, purpose, loader->err);
+    if (loader->code == ERR_OK) {
+        CHECK(store->n_array < store->n_array_max);
+        store->array[store->n_array++] = data;
+        loader->info->weight_bytes += bytes;
+        *array = tensor_make(data, rows, cols, DTYPE_F32);
+        store->be->op->upload(store->be, *array, host);
+    }
+}
+
+void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t rows, int64_t cols,
+                  const int64_t *dim, int n_dim, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct safetensors_entry *const entry = take(loader, &name, dim, n_dim);
+    float *const host = host_floats(loader, rows * cols, &name);
+    if (host != NULL) {
+        CHECK(entry->n_elem == rows * cols);
+        tensors_widen(host, entry);
+        tensors_release(entry);
+        blocks_computed(loader, array, host, rows, cols, name.text);
+        report_progress(loader);
+    }
+    free(host);
 }
 
 /* ---- weights ------------------------------------------------------------------------------ */

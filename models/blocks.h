@@ -40,6 +40,8 @@ struct blocks_store {
     float *vector; /* Owner: one buffer for all vectors and slot maps. [n_vector] of n_vector_max
                     * words used */
     int64_t n_vector, n_vector_max;
+    void **array; /* Owner: a buffer each. [n_array] of n_array_max */
+    int n_array, n_array_max;
 };
 
 struct blocks_loader {
@@ -62,6 +64,16 @@ void blocks_close(struct blocks_store *store); /* a zeroed store is fine */
 /* [n] → vector. */
 void blocks_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
                    const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* [n] → host[n], for what a family computes from it. Zeros after a failure. */
+void blocks_host(struct blocks_loader *loader, float *host, int64_t n, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* A tensor of any shape dim[n_dim] → [rows, cols] in F32, as ops read it. */
+void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t rows, int64_t cols,
+                  const int64_t *dim, int n_dim, const char *format, ...)
+    __attribute__((format(printf, 7, 8)));
+/* The same of computed numbers; at most one for each tensor of the files. */
+void blocks_computed(struct blocks_loader *loader, struct tensor *array, const float *host,
+                     int64_t rows, int64_t cols, const char *purpose);
 /* name.weight, name.bias, both [n]. */
 void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t n,
                  const char *format, ...) __attribute__((format(printf, 4, 5)));

@@ -1,7 +1,7 @@
 /* config.json → struct config. See config.h.
  *
- * Two tables, one for the model and one for each of its memories, name every key with its type and
- * bounds; a key that stands in neither is refused, since a field this build does not know may
+ * Tables, one for the models of each family and one for each memory, name every key with its type
+ * and bounds; a key that stands in neither is refused, since a field this build does not know may
  * change what the model computes. What concerns several fields at once is checked after. */
 #include "models/config.h"
 #include "models/config_memory.h"
@@ -175,6 +175,40 @@ static const struct field fields[] = {
     {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
 };
 
+static const struct field all_attention_fields[] = {
+    {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type},
+    {"vocab_size", FIELD_INT, true, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL},
+    {"d_model", FIELD_INT, true, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL},
+    {"n_layer", FIELD_INT, true, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL},
+    {"n_head", FIELD_INT, true, AT(n_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"d_ff", FIELD_INT, true, AT(d_ff), 0, CONFIG_FF_MAX, NULL},
+    {"n_persistent", FIELD_INT, true, AT(n_persistent), 0, CONFIG_SPAN_MAX, NULL},
+    {"max_span", FIELD_INT, true, AT(max_span), 1, CONFIG_SPAN_MAX, NULL},
+    {"span_ramp", FIELD_INT, false, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
+    {"norm_eps", FIELD_REAL, true, AT(norm_eps), 0, 0, NULL},
+    {"tie_output", FIELD_BOOL, true, AT(tie_output), 0, 0, NULL},
+    {"bos_token_id", FIELD_INT, false, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"eos_token_id", FIELD_INT, false, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"pad_token_id", FIELD_INT, false, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
+    {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
+    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
+};
+
+/* The table of the family that the file names; who names none is told by the first. */
+static enum err_code read_model(struct config *config, const json_t *root, const struct place *at,
+                                struct err *err)
+{
+    const char *const type = json_string_value(json_object_get(root, "model_type"));
+    if (type != NULL && strcmp(type, "all_attention") == 0) {
+        config->act = ACT_RELU;
+        return read_fields(config, root, all_attention_fields,
+                           sizeof all_attention_fields / sizeof *all_attention_fields, at, err);
+    }
+    return read_fields(config, root, fields, sizeof fields / sizeof *fields, at, err);
+}
+
 static enum err_code check_ids(const struct config *config, const char *path, struct err *err)
 {
     const struct {
@@ -229,6 +263,12 @@ static enum err_code check_config(const struct config *config, const char *path,
         return err_set(err, ERR_FORMAT, "%s: norm_eps is %g, outside 0 < norm_eps <= 1", path,
                        (double)config->norm_eps);
     }
+    if (config->max_span > 0 && (config->n_persistent > 0) == (config->d_ff > 0)) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: d_ff is %d and n_persistent %d: layers have either a feed-forward "
+                       "network or persistent vectors, so one of the two must be 0",
+                       path, config->d_ff, config->n_persistent);
+    }
     const enum err_code code = check_cutoffs(config, path, err);
     return code != ERR_OK ? code : check_ids(config, path, err);
 }
@@ -238,8 +278,7 @@ static enum err_code config_from_json(struct config *config, const json_t *root,
 {
     *config = (struct config){.bos_id = -1, .eos_id = -1, .pad_id = -1, .unk_id = -1};
     const struct place at = {.path = path};
-    const enum err_code code =
-        read_fields(config, root, fields, sizeof fields / sizeof *fields, &at, err);
+    const enum err_code code = read_model(config, root, &at, err);
     return code != ERR_OK ? code : check_config(config, path, err);
 }
 

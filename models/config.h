@@ -16,7 +16,8 @@ enum {
     CONFIG_HEAD_MAX = 1024,
     CONFIG_POSITION_MAX = 1 << 20,
     CONFIG_KEY_MAX = 1 << 24,
-    CONFIG_CUTOFF_MAX = 16, /* tails of an adaptive softmax */
+    CONFIG_CUTOFF_MAX = 16,    /* tails of an adaptive softmax */
+    CONFIG_SPAN_MAX = 1 << 20, /* distances, and persistent keys of a head */
 };
 
 struct config_memory {
@@ -32,7 +33,11 @@ struct config_memory {
 
 struct config {
     const struct model_family *family; /* what model_type names */
-    int n_vocab, d_model, n_layer, n_head, d_ff, context;
+    int n_vocab, d_model, n_layer, n_head, d_ff;
+    int context; /* 0 = no limit */
+    /* all_attention: the longest distance, persistent keys per head (then d_ff is 0), and over how
+     * many distances a head's own span ends (0 = all heads see max_span) */
+    int max_span, n_persistent, span_ramp;
     enum act act;
     float norm_eps;
     char tokenizer[MODEL_NAME_MAX];      /* kind of vocab.txt; "" = none */

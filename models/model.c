@@ -24,6 +24,7 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->n_head = config->n_head;
     info->d_ff = config->d_ff;
     info->context = config->context;
+    info->n_persistent = config->n_persistent;
     info->act = config->act;
     info->tie_output = config->tie_output;
     info->n_cutoff = config->n_cutoff;

@@ -52,6 +52,9 @@ struct model_info {
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
     int n_vocab, d_model, n_layer, n_head, d_ff;
     int context; /* positions the model can take; 0 = no limit */
+    /* Where there is no limit: earlier positions that a token can see in a layer, and persistent
+     * keys of a head. A sequence's pages are then a ring, see step_limits.n_span_max. */
+    int window, n_persistent;
     enum act act;
     bool tie_output;
     int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
@@ -130,7 +133,7 @@ struct model_family {
                              struct err *err);
     void (*forward)(void *self, struct step *step, const struct model_tap *tap);
     void (*memory_hits)(const void *self, int m, int n_tok, struct tensor *slots,
-                        struct tensor *shares);
+                        struct tensor *shares); /* NULL: the family has no memories */
 };
 
 /* NULL-terminated. */

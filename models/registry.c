@@ -1,9 +1,11 @@
 /* The model families of this build: one file and one line each. */
 #include "models/model.h"
 
+extern const struct model_family all_attention_family;
 extern const struct model_family pkm_transformer_family;
 
 const struct model_family *const model_families[] = {
     &pkm_transformer_family,
+    &all_attention_family,
     NULL,
 };

@@ -182,6 +182,8 @@ static void print_text(const struct inspection *it)
            it->tokenizer ? it->tokenizer : "no tokenizer: token ids only");
     if (info->context > 0) {
         printf("  context     %d positions\n", info->context);
+    } else {
+        printf("  context     no limit; a layer sees at most %d positions back\n", info->window);
     }
     printf("  layers      %d, width %d, %d heads of %d, feed-forward %d (%s)\n", info->n_layer,
            info->d_model, info->n_head, info->d_model / info->n_head, info->d_ff,

@@ -193,7 +193,7 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
     for (int i = 0; i < job->inputs.n; i++) {
         longest = job->inputs.input[i].n_ids > longest ? job->inputs.input[i].n_ids : longest;
     }
-    const int64_t context = limits->context > 0 ? limits->context : INT32_MAX / 2;
+    const int64_t context = engine_context(limits->context);
     const int64_t least = asked >= 0 ? asked : 1; /* the fallback shrinks, but not to 0 */
     const int64_t room = longest < context ? context - longest : 0;
     if (longest + least > context && (asked < 0 || room == 0)) {

@@ -15,8 +15,8 @@ static void write_peer_names(struct text *out, const struct options *options,
     json_field_int(out, "max_concurrent_requests", limits->max_queue);
     json_field_int(out, "max_best_of", 1);
     json_field_int(out, "max_stop_sequences", STOP_MAX);
-    json_field_int(out, "max_input_tokens", limits->max_model_len - 1);
-    json_field_int(out, "max_total_tokens", limits->max_model_len);
+    json_field_int(out, "max_input_tokens", engine_context(limits->max_model_len) - 1);
+    json_field_int(out, "max_total_tokens", engine_context(limits->max_model_len));
     json_field_int(out, "validation_workers", 4);
     json_field_int(out, "max_client_batch_size", options->max_items);
     json_field_string(out, "router", "pkmserve");
@@ -80,6 +80,16 @@ static void write_model(struct text *out, const struct model_info *info,
     json_close(out, '}');
 }
 
+/* Of a model without a context limit nothing is cut into windows: null. */
+static void write_context(struct text *out, const char *name, const struct engine_options *limits)
+{
+    if (limits->max_model_len > 0) {
+        json_field_int(out, name, limits->max_model_len);
+    } else {
+        json_field_null(out, name);
+    }
+}
+
 static void write_limits(struct text *out, const struct options *options,
                          const struct engine_options *limits)
 {
@@ -104,8 +114,8 @@ static void write_limits(struct text *out, const struct options *options,
     json_field_int(out, "max_tokens", options->default_max_tokens);
     json_field_double(out, "temperature", 1);
     json_field_int(out, "timeout_ms", options->timeout_ms);
-    json_field_int(out, "max_context", limits->max_model_len);
-    json_field_int(out, "stride", limits->max_model_len);
+    write_context(out, "max_context", limits);
+    write_context(out, "stride", limits);
     json_field_bool(out, "strict", options->strict);
     json_field_string(out, "memory_trace", options->memory_trace ? "on" : "off");
     json_field_string(out, "prefix_cache", limits->prefix_cache ? "on" : "off");

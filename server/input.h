@@ -14,7 +14,7 @@ struct api_limits {
     const struct model_info *info;
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
-    int context; /* positions; 0 = no limit */
+    int context; /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
     int max_items, max_score_items;
     int64_t max_score_tokens;
     int max_logprobs;

@@ -73,7 +73,7 @@ const struct option_row option_rows[] = {
          "refuse NaN and infinity in the weights; serve: also load, self-test, print /info, exit"),
 
     INT("max-model-len", max_model_len, RUN, "0", 0, 1 << 20,
-        "longest sequence in positions; 0 = the model's context"),
+        "longest sequence in positions; 0 = the model's context, if it has one"),
     INT("max-seqs", max_seqs, RUN, "32", 1, 1024, "sequences that run at once"),
     INT("max-batch-tokens", max_batch_tokens, RUN, "512", 1, 16384, "rows of one step"),
     LONG("kv-tokens", kv_tokens, RUN, "0", 0, 1e9,

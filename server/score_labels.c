@@ -136,11 +136,11 @@ static bool read_prompts(struct score_job *job, const json_t *query, const json_
         if (n_token > limits->max_score_tokens) {
             return score_too_many_tokens(error, "items", limits);
         }
-        if (input->n_ids > limits->context) {
+        if (input->n_ids > engine_context(limits->context)) {
             return api_error_set(error, 400, "context_length_exceeded", "items",
                                  "query and item %zu have %lld tokens, more than the model's "
                                  "context (max_length=%d): shorten them",
-                                 i, (long long)input->n_ids, limits->context);
+                                 i, (long long)input->n_ids, engine_context(limits->context));
         }
         job->entry[i].first = input->n_ids; /* nothing of the prompt is scored */
     }
@@ -193,7 +193,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     }
     job->request->lang = lang;
     job->request->deadline_us = deadline_us;
-    job->request->window = job->request->stride = limits->context;
+    job->request->window = job->request->stride = engine_context(limits->context);
     return set_items(job, limits, error);
 }
 

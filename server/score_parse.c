@@ -102,13 +102,32 @@ struct windows {
     int on_long; /* -1 = not given */
 };
 
+/* A model without a context limit reads a text as one stream: there is nothing to cut. */
+static void refuse_windows(struct fields *fields)
+{
+    static const char *const names[] = {"max_context", "stride"};
+    for (int i = 0; i < 2; i++) {
+        if (fields_get(fields, names[i], NULL) != NULL) {
+            (void)api_error_set(fields->error, 400, "conflicting_fields", names[i],
+                                "%s cuts a text into windows, but this model has no context limit "
+                                "and scores each text as one stream: leave it out",
+                                names[i]);
+        }
+    }
+}
+
 static struct windows read_windows(struct fields *fields, const struct api_limits *limits)
 {
     static const char *const on_long[] = {"window", "error", NULL};
-    struct windows w = {.window = limits->context};
-    fields_int64(fields, "max_context", 1, limits->context, &w.window);
-    w.stride = w.window;
-    fields_int64(fields, "stride", 1, w.window, &w.stride);
+    const int64_t context = engine_context(limits->context);
+    struct windows w = {.window = context, .stride = context};
+    if (limits->context == 0) {
+        refuse_windows(fields);
+    } else {
+        fields_int64(fields, "max_context", 1, context, &w.window);
+        w.stride = w.window;
+        fields_int64(fields, "stride", 1, w.window, &w.stride);
+    }
     w.on_long = fields_choice(fields, "on_long", on_long);
     return w;
 }

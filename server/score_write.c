@@ -54,8 +54,13 @@ static void write_windows(struct text *out, const struct request *request, const
     json_field_int(
         out, "count",
         score_window_count(item->n_ids, item->score_from, request->window, request->stride));
-    json_field_int(out, "max_context", request->window);
-    json_field_int(out, "stride", request->stride);
+    if (request->window < ENGINE_TEXT_MAX) {
+        json_field_int(out, "max_context", request->window);
+        json_field_int(out, "stride", request->stride);
+    } else { /* one stream */
+        json_field_null(out, "max_context");
+        json_field_null(out, "stride");
+    }
     json_field_int(out, "positions_computed", item->n_position);
     json_close(out, '}');
 }

@@ -16,7 +16,10 @@
 
 #include <cmocka.h>
 
-enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = 512 / KV_PAGE };
+#if !defined(RUNNER_POSITIONS)
+#define RUNNER_POSITIONS 512 /* of a sequence's pages; a test may define others before */
+#endif
+enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = RUNNER_POSITIONS / KV_PAGE };
 
 /* The backends and instruction sets that are tried; those this machine lacks are skipped. The last
  * is usually the test double, which takes a thousand times as long: tests that are too much for it
@@ -72,16 +75,18 @@ static inline bool runner_open(struct runner *r, const char *backend, const char
         fail_msg("%s: %s", backend, err.message);
     }
     r->info = model_info(r->model);
-    const struct step_limits limits = {.n_tok_max = RUNNER_TOK_MAX,
-                                       .n_seq_max = RUNNER_SEQ_MAX,
-                                       .n_page_max = RUNNER_PAGE_MAX,
-                                       .n_out_max = RUNNER_TOK_MAX,
-                                       .n_top_max = 1,
-                                       .n_adjust_max = 1,
-                                       .n_allow_max = 1,
-                                       .n_vocab = r->info->n_vocab,
-                                       .d_model = r->info->d_model,
-                                       .n_head = r->info->n_head};
+    const struct step_limits limits = {
+        .n_tok_max = RUNNER_TOK_MAX,
+        .n_seq_max = RUNNER_SEQ_MAX,
+        .n_page_max = RUNNER_PAGE_MAX,
+        .n_out_max = RUNNER_TOK_MAX,
+        .n_top_max = 1,
+        .n_adjust_max = 1,
+        .n_allow_max = 1,
+        .n_vocab = r->info->n_vocab,
+        .d_model = r->info->d_model,
+        .n_head = r->info->n_head,
+        .n_span_max = r->info->window == 0 ? 0 : r->info->window + r->info->n_persistent};
     if (model_reserve(r->model, &limits, RUNNER_SEQ_MAX * RUNNER_PAGE_MAX, &err) != ERR_OK ||
         r->be->op->step_new(r->be, &r->step, &limits, &err) != ERR_OK) {
         fail_msg("%s: %s", backend, err.message);

@@ -276,6 +276,41 @@ static void test_refuses_too_many_memories(void **state)
 }
 
 /* The message of a key from outside stays one printable line. */
+static void test_all_attention(void **state)
+{
+    static struct config c;
+    struct err err;
+    const char *const valid =
+        "{\"model_type\": \"all_attention\", \"vocab_size\": 28, \"d_model\": 64, \"n_layer\": 4, "
+        "\"n_head\": 4, \"d_ff\": %d, \"n_persistent\": %d, \"max_span\": 48, %s"
+        "\"norm_eps\": 1e-5, \"tie_output\": false}";
+    static const struct {
+        int d_ff, n_persistent;
+        const char *more, *message;
+    } bad[] = {
+        {0, 0, "", "d_ff is 0 and n_persistent 0"},
+        {160, 8, "", "d_ff is 160 and n_persistent 8"},
+        {0, 8, "\"span_ramp\": 0, ", "span_ramp is 0, outside 1 .. 1048576"},
+        {0, -1, "", "n_persistent is -1, outside 0 .. 1048576"},
+        {0, 8, "\"max_position\": 512, ", "unknown key \"max_position\""},
+        {0, 8, "\"memories\": [], ", "unknown key \"memories\""},
+    };
+    char text[512];
+    (void)state;
+    (void)snprintf(text, sizeof text, valid, 0, 8, "\"span_ramp\": 32, ");
+    assert_int_equal(parse(text, &c, &err), ERR_OK);
+    assert_string_equal(c.family->name, "all_attention");
+    assert_int_equal(c.context, 0);
+    assert_int_equal(c.max_span, 48);
+    assert_int_equal(c.n_persistent, 8);
+    assert_int_equal(c.span_ramp, 32);
+    assert_int_equal(c.act, ACT_RELU);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        (void)snprintf(text, sizeof text, valid, bad[i].d_ff, bad[i].n_persistent, bad[i].more);
+        refuse_text(text, bad[i].message, bad[i].message);
+    }
+}
+
 static void test_message_is_one_line(void **state)
 {
     static struct config config;
@@ -323,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_reads_memory_options),
         cmocka_unit_test(test_refuses_what_is_no_object),
         cmocka_unit_test(test_refuses_too_many_memories),
+        cmocka_unit_test(test_all_attention),
         cmocka_unit_test(test_message_is_one_line),
         cmocka_unit_test(test_file_limits),
     };

@@ -1,0 +1,384 @@
+/* The all-attention network and its siblings: a post-norm transformer over relative positions whose
+ * layers have persistent key and value vectors in place of a feed-forward network (Sukhbaatar,
+ * Grave, Lample, Jégou, Joulin 2019, "Augmenting Self-attention with Persistent Memory", section
+ * 3), or that network and no such vectors; each with spans of fixed length, or learned for each
+ * head (Sukhbaatar et al. 2019, "Adaptive Attention Span in Transformers", section 2.2).
+ *
+ *   x[t] = tokens[id]
+ *   per layer:  x = LN1(x + W_out·attention(x))     op span_attention says what is attended to
+ *               x = LN2(x + ffn(x))                 without persistent vectors
+ *   logits[t] = W_out·x[t] + b_out
+ *
+ * A token sees the window positions before its own, so a stream has no end: the cache is a ring of
+ * the longest layer's window. Positions before its start take part in the softmax with keys and
+ * values of zero, as in the authors' code, which begins with a cache of zeros.
+ *
+ * The file reads top down: parameters, spans, binding table, workspace, forward. */
+#include "models/blocks.h"
+#include "models/config.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- parameters --------------------------------------------------------------------------- */
+
+struct layer {
+    struct blocks_linear query, key, value, out; /* [d_model, d_model], no bias */
+    struct span_shape span;
+    struct blocks_norm norm1;
+    struct blocks_linear up, down;  /* [d_ff, d_model], [d_model, d_ff]; with a network */
+    struct blocks_norm norm2;       /* with a network */
+    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_model] */
+};
+
+/* Views of the workspace buffer, as long as the largest step. */
+struct scratch {
+    struct tensor x;       /* [n_tok, d_model] the residual stream */
+    struct tensor y;       /* [n_tok, d_model] */
+    struct tensor q, k, v; /* [n_tok, d_model] */
+    struct tensor ff;      /* [n_tok, d_ff] */
+    struct tensor out;     /* [n_chunk, d_model] the rows whose logits are wanted */
+    struct tensor logits;  /* [n_chunk, n_vocab] */
+};
+
+struct all_attention {
+    struct backend *be; /* Borrowed */
+    struct blocks_store store;
+    int n_vocab, d_model, n_layer, n_head, d_ff;
+    float norm_eps;
+    const struct weight *tok;  /* [n_vocab, d_model] */
+    struct layer *layer;       /* Owner. [n_layer] */
+    struct blocks_linear head; /* [n_vocab, d_model] */
+    struct scratch scratch;
+    void *workspace; /* Owner */
+    void *cache;     /* Owner: all layers' pages */
+};
+
+/* ---- spans -------------------------------------------------------------------------------- */
+
+/* The authors' cache is cut in steps of this many positions. What it holds beyond a head's own span
+ * takes part in the sum before the mask, so the window is part of the model. */
+enum { WINDOW_STEP = 64 };
+
+/* Distances that a layer sees: those of its longest head, rounded up from the far end. */
+static int window_of(const struct config *config, const float *span)
+{
+    double longest = 0;
+    for (int h = 0; h < config->n_head; h++) {
+        const double own = ceil((double)span[h] * config->max_span) + config->span_ramp;
+        longest = own > longest ? own : longest;
+    }
+    const int unseen = longest < config->max_span ? config->max_span - (int)longest : 0;
+    const int trim = unseen < config->max_span - 1 ? unseen : config->max_span - 1;
+    return config->max_span - trim / WINDOW_STEP * WINDOW_STEP;
+}
+
+/* mask[n_head, window]: column window-j is the share of distance j that a head's span lets count
+ * (adaptive span, equation 3, over max_span as the authors' code scales it). */
+static void fill_mask(float *mask, const struct config *config, const float *span, int window)
+{
+    for (int h = 0; h < config->n_head; h++) {
+        for (int i = 0; i < window; i++) {
+            const float beyond = (float)(1 - (window - i)) + span[h] * (float)config->max_span;
+            const float share = beyond / (float)config->span_ramp + 1;
+            mask[(int64_t)h * window + i] = share < 0 ? 0 : share > 1 ? 1 : share;
+        }
+    }
+}
+
+/* Reads layer i's spans and makes its window and mask of them. */
+static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
+                       const struct config *config, int i)
+{
+    float span[CONFIG_HEAD_MAX];
+    blocks_host(loader, span, config->n_head, "layers.%d.spans", i);
+    for (int h = 0; h < config->n_head && loader->code == ERR_OK; h++) {
+        if (!(span[h] >= 0 && span[h] <= 1)) { /* also NaN */
+            loader->code = err_set(loader->err, ERR_NUMERICAL,
+                                   "tensor layers.%d.spans: head %d has %g, but spans are shares "
+                                   "of max_span, 0 to 1",
+                                   i, h, (double)span[h]);
+        }
+    }
+    if (loader->code != ERR_OK) {
+        return;
+    }
+    shape->window = window_of(config, span);
+    float *const mask = calloc((size_t)config->n_head * (size_t)shape->window, sizeof *mask);
+    if (mask == NULL) {
+        loader->code = err_set(loader->err, ERR_MEMORY,
+                               "model: no memory for masks of %d distances", shape->window);
+        return;
+    }
+    fill_mask(mask, config, span, shape->window);
+    blocks_computed(loader, &shape->mask, mask, config->n_head, shape->window, "span masks");
+    free(mask);
+}
+
+/* ---- binding table ------------------------------------------------------------------------ */
+
+static void bind_attention(struct blocks_loader *loader, const struct all_attention *model,
+                           const struct config *config, int i)
+{
+    struct layer *const layer = &model->layer[i];
+    const int64_t d = model->d_model;
+    const int64_t d_head = d / model->n_head;
+    const int n_persistent = config->n_persistent;
+    const int64_t n_key = (int64_t)model->n_head * n_persistent;
+    const int64_t dim[3] = {model->n_head, n_persistent, d_head};
+    blocks_matrix(loader, &layer->query.weight, d, d, "layers.%d.query.weight", i);
+    blocks_matrix(loader, &layer->key.weight, d, d, "layers.%d.key.weight", i);
+    blocks_matrix(loader, &layer->value.weight, d, d, "layers.%d.value.weight", i);
+    blocks_matrix(loader, &layer->out.weight, d, d, "layers.%d.out.weight", i);
+    layer->span = (struct span_shape){.n_head = model->n_head,
+                                      .window = config->max_span,
+                                      .n_persistent = n_persistent,
+                                      .scale = 1.0f / sqrtf((float)d_head)};
+    if (n_persistent > 0) {
+        blocks_array(loader, &layer->span.key, n_key, d_head, dim, 3, "layers.%d.persistent.keys",
+                     i);
+        blocks_array(loader, &layer->span.value, n_key, d_head, dim, 3,
+                     "layers.%d.persistent.values", i);
+    }
+    if (config->span_ramp > 0) {
+        bind_spans(loader, &layer->span, config, i);
+    }
+}
+
+static void bind_layer(struct blocks_loader *loader, const struct all_attention *model,
+                       const struct config *config, int i)
+{
+    struct layer *const layer = &model->layer[i];
+    const int64_t d = model->d_model;
+    bind_attention(loader, model, config, i);
+    blocks_norm(loader, &layer->norm1, d, "layers.%d.norm1", i);
+    if (model->d_ff > 0) {
+        blocks_linear(loader, &layer->up, model->d_ff, d, "layers.%d.ffn.lin1", i);
+        blocks_linear(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.lin2", i);
+        blocks_norm(loader, &layer->norm2, d, "layers.%d.norm2", i);
+    }
+}
+
+static void bind_model(struct blocks_loader *loader, struct all_attention *model,
+                       const struct config *config)
+{
+    const int64_t d_head = model->d_model / model->n_head;
+    const int64_t dim[2] = {d_head, config->max_span};
+    struct tensor position = {0};
+    blocks_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
+    blocks_array(loader, &position, d_head, config->max_span, dim, 2, "positions");
+    for (int i = 0; i < model->n_layer && loader->code == ERR_OK; i++) {
+        bind_layer(loader, model, config, i);
+        struct span_shape *const span = &model->layer[i].span;
+        span->position = tensor_cols(position, config->max_span - span->window, span->window);
+        const int window = loader->info->window;
+        loader->info->window = span->window > window ? span->window : window;
+    }
+    blocks_matrix(loader, &model->head.weight, model->n_vocab, model->d_model,
+                  config->tie_output ? "embeddings.weight" : "output.weight");
+    blocks_vector(loader, &model->head.bias, model->n_vocab, "output.bias");
+}
+
+static void all_attention_close(void *self)
+{
+    struct all_attention *const model = self;
+    blocks_close(&model->store);
+    if (model->workspace != NULL) {
+        model->be->op->buffer_free(model->be, model->workspace);
+    }
+    if (model->cache != NULL) {
+        model->be->op->buffer_free(model->be, model->cache);
+    }
+    free(model->layer);
+    free(model);
+}
+
+static enum err_code all_attention_open(void **self, struct backend *be,
+                                        const struct config *config, const struct tensors *tensors,
+                                        const struct model_options *options,
+                                        struct model_info *info, struct err *err)
+{
+    *self = NULL;
+    struct all_attention *const model = calloc(1, sizeof *model);
+    struct layer *const layer = calloc((size_t)config->n_layer, sizeof *layer);
+    if (model == NULL || layer == NULL) {
+        free(model);
+        free(layer);
+        return err_set(err, ERR_MEMORY, "model: no memory for its %d layers", config->n_layer);
+    }
+    *model = (struct all_attention){.be = be,
+                                    .n_vocab = config->n_vocab,
+                                    .d_model = config->d_model,
+                                    .n_layer = config->n_layer,
+                                    .n_head = config->n_head,
+                                    .d_ff = config->d_ff,
+                                    .norm_eps = config->norm_eps,
+                                    .layer = layer};
+    struct blocks_loader loader;
+    blocks_begin(&loader, &model->store, be, tensors, options, info, err);
+    bind_model(&loader, model, config);
+    const enum err_code code = blocks_end(&loader);
+    if (code != ERR_OK) {
+        all_attention_close(model);
+        return code;
+    }
+    *self = model;
+    return ERR_OK;
+}
+
+/* ---- workspace ---------------------------------------------------------------------------- */
+
+enum { LOGITS_BYTES_MAX = 32 << 20 };
+
+/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
+static int64_t chunk_rows(const struct all_attention *model, const struct step_limits *limits)
+{
+    const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * model->n_vocab);
+    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
+    return wanted < 1 ? 1 : wanted;
+}
+
+/* Lays out all activations at base and returns their size; with base NULL it only counts. */
+static size_t lay_out(struct all_attention *model, const struct step_limits *limits, void *base)
+{
+    struct scratch *const s = &model->scratch;
+    struct blocks_arena arena = {.base = base};
+    const int64_t n_tok = limits->n_tok_max;
+    const int64_t d = model->d_model;
+    s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->q = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->k = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->v = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->ff = blocks_arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
+    const int64_t n_chunk = chunk_rows(model, limits);
+    s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
+    s->logits = blocks_arena_take(&arena, n_chunk, model->n_vocab, DTYPE_F32);
+    return arena.used;
+}
+
+static size_t all_attention_workspace_bytes(const void *self, const struct step_limits *limits)
+{
+    struct all_attention copy = *(const struct all_attention *)self;
+    return lay_out(&copy, limits, NULL);
+}
+
+static size_t all_attention_page_bytes(const void *self)
+{
+    const struct all_attention *const model = self;
+    const size_t row_bytes = (size_t)model->d_model * sizeof(float);
+    return (size_t)model->n_layer * 2 * KV_PAGE * row_bytes;
+}
+
+static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
+                                           struct err *err)
+{
+    struct all_attention *const model = self;
+    const struct backend_ops *const op = model->be->op;
+    const size_t cache_bytes = blocks_mul(all_attention_page_bytes(self), (size_t)n_page);
+    enum err_code code = op->buffer_new(model->be, &model->workspace, lay_out(model, limits, NULL),
+                                        "activations", err);
+    if (code == ERR_OK) {
+        code = op->buffer_new(model->be, &model->cache, cache_bytes, "key/value cache", err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    (void)lay_out(model, limits, model->workspace);
+    struct blocks_arena arena = {.base = model->cache};
+    for (int i = 0; i < model->n_layer; i++) {
+        const int64_t page_cols = (int64_t)KV_PAGE * model->d_model;
+        model->layer[i].k_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+        model->layer[i].v_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+    }
+    CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
+    return ERR_OK;
+}
+
+/* ---- forward ------------------------------------------------------------------------------ */
+
+static void see(const struct model_tap *tap, const char *name, int layer, const struct tensor *t)
+{
+    if (tap != NULL) {
+        tap->see(tap->ctx, name, layer, t);
+    }
+}
+
+/* The views of the step's n_tok rows. */
+static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
+{
+    struct scratch s = *full;
+    s.x.rows = s.y.rows = s.q.rows = s.k.rows = s.v.rows = s.ff.rows = n_tok;
+    return s;
+}
+
+static void apply(struct backend *be, struct tensor y, struct tensor x,
+                  const struct blocks_linear *linear, enum act act)
+{
+    be->op->linear(be, y, x, linear->weight, linear->bias, act);
+}
+
+/* s->x = the layer's output */
+static void run_layer(const struct all_attention *model, const struct layer *layer,
+                      const struct scratch *s, const struct step *step)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    apply(be, s->q, s->x, &layer->query, ACT_NONE);
+    apply(be, s->k, s->x, &layer->key, ACT_NONE);
+    apply(be, s->v, s->x, &layer->value, ACT_NONE);
+    op->kv_store(be, layer->k_pages, layer->v_pages, s->k, s->v, step, model->n_head);
+    op->span_attention(be, s->y, s->q, layer->k_pages, layer->v_pages, step, &layer->span);
+    apply(be, s->q, s->y, &layer->out, ACT_NONE);
+    op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
+    if (model->d_ff > 0) {
+        apply(be, s->ff, s->x, &layer->up, ACT_RELU);
+        apply(be, s->y, s->ff, &layer->down, ACT_NONE);
+        op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+    }
+}
+
+/* Logits, sampling and log-probabilities of the wanted rows, a chunk at a time. */
+static void run_head(const struct all_attention *model, const struct scratch *s, struct step *step,
+                     const struct model_tap *tap)
+{
+    struct backend *const be = model->be;
+    const struct backend_ops *const op = be->op;
+    const int n_chunk = (int)s->logits.rows;
+    for (int first = 0; first < step->n_out; first += n_chunk) {
+        const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
+        const struct tensor out = tensor_head(s->out, n);
+        const struct tensor logits = tensor_head(s->logits, n);
+        op->gather(be, out, s->x, step, first);
+        apply(be, logits, out, &model->head, ACT_NONE);
+        see(tap, "logits", first, &logits);
+        op->sample(be, logits, step, first);
+        op->logprobs(be, logits, step, first);
+    }
+}
+
+static void all_attention_forward(void *self, struct step *step, const struct model_tap *tap)
+{
+    const struct all_attention *const model = self;
+    struct backend *const be = model->be;
+    CHECK(step->n_tok <= model->scratch.x.rows);
+    const struct scratch s = scratch_head(&model->scratch, step->n_tok);
+    be->op->embed(be, s.x, step, model->tok, NULL, NULL);
+    see(tap, "hidden", -1, &s.x);
+    for (int i = 0; i < model->n_layer; i++) {
+        run_layer(model, &model->layer[i], &s, step);
+        see(tap, "hidden", i, &s.x);
+    }
+    run_head(model, &s, step, tap);
+}
+
+extern const struct model_family all_attention_family;
+const struct model_family all_attention_family = {
+    .name = "all_attention",
+    .open = all_attention_open,
+    .close = all_attention_close,
+    .page_bytes = all_attention_page_bytes,
+    .workspace_bytes = all_attention_workspace_bytes,
+    .reserve = all_attention_reserve,
+    .forward = all_attention_forward,
+};
