@@ -30,6 +30,8 @@ void score_figures_derive(struct score_figures *f)
     const bool has_bytes = f->n_scored > 0 && f->n_bytes > 0;
     f->bits_per_byte = has_bytes ? nll / ((double)f->n_bytes * ln2) : (double)NAN;
     f->byte_perplexity = has_bytes ? exp(nll / (double)f->n_bytes) : (double)NAN;
+    const bool has_chars = f->n_scored > 0 && f->n_chars > 0;
+    f->bits_per_char = has_chars ? nll / ((double)f->n_chars * ln2) : (double)NAN;
     const bool has_words = f->n_scored > 0 && f->n_words > 0;
     f->word_perplexity = has_words ? exp(nll / (double)f->n_words) : (double)NAN;
 }

@@ -87,7 +87,7 @@ struct score_figures {
     double unconditional; /* sum after BOS alone; NaN = not asked for */
     bool is_greedy, impossible, nan;
     double mean_nll, perplexity, bits_per_token;
-    double bits_per_byte, byte_perplexity, word_perplexity;
+    double bits_per_byte, bits_per_char, byte_perplexity, word_perplexity;
 };
 /* false: no memory for the text of ids. The result is over. */
 bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,

@@ -38,6 +38,7 @@ static void write_figures(struct text *out, const struct score_figures *f)
     json_field_double(out, "perplexity", f->perplexity);
     json_field_double(out, "bits_per_token", f->bits_per_token);
     json_field_double(out, "bits_per_byte", f->bits_per_byte);
+    json_field_double(out, "bits_per_char", f->bits_per_char);
     json_field_double(out, "byte_perplexity", f->byte_perplexity);
     json_field_double(out, "word_perplexity", f->word_perplexity);
     json_field_bool(out, "is_greedy", f->is_greedy);
@@ -214,6 +215,7 @@ static void write_aggregate(struct text *out, const struct score_figures *pool)
     json_field_double(out, "sum_logprob", pool->sum_logprob);
     json_field_double(out, "perplexity", pool->perplexity);
     json_field_double(out, "bits_per_byte", pool->bits_per_byte);
+    json_field_double(out, "bits_per_char", pool->bits_per_char);
     json_field_double(out, "word_perplexity", pool->word_perplexity);
     json_close(out, '}');
 }

@@ -69,7 +69,8 @@ def test_scores_have_what_needs_no_text(server):
     got = server.ok("/score", {"tokens": [IDS, IDS[:3]], "logprobs": 0})
     result = got["results"][0]
     assert result["n_scored"] == 5 and result["perplexity"] > 1
-    for name in ("n_bytes", "n_words", "n_chars", "bits_per_byte", "word_perplexity"):
+    for name in ("n_bytes", "n_words", "n_chars", "bits_per_byte", "bits_per_char",
+                 "word_perplexity"):
         assert result[name] is None, name
     assert got["aggregate"]["n_bytes"] is None and got["aggregate"]["perplexity"] > 1
     units = server.ok("/score", {"tokens": IDS, "units": {"bytes": 9, "words": 2}})["results"][0]

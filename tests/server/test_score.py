@@ -28,6 +28,7 @@ def check_figures(r, text):
     assert near(r["mean_nll"], -L / n) and near(r["perplexity"], math.exp(-L / n))
     assert near(r["bits_per_token"], -L / n / math.log(2))
     assert near(r["bits_per_byte"], -L / (n_bytes * math.log(2)))
+    assert near(r["bits_per_char"], -L / (len(text) * math.log(2)))
     assert near(r["byte_perplexity"], math.exp(-L / n_bytes))
     assert near(r["word_perplexity"], math.exp(-L / n_words))
     assert near(r["min_logprob"], min(logprobs), 1e-7)
@@ -56,6 +57,8 @@ def test_aggregate_pools_sums(server):
     assert near(pool["sum_logprob"], L)
     assert near(pool["perplexity"], math.exp(-L / pool["n_scored"]))
     assert near(pool["bits_per_byte"], -L / pool["n_bytes"] / math.log(2))
+    n_chars = sum(r["n_chars"] for r in results)
+    assert near(pool["bits_per_char"], -L / n_chars / math.log(2))
     assert near(pool["word_perplexity"], math.exp(-L / pool["n_words"]))
 
 
