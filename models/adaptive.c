@@ -11,7 +11,7 @@ int64_t adaptive_width(const struct adaptive *adaptive)
 }
 
 void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
-                   const struct config *config, const char *name)
+                   const struct config *config, const char *name, bool has_bias)
 {
     const int n = config->n_cutoff;
     *adaptive = (struct adaptive){.n_vocab = config->n_vocab, .n_tail = n};
@@ -29,8 +29,14 @@ void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
     for (int i = 0; i < n; i++) {
         blocks_matrix(loader, &adaptive->down[i], adaptive->width[i], config->d_model,
                       "%s.tail.%d.0.weight", name, i);
-        blocks_matrix(loader, &adaptive->up[i], adaptive->first[i + 1] - adaptive->first[i],
-                      adaptive->width[i], "%s.tail.%d.1.weight", name, i);
+        const int n_word = adaptive->first[i + 1] - adaptive->first[i];
+        if (has_bias) {
+            blocks_linear(loader, &adaptive->up[i], n_word, adaptive->width[i], "%s.tail.%d.1",
+                          name, i);
+        } else {
+            blocks_matrix(loader, &adaptive->up[i].weight, n_word, adaptive->width[i],
+                          "%s.tail.%d.1.weight", name, i);
+        }
     }
 }
 
@@ -49,7 +55,7 @@ void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, stru
         const struct tensor tail = tensor_cols(z, n + adaptive->first[i], n_word);
         const struct tensor thin = tensor_make(narrow.data, x.rows, adaptive->width[i], DTYPE_F32);
         op->linear(be, thin, x, adaptive->down[i], none, ACT_NONE);
-        op->linear(be, tail, thin, adaptive->up[i], none, ACT_NONE);
+        op->linear(be, tail, thin, adaptive->up[i].weight, adaptive->up[i].bias, ACT_NONE);
         op->log_softmax(be, tail, tensor_cols(z, i, 1));
     }
 }

@@ -3,7 +3,7 @@
  *
  *   h = log softmax(x·W_headᵀ + b), one entry per word below cutoff 0 and one per tail
  *   log p(w) = h[w]                                                in the head,
- *              h[tail i] + log softmax((x·Downᵀ_i)·Upᵀ_i)[w - cutoff i]   in tail i
+ *              h[tail i] + log softmax((x·Downᵀ_i)·Upᵀ_i (+ b_i))[w - cutoff i]   in tail i
  *
  * A row is laid out so that all of it happens in place: first the tails' entries of h, then the
  * words in the order of their ids, which are the row that sampling and scoring see. */
@@ -19,7 +19,8 @@ struct adaptive {
     int first[CONFIG_CUTOFF_MAX + 1]; /* [n_tail + 1] first word of a tail; the last is n_vocab */
     int width[CONFIG_CUTOFF_MAX];     /* [n_tail] of x·Downᵀ */
     struct blocks_linear head;        /* tails' entries first */
-    const struct weight *down[CONFIG_CUTOFF_MAX], *up[CONFIG_CUTOFF_MAX]; /* [n_tail] */
+    const struct weight *down[CONFIG_CUTOFF_MAX]; /* [n_tail] */
+    struct blocks_linear up[CONFIG_CUTOFF_MAX];   /* [n_tail] */
 };
 
 /* Columns that adaptive_logprobs needs besides the n_vocab of the words. */
@@ -30,9 +31,10 @@ static inline int64_t adaptive_extra(const struct adaptive *adaptive)
 /* Columns of its scratch: the widest tail. */
 int64_t adaptive_width(const struct adaptive *adaptive);
 
-/* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs. */
+/* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs; the latter with
+ * biases, which XLM's have not, if has_bias. */
 void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
-                   const struct config *config, const char *name);
+                   const struct config *config, const char *name, bool has_bias);
 
 /* Fills z [n, adaptive_extra + n_vocab] from x [n, d_model]; the words' log-probabilities are its
  * last n_vocab columns. narrow [n, >= adaptive_width] is scratch. */

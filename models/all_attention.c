@@ -7,15 +7,14 @@
  *   x[t] = tokens[id]
  *   per layer:  x = LN1(x + W_out·attention(x))     op span_attention says what is attended to
  *               x = LN2(x + ffn(x))                 without persistent vectors
- *   logits[t] = W_out·x[t] + b_out
+ *   logits[t] = W_out·x[t] + b_out                  or the log-probabilities of adaptive.h
  *
  * A token sees the window positions before its own, so a stream has no end: the cache is a ring of
  * the longest layer's window. Positions before its start take part in the softmax with keys and
  * values of zero, as in the authors' code, which begins with a cache of zeros.
  *
  * The file reads top down: parameters, spans, binding table, workspace, forward. */
-#include "models/blocks.h"
-#include "models/config.h"
+#include "models/adaptive.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -38,7 +37,8 @@ struct scratch {
     struct tensor q, k, v; /* [n_tok, d_model] */
     struct tensor ff;      /* [n_tok, d_ff] */
     struct tensor out;     /* [n_chunk, d_model] the rows whose logits are wanted */
-    struct tensor logits;  /* [n_chunk, n_vocab] */
+    struct tensor logits;  /* [n_chunk, adaptive_extra + n_vocab] */
+    struct tensor narrow;  /* [n_chunk, adaptive_width] */
 };
 
 struct all_attention {
@@ -48,7 +48,8 @@ struct all_attention {
     float norm_eps;
     const struct weight *tok;  /* [n_vocab, d_model] */
     struct layer *layer;       /* Owner. [n_layer] */
-    struct blocks_linear head; /* [n_vocab, d_model] */
+    struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
+    struct adaptive adaptive;
     struct scratch scratch;
     void *workspace; /* Owner */
     void *cache;     /* Owner: all layers' pages */
@@ -174,6 +175,10 @@ static void bind_model(struct blocks_loader *loader, struct all_attention *model
         const int window = loader->info->window;
         loader->info->window = span->window > window ? span->window : window;
     }
+    adaptive_bind(loader, &model->adaptive, config, "output", true);
+    if (model->adaptive.n_tail > 0) {
+        return;
+    }
     blocks_matrix(loader, &model->head.weight, model->n_vocab, model->d_model,
                   config->tie_output ? "embeddings.weight" : "output.weight");
     blocks_vector(loader, &model->head.bias, model->n_vocab, "output.bias");
@@ -253,7 +258,9 @@ static size_t lay_out(struct all_attention *model, const struct step_limits *lim
     s->ff = blocks_arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
     const int64_t n_chunk = chunk_rows(model, limits);
     s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
-    s->logits = blocks_arena_take(&arena, n_chunk, model->n_vocab, DTYPE_F32);
+    s->logits = blocks_arena_take(&arena, n_chunk,
+                                  adaptive_extra(&model->adaptive) + model->n_vocab, DTYPE_F32);
+    s->narrow = blocks_arena_take(&arena, n_chunk, adaptive_width(&model->adaptive), DTYPE_F32);
     return arena.used;
 }
 
@@ -348,9 +355,15 @@ static void run_head(const struct all_attention *model, const struct scratch *s,
     for (int first = 0; first < step->n_out; first += n_chunk) {
         const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
         const struct tensor out = tensor_head(s->out, n);
-        const struct tensor logits = tensor_head(s->logits, n);
+        const struct tensor whole = tensor_head(s->logits, n);
+        const struct tensor logits =
+            tensor_cols(whole, adaptive_extra(&model->adaptive), model->n_vocab);
         op->gather(be, out, s->x, step, first);
-        apply(be, logits, out, &model->head, ACT_NONE);
+        if (model->adaptive.n_tail > 0) {
+            adaptive_logprobs(be, &model->adaptive, whole, out, s->narrow);
+        } else {
+            apply(be, logits, out, &model->head, ACT_NONE);
+        }
         see(tap, "logits", first, &logits);
         op->sample(be, logits, step, first);
         op->logprobs(be, logits, step, first);

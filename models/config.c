@@ -194,6 +194,8 @@ static const struct field all_attention_fields[] = {
     {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
     {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
     {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
+    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs},
+    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths},
 };
 
 /* The table of the family that the file names; who names none is told by the first. */

@@ -130,7 +130,7 @@ static void bind_model(struct blocks_loader *loader, struct pkm_transformer *mod
     for (int i = 0; i < model->n_layer; i++) {
         bind_layer(loader, model, i);
     }
-    adaptive_bind(loader, &model->adaptive, config, "pred_layer.proj");
+    adaptive_bind(loader, &model->adaptive, config, "pred_layer.proj", false);
     if (model->adaptive.n_tail > 0) {
         return;
     }

@@ -5,7 +5,8 @@ hold no hyper-parameters: sizes follow from the tensors' shapes, which are then 
 number that no shape tells, over how many distances a span ends, is the authors' default unless --set
 gives it. The factors that their code applies to persistent vectors (keys times the square root of a
 head's width, values times that of their number) are applied here, so that the served tensors are
-keys and values like any other.
+keys and values like any other. So are the products of matrices that nothing stands between: adaptive
+input becomes a table of whole rows, and the head of an adaptive softmax one matrix.
 """
 
 from types import SimpleNamespace
@@ -15,13 +16,16 @@ import numpy as np
 from fault import Refused, show
 from torch_file import Tensor
 
-DEFAULTS = {"adapt_span_ramp": 32}
-SETTABLE = sorted(DEFAULTS)
+RAMP = 32
+SETTABLE = ["adapt_span_ramp", "vocab_kind"]
+VOCAB_KINDS = ["byte", "char", "word"]
+CLUSTER_MAX, CHUNK_ROWS = 16, 4096
 LAYER_MAX, VOCAB_MAX, WIDTH_MAX, FF_MAX, SPAN_MAX = 1024, 1 << 24, 1 << 16, 1 << 20, 1 << 20
 # Second names of what a layer's attention shares with its persistent vectors, and a constant.
 IGNORED = (".attn.attn.persistent_memory.adaptive_span._mask.current_val",
            ".attn.attn.persistent_memory.adaptive_span._mask.mask_template",
            ".attn.attn.adaptive_span._mask.mask_template")
+TIED = {"emb_layers": "out_emb.out_layers.", "emb_projs": "out_emb.out_projs."}
 LINE_END = "<eos>"
 
 
@@ -63,19 +67,32 @@ def _bound(what, value, most):
 
 
 def _ramp(settings):
-    value = settings.get("adapt_span_ramp", DEFAULTS["adapt_span_ramp"])
+    value = settings.get("adapt_span_ramp", RAMP)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SPAN_MAX:
         raise Refused("--set adapt_span_ramp: an integer 1..%d expected, got %s"
                       % (SPAN_MAX, show(value)))
     return value
 
 
+def _clusters(weights):
+    """Of adaptive input and softmax: words and width of each cluster; none without."""
+    rows, widths = [], []
+    while "out_emb.out_layers.%d.weight" % len(rows) in weights:
+        n_row, width = _dims(weights, "out_emb.out_layers.%d.weight" % len(rows), 2)
+        rows.append(n_row)
+        widths.append(width)
+        _bound("the number of clusters", len(rows), CLUSTER_MAX)
+    if len(rows) == 1:
+        raise Refused("tensor 'out_emb.out_layers.1.weight' is missing: an adaptive softmax has two"
+                      " clusters or more")
+    return rows, widths
+
+
 def _sizes(weights):
     """What the shapes say. .shapes: every tensor the file must have, by its name there."""
-    if "in_emb.emb_layers.0.weight" in weights or "out_emb.cluster_proj.weight" in weights:
-        raise Refused("adaptive input and adaptive softmax (adapt_io) are not served")
     one, d_head, span = _dims(weights, "key_pe", 3)
-    n_vocab, d_model = _dims(weights, "in_emb.weight", 2)
+    rows, widths = _clusters(weights)
+    n_vocab, d_model = (sum(rows), widths[0]) if rows else _dims(weights, "in_emb.weight", 2)
     if one != 1 or d_model % d_head != 0:
         raise Refused("tensor 'key_pe': shape [1, width of a head, span] expected where heads divide"
                       " %d columns, got %s" % (d_model, show([one, d_head, span])))
@@ -83,7 +100,8 @@ def _sizes(weights):
         n_vocab=_bound("the vocabulary", n_vocab, VOCAB_MAX),
         d_model=_bound("the width", d_model, WIDTH_MAX), d_head=d_head,
         n_head=_bound("the number of heads", d_model // d_head, LAYER_MAX),
-        span=_bound("attn_span", span, SPAN_MAX), n_layer=0, n_persistent=0, d_ff=0)
+        span=_bound("attn_span", span, SPAN_MAX), n_layer=0, n_persistent=0, d_ff=0,
+        rows=rows, widths=widths)
     while "layers.%d.attn.proj_query.weight" % p.n_layer in weights:
         p.n_layer = _bound("the number of layers", p.n_layer + 1, LAYER_MAX)
     if p.n_layer == 0:
@@ -100,8 +118,19 @@ def _sizes(weights):
 def _shapes(p):
     """Every tensor a file of these sizes has, by its name there."""
     d = p.d_model
-    shapes = {"key_pe": (1, p.d_head, p.span), "in_emb.weight": (p.n_vocab, d),
-              "out_emb.weight": (p.n_vocab, d), "out_emb.bias": (p.n_vocab,)}
+    shapes = {"key_pe": (1, p.d_head, p.span)}
+    if p.rows:
+        shapes["out_emb.cluster_proj.weight"] = (len(p.rows) - 1, d)
+        shapes["out_emb.cluster_proj.bias"] = (len(p.rows) - 1,)
+    else:
+        shapes["in_emb.weight"] = shapes["out_emb.weight"] = (p.n_vocab, d)
+        shapes["out_emb.bias"] = (p.n_vocab,)
+    for i, (rows, width) in enumerate(zip(p.rows, p.widths)):
+        shapes["in_emb.emb_layers.%d.weight" % i] = (rows, width)
+        shapes["in_emb.emb_projs.%d" % i] = (d, width)
+        shapes["out_emb.out_layers.%d.weight" % i] = (rows, width)
+        shapes["out_emb.out_layers.%d.bias" % i] = (rows,)
+        shapes["out_emb.out_projs.%d" % i] = (d, width)
     for i in range(p.n_layer):
         layer = "layers.%d." % i
         for name in ("query", "key", "val", "out"):
@@ -120,6 +149,15 @@ def _shapes(p):
         if p.is_adaptive:
             shapes[inside + "adaptive_span._mask.current_val"] = (p.n_head, 1, 1)
     return shapes
+
+
+def _is_tied(name, weights):
+    """Whether a tensor of an adaptive input is that of the softmax too, which the authors allow."""
+    part = name.split(".", 2)
+    if part[0] != "in_emb" or part[1] not in TIED:
+        return False
+    twin = weights.get(TIED[part[1]] + part[2])
+    return twin is not None and twin.storage.key == weights[name].storage.key
 
 
 def _arrays(file, shapes, weights):
@@ -142,10 +180,46 @@ def _arrays(file, shapes, weights):
         if array.dtype.kind != "f":
             raise Refused("tensor '%s': floating point expected, got %s" % (name, array.dtype.name))
         taken[tensor.storage.key] = taken.get(tensor.storage.key, 0) + array.size
+        if _is_tied(name, weights):
+            taken[tensor.storage.key] -= array.size
         if taken[tensor.storage.key] > tensor.storage.root_numel:
             raise Refused("tensor '%s' shares its storage with another one" % name)
         arrays[name] = array
     return arrays
+
+
+def _product(a, b, factor=1.0):
+    """factor · a·b in F32, summed in F64, a few rows at a time."""
+    out = np.empty((len(a), b.shape[1]), np.float32)
+    for i in range(0, len(a), CHUNK_ROWS):
+        rows = a[i:i + CHUNK_ROWS].astype(np.float64)
+        out[i:i + CHUNK_ROWS] = factor * (rows @ b.astype(np.float64))
+    return out
+
+
+def _adaptive(p, arrays):
+    """Embeddings and output of a model with adaptive input and softmax."""
+    yield "embeddings.weight", np.concatenate([
+        _product(arrays["in_emb.emb_layers.%d.weight" % i], arrays["in_emb.emb_projs.%d" % i].T,
+                 p.d_model ** 0.5) for i in range(len(p.rows))])
+    # The clusters' entries stand in reverse order in the file.
+    head = np.concatenate([arrays["out_emb.out_layers.0.weight"],
+                           arrays["out_emb.cluster_proj.weight"][::-1]])
+    yield "output.head.weight", _product(head, arrays["out_emb.out_projs.0"].T)
+    yield "output.head.bias", np.concatenate([arrays["out_emb.out_layers.0.bias"],
+                                              arrays["out_emb.cluster_proj.bias"][::-1]])
+    for i in range(1, len(p.rows)):
+        tail = "output.tail.%d." % (i - 1)
+        yield tail + "0.weight", arrays["out_emb.out_projs.%d" % i].T
+        yield tail + "1.weight", arrays["out_emb.out_layers.%d.weight" % i]
+        yield tail + "1.bias", arrays["out_emb.out_layers.%d.bias" % i]
+
+
+def _plain(arrays):
+    """Embeddings and output of a model without."""
+    yield "embeddings.weight", arrays["in_emb.weight"]
+    yield "output.weight", arrays["out_emb.weight"]
+    yield "output.bias", arrays["out_emb.bias"]
 
 
 def _layer(p, arrays, i):
@@ -177,14 +251,12 @@ def read(file, settings, dtype):
                       " no 'params', expected, got %s" % show(file.root))
     weights = _weights(file.root)
     p = _sizes(weights)
-    if settings and not p.is_adaptive:
+    if "adapt_span_ramp" in settings and not p.is_adaptive:
         raise Refused("--set adapt_span_ramp: this model's spans are fixed")
     ramp = _ramp(settings)
     arrays = _arrays(file, _shapes(p), weights)
-    tensors = [("embeddings.weight", arrays["in_emb.weight"]),
-               ("positions", arrays["key_pe"].reshape(p.d_head, p.span)),
-               ("output.weight", arrays["out_emb.weight"]),
-               ("output.bias", arrays["out_emb.bias"])]
+    tensors = list(_adaptive(p, arrays) if p.rows else _plain(arrays))
+    tensors.append(("positions", arrays["key_pe"].reshape(p.d_head, p.span)))
     for i in range(p.n_layer):
         tensors += _layer(p, arrays, i)
     config = {"model_type": "all_attention", "vocab_size": p.n_vocab, "d_model": p.d_model,
@@ -193,11 +265,21 @@ def read(file, settings, dtype):
               "norm_eps": 1e-5, "tie_output": False, "dtype": dtype}
     if p.is_adaptive:
         config["span_ramp"] = ramp
+    if p.rows:
+        config["adaptive_cutoffs"] = [int(n) for n in np.cumsum(p.rows[:-1])]
+        config["adaptive_widths"] = list(p.widths[1:])
     return SimpleNamespace(config=config, tensors=tensors, words=None)
 
 
-def name_tokens(config, vocab):
-    """The line end begins a text that has no words: it stands in the file, so any file can have it."""
+def name_tokens(config, vocab, settings):
+    """What the words are, which only --set can tell, and that the line end begins a text without
+    words. The latter stands in every file of the authors'."""
+    kind = settings.get("vocab_kind")
+    if kind is not None and kind not in VOCAB_KINDS:
+        raise Refused("--set vocab_kind: one of %s expected, got %s"
+                      % (" ".join(VOCAB_KINDS), show(kind)))
+    if kind is not None:
+        config["tokenizer"] = kind
     words = vocab.decode().split("\n")
     if LINE_END in words[:config["vocab_size"]]:
         config["bos_token_id"] = words.index(LINE_END)
@@ -209,5 +291,7 @@ def summary(config):
         if "span_ramp" in c else "spans of %d" % c["max_span"]
     inside = "%d persistent vectors per head" % c["n_persistent"] if c["n_persistent"] \
         else "feed-forward networks of %d" % c["d_ff"]
+    if "adaptive_cutoffs" in c:
+        inside += "; adaptive softmax, cutoffs %s" % " ".join(map(str, c["adaptive_cutoffs"]))
     return ["all-attention, %d layers of %d, %d heads, vocabulary %d, %s" % (
         c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], spans), inside]

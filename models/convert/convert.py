@@ -33,6 +33,7 @@ from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
 SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE}
+TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words"}
 WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
 
 
@@ -251,6 +252,8 @@ def summary(args, model, sizes):
     lines[0] = "%s: %s" % (args.output, lines[0])
     lines.append("%d tensors, %d parameters, %d bytes in %s; %s" % (
         len(model.tensors), sizes[0], sizes[1], args.dtype,
+        TEXT.get(model.config.get("tokenizer"), "token ids in and out")
+        if model.config["model_type"] == "all_attention" else
         "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" if args.codes
         else "text split with BPE already"))
     return "\n".join(lines)
@@ -270,7 +273,7 @@ def convert(args):
         model = module.read(file, dict(args.settings), args.dtype)
         vocab = vocabulary(args.vocab, model.words, model.config["vocab_size"])
         if family == "all-attention":
-            all_attention.name_tokens(model.config, vocab)
+            all_attention.name_tokens(model.config, vocab, dict(args.settings))
         elif args.tokenizer is None:
             check_words(vocab, args.vocab)
             model.config["tokenizer"] = "xlm"

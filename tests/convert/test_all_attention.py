@@ -111,7 +111,7 @@ def test_refusals(tmp_path, refused):
     ("layers.0.norm1.bias", (7,), ["norm1.bias", "[8]", "[7]"]),
     ("key_pe", (1, 3, SPAN), ["key_pe", "heads"]),
     ("layers.0.extra", (2,), ["layers.0.extra"]),
-    ("out_emb.cluster_proj.weight", (2, D), ["adapt_io"])])
+    ("out_emb.cluster_proj.weight", (2, D), ["out_emb.cluster_proj.weight"])])
 def test_tensors_that_do_not_fit(name, size, words, tmp_path, refused):
     w = weights()
     if size is None:
@@ -120,6 +120,60 @@ def test_tensors_that_do_not_fit(name, size, words, tmp_path, refused):
         w[name] = tw.Tensor(np.zeros(size, np.float32))
     source = checkpoint(tmp_path, w)
     refused(source, *words, args=("--vocab", tmp_path / "vocab.txt"))
+
+
+def adaptive_weights(tied):
+    """Clusters of 3 and 2 words, 8 and 2 columns wide."""
+    rng = np.random.default_rng(2)
+    w = weights()
+    for name in ("in_emb.weight", "out_emb.weight", "out_emb.bias"):
+        del w[name]
+
+    def new(*shape):
+        return tw.Tensor(rng.standard_normal(shape).astype(np.float32))
+
+    for i, (rows, width) in enumerate(((3, D), (2, 2))):
+        w["out_emb.out_layers.%d.weight" % i] = new(rows, width)
+        w["out_emb.out_layers.%d.bias" % i] = new(rows)
+        w["out_emb.out_projs.%d" % i] = new(D, width)
+        w["in_emb.emb_layers.%d.weight" % i] = \
+            w["out_emb.out_layers.%d.weight" % i] if tied else new(rows, width)
+        w["in_emb.emb_projs.%d" % i] = w["out_emb.out_projs.%d" % i] if tied else new(D, width)
+    w["out_emb.cluster_proj.weight"], w["out_emb.cluster_proj.bias"] = new(1, D), new(1)
+    return w
+
+
+def array(tensor):
+    return tensor.storage.data.reshape(tensor.size).astype(np.float64)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adaptive_input_and_softmax(tied, tmp_path):
+    w = adaptive_weights(tied)
+    source = checkpoint(tmp_path, w)
+    (tmp_path / "vocab.txt").write_text("a\nb\nc\nd\n<eos>\n")
+    config, arrays = made(tmp_path, source, "--set", "vocab_kind=word")
+    assert (config["vocab_size"], config["adaptive_cutoffs"], config["adaptive_widths"],
+            config["tokenizer"]) == (5, [3], [2], "word")
+    rows = [D ** 0.5 * array(w["in_emb.emb_layers.%d.weight" % i])
+            @ array(w["in_emb.emb_projs.%d" % i]).T for i in range(2)]
+    np.testing.assert_allclose(arrays["embeddings.weight"], np.concatenate(rows), rtol=1e-6)
+    head = np.concatenate([array(w["out_emb.out_layers.0.weight"]),
+                           array(w["out_emb.cluster_proj.weight"])])
+    np.testing.assert_allclose(arrays["output.head.weight"],
+                               head @ array(w["out_emb.out_projs.0"]).T, rtol=1e-5, atol=1e-6)
+    assert (arrays["output.tail.0.0.weight"] == array(w["out_emb.out_projs.1"]).T).all()
+    assert (arrays["output.tail.0.1.weight"] == array(w["out_emb.out_layers.1.weight"])).all()
+    assert (arrays["output.tail.0.1.bias"] == array(w["out_emb.out_layers.1.bias"])).all()
+
+
+def test_kinds_of_words(tmp_path):
+    source = checkpoint(tmp_path, weights())
+    vocab = ("--vocab", tmp_path / "vocab.txt")
+    assert "tokenizer" not in made(tmp_path, source)[0]
+    assert made(tmp_path, source, "--set", "vocab_kind=char")[0]["tokenizer"] == "char"
+    got = convert(source, "--output", tmp_path / "other", *vocab, "--set", "vocab_kind=bpe")
+    assert got.status == 1 and "vocab_kind" in got.err and "byte char word" in got.err
 
 
 def test_shared_storages_are_refused(tmp_path, refused):

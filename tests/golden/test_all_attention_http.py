@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import golden_harness as gh
 import pytest
 
-NAMES = ["a-fixed-ffn", "c-allattn-fixed", "d-allattn-adaptive", "g-span-epsilon"]
+NAMES = ["a-fixed-ffn", "c-allattn-fixed", "d-allattn-adaptive", "e-allattn-adaptive-io",
+         "g-span-epsilon"]
 BATCH = 64  # tokens of a step: a ring then holds the window and so many
 
 

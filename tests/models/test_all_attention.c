@@ -18,8 +18,8 @@
 #include <limits.h>
 
 static const char *const cases[] = {"a-fixed-ffn", "c-allattn-fixed", "d-allattn-adaptive",
-                                    "g-span-epsilon"};
-enum { N_CASE = 4, LENGTH_MAX = 1280, CHUNK = 128, FEW_TOKENS = 150, BITS_TOKENS = 520 };
+                                    "e-allattn-adaptive-io", "g-span-epsilon"};
+enum { N_CASE = 5, LENGTH_MAX = 1280, CHUNK = 128, FEW_TOKENS = 150, BITS_TOKENS = 520 };
 
 struct golden {
     const char *name;
