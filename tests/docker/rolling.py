@@ -81,7 +81,7 @@ def hard_kill(fleet, n, n_worker=8, how="kill"):
     """Kills a replica under load, or lets it vanish. Lost may be what it had in flight: begun before its death, with an
     error that the client can tell, and not on the other replica."""
     wait_both(fleet)
-    load = Load(fleet.url, n, n_worker, "kill")
+    load = Load(fleet.url, n, n_worker, how)
     load.learn()
     load.start()
     load.wait_done(n // 2)
