@@ -275,8 +275,9 @@ def check_bits(run):
 
 # ---- single ops, and under the sanitizers -----------------------------------------------------
 
-OPS = ["transfer", "embed", "norm", "add_norm", "linear", "attention", "pkm_search", "pkm_ties",
-       "pkm_nan", "unit_norm", "pkm_rescore", "pkm_read", "gather", "logprobs", "sample"]
+OPS = ["transfer", "embed", "norm", "add_norm", "linear", "attention", "span_attention",
+       "pkm_search", "pkm_ties", "pkm_nan", "unit_norm", "pkm_rescore", "pkm_read", "gather",
+       "log_softmax", "logprobs", "sample"]
 
 
 def check_ops(run):
