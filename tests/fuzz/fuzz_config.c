@@ -38,7 +38,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     CHECK(c.family != NULL);
     CHECK(c.n_vocab >= 1 && c.n_vocab <= CONFIG_VOCAB_MAX && c.bos_id < c.n_vocab);
     CHECK(c.n_head >= 1 && c.d_model <= CONFIG_WIDTH_MAX && c.d_model % c.n_head == 0);
-    CHECK(c.n_layer >= 1 && c.n_layer <= CONFIG_LAYER_MAX && c.d_ff >= 1 && c.context >= 1);
+    CHECK(c.n_layer >= 1 && c.n_layer <= CONFIG_LAYER_MAX);
+    const bool has_spans = c.max_span > 0; /* then persistent vectors may stand for the d_ff */
+    CHECK(has_spans ? c.context == 0 && (c.d_ff >= 1) == (c.n_persistent == 0)
+                    : c.context >= 1 && c.d_ff >= 1);
     CHECK(c.norm_eps > 0 && c.norm_eps <= 1);
     CHECK(c.n_lang >= 0 && c.n_lang <= MODEL_LANG_MAX);
     CHECK(c.n_memory >= 0 && c.n_memory <= MODEL_MEMORY_MAX);

@@ -6,8 +6,8 @@
  *   stream   log-probabilities of the whole stream; it is longer than the ring of pages
  *   greedy   continuations of 20 tokens, one token a step from the cache
  *   bits     the stream token by token, in chunks, and beside another one: the same bits
- * On the CUDA backend, usually the test double, streams are cut to what takes seconds; TEST_ALL=1
- * runs them whole, TEST_FEW=1 cuts them on every backend: for sanitizers. An argument filters the
+ * Streams are run whole on the reference and on the widest instruction set, and cut to what takes
+ * seconds on the others (CUDA is usually the test double); TEST_ALL=1 runs them whole everywhere, TEST_FEW=1 cuts them on every backend: for sanitizers. An argument filters the
  * tests by name: build/tests/models/test_all_attention 'd-allattn*?ref?*' */
 #define RUNNER_POSITIONS 384 /* the ring: the longest window, 256, and a chunk */
 
@@ -74,7 +74,9 @@ static bool golden_open(struct golden *g, const struct trial *trial)
     for (int t = 0; t < g->n_ids; t++) {
         g->ids[t] = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
     }
-    const bool is_slow = strcmp(trial->backend, "cuda") == 0 || getenv("TEST_FEW") != NULL;
+    const bool is_whole =
+        strcmp(trial->backend, "ref") == 0 || strcmp(trial->backend, "avx512") == 0;
+    const bool is_slow = !is_whole || getenv("TEST_FEW") != NULL;
     const bool is_cut = is_slow && getenv("TEST_ALL") == NULL && g->n_ids > FEW_TOKENS;
     g->n_run = is_cut ? FEW_TOKENS : g->n_ids;
     return true;
