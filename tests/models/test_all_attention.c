@@ -7,8 +7,9 @@
  *   greedy   continuations of 20 tokens, one token a step from the cache
  *   bits     the stream token by token, in chunks, and beside another one: the same bits
  * Streams are run whole on the reference and on the widest instruction set, and cut to what takes
- * seconds on the others (CUDA is usually the test double); TEST_ALL=1 runs them whole everywhere, TEST_FEW=1 cuts them on every backend: for sanitizers. An argument filters the
- * tests by name: build/tests/models/test_all_attention 'd-allattn*?ref?*' */
+ * seconds on the others (CUDA is usually the test double); TEST_ALL=1 runs them whole everywhere,
+ * TEST_FEW=1 cuts them on every backend: for sanitizers. An argument filters the tests by name:
+ * build/tests/models/test_all_attention 'd-allattn*?ref?*' */
 #define RUNNER_POSITIONS 384 /* the ring: the longest window, 256, and a chunk */
 
 #include "models/safetensors.h"
