@@ -27,6 +27,14 @@ enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = RUNNER_POSITI
 static const char *const runner_backends[] = {"ref", "plain", "avx2", "avx512", "cuda"};
 enum { RUNNER_N_CPU = 4, RUNNER_N_BACKEND };
 
+/* Whether TEST_FEW=1 leaves a backend to other tests: sanitizers look at accesses, and those of the
+ * instruction sets' and the GPU's kernels are looked at in tests/kernels. */
+static inline bool runner_is_left_out(const char *backend)
+{
+    return getenv("TEST_FEW") != NULL && strcmp(backend, "ref") != 0 &&
+           strcmp(backend, "avx512") != 0;
+}
+
 /* Tokens first .. first+n-1 of the sequence ids, fed into slot. Results go to arrays indexed by
  * position: NULL where they are not wanted. */
 struct piece {

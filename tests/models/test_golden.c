@@ -473,6 +473,9 @@ static bool is_too_long(const struct trial *trial, const char *check)
     const bool is_chosen = strcmp(check, "sequences") == 0 ? is_two || is_flat : is_two;
     const bool is_slow = strcmp(trial->backend, "cuda") == 0 || getenv("TEST_FEW") != NULL;
     const bool is_few = getenv("TEST_FEW") != NULL && !is_two && !is_flat;
+    if (runner_is_left_out(trial->backend)) {
+        return true;
+    }
     return (is_few || (is_slow && !is_short && !is_chosen)) && getenv("TEST_ALL") == NULL;
 }
 
