@@ -260,17 +260,19 @@ test: deps-test ## build and run every test
 	@$(MAKE) --no-print-directory tests
 	@PYTHON=$(PYTHON) tests/run.sh $(B)
 
+# Where threads of the server meet; what one thread parses and prints is left to the other variants.
+TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
+
 # What it is slow at and other tests of it cover: the double's fibers, whole forwards of the demo model.
 ASAN_MODELS := $(filter-out models/test_parity,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
-ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) $(filter-out %/test_cuda.py,$(wildcard tests/server/test_*.py)) \
+ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
+    $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py
 ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) --no-print-directory tests B=$(B)/asan SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
 	@TEST_FEW=1 PYTHON=$(PYTHON) tests/run.sh $(B)/asan kernels $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
-# Where threads of the server meet; what one thread parses and prints is left to the other variants.
-TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
 # Of the kernels, a case of each op on the CUDA double, where a missing barrier is a race in any order.
 test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@$(MAKE) --no-print-directory tests B=$(B)/tsan SANITIZE=thread OPT="-O1 -g"

@@ -257,10 +257,10 @@ static void apply_first_rule(const struct bpe *bpe, struct bpe_part *part, struc
     }
 }
 
-static enum err_code reserve(struct bpe_scratch *scratch, size_t n, struct err *err)
+static bool reserve(struct bpe_scratch *scratch, size_t n)
 {
     if (n <= scratch->part_max) {
-        return ERR_OK;
+        return true;
     }
     const size_t room = n < 64 ? 64 : 2 * n;
     bpe_scratch_free(scratch);
@@ -269,19 +269,18 @@ static enum err_code reserve(struct bpe_scratch *scratch, size_t n, struct err *
     scratch->end = malloc(room * sizeof *scratch->end);
     if (scratch->part == NULL || scratch->heap == NULL || scratch->end == NULL) {
         bpe_scratch_free(scratch);
-        return err_set(err, ERR_MEMORY, "no memory to split a word of %zu bytes", n);
+        return false;
     }
     scratch->part_max = room;
-    return ERR_OK;
+    return true;
 }
 
 enum err_code bpe_split(const struct bpe *bpe, struct bpe_scratch *scratch, const char *word,
                         size_t bytes, struct err *err)
 {
     CHECK(bytes >= 1 && bytes < PART_END);
-    const enum err_code code = reserve(scratch, bytes, err);
-    if (code != ERR_OK) {
-        return code;
+    if (!reserve(scratch, bytes)) {
+        return err_set(err, ERR_MEMORY, "no memory to split a word of %zu bytes", bytes);
     }
     struct bpe_part *const part = scratch->part;
     struct queue queue = {.heap = scratch->heap};

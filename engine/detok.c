@@ -75,7 +75,9 @@ static size_t token_bytes(const struct detok *detok, int32_t id, char *bytes, si
     const char *const piece = tokenizer_piece(detok->tokenizer, id);
     const size_t n = strlen(piece);
     CHECK(n <= bytes_max);
-    memcpy(bytes, piece, n);
+    for (size_t i = 0; i < n; i++) { /* not a string: nothing ends it */
+        bytes[i] = piece[i];
+    }
     return n;
 }
 

@@ -115,9 +115,11 @@ bool encoding_push(struct encoding *encoding, int32_t id, size_t offset)
     if (encoding->n == encoding->max) {
         const size_t max = encoding->max > 0 ? 2 * encoding->max : 64;
         int32_t *const ids = realloc(encoding->id, max * sizeof *ids);
-        encoding->id = ids != NULL ? ids : encoding->id;
-        size_t *const offsets =
-            ids != NULL ? realloc(encoding->offset, max * sizeof *offsets) : NULL;
+        if (ids == NULL) {
+            return false;
+        }
+        encoding->id = ids;
+        size_t *const offsets = realloc(encoding->offset, max * sizeof *offsets);
         if (offsets == NULL) {
             return false;
         }

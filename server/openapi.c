@@ -5,19 +5,21 @@
 /* In assembler, since C11 has no way to embed a file. */
 __asm__(".section .rodata\n"
         ".global openapi_begin\n"
-        ".global openapi_end\n"
+        ".global openapi_bytes\n"
         "openapi_begin:\n"
         ".incbin \"server/openapi.json\"\n"
         "openapi_end:\n"
-        ".byte 0\n"
+        ".balign 8\n"
+        "openapi_bytes:\n"
+        ".quad openapi_end - openapi_begin\n"
         ".previous\n");
 
 extern const char openapi_begin[];
-extern const char openapi_end[];
+extern const uint64_t openapi_bytes;
 
 void api_openapi(struct server *server, struct exchange *x)
 {
     (void)server;
-    text_add(&x->out, openapi_begin, (size_t)(openapi_end - openapi_begin));
+    text_add(&x->out, openapi_begin, (size_t)openapi_bytes);
     exchange_json(x, 200);
 }

@@ -451,7 +451,7 @@ static void read_rules(struct fields *fields, const struct score_job *job, struc
 
 bool score_read_forms(struct fields *fields, struct score_job *job, const struct api_limits *limits)
 {
-    json_t *value[FORM_N];
+    json_t *value[FORM_N] = {NULL};
     struct pair_rules rules = {.limits = limits};
     if (!choose_form(fields, job, value)) {
         return false;
