@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from server_harness import Server, error_of, eventually, events, head, read_to_end
+from server_harness import PATIENCE, Server, error_of, eventually, events, head, read_to_end
 
 LONG = "In the morning the sun rose over the quiet hills, and the river ran on. " * 60
 SHORT = LONG[:400]  # still several windows of 64
@@ -119,6 +119,7 @@ def test_an_error_after_the_first_line_is_a_line(sse):
         data = first_line(connection, "Accept: text/event-stream\r\n" if sse else "")
         s.process.send_signal(signal.SIGTERM)
         data += read_to_end(connection)
+        assert s.process.wait(PATIENCE) == 0  # a second signal would cut its way out short
         assert data.endswith(b"0\r\n\r\n")  # a stream that ended, not one that broke off
         error = json.loads(data[data.index(b'{"error"'):].splitlines()[0])
         assert error["error"]["code"] == "shutting_down" and "request_id" in error

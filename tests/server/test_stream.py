@@ -94,6 +94,7 @@ def test_error_after_the_first_token_is_an_event(path, request_, done):
             assert b'"error"' not in next(lines)
             s.process.send_signal(signal.SIGTERM)
             parts = [line.decode() for line in lines if line.startswith(b"data: ")]
+        assert s.process.wait(PATIENCE) == 0  # a second signal would cut its way out short
     assert (parts[-1] == "data: [DONE]") == done
     error = json.loads(parts[-2 if done else -1][len("data: "):])
     if done:
