@@ -14,7 +14,7 @@
  * values of zero, as in the authors' code, which begins with a cache of zeros.
  *
  * The file reads top down: parameters, spans, binding table, workspace, forward. */
-#include "models/adaptive.h"
+#include "models/output.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -36,9 +36,6 @@ struct scratch {
     struct tensor y;       /* [n_tok, d_model] */
     struct tensor q, k, v; /* [n_tok, d_model] */
     struct tensor ff;      /* [n_tok, d_ff] */
-    struct tensor out;     /* [n_chunk, d_model] the rows whose logits are wanted */
-    struct tensor logits;  /* [n_chunk, adaptive_extra + n_vocab] */
-    struct tensor narrow;  /* [n_chunk, adaptive_width] */
 };
 
 struct all_attention {
@@ -46,13 +43,11 @@ struct all_attention {
     struct blocks_store store;
     int n_vocab, d_model, n_layer, n_head, d_ff;
     float norm_eps;
-    const struct weight *tok;  /* [n_vocab, d_model] */
-    struct layer *layer;       /* Owner. [n_layer] */
-    struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
-    struct adaptive adaptive;
+    const struct weight *tok; /* [n_vocab, d_model] */
+    struct layer *layer;      /* Owner. [n_layer] */
+    struct output output;
     struct scratch scratch;
-    void *workspace; /* Owner */
-    void *cache;     /* Owner: all layers' pages */
+    struct blocks_room room;
 };
 
 /* ---- spans -------------------------------------------------------------------------------- */
@@ -175,25 +170,14 @@ static void bind_model(struct blocks_loader *loader, struct all_attention *model
         const int window = loader->info->window;
         loader->info->window = span->window > window ? span->window : window;
     }
-    adaptive_bind(loader, &model->adaptive, config, "output", true);
-    if (model->adaptive.n_tail > 0) {
-        return;
-    }
-    blocks_matrix(loader, &model->head.weight, model->n_vocab, model->d_model,
-                  config->tie_output ? "embeddings.weight" : "output.weight");
-    blocks_vector(loader, &model->head.bias, model->n_vocab, "output.bias");
+    output_bind(loader, &model->output, config, "output", true);
 }
 
 static void all_attention_close(void *self)
 {
     struct all_attention *const model = self;
     blocks_close(&model->store);
-    if (model->workspace != NULL) {
-        model->be->op->buffer_free(model->be, model->workspace);
-    }
-    if (model->cache != NULL) {
-        model->be->op->buffer_free(model->be, model->cache);
-    }
+    blocks_room_close(&model->room);
     free(model->layer);
     free(model);
 }
@@ -233,16 +217,6 @@ static enum err_code all_attention_open(void **self, struct backend *be,
 
 /* ---- workspace ---------------------------------------------------------------------------- */
 
-enum { LOGITS_BYTES_MAX = 32 << 20 };
-
-/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
-static int64_t chunk_rows(const struct all_attention *model, const struct step_limits *limits)
-{
-    const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * model->n_vocab);
-    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
-    return wanted < 1 ? 1 : wanted;
-}
-
 /* Lays out all activations at base and returns their size; with base NULL it only counts. */
 static size_t lay_out(struct all_attention *model, const struct step_limits *limits, void *base)
 {
@@ -256,11 +230,7 @@ static size_t lay_out(struct all_attention *model, const struct step_limits *lim
     s->k = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
     s->v = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
     s->ff = blocks_arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
-    const int64_t n_chunk = chunk_rows(model, limits);
-    s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
-    s->logits = blocks_arena_take(&arena, n_chunk,
-                                  adaptive_extra(&model->adaptive) + model->n_vocab, DTYPE_F32);
-    s->narrow = blocks_arena_take(&arena, n_chunk, adaptive_width(&model->adaptive), DTYPE_F32);
+    output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
 }
 
@@ -273,43 +243,30 @@ static size_t all_attention_workspace_bytes(const void *self, const struct step_
 static size_t all_attention_page_bytes(const void *self)
 {
     const struct all_attention *const model = self;
-    const size_t row_bytes = (size_t)model->d_model * sizeof(float);
-    return (size_t)model->n_layer * 2 * KV_PAGE * row_bytes;
+    return blocks_page_bytes(model->n_layer, model->d_model);
 }
 
 static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
                                            struct err *err)
 {
     struct all_attention *const model = self;
-    const struct backend_ops *const op = model->be->op;
     const size_t cache_bytes = blocks_mul(all_attention_page_bytes(self), (size_t)n_page);
-    enum err_code code = op->buffer_new(model->be, &model->workspace, lay_out(model, limits, NULL),
-                                        "activations", err);
-    if (code == ERR_OK) {
-        code = op->buffer_new(model->be, &model->cache, cache_bytes, "key/value cache", err);
-    }
+    const enum err_code code =
+        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), cache_bytes, err);
     if (code != ERR_OK) {
         return code;
     }
-    (void)lay_out(model, limits, model->workspace);
-    struct blocks_arena arena = {.base = model->cache};
+    (void)lay_out(model, limits, model->room.workspace);
+    struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
-        const int64_t page_cols = (int64_t)KV_PAGE * model->d_model;
-        model->layer[i].k_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
-        model->layer[i].v_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_model);
+        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_model);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
-
-static void see(const struct model_tap *tap, const char *name, int layer, const struct tensor *t)
-{
-    if (tap != NULL) {
-        tap->see(tap->ctx, name, layer, t);
-    }
-}
 
 /* The views of the step's n_tok rows. */
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
@@ -345,31 +302,6 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
     }
 }
 
-/* Logits, sampling and log-probabilities of the wanted rows, a chunk at a time. */
-static void run_head(const struct all_attention *model, const struct scratch *s, struct step *step,
-                     const struct model_tap *tap)
-{
-    struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
-    const int n_chunk = (int)s->logits.rows;
-    for (int first = 0; first < step->n_out; first += n_chunk) {
-        const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
-        const struct tensor out = tensor_head(s->out, n);
-        const struct tensor whole = tensor_head(s->logits, n);
-        const struct tensor logits =
-            tensor_cols(whole, adaptive_extra(&model->adaptive), model->n_vocab);
-        op->gather(be, out, s->x, step, first);
-        if (model->adaptive.n_tail > 0) {
-            adaptive_logprobs(be, &model->adaptive, whole, out, s->narrow);
-        } else {
-            apply(be, logits, out, &model->head, ACT_NONE);
-        }
-        see(tap, "logits", first, &logits);
-        op->sample(be, logits, step, first);
-        op->logprobs(be, logits, step, first);
-    }
-}
-
 static void all_attention_forward(void *self, struct step *step, const struct model_tap *tap)
 {
     const struct all_attention *const model = self;
@@ -377,12 +309,12 @@ static void all_attention_forward(void *self, struct step *step, const struct mo
     CHECK(step->n_tok <= model->scratch.x.rows);
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
     be->op->embed(be, s.x, step, model->tok, NULL, NULL);
-    see(tap, "hidden", -1, &s.x);
+    model_see(tap, "hidden", -1, &s.x);
     for (int i = 0; i < model->n_layer; i++) {
         run_layer(model, &model->layer[i], &s, step);
-        see(tap, "hidden", i, &s.x);
+        model_see(tap, "hidden", i, &s.x);
     }
-    run_head(model, &s, step, tap);
+    output_run(be, &model->output, s.x, step, tap);
 }
 
 extern const struct model_family all_attention_family;

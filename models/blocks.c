@@ -506,3 +506,37 @@ struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_
     }
     return tensor_make(data, rows, cols, dtype);
 }
+
+/* ---- buffers ------------------------------------------------------------------------------- */
+
+enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, size_t workspace_bytes,
+                               size_t cache_bytes, struct err *err)
+{
+    *room = (struct blocks_room){.be = be};
+    const enum err_code code =
+        be->op->buffer_new(be, &room->workspace, workspace_bytes, "activations", err);
+    return code != ERR_OK
+               ? code
+               : be->op->buffer_new(be, &room->cache, cache_bytes, "key/value cache", err);
+}
+
+void blocks_room_close(struct blocks_room *room)
+{
+    void *const buffers[] = {room->workspace, room->cache};
+    for (int i = 0; i < 2; i++) {
+        if (buffers[i] != NULL) {
+            room->be->op->buffer_free(room->be, buffers[i]);
+        }
+    }
+    *room = (struct blocks_room){.be = NULL};
+}
+
+size_t blocks_page_bytes(int n_layer, int64_t d_model)
+{
+    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_model * sizeof(float);
+}
+
+struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model)
+{
+    return blocks_arena_take(arena, n_page, KV_PAGE * d_model, DTYPE_F32);
+}

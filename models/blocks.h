@@ -136,4 +136,21 @@ struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_
 /* a · b, or SIZE_MAX if that overflows. */
 size_t blocks_mul(size_t a, size_t b);
 
+/* A model's buffers: the activations, and the pages of keys and values. */
+struct blocks_room {
+    struct backend *be; /* Borrowed */
+    void *workspace;    /* Owner */
+    void *cache;        /* Owner */
+};
+
+/* What a failure leaves behind, blocks_room_close frees. */
+enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, size_t workspace_bytes,
+                               size_t cache_bytes, struct err *err);
+void blocks_room_close(struct blocks_room *room); /* a zeroed room is fine */
+
+/* Bytes of one page over all layers, each with keys and values of d_model. */
+size_t blocks_page_bytes(int n_layer, int64_t d_model);
+/* The keys, or the values, of a layer: [n_page, KV_PAGE·d_model]. */
+struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model);
+
 #endif

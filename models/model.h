@@ -136,6 +136,15 @@ struct model_family {
                         struct tensor *shares); /* NULL: the family has no memories */
 };
 
+/* Shows tap, if there is one, an intermediate result. */
+static inline void model_see(const struct model_tap *tap, const char *name, int layer,
+                             const struct tensor *t)
+{
+    if (tap != NULL) {
+        tap->see(tap->ctx, name, layer, t);
+    }
+}
+
 /* NULL-terminated. */
 extern const struct model_family *const model_families[];
 

@@ -10,7 +10,7 @@
  *                                                             log-probabilities of adaptive.h
  *
  * The file reads top down: parameters, binding table, workspace, forward. */
-#include "models/adaptive.h"
+#include "models/output.h"
 #include "models/query.h"
 
 #include <math.h>
@@ -48,9 +48,6 @@ struct scratch {
     struct tensor ff;     /* [n_tok, d_ff]        share one */
     struct tensor query;  /* [n_tok, widest]      place */
     struct tensor hidden; /* [n_tok, widest hidden layer of a query network] */
-    struct tensor out;    /* [n_chunk, d_model] the rows whose logits are wanted */
-    struct tensor logits; /* [n_chunk, adaptive_extra + n_vocab] */
-    struct tensor narrow; /* [n_chunk, adaptive_width] */
 };
 
 struct pkm_transformer {
@@ -64,11 +61,9 @@ struct pkm_transformer {
     struct layer *layer; /* Owner. [n_layer] */
     int n_memory;
     struct memory memory[MODEL_MEMORY_MAX];
-    struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
-    struct adaptive adaptive;
+    struct output output;
     struct scratch scratch;
-    void *workspace; /* Owner */
-    void *cache;     /* Owner: all layers' pages */
+    struct blocks_room room;
 };
 
 /* ---- binding table ------------------------------------------------------------------------ */
@@ -130,25 +125,14 @@ static void bind_model(struct blocks_loader *loader, struct pkm_transformer *mod
     for (int i = 0; i < model->n_layer; i++) {
         bind_layer(loader, model, i);
     }
-    adaptive_bind(loader, &model->adaptive, config, "pred_layer.proj", false);
-    if (model->adaptive.n_tail > 0) {
-        return;
-    }
-    blocks_matrix(loader, &model->head.weight, model->n_vocab, d,
-                  config->tie_output ? "embeddings.weight" : "pred_layer.proj.weight");
-    blocks_vector(loader, &model->head.bias, model->n_vocab, "pred_layer.proj.bias");
+    output_bind(loader, &model->output, config, "pred_layer.proj", false);
 }
 
 static void pkm_transformer_close(void *self)
 {
     struct pkm_transformer *const model = self;
     blocks_close(&model->store);
-    if (model->workspace != NULL) {
-        model->be->op->buffer_free(model->be, model->workspace);
-    }
-    if (model->cache != NULL) {
-        model->be->op->buffer_free(model->be, model->cache);
-    }
+    blocks_room_close(&model->room);
     free(model->layer);
     free(model);
 }
@@ -197,16 +181,6 @@ static enum err_code pkm_transformer_open(void **self, struct backend *be,
 
 /* ---- workspace ---------------------------------------------------------------------------- */
 
-enum { LOGITS_BYTES_MAX = 32 << 20 };
-
-/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
-static int64_t chunk_rows(const struct pkm_transformer *model, const struct step_limits *limits)
-{
-    const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * model->n_vocab);
-    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
-    return wanted < 1 ? 1 : wanted;
-}
-
 static int64_t max_i64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
@@ -237,11 +211,7 @@ static size_t lay_out(struct pkm_transformer *model, const struct step_limits *l
     s->qkv = tensor_make(s->query.data, n_tok, 3 * d, DTYPE_F32);
     s->ff = tensor_make(s->query.data, n_tok, model->d_ff, DTYPE_F32);
     s->hidden = blocks_arena_take(&arena, n_tok, hidden, DTYPE_F32);
-    const int64_t n_chunk = chunk_rows(model, limits);
-    s->out = blocks_arena_take(&arena, n_chunk, d, DTYPE_F32);
-    s->logits = blocks_arena_take(&arena, n_chunk,
-                                  adaptive_extra(&model->adaptive) + model->n_vocab, DTYPE_F32);
-    s->narrow = blocks_arena_take(&arena, n_chunk, adaptive_width(&model->adaptive), DTYPE_F32);
+    output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
 }
 
@@ -254,30 +224,24 @@ static size_t pkm_transformer_workspace_bytes(const void *self, const struct ste
 static size_t pkm_transformer_page_bytes(const void *self)
 {
     const struct pkm_transformer *const model = self;
-    const size_t row_bytes = (size_t)model->d_model * sizeof(float);
-    return (size_t)model->n_layer * 2 * KV_PAGE * row_bytes;
+    return blocks_page_bytes(model->n_layer, model->d_model);
 }
 
 static enum err_code pkm_transformer_reserve(void *self, const struct step_limits *limits,
                                              int n_page, struct err *err)
 {
     struct pkm_transformer *const model = self;
-    const struct backend_ops *const op = model->be->op;
     const size_t cache_bytes = blocks_mul(pkm_transformer_page_bytes(self), (size_t)n_page);
-    enum err_code code = op->buffer_new(model->be, &model->workspace, lay_out(model, limits, NULL),
-                                        "activations", err);
-    if (code == ERR_OK) {
-        code = op->buffer_new(model->be, &model->cache, cache_bytes, "key/value cache", err);
-    }
+    const enum err_code code =
+        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), cache_bytes, err);
     if (code != ERR_OK) {
         return code;
     }
-    (void)lay_out(model, limits, model->workspace);
-    struct blocks_arena arena = {.base = model->cache};
+    (void)lay_out(model, limits, model->room.workspace);
+    struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
-        const int64_t page_cols = (int64_t)KV_PAGE * model->d_model;
-        model->layer[i].k_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
-        model->layer[i].v_pages = blocks_arena_take(&arena, n_page, page_cols, DTYPE_F32);
+        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_model);
+        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_model);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;
@@ -286,13 +250,6 @@ static enum err_code pkm_transformer_reserve(void *self, const struct step_limit
 /* ---- forward ------------------------------------------------------------------------------ */
 
 static const struct tensor NO_TENSOR = {.data = NULL};
-
-static void see(const struct model_tap *tap, const char *name, int layer, const struct tensor *t)
-{
-    if (tap != NULL) {
-        tap->see(tap->ctx, name, layer, t);
-    }
-}
 
 /* The views of the step's n_tok rows. */
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
@@ -333,7 +290,7 @@ static void remember(const struct pkm_transformer *model, const struct memory *m
         query_run(&memory->query, &model->store, s->query.data, s->hidden.data, s->x);
     const struct tensor slots = tensor_head(memory->slots, s->x.rows);
     const struct tensor shares = tensor_head(memory->shares, s->x.rows);
-    see(tap, "query", memory->index, &query);
+    model_see(tap, "query", memory->index, &query);
     if (memory->n_unit > 0) {
         op->unit_norm(be, query, query, memory->n_unit);
     }
@@ -343,9 +300,9 @@ static void remember(const struct pkm_transformer *model, const struct memory *m
     }
     if (tap != NULL) { /* the output without the residual is computed for the tap alone */
         op->pkm_read(be, s->z, NO_TENSOR, slots, shares, memory->values);
-        see(tap, "slots", memory->index, &slots);
-        see(tap, "shares", memory->index, &shares);
-        see(tap, "memory_out", memory->index, &s->z);
+        model_see(tap, "slots", memory->index, &slots);
+        model_see(tap, "shares", memory->index, &shares);
+        model_see(tap, "memory_out", memory->index, &s->z);
     }
     op->pkm_read(be, y, residual, slots, shares, memory->values);
 }
@@ -369,31 +326,6 @@ static void run_layer(const struct pkm_transformer *model, const struct layer *l
     }
 }
 
-/* Logits, sampling and log-probabilities of the wanted rows, a chunk at a time. */
-static void run_head(const struct pkm_transformer *model, const struct scratch *s,
-                     struct step *step, const struct model_tap *tap)
-{
-    struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
-    const int n_chunk = (int)s->logits.rows;
-    for (int first = 0; first < step->n_out; first += n_chunk) {
-        const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
-        const struct tensor out = tensor_head(s->out, n);
-        const struct tensor whole = tensor_head(s->logits, n);
-        const struct tensor logits =
-            tensor_cols(whole, adaptive_extra(&model->adaptive), model->n_vocab);
-        op->gather(be, out, s->x, step, first);
-        if (model->adaptive.n_tail > 0) {
-            adaptive_logprobs(be, &model->adaptive, whole, out, s->narrow);
-        } else {
-            op->linear(be, logits, out, model->head.weight, model->head.bias, ACT_NONE);
-        }
-        see(tap, "logits", first, &logits);
-        op->sample(be, logits, step, first);
-        op->logprobs(be, logits, step, first);
-    }
-}
-
 static void pkm_transformer_forward(void *self, struct step *step, const struct model_tap *tap)
 {
     const struct pkm_transformer *const model = self;
@@ -402,12 +334,12 @@ static void pkm_transformer_forward(void *self, struct step *step, const struct 
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
     be->op->embed(be, s.x, step, model->tok, model->pos, model->lang);
     be->op->norm(be, s.x, s.x, model->norm_emb.gamma, model->norm_emb.beta, model->norm_eps);
-    see(tap, "hidden", -1, &s.x);
+    model_see(tap, "hidden", -1, &s.x);
     for (int i = 0; i < model->n_layer; i++) {
         run_layer(model, &model->layer[i], &s, step, tap);
-        see(tap, "hidden", i, &s.x);
+        model_see(tap, "hidden", i, &s.x);
     }
-    run_head(model, &s, step, tap);
+    output_run(be, &model->output, s.x, step, tap);
 }
 
 static void pkm_transformer_memory_hits(const void *self, int m, int n_tok, struct tensor *slots,

@@ -1,0 +1,59 @@
+/* See output.h. */
+#include "models/output.h"
+
+enum { LOGITS_BYTES_MAX = 32 << 20 };
+
+void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
+                 const char *name, bool tails_have_bias)
+{
+    output->n_vocab = config->n_vocab;
+    adaptive_bind(loader, &output->adaptive, config, name, tails_have_bias);
+    if (output->adaptive.n_tail > 0) {
+        return;
+    }
+    blocks_matrix(loader, &output->head.weight, config->n_vocab, config->d_model, "%s.weight",
+                  config->tie_output ? "embeddings" : name);
+    blocks_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
+}
+
+/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
+static int64_t chunk_rows(int n_vocab, const struct step_limits *limits)
+{
+    const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * n_vocab);
+    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
+    return wanted < 1 ? 1 : wanted;
+}
+
+void output_lay_out(struct output *output, struct blocks_arena *arena,
+                    const struct step_limits *limits, int64_t d_model)
+{
+    const struct adaptive *const adaptive = &output->adaptive;
+    const int64_t n_chunk = chunk_rows(output->n_vocab, limits);
+    output->rows = blocks_arena_take(arena, n_chunk, d_model, DTYPE_F32);
+    output->logits =
+        blocks_arena_take(arena, n_chunk, adaptive_extra(adaptive) + output->n_vocab, DTYPE_F32);
+    output->narrow = blocks_arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
+}
+
+void output_run(struct backend *be, const struct output *output, struct tensor x, struct step *step,
+                const struct model_tap *tap)
+{
+    const struct backend_ops *const op = be->op;
+    const struct adaptive *const adaptive = &output->adaptive;
+    const int n_chunk = (int)output->logits.rows;
+    for (int first = 0; first < step->n_out; first += n_chunk) {
+        const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
+        const struct tensor rows = tensor_head(output->rows, n);
+        const struct tensor whole = tensor_head(output->logits, n);
+        const struct tensor logits = tensor_cols(whole, adaptive_extra(adaptive), output->n_vocab);
+        op->gather(be, rows, x, step, first);
+        if (adaptive->n_tail > 0) {
+            adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
+        } else {
+            op->linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
+        }
+        model_see(tap, "logits", first, &logits);
+        op->sample(be, logits, step, first);
+        op->logprobs(be, logits, step, first);
+    }
+}
