@@ -151,51 +151,46 @@ static enum err_code read_memories(void *base, const json_t *value, const struct
 
 #define AT(member) offsetof(struct config, member)
 
+/* The rows of both families' tables; reading goes by their order. */
+// clang-format off
+#define FIELDS_OF_SIZE \
+    {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type}, \
+    {"vocab_size", FIELD_INT, true, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL}, \
+    {"d_model", FIELD_INT, true, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL}, \
+    {"n_layer", FIELD_INT, true, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL}, \
+    {"n_head", FIELD_INT, true, AT(n_head), 1, CONFIG_HEAD_MAX, NULL}
+
+#define FIELDS_OF_OUTPUT \
+    {"norm_eps", FIELD_REAL, true, AT(norm_eps), 0, 0, NULL}, \
+    {"tie_output", FIELD_BOOL, true, AT(tie_output), 0, 0, NULL}, \
+    {"bos_token_id", FIELD_INT, false, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
+    {"eos_token_id", FIELD_INT, false, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
+    {"pad_token_id", FIELD_INT, false, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
+    {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
+    {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL}, \
+    {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype}, \
+    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer}, \
+    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs}, \
+    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths}
+// clang-format on
+
 static const struct field fields[] = {
-    {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type},
-    {"vocab_size", FIELD_INT, true, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL},
-    {"d_model", FIELD_INT, true, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL},
-    {"n_layer", FIELD_INT, true, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL},
-    {"n_head", FIELD_INT, true, AT(n_head), 1, CONFIG_HEAD_MAX, NULL},
+    FIELDS_OF_SIZE,
     {"d_ff", FIELD_INT, true, AT(d_ff), 1, CONFIG_FF_MAX, NULL},
     {"max_position", FIELD_INT, true, AT(context), 1, CONFIG_POSITION_MAX, NULL},
     {"activation", FIELD_CUSTOM, true, 0, 0, 0, read_activation},
-    {"norm_eps", FIELD_REAL, true, AT(norm_eps), 0, 0, NULL},
-    {"tie_output", FIELD_BOOL, true, AT(tie_output), 0, 0, NULL},
-    {"bos_token_id", FIELD_INT, false, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"eos_token_id", FIELD_INT, false, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"pad_token_id", FIELD_INT, false, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
-    {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
-    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
-    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs},
-    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths},
+    FIELDS_OF_OUTPUT,
     {"languages", FIELD_CUSTOM, false, 0, 0, 0, read_languages},
     {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
 };
 
 static const struct field all_attention_fields[] = {
-    {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type},
-    {"vocab_size", FIELD_INT, true, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL},
-    {"d_model", FIELD_INT, true, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL},
-    {"n_layer", FIELD_INT, true, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL},
-    {"n_head", FIELD_INT, true, AT(n_head), 1, CONFIG_HEAD_MAX, NULL},
+    FIELDS_OF_SIZE,
     {"d_ff", FIELD_INT, true, AT(d_ff), 0, CONFIG_FF_MAX, NULL},
     {"n_persistent", FIELD_INT, true, AT(n_persistent), 0, CONFIG_SPAN_MAX, NULL},
     {"max_span", FIELD_INT, true, AT(max_span), 1, CONFIG_SPAN_MAX, NULL},
     {"span_ramp", FIELD_INT, false, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
-    {"norm_eps", FIELD_REAL, true, AT(norm_eps), 0, 0, NULL},
-    {"tie_output", FIELD_BOOL, true, AT(tie_output), 0, 0, NULL},
-    {"bos_token_id", FIELD_INT, false, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"eos_token_id", FIELD_INT, false, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"pad_token_id", FIELD_INT, false, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL},
-    {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype},
-    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer},
-    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs},
-    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths},
+    FIELDS_OF_OUTPUT,
 };
 
 /* The table of the family that the file names; who names none is told by the first. */
