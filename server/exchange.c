@@ -1,6 +1,7 @@
 /* The answer side of an exchange: see exchange.h. */
 #include "server/exchange.h"
 
+#include "engine/engine.h"
 #include "server/json.h"
 
 #include <stdarg.h>
@@ -102,6 +103,21 @@ void exchange_json(struct exchange *x, int status)
     text_puts(&x->out, "\n");
     x->status = status;
     x->content_type = "application/json";
+}
+
+void exchange_stream_head(struct exchange *x, const char *content_type,
+                          const struct request *request)
+{
+    x->status = 200;
+    x->content_type = content_type;
+    exchange_header(x, "Cache-Control", "no-store");
+    exchange_header(x, "X-Accel-Buffering", "no");
+    exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);
+    const int64_t start_us = atomic_load(&request->start_us);
+    if (start_us != 0) {
+        exchange_header(x, "x-queue-time", "%.0f",
+                        (double)(start_us - atomic_load(&request->submit_us)) * 1e-3);
+    }
 }
 
 void exchange_free(struct exchange *x)

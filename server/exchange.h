@@ -25,6 +25,7 @@ enum { EXCHANGE_ID_MAX = 129, EXCHANGE_HEADER_MAX = 16, EXCHANGE_PATH_MAX = 256 
 enum exchange_next { EXCHANGE_WAIT, EXCHANGE_ANSWER, EXCHANGE_STREAM, EXCHANGE_END };
 
 struct exchange;
+struct request;
 
 /* What a route leaves behind. next and free run on an http thread, never two at once. */
 struct exchange_work {
@@ -93,6 +94,12 @@ void exchange_put_error(struct exchange *x, const struct api_error *error);
 
 /* out holds a JSON answer: sets status and type. Failed memory becomes a 500. */
 void exchange_json(struct exchange *x, int status);
+
+/* The head of a body in pieces, which nothing on its way may hold back: status 200, and of request
+ * the prompt tokens and, once it has begun, its time in the queue. The type names its charset, or
+ * some clients guess Latin-1. */
+void exchange_stream_head(struct exchange *x, const char *content_type,
+                          const struct request *request);
 
 void exchange_free(struct exchange *x); /* also frees its work. NULL is fine */
 

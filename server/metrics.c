@@ -145,6 +145,24 @@ void metrics_put_histogram(struct text *out, const char *name, const char *label
     text_printf(out, "%s_count%s%s%s %lld\n", name, open, labels, close, sum);
 }
 
+void metrics_put_finished(struct text *out, const char *name, const char *labels,
+                          const struct engine_stats *stats)
+{
+    const char *const comma = labels[0] != '\0' ? "," : "";
+    const struct {
+        const char *reason;
+        const atomic_llong *n;
+    } finished[] = {{"stop", &stats->success_stop},
+                    {"length", &stats->success_length},
+                    {"abort", &stats->aborted},
+                    {"error", &stats->errored}};
+    text_printf(out, "# HELP %s Sequences ended, by reason.\n# TYPE %s counter\n", name, name);
+    for (size_t i = 0; i < sizeof finished / sizeof finished[0]; i++) {
+        text_printf(out, "%s{%s%sfinished_reason=\"%s\"} %lld\n", name, labels, comma,
+                    finished[i].reason, get(finished[i].n));
+    }
+}
+
 static void write_histogram(struct text *out, const char *name, const char *help,
                             const struct histogram *h)
 {
@@ -224,18 +242,7 @@ static void write_engine_counters(struct text *out, const struct engine_stats *s
               (double)get(&stats->prompt_tokens));
     write_one(out, "generation_tokens_total", "counter", "Tokens generated.",
               (double)get(&stats->generation_tokens));
-    write_head(out, "request_success_total", "counter", "Sequences ended, by reason.");
-    const struct {
-        const char *name;
-        const atomic_llong *value;
-    } finished[] = {{"stop", &stats->success_stop},
-                    {"length", &stats->success_length},
-                    {"abort", &stats->aborted},
-                    {"error", &stats->errored}};
-    for (size_t i = 0; i < sizeof finished / sizeof finished[0]; i++) {
-        text_printf(out, "pkmserve_request_success_total{finished_reason=\"%s\"} %lld\n",
-                    finished[i].name, get(finished[i].value));
-    }
+    metrics_put_finished(out, "pkmserve_request_success_total", "", stats);
     static const char *const stages[STAGE_N] = {"queued", "prefill", "decode", "score"};
     write_head(out, "requests_cancelled_total", "counter",
                "Requests whose client left, by what they were doing.");

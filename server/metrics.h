@@ -47,6 +47,9 @@ void metrics_write(struct text *out, struct server *server);
 /* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. */
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
                            const struct histogram *h);
+/* The counter of ended sequences by reason, likewise. */
+void metrics_put_finished(struct text *out, const char *name, const char *labels,
+                          const struct engine_stats *stats);
 /* A label's value: quotes, backslashes and line ends escaped. */
 void metrics_put_label(struct text *out, const char *value);
 

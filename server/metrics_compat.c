@@ -60,19 +60,7 @@ static void write_vllm(struct text *out, const struct engine_stats *stats, const
          get(&stats->generation_tokens)},
     };
     write_values(out, value, sizeof value / sizeof value[0], labels);
-    text_puts(out, "# HELP vllm:request_success_total Sequences ended, by reason.\n"
-                   "# TYPE vllm:request_success_total counter\n");
-    const struct {
-        const char *reason;
-        const atomic_llong *n;
-    } finished[] = {{"stop", &stats->success_stop},
-                    {"length", &stats->success_length},
-                    {"abort", &stats->aborted},
-                    {"error", &stats->errored}};
-    for (size_t i = 0; i < sizeof finished / sizeof finished[0]; i++) {
-        text_printf(out, "vllm:request_success_total{%s,finished_reason=\"%s\"} %.17g\n", labels,
-                    finished[i].reason, get(finished[i].n));
-    }
+    metrics_put_finished(out, "vllm:request_success_total", labels, stats);
     text_printf(out,
                 "# HELP vllm:cache_config_info The key/value cache.\n"
                 "# TYPE vllm:cache_config_info gauge\n"

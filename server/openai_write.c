@@ -125,15 +125,6 @@ static void lists_put(void *ctx, const struct answer_token *token)
     lists_put_tops(lists, token, token->n_top < asked ? token->n_top : asked);
 }
 
-static void put_list(struct text *out, const char *name, const struct text *list)
-{
-    json_key(out, name);
-    json_open(out, '[');
-    text_add(out, list->data, list->n);
-    json_close(out, ']');
-    out->failed = out->failed || list->failed;
-}
-
 /* "logprobs", null if they were not asked for. */
 static void lists_write(struct text *out, const struct openai_lists *lists)
 {
@@ -143,10 +134,10 @@ static void lists_write(struct text *out, const struct openai_lists *lists)
         return;
     }
     json_open(out, '{');
-    put_list(out, "tokens", &lists->tokens);
-    put_list(out, "token_logprobs", &lists->logprobs);
-    put_list(out, "top_logprobs", &lists->tops);
-    put_list(out, "text_offset", &lists->offsets);
+    json_field_list(out, "tokens", &lists->tokens);
+    json_field_list(out, "token_logprobs", &lists->logprobs);
+    json_field_list(out, "top_logprobs", &lists->tops);
+    json_field_list(out, "text_offset", &lists->offsets);
     json_close(out, '}');
 }
 

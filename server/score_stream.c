@@ -133,19 +133,11 @@ static void last_line(struct score_stream *stream, struct text *out, const struc
 
 static void stream_open(struct score_stream *stream, struct exchange *x)
 {
-    const struct request *const request = stream->writer.job->request;
     stream->open = true;
-    x->status = 200;
-    x->content_type =
-        stream->events ? "text/event-stream; charset=utf-8" : "application/x-ndjson; charset=utf-8";
-    exchange_header(x, "Cache-Control", "no-store");
-    exchange_header(x, "X-Accel-Buffering", "no");
-    exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);
-    const int64_t start_us = atomic_load(&request->start_us);
-    if (start_us != 0) {
-        exchange_header(x, "x-queue-time", "%.0f",
-                        (double)(start_us - atomic_load(&request->submit_us)) * 1e-3);
-    }
+    exchange_stream_head(x,
+                         stream->events ? "text/event-stream; charset=utf-8"
+                                        : "application/x-ndjson; charset=utf-8",
+                         stream->writer.job->request);
 }
 
 static enum exchange_next stream_break(struct score_stream *stream, struct exchange *x, bool midway,

@@ -142,16 +142,7 @@ static bool sse_open(struct sse *sse, struct exchange *x)
         return false;
     }
     sse->open = true;
-    x->status = 200;
-    x->content_type = "text/event-stream; charset=utf-8"; /* some clients guess Latin-1 */
-    exchange_header(x, "Cache-Control", "no-store");
-    exchange_header(x, "X-Accel-Buffering", "no");
-    exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);
-    const int64_t start_us = atomic_load(&request->start_us);
-    if (start_us != 0) {
-        exchange_header(x, "x-queue-time", "%.0f",
-                        (double)(start_us - atomic_load(&request->submit_us)) * 1e-3);
-    }
+    exchange_stream_head(x, "text/event-stream; charset=utf-8", request);
     return true;
 }
 

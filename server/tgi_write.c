@@ -79,15 +79,6 @@ static void lists_put(void *ctx, const struct answer_token *token)
     put_tops(&lists->tops, lists->tokenizer, token);
 }
 
-static void put_list(struct text *out, const char *name, const struct text *list)
-{
-    json_key(out, name);
-    json_open(out, '[');
-    text_add(out, list->data, list->n);
-    json_close(out, ']');
-    out->failed = out->failed || list->failed;
-}
-
 /* "finish_reason", "generated_tokens", "seed". */
 static void write_ending(struct text *out, const struct generate_job *job, int index,
                          const struct api_limits *limits)
@@ -111,10 +102,10 @@ static void write_details(struct text *out, const struct generate_job *job,
     json_key(out, "details");
     json_open(out, '{');
     write_ending(out, job, 0, limits);
-    put_list(out, "prefill", &lists->prefill);
-    put_list(out, "tokens", &lists->tokens);
+    json_field_list(out, "prefill", &lists->prefill);
+    json_field_list(out, "tokens", &lists->tokens);
     if (job->tgi.tops) {
-        put_list(out, "top_tokens", &lists->tops);
+        json_field_list(out, "top_tokens", &lists->tops);
     }
     json_close(out, '}');
 }
