@@ -4,7 +4,8 @@
 # An AREA is a folder of tests/ (kernels, cuda_host, models, convert, golden, engine, server, cli, gpu, fuzz, docker) or one test
 # file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
-# B is the folder, PKMSERVE the program.
+# B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
+# alone, else on ref and cpu.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=$1
@@ -102,6 +103,7 @@ for area in "${areas[@]}"; do
     for source in tests/"$area"/test_*.c; do
         [ -f "$source" ] && run_c "$area/$(basename "$source" .c)"
         # What runs on the reference backend by default must hold on the fast one too.
+        [ -z "${TEST_DEVICE:-}" ] || continue
         if grep -qs TEST_DEVICE "$source" || grep -qs '"tests/engine/harness.h"' "$source"; then
             TEST_DEVICE=cpu run_c "$area/$(basename "$source" .c)" cpu
         fi
