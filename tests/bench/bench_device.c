@@ -1,18 +1,19 @@
 /* Measures any backend at full size with random weights made in memory: whole steps of a model, the
  * memory layer alone, and each op. One JSON line per figure on standard output.
  *
- *   bench_device [--device cuda] [--deterministic on|off] [--placement device|host] [--seconds 0.2]
- *                [--cold-mb 160] [--layers 12] ... PART...
+ *   bench_device [--device cuda] [--threads 0] [--deterministic on|off] [--placement device|host]
+ *                [--seconds 0.2] [--clock wall|cpu] [--cold-mb 160] [--layers 12] ... PART...
  *
  *   rates                the backend's own measure of its machine
  *   decode:1,8,32        steps of so many sequences, one token each, in the middle of the context
- *   prefill:512,4096     steps of so many rows, sequences as long as the context, their last rows
- * wanted score:512,4096       the same, with the log-probability of every row memory:1,32 the
- * memory layer alone, its parts, and the feed-forward it replaces ops:1,32             each op of
- * the model
+ *   prefill:512,4096     steps of so many rows, sequences as long as the context, last rows wanted
+ *   score:512,4096       the same, with the log-probability of every row
+ *   memory:1,32          the memory layer alone, its parts, and the feed-forward it replaces
+ *   ops:1,32             each op of the model
  *
  * --layers and its like are the flags of make_model; the model defaults to its model A in bf16. The
- * clock is the host's, from step_begin to the return of finish: what a caller of the backend sees.
+ * clock is the host's, from step_begin to the return of finish: what a caller of the backend sees;
+ * with --clock cpu the processor time in between, for one thread on a machine that has other work.
  * tests/gpu/check.py runs it on a GPU; on a CPU it works as well:
  *
  *   make build/tests/bench/bench_device && build/tests/bench/bench_device --device cpu decode:1,8
@@ -43,11 +44,16 @@ void bench_die(const char *format, ...)
     exit(1);
 }
 
-static double now_s(void)
+static double clock_s(clockid_t clock)
 {
     struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    (void)clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double now_s(void)
+{
+    return clock_s(CLOCK_MONOTONIC);
 }
 
 static int compare(const void *a, const void *b)
@@ -60,6 +66,7 @@ static int compare(const void *a, const void *b)
 struct timing bench_time(const struct bench *b, void (*run)(void *ctx), void *ctx)
 {
     static double sample[SAMPLE_MAX];
+    const clockid_t clock = b->cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
     const double warm = now_s();
     /* The first run loads kernels, the second may be captured; a slow backend has no time for more.
      */
@@ -69,9 +76,9 @@ struct timing bench_time(const struct bench *b, void (*run)(void *ctx), void *ct
     int n = 0;
     const double begin = now_s();
     while (n < SAMPLE_MAX && (n < RUN_MIN || now_s() - begin < b->seconds)) {
-        const double start = now_s();
+        const double start = clock_s(clock);
         run(ctx);
-        sample[n++] = (now_s() - start) * 1e6;
+        sample[n++] = (clock_s(clock) - start) * 1e6;
     }
     qsort(sample, (size_t)n, sizeof *sample, compare);
     return (struct timing){sample[n / 2], sample[0], sample[n * 9 / 10], n};
@@ -81,17 +88,42 @@ void bench_print(const struct bench *b, const char *part, const char *op, int ro
                  const struct timing *timing, double bytes, double flops)
 {
     const struct plan_shape *const s = &b->shape;
-    const char *const memory = s->memory_layer < 0 ? "none" : s->flat ? "flat" : "product";
+    const char *const memory = s->n_memory == 0 ? "none" : s->flat ? "flat" : "product";
     (void)printf("{\"part\":\"%s\",\"op\":\"%s\",\"rows\":%d,\"us\":%.3f,\"us_min\":%.3f,"
                  "\"us_p90\":%.3f,\"n\":%d,\"bytes\":%.0f,\"flops\":%.0f,",
                  part, op, rows, timing->us, timing->us_min, timing->us_p90, timing->n, bytes,
                  flops);
-    (void)printf("\"backend\":\"%s\",\"layers\":%d,\"width\":%d,\"memory\":\"%s\",\"keys\":%d,"
+    (void)printf("\"backend\":\"%s\",\"layers\":%d,\"width\":%d,\"memory\":\"%s\",\"memories\":%d,"
+                 "\"keys\":%d,"
                  "\"dtype\":\"%s\",\"placement\":\"%s\",\"deterministic\":%s}\n",
-                 b->be->name, s->layers, s->width, memory, s->memory_layer < 0 ? 0 : s->keys,
-                 dtype_name(s->dtype), placement_name(b->values),
+                 b->be->name, s->layers, s->width, memory, s->n_memory,
+                 s->n_memory == 0 ? 0 : s->keys, dtype_name(s->dtype), placement_name(b->values),
                  b->deterministic ? "true" : "false");
     (void)fflush(stdout);
+}
+
+void bench_print_spread(const struct bench *b, struct tensor slots)
+{
+    const double n_slot = (double)plan_slots(&b->shape);
+    const int64_t n_read = slots.rows * slots.cols;
+    int32_t *const slot = calloc((size_t)n_read, sizeof *slot);
+    bool *const seen = calloc((size_t)n_slot, sizeof *seen);
+    if (slot == NULL || seen == NULL) {
+        bench_die("no memory for %.0f slots", n_slot);
+    }
+    b->be->op->download(b->be, slot, slots);
+    int64_t n_distinct = 0;
+    for (int64_t i = 0; i < n_read; i++) {
+        n_distinct += !seen[slot[i]];
+        seen[slot[i]] = true;
+    }
+    (void)printf("{\"part\":\"spread\",\"slots\":%.0f,\"reads\":%lld,\"distinct\":%lld,"
+                 "\"even\":%.0f}\n",
+                 n_slot, (long long)n_read, (long long)n_distinct,
+                 -n_slot * expm1((double)n_read * log1p(-1 / n_slot)));
+    (void)fflush(stdout);
+    free(slot);
+    free(seen);
 }
 
 static int max_of(int a, int b)
@@ -192,9 +224,11 @@ struct steps {
     enum out_want want;
 };
 
+/* Other tokens in every run, so that it looks up other slots: a memory's rows are to be cold. */
 static int32_t some_token(const struct steps *t, int seq, int pos)
 {
-    const uint32_t mixed = ((uint32_t)seq * 7919u + (uint32_t)pos + 1u) * 2654435761u;
+    const uint32_t salt = (uint32_t)t->at * 15485863u;
+    const uint32_t mixed = ((uint32_t)seq * 7919u + (uint32_t)pos + 1u + salt) * 2654435761u;
     return (int32_t)(mixed % (uint32_t)t->b->shape.vocab);
 }
 
@@ -252,6 +286,7 @@ static void run_prompt(void *ctx)
     struct steps *const t = ctx;
     const int context = t->b->shape.positions;
     step_clear(t->step);
+    t->at++;
     for (int seq = 0, left = t->rows; left > 0; seq++, left -= context) {
         const int n = left < context ? left : context;
         step_add(t, seq, 0, n, t->want == OUT_LOGPROB ? n : 1);
@@ -297,6 +332,17 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
         t->at = 0;
         const struct timing timing = bench_time(t->b, decode ? run_decode : run_prompt, t);
         bench_print(t->b, part, "step", n, &timing, cost.bytes, cost.flops);
+    }
+}
+
+/* Of the last step. */
+static void print_spread(const struct steps *t)
+{
+    for (int m = 0; m < t->model.info.n_memory; m++) {
+        struct tensor slots = {0};
+        struct tensor shares = {0};
+        t->model.family->memory_hits(t->model.self, m, t->step->n_tok, &slots, &shares);
+        bench_print_spread(t->b, slots);
     }
 }
 
@@ -347,6 +393,9 @@ static void bench_steps(const struct bench *b, const struct bench_rows *decode,
     open_model(&t, decode, prefill, score);
     measure_steps(&t, "prefill", prefill);
     measure_steps(&t, "score", score);
+    if (score->n > 0) {
+        print_spread(&t);
+    }
     measure_steps(&t, "decode", decode);
     b->be->op->step_free(b->be, t.step);
     random_model_close(&t.model);
@@ -404,10 +453,15 @@ static void parse_part(struct bench_rows rows[PART_N], bool *rates, const char *
               argument);
 }
 
-static void parse_flag(struct bench *b, const char **device, const char *flag, const char *value)
+static void parse_flag(struct bench *b, struct backend_options *options, const char *flag,
+                       const char *value)
 {
     if (strcmp(flag, "--device") == 0) {
-        *device = value;
+        options->device = value;
+    } else if (strcmp(flag, "--threads") == 0) {
+        options->n_thread = (int)strtol(value, NULL, 10);
+    } else if (strcmp(flag, "--clock") == 0) {
+        b->cpu_clock = strcmp(value, "cpu") == 0;
     } else if (strcmp(flag, "--deterministic") == 0) {
         b->deterministic = strcmp(value, "off") != 0;
     } else if (strcmp(flag, "--placement") == 0) {
@@ -429,20 +483,20 @@ int main(int argc, char **argv)
                       .seconds = 0.2,
                       .cold_bytes = (int64_t)160 << 20};
     b.shape.dtype = DTYPE_BF16;
-    const char *device = "cuda";
+    struct backend_options options = {.device = "cuda"};
     bool rates = false;
     struct bench_rows rows[PART_N] = {0};
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) != 0) {
             parse_part(rows, &rates, argv[i]);
         } else if (i + 1 < argc) {
-            parse_flag(&b, &device, argv[i], argv[i + 1]);
+            parse_flag(&b, &options, argv[i], argv[i + 1]);
             i++;
         } else {
             bench_die("%s needs a value", argv[i]);
         }
     }
-    const struct backend_options options = {.device = device, .fast_math = !b.deterministic};
+    options.fast_math = !b.deterministic;
     struct err err = {0};
     if (backend_open(&b.be, &options, &err) != ERR_OK) {
         bench_die("%s", err.message);
@@ -453,7 +507,7 @@ int main(int argc, char **argv)
     if (rows[PART_DECODE].n + rows[PART_PREFILL].n + rows[PART_SCORE].n > 0) {
         bench_steps(&b, &rows[PART_DECODE], &rows[PART_PREFILL], &rows[PART_SCORE]);
     }
-    if (rows[PART_MEMORY].n > 0 && b.shape.memory_layer >= 0) {
+    if (rows[PART_MEMORY].n > 0 && b.shape.n_memory > 0) {
         bench_memory(&b, &rows[PART_MEMORY]);
     }
     if (rows[PART_OPS].n > 0) {

@@ -11,6 +11,7 @@ struct bench {
     enum placement values; /* of the value table */
     bool deterministic;
     double seconds; /* that a measurement takes */
+    bool cpu_clock; /* samples are processor time, not wall time */
     int64_t
         cold_bytes; /* ops sweep over at least so many bytes of weights: more than a cache holds */
 };
@@ -22,7 +23,7 @@ struct bench_rows {
     int row[BENCH_ROWS_MAX];
 };
 
-/* Wall time of a run that ends with the backend's finish. */
+/* Time of a run that ends with the backend's finish. */
 struct timing {
     double us, us_min, us_p90; /* median, fastest, slowest but a tenth */
     int n;
@@ -32,6 +33,10 @@ struct timing bench_time(const struct bench *b, void (*run)(void *ctx), void *ct
 /* One JSON line. bytes and flops: what the run must move and compute at least. */
 void bench_print(const struct bench *b, const char *part, const char *op, int rows,
                  const struct timing *timing, double bytes, double flops);
+/* One JSON line: how evenly reads spread over the slots, since their cost depends on that. The
+ * distinct ones of these slots (on the device), and how many as many even draws would be expected
+ * to give. */
+void bench_print_spread(const struct bench *b, struct tensor slots);
 /* One line on standard error, exit status 1. */
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

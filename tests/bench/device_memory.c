@@ -11,7 +11,7 @@ enum { X_TIMES = 4, X_ROWS_MIN = 256 };
 struct memory {
     struct pkm_shape shape;
     struct tensor x, query, slots, shares, y; /* [n_x | rows_max, ...] */
-    struct tensor bias, wide;
+    struct tensor wide;
     int64_t n_x;
     struct weight *query_w[SWEEP_MAX], *keys[SWEEP_MAX], *up[SWEEP_MAX], *down[SWEEP_MAX];
     struct weight *values;
@@ -29,7 +29,8 @@ static void run_query(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
     s->b->be->op->linear(s->b->be, window(m, m->query, copy, s->rows),
-                         window(m, m->x, copy, s->rows), m->query_w[copy], m->bias, ACT_NONE);
+                         window(m, m->x, copy, s->rows), m->query_w[copy], (struct tensor){0},
+                         ACT_NONE);
 }
 
 static void run_search(const struct sweep *s, int copy)
@@ -93,7 +94,6 @@ static void make_memory(const struct bench *b, struct memory *m, int n_copy, int
     m->slots = bench_buffer(b, m->n_x, n_hit, DTYPE_I32);
     m->shares = bench_buffer(b, m->n_x, n_hit, DTYPE_F32);
     m->y = bench_buffer(b, rows_max, d, DTYPE_F32);
-    m->bias = bench_buffer(b, 1, d_query, DTYPE_F32);
     for (int i = 0; i < n_copy; i++) {
         m->query_w[i] = bench_weight(b, pool_f32, i, d_query, d, &f32);
         m->keys[i] = bench_weight(b, pool_f32, i + n_copy, n_key, d_half, &keys);
@@ -175,6 +175,17 @@ static void measure_feed_forward(const struct bench *b, struct sweep *s, struct 
     }
 }
 
+static void measure_spread(const struct sweep *s, const struct memory *m)
+{
+    struct sweep whole = *s;
+    whole.rows = X_ROWS_MIN;
+    s->b->be->op->step_begin(s->b->be, s->step);
+    run_query(&whole, 0);
+    run_search(&whole, 0);
+    bench_finish(s->b, s->step);
+    bench_print_spread(s->b, tensor_head(m->slots, X_ROWS_MIN));
+}
+
 void bench_memory(const struct bench *b, const struct bench_rows *rows)
 {
     const struct plan_shape *const shape = &b->shape;
@@ -188,5 +199,6 @@ void bench_memory(const struct bench *b, const struct bench_rows *rows)
         s.rows = rows->row[i];
         measure_rows(&s, &cost);
     }
+    measure_spread(&s, &m);
     measure_feed_forward(b, &s, &m, rows);
 }

@@ -13,10 +13,11 @@ int sweep_copies(const struct bench *b, double bytes)
     return n < SWEEP_MAX ? (int)n : SWEEP_MAX;
 }
 
-/* At least so many ops per list, so that the upload and the wait of a step weigh little. */
+/* At least so many ops per list, so that the upload and the wait of a step weigh little; few where
+ * one set of weights is all of cold_bytes, for then an op is long. */
 static int sweep_length(const struct sweep *s)
 {
-    const int wanted = s->rows <= 64 ? SWEEP_MAX : 8;
+    const int wanted = s->n_copy == 1 ? 4 : s->rows <= 64 ? SWEEP_MAX : 8;
     return s->n_copy > wanted ? s->n_copy : wanted - wanted % s->n_copy;
 }
 

@@ -5,9 +5,9 @@
  *              [--key-width 256] [--kind product|flat] [--dtype f32|bf16]
  *
  * The defaults are model A of the performance notes: one memory of 512² slots in layer 6. A memory
- * layer of -1 makes the dense twin. Weights are uniform with the variance a trained initialiser
- * would give, from a fixed seed, so that nothing overflows and two runs write the same file. Run by
- * tests/bench/run.sh. */
+ * layer of -1 makes the dense twin, a list (3,7,11) as many memories. Weights are uniform with the
+ * variance a trained initialiser would give, from a fixed seed, so that nothing overflows and two
+ * runs write the same file. Run by tests/bench/run.sh. */
 #include "tests/bench/model_plan.h"
 
 #include <stdio.h>
@@ -121,13 +121,14 @@ static int write_config(const char *dir, const struct plan_shape *shape)
                 "\"memories\":[",
                 shape->vocab, shape->width, shape->layers, shape->heads, shape->ff,
                 shape->positions);
-        if (shape->memory_layer >= 0) {
+        for (int m = 0; m < shape->n_memory; m++) {
             fprintf(file,
-                    "{\"layer\":%d,\"place\":\"in\",\"kind\":\"%s\",\"n_head\":%d,"
+                    "%s{\"layer\":%d,\"place\":\"in\",\"kind\":\"%s\",\"n_head\":%d,"
                     "\"k_top\":%d,\"n_key\":%d,\"d_key\":%d,\"n_slot\":%lld,"
                     "\"query_batch_norm\":true,\"query_bias\":true}",
-                    shape->memory_layer, shape->flat ? "flat" : "product", shape->memory_heads,
-                    shape->k, shape->keys, shape->key_width, (long long)plan_slots(shape));
+                    m > 0 ? "," : "", shape->memory_layer[m], shape->flat ? "flat" : "product",
+                    shape->memory_heads, shape->k, shape->keys, shape->key_width,
+                    (long long)plan_slots(shape));
         }
         fprintf(file, "]}\n");
     }

@@ -49,11 +49,11 @@ static void norm(struct plan *plan, const struct plan_shape *shape, const char *
     vector(plan, prefix, "bias", shape->width, 0.1, 0);
 }
 
-static void memory(struct plan *plan, const struct plan_shape *shape)
+static void memory(struct plan *plan, const struct plan_shape *shape, int layer)
 {
     char prefix[PLAN_NAME_MAX];
     const int64_t query = (int64_t)shape->memory_heads * shape->key_width;
-    snprintf(prefix, sizeof prefix, "memories.%d_in.", shape->memory_layer);
+    snprintf(prefix, sizeof prefix, "memories.%d_in.", layer);
     struct plan_entry *const keys = add(plan, prefix, "keys", sqrt(3.0 / shape->key_width), 0);
     keys->dtype = shape->dtype;
     keys->dim[keys->n_dim++] = shape->memory_heads;
@@ -89,12 +89,12 @@ bool plan_new(struct plan *plan, const struct plan_shape *shape)
         }
         snprintf(prefix, sizeof prefix, "layer_norm1.%d.", i);
         norm(plan, shape, prefix);
-        if (i != shape->memory_layer) {
+        if (!plan_has_memory(shape, i)) {
             snprintf(prefix, sizeof prefix, "ffns.%d.", i);
             linear(plan, shape, prefix, "lin1", shape->ff, d);
             linear(plan, shape, prefix, "lin2", d, shape->ff);
         } else {
-            memory(plan, shape);
+            memory(plan, shape, i);
         }
         snprintf(prefix, sizeof prefix, "layer_norm2.%d.", i);
         norm(plan, shape, prefix);
@@ -123,6 +123,38 @@ int64_t plan_slots(const struct plan_shape *shape)
     return shape->flat ? shape->keys : (int64_t)shape->keys * shape->keys;
 }
 
+bool plan_has_memory(const struct plan_shape *shape, int layer)
+{
+    for (int m = 0; m < shape->n_memory; m++) {
+        if (shape->memory_layer[m] == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "-1", or layers in ascending order: "3,7,11". */
+static bool parse_memory_layers(struct plan_shape *shape, const char *value)
+{
+    shape->n_memory = 0;
+    if (strcmp(value, "-1") == 0) {
+        return true;
+    }
+    for (long last = -1;;) {
+        char *end = NULL;
+        const long layer = strtol(value, &end, 10);
+        if (end == value || layer <= last || layer > 127 || shape->n_memory == PLAN_MEMORY_MAX) {
+            return false;
+        }
+        shape->memory_layer[shape->n_memory++] = (int)layer;
+        last = layer;
+        if (*end != ',') {
+            return *end == '\0';
+        }
+        value = end + 1;
+    }
+}
+
 bool plan_argument(struct plan_shape *shape, const char *flag, const char *value)
 {
     const struct {
@@ -136,12 +168,14 @@ bool plan_argument(struct plan_shape *shape, const char *flag, const char *value
         {"--ff", &shape->ff, 16, 65536},
         {"--vocab", &shape->vocab, 16, 1 << 20},
         {"--positions", &shape->positions, 1, 65536},
-        {"--memory-layer", &shape->memory_layer, -1, 127},
         {"--memory-heads", &shape->memory_heads, 1, 64},
         {"--k", &shape->k, 1, 128},
         {"--keys", &shape->keys, 1, 1 << 20},
         {"--key-width", &shape->key_width, 2, 4096},
     };
+    if (strcmp(flag, "--memory-layer") == 0) {
+        return parse_memory_layers(shape, value);
+    }
     if (strcmp(flag, "--dtype") == 0 && (!strcmp(value, "f32") || !strcmp(value, "bf16"))) {
         shape->dtype = strcmp(value, "f32") ? DTYPE_BF16 : DTYPE_F32;
         return true;

@@ -8,11 +8,12 @@
 
 #include <stdbool.h>
 
-enum { PLAN_TENSOR_MAX = 8192, PLAN_NAME_MAX = 80 };
+enum { PLAN_TENSOR_MAX = 8192, PLAN_NAME_MAX = 80, PLAN_MEMORY_MAX = 8 };
 
 struct plan_shape {
     int layers, width, heads, ff, vocab, positions;
-    int memory_layer; /* -1: none */
+    int n_memory;                      /* alike, each in a layer of its own */
+    int memory_layer[PLAN_MEMORY_MAX]; /* ascending */
     int memory_heads, k, keys, key_width;
     bool flat; /* keys are whole: as many slots as keys, instead of keys² */
     enum dtype dtype;
@@ -21,7 +22,7 @@ struct plan_shape {
 /* Model A of the performance notes: 12 layers of 1024, one memory of 512² slots in layer 6. */
 #define PLAN_MODEL_A                                                                               \
     {                                                                                              \
-        12, 1024, 16, 4096, 60000, 512, 6, 4, 32, 512, 256, false, DTYPE_F32                       \
+        12, 1024, 16, 4096, 60000, 512, 1, {6}, 4, 32, 512, 256, false, DTYPE_F32                  \
     }
 
 struct plan_entry {
@@ -43,10 +44,11 @@ bool plan_new(struct plan *plan, const struct plan_shape *shape);
 void plan_free(struct plan *plan);
 int64_t plan_elems(const struct plan_entry *entry);
 int64_t plan_slots(const struct plan_shape *shape);
+bool plan_has_memory(const struct plan_shape *shape, int layer);
 
-/* Sets what a flag names (--layers, --width, --heads, --ff, --vocab, --positions, --memory-layer,
- * --memory-heads, --k, --keys, --key-width, --kind product|flat, --dtype f32|bf16). False if there
- * is no such flag or the value is out of bounds. */
+/* Sets what a flag names (--layers, --width, --heads, --ff, --vocab, --positions, --memory-layer -1
+ * (none) or 3,7,11, --memory-heads, --k, --keys, --key-width, --kind product|flat, --dtype
+ * f32|bf16). False if there is no such flag or the value is out of bounds. */
 bool plan_argument(struct plan_shape *shape, const char *flag, const char *value);
 
 #endif

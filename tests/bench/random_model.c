@@ -265,15 +265,15 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                 .file_dtype = shape->dtype,
                                 .dtype = shape->dtype,
                                 .value_placement = values};
-    if (shape->memory_layer >= 0) {
+    info->n_memory = shape->n_memory;
+    for (int m = 0; m < shape->n_memory; m++) {
         const struct pkm_shape memory = {shape->flat ? PKM_FLAT : PKM_PRODUCT,
                                          shape->memory_heads,
                                          shape->k,
                                          shape->keys,
                                          shape->key_width,
                                          false};
-        info->n_memory = 1;
-        info->memory[0] = (struct memory_info){.layer = shape->memory_layer,
+        info->memory[m] = (struct memory_info){.layer = shape->memory_layer[m],
                                                .shape = memory,
                                                .n_slot = plan_slots(shape),
                                                .d_value = shape->width};
@@ -292,8 +292,10 @@ static void configure(struct config *config, const struct model_info *info)
     config->norm_eps = 1e-12f;
     config->tie_output = info->tie_output;
     config->n_memory = info->n_memory;
-    config->memory[0] = (struct config_memory){
-        .info = info->memory[0], .query_batch_norm = true, .query_bias = true};
+    for (int m = 0; m < info->n_memory; m++) {
+        config->memory[m] = (struct config_memory){
+            .info = info->memory[m], .values_of = m, .query_batch_norm = true, .query_bias = true};
+    }
 }
 
 extern const struct model_family pkm_transformer_family;
@@ -303,10 +305,11 @@ enum err_code random_model_open(struct random_model *model, struct backend *be,
                                 struct err *err)
 {
     *model = (struct random_model){.family = &pkm_transformer_family};
-    if (shape->memory_layer >= shape->layers || shape->width % shape->heads != 0) {
+    const int last = shape->n_memory > 0 ? shape->memory_layer[shape->n_memory - 1] : -1;
+    if (last >= shape->layers || shape->width % shape->heads != 0) {
         return err_set(err, ERR_ARGUMENT,
                        "memory layer %d of %d layers, or width %d for %d heads, makes no model",
-                       shape->memory_layer, shape->layers, shape->width, shape->heads);
+                       last, shape->layers, shape->width, shape->heads);
     }
     struct config *const config = calloc(1, sizeof *config);
     if (config == NULL) {
