@@ -388,9 +388,14 @@ endif
 
 # ---- measuring, style --------------------------------------------------------------------------
 
-.PHONY: bench fmt lint clean help
+.PHONY: bench bench-papers fmt lint clean help
 bench: all $(BENCH_BIN) ## measure a full-size model with random weights; prints Markdown tables
 	@tests/bench/run.sh $(B)
+
+# One table each: table4 figure4 figure6 counts; chart draws what was measured. tests/bench/papers.py --help.
+PAPERS ?= table4 figure4 figure6 counts chart
+bench-papers: $(B)/tests/bench/bench_device ## the product-key paper's tables measured here (PAPERS="table4 chart")
+	@$(PYTHON) tests/bench/papers.py --build $(B) $(PAPERS)
 
 .PHONY: stress soak check-clients
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
