@@ -188,7 +188,9 @@ def bench_device(args, shape, parts):
                "--threads", str(args.threads), "--clock", args.clock, "--seconds", str(args.seconds)]
     for name, value in shape.items():
         command += ["--" + name.replace("_", "-"), str(value)]
-    done = subprocess.run(command + parts, capture_output=True, text=True)
+    library = args.build.absolute() / "libpkmserve_cuda.so"  # not beside the program, where it would be found
+    env = {"PKMSERVE_CUDA_LIBRARY": str(library), **os.environ} if library.exists() else None
+    done = subprocess.run(command + parts, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or ["exit status %d" % done.returncode])[-1]
         full = done.returncode == -signal.SIGKILL or re.search("(no|of|enough|host|device) memory", why)
@@ -239,7 +241,7 @@ def measure(args, figure):
     cases, pairs = make(size)
     metrics = metrics_of(figure, args)
     machine = machine_of(args)
-    on_host = machine["backend"].startswith("cpu")
+    on_host = not machine["backend"].startswith("cuda")
     if args.clock == "cpu" and not on_host:
         raise RuntimeError("--clock cpu cannot time %s: it counts the processor time of a CPU" % machine["backend"])
     for r in range(args.rounds):

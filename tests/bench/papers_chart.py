@@ -183,7 +183,8 @@ def write(folder):
         if path.exists():
             result = json.loads(path.read_text())
             parts += draw(result, len(machines) % 2, len(machines) // 2).parts
-            machines.append("%s, %s, %s" % (result["machine"]["cpu"], result["machine"]["device"], result["dtype"]))
+            machines.append("%s, %s, %s, %s clock" % (result["machine"]["cpu"], result["machine"]["device"],
+                                                      result["dtype"], result["clock"]))
     if not machines:
         raise SystemExit("papers.py: no papers-*.json in %s to draw: measure first" % folder)
     height = (len(machines) + 1) // 2 * HEIGHT
