@@ -181,11 +181,13 @@ static inline int32_t step_page(const struct step *step, int seq, int pos)
 
 /* What a head of span_attention sees (Sukhbaatar et al. 2019, "Augmenting Self-attention with
  * Persistent Memory" and "Adaptive Attention Span in Transformers"): the window positions before
- * its own, and keys and values that are parameters. F32, in the backend's memory. */
+ * its own, and keys and values that are parameters; either may be none. F32, in the backend's
+ * memory. */
 struct span_shape {
     int n_head, window, n_persistent;
     float scale;
-    struct tensor position; /* [d_head, window] column window-j: what distance j adds to a key */
+    struct tensor position; /* [d_head, window] column window-j: what distance j adds to a key;
+                             * unused without a window */
     struct tensor mask;     /* [n_head, window] column window-j: share of distance j that counts,
                              * 0 .. 1; data NULL = all counts */
     struct tensor key;      /* [n_head·n_persistent, d_head], head-major */

@@ -21,27 +21,35 @@
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
+/* Linear layers have no bias. d_text: the columns of the heads that see the text; all, unless heads
+ * are split. */
 struct layer {
-    struct blocks_linear query, key, value, out; /* [d_model, d_model], no bias */
-    struct span_shape span;
+    struct blocks_linear query;      /* [d_model, d_model] */
+    struct blocks_linear key, value; /* [d_text, d_model] */
+    struct blocks_linear out;        /* [d_model, the columns of y] */
+    struct span_shape span;          /* of the text; joint: and of the persistent vectors */
+    struct span_shape alone;         /* split: of heads that see persistent vectors alone */
     struct blocks_norm norm1;
     struct blocks_linear up, down;  /* [d_ff, d_model], [d_model, d_ff]; with a network */
     struct blocks_norm norm2;       /* with a network */
-    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_model] */
+    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_text] */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
-    struct tensor x;       /* [n_tok, d_model] the residual stream */
-    struct tensor y;       /* [n_tok, d_model] */
-    struct tensor q, k, v; /* [n_tok, d_model] */
-    struct tensor ff;      /* [n_tok, d_ff] */
+    struct tensor x;    /* [n_tok, d_model] the residual stream */
+    struct tensor y;    /* [n_tok, d_text + d_alone] */
+    struct tensor q;    /* [n_tok, d_model] */
+    struct tensor k, v; /* [n_tok, d_text] */
+    struct tensor ff;   /* [n_tok, d_ff] */
 };
 
 struct all_attention {
     struct backend *be; /* Borrowed */
     struct blocks_store store;
-    int n_vocab, d_model, n_layer, n_head, d_ff;
+    int n_vocab, d_model, n_layer, d_ff;
+    int n_text, n_alone; /* heads that see the text, and heads that see persistent vectors alone */
+    int d_text, d_alone; /* their columns */
     float norm_eps;
     const struct weight *tok; /* [n_vocab, d_model] */
     struct layer *layer;      /* Owner. [n_layer] */
@@ -57,10 +65,10 @@ struct all_attention {
 enum { WINDOW_STEP = 64 };
 
 /* Distances that a layer sees: those of its longest head, rounded up from the far end. */
-static int window_of(const struct config *config, const float *span)
+static int window_of(const struct config *config, const float *span, int n_head)
 {
     double longest = 0;
-    for (int h = 0; h < config->n_head; h++) {
+    for (int h = 0; h < n_head; h++) {
         const double own = ceil((double)span[h] * config->max_span) + config->span_ramp;
         longest = own > longest ? own : longest;
     }
@@ -71,13 +79,15 @@ static int window_of(const struct config *config, const float *span)
 
 /* mask[n_head, window]: column window-j is the share of distance j that a head's span lets count
  * (adaptive span, equation 3, over max_span as the authors' code scales it). */
-static void fill_mask(float *mask, const struct config *config, const float *span, int window)
+static void fill_mask(float *mask, const struct config *config, const float *span,
+                      const struct span_shape *shape)
 {
-    for (int h = 0; h < config->n_head; h++) {
-        for (int i = 0; i < window; i++) {
-            const float beyond = (float)(1 - (window - i)) + span[h] * (float)config->max_span;
+    for (int h = 0; h < shape->n_head; h++) {
+        for (int i = 0; i < shape->window; i++) {
+            const float beyond =
+                (float)(1 - (shape->window - i)) + span[h] * (float)config->max_span;
             const float share = beyond / (float)config->span_ramp + 1;
-            mask[(int64_t)h * window + i] = share < 0 ? 0 : share > 1 ? 1 : share;
+            mask[(int64_t)h * shape->window + i] = share < 0 ? 0 : share > 1 ? 1 : share;
         }
     }
 }
@@ -87,8 +97,8 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
                        const struct config *config, int i)
 {
     float span[CONFIG_HEAD_MAX];
-    blocks_host(loader, span, config->n_head, "layers.%d.spans", i);
-    for (int h = 0; h < config->n_head && loader->code == ERR_OK; h++) {
+    blocks_host(loader, span, shape->n_head, "layers.%d.spans", i);
+    for (int h = 0; h < shape->n_head && loader->code == ERR_OK; h++) {
         if (!(span[h] >= 0 && span[h] <= 1)) { /* also NaN */
             loader->code = err_set(loader->err, ERR_NUMERICAL,
                                    "tensor layers.%d.spans: head %d has %g, but spans are shares "
@@ -99,42 +109,51 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
     if (loader->code != ERR_OK) {
         return;
     }
-    shape->window = window_of(config, span);
-    float *const mask = calloc((size_t)config->n_head * (size_t)shape->window, sizeof *mask);
+    shape->window = window_of(config, span, shape->n_head);
+    float *const mask = calloc((size_t)shape->n_head * (size_t)shape->window, sizeof *mask);
     if (mask == NULL) {
         loader->code = err_set(loader->err, ERR_MEMORY,
                                "model: no memory for masks of %d distances", shape->window);
         return;
     }
-    fill_mask(mask, config, span, shape->window);
-    blocks_computed(loader, &shape->mask, mask, config->n_head, shape->window, "span masks");
+    fill_mask(mask, config, span, shape);
+    blocks_computed(loader, &shape->mask, mask, shape->n_head, shape->window, "span masks");
     free(mask);
 }
 
 /* ---- binding table ------------------------------------------------------------------------ */
+
+/* n_head heads of n_persistent keys and values. */
+static void bind_persistent(struct blocks_loader *loader, struct span_shape *shape, int64_t d_head,
+                            int i)
+{
+    const int64_t dim[3] = {shape->n_head, shape->n_persistent, d_head};
+    const int64_t n_key = dim[0] * dim[1];
+    blocks_array(loader, &shape->key, n_key, d_head, dim, 3, "layers.%d.persistent.keys", i);
+    blocks_array(loader, &shape->value, n_key, d_head, dim, 3, "layers.%d.persistent.values", i);
+}
 
 static void bind_attention(struct blocks_loader *loader, const struct all_attention *model,
                            const struct config *config, int i)
 {
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
-    const int64_t d_head = d / model->n_head;
-    const int n_persistent = config->n_persistent;
-    const int64_t n_key = (int64_t)model->n_head * n_persistent;
-    const int64_t dim[3] = {model->n_head, n_persistent, d_head};
+    const int64_t d_head = d / config->n_head;
+    const float scale = 1.0f / sqrtf((float)d_head);
     blocks_matrix(loader, &layer->query.weight, d, d, "layers.%d.query.weight", i);
-    blocks_matrix(loader, &layer->key.weight, d, d, "layers.%d.key.weight", i);
-    blocks_matrix(loader, &layer->value.weight, d, d, "layers.%d.value.weight", i);
-    blocks_matrix(loader, &layer->out.weight, d, d, "layers.%d.out.weight", i);
-    layer->span = (struct span_shape){.n_head = model->n_head,
+    blocks_matrix(loader, &layer->key.weight, model->d_text, d, "layers.%d.key.weight", i);
+    blocks_matrix(loader, &layer->value.weight, model->d_text, d, "layers.%d.value.weight", i);
+    /* One output matrix takes the sum of two attentions as it takes them side by side, twice. */
+    blocks_matrix_tiled(loader, &layer->out.weight, d, d,
+                        config->attention == ATTENTION_SPLIT ? 2 : 1, "layers.%d.out.weight", i);
+    layer->span = (struct span_shape){.n_head = model->n_text,
                                       .window = config->max_span,
-                                      .n_persistent = n_persistent,
-                                      .scale = 1.0f / sqrtf((float)d_head)};
-    if (n_persistent > 0) {
-        blocks_array(loader, &layer->span.key, n_key, d_head, dim, 3, "layers.%d.persistent.keys",
-                     i);
-        blocks_array(loader, &layer->span.value, n_key, d_head, dim, 3,
-                     "layers.%d.persistent.values", i);
+                                      .n_persistent = model->n_alone > 0 ? 0 : config->n_persistent,
+                                      .scale = scale};
+    layer->alone = (struct span_shape){
+        .n_head = model->n_alone, .n_persistent = config->n_persistent, .scale = scale};
+    if (config->n_persistent > 0) {
+        bind_persistent(loader, model->n_alone > 0 ? &layer->alone : &layer->span, d_head, i);
     }
     if (config->span_ramp > 0) {
         bind_spans(loader, &layer->span, config, i);
@@ -158,7 +177,7 @@ static void bind_layer(struct blocks_loader *loader, const struct all_attention 
 static void bind_model(struct blocks_loader *loader, struct all_attention *model,
                        const struct config *config)
 {
-    const int64_t d_head = model->d_model / model->n_head;
+    const int64_t d_head = model->d_model / config->n_head;
     const int64_t dim[2] = {d_head, config->max_span};
     struct tensor position = {0};
     blocks_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
@@ -195,12 +214,19 @@ static enum err_code all_attention_open(void **self, struct backend *be,
         free(layer);
         return err_set(err, ERR_MEMORY, "model: no memory for its %d layers", config->n_layer);
     }
+    const int d_head = config->d_model / config->n_head;
+    const int n_half = config->n_head / 2;
+    const int n_text = config->attention == ATTENTION_HEAD_SPLIT ? n_half : config->n_head;
+    const int n_alone = config->attention == ATTENTION_JOINT ? 0 : n_text;
     *model = (struct all_attention){.be = be,
                                     .n_vocab = config->n_vocab,
                                     .d_model = config->d_model,
                                     .n_layer = config->n_layer,
-                                    .n_head = config->n_head,
                                     .d_ff = config->d_ff,
+                                    .n_text = n_text,
+                                    .n_alone = n_alone,
+                                    .d_text = n_text * d_head,
+                                    .d_alone = n_alone * d_head,
                                     .norm_eps = config->norm_eps,
                                     .layer = layer};
     struct blocks_loader loader;
@@ -225,10 +251,10 @@ static size_t lay_out(struct all_attention *model, const struct step_limits *lim
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
     s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = blocks_arena_take(&arena, n_tok, model->d_text + model->d_alone, DTYPE_F32);
     s->q = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->k = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->v = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->k = blocks_arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
+    s->v = blocks_arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
     s->ff = blocks_arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
     output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
@@ -243,7 +269,7 @@ static size_t all_attention_workspace_bytes(const void *self, const struct step_
 static size_t all_attention_page_bytes(const void *self)
 {
     const struct all_attention *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_model);
+    return blocks_page_bytes(model->n_layer, model->d_text);
 }
 
 static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
@@ -259,8 +285,8 @@ static enum err_code all_attention_reserve(void *self, const struct step_limits 
     (void)lay_out(model, limits, model->room.workspace);
     struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
-        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_model);
-        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_model);
+        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_text);
+        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_text);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;
@@ -282,6 +308,22 @@ static void apply(struct backend *be, struct tensor y, struct tensor x,
     be->op->linear(be, y, x, linear->weight, linear->bias, act);
 }
 
+/* s->y = what each head has seen. Split attention asks the same queries twice, split heads ask with
+ * the columns of each half. */
+static void attend(const struct all_attention *model, const struct layer *layer,
+                   const struct scratch *s, const struct step *step)
+{
+    const struct backend_ops *const op = model->be->op;
+    const int d_text = model->d_text;
+    op->span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
+                       layer->k_pages, layer->v_pages, step, &layer->span);
+    if (model->n_alone > 0) {
+        op->span_attention(model->be, tensor_cols(s->y, d_text, model->d_alone),
+                           tensor_cols(s->q, model->d_model - model->d_alone, model->d_alone),
+                           layer->k_pages, layer->v_pages, step, &layer->alone);
+    }
+}
+
 /* s->x = the layer's output */
 static void run_layer(const struct all_attention *model, const struct layer *layer,
                       const struct scratch *s, const struct step *step)
@@ -291,14 +333,14 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
     apply(be, s->q, s->x, &layer->query, ACT_NONE);
     apply(be, s->k, s->x, &layer->key, ACT_NONE);
     apply(be, s->v, s->x, &layer->value, ACT_NONE);
-    op->kv_store(be, layer->k_pages, layer->v_pages, s->k, s->v, step, model->n_head);
-    op->span_attention(be, s->y, s->q, layer->k_pages, layer->v_pages, step, &layer->span);
+    op->kv_store(be, layer->k_pages, layer->v_pages, s->k, s->v, step, model->n_text);
+    attend(model, layer, s, step);
     apply(be, s->q, s->y, &layer->out, ACT_NONE);
     op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
     if (model->d_ff > 0) {
         apply(be, s->ff, s->x, &layer->up, ACT_RELU);
-        apply(be, s->y, s->ff, &layer->down, ACT_NONE);
-        op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+        apply(be, s->q, s->ff, &layer->down, ACT_NONE);
+        op->add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
     }
 }
 

@@ -367,6 +367,31 @@ void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, i
     load_matrix(loader, weight, rows, cols, &name);
 }
 
+void blocks_matrix_tiled(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                         int64_t cols, int n_tile, const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    if (n_tile == 1) {
+        load_matrix(loader, weight, rows, cols, &name);
+        return;
+    }
+    const int64_t dim[2] = {rows, cols};
+    const struct safetensors_entry *const entry = take(loader, &name, dim, 2);
+    float *const tiled = host_floats(loader, rows * cols * n_tile, &name);
+    if (loader->code == ERR_OK) {
+        tensors_widen(tiled, entry);
+        tensors_release(entry);
+        for (int64_t i = rows * n_tile - 1; i > 0; i--) { /* backwards: no row is lost */
+            memmove(tiled + i * cols, tiled + i / n_tile * cols, (size_t)cols * sizeof *tiled);
+        }
+        const struct tensor host = tensor_make(tiled, rows, cols * n_tile, DTYPE_F32);
+        const struct weight_desc desc = matrix_desc(loader);
+        *weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+    }
+    free(tiled);
+}
+
 void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
                    int64_t n_in, const char *format, ...)
 {

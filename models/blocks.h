@@ -80,6 +80,10 @@ void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t
 /* [rows, cols] → a packed matrix of info->dtype. */
 void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
                    int64_t cols, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* The same, n_tile times side by side: [rows, n_tile·cols]. */
+void blocks_matrix_tiled(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+                         int64_t cols, int n_tile, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
 /* name.weight [n_out, n_in], name.bias [n_out]. */
 void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
                    int64_t n_in, const char *format, ...) __attribute__((format(printf, 5, 6)));

@@ -64,6 +64,17 @@ static enum err_code read_tokenizer(void *base, const json_t *value, const struc
     return code;
 }
 
+static enum err_code read_attention(void *base, const json_t *value, const struct place *at,
+                                    struct err *err)
+{
+    static const char *const names[] = {"joint", "attn-split", "head-split", NULL};
+    struct config *const config = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "attention", names, at, err);
+    config->attention = (enum attention)index;
+    return code;
+}
+
 /* A list of 1 to CONFIG_CUTOFF_MAX integers 1 .. max. */
 static enum err_code read_list(int *list, int *n, const json_t *value, const char *key, int max,
                                const struct place *at, struct err *err)
@@ -190,6 +201,7 @@ static const struct field all_attention_fields[] = {
     {"n_persistent", FIELD_INT, true, AT(n_persistent), 0, CONFIG_SPAN_MAX, NULL},
     {"max_span", FIELD_INT, true, AT(max_span), 1, CONFIG_SPAN_MAX, NULL},
     {"span_ramp", FIELD_INT, false, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
+    {"attention", FIELD_CUSTOM, false, 0, 0, 0, read_attention},
     FIELDS_OF_OUTPUT,
 };
 
@@ -265,6 +277,18 @@ static enum err_code check_config(const struct config *config, const char *path,
                        "%s: d_ff is %d and n_persistent %d: layers have either a feed-forward "
                        "network or persistent vectors, so one of the two must be 0",
                        path, config->d_ff, config->n_persistent);
+    }
+    if (config->attention != ATTENTION_JOINT && config->n_persistent == 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: attention is split, but n_persistent is 0: there is nothing to split "
+                       "off; make it \"joint\" or leave it out",
+                       path);
+    }
+    if (config->attention == ATTENTION_HEAD_SPLIT && config->n_head % 2 != 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: attention is \"head-split\", but n_head is %d: each half of the heads "
+                       "sees something else, so it must be even",
+                       path, config->n_head);
     }
     const enum err_code code = check_cutoffs(config, path, err);
     return code != ERR_OK ? code : check_ids(config, path, err);

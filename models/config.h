@@ -31,6 +31,11 @@ struct config_memory {
     int values_of;        /* the memory whose value table is read: an earlier one, or this one */
 };
 
+/* How heads share the text and the persistent vectors ("Augmenting Self-attention with Persistent
+ * Memory", its ablations): one softmax over both; two, whose outputs are added; half of the heads
+ * for each. */
+enum attention { ATTENTION_JOINT, ATTENTION_SPLIT, ATTENTION_HEAD_SPLIT };
+
 struct config {
     const struct model_family *family; /* what model_type names */
     int n_vocab, d_model, n_layer, n_head, d_ff;
@@ -38,6 +43,7 @@ struct config {
     /* all_attention: the longest distance, persistent keys per head (then d_ff is 0), and over how
      * many distances a head's own span ends (0 = all heads see max_span) */
     int max_span, n_persistent, span_ramp;
+    enum attention attention;
     enum act act;
     float norm_eps;
     char tokenizer[MODEL_NAME_MAX];      /* kind of vocab.txt; "" = none */

@@ -145,8 +145,9 @@ void op_span_attention(struct backend *be, struct tensor y, struct tensor q, str
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
     check_pages(step, k_pages, v_pages, y.cols, shape->n_head);
     const int64_t d_head = y.cols / shape->n_head;
-    CHECK(shape->window > 0 && shape->n_persistent >= 0);
-    CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
+    CHECK(shape->window >= 0 && shape->window + shape->n_persistent > 0);
+    CHECK(shape->n_persistent >= 0);
+    CHECK(shape->window == 0 || is_view(shape->position, DTYPE_F32, d_head, shape->window));
     CHECK(shape->mask.data == NULL ||
           is_view(shape->mask, DTYPE_F32, shape->n_head, shape->window));
     CHECK(n_key == 0 || is_view(shape->key, DTYPE_F32, n_key, d_head));

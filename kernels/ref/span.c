@@ -102,14 +102,17 @@ void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, str
 {
     const int64_t d = y.cols;
     CHECK(shape->n_head > 0 && d % shape->n_head == 0 && d <= INT32_MAX / KV_PAGE);
-    CHECK(shape->window > 0 && shape->n_persistent >= 0);
+    CHECK(shape->window >= 0 && shape->window + shape->n_persistent > 0);
+    CHECK(shape->n_persistent >= 0);
     const int64_t d_head = d / shape->n_head;
     const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
     CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
+    if (shape->window > 0) {
+        CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
+    }
     if (shape->mask.data != NULL) {
         CHECK_VIEW(shape->mask, DTYPE_F32, shape->n_head, shape->window);
     }

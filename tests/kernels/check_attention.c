@@ -23,7 +23,7 @@ struct attention_case {
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
     float *q, *k, *v;       /* [n_row, d] */
-    struct span_shape span; /* views of host arrays; window 0: plain attention */
+    struct span_shape span; /* views of host arrays; n_head 0: plain attention */
 };
 
 /* How a run cuts the work into steps. */
@@ -127,7 +127,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
     be->op->step_begin(be, step);
     be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head);
-    if (a->span.window > 0) {
+    if (a->span.n_head > 0) {
         const struct span_shape span = span_on(c, side, &a->span);
         be->op->span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
     } else {
@@ -251,7 +251,7 @@ static void magnitudes(const struct attention_case *a, double *magnitude)
             }
             /* values are within 4; random signs make an error of sqrt(d_head) products */
             magnitude[r] = 4 * (1 + max_q * max_k * sqrt(d_head) * (double)a->scale) *
-                           (a->span.window > 0 ? 3 : 1); /* keys are sums of two */
+                           (a->span.n_head > 0 ? 3 : 1); /* keys are sums of two */
         }
     }
 }
@@ -337,12 +337,16 @@ void check_span_attention(struct check *c)
     span->scale = a.scale;
     span->window = check_chance(c, 0.3) ? KV_PAGE * check_int(c, 1, 3) : check_int(c, 1, 150);
     span->n_persistent = check_chance(c, 0.4) ? 0 : check_dim(c, 150);
+    if (check_chance(c, 0.15)) { /* persistent keys alone */
+        span->window = 0;
+        span->n_persistent = check_dim(c, 150);
+    }
     check_shape(c, "heads %d, d_head %d, window %d, %d persistent, %d rows", a.n_head, (int)d_head,
                 span->window, span->n_persistent, a.n_row);
     span->position = table_new(c, d_head, span->window);
     span->key = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
     span->value = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
-    if (check_chance(c, 0.6)) {
+    if (span->window > 0 && check_chance(c, 0.6)) {
         span->mask = table_new(c, a.n_head, span->window);
         fill_mask(c, span->mask);
     }
