@@ -181,7 +181,7 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     cpu->base.is_host = true;
     cpu->base.memory_bytes = machine_memory_bytes();
     cpu->simd = found.simd;
-    cpu->has_pairs = found.has_pairs;
+    cpu->bf16 = found.bf16;
     (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu-%s", found.name);
     (void)snprintf(cpu->base.description, sizeof cpu->base.description,
                    "CPU, %s kernels, %d of %d cores, %zu MiB of memory", found.name, n, n_core,

@@ -70,7 +70,7 @@ struct vocab_scratch {
 struct cpu_backend {
     struct backend base; /* first: the engine's pointer to it is ours */
     const struct simd_kernels *simd;
-    bool has_pairs;         /* struct gemm */
+    enum gemm_bf16 bf16;    /* struct gemm */
     struct pool *pool;      /* Owner */
     struct scratch words;   /* packed rows of x: GEMM_ROWS rows of the widest weight */
     struct scratch thread;  /* n_thread slices of slice_bytes */
@@ -130,7 +130,7 @@ size_t machine_memory_bytes(void); /* memory that this process may use; 0 = unkn
 struct cpu_isa {
     const char *name;
     const struct simd_kernels *simd;
-    bool has_pairs; /* BF16 pairs are multiplied by the instruction for them, not widened */
+    enum gemm_bf16 bf16;
 };
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err);
 void cpu_measure(struct backend *be, struct machine_rate *rate);

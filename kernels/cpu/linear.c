@@ -49,7 +49,7 @@ static void multiply(void *arg, int thread, int first, int n)
 static void linear_block(struct cpu_backend *cpu, struct linear_job *job)
 {
     struct gemm *const g = &job->gemm;
-    const int tile_rows = job->simd->tile_rows;
+    const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->simd->tile_rows;
     g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
     if ((int64_t)g->n_row * g->n_in <= PACK_ALONE) {
         pack_tiles(job, 0, 0, g->n_tile);
@@ -89,7 +89,7 @@ void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const stru
                  .n_in = (int)w->cols,
                  .n_out = (int)w->rows,
                  .dtype = w->desc.dtype,
-                 .has_pairs = cpu->has_pairs,
+                 .bf16 = cpu->bf16,
                  .act = act},
         .n_panel = gemm_n_panel((int)w->rows),
     };

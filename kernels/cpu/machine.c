@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -79,37 +80,57 @@ static bool has_plain(void)
     return true;
 }
 
+/* The matrix unit. A process must ask for its registers, which its threads then have. */
+static bool has_amx(void)
+{
+    enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return has_avx512() && __builtin_cpu_supports("amx-tile") &&
+           __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
 /* The instruction for BF16 pairs does twice the work of an fma. AMD issues it as often, so it is
  * twice as fast; Intel's cores issue it a quarter as often (118 against 230 GFLOP/s measured), so
  * there pairs are widened to floats, which is also one rounding less. The vendor decides, not a
  * measurement: the same machine must give the same bits every day. */
-static bool has_fast_pairs(void)
+static enum gemm_bf16 vendor_bf16(void)
 {
-    return has_avx512() && __builtin_cpu_is("amd");
+    return __builtin_cpu_is("amd") ? GEMM_PAIRS : GEMM_WIDE;
+}
+
+static enum gemm_bf16 wide(void)
+{
+    return GEMM_WIDE;
+}
+
+static enum gemm_bf16 pairs(void)
+{
+    return GEMM_PAIRS;
+}
+
+static enum gemm_bf16 amx(void)
+{
+    return GEMM_AMX;
 }
 
 struct isa {
     const char *name;
     const struct simd_kernels *simd;
     bool (*is_there)(void);
-    bool (*has_pairs)(void);
+    enum gemm_bf16 (*bf16)(void);
     bool is_named_only; /* for tests: a variant that this machine might not choose */
     const char *needs;
 };
 
-static bool never(void)
-{
-    return false;
-}
-
 static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
 
+/* Best first. */
 static const struct isa isas[] = {
-    {"avx512", &simd_kernels_avx512, has_avx512, has_fast_pairs, false, needs_avx512},
-    {"avx2", &simd_kernels_avx2, has_avx2, never, false, "AVX2 with FMA"},
-    {"plain", &simd_kernels_plain, has_plain, never, false, "nothing"},
-    {"avx512-pairs", &simd_kernels_avx512, has_avx512, has_avx512, true, needs_avx512},
-    {"avx512-wide", &simd_kernels_avx512, has_avx512, never, true, needs_avx512},
+    {"amx", &simd_kernels_avx512, has_amx, amx, false, "AVX-512 and AMX with BF16"},
+    {"avx512", &simd_kernels_avx512, has_avx512, vendor_bf16, false, needs_avx512},
+    {"avx2", &simd_kernels_avx2, has_avx2, wide, false, "AVX2 with FMA"},
+    {"plain", &simd_kernels_plain, has_plain, wide, false, "nothing"},
+    {"avx512-pairs", &simd_kernels_avx512, has_avx512, pairs, true, needs_avx512},
+    {"avx512-wide", &simd_kernels_avx512, has_avx512, wide, true, needs_avx512},
 };
 
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err)
@@ -124,12 +145,12 @@ enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err
                            isa, isas[i].needs);
         }
         if (is_named || (isa == NULL && !isas[i].is_named_only && isas[i].is_there())) {
-            *found = (struct cpu_isa){isas[i].name, isas[i].simd, isas[i].has_pairs()};
+            *found = (struct cpu_isa){isas[i].name, isas[i].simd, isas[i].bf16()};
             return ERR_OK;
         }
     }
     return err_set(err, ERR_ARGUMENT,
-                   "PKMSERVE_ISA: %.40s is unknown; use avx512, avx2, plain or ref", isa);
+                   "PKMSERVE_ISA: %.40s is unknown; use amx, avx512, avx2, plain or ref", isa);
 }
 
 /* ---- rates ------------------------------------------------------------------------------------*/
@@ -225,5 +246,6 @@ void cpu_measure(struct backend *be, struct machine_rate *rate)
     rate->read_bytes_per_s = measure_read(cpu);
     rate->flops_f32_per_s = measure_peak(cpu, cpu->simd->peak_f32);
     /* Of the instruction for pairs, used or not: where pairs are widened, products exceed it. */
-    rate->flops_bf16_per_s = measure_peak(cpu, cpu->simd->peak_bf16);
+    rate->flops_bf16_per_s =
+        measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx : cpu->simd->peak_bf16);
 }

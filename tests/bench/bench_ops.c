@@ -250,8 +250,10 @@ static void run_peak(void *arg, int thread, int first, int n)
 static double peak_rate(struct bench *b)
 {
     const struct simd_kernels *const simd = b->cpu->simd;
-    void (*peak)(int64_t, double *) =
-        b->dtype == DTYPE_BF16 && b->cpu->has_pairs ? simd->peak_bf16 : simd->peak_f32;
+    void (*peak)(int64_t, double *) = b->dtype != DTYPE_BF16 || b->cpu->bf16 == GEMM_WIDE
+                                          ? simd->peak_f32
+                                      : b->cpu->bf16 == GEMM_AMX ? simd->peak_amx
+                                                                 : simd->peak_bf16;
     double flops;
     peak(1, &flops);
     const int n_item = PEAK_ITEMS * b->be->n_thread;

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-static const char *const isas[] = {"plain", "avx2", "avx512", "avx512-pairs", "avx512-wide"};
+static const char *const isas[] = {"plain", "avx2", "avx512", "avx512-pairs", "avx512-wide", "amx"};
 enum { N_ISA = sizeof isas / sizeof *isas };
 
 /* NULL where the machine lacks the set. */

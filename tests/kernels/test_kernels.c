@@ -38,7 +38,7 @@ struct subject {
  */
 static const struct subject subjects[N_SUBJECT] = {
     {"ref", NULL, 100},      {"plain", NULL, 100},        {"avx2", NULL, 100},
-    {"avx512", NULL, 100},   {"avx512-pairs", NULL, 100}, {"avx512-wide", NULL, 100},
+    {"amx", NULL, 100},      {"avx512-pairs", NULL, 100}, {"avx512-wide", NULL, 100},
     {"cuda", "forward", 10}, {"cuda", "reverse", 5},      {"cuda", "random", 10},
 };
 
@@ -204,7 +204,7 @@ int main(int argc, char **argv)
         {"kernels of ref", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[0]},
         {"kernels of cpu-plain", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[1]},
         {"kernels of cpu-avx2", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[2]},
-        {"kernels of cpu-avx512", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[3]},
+        {"kernels of cpu-amx", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[3]},
         {"kernels of cpu-avx512-pairs", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[4]},
         {"kernels of cpu-avx512-wide", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[5]},
         {"kernels of cuda, forward", test_subject, NULL, NULL, (void *)(uintptr_t)&subjects[6]},

@@ -18,30 +18,16 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-enum {
-    LINE_WORDS = 16,  /* of a cache line */
-    NEAR_WORDS = 512, /* 2 KiB ahead of the tile: into L1 */
-    FAR_WORDS = 1024, /* 4 KiB ahead, where the panel comes from memory: into L2 */
-};
-
 /* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. */
 enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16 };
 
-/* Asks for the words that a tile will meet soon. Both distances matter: one alone loses up to a
- * fifth of the bandwidth (SPEED.md). */
-static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_far)
-{
-    for (int i = 0; i < n_word; i += LINE_WORDS) {
-        __builtin_prefetch(w + NEAR_WORDS + i);
-        if (is_far) {
-            __builtin_prefetch(w + FAR_WORDS + i, 0, 2);
-        }
-    }
-}
+/* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. Half of it, which
+ * would stay in L1, costs more in sums than it saves. */
+enum { AMX_CHUNKS = 32 };
 
-/* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, or a pair
- * of BF16 widened to two floats. */
-enum kind { F32, PAIRS, WIDE };
+/* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
+ * BF16 widened to two floats, or a pair by the matrix unit: see amx.c. */
+enum kind { F32, PAIRS, WIDE, AMX };
 
 /* Words of W that meet a chunk of x: where pairs are widened, a word takes two floats of x. */
 #define CHUNK_WORDS(kind) ((kind) == WIDE ? CHUNK / 2 : CHUNK)
@@ -84,12 +70,6 @@ static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n
         }
     }
 }
-
-/* What a tile asks for while it computes: cache lines of the panel that comes next. */
-struct ahead {
-    const uint32_t *w;
-    int n_line; /* per chunk of x */
-};
 
 /* total[n_row, PANEL] += tile of x times n_vec vectors of the panel, n_word words of K. */
 static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind kind,
@@ -187,7 +167,8 @@ static tile_fn *const tiles[][TILE_ROWS] = {
 
 static enum kind kind_of(const struct gemm *g)
 {
-    return g->dtype != DTYPE_BF16 ? F32 : g->has_pairs ? PAIRS : WIDE;
+    static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
+    return g->dtype != DTYPE_BF16 ? F32 : kinds[g->bf16];
 }
 
 /* ---- packing x --------------------------------------------------------------------------------*/
@@ -224,12 +205,13 @@ static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
 static void pack_tile(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
                       enum kind kind)
 {
-    const int step = kind == PAIRS ? 2 * CHUNK : CHUNK;
+    const bool is_pairs = kind == PAIRS || kind == AMX;
+    const int step = is_pairs ? 2 * CHUNK : CHUNK;
     for (int k = 0; k < n_in; k += step) {
         const int n = n_in - k < step ? n_in - k : step;
         for (int r = 0; r < n_row; r++) {
             const float *const from = x + r * x_stride + k;
-            if (kind == PAIRS) {
+            if (is_pairs) {
                 pack_pairs(to, from, n);
             } else {
                 pack_floats(to, from, n, kind == WIDE);
@@ -300,45 +282,108 @@ static struct ahead ahead_of(const uint32_t *next, const struct span *span, enum
                           (n_line + n_chunk - 1) / n_chunk};
 }
 
-/* One tile, one panel, one span. Between spans the sums wait in y, where each has its place; a sum
- * that is stored and loaded again is the same sum. */
-static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span, int panel,
-                          int row, int n_row, struct ahead ahead)
+/* What a tile's sums become when K is done. sum[n_row + 1, PANEL]: one row more than the tile has,
+ * because activate() takes several vectors at a time. */
+static void finish_tile(const struct gemm *g, float *sum, int col, int n_row, int n_col)
 {
-    /* one row more than a tile has, because activate() takes several vectors at a time */
+    if (g->bias != NULL) {
+        add_bias(sum, g->bias + col, n_row, n_col);
+    }
+    memset(sum + n_row * PANEL, 0, PANEL * sizeof *sum);
+    activate(sum, n_row * PANEL, g->act);
+}
+
+static void load_sums(float *sum, const float *y, int64_t y_stride, int n_row, int n_col)
+{
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < PANEL; c += LANES) {
+            const int n = n_col - c < LANES ? n_col - c : LANES;
+            v_store(sum + r * PANEL + c, n > 0 ? v_load_n(y + r * y_stride + c, n) : v_set1(0));
+        }
+    }
+}
+
+static void store_sums(float *y, int64_t y_stride, const float *sum, int n_row, int n_col)
+{
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < n_col; c += LANES) {
+            v_store_n(y + r * y_stride + c, v_load(sum + r * PANEL + c),
+                      n_col - c < LANES ? n_col - c : LANES);
+        }
+    }
+}
+
+/* Where the work of one tile, one panel, one span is. */
+struct place {
+    const uint32_t *x, *w;
+    float *y;
+    int col, n_col, n_row;
+};
+
+/* Between spans the sums wait in y, where each has its place; a sum that is stored and loaded again
+ * is the same sum. */
+static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
+                          const struct place *at, struct ahead ahead)
+{
     _Alignas(64) float sum[(TILE_ROWS + 1) * PANEL];
+    load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
+    tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
+    if (span->is_last) {
+        finish_tile(g, sum, at->col, at->n_row, at->n_col);
+    }
+    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
+}
+
+/* The same by the matrix unit, which reads and writes whole panels of y itself. */
+static void multiply_tile_amx(const struct gemm *g, const struct span *span, const struct place *at,
+                              struct ahead ahead, struct amx *amx)
+{
+    _Alignas(64) float sum[(AMX_ROWS + 1) * PANEL];
+    enum { SUM_BYTES = PANEL * sizeof *sum };
+    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
+    const bool is_whole = at->n_col == PANEL;
+    const bool is_direct = is_whole && !span->is_last;
+    struct amx_sums sums = {.from = at->y,
+                            .to = is_direct ? at->y : sum,
+                            .from_bytes = y_bytes,
+                            .to_bytes = is_direct ? y_bytes : SUM_BYTES};
+    if (span->first == 0) {
+        sums.from = NULL;
+    } else if (!is_whole) {
+        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
+        sums.from = sum;
+        sums.from_bytes = SUM_BYTES;
+    }
+    SIMD(amx_tile)(amx, at->n_row, at->x, at->w, span->n_word, sums, ahead);
+    if (is_direct) {
+        return;
+    }
+    if (span->is_last) {
+        finish_tile(g, sum, at->col, at->n_row, at->n_col);
+    }
+    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
+}
+
+static struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
+                             int panel, int tile)
+{
+    const int row = gemm_tile_row(g, tile);
+    const int n_row = gemm_tile_row(g, tile + 1) - row;
     const int col = panel * PANEL;
-    const int n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL;
+    const size_t x_first = (size_t)span->first / CHUNK_WORDS(kind) * CHUNK * (size_t)n_row;
+    const size_t w_first =
+        (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
     float *const y = g->y + row * g->y_stride + col;
     for (int r = 0; r < n_row; r++) { /* rows of y lie on pages of their own: 3 % of the time */
         __builtin_prefetch(y + r * g->y_stride, 1, 2);
         __builtin_prefetch(y + r * g->y_stride + LINE_WORDS, 1, 2);
     }
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < PANEL; c += LANES) {
-            const int n = n_col - c < LANES ? n_col - c : LANES;
-            v_store(sum + r * PANEL + c,
-                    span->first > 0 && n > 0 ? v_load_n(y + r * g->y_stride + c, n) : v_set1(0));
-        }
-    }
-    const size_t x_first = (size_t)span->first / CHUNK_WORDS(kind) * CHUNK * (size_t)n_row;
-    const uint32_t *const x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first;
-    const uint32_t *const w =
-        g->w + (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
-    tiles[kind][n_row - 1](x, w, span->n_word, sum, ahead);
-    if (span->is_last) {
-        if (g->bias != NULL) {
-            add_bias(sum, g->bias + col, n_row, n_col);
-        }
-        memset(sum + n_row * PANEL, 0, PANEL * sizeof *sum);
-        activate(sum, n_row * PANEL, g->act);
-    }
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < n_col; c += LANES) {
-            v_store_n(y + r * g->y_stride + c, v_load(sum + r * PANEL + c),
-                      n_col - c < LANES ? n_col - c : LANES);
-        }
-    }
+    return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
+                          .w = g->w + w_first,
+                          .y = y,
+                          .col = col,
+                          .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
+                          .n_row = n_row};
 }
 
 /* Words of K that are done for all panels before the next ones: so many that the packed rows of the
@@ -346,7 +391,7 @@ static void multiply_tile(const struct gemm *g, enum kind kind, const struct spa
 static int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
 {
     const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int n_chunk = L2_WORDS / (n_row * CHUNK);
+    const int n_chunk = kind == AMX ? AMX_CHUNKS : L2_WORDS / (n_row * CHUNK);
     const int words = (n_chunk > MIN_CHUNKS ? n_chunk : MIN_CHUNKS) * CHUNK_WORDS(kind);
     return n_tile == 1 || words > n_word ? n_word : words;
 }
@@ -358,6 +403,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
     const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
     const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
     const int step = span_words(g, kind, n_row, n_tile);
+    struct amx amx = {0};
     for (int k = 0; k < n_word; k += step) {
         const int left = n_word - k;
         const struct span span = {k, left < step ? left : step, left <= step};
@@ -365,11 +411,18 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
             const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
             for (int t = 0; t < n_tile; t++) {
-                const int row = gemm_tile_row(g, tile + t);
-                multiply_tile(g, kind, &span, panel, row, gemm_tile_row(g, tile + t + 1) - row,
-                              ahead_of(next, &span, kind, t, n_tile));
+                const struct place at = place_of(g, kind, &span, panel, tile + t);
+                const struct ahead ahead = ahead_of(next, &span, kind, t, n_tile);
+                if (kind == AMX) {
+                    multiply_tile_amx(g, &span, &at, ahead, &amx);
+                } else {
+                    multiply_tile(g, kind, &span, &at, ahead);
+                }
             }
         }
+    }
+    if (kind == AMX) {
+        SIMD(amx_release)();
     }
 }
 

@@ -15,6 +15,45 @@
 #define TILE_ROWS 3
 #endif
 
+/* What a tile asks for while it computes: cache lines of the panel that comes next. */
+struct ahead {
+    const uint32_t *w;
+    int n_line; /* per chunk of x */
+};
+
+enum {
+    LINE_WORDS = 16,  /* of a cache line */
+    NEAR_WORDS = 512, /* 2 KiB ahead of the tile: into L1 */
+    FAR_WORDS = 1024, /* 4 KiB ahead, where the panel comes from memory: into L2 */
+};
+
+/* Asks for the words that a tile will meet soon. Both distances matter: one alone loses up to a
+ * fifth of the bandwidth (SPEED.md). */
+static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_far)
+{
+    for (int i = 0; i < n_word; i += LINE_WORDS) {
+        __builtin_prefetch(w + NEAR_WORDS + i);
+        if (is_far) {
+            __builtin_prefetch(w + FAR_WORDS + i, 0, 2);
+        }
+    }
+}
+
+/* amx.c: sums of a tile of x, up to AMX_ROWS rows of BF16 pairs, with n_word words of a panel. amx:
+ * what the unit is set up for on this thread; zeroed before the first tile, released after the
+ * last. */
+struct amx {
+    int n_row, n_word;
+};
+struct amx_sums {
+    const float *from;            /* [n_row, PANEL] what is added to; NULL = 0 */
+    float *to;                    /* [n_row, PANEL] may be from */
+    int64_t from_bytes, to_bytes; /* from row to row */
+};
+void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
+                    struct amx_sums sums, struct ahead ahead);
+void SIMD(amx_release)(void);
+
 /* gemm.c */
 void SIMD(gemm_pack)(const struct gemm *g, int tile);
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
@@ -55,6 +94,7 @@ double SIMD(sum_bytes)(const void *data, size_t bytes);
 void SIMD(peak_f32)(int64_t n, double *flops);
 #if defined(ISA_AVX512)
 void SIMD(peak_bf16)(int64_t n, double *flops);
+void SIMD(peak_amx)(int64_t n, double *flops);
 #endif
 
 #endif

@@ -16,13 +16,19 @@
  *
  * Rows of x are packed by tiles of up to tile_rows rows: CHUNK words of each row of the tile, then
  * the next CHUNK words, so that one pointer with constant offsets reaches all rows. The words are
- * floats, or BF16 pairs where an instruction multiplies those.
+ * floats, or BF16 pairs where an instruction multiplies those. Both are just what the matrix unit
+ * loads: 16 words of 16 outputs, and 16 words of 16 rows.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
  *           ..                              row 0: words 16..31 ..
  */
-enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 12 };
+enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 32 };
+
+/* How BF16 weights are multiplied: widened to floats, by the vector instruction for pairs, or by
+ * the matrix unit (AMX), which takes more rows at a time. */
+enum gemm_bf16 { GEMM_WIDE, GEMM_PAIRS, GEMM_AMX };
+enum { AMX_ROWS = 32 };
 
 struct gemm {
     float *y;       /* [n_row, n_out] */
@@ -32,11 +38,16 @@ struct gemm {
     const uint32_t *w; /* packed weights: [n_panel, gemm_panel_words] */
     const float *bias; /* [n_out] or NULL */
     int n_row, n_in, n_out;
-    int n_tile;       /* the rows are divided evenly among this many tiles */
-    enum dtype dtype; /* of the weights: F32 or BF16 */
-    bool has_pairs;   /* BF16 pairs are multiplied by the instruction for them, not widened */
+    int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
+    enum dtype dtype;    /* of the weights: F32 or BF16 */
+    enum gemm_bf16 bf16; /* of BF16 weights */
     enum act act;
 };
+
+static inline bool gemm_is_amx(const struct gemm *g)
+{
+    return g->dtype == DTYPE_BF16 && g->bf16 == GEMM_AMX;
+}
 
 static inline size_t gemm_row_words(int n_in)
 {
@@ -59,9 +70,13 @@ static inline int gemm_n_panel(int n_out)
     return n_out / PANEL + (n_out % PANEL != 0);
 }
 
-/* First row of a tile; tile n_tile starts where the rows end. */
+/* First row of a tile; tile n_tile starts where the rows end. Tiles are alike, or for the matrix
+ * unit, which must be told of every other size, full but for the last. */
 static inline int gemm_tile_row(const struct gemm *g, int tile)
 {
+    if (gemm_is_amx(g)) {
+        return tile * AMX_ROWS < g->n_row ? tile * AMX_ROWS : g->n_row;
+    }
     return (int)((int64_t)g->n_row * tile / g->n_tile);
 }
 
@@ -172,6 +187,7 @@ struct simd_kernels {
     double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
     void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */
     void (*peak_bf16)(int64_t n, double *flops);         /* NULL without such an instruction */
+    void (*peak_amx)(int64_t n, double *flops);          /* likewise; only where AMX is enabled */
 };
 
 extern const struct simd_kernels simd_kernels_avx512;

@@ -23,5 +23,6 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .peak_f32 = SIMD(peak_f32),
 #if defined(ISA_AVX512)
     .peak_bf16 = SIMD(peak_bf16),
+    .peak_amx = SIMD(peak_amx),
 #endif
 };

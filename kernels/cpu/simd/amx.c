@@ -1,0 +1,183 @@
+/* Products of BF16 pairs by the matrix unit of Intel's processors (AMX-BF16).
+ *
+ * An instruction multiplies 16 words of 16 rows by 16 words of 16 outputs: 16 times the work of one
+ * for vectors. Two blocks of rows by two of outputs fill the unit's eight registers: four loads
+ * feed four products, and four chains hide their latency. Each output is one chain in ascending k,
+ * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
+ * the output, whatever other rows there are. Few rows: bound by the bytes of W, as in gemm.c. Many:
+ * by the unit. Share reached: see SPEED.md. */
+#include "kernels/cpu/simd/internal.h"
+
+#if defined(ISA_AVX512)
+
+/* gcc does not know what the instructions read: this has it written before. */
+#define WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
+
+enum { BLOCK = 16 }; /* rows of a register, and words of its rows */
+
+/* The layout that the instruction LDTILECFG reads. */
+struct palette {
+    uint8_t id, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t n_row[16];
+};
+
+static void shape_of(struct palette *p, int reg, int n_row, int n_word)
+{
+    p->n_row[reg] = (uint8_t)n_row;
+    p->row_bytes[reg] = (uint16_t)(n_row > 0 ? n_word * (int)sizeof(uint32_t) : 0);
+}
+
+/* Registers 0 to 3: sums; 4 and 5: rows of x; 6 and 7: outputs. Empties them all. */
+static void set_up(struct amx *amx, int n_row, int n_word)
+{
+    if (amx->n_row == n_row && amx->n_word == n_word) {
+        return;
+    }
+    *amx = (struct amx){n_row, n_word};
+    const int first = n_row < BLOCK ? n_row : BLOCK;
+    _Alignas(64) struct palette p = {.id = 1};
+    for (int i = 0; i < 2; i++) {
+        shape_of(&p, i, first, BLOCK);
+        shape_of(&p, 2 + i, n_row - first, BLOCK);
+        shape_of(&p, 4 + i, i == 0 ? first : n_row - first, n_word);
+        shape_of(&p, 6 + i, n_word, BLOCK);
+    }
+    WRITTEN(&p);
+    _tile_loadconfig(&p);
+}
+
+/* One tile after another meets the same words: those are in L1, and what comes next is fetched into
+ * L2 by shares. A tile alone asks for the words that come from memory. */
+static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
+{
+    if (ahead->n_line == 0) {
+        prefetch_words(w, BLOCK * PANEL, true);
+    }
+    for (int i = 0; i < ahead->n_line; i++) {
+        __builtin_prefetch(ahead->w, 0, 2);
+        ahead->w += LINE_WORDS;
+    }
+}
+
+/* Sums of BLOCK rows: registers a and b, which must be numbers. */
+#define LOAD_SUMS(a, b, from, stride)                                                              \
+    do {                                                                                           \
+        if ((from) == NULL) {                                                                      \
+            _tile_zero(a);                                                                         \
+            _tile_zero(b);                                                                         \
+        } else {                                                                                   \
+            _tile_loadd(a, from, stride);                                                          \
+            _tile_loadd(b, (from) + BLOCK, stride);                                                \
+        }                                                                                          \
+    } while (0)
+
+#define STORE_SUMS(a, b, to, stride)                                                               \
+    do {                                                                                           \
+        _tile_stored(a, to, stride);                                                               \
+        _tile_stored(b, (to) + BLOCK, stride);                                                     \
+    } while (0)
+
+enum { ROW_BYTES = CHUNK * sizeof(uint32_t), WORD_BYTES = PANEL * sizeof(uint32_t) };
+
+static void few_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
+                     const struct amx_sums *sums, struct ahead ahead)
+{
+    LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
+    for (int i = 0; i < n_step; i++) {
+        fetch(w, &ahead);
+        _tile_loadd(4, x, ROW_BYTES);
+        _tile_loadd(6, w, WORD_BYTES);
+        _tile_loadd(7, w + BLOCK, WORD_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        x += x_step;
+        w += BLOCK * PANEL;
+    }
+    STORE_SUMS(0, 1, sums->to, sums->to_bytes);
+}
+
+static void many_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
+                      const struct amx_sums *sums, struct ahead ahead)
+{
+    const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
+    const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
+    const float *const below = sums->from != NULL ? sums->from + from_block : NULL;
+    LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
+    LOAD_SUMS(2, 3, below, sums->from_bytes);
+    for (int i = 0; i < n_step; i++) {
+        fetch(w, &ahead);
+        _tile_loadd(4, x, ROW_BYTES);
+        _tile_loadd(6, w, WORD_BYTES);
+        _tile_loadd(7, w + BLOCK, WORD_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        x += x_step;
+        w += BLOCK * PANEL;
+    }
+    STORE_SUMS(0, 1, sums->to, sums->to_bytes);
+    STORE_SUMS(2, 3, sums->to + to_block, sums->to_bytes);
+}
+
+void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
+                    struct amx_sums sums, struct ahead ahead)
+{
+    void (*const run)(const uint32_t *, size_t, const uint32_t *, int, const struct amx_sums *,
+                      struct ahead) = n_row > BLOCK ? many_rows : few_rows;
+    const size_t x_step = (size_t)n_row * CHUNK;
+    const int n_step = n_word / BLOCK;
+    WRITTEN(sums.from);
+    if (n_step > 0) {
+        set_up(amx, n_row, BLOCK);
+        run(x, x_step, w, n_step, &sums, ahead);
+        sums.from = sums.to;
+        sums.from_bytes = sums.to_bytes;
+    }
+    if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
+        set_up(amx, n_row, n_word % BLOCK);
+        run(x + (size_t)n_step * x_step, x_step, w + (size_t)n_step * BLOCK * PANEL, 1, &sums,
+            (struct ahead){w, 1});
+    }
+}
+
+void SIMD(amx_release)(void)
+{
+    _tile_release();
+}
+
+void SIMD(peak_amx)(int64_t n, double *flops)
+{
+    struct amx amx = {0};
+    set_up(&amx, 2 * BLOCK, BLOCK);
+    for (int64_t i = 0; i < n; i++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+    *flops = 4.0 * 2 * 2 * BLOCK * BLOCK * BLOCK * (double)n;
+}
+
+#else
+
+void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
+                    struct amx_sums sums, struct ahead ahead)
+{
+    (void)n_row;
+    (void)x;
+    (void)w;
+    (void)n_word;
+    (void)sums;
+    (void)ahead;
+    CHECK(amx == NULL); /* machine.c asks for it on machines that have it */
+}
+
+void SIMD(amx_release)(void)
+{
+}
+
+#endif
