@@ -2,22 +2,6 @@
  * the test's gate lets them, so every stage can be met on purpose. */
 #include "tests/engine/harness.h"
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 static int state_of(const struct request *request)
 {
     return atomic_load(&request->item[0].state);
@@ -39,7 +23,7 @@ static void assert_all_free(struct engine *engine)
 
 static void cancelled_while_decoding(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
@@ -65,7 +49,7 @@ static void cancelled_while_decoding(void **state)
 
 static void cancelled_while_prefilling(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 8;
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
@@ -89,7 +73,7 @@ static void cancelled_while_prefilling(void **state)
 
 static void cancelled_while_scoring_with_windows_queued(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 32;
     struct engine *const engine = harness_open_as(state, &options);
@@ -118,7 +102,7 @@ static void cancelled_while_scoring_with_windows_queued(void **state)
 
 static void cancelled_while_queued(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
@@ -151,7 +135,7 @@ static void cancelled_while_queued(void **state)
 /* The front end leaves without waiting: the engine ends the work and frees the request. */
 static void released_while_running(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (int i = 0; i < 50; i++) {
         struct waiter waiter;
@@ -172,7 +156,7 @@ static void released_while_running(void **state)
 
 static void deadlines_end_running_and_queued_work(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
@@ -205,7 +189,7 @@ static void deadlines_end_running_and_queued_work(void **state)
 
 static void full_queue_refuses_and_recovers(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     options.max_queue = 2;
     options.max_queue_tokens = 40;
@@ -243,7 +227,7 @@ static void full_queue_refuses_and_recovers(void **state)
 /* Bulk work fills the machine; an interactive request starts in the next step all the same. */
 static void interactive_overtakes_bulk(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 4;
     options.max_batch_tokens = 32;
     struct engine *const engine = harness_open_as(state, &options);
@@ -283,7 +267,7 @@ static void interactive_overtakes_bulk(void **state)
 static void bulk_is_not_starved(void **state)
 {
     enum { N = 40 };
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 16;
     struct engine *const engine = harness_open_as(state, &options);
@@ -318,7 +302,7 @@ static void bulk_is_not_starved(void **state)
 
 static void wakes_once_per_request_and_step(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct waiter waiter;
     waiter_begin(&waiter);
@@ -359,7 +343,7 @@ static void note_submission(void *ctx)
 static void tokens_are_delivered_beside_the_next_step(void **state)
 {
     (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     for (int is_async = 0; is_async < 2; is_async++) {
         struct engine *const engine = harness_open(&options);
         struct waiter waiter;
@@ -393,7 +377,7 @@ static void tokens_are_delivered_beside_the_next_step(void **state)
 static void nothing_stays_undelivered(void **state)
 {
     (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open(&options);
     device_begin(engine);
     struct gate gate;
@@ -425,7 +409,7 @@ static void nothing_stays_undelivered(void **state)
 
 static void drain_finishes_what_was_taken(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     struct engine *const engine = harness_open_as(state, &options);
     struct request *request[6];
@@ -461,7 +445,7 @@ static void *open_when_draining(void *arg)
 
 static void drain_cuts_short_at_its_deadline(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
@@ -489,7 +473,7 @@ static void drain_cuts_short_at_its_deadline(void **state)
 
 static void closes_while_idle_and_while_running(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *engine = harness_open_as(state, &options);
     assert_int_equal(engine_state(engine), ENGINE_READY);
     assert_int_equal(engine_stalled_ms(engine), 0);
@@ -507,7 +491,7 @@ static void closes_while_idle_and_while_running(void **state)
 
 static void a_stall_shows_only_while_there_is_work(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
     gate_begin(&gate, engine);
@@ -535,7 +519,7 @@ static void count_failure(void *ctx)
 
 static void backend_failure_ends_everything(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     atomic_int n_failure = 0;
     options.max_seqs = 1;
     options.failed = count_failure;
@@ -652,7 +636,7 @@ static void *client_main(void *arg)
 static void many_front_ends_at_once(void **state)
 {
     enum { N = 6 };
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 8;
     struct engine *const engine = harness_open_as(state, &options);
     pthread_t thread[N];
@@ -691,5 +675,5 @@ int main(void)
         HARNESS_BOTH(nan_fails_its_item_alone),
         HARNESS_BOTH(many_front_ends_at_once),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }
