@@ -285,6 +285,16 @@ static inline void gate_begin(struct gate *gate, struct engine *engine)
     engine->be->op = &gate->op;
 }
 
+/* As the test's state says, with the gate closed and a waiter for its requests. */
+static inline struct engine *harness_open_gated(void **state, const struct engine_options *options,
+                                                struct gate *gate, struct waiter *waiter)
+{
+    struct engine *const engine = harness_open_as(state, options);
+    gate_begin(gate, engine);
+    waiter_begin(waiter);
+    return engine;
+}
+
 /* Lets n more steps end; n < 0: all from now on. */
 static inline void gate_allow(struct gate *gate, int n)
 {

@@ -24,11 +24,9 @@ static void assert_all_free(struct engine *engine)
 static void cancelled_while_decoding(void **state)
 {
     const struct engine_options options = harness_options(harness_dir);
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_generation(1, 50);
     harness_item(engine, request, 0, 1, 5);
     harness_submit(engine, request, &waiter);
@@ -51,11 +49,9 @@ static void cancelled_while_prefilling(void **state)
 {
     struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 8;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_generation(1, 5);
     harness_item(engine, request, 0, 1, 80);
     harness_submit(engine, request, &waiter);
@@ -76,11 +72,9 @@ static void cancelled_while_scoring_with_windows_queued(void **state)
     struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_score(3, 20, 5);
     for (int i = 0; i < 3; i++) {
         harness_item(engine, request, i, i, 90);
@@ -104,11 +98,9 @@ static void cancelled_while_queued(void **state)
 {
     struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const running = harness_generation(1, 10);
     struct request *const queued = harness_generation(1, 10);
     harness_item(engine, running, 0, 1, 5);
@@ -158,11 +150,9 @@ static void deadlines_end_running_and_queued_work(void **state)
 {
     struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const running = harness_generation(1, 10);
     struct request *const queued = harness_generation(1, 10);
     harness_item(engine, running, 0, 1, 5);
@@ -193,11 +183,9 @@ static void full_queue_refuses_and_recovers(void **state)
     options.max_seqs = 1;
     options.max_queue = 2;
     options.max_queue_tokens = 40;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *request[5];
     for (int i = 0; i < 5; i++) {
         request[i] = harness_generation(1, 5);
@@ -230,11 +218,9 @@ static void interactive_overtakes_bulk(void **state)
     struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 4;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const bulk = harness_score(20, 90, 90);
     bulk->priority = PRIORITY_BULK;
     for (int i = 0; i < 20; i++) {
@@ -270,11 +256,9 @@ static void bulk_is_not_starved(void **state)
     struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 16;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *interactive[N];
     for (int i = 0; i < N; i++) {
         interactive[i] = harness_generation(1, 2);
@@ -492,11 +476,9 @@ static void closes_while_idle_and_while_running(void **state)
 static void a_stall_shows_only_while_there_is_work(void **state)
 {
     const struct engine_options options = harness_options(harness_dir);
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     (void)usleep(20000);
     assert_int_equal(engine_stalled_ms(engine), 0);
     struct request *const request = harness_generation(1, 1);
@@ -524,11 +506,9 @@ static void backend_failure_ends_everything(void **state)
     options.max_seqs = 1;
     options.failed = count_failure;
     options.failed_ctx = &n_failure;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *request[3];
     for (int i = 0; i < 3; i++) {
         request[i] = i < 2 ? harness_generation(1, 20) : harness_score(1, 10, 10);

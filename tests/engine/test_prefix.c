@@ -251,11 +251,9 @@ static void who_waits_takes_over(void **state)
     struct request *const expected = reference_of(samples, 6, 1);
     struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 20;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const first = samples(engine, 6, 1);
     struct request *const second = samples(engine, 6, 1);
     harness_submit(engine, first, &waiter);
@@ -284,11 +282,9 @@ static void interactive_does_not_wait_for_bulk(void **state)
     struct request *const expected = reference_of(samples, 7, 1);
     struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 20;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const bulk = samples(engine, 7, 2);
     bulk->priority = PRIORITY_BULK;
     struct request *const quick = samples(engine, 7, 1);
@@ -326,11 +322,9 @@ static void windows_come_in_order(void **state)
     struct request *const expected = reference_of(windows, 30, 1);
     struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = 1024;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const before = samples(engine, 31, 1);
     harness_submit(engine, before, &waiter);
     gate_await(&gate, 1);
