@@ -43,11 +43,9 @@ static bool read_text(struct server *server, struct fields *fields, struct token
     bool special = !t->content;
     bool control = true;
     input_model(fields, limits);
-    fields_bool(fields, "add_special_tokens", &special);
-    fields_bool(fields, "add_special", &special);
-    fields_bool(fields, "return_token_strs", &t->pieces);
-    fields_bool(fields, "with_pieces", &t->pieces);
-    fields_bool(fields, "parse_special", &control);
+    fields_bool(fields, "add_special_tokens", "add_special", &special);
+    fields_bool(fields, "return_token_strs", "with_pieces", &t->pieces);
+    fields_bool(fields, "parse_special", NULL, &control);
     fields_finish(fields, limits->strict, ignored);
     if (fields->error->status != 0) {
         return false;

@@ -39,18 +39,13 @@ static double key_params(const struct model_info *info)
 }
 
 /* Bytes per element of the value tables: read in place (no resident bytes) they keep the file's
- * type.
- */
+ * type. Both counts have a table that several memories read once. */
 static double value_elem_bytes(const struct model_info *info)
 {
     if (info->value_bytes == 0) {
         return (double)dtype_bytes(info->file_dtype);
     }
-    double n = 0;
-    for (int m = 0; m < info->n_memory; m++) {
-        n += (double)info->memory[m].n_slot * (double)info->memory[m].d_value;
-    }
-    return n > 0 ? (double)info->value_bytes / n : 0;
+    return (double)info->value_bytes / (double)info->n_param_memory;
 }
 
 /* Value elements that a row gathers. */

@@ -248,11 +248,11 @@ void fields_float(struct fields *fields, const char *name, const char *alias,
     *value = (float)real;
 }
 
-void fields_bool(struct fields *fields, const char *name, bool *value)
+void fields_bool(struct fields *fields, const char *name, const char *alias, bool *value)
 {
-    const json_t *const given = fields_get(fields, name, NULL);
+    const json_t *const given = fields_get(fields, name, alias);
     if (given != NULL && !json_is_boolean(given)) {
-        (void)fields_wrong(fields, name, "a boolean", given);
+        (void)fields_wrong(fields, fields_used(fields, name, alias), "a boolean", given);
     } else if (given != NULL) {
         *value = json_is_true(given);
     }

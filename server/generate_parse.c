@@ -58,9 +58,9 @@ static void read_shape(struct fields *fields, struct generate_job *job,
                        const struct api_limits *limits)
 {
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
-    fields_bool(fields, "echo", &job->echo);
-    fields_bool(fields, "stream", &job->stream);
-    fields_bool(fields, "details", &job->details);
+    fields_bool(fields, "echo", NULL, &job->echo);
+    fields_bool(fields, "stream", NULL, &job->stream);
+    fields_bool(fields, "details", NULL, &job->details);
     job->memory = input_memory(fields, limits);
     input_model(fields, limits);
     input_id(fields, job->id, sizeof job->id);
@@ -102,7 +102,7 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     generate_read_n(fields, job, sampling);
-    fields_bool(fields, "include_stop", &sampling->include_stop);
+    fields_bool(fields, "include_stop", NULL, &sampling->include_stop);
     fields_int(fields, "min_tokens", NULL, 0, INT32_MAX, &sampling->min_tokens);
     read_shape(fields, job, limits);
     const int max_tokens = read_max_tokens(fields);

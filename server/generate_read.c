@@ -25,7 +25,7 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
                  &s->frequency);
     fields_int(fields, "top_k", NULL, -1, info->n_vocab, &s->top_k);
     s->top_k = s->top_k == -1 ? 0 : s->top_k;
-    fields_bool(fields, "ignore_eos", &s->ignore_eos);
+    fields_bool(fields, "ignore_eos", NULL, &s->ignore_eos);
     if (!fields_u64(fields, "seed", &s->seed)) {
         CHECK(getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed);
         /* Many JSON readers keep 53 bits: a seed of ours survives them all. */

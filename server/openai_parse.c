@@ -56,12 +56,12 @@ static void read_stream(struct fields *fields, struct generate_job *job,
                         const struct api_limits *limits)
 {
     struct fields options;
-    fields_bool(fields, "stream", &job->stream);
+    fields_bool(fields, "stream", NULL, &job->stream);
     if (!fields_open_in(&options, fields, "stream_options")) {
         return;
     }
-    fields_bool(&options, "include_usage", &job->openai.usage);
-    fields_bool(&options, "continuous_usage_stats", &job->openai.usage_always);
+    fields_bool(&options, "include_usage", NULL, &job->openai.usage);
+    fields_bool(&options, "continuous_usage_stats", NULL, &job->openai.usage_always);
     fields_finish(&options, limits->strict, job->ignored);
     if (!job->stream) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "stream_options",
@@ -75,9 +75,9 @@ static void read_shape(struct fields *fields, struct generate_job *job,
 {
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
     fields_int(fields, "prompt_logprobs", NULL, 0, limits->max_logprobs, &job->prompt_logprobs);
-    fields_bool(fields, "echo", &job->echo);
-    fields_bool(fields, "return_token_ids", &job->openai.ids);
-    fields_bool(fields, "return_tokens_as_token_ids", &job->openai.tokens_as_ids);
+    fields_bool(fields, "echo", NULL, &job->echo);
+    fields_bool(fields, "return_token_ids", NULL, &job->openai.ids);
+    fields_bool(fields, "return_tokens_as_token_ids", NULL, &job->openai.tokens_as_ids);
     if (job->stream && job->prompt_logprobs >= 0) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "prompt_logprobs",
                             "prompt_logprobs are not given in a stream: use echo and logprobs");
@@ -93,8 +93,8 @@ static void read_sampling(struct fields *fields, struct sampling *sampling,
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     fields_int(fields, "min_tokens", NULL, 0, INT32_MAX, &sampling->min_tokens);
-    fields_bool(fields, "include_stop_str_in_output", &sampling->include_stop);
-    fields_bool(fields, "skip_special_tokens", &skip_special);
+    fields_bool(fields, "include_stop_str_in_output", NULL, &sampling->include_stop);
+    fields_bool(fields, "skip_special_tokens", NULL, &skip_special);
     sampling->show_control = !skip_special;
 }
 
@@ -115,7 +115,7 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     (void)fields_string(fields, "user", NULL); /* for the provider's own records: we keep none */
     bool special = true;
     int max_tokens = -1;
-    fields_bool(fields, "add_special_tokens", &special);
+    fields_bool(fields, "add_special_tokens", NULL, &special);
     fields_int(fields, "max_tokens", NULL, 0, INT32_MAX, &max_tokens);
     if (max_tokens == 0 && !job->echo && job->prompt_logprobs < 0) {
         (void)api_error_set(fields->error, 400, "invalid_value", "max_tokens",

@@ -425,14 +425,14 @@ static void read_rules(struct fields *fields, const struct score_job *job, struc
     static const char *const boundaries[] = {"joint", "separate", NULL};
     const struct model_info *const info = rules->limits->info;
     bool add_bos = info->add_bos;
-    fields_bool(fields, "add_bos", &add_bos);
-    fields_bool(fields, "append_eos", &rules->marks.eos);
+    fields_bool(fields, "add_bos", NULL, &add_bos);
+    fields_bool(fields, "append_eos", NULL, &rules->marks.eos);
     rules->marks.bos_text = add_bos;
     rules->marks.bos_ids = add_bos && json_is_true(json_object_get(fields->object, "add_bos"));
     const int boundary = fields_choice(fields, "boundary", boundaries);
     rules->joint = boundary == 0;
     rules->separate = boundary == 1;
-    fields_bool(fields, "unconditional", &rules->unconditional);
+    fields_bool(fields, "unconditional", NULL, &rules->unconditional);
     if (boundary >= 0 && job->form != SCORE_RANKING && job->form != SCORE_PAIRS) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "boundary",
                             "boundary goes with context and continuations, or with pairs, not with "

@@ -170,8 +170,8 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     const json_t *const items = fields_get(fields, "items", NULL);
     bool item_first = false;
     int lang = 0;
-    fields_bool(fields, "apply_softmax", &job->softmax);
-    fields_bool(fields, "item_first", &item_first);
+    fields_bool(fields, "apply_softmax", NULL, &job->softmax);
+    fields_bool(fields, "item_first", NULL, &item_first);
     input_model(fields, limits);
     input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &lang);

@@ -254,9 +254,9 @@ static void read_wishes(struct fields *fields, struct score_job *job, struct wis
 {
     job->logprobs = -1;
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
-    fields_bool(fields, "ranks", &job->ranks);
-    fields_bool(fields, "entropy", &wishes->entropy);
-    fields_bool(fields, "stream", &job->stream);
+    fields_bool(fields, "ranks", NULL, &job->ranks);
+    fields_bool(fields, "entropy", NULL, &wishes->entropy);
+    fields_bool(fields, "stream", NULL, &job->stream);
     job->memory = input_memory(fields, limits);
     score_read_targets(fields, "target_ids", limits, &wishes->target, &wishes->n_target);
 }

@@ -21,7 +21,7 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
     generate_read_numbers(fields, sampling, limits->info);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
-    fields_bool(fields, "do_sample", &do_sample);
+    fields_bool(fields, "do_sample", NULL, &do_sample);
     fields_int(fields, "best_of", NULL, 1, INT32_MAX, &best_of);
     if (best_of > 1) {
         (void)api_error_set(fields->error, 400, "unsupported_parameter", "best_of",
@@ -42,9 +42,9 @@ static void read_shape(struct fields *fields, struct generate_job *job,
 {
     bool prefill = false;
     int n_top = -1;
-    fields_bool(fields, "return_full_text", &job->echo);
-    fields_bool(fields, "details", &job->details);
-    fields_bool(fields, "decoder_input_details", &prefill);
+    fields_bool(fields, "return_full_text", NULL, &job->echo);
+    fields_bool(fields, "details", NULL, &job->details);
+    fields_bool(fields, "decoder_input_details", NULL, &prefill);
     fields_int(fields, "top_n_tokens", NULL, 0, limits->max_logprobs, &n_top);
     if (prefill && job->stream) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "decoder_input_details",
@@ -87,7 +87,7 @@ static bool tgi_read(struct generate_job *job, struct fields *fields, struct sam
                      const struct api_limits *limits)
 {
     const json_t *const inputs = fields_get(fields, "inputs", NULL);
-    fields_bool(fields, "stream", &job->stream);
+    fields_bool(fields, "stream", NULL, &job->stream);
     input_model(fields, limits);
     job->deadline_us = input_deadline(fields, limits);
     const int max_tokens = read_parameters(fields, job, sampling, limits);

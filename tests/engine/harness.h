@@ -1,6 +1,6 @@
-/* An engine on a tiny model, for tests/engine: opening it, building requests, waiting for them, a
- * device that computes by itself, and a gate that lets the test decide when a step may end. Header
- * only. */
+/* An engine on a tiny model, for tests/engine: the model's folder for a group of tests, opening the
+ * engine, building requests, waiting for them, a device that computes by itself, and a gate that
+ * lets the test decide when a step may end. Header only. */
 #ifndef TESTS_ENGINE_HARNESS_H
 #define TESTS_ENGINE_HARNESS_H
 
@@ -16,6 +16,23 @@
 #include <cmocka.h>
 
 enum { HARNESS_VOCAB = 101 };
+
+/* The group's model: a test of other weights makes its own in a setup of its own. */
+static char *harness_dir;
+
+static inline int harness_setup(void **state)
+{
+    (void)state;
+    harness_dir = tiny_model(HARNESS_VOCAB, -1);
+    return 0;
+}
+
+static inline int harness_teardown(void **state)
+{
+    (void)state;
+    tiny_model_remove(harness_dir);
+    return 0;
+}
 
 /* The device that TEST_DEVICE names; else the reference backend. */
 static inline const char *harness_device_name(void)
@@ -266,6 +283,16 @@ static inline void gate_begin(struct gate *gate, struct engine *engine)
     CHECK(pthread_cond_init(&gate->changed, NULL) == 0);
     harness_gate = gate;
     engine->be->op = &gate->op;
+}
+
+/* As the test's state says, with the gate closed and a waiter for its requests. */
+static inline struct engine *harness_open_gated(void **state, const struct engine_options *options,
+                                                struct gate *gate, struct waiter *waiter)
+{
+    struct engine *const engine = harness_open_as(state, options);
+    gate_begin(gate, engine);
+    waiter_begin(waiter);
+    return engine;
 }
 
 /* Lets n more steps end; n < 0: all from now on. */

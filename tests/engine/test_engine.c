@@ -3,22 +3,6 @@
  * not. TEST_DEVICE names the backend, PKMSERVE_ISA the CPU's instruction set. */
 #include "tests/engine/harness.h"
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 /* ---- the requests that are compared ---- */
 
 enum {
@@ -148,7 +132,7 @@ static struct request *reference[N_SUBJECT];
 
 static void make_references(void)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.prefix_cache = false;
     struct engine *const engine = harness_open(&options);
     for (int s = 0; s < N_SUBJECT; s++) {
@@ -174,7 +158,7 @@ static void same_bits_in_a_crowd(void **state)
 {
     enum { N_COMPANY = 20 };
     make_references();
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (int s = 0; s < N_SUBJECT; s++) {
         struct request *crowd[N_COMPANY];
@@ -216,7 +200,7 @@ static void same_bits_however_steps_are_cut(void **state)
     };
     make_references();
     for (size_t v = 0; v < sizeof shapes / sizeof shapes[0]; v++) {
-        struct engine_options options = harness_options(dir);
+        struct engine_options options = harness_options(harness_dir);
         options.max_seqs = shapes[v].max_seqs;
         options.max_batch_tokens = shapes[v].max_batch_tokens;
         options.kv_tokens = shapes[v].kv_tokens;
@@ -239,7 +223,7 @@ static void same_bits_however_steps_are_cut(void **state)
 static void streamed_results_are_the_final_ones(void **state)
 {
     make_references();
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = 32;
     struct engine *const engine = harness_open_as(state, &options);
     for (int s = 0; s < N_SUBJECT; s++) {
@@ -268,7 +252,7 @@ static void streamed_results_are_the_final_ones(void **state)
 static void echo_equals_score(void **state)
 {
     enum { N = 60 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const echo = harness_generation(1, 0);
     echo->echo = true;
@@ -290,7 +274,7 @@ static void echo_equals_score(void **state)
 static void generated_logprobs_equal_score(void **state)
 {
     enum { N = 30, N_NEW = 20 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->sampling.temperature = 1.1f;
@@ -315,7 +299,7 @@ static void generated_logprobs_equal_score(void **state)
 static void windows_score_like_texts_of_their_own(void **state)
 {
     enum { N = 100, W = 24, STRIDE = 10 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const whole = harness_score(1, W, STRIDE);
     harness_item(engine, whole, 0, 4, N);
@@ -357,7 +341,7 @@ static void traces_count_each_position_once(void **state)
         {100, 40, 40, 40 * 3 + 40},
         {150, 40, 13, 40 * 10 + 40},
     };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     const int n_column = TINY_MEMORY_HEAD * TINY_K_TOP;
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -388,7 +372,7 @@ static void traces_count_each_position_once(void **state)
 
 static void traces_do_not_change_scores(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const traced = subject(engine, SUBJECT_TRACED);
     struct request *const plain = subject(engine, SUBJECT_SCORE);
@@ -407,7 +391,7 @@ static void traces_do_not_change_scores(void **state)
 static void generation_traces_the_whole_text(void **state)
 {
     enum { N = 10, N_NEW = 7 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const generation = harness_generation(1, N_NEW);
     generation->trace_memory = generation->trace_tokens = true;
@@ -443,5 +427,5 @@ int main(void)
         HARNESS_BOTH(traces_do_not_change_scores),
         HARNESS_BOTH(generation_traces_the_whole_text),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -2,22 +2,6 @@
  * the test's gate lets them, so every stage can be met on purpose. */
 #include "tests/engine/harness.h"
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 static int state_of(const struct request *request)
 {
     return atomic_load(&request->item[0].state);
@@ -39,12 +23,10 @@ static void assert_all_free(struct engine *engine)
 
 static void cancelled_while_decoding(void **state)
 {
-    const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open_as(state, &options);
+    const struct engine_options options = harness_options(harness_dir);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_generation(1, 50);
     harness_item(engine, request, 0, 1, 5);
     harness_submit(engine, request, &waiter);
@@ -65,13 +47,11 @@ static void cancelled_while_decoding(void **state)
 
 static void cancelled_while_prefilling(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 8;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_generation(1, 5);
     harness_item(engine, request, 0, 1, 80);
     harness_submit(engine, request, &waiter);
@@ -89,14 +69,12 @@ static void cancelled_while_prefilling(void **state)
 
 static void cancelled_while_scoring_with_windows_queued(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const request = harness_score(3, 20, 5);
     for (int i = 0; i < 3; i++) {
         harness_item(engine, request, i, i, 90);
@@ -118,13 +96,11 @@ static void cancelled_while_scoring_with_windows_queued(void **state)
 
 static void cancelled_while_queued(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const running = harness_generation(1, 10);
     struct request *const queued = harness_generation(1, 10);
     harness_item(engine, running, 0, 1, 5);
@@ -151,7 +127,7 @@ static void cancelled_while_queued(void **state)
 /* The front end leaves without waiting: the engine ends the work and frees the request. */
 static void released_while_running(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (int i = 0; i < 50; i++) {
         struct waiter waiter;
@@ -172,13 +148,11 @@ static void released_while_running(void **state)
 
 static void deadlines_end_running_and_queued_work(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const running = harness_generation(1, 10);
     struct request *const queued = harness_generation(1, 10);
     harness_item(engine, running, 0, 1, 5);
@@ -205,15 +179,13 @@ static void deadlines_end_running_and_queued_work(void **state)
 
 static void full_queue_refuses_and_recovers(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     options.max_queue = 2;
     options.max_queue_tokens = 40;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *request[5];
     for (int i = 0; i < 5; i++) {
         request[i] = harness_generation(1, 5);
@@ -243,14 +215,12 @@ static void full_queue_refuses_and_recovers(void **state)
 /* Bulk work fills the machine; an interactive request starts in the next step all the same. */
 static void interactive_overtakes_bulk(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 4;
     options.max_batch_tokens = 32;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const bulk = harness_score(20, 90, 90);
     bulk->priority = PRIORITY_BULK;
     for (int i = 0; i < 20; i++) {
@@ -283,14 +253,12 @@ static void interactive_overtakes_bulk(void **state)
 static void bulk_is_not_starved(void **state)
 {
     enum { N = 40 };
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     options.max_batch_tokens = 16;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *interactive[N];
     for (int i = 0; i < N; i++) {
         interactive[i] = harness_generation(1, 2);
@@ -318,7 +286,7 @@ static void bulk_is_not_starved(void **state)
 
 static void wakes_once_per_request_and_step(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct waiter waiter;
     waiter_begin(&waiter);
@@ -359,7 +327,7 @@ static void note_submission(void *ctx)
 static void tokens_are_delivered_beside_the_next_step(void **state)
 {
     (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     for (int is_async = 0; is_async < 2; is_async++) {
         struct engine *const engine = harness_open(&options);
         struct waiter waiter;
@@ -393,7 +361,7 @@ static void tokens_are_delivered_beside_the_next_step(void **state)
 static void nothing_stays_undelivered(void **state)
 {
     (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open(&options);
     device_begin(engine);
     struct gate gate;
@@ -425,7 +393,7 @@ static void nothing_stays_undelivered(void **state)
 
 static void drain_finishes_what_was_taken(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 2;
     struct engine *const engine = harness_open_as(state, &options);
     struct request *request[6];
@@ -461,7 +429,7 @@ static void *open_when_draining(void *arg)
 
 static void drain_cuts_short_at_its_deadline(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 1;
     struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
@@ -489,7 +457,7 @@ static void drain_cuts_short_at_its_deadline(void **state)
 
 static void closes_while_idle_and_while_running(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *engine = harness_open_as(state, &options);
     assert_int_equal(engine_state(engine), ENGINE_READY);
     assert_int_equal(engine_stalled_ms(engine), 0);
@@ -507,12 +475,10 @@ static void closes_while_idle_and_while_running(void **state)
 
 static void a_stall_shows_only_while_there_is_work(void **state)
 {
-    const struct engine_options options = harness_options(dir);
-    struct engine *const engine = harness_open_as(state, &options);
+    const struct engine_options options = harness_options(harness_dir);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     (void)usleep(20000);
     assert_int_equal(engine_stalled_ms(engine), 0);
     struct request *const request = harness_generation(1, 1);
@@ -535,16 +501,14 @@ static void count_failure(void *ctx)
 
 static void backend_failure_ends_everything(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     atomic_int n_failure = 0;
     options.max_seqs = 1;
     options.failed = count_failure;
     options.failed_ctx = &n_failure;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *request[3];
     for (int i = 0; i < 3; i++) {
         request[i] = i < 2 ? harness_generation(1, 20) : harness_score(1, 10, 10);
@@ -652,7 +616,7 @@ static void *client_main(void *arg)
 static void many_front_ends_at_once(void **state)
 {
     enum { N = 6 };
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 8;
     struct engine *const engine = harness_open_as(state, &options);
     pthread_t thread[N];
@@ -691,5 +655,5 @@ int main(void)
         HARNESS_BOTH(nan_fails_its_item_alone),
         HARNESS_BOTH(many_front_ends_at_once),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

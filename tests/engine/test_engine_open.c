@@ -1,22 +1,6 @@
 /* Opening: what is refused by name, what is resolved, the self-test; and the counters of a run. */
 #include "tests/engine/harness.h"
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 static void assert_not_opened(const struct engine_options *options, enum err_code code,
                               const char *what)
 {
@@ -33,19 +17,19 @@ static void assert_not_opened(const struct engine_options *options, enum err_cod
 static void options_out_of_bounds_are_named(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.max_seqs = 0;
     assert_not_opened(&o, ERR_ARGUMENT, "max_seqs is 0");
-    o = harness_options(dir);
+    o = harness_options(harness_dir);
     o.max_seqs = 65;
     assert_not_opened(&o, ERR_ARGUMENT, "max_seqs 65 exceeds max_batch_tokens 64");
-    o = harness_options(dir);
+    o = harness_options(harness_dir);
     o.max_model_len = TINY_CONTEXT + 1;
     assert_not_opened(&o, ERR_ARGUMENT, "max_model_len is 97, accepted are 0 to 96");
-    o = harness_options(dir);
+    o = harness_options(harness_dir);
     o.kv_tokens = TINY_CONTEXT - 20;
     assert_not_opened(&o, ERR_ARGUMENT, "kv_tokens 76");
-    o = harness_options(dir);
+    o = harness_options(harness_dir);
     o.max_queue = 0;
     assert_not_opened(&o, ERR_ARGUMENT, "max_queue is 0");
 }
@@ -53,7 +37,7 @@ static void options_out_of_bounds_are_named(void **state)
 static void a_cache_larger_than_memory_is_refused_with_numbers(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.kv_tokens = (int64_t)1 << 32; /* 3 TiB for this model */
     assert_not_opened(&o, ERR_MEMORY, "the cache needs 3298534883328 bytes");
 }
@@ -63,7 +47,7 @@ static void files_that_are_missing_or_do_not_fit_are_named(void **state)
     (void)state;
     struct engine_options o = harness_options("/no/such/model");
     assert_not_opened(&o, ERR_IO, "/no/such/model");
-    o = harness_options(dir);
+    o = harness_options(harness_dir);
     o.tokenizer_path = "models/demo/tokenizer.model";
     assert_not_opened(&o, ERR_FORMAT, "vocab_size is 101");
 }
@@ -71,7 +55,7 @@ static void files_that_are_missing_or_do_not_fit_are_named(void **state)
 static void zeros_are_resolved(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     struct engine *engine = harness_open(&o);
     assert_int_equal(engine_limits(engine)->max_model_len, TINY_CONTEXT);
     assert_int_equal(engine_limits(engine)->kv_tokens, (int64_t)TINY_CONTEXT * o.max_seqs);
@@ -88,7 +72,7 @@ static void zeros_are_resolved(void **state)
 static void max_model_len_is_the_limit_of_requests(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.max_model_len = 50;
     struct engine *engine = harness_open(&o);
     struct request *const fits = harness_generation(1, 20);
@@ -135,7 +119,7 @@ static enum err_code lying_finish(struct backend *be, struct step *step, struct 
 static void self_test_finds_one_wrong_bit(void **state)
 {
     (void)state;
-    const struct engine_options o = harness_options(dir);
+    const struct engine_options o = harness_options(harness_dir);
     struct engine *engine = harness_open(&o);
     honest = engine->be->op;
     struct backend_ops lying = *honest;
@@ -158,7 +142,7 @@ static void self_test_finds_one_wrong_bit(void **state)
 static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.backend.fast_math = true;
     struct engine *engine = harness_open(&o);
     honest = engine->be->op;
@@ -208,7 +192,7 @@ static int warm_up(struct engine *engine, int capture_max)
 static void every_decode_step_that_is_prepared_runs_once_before_serving(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.max_seqs = 20;
     for (int pages_short = 0; pages_short < 2; pages_short++) {
         o.kv_tokens = pages_short ? TINY_CONTEXT : 0;
@@ -230,7 +214,7 @@ static void every_decode_step_that_is_prepared_runs_once_before_serving(void **s
 static void counters_add_up(void **state)
 {
     (void)state;
-    struct engine_options o = harness_options(dir);
+    struct engine_options o = harness_options(harness_dir);
     o.max_batch_tokens = 32; /* prompts come in chunks */
     struct engine *engine = harness_open(&o);
     struct engine_stats *const s = engine_stats(engine);
@@ -282,5 +266,5 @@ int main(void)
         cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -4,14 +4,13 @@
 
 enum { VOCAB = 8192 };
 
-static char *dir;
 static struct engine *engine;
 
 static int setup(void **state)
 {
     (void)state;
-    dir = tiny_model(VOCAB, -1);
-    struct engine_options options = harness_options(dir);
+    harness_dir = tiny_model(VOCAB, -1);
+    struct engine_options options = harness_options(harness_dir);
     options.tokenizer_path = "models/demo/tokenizer.model";
     engine = harness_open(&options);
     return 0;
@@ -19,10 +18,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     engine_close(engine);
-    tiny_model_remove(dir);
-    return 0;
+    return harness_teardown(state);
 }
 
 static const struct item *first(const struct request *request)

@@ -2,22 +2,6 @@
  * keep nothing but their log-probabilities. TEST_DEVICE names the backend. */
 #include "tests/engine/harness.h"
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 /* The log-probability of token behind the last n_context of the item's ids. */
 static float next_logprob(struct engine *engine, const struct item *item, int64_t n_context,
                           int32_t token)
@@ -40,7 +24,7 @@ static float next_logprob(struct engine *engine, const struct item *item, int64_
 static void a_context_is_read_and_not_scored(void **state)
 {
     enum { N = 50, FROM = 33 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const whole = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
     harness_item(engine, whole, 0, 4, N);
@@ -63,7 +47,7 @@ static void a_context_is_read_and_not_scored(void **state)
 static void a_context_that_does_not_fit_is_cut_on_the_left(void **state)
 {
     enum { N = 90, FROM = 80, W = 24 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const cut = harness_score(1, W, W);
     cut->item[0].score_from = FROM;
@@ -104,7 +88,7 @@ static void targets_are_what_follows_the_text(void **state)
     };
     static const int32_t target[] = {3, 100, 8, 8};
     enum { N_TARGET = sizeof target / sizeof target[0] };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct request *const request = harness_score(1, cases[c].window, cases[c].window);
@@ -132,7 +116,7 @@ static void targets_of_many_texts_share_the_steps(void **state)
 {
     enum { N_ITEM = 9 };
     static const int length[N_ITEM] = {1, 1, 1, 2, 5, 17, 26, 41, 70};
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 4;
     options.max_batch_tokens = 5;
     struct engine *const engine = harness_open_as(state, &options);
@@ -173,7 +157,7 @@ static void targets_of_many_texts_share_the_steps(void **state)
 
 static void a_bare_item_keeps_its_logprobs_alone(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const request = harness_score(2, 40, 40);
     request->n_top = 2;
@@ -197,7 +181,7 @@ static void a_bare_item_keeps_its_logprobs_alone(void **state)
 static void wrong_contexts_and_targets_are_refused(void **state)
 {
     (void)state;
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open(&options);
     for (int c = 0; c < 3; c++) {
         struct request *const request = harness_score(1, 40, 40);
@@ -225,5 +209,5 @@ int main(void)
         HARNESS_BOTH(a_bare_item_keeps_its_logprobs_alone),
         cmocka_unit_test(wrong_contexts_and_targets_are_refused),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -6,22 +6,6 @@
 
 enum { N_COLUMN = TINY_MEMORY_HEAD * TINY_K_TOP };
 
-static char *dir;
-
-static int setup(void **state)
-{
-    (void)state;
-    dir = tiny_model(HARNESS_VOCAB, -1);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
-    return 0;
-}
-
 /* What was taken of the last step is added when there is nothing else to do. */
 static void await_idle(struct engine *engine)
 {
@@ -44,7 +28,7 @@ static void assert_stats(const struct memory_stats *a, const struct memory_stats
 static void totals_are_those_of_the_sample(void **state)
 {
     enum { N_TEXT = 30 };
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     double weight[TINY_SLOT] = {0};
     uint32_t count[TINY_SLOT] = {0};
@@ -80,7 +64,7 @@ static void totals_are_those_of_the_sample(void **state)
 /* Steps of one row and of many count alike; what the cache holds is not looked up. */
 static void one_position_in_so_many(void **state)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = 1024;
     struct engine *const engine = harness_open_as(state, &options);
     for (int turn = 0; turn < 2; turn++) {
@@ -104,5 +88,5 @@ int main(void)
         HARNESS_BOTH(totals_are_those_of_the_sample),
         HARNESS_BOTH(one_position_in_so_many),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -4,19 +4,10 @@
 
 enum { N_IDS = 70, N_PAGE_SHARED = (N_IDS - 1) / KV_PAGE * KV_PAGE };
 
-static char *dir;
-
 static int setup(void **state)
 {
     (void)state;
-    dir = tiny_model_speaking(HARNESS_VOCAB, -1, 2);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tiny_model_remove(dir);
+    harness_dir = tiny_model_speaking(HARNESS_VOCAB, -1, 2);
     return 0;
 }
 
@@ -67,7 +58,7 @@ static void assert_same(const struct request *a, const struct request *b)
 static struct request *reference_of(struct request *(*make)(const struct engine *, int, int),
                                     int salt, int n)
 {
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.prefix_cache = false;
     struct engine *const engine = harness_open(&options);
     struct request *const request = make(engine, salt, n);
@@ -86,7 +77,7 @@ static void samples_compute_their_prompt_once(void **state)
     static const int batch[] = {64, 13, 1024}; /* rows of a step: chunks end inside pages */
     struct request *const expected = reference_of(samples, 1, 8);
     for (size_t b = 0; b < sizeof batch / sizeof batch[0]; b++) {
-        struct engine_options options = harness_options(dir);
+        struct engine_options options = harness_options(harness_dir);
         options.max_seqs = 9;
         options.max_batch_tokens = batch[b];
         struct engine *const engine = harness_open_as(state, &options);
@@ -114,7 +105,7 @@ static void samples_compute_their_prompt_once(void **state)
 /* A later request that goes on where one ended finds its prompt and its answer. */
 static void follow_ups_reuse_prompt_and_answer(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const first = samples(engine, 2, 1);
     harness_run(engine, first);
@@ -135,7 +126,7 @@ static void follow_ups_reuse_prompt_and_answer(void **state)
 /* Echoed log-probabilities and traces want every position; others may use what that leaves. */
 static void wanted_positions_are_computed(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (int turn = 0; turn < 2; turn++) {
         struct request *const echo = harness_generation(1, 2);
@@ -184,7 +175,7 @@ static struct request *windows(const struct engine *engine, int salt, int n)
 static void windows_reuse_those_of_an_equal_text(void **state)
 {
     struct request *const expected = reference_of(windows, 4, 2);
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     for (int turn = 0; turn < 2; turn++) {
         struct request *const request = windows(engine, 4, 2);
@@ -201,7 +192,7 @@ static void windows_reuse_those_of_an_equal_text(void **state)
 
 static void languages_do_not_share(void **state)
 {
-    const struct engine_options options = harness_options(dir);
+    const struct engine_options options = harness_options(harness_dir);
     struct engine *const engine = harness_open_as(state, &options);
     float logprob[2] = {0};
     for (int turn = 0; turn < 4; turn++) {
@@ -228,7 +219,7 @@ static void eviction_under_pressure(void **state)
     for (int t = 0; t < N_TEXT; t++) {
         expected[t] = reference_of(samples, 10 + t, 2);
     }
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.kv_tokens = 13 * KV_PAGE;
     options.max_batch_tokens = options.max_seqs = 24;
     struct engine *const engine = harness_open_as(state, &options);
@@ -258,13 +249,11 @@ static void eviction_under_pressure(void **state)
 static void who_waits_takes_over(void **state)
 {
     struct request *const expected = reference_of(samples, 6, 1);
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 20;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const first = samples(engine, 6, 1);
     struct request *const second = samples(engine, 6, 1);
     harness_submit(engine, first, &waiter);
@@ -291,13 +280,11 @@ static void who_waits_takes_over(void **state)
 static void interactive_does_not_wait_for_bulk(void **state)
 {
     struct request *const expected = reference_of(samples, 7, 1);
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = options.max_seqs = 20;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const bulk = samples(engine, 7, 2);
     bulk->priority = PRIORITY_BULK;
     struct request *const quick = samples(engine, 7, 1);
@@ -333,13 +320,11 @@ static void interactive_does_not_wait_for_bulk(void **state)
 static void windows_come_in_order(void **state)
 {
     struct request *const expected = reference_of(windows, 30, 1);
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_batch_tokens = 1024;
-    struct engine *const engine = harness_open_as(state, &options);
     struct gate gate;
-    gate_begin(&gate, engine);
     struct waiter waiter;
-    waiter_begin(&waiter);
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *const before = samples(engine, 31, 1);
     harness_submit(engine, before, &waiter);
     gate_await(&gate, 1);
@@ -403,7 +388,7 @@ static void units_come_and_go(void **state)
     for (int t = 0; t < 3; t++) {
         expected[t] = reference_of(samples, 20 + t, 2);
     }
-    struct engine_options options = harness_options(dir);
+    struct engine_options options = harness_options(harness_dir);
     options.max_seqs = 7;
     options.max_batch_tokens = 30;
     options.kv_tokens = 30 * KV_PAGE;
@@ -459,5 +444,5 @@ int main(void)
         HARNESS_BOTH(failures_leave_nothing_behind),
         HARNESS_BOTH(units_come_and_go),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, harness_teardown);
 }

@@ -1,11 +1,7 @@
 /* The tokenizer with any bytes: invalid UTF-8 is refused; valid text comes back exactly from its
  * ids, whole and as a stream, without a control id among them; any ids decode to valid UTF-8.
  * Needs models/demo/tokenizer.model, from the repository root; does nothing without. */
-#include "engine/tokenizer.h"
-#include "engine/utf8.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "tests/fuzz/fuzz_decode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
@@ -20,28 +16,6 @@ static struct tokenizer *open_once(void)
         (void)tokenizer_open(&tokenizer, "models/demo", NULL, NULL, VOCAB, NULL);
     }
     return tokenizer;
-}
-
-/* Decodes ids whole and as a stream, checks that both agree and are valid; *text is malloc'd. */
-static void decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n_ids, char **text,
-                   size_t *text_bytes)
-{
-    CHECK(tokenizer_decode(tokenizer, ids, n_ids, text, text_bytes, NULL) == ERR_OK);
-    CHECK(utf8_valid_prefix(*text, *text_bytes) == *text_bytes);
-    const size_t room = tokenizer_bytes_max(tokenizer) + 16;
-    char *const out = malloc(room);
-    CHECK(out != NULL);
-    struct detok detok;
-    detok_begin(&detok, tokenizer, true);
-    size_t at = 0;
-    for (size_t i = 0; i <= n_ids; i++) {
-        const size_t n =
-            i < n_ids ? detok_push(&detok, ids[i], out, room) : detok_end(&detok, out, room);
-        CHECK(n <= *text_bytes - at && memcmp(*text + at, out, n) == 0);
-        at += n;
-    }
-    CHECK(at == *text_bytes);
-    free(out);
 }
 
 static void check_text(const struct tokenizer *tokenizer, const char *text, size_t bytes)
@@ -61,7 +35,7 @@ static void check_text(const struct tokenizer *tokenizer, const char *text, size
     }
     char *back = NULL;
     size_t back_bytes = 0;
-    decode(tokenizer, ids, n_ids, &back, &back_bytes);
+    fuzz_decode(tokenizer, ids, n_ids, &back, &back_bytes);
     CHECK(back_bytes == bytes && memcmp(back, text, bytes) == 0);
     free(back);
     free(ids);
@@ -83,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     char *text = NULL;
     size_t text_bytes = 0;
-    decode(tokenizer, ids, n_ids, &text, &text_bytes);
+    fuzz_decode(tokenizer, ids, n_ids, &text, &text_bytes);
     free(text);
     free(ids);
     return 0;

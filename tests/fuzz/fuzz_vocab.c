@@ -3,10 +3,7 @@
  * refused or becomes ids of the vocabulary whose offsets rise, and any ids give valid UTF-8, the
  * same whole and as a stream. */
 #include "engine/tokenizer_impl.h"
-#include "engine/utf8.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "tests/fuzz/fuzz_decode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
@@ -14,22 +11,7 @@ static void check_decoding(const struct tokenizer *t, const int32_t *ids, size_t
 {
     char *text = NULL;
     size_t text_bytes = 0;
-    CHECK(tokenizer_decode(t, ids, n_ids, &text, &text_bytes, NULL) == ERR_OK);
-    CHECK(utf8_valid_prefix(text, text_bytes) == text_bytes);
-    const size_t room = tokenizer_bytes_max(t) + 16;
-    char *const out = malloc(room);
-    CHECK(out != NULL);
-    struct detok detok;
-    detok_begin(&detok, t, true);
-    size_t at = 0;
-    for (size_t i = 0; i <= n_ids; i++) {
-        const size_t n =
-            i < n_ids ? detok_push(&detok, ids[i], out, room) : detok_end(&detok, out, room);
-        CHECK(n <= text_bytes - at && memcmp(text + at, out, n) == 0);
-        at += n;
-    }
-    CHECK(at == text_bytes);
-    free(out);
+    fuzz_decode(t, ids, n_ids, &text, &text_bytes);
     free(text);
 }
 

@@ -294,6 +294,19 @@ void check_get(struct check *c, enum side side, struct tensor view, void *host)
     c->side[side]->op->download(c->side[side], host, view);
 }
 
+void check_get_hits(struct check *c, enum side side, struct tensor slots, struct tensor shares,
+                    uint32_t *out)
+{
+    for (int64_t r = 0; r < slots.rows; r++) {
+        const struct tensor slot_row = {(int32_t *)slots.data + r * slots.stride, 1, slots.cols,
+                                        slots.stride, DTYPE_I32};
+        const struct tensor share_row = {(float *)shares.data + r * shares.stride, 1, shares.cols,
+                                         shares.stride, DTYPE_F32};
+        check_get(c, side, slot_row, out + 2 * r * slots.cols);
+        check_get(c, side, share_row, out + (2 * r + 1) * slots.cols);
+    }
+}
+
 static void block_verify(struct check *c, const struct block *b)
 {
     uint32_t *const now = malloc(b->n_word * sizeof *now);

@@ -117,6 +117,10 @@ struct tensor check_pages(struct check *c, enum side side, const char *name, int
                           int64_t cols);
 /* Downloads a view as rows·cols words. */
 void check_get(struct check *c, enum side side, struct tensor view, void *host);
+/* Downloads what a memory's search gives as words [rows, 2, cols]: a row's slots, then its shares.
+ */
+void check_get_hits(struct check *c, enum side side, struct tensor slots, struct tensor shares,
+                    uint32_t *out);
 /* Verifies the guards of the blocks taken since n_block was mark, and frees them. */
 void check_release(struct check *c, int mark);
 

@@ -32,14 +32,7 @@ static void search_run(struct check *c, enum side side, const void *data, int fi
     const struct tensor slots = check_out(c, side, "slots", n, k->n_col, DTYPE_I32);
     const struct tensor shares = check_out(c, side, "shares", n, k->n_col, DTYPE_F32);
     be->op->pkm_search(be, slots, shares, query, k->w[side], &k->shape);
-    for (int r = 0; r < n; r++) {
-        const struct tensor slot_row = {(int32_t *)slots.data + r * slots.stride, 1, k->n_col,
-                                        slots.stride, DTYPE_I32};
-        const struct tensor share_row = {(float *)shares.data + r * shares.stride, 1, k->n_col,
-                                         shares.stride, DTYPE_F32};
-        check_get(c, side, slot_row, out + (size_t)r * 2 * (size_t)k->n_col);
-        check_get(c, side, share_row, out + ((size_t)r * 2 + 1) * (size_t)k->n_col);
-    }
+    check_get_hits(c, side, slots, shares, out);
 }
 
 static struct search_case search_new(struct check *c)

@@ -80,14 +80,7 @@ static void rescore_run(struct check *c, enum side side, const void *data, int f
         map = check_in(c, side, "slot_map", k->map, k->rescore.n_head, k->n_pair, DTYPE_I32);
     }
     c->side[side]->op->pkm_rescore(c->side[side], slots, shares, map, &k->rescore);
-    for (int r = 0; r < n; r++) {
-        const struct tensor slot_row = {(int32_t *)slots.data + r * slots.stride, 1, k->n_col,
-                                        slots.stride, DTYPE_I32};
-        const struct tensor share_row = {(float *)shares.data + r * shares.stride, 1, k->n_col,
-                                         shares.stride, DTYPE_F32};
-        check_get(c, side, slot_row, out + (size_t)r * 2 * (size_t)k->n_col);
-        check_get(c, side, share_row, out + ((size_t)r * 2 + 1) * (size_t)k->n_col);
-    }
+    check_get_hits(c, side, slots, shares, out);
 }
 
 static int32_t *random_slots(struct check *c, size_t n, int n_slot)

@@ -1,12 +1,16 @@
-/* Runs a model's forward on any backend, for the tests of models/: a step is a list of pieces, each
- * a run of tokens of one sequence; each sequence slot owns fixed pages of the cache. Header only,
- * since each test is one program. Everything that goes wrong here fails the test that called. */
+/* Runs a model's forward on any backend, for the tests of models/. Header only, since each test is
+ * one program. Everything that goes wrong here fails the test that called.
+ *   runner_step    one step of a list of pieces, each a run of tokens of one sequence; each
+ * sequence slot owns fixed pages of the cache runner_chunks  one sequence in pieces of some tokens
+ *   runner_trials  the main of a test of golden cases: converts them, and makes a test of every
+ *                  check of every case on every backend */
 #ifndef TESTS_MODELS_RUNNER_H
 #define TESTS_MODELS_RUNNER_H
 
 #include "models/model.h"
 #include "tests/cuda_library.h"
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -199,6 +203,83 @@ static inline void runner_chunks(struct runner *r, struct piece whole, int chunk
         p.n = end - p.first < chunk ? end - p.first : chunk;
         runner_step(r, &p, 1);
     }
+}
+
+/* ---- trials: every check of every golden case on every backend ------------------------------ */
+
+struct golden; /* a case on a backend; each test has its own */
+
+struct runner_check {
+    const char *name;
+    void (*run)(struct golden *golden);
+};
+
+/* One test. */
+struct runner_trial {
+    const char *case_name, *backend;
+    const struct runner_check *check;
+    char name[64]; /* case/backend/check */
+};
+
+struct runner_trials {
+    const char *group;
+    const char *const *cases; /* [n_case] */
+    const struct runner_check *checks;
+    int n_case, n_check;
+    bool (*is_left_out)(const struct runner_trial *trial);
+    void (*run)(void **state); /* opens the case of the trial at *state, checks and closes it */
+};
+
+/* Where the converted cases are: PKMSERVE_GOLDEN, default $B/golden. */
+static inline const char *runner_golden_dir(void)
+{
+    static char dir[PATH_MAX];
+    const char *const given = getenv("PKMSERVE_GOLDEN");
+    const char *const build = getenv("B");
+    (void)snprintf(dir, sizeof dir, "%s%s",
+                   given != NULL   ? given
+                   : build != NULL ? build
+                                   : "build",
+                   given != NULL ? "" : "/golden");
+    return dir;
+}
+
+static inline int runner_convert(void **state)
+{
+    char command[PATH_MAX + 64];
+    (void)state;
+    (void)snprintf(command, sizeof command, "tests/golden/convert_all.sh '%s'",
+                   runner_golden_dir());
+    return system(command);
+}
+
+/* Runs them all, or those whose names the first argument matches; what main is to return. */
+static inline int runner_trials(const struct runner_trials *all, int argc, char **argv)
+{
+    const int n_max = all->n_case * RUNNER_N_BACKEND * all->n_check;
+    struct runner_trial *const trials = calloc((size_t)n_max, sizeof *trials);
+    struct CMUnitTest *const tests = calloc((size_t)n_max, sizeof *tests);
+    CHECK(trials != NULL && tests != NULL);
+    size_t n_test = 0;
+    for (int i = 0; i < n_max; i++) {
+        struct runner_trial *const trial = &trials[n_test];
+        trial->case_name = all->cases[i / all->n_check / RUNNER_N_BACKEND];
+        trial->backend = runner_backends[i / all->n_check % RUNNER_N_BACKEND];
+        trial->check = &all->checks[i % all->n_check];
+        if (all->is_left_out(trial)) {
+            continue;
+        }
+        (void)snprintf(trial->name, sizeof trial->name, "%s/%s/%s", trial->case_name,
+                       trial->backend, trial->check->name);
+        tests[n_test++] = (struct CMUnitTest){trial->name, all->run, NULL, NULL, trial};
+    }
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
+    const int n_failed = _cmocka_run_group_tests(all->group, tests, n_test, runner_convert, NULL);
+    free(trials);
+    free(tests);
+    return n_failed;
 }
 
 #endif

@@ -16,7 +16,6 @@
 #include "tests/models/runner.h"
 
 #include <jansson.h>
-#include <limits.h>
 
 static const char *const cases[] = {"a-fixed-ffn", "c-allattn-fixed", "d-allattn-adaptive",
                                     "e-allattn-adaptive-io", "g-span-epsilon"};
@@ -33,36 +32,18 @@ struct golden {
     int n_block;
 };
 
-/* One test: a case on a backend. */
-struct trial {
-    const char *case_name, *backend;
-};
-
-static const char *golden_dir(void)
-{
-    static char dir[PATH_MAX];
-    const char *const given = getenv("PKMSERVE_GOLDEN");
-    const char *const build = getenv("B");
-    (void)snprintf(dir, sizeof dir, "%s%s",
-                   given != NULL   ? given
-                   : build != NULL ? build
-                                   : "build",
-                   given != NULL ? "" : "/golden");
-    return dir;
-}
-
 static double tolerance(const struct golden *g, const char *name)
 {
     return json_real_value(json_object_get(json_object_get(g->json, "tolerance"), name));
 }
 
 /* False (and nothing to close) if the backend is not there. */
-static bool golden_open(struct golden *g, const struct trial *trial)
+static bool golden_open(struct golden *g, const struct runner_trial *trial)
 {
     char path[PATH_MAX + 64];
     const struct model_options options = {.dtype = "f32", .check = true};
     *g = (struct golden){.name = trial->case_name};
-    (void)snprintf(path, sizeof path, "%s/%s", golden_dir(), g->name);
+    (void)snprintf(path, sizeof path, "%s/%s", runner_golden_dir(), g->name);
     if (!runner_open(&g->run, trial->backend, path, &options)) {
         return false;
     }
@@ -278,73 +259,34 @@ static void check_bits(struct golden *g)
 
 /* ---- the programme -------------------------------------------------------------------------- */
 
-static void run_trial(void **state, void (*check)(struct golden *g))
+static bool is_left_out(const struct runner_trial *trial)
+{
+    return runner_is_left_out(trial->backend);
+}
+
+static void run_trial(void **state)
 {
     static struct golden g;
-    if (!golden_open(&g, *state)) {
+    const struct runner_trial *const trial = *state;
+    if (!golden_open(&g, trial)) {
         skip();
     }
-    check(&g);
+    trial->check->run(&g);
     golden_close(&g);
-}
-
-static void test_hidden(void **state)
-{
-    run_trial(state, check_hidden);
-}
-
-static void test_stream(void **state)
-{
-    run_trial(state, check_stream);
-}
-
-static void test_greedy(void **state)
-{
-    run_trial(state, check_greedy);
-}
-
-static void test_bits(void **state)
-{
-    run_trial(state, check_bits);
-}
-
-static int convert_cases(void **state)
-{
-    char command[PATH_MAX + 64];
-    (void)state;
-    (void)snprintf(command, sizeof command, "tests/golden/convert_all.sh '%s'", golden_dir());
-    return system(command);
 }
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void **state);
-    } checks[] = {{"hidden", test_hidden},
-                  {"stream", test_stream},
-                  {"greedy", test_greedy},
-                  {"bits", test_bits}};
-    enum { N_CHECK = 4, N_TEST = N_CASE * RUNNER_N_BACKEND * N_CHECK };
-    static struct trial trials[N_TEST];
-    static char names[N_TEST][64];
-    static struct CMUnitTest tests[N_TEST];
-    size_t n_test = 0;
-    for (int i = 0; i < N_TEST; i++) {
-        const struct trial trial = {cases[i / N_CHECK / RUNNER_N_BACKEND],
-                                    runner_backends[i / N_CHECK % RUNNER_N_BACKEND]};
-        if (runner_is_left_out(trial.backend)) {
-            continue;
-        }
-        trials[n_test] = trial;
-        (void)snprintf(names[n_test], sizeof names[n_test], "%s/%s/%s", trial.case_name,
-                       trial.backend, checks[i % N_CHECK].name);
-        tests[n_test] = (struct CMUnitTest){names[n_test], checks[i % N_CHECK].run, NULL, NULL,
-                                            &trials[n_test]};
-        n_test++;
-    }
-    if (argc > 1) {
-        cmocka_set_test_filter(argv[1]);
-    }
-    return _cmocka_run_group_tests("all_attention", tests, n_test, convert_cases, NULL);
+    static const struct runner_check checks[] = {{"hidden", check_hidden},
+                                                 {"stream", check_stream},
+                                                 {"greedy", check_greedy},
+                                                 {"bits", check_bits}};
+    const struct runner_trials all = {.group = "all_attention",
+                                      .cases = cases,
+                                      .checks = checks,
+                                      .n_case = N_CASE,
+                                      .n_check = sizeof checks / sizeof *checks,
+                                      .is_left_out = is_left_out,
+                                      .run = run_trial};
+    return runner_trials(&all, argc, argv);
 }

@@ -12,7 +12,6 @@
 #include "tests/models/runner.h"
 
 #include <jansson.h>
-#include <limits.h>
 
 static const char *const cases[] = {
     "dense12",   "pkm12",     "pkm12-2mem",   "pkm-added",    "flat",           "knn32",
@@ -34,25 +33,7 @@ struct golden {
     struct runner run;
 };
 
-/* One test: a case on a backend. */
-struct trial {
-    const char *case_name, *backend;
-};
-
 /* ---- reading what is expected --------------------------------------------------------------- */
-
-static const char *golden_dir(void)
-{
-    static char dir[PATH_MAX];
-    const char *const given = getenv("PKMSERVE_GOLDEN");
-    const char *const build = getenv("B");
-    (void)snprintf(dir, sizeof dir, "%s%s",
-                   given != NULL   ? given
-                   : build != NULL ? build
-                                   : "build",
-                   given != NULL ? "" : "/golden");
-    return dir;
-}
 
 static char *read_file(const char *path, size_t *bytes)
 {
@@ -72,12 +53,12 @@ static char *read_file(const char *path, size_t *bytes)
 }
 
 /* False (and nothing to close) if the backend is not there. */
-static bool golden_open(struct golden *g, const struct trial *trial)
+static bool golden_open(struct golden *g, const struct runner_trial *trial)
 {
     char path[PATH_MAX + 64];
     const struct model_options options = {.dtype = "f32", .check = true};
     *g = (struct golden){.name = trial->case_name};
-    (void)snprintf(path, sizeof path, "%s/%s", golden_dir(), g->name);
+    (void)snprintf(path, sizeof path, "%s/%s", runner_golden_dir(), g->name);
     if (!runner_open(&g->run, trial->backend, path, &options)) {
         return false;
     }
@@ -423,50 +404,12 @@ static void check_bits(struct golden *g)
 
 /* ---- the programme -------------------------------------------------------------------------- */
 
-static void run_trial(void **state, void (*check)(struct golden *g))
-{
-    struct golden g;
-    if (!golden_open(&g, *state)) {
-        skip();
-    }
-    check(&g);
-    golden_close(&g);
-}
-
-static void test_short(void **state)
-{
-    run_trial(state, check_short);
-}
-
-static void test_sequences(void **state)
-{
-    run_trial(state, check_sequences);
-}
-
-static void test_greedy(void **state)
-{
-    run_trial(state, check_greedy);
-}
-
-static void test_bits(void **state)
-{
-    run_trial(state, check_bits);
-}
-
-static int convert_cases(void **state)
-{
-    char command[PATH_MAX + 64];
-    (void)state;
-    (void)snprintf(command, sizeof command, "tests/golden/convert_all.sh '%s'", golden_dir());
-    return system(command);
-}
-
 /* On the CUDA backend, long sequences are run for one case of each kind, and bits for one: on a
  * test double all of them would take half an hour. TEST_ALL=1 runs them all,
- * TEST_FEW=1 as few on every backend: for sanitizers, who look at accesses, not numbers.
- */
-static bool is_too_long(const struct trial *trial, const char *check)
+ * TEST_FEW=1 as few on every backend: for sanitizers, who look at accesses, not numbers. */
+static bool is_left_out(const struct runner_trial *trial)
 {
+    const char *const check = trial->check->name;
     const bool is_two = strcmp(trial->case_name, "pkm12-2mem") == 0;
     const bool is_flat = strcmp(trial->case_name, "flat") == 0;
     const bool is_short = strcmp(check, "short") == 0 || strcmp(check, "greedy") == 0;
@@ -479,35 +422,29 @@ static bool is_too_long(const struct trial *trial, const char *check)
     return (is_few || (is_slow && !is_short && !is_chosen)) && getenv("TEST_ALL") == NULL;
 }
 
+static void run_trial(void **state)
+{
+    const struct runner_trial *const trial = *state;
+    struct golden g;
+    if (!golden_open(&g, trial)) {
+        skip();
+    }
+    trial->check->run(&g);
+    golden_close(&g);
+}
+
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void **state);
-    } checks[] = {{"short", test_short},
-                  {"sequences", test_sequences},
-                  {"greedy", test_greedy},
-                  {"bits", test_bits}};
-    enum { N_CHECK = 4, N_TEST_MAX = N_CASE * RUNNER_N_BACKEND * N_CHECK };
-    static struct trial trials[N_TEST_MAX];
-    static char names[N_TEST_MAX][64];
-    static struct CMUnitTest tests[N_TEST_MAX];
-    size_t n_test = 0;
-    for (int i = 0; i < N_TEST_MAX; i++) {
-        const struct trial trial = {cases[i / N_CHECK / RUNNER_N_BACKEND],
-                                    runner_backends[i / N_CHECK % RUNNER_N_BACKEND]};
-        if (is_too_long(&trial, checks[i % N_CHECK].name)) {
-            continue;
-        }
-        trials[n_test] = trial;
-        (void)snprintf(names[n_test], sizeof names[n_test], "%s/%s/%s", trial.case_name,
-                       trial.backend, checks[i % N_CHECK].name);
-        tests[n_test] = (struct CMUnitTest){names[n_test], checks[i % N_CHECK].run, NULL, NULL,
-                                            &trials[n_test]};
-        n_test++;
-    }
-    if (argc > 1) {
-        cmocka_set_test_filter(argv[1]);
-    }
-    return _cmocka_run_group_tests("golden", tests, n_test, convert_cases, NULL);
+    static const struct runner_check checks[] = {{"short", check_short},
+                                                 {"sequences", check_sequences},
+                                                 {"greedy", check_greedy},
+                                                 {"bits", check_bits}};
+    const struct runner_trials all = {.group = "golden",
+                                      .cases = cases,
+                                      .checks = checks,
+                                      .n_case = N_CASE,
+                                      .n_check = sizeof checks / sizeof *checks,
+                                      .is_left_out = is_left_out,
+                                      .run = run_trial};
+    return runner_trials(&all, argc, argv);
 }

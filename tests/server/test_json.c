@@ -105,7 +105,7 @@ static const char *read_body(struct read *r, const char *body, bool strict)
     if (fields_open(&fields, body, strlen(body), &r->error)) {
         fields_int(&fields, "i", "int", 0, 10, &r->i);
         fields_float(&fields, "f", NULL, (struct fields_range){0, 1, true, false}, &r->f);
-        fields_bool(&fields, "b", &r->b);
+        fields_bool(&fields, "b", "bool", &r->b);
         (void)fields_u64(&fields, "u", &r->u);
         fields_finish(&fields, strict, r->ignored);
     }
@@ -165,6 +165,8 @@ static void test_types_are_strict(void **state)
         {"{\"f\":false}", "invalid_value", "f"},
         {"{\"b\":1}", "invalid_value", "b"},
         {"{\"b\":\"true\"}", "invalid_value", "b"},
+        {"{\"bool\":1}", "invalid_value", "bool"},
+        {"{\"b\":true,\"bool\":true}", "conflicting_fields", "bool"},
         {"[1]", "invalid_json", ""},
         {"", "invalid_json", ""},
         {"{\"i\":1,\"i\":1}", "invalid_json", ""},

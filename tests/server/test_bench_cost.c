@@ -1,0 +1,93 @@
+/* What a step must read at least, counted by hand for a small model with two memories. */
+#include "server/bench_cost.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum { D = 8, FF = 16, N_KEY = 4, N_SLOT = N_KEY * N_KEY, N_HEAD = 2, K_TOP = 3, D_KEY = 4 };
+
+/* One layer with a memory in it and one after it. n_table: 2, or 1 that both read. */
+static struct model_info two_memories(int n_table)
+{
+    struct model_info info = {.n_vocab = 10,
+                              .d_model = D,
+                              .n_layer = 1,
+                              .n_head = 2,
+                              .d_ff = FF,
+                              .n_memory = 2,
+                              .file_dtype = DTYPE_F32,
+                              .dtype = DTYPE_F32,
+                              .n_param_memory = (int64_t)n_table * N_SLOT * D,
+                              .value_bytes = (size_t)n_table * N_SLOT * D * sizeof(float)};
+    for (int m = 0; m < info.n_memory; m++) {
+        info.memory[m] = (struct memory_info){.after = m == 1,
+                                              .shape = {.kind = PKM_PRODUCT,
+                                                        .n_head = N_HEAD,
+                                                        .k_top = K_TOP,
+                                                        .n_key = N_KEY,
+                                                        .d_key = D_KEY},
+                                              .n_slot = N_SLOT,
+                                              .d_value = D};
+    }
+    return info;
+}
+
+static double bytes_of(const struct model_info *info)
+{
+    const struct bench_shape shape = {.n_tok = 5, .n_out = 1, .n_seq = 5, .mean_pos = 7};
+    return bench_cost_of(info, &shape).bytes;
+}
+
+static void assert_bytes(double got, double expected)
+{
+    if (!(fabs(got - expected) < 0.5)) {
+        fail_msg("expected %.0f bytes, got %.0f", expected, got);
+    }
+}
+
+static const double WEIGHTS = 4 * D * D                    /* attention; the FFN is replaced */
+                              + 2 * D * N_HEAD * D_KEY     /* query networks */
+                              + 2 * N_HEAD * N_KEY * D_KEY /* keys */
+                              + 10 * D;                    /* vocabulary */
+static const double ROWS = 5 * (2 * D /* embeddings */ + 7 * 2 * D /* cache */);
+static const double GATHERED = 5 * 2 * N_HEAD * K_TOP * D;
+
+static void a_row_reads_its_values_in_every_memory(void **state)
+{
+    (void)state;
+    const struct model_info info = two_memories(2);
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS + GATHERED));
+}
+
+static void a_table_that_two_memories_read_is_read_twice(void **state)
+{
+    (void)state;
+    const struct model_info info = two_memories(1);
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS + GATHERED));
+}
+
+static void values_have_the_bytes_of_their_tables(void **state)
+{
+    (void)state;
+    struct model_info info = two_memories(1);
+    info.value_bytes /= 2; /* resident in BF16 */
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
+    info.value_bytes = 0; /* read in place: the file's type */
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS + GATHERED));
+    info.file_dtype = DTYPE_BF16;
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_row_reads_its_values_in_every_memory),
+        cmocka_unit_test(a_table_that_two_memories_read_is_read_twice),
+        cmocka_unit_test(values_have_the_bytes_of_their_tables),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
