@@ -1,6 +1,7 @@
 /* What the machine offers this process: cores, memory, instruction sets, and measured rates. */
 #include "kernels/cpu/cpu.h"
 
+#include <cpuid.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,8 +85,14 @@ static bool has_plain(void)
 static bool has_amx(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    return has_avx512() && __builtin_cpu_supports("amx-tile") &&
-           __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    const unsigned amx =
+        1u << 22 | 1u << 24; /* AMX-BF16, AMX-TILE; not every compiler knows them */
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & amx) == amx &&
+           syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
 /* The instruction for BF16 pairs does twice the work of an fma. AMD issues it as often, so it is
