@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import torch
+import torch.nn as nn
 
 from all_attention import AllAttention, default_config
 from model import output_loss
@@ -52,6 +53,8 @@ class Streams:
     def __init__(self, args, config):
         self.args = args
         self.model = AllAttention(config or default_config()).to(args.device)
+        for layer in self.model.layers if config is None else ():
+            nn.init.constant_(layer.spans, args.span_init / layer.max_span)
         self.n_block = max(1, args.valid_windows // args.batch)
         text = self.read("train", 2 * args.stream_blocks + 3)
         self.pieces = Pieces(text, args.n_tok, args.batch, args.stream_blocks, args.seed)

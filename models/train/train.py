@@ -33,18 +33,21 @@ class Optimizers:
     """
 
     def __init__(self, model, args):
-        linear, values, rest = [], [], []
+        linear, values, spans, rest = [], [], [], []
         for name, p in model.named_parameters():
             if name.endswith(model.VALUES):
                 values.append(p)
             elif name.endswith(model.LINEAR):
                 linear.append(p)
+            elif name.endswith(".spans"):
+                spans.append(p)
             else:
                 rest.append(p)
         groups = [{"params": linear, "weight_decay": args.weight_decay, "scale": 1.0},
-                  {"params": rest, "weight_decay": 0.0, "scale": 1.0}]
-        if values:
-            groups.append({"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr})
+                  {"params": rest, "weight_decay": 0.0, "scale": 1.0},
+                  {"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr},
+                  {"params": spans, "weight_decay": 0.0, "scale": args.span_lr / args.lr}]
+        groups = [group for group in groups if group["params"]]
         self.args = args
         self.adam = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-8, fused=True)
         # With this adjustment a step is as long as AdamW's, so both take the same rate.
@@ -136,6 +139,9 @@ def parse_args():
     ap.add_argument("--n-tok", type=int, default=512, help="tokens per window, or per step of a stream")
     ap.add_argument("--lr", type=float, default=1e-3)
     ap.add_argument("--value-lr", type=float, default=3e-3, help="peak rate of values and positions")
+    ap.add_argument("--span-lr", type=float, default=3e-4, help="peak rate of spans")
+    ap.add_argument("--span-init", type=int, default=64,
+                    help="all-attention: distances that heads see in full to begin with")
     ap.add_argument("--span-cost", type=float, default=2e-6,
                     help="all-attention: loss per distance and layer that heads see, on average")
     ap.add_argument("--stream-blocks", type=int, default=16,
