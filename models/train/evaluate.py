@@ -105,19 +105,16 @@ def evaluate(folder, path, n_seq):
     return out
 
 
-def passages(text, size):
-    """Two passages of a text: lines until they have 300 tokens, and one of 15 to 40."""
+def parity_windows(model, folder, text):
+    """Lines until they have 300 tokens, and one of 15 to 40."""
+    sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
     lines = text.split("\n")
     long, n_line = "", 0
-    while size(long) < 300:
+    while len(sp.encode(long)) < 300:
         long += lines[n_line] + "\n"
         n_line += 1
-    return long, next(line for line in lines[n_line:] if 15 <= size(line) <= 40)
-
-
-def parity_windows(model, folder, text):
-    sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
-    for passage in passages(text, lambda part: len(sp.encode(part))):
+    short = next(line for line in lines[n_line:] if 15 <= len(sp.encode(line)) <= 40)
+    for passage in (long, short):
         ids = [model.config["bos_token_id"]] + sp.encode(passage)
         if len(ids) > model.config["max_position"]:
             raise SystemExit(f"a passage of {len(ids)} tokens is longer than one window")
@@ -125,7 +122,9 @@ def parity_windows(model, folder, text):
 
 
 def parity_stream(model, text):
-    for passage in (*passages(text, len), "\ncaf\u00e9 \u2014 \u65e5\u672c\u8a9e\n"):
+    """Characters enough to leave the longest window behind, and some of several bytes."""
+    n_char = max(layer.window() for layer in model.layers) + 128
+    for passage in (text[:n_char], "\ncaf\u00e9 \u2014 \u65e5\u672c\u8a9e\n"):
         ids = list(passage.encode())
         yield passage, ids, stream_logprobs(model, ids)
 
