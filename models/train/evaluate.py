@@ -1,9 +1,10 @@
-"""Perplexities of model directories, use of their memories, and the parity fixture.
+"""Perplexities of model directories, use of their memories, learned spans, and the parity fixture.
 
 Works on exported weights, widened to fp32 and computed in fp32, so that the figures are those of
-the files that are shipped. A text is tokenised whole and scored in windows of max_position
-tokens: each token exactly once, the first after bos, every later window after one token of
-context, and the last window extended to the left until it is full.
+the files that are shipped. A text is tokenised whole. With positions it is scored in windows of
+max_position tokens: each token exactly once, the first after bos, every later window after one
+token of context, and the last window extended to the left until it is full. A model of bytes
+without positions reads it as one stream, whose first token has no probability.
 
 Prints one JSON object per model and text. Perplexity is exp(nll / count), where the count is of
 tokens, of words (one more than there are runs of white space) or of UTF-8 bytes.
@@ -18,9 +19,10 @@ import time
 import sentencepiece as spm
 import torch
 
+from all_attention import AllAttention
 from export import load_model
 from prepare import read_text
-from train import SlotCount
+from windows import SlotCount
 
 
 def rolling_windows(ids, prefix, size):
@@ -61,8 +63,32 @@ def score(model, ids, n_seq, count):
     return nll + flush()
 
 
+@torch.no_grad()
+def stream_logprobs(model, ids, n_block=256):
+    """Log-probabilities of all ids but the first, read as one stream."""
+    past, out = model.start(1), []
+    for a in range(0, len(ids) - 1, n_block):
+        block = torch.tensor(ids[a:a + n_block + 1])
+        logits = model.output(model(block[None, :-1], past)[0])
+        out.append(logits.log_softmax(-1).gather(1, block[1:, None])[:, 0])
+    return torch.cat(out)
+
+
+def evaluate_stream(model, folder, path):
+    text, start = read_text(path), time.time()
+    ids = list(text.encode())
+    nll = -float(stream_logprobs(model, ids).double().sum())
+    return {"model": folder, "text": path, "nll": nll, "tokens": len(ids) - 1,
+            "bits_per_byte": nll / (len(ids) - 1) / math.log(2),
+            "spans": [[round(z) for z in layer] for layer in model.spans().tolist()],
+            "windows": [layer.window() for layer in model.layers],
+            "seconds": round(time.time() - start, 1)}
+
+
 def evaluate(folder, path, n_seq):
     model = load_model(folder)
+    if isinstance(model, AllAttention):
+        return evaluate_stream(model, folder, path)
     sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
     text, start = read_text(path), time.time()
     ids = sp.encode(text)
@@ -79,23 +105,37 @@ def evaluate(folder, path, n_seq):
     return out
 
 
-def parity(folder, path, out_path):
-    """Two passages from the start of a text, and the log-probability of each of their tokens."""
-    model = load_model(folder)
+def parity_windows(model, folder, text):
+    """Lines until they have 300 tokens, and one of 15 to 40."""
     sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
-    lines = read_text(path).split("\n")
+    lines = text.split("\n")
     long, n_line = "", 0
     while len(sp.encode(long)) < 300:
         long += lines[n_line] + "\n"
         n_line += 1
     short = next(line for line in lines[n_line:] if 15 <= len(sp.encode(line)) <= 40)
-    cases = []
-    for text in (long, short):
-        ids = [model.config["bos_token_id"]] + sp.encode(text)
+    for passage in (long, short):
+        ids = [model.config["bos_token_id"]] + sp.encode(passage)
         if len(ids) > model.config["max_position"]:
-            raise SystemExit(f"{path}: a passage of {len(ids)} tokens is longer than one window")
-        values = logprobs(model, [ids[:-1]], [ids[1:]])
-        cases.append({"text": text, "ids": ids, "logprobs": [round(float(v), 6) for v in values]})
+            raise SystemExit(f"a passage of {len(ids)} tokens is longer than one window")
+        yield passage, ids, logprobs(model, [ids[:-1]], [ids[1:]])
+
+
+def parity_stream(model, text):
+    """Characters enough to leave the longest window behind, and some of several bytes."""
+    n_char = max(layer.window() for layer in model.layers) + 128
+    for passage in (text[:n_char], "\ncaf\u00e9 \u2014 \u65e5\u672c\u8a9e\n"):
+        ids = list(passage.encode())
+        yield passage, ids, stream_logprobs(model, ids)
+
+
+def parity(folder, path, out_path):
+    """Passages, and the log-probability of each of their tokens."""
+    model, text = load_model(folder), read_text(path)
+    found = parity_stream(model, text) if isinstance(model, AllAttention) else \
+        parity_windows(model, folder, text)
+    cases = [{"text": passage, "ids": ids, "logprobs": [round(float(v), 6) for v in values]}
+             for passage, ids, values in found]
     with open(out_path, "w") as f:
         json.dump({"cases": cases}, f, indent=1)
         f.write("\n")

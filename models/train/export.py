@@ -1,4 +1,5 @@
-"""Checkpoint of train.py -> model directory: config.json, model.safetensors, tokenizer.model.
+"""Checkpoint of train.py -> model directory: config.json, model.safetensors, and the tokenizer, which
+is the given tokenizer.model or, for a model of bytes, vocab.txt.
 
 In bf16, matrices and tables are rounded to BF16 and vectors (biases, norms) stay F32. What can be
 had from other tensors or is unused at inference is left out: the tied output weight, and the
@@ -13,9 +14,11 @@ import struct
 import numpy as np
 import torch
 
+from all_attention import AllAttention
 from model import Transformer
 
 ALIGN = 64
+FAMILIES = {"pkm_transformer": Transformer, "all_attention": AllAttention}
 
 
 def to_bytes(tensor, bf16):
@@ -64,7 +67,8 @@ def load_safetensors(path):
 def load_model(folder):
     """-> the model of a model directory, in fp32, ready for inference"""
     with open(os.path.join(folder, "config.json")) as f:
-        model = Transformer(json.load(f))
+        config = json.load(f)
+    model = FAMILIES[config["model_type"]](config)
     tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     missing = [name for name in missing
@@ -74,10 +78,19 @@ def load_model(folder):
     return model.eval()
 
 
+def save_tokenizer(folder, config, tokenizer):
+    if config.get("tokenizer") != "byte":
+        shutil.copyfile(tokenizer, os.path.join(folder, "tokenizer.model"))
+        return
+    with open(os.path.join(folder, "vocab.txt"), "w") as f:
+        for byte in range(config["vocab_size"]):
+            f.write("<eos>\n" if byte == ord("\n") else f"{byte}\n")
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     ap.add_argument("--checkpoint", required=True, help="last.pt of a run")
-    ap.add_argument("--tokenizer", required=True, help="tokenizer.model of prepare.py")
+    ap.add_argument("--tokenizer", help="tokenizer.model of prepare.py, unless tokens are bytes")
     ap.add_argument("--out", required=True, help="model directory")
     ap.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     args = ap.parse_args()
@@ -85,12 +98,14 @@ def main():
     state = torch.load(args.checkpoint, map_location="cpu")
     tensors = {name: t for name, t in state["model"].items()
                if name != "pred_layer.proj.weight" and not name.endswith("num_batches_tracked")}
+    if args.tokenizer is None and state["config"].get("tokenizer") != "byte":
+        ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
     os.makedirs(args.out, exist_ok=True)
     with open(os.path.join(args.out, "config.json"), "w") as f:
         json.dump(state["config"], f, indent=2)
         f.write("\n")
     size = save_safetensors(os.path.join(args.out, "model.safetensors"), tensors, args.dtype == "bf16")
-    shutil.copyfile(args.tokenizer, os.path.join(args.out, "tokenizer.model"))
+    save_tokenizer(args.out, state["config"], args.tokenizer)
     print(f"step {state['step']}: {len(tensors)} tensors, {size} bytes")
 
 

@@ -187,6 +187,10 @@ class OutputLayer(nn.Module):
 
 
 class Transformer(nn.Module):
+    # Ends of parameters' names: linear maps, and tables of which a token trains a few rows.
+    LINEAR = ("lin.weight", "lin1.weight", "lin2.weight", "query_mlps.0.weight")
+    VALUES = ("values.weight",)
+
     def __init__(self, config):
         super().__init__()
         c = self.config = config
@@ -273,6 +277,5 @@ class OutputLoss(torch.autograd.Function):
         return d_x * g, d_w * g, d_b * g, None, None
 
 
-def output_loss(model, hidden, targets, n_chunk=256):
-    proj = model.pred_layer.proj
+def output_loss(proj, hidden, targets, n_chunk=256):
     return OutputLoss.apply(hidden.flatten(0, 1), proj.weight, proj.bias, targets.flatten(), n_chunk)

@@ -1,4 +1,5 @@
-"""Trains one twin: the model with a memory, or the same with an FFN in its place (--dense).
+"""Trains one model: with a memory, or its twin with an FFN in that place (--dense), on windows of
+tokens; or the all-attention network (--family all-attention) on streams of bytes.
 
 Run once per twin with the same arguments; both then see the same tokens in the same order. The
 learning rate rises, stays, and falls linearly to zero between --decay-start and --total-steps.
@@ -15,86 +16,38 @@ import signal
 import sys
 import time
 
-import numpy as np
 import torch
 
-from model import Transformer, default_config, output_loss
+from streams import Streams
+from windows import Windows
 
-
-class Batches:
-    """Windows of a token file in an order that depends on the seed alone.
-
-    The position is the step number, so there is nothing else to save. Every second window
-    starts with bos in place of its first token: a prompt starts so, while a window in the
-    middle of a long text is given the token before it.
-    """
-
-    def __init__(self, path, n_tok, n_seq, bos, seed):
-        self.ids = np.memmap(path, dtype="<u2", mode="r")
-        self.n_tok, self.n_seq, self.bos, self.seed = n_tok, n_seq, bos, seed
-        self.n_window = (len(self.ids) - 1) // n_tok
-        self.epoch, self.order = -1, None
-
-    def window(self, i):
-        return self.ids[i * self.n_tok:(i + 1) * self.n_tok + 1].astype(np.int64)
-
-    def train(self, step):
-        rows = []
-        for i in range(step * self.n_seq, (step + 1) * self.n_seq):
-            epoch, place = divmod(i, self.n_window)
-            if epoch != self.epoch:
-                self.epoch = epoch
-                self.order = np.random.default_rng([self.seed, epoch]).permutation(self.n_window)
-            rows.append(self.window(self.order[place]))
-            if i % 2:
-                rows[-1][0] = self.bos
-        rows = torch.from_numpy(np.stack(rows))
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-    def valid(self, n_max):
-        for a in range(0, min(n_max, self.n_window), self.n_seq):
-            rows = [self.window(i) for i in range(a, min(a + self.n_seq, n_max, self.n_window))]
-            rows = torch.from_numpy(np.stack(rows))
-            yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-class SlotCount:
-    """Weight received by each slot: how much of the memory is used, and how evenly."""
-
-    def __init__(self, n_slot):
-        self.z = torch.zeros(n_slot, dtype=torch.float64)
-
-    def __call__(self, slot, weight):
-        self.z.index_add_(0, slot.flatten().cpu(), weight.flatten().double().cpu())
-
-    def usage(self):
-        return float((self.z != 0).double().mean())
-
-    def kl(self):
-        z = self.z / self.z.sum()
-        return math.log(len(z)) + float(torch.special.xlogy(z, z).sum())
+# A task has a model, gives the losses, and saves what of it depends on more than the step.
+TASKS = {"pkm": Windows, "all-attention": Streams}
 
 
 class Optimizers:
     """AdamW for everything, and from step --muon-from on Muon in its place for the linear maps.
 
-    Weight decay is for the linear maps. Each value sees few tokens per step, hence a higher rate
-    for the table, as in the paper.
+    Weight decay is for the linear maps. Each value of a memory sees few tokens per step, hence a
+    higher rate for the table, as in the paper; so do persistent vectors and positions.
     """
 
     def __init__(self, model, args):
-        linear, values, rest = [], [], []
+        linear, values, spans, rest = [], [], [], []
         for name, p in model.named_parameters():
-            if name.endswith("values.weight"):
+            if name.endswith(model.VALUES):
                 values.append(p)
-            elif name.endswith(("lin.weight", "lin1.weight", "lin2.weight", "query_mlps.0.weight")):
+            elif name.endswith(model.LINEAR):
                 linear.append(p)
+            elif name.endswith(".spans"):
+                spans.append(p)
             else:
                 rest.append(p)
         groups = [{"params": linear, "weight_decay": args.weight_decay, "scale": 1.0},
-                  {"params": rest, "weight_decay": 0.0, "scale": 1.0}]
-        if values:
-            groups.append({"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr})
+                  {"params": rest, "weight_decay": 0.0, "scale": 1.0},
+                  {"params": values, "weight_decay": 0.0, "scale": args.value_lr / args.lr},
+                  {"params": spans, "weight_decay": 0.0, "scale": args.span_lr / args.lr}]
+        groups = [group for group in groups if group["params"]]
         self.args = args
         self.adam = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-8, fused=True)
         # With this adjustment a step is as long as AdamW's, so both take the same rate.
@@ -126,24 +79,6 @@ def rate(step, args):
     if step < args.decay_start:
         return up
     return up * max(0.0, (args.total_steps - step) / max(1, args.total_steps - args.decay_start))
-
-
-def validate(model, batches, args):
-    model.eval()
-    nll = torch.zeros((), dtype=torch.float64)
-    n_tok = 0
-    memories = model.config["memories"]
-    count = SlotCount(memories[0]["n_slot"]) if memories else None
-    with torch.no_grad(), torch.autocast(args.device, torch.bfloat16):
-        for ids, targets in batches.valid(args.valid_windows):
-            ids, targets = ids.to(args.device), targets.to(args.device)
-            nll += output_loss(model, model(ids, count), targets).double().cpu() * targets.numel()
-            n_tok += targets.numel()
-    model.train()
-    out = {"valid_loss": float(nll) / n_tok, "valid_ppl": math.exp(float(nll) / n_tok)}
-    if count:
-        out.update(usage=count.usage(), kl=count.kl())
-    return out
 
 
 class Reporter:
@@ -179,22 +114,38 @@ class Reporter:
             self.loss, self.n = 0.0, 0
 
 
-def save(path, model, optimizer, step, args):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
-                "config": model.config, "rng": torch.get_rng_state(), "args": vars(args)},
-               path + ".part")
+def validate(task, args):
+    task.model.eval()
+    with torch.no_grad(), torch.autocast(args.device, torch.bfloat16):
+        found = task.validate()
+    task.model.train()
+    return found
+
+
+def save(path, task, optimizer, step, args):
+    torch.save({"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
+                "config": task.model.config, "task": task.state_dict(),
+                "rng": torch.get_rng_state(), "args": vars(args)}, path + ".part")
     os.replace(path + ".part", path)
 
 
 def parse_args():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    ap.add_argument("--data", required=True, help="folder made by prepare.py")
-    ap.add_argument("--out", required=True, help="folder of this twin; resumed if it has last.pt")
+    ap.add_argument("--data", required=True, help="folder of prepare.py, or of train.txt and valid.txt")
+    ap.add_argument("--out", required=True, help="folder of this model; resumed if it has last.pt")
+    ap.add_argument("--family", choices=sorted(TASKS), default="pkm")
     ap.add_argument("--dense", action="store_true", help="an FFN in place of the memory")
-    ap.add_argument("--batch", type=int, default=8, help="windows per step")
-    ap.add_argument("--n-tok", type=int, default=512, help="tokens per window")
+    ap.add_argument("--batch", type=int, default=8, help="windows per step, or streams")
+    ap.add_argument("--n-tok", type=int, default=512, help="tokens per window, or per step of a stream")
     ap.add_argument("--lr", type=float, default=1e-3)
-    ap.add_argument("--value-lr", type=float, default=3e-3, help="peak rate of the value table")
+    ap.add_argument("--value-lr", type=float, default=3e-3, help="peak rate of values and positions")
+    ap.add_argument("--span-lr", type=float, default=3e-4, help="peak rate of spans")
+    ap.add_argument("--span-init", type=int, default=64,
+                    help="all-attention: distances that heads see in full to begin with")
+    ap.add_argument("--span-cost", type=float, default=2e-6,
+                    help="all-attention: loss per distance and layer that heads see, on average")
+    ap.add_argument("--stream-blocks", type=int, default=16,
+                    help="all-attention: windows of a stream, on average, before it begins anew")
     ap.add_argument("--weight-decay", type=float, default=0.1)
     ap.add_argument("--muon-from", type=int, default=0, help="first step that uses Muon")
     ap.add_argument("--clip", type=float, default=1.0)
@@ -208,7 +159,10 @@ def parse_args():
     ap.add_argument("--save-every", type=int, default=250)
     ap.add_argument("--valid-every", type=int, default=250)
     ap.add_argument("--valid-windows", type=int, default=96)
-    return ap.parse_args()
+    args = ap.parse_args()
+    if args.dense and args.family != "pkm":
+        ap.error("--dense goes with --family pkm: there is no memory to replace")
+    return args
 
 
 def main():
@@ -218,43 +172,40 @@ def main():
     os.makedirs(args.out, exist_ok=True)
     last = os.path.join(args.out, "last.pt")
     state = torch.load(last, map_location="cpu") if os.path.exists(last) else None
-    vocab_size = json.load(open(os.path.join(args.data, "meta.json")))["vocab_size"]
-    config = state["config"] if state else default_config(vocab_size, memory=not args.dense)
-    model = Transformer(config).to(args.device)
-    optimizer = Optimizers(model, args)
+    task = TASKS[args.family](args, state and state["config"])
+    optimizer = Optimizers(task.model, args)
     step = 0
     if state:
-        model.load_state_dict(state["model"])
+        task.model.load_state_dict(state["model"])
+        task.load_state_dict(state["task"])
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         step = state["step"]
-    bos = config["bos_token_id"]
-    batches = Batches(os.path.join(args.data, "train.bin"), args.n_tok, args.batch, bos, args.seed)
-    held_out = Batches(os.path.join(args.data, "valid.bin"), args.n_tok, args.batch, bos, args.seed)
     report = Reporter(os.path.join(args.out, "log.jsonl"), step, args)
-    report.record(start=step, args=vars(args), n_param=sum(p.numel() for p in model.parameters()))
+    report.record(start=step, args=vars(args),
+                  n_param=sum(p.numel() for p in task.model.parameters()))
 
     stop = []
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, lambda *_: stop.append(True))
-    model.train()
+    task.model.train()
     while step < args.total_steps and not stop:
-        ids, targets = batches.train(step)
         with torch.autocast(args.device, torch.bfloat16):
-            loss = output_loss(model, model(ids.to(args.device)), targets.to(args.device))
+            loss = task.loss(step)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), args.clip)
         lr = optimizer.step(step)
+        task.stepped()
         report.step(step, loss.item(), norm.item(), lr)
         step += 1
         if step % args.valid_every == 0 or step == args.total_steps:
-            found = validate(model, held_out, args)
+            found = validate(task, args)
             report.record(step=step, **found)
             print("\n" * report.live + f"step {step} " + " ".join(f"{k} {v:.4f}" for k, v in found.items()),
                   file=sys.stderr, flush=True)
         if step % args.save_every == 0 and step < args.total_steps:
-            save(last, model, optimizer, step, args)
-    save(last, model, optimizer, step, args)
+            save(last, task, optimizer, step, args)
+    save(last, task, optimizer, step, args)
 
 
 if __name__ == "__main__":

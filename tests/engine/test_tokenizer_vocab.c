@@ -222,6 +222,11 @@ static void characters_are_the_authors(void **state)
     /* Their preparation strips the file; its end is a line's end. */
     expect_list(t, "anarchism originated as a term\n", json_object_get(due, "ids"));
     expect_same(t, " a term\n as");
+    /* A request's text is no file and may go on: nothing is added behind it. */
+    int32_t *ids = NULL;
+    const size_t n = read_ids(json_object_get(due, "ids"), &ids);
+    expect_ids(t, "anarchism originated as a term", ids, n - 1);
+    free(ids);
     tokenizer_close(t);
     json_decref(root);
 }

@@ -1,15 +1,18 @@
-"""A model with a vocabulary of words: XLM's text as it was split, and plain text by its codes."""
+"""Models with a vocabulary of words: XLM's text as it was split, and plain text by its codes; and the
+shipped model of bytes, from its trainer's figures to generated text."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
 
-from server_harness import PROGRAM, ROOT, Server
+from server_harness import PROGRAM, ROOT, Server, events
 
 CASE = os.path.join(ROOT, "tests", "golden", "xlm", "dense12")
+BYTES = os.path.join(ROOT, "models", "demo-bytes")
 CODES = "f e</w> 2\nc i</w> 1\n"
 
 
@@ -118,3 +121,56 @@ def test_inspect_names_the_tokenizer(model):
     got = subprocess.run([PROGRAM, "inspect", "--json", "--model", model], capture_output=True,
                          text=True, check=True)
     assert json.loads(got.stdout)["tokenizer"] == "xlm"
+
+
+# ---- bytes ----
+
+
+@pytest.fixture(scope="module")
+def stream_server():
+    with Server("--dtype", "f32", "--threads", "1", model=BYTES) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def parity():
+    with open(os.path.join(BYTES, "parity.json"), encoding="utf-8") as file:
+        return json.load(file)["cases"]
+
+
+def test_texts_score_as_in_the_trainer(stream_server, parity):
+    texts = [case["text"] for case in parity]
+    got = stream_server.ok("/score", {"text": texts, "logprobs": 0, "offset_unit": "byte"})
+    for case, result in zip(parity, got["results"]):
+        first, *rest = result["tokens"]
+        assert first["logprob"] is None, "the first byte of a stream is not scored"
+        assert [t["id"] for t in result["tokens"]] == case["ids"]
+        for token, due in zip(rest, case["logprobs"]):
+            assert abs(token["logprob"] - due) <= 1e-4, (token, due)
+        bits = -sum(case["logprobs"]) / math.log(2)
+        assert abs(result["bits_per_char"] - bits / len(case["text"])) <= 1e-4
+        assert abs(result["bits_per_byte"] - bits / len(case["ids"])) <= 1e-4
+
+
+def test_it_continues_without_end_and_in_whole_characters(stream_server):
+    """Hot enough for bytes that are no characters; longer than any window; and the same bits as the
+    same bytes scored."""
+    body = {"prompt": "caf\u00e9 \u2014 \u65e5\u672c", "max_tokens": 800, "temperature": 2, "seed": 1,
+            "logprobs": 0}
+    whole = stream_server.ok("/generate", body)
+    choice = whole["choices"][0]
+    assert whole["usage"]["prompt_tokens"] == len(body["prompt"].encode())
+    assert choice["finish_reason"] == "length" and len(choice["token_ids"]) == 800
+    assert choice["text"] == bytes(choice["token_ids"]).decode(errors="replace")
+    pieces = events(stream_server.post("/generate", {**body, "stream": True}).text)
+    assert "".join(piece["text"] for piece in pieces) == choice["text"]
+    ids = list(body["prompt"].encode()) + choice["token_ids"]
+    again = stream_server.ok("/score", {"tokens": ids, "logprobs": 0})["results"][0]["tokens"]
+    assert [t["logprob"] for t in again[-800:]] == [t["logprob"] for t in choice["logprobs"]]
+
+
+def test_every_text_has_bytes(stream_server):
+    text = "".join(map(chr, range(1, 0x100))) + "\u20ac\U0001f600\r\n"
+    got = stream_server.ok("/tokenize", {"prompt": text})["tokens"]
+    assert bytes(got) == text.encode()
+    assert stream_server.ok("/detokenize", {"tokens": got})["prompt"] == text
