@@ -77,7 +77,7 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_vocab = info->n_vocab,
         .d_model = info->d_model,
         .n_head = info->n_head,
-        .n_span_max = info->window > 0 ? info->window + info->n_persistent : 0,
+        .n_span_max = model_span_max(info),
     };
 }
 

@@ -188,6 +188,7 @@ static void bind_model(struct blocks_loader *loader, struct all_attention *model
         span->position = tensor_cols(position, config->max_span - span->window, span->window);
         const int window = loader->info->window;
         loader->info->window = span->window > window ? span->window : window;
+        loader->info->window_sum += span->window;
     }
     output_bind(loader, &model->output, config, "output", true);
 }

@@ -55,6 +55,7 @@ struct model_info {
     /* Where there is no limit: earlier positions that a token can see in a layer, and persistent
      * keys of a head. A sequence's pages are then a ring, see step_limits.n_span_max. */
     int window, n_persistent;
+    int64_t window_sum; /* what all layers together can see; window is the widest */
     enum act act;
     bool tie_output;
     int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
@@ -70,6 +71,12 @@ struct model_info {
     size_t weight_bytes, value_bytes;            /* resident weights without / value tables */
     enum placement value_placement;              /* of the value tables */
 };
+
+/* For step_limits. */
+static inline int model_span_max(const struct model_info *info)
+{
+    return info->window > 0 ? info->window + info->n_persistent : 0;
+}
 
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, others → f32), "f32", "bf16" */

@@ -59,21 +59,31 @@ static double row_values(const struct model_info *info)
     return n;
 }
 
+/* Positions that a row at position pos attends to, of all layers together. */
+static double attended(const struct model_info *info, double pos)
+{
+    const double all = pos * info->n_layer;
+    const double seen = (double)info->window_sum;
+    return info->window > 0 && seen < all ? seen : all;
+}
+
 struct bench_cost bench_cost_of(const struct model_info *info, const struct bench_shape *shape)
 {
     const double rows = shape->n_tok;
     const double d = info->d_model;
     const double elem = (double)dtype_bytes(info->dtype);
     const double vocabulary = d * info->n_vocab;
-    const double cache_row = 2 * d * sizeof(float) * info->n_layer; /* keys and values are F32 */
+    const double cache_row = 2 * d * sizeof(float); /* keys and values are F32 */
+    const double persistent = (double)info->n_persistent * info->n_layer;
     /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
     const double values = shape->values_apart ? 0 : row_values(info) * value_elem_bytes(info);
     struct bench_cost cost;
     cost.bytes = elem * (matrix_params(info) + (shape->n_out > 0 ? vocabulary : 0)) +
                  sizeof(float) * key_params(info) + rows * (values + 2 * elem * d) +
-                 shape->n_seq * cached * cache_row;
+                 (shape->n_seq * attended(info, cached) + persistent) * cache_row;
     cost.flops = 2 * (rows * (matrix_params(info) + key_params(info) + row_values(info)) +
-                      shape->n_out * vocabulary + rows * shape->mean_pos * 2 * d * info->n_layer);
+                      shape->n_out * vocabulary +
+                      rows * (attended(info, shape->mean_pos) + persistent) * 2 * d);
     return cost;
 }

@@ -287,7 +287,8 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
                                        .n_out_max = n_row,
                                        .n_vocab = bench->info->n_vocab,
                                        .d_model = bench->info->d_model,
-                                       .n_head = bench->info->n_head};
+                                       .n_head = bench->info->n_head,
+                                       .n_span_max = model_span_max(bench->info)};
     const size_t n_series = (size_t)bench->n_kind * 3 + 2;
     bench->sample = calloc((size_t)options->rounds * n_series, sizeof *bench->sample);
     if (!bench->sample) {

@@ -186,6 +186,12 @@ def test_bench_decodes_up_to_the_batch_that_is_asked_for():
     assert "raise --max-batch" in fails(1, "bench", "--rows", 513, "--max-batch", 1)
 
 
+def test_bench_measures_a_model_without_a_context_limit():
+    got = json.loads(ok("bench", "--model", MODEL.parent / "demo-bytes", "--json", "--rounds", 1,
+                        "--rows", 40, "--positions", 200, "--max-batch", 2))
+    assert [s["rows"] for s in got["steps"]] == [40, 40, 1, 2]
+
+
 # ---- serve -------------------------------------------------------------------------------------
 
 def test_the_server_scores_as_the_command_does(scored):

@@ -82,12 +82,33 @@ static void values_have_the_bytes_of_their_tables(void **state)
     assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
 }
 
+/* Two layers with windows of 2 and 3 positions, and 5 persistent keys and values each. */
+static void a_window_bounds_what_a_row_attends_to(void **state)
+{
+    (void)state;
+    const struct model_info info = {.n_vocab = 10,
+                                    .d_model = D,
+                                    .n_layer = 2,
+                                    .n_head = 2,
+                                    .window = 3,
+                                    .window_sum = 2 + 3,
+                                    .n_persistent = 5,
+                                    .dtype = DTYPE_F32};
+    const double weights = 2 * 4 * D * D + 10 * D + 2 * 5 * 2 * D;
+    assert_bytes(bytes_of(&info), 4 * (weights + 5 * (2 * D + (2 + 3) * 2 * D)));
+    const struct bench_shape shape = {.n_tok = 1, .n_out = 1, .n_seq = 1, .mean_pos = 1};
+    const struct bench_cost early = bench_cost_of(&info, &shape); /* one position in each layer */
+    assert_bytes(early.bytes, 4 * (weights + 2 * D + 2 * 2 * D));
+    assert_true(fabs(early.flops - 2 * (2 * 4 * D * D + 10 * D + (2 + 2 * 5) * 2 * D)) < 0.5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_row_reads_its_values_in_every_memory),
         cmocka_unit_test(a_table_that_two_memories_read_is_read_twice),
         cmocka_unit_test(values_have_the_bytes_of_their_tables),
+        cmocka_unit_test(a_window_bounds_what_a_row_attends_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
