@@ -27,8 +27,17 @@ struct job {
     pool_fn *fn;
     void *arg;
     int n_item;
-    int n_static; /* items 0 .. n_static-1 are divided beforehand */
+    int n_static;    /* items 0 .. n_static-1 are divided beforehand, a piece for each thread */
+    uint32_t number; /* never 0 */
 };
+
+/* Of a thread's pieces, the last one that somebody took: the number of its job. */
+struct piece {
+    _Alignas(CACHE_LINE) _Atomic uint32_t taken;
+};
+
+/* The gate of a job: open, and the number of workers inside. */
+#define GATE_OPEN (UINT32_C(1) << 31)
 
 struct worker {
     struct pool *pool; /* Borrowed */
@@ -38,15 +47,15 @@ struct worker {
 
 struct pool {
     struct worker *workers; /* Owner: [n_thread-1] */
+    struct piece *piece;    /* Owner: [n_thread] */
     int n_thread;
     int n_started;
-    bool stop; /* Guard: published by job_number, like job */
-    struct job
-        job; /* Guard: written by the caller while all workers wait, published by job_number */
+    atomic_bool stop;
+    struct job job; /* Guard: gate; written by the caller while it is shut and nobody is inside */
     /* Each on a line of its own: they are written by different threads at the same time. */
     _Alignas(CACHE_LINE) _Atomic uint32_t job_number;
     _Alignas(CACHE_LINE) _Atomic uint32_t n_asleep; /* workers that sleep or are about to */
-    _Alignas(CACHE_LINE) _Atomic uint32_t n_busy;   /* workers that still work on the job */
+    _Alignas(CACHE_LINE) _Atomic uint32_t gate;
     _Atomic uint32_t caller_asleep;
     _Alignas(CACHE_LINE) _Atomic int next; /* first item that nobody has taken */
 };
@@ -92,22 +101,33 @@ static uint32_t spin(const _Atomic uint32_t *word, uint32_t value, bool wait_for
     return atomic_load_explicit(word, memory_order_acquire);
 }
 
-/* The share of thread number thread of the job. */
+/* Does the piece of thread number owner, unless somebody has taken it. */
+static void work_piece(struct pool *pool, const struct job *job, int thread, int owner)
+{
+    const int64_t n_static = job->n_static;
+    const int first = (int)(n_static * owner / pool->n_thread);
+    const int end = (int)(n_static * (owner + 1) / pool->n_thread);
+    if (first < end && atomic_exchange_explicit(&pool->piece[owner].taken, job->number,
+                                                memory_order_relaxed) != job->number) {
+        job->fn(job->arg, thread, first, end - first);
+    }
+}
+
+/* The share of thread number thread of the job. The caller's has no end before all items are taken:
+ * on a busy machine a worker may come long after the caller could have done without it. */
 static void work(struct pool *pool, int thread)
 {
     const struct job job = pool->job;
-    const int64_t n_static = job.n_static;
-    const int first = (int)(n_static * thread / pool->n_thread);
-    const int end = (int)(n_static * (thread + 1) / pool->n_thread);
-    if (first < end) {
-        job.fn(job.arg, thread, first, end - first);
-    }
+    work_piece(pool, &job, thread, thread);
     for (;;) {
         const int item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
         if (item >= job.n_item) {
-            return;
+            break;
         }
         job.fn(job.arg, thread, item, 1);
+    }
+    for (int owner = 1; thread == 0 && owner < pool->n_thread; owner++) {
+        work_piece(pool, &job, thread, owner);
     }
 }
 
@@ -128,6 +148,18 @@ static uint32_t next_job(struct pool *pool, uint32_t last)
     return number;
 }
 
+/* Whether there is a job to work on: the one that the worker was called to, or a later one. */
+static bool enter(struct pool *pool)
+{
+    uint32_t gate = atomic_load(&pool->gate);
+    while ((gate & GATE_OPEN) != 0) {
+        if (atomic_compare_exchange_weak(&pool->gate, &gate, gate + 1)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *const self = arg;
@@ -135,12 +167,15 @@ static void *worker_main(void *arg)
     uint32_t number = 0;
     for (;;) {
         number = next_job(pool, number);
-        if (pool->stop) {
+        if (atomic_load(&pool->stop)) {
             return NULL;
         }
+        if (!enter(pool)) {
+            continue; /* the others have done it */
+        }
         work(pool, self->number);
-        if (atomic_fetch_sub(&pool->n_busy, 1) == 1 && atomic_load(&pool->caller_asleep) != 0) {
-            futex_wake_all(&pool->n_busy);
+        if (atomic_fetch_sub(&pool->gate, 1) == 1 && atomic_load(&pool->caller_asleep) != 0) {
+            futex_wake_all(&pool->gate);
         }
     }
 }
@@ -153,14 +188,16 @@ static void publish(struct pool *pool)
     }
 }
 
+/* Lets nobody in any more, and waits for those inside. */
 static void wait_for_workers(struct pool *pool)
 {
-    if (spin(&pool->n_busy, 0, false) == 0) {
+    if (atomic_fetch_and(&pool->gate, ~GATE_OPEN) == GATE_OPEN ||
+        spin(&pool->gate, 0, false) == 0) {
         return;
     }
     atomic_store(&pool->caller_asleep, 1);
-    for (uint32_t n = atomic_load(&pool->n_busy); n != 0; n = atomic_load(&pool->n_busy)) {
-        futex_wait(&pool->n_busy, n);
+    for (uint32_t n = atomic_load(&pool->gate); n != 0; n = atomic_load(&pool->gate)) {
+        futex_wait(&pool->gate, n);
     }
     atomic_store(&pool->caller_asleep, 0);
 }
@@ -176,9 +213,10 @@ void pool_for(struct pool *pool, int n_item, enum pool_split split, pool_fn *fn,
         return;
     }
     const int n_static = split == POOL_STREAM ? n_item - n_item / 8 : 0;
-    pool->job = (struct job){fn, arg, n_item, n_static};
+    const uint32_t number = pool->job.number + 1;
+    pool->job = (struct job){fn, arg, n_item, n_static, number > 0 ? number : 1};
     atomic_store_explicit(&pool->next, n_static, memory_order_relaxed);
-    atomic_store_explicit(&pool->n_busy, (uint32_t)pool->n_thread - 1, memory_order_relaxed);
+    atomic_store(&pool->gate, GATE_OPEN);
     publish(pool);
     work(pool, 0);
     wait_for_workers(pool);
@@ -220,10 +258,12 @@ enum err_code pool_new(struct pool **pool, int n_thread, struct err *err)
     memset(p, 0, sizeof *p);
     p->n_thread = n_thread;
     p->workers = calloc((size_t)n_thread, sizeof *p->workers);
-    if (p->workers == NULL) {
+    p->piece = aligned_alloc(CACHE_LINE, (size_t)n_thread * sizeof *p->piece);
+    if (p->workers == NULL || p->piece == NULL) {
         pool_free(p);
         return err_set(err, ERR_MEMORY, "no memory left for %d threads", n_thread);
     }
+    memset(p->piece, 0, (size_t)n_thread * sizeof *p->piece);
     const int failure = start_workers(p);
     if (failure != 0) {
         const int n_started = p->n_started;
@@ -240,11 +280,12 @@ void pool_free(struct pool *pool)
     if (pool == NULL) {
         return;
     }
-    pool->stop = true;
+    atomic_store(&pool->stop, true);
     publish(pool);
     for (int i = 0; i < pool->n_started; i++) {
         (void)pthread_join(pool->workers[i].thread, NULL);
     }
+    free(pool->piece);
     free(pool->workers);
     free(pool);
 }

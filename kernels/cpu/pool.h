@@ -5,11 +5,15 @@
  * of a step follows within microseconds, and then sleeps on a futex, so that an idle server costs
  * nothing and an oversubscribed machine makes progress: nobody ever spins longer than a fixed time.
  *
+ * Nor does the caller wait for a worker that has not begun: it does the items itself, and shuts the
+ * gate.
+ *
  *   caller                                   worker
- *   write job; n_busy = n-1                  spin, then sleep, until job_number changes
- *   job_number++ ; wake sleepers             work
- *   work                                     n_busy-- ; the last one wakes the caller if it sleeps
- *   spin, then sleep, until n_busy is 0
+ *   write job; open the gate                 spin, then sleep, until job_number changes
+ *   job_number++ ; wake sleepers             enter, if the gate is open
+ *   work, until all items are taken          work
+ *   shut the gate                            leave; the last one wakes the caller if it sleeps
+ *   spin, then sleep, until nobody is inside
  */
 #ifndef KERNELS_CPU_POOL_H
 #define KERNELS_CPU_POOL_H
@@ -21,7 +25,8 @@ enum { POOL_THREADS_MAX = 256 };
 /* How items are given to threads. It decides who computes an item, never what comes out. */
 enum pool_split {
     /* 7/8 of the items in one contiguous piece per thread, so that each streams its own memory and
-     * finds what it touched before; the rest one by one to whoever is done. For few rows. */
+     * finds what it touched before; the rest one by one to whoever is done. A piece that its thread
+     * has not begun goes to the caller in the end. For few rows. */
     POOL_STREAM,
     /* One by one to whoever is free. For items of many microseconds each. */
     POOL_DYNAMIC,

@@ -5,6 +5,7 @@
 #include "kernels/cpu/pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -12,6 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -178,6 +180,40 @@ static void test_oversubscribed_machine_makes_progress(void **state)
     }
 }
 
+/* On one core a worker only begins when the caller has slept: a caller that does all itself never
+ * does, one that waits for the worker does once a job. */
+static void test_no_worker_is_waited_for_that_has_not_begun(void **state)
+{
+    (void)state;
+    enum { JOBS = 1000 };
+    cpu_set_t all;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    for (size_t cpu = 0; CPU_COUNT(&one) == 0; cpu++) {
+        if (CPU_ISSET(cpu, &all)) {
+            CPU_SET(cpu, &one);
+        }
+    }
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    struct pool *const pool = pool_of(2);
+    struct rusage before;
+    struct rusage after;
+    assert_int_equal(getrusage(RUSAGE_THREAD, &before), 0);
+    for (int job = 0; job < JOBS; job++) {
+        struct record r = {.n_thread = 2};
+        pool_for(pool, 40, job % 2 == 0 ? POOL_DYNAMIC : POOL_STREAM, mark, &r);
+        expect_each_once(&r, 40, 2);
+    }
+    assert_int_equal(getrusage(RUSAGE_THREAD, &after), 0);
+    const long n_slept = after.ru_nvcsw - before.ru_nvcsw;
+    pool_free(pool);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    if (n_slept > JOBS / 2) {
+        fail_msg("%d jobs: the caller slept %ld times", JOBS, n_slept);
+    }
+}
+
 static void test_thread_count_has_bounds(void **state)
 {
     (void)state;
@@ -210,6 +246,7 @@ int main(void)
         cmocka_unit_test(test_jobs_wake_sleepers),
         cmocka_unit_test(test_writes_are_visible_to_the_next_job),
         cmocka_unit_test(test_oversubscribed_machine_makes_progress),
+        cmocka_unit_test(test_no_worker_is_waited_for_that_has_not_begun),
         cmocka_unit_test(test_thread_count_has_bounds),
         cmocka_unit_test(test_idle_pool_ends),
     };
