@@ -294,7 +294,8 @@ struct backend_ops {
     void (*unit_norm)(struct backend *be, struct tensor y, struct tensor x, int n_run);
     /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
      * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and
-     * sums are F32. y does not overlap x. */
+     * sums are F32; where instructions multiply pairs, up to 32 neighbours are added up before they
+     * join the chain, always the same ones. y does not overlap x. */
     void (*linear)(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act);
     /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].

@@ -49,6 +49,9 @@ def generation(random_, n=16, **more):
 # ---- scenarios ----------------------------------------------------------------------------------
 
 
+OVERLOAD_TOKENS = 64  # of a request: so many that the server has more work with it than the client
+
+
 async def closed_loop(port, concurrency, seconds, random_):
     """Requests per second that so many clients get, each sending when it has its answer."""
     end = time.monotonic() + seconds
@@ -56,7 +59,7 @@ async def closed_loop(port, concurrency, seconds, random_):
 
     async def client():
         while time.monotonic() < end:
-            answer = await ask(port, "/generate", generation(random_))
+            answer = await ask(port, "/generate", generation(random_, OVERLOAD_TOKENS))
             demand(answer.status == 200, "closed loop: status %d" % answer.status)
             done.append(answer.seconds)
 
@@ -72,10 +75,14 @@ async def overload(seconds):
         rate = await closed_loop(s.port, 8, max(4, seconds / 10), random_)
         memory = resident_mib(s.process.pid)
         tasks = []
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            tasks.append(asyncio.create_task(ask(s.port, "/generate", generation(random_))))
-            await asyncio.sleep(random_.expovariate(3 * rate))
+        due = time.monotonic()
+        end = due + seconds
+        while due < end:
+            await asyncio.sleep(due - time.monotonic())
+            tasks.append(asyncio.create_task(
+                ask(s.port, "/generate", generation(random_, OVERLOAD_TOKENS))))
+            due += random_.expovariate(3 * rate)
+        took = time.monotonic() - (end - seconds)
         answers = [await t for t in tasks]
         good = [a.seconds for a in answers if a.status == 200]
         refused = [a for a in answers if a.status == 429]
@@ -87,7 +94,9 @@ async def overload(seconds):
         grown = resident_mib(s.process.pid) - memory
         demand(grown < 32, "memory grew by %.0f MiB" % grown)
         say("capacity", "%.1f requests/s (8 at a time)" % rate)
-        say("offered", "%.1f requests/s for %d s" % (len(answers) / seconds, seconds))
+        offered = len(answers) / took
+        demand(offered > 2.7 * rate, "only %.1f requests/s were offered" % offered)
+        say("offered", "%.1f requests/s for %.0f s" % (offered, took))
         say("accepted", "%d, latency %s" % (len(good), ms(good)))
         say("bound of the queue", "%.0f ms = (16 waiting + 8 running) / capacity"
             % (24e3 / rate))
