@@ -47,8 +47,8 @@ static void set_up(struct amx *amx, int n_row, int n_word)
     _tile_loadconfig(&p);
 }
 
-/* One tile after another meets the same words: those are in L1, and what comes next is fetched into
- * L2 by shares. A tile alone asks for the words that come from memory. */
+/* One tile after another meets the same words: those are in L2, where the tiles bring the next ones
+ * by shares. A tile alone asks for the words that come from memory. */
 static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
 {
     if (ahead->n_line == 0) {
