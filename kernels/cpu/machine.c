@@ -99,62 +99,52 @@ static bool has_amx(void)
  * twice as fast; Intel's cores issue it a quarter as often (118 against 230 GFLOP/s measured), so
  * there pairs are widened to floats, which is also one rounding less. The vendor decides, not a
  * measurement: the same machine must give the same bits every day. */
-static enum gemm_bf16 vendor_bf16(void)
+static bool has_fast_pairs(void)
 {
-    return __builtin_cpu_is("amd") ? GEMM_PAIRS : GEMM_WIDE;
-}
-
-static enum gemm_bf16 wide(void)
-{
-    return GEMM_WIDE;
-}
-
-static enum gemm_bf16 pairs(void)
-{
-    return GEMM_PAIRS;
-}
-
-static enum gemm_bf16 amx(void)
-{
-    return GEMM_AMX;
+    return has_avx512() && __builtin_cpu_is("amd");
 }
 
 struct isa {
     const char *name;
     const struct simd_kernels *simd;
     bool (*is_there)(void);
-    enum gemm_bf16 (*bf16)(void);
+    enum gemm_bf16 bf16;
     bool is_named_only; /* for tests: a variant that this machine might not choose */
     const char *needs;
 };
 
 static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
 
-/* Best first. */
+/* Best first; of rows with one name the first that is there. */
 static const struct isa isas[] = {
-    {"amx", &simd_kernels_avx512, has_amx, amx, false, "AVX-512 and AMX with BF16"},
-    {"avx512", &simd_kernels_avx512, has_avx512, vendor_bf16, false, needs_avx512},
-    {"avx2", &simd_kernels_avx2, has_avx2, wide, false, "AVX2 with FMA"},
-    {"plain", &simd_kernels_plain, has_plain, wide, false, "nothing"},
-    {"avx512-pairs", &simd_kernels_avx512, has_avx512, pairs, true, needs_avx512},
-    {"avx512-wide", &simd_kernels_avx512, has_avx512, wide, true, needs_avx512},
+    {"amx", &simd_kernels_avx512, has_amx, GEMM_AMX, false, "AVX-512 and AMX with BF16"},
+    {"avx512", &simd_kernels_avx512, has_fast_pairs, GEMM_PAIRS, false, needs_avx512},
+    {"avx512", &simd_kernels_avx512, has_avx512, GEMM_WIDE, false, needs_avx512},
+    {"avx2", &simd_kernels_avx2, has_avx2, GEMM_WIDE, false, "AVX2 with FMA"},
+    {"plain", &simd_kernels_plain, has_plain, GEMM_WIDE, false, "nothing"},
+    {"avx512-pairs", &simd_kernels_avx512, has_avx512, GEMM_PAIRS, true, needs_avx512},
+    {"avx512-wide", &simd_kernels_avx512, has_avx512, GEMM_WIDE, true, needs_avx512},
 };
 
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err)
 {
+    const char *needs = NULL;
     __builtin_cpu_init();
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-        const bool is_named = isa != NULL && strcmp(isa, isas[i].name) == 0;
-        if (is_named && !isas[i].is_there()) {
-            return err_set(err, ERR_UNSUPPORTED,
-                           "PKMSERVE_ISA: %s needs %s, which this machine lacks; leave it unset "
-                           "for the best set there is",
-                           isa, isas[i].needs);
+        if (isa == NULL ? isas[i].is_named_only : strcmp(isa, isas[i].name) != 0) {
+            continue;
         }
-        if (is_named || (isa == NULL && !isas[i].is_named_only && isas[i].is_there())) {
-            *found = (struct cpu_isa){isas[i].name, isas[i].simd, isas[i].bf16()};
+        if (isas[i].is_there()) {
+            *found = (struct cpu_isa){isas[i].name, isas[i].simd, isas[i].bf16};
             return ERR_OK;
         }
+        needs = isas[i].needs;
+    }
+    if (needs != NULL) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "PKMSERVE_ISA: %s needs %s, which this machine lacks; leave it unset "
+                       "for the best set there is",
+                       isa, needs);
     }
     return err_set(err, ERR_ARGUMENT,
                    "PKMSERVE_ISA: %.40s is unknown; use amx, avx512, avx2, plain or ref", isa);
