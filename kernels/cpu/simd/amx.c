@@ -80,10 +80,18 @@ static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
 
 enum { ROW_BYTES = CHUNK * sizeof(uint32_t), WORD_BYTES = PANEL * sizeof(uint32_t) };
 
-static void few_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
-                     const struct amx_sums *sums, struct ahead ahead)
+/* n_step times 16 words, or once fewer. two: there are more than BLOCK rows. */
+static ALWAYS_INLINE void multiply(const bool two, const uint32_t *x, size_t x_step,
+                                   const uint32_t *w, int n_step, const struct amx_sums *sums,
+                                   struct ahead ahead)
 {
+    const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
+    const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
     LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
+    if (two) {
+        const float *const below = sums->from != NULL ? sums->from + from_block : NULL;
+        LOAD_SUMS(2, 3, below, sums->from_bytes);
+    }
     for (int i = 0; i < n_step; i++) {
         fetch(w, &ahead);
         _tile_loadd(4, x, ROW_BYTES);
@@ -91,35 +99,30 @@ static void few_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_
         _tile_loadd(7, w + BLOCK, WORD_BYTES);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
         x += x_step;
         w += BLOCK * PANEL;
     }
     STORE_SUMS(0, 1, sums->to, sums->to_bytes);
+    if (two) {
+        STORE_SUMS(2, 3, sums->to + to_block, sums->to_bytes);
+    }
+}
+
+static void few_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
+                     const struct amx_sums *sums, struct ahead ahead)
+{
+    multiply(false, x, x_step, w, n_step, sums, ahead);
 }
 
 static void many_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
                       const struct amx_sums *sums, struct ahead ahead)
 {
-    const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
-    const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
-    const float *const below = sums->from != NULL ? sums->from + from_block : NULL;
-    LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
-    LOAD_SUMS(2, 3, below, sums->from_bytes);
-    for (int i = 0; i < n_step; i++) {
-        fetch(w, &ahead);
-        _tile_loadd(4, x, ROW_BYTES);
-        _tile_loadd(6, w, WORD_BYTES);
-        _tile_loadd(7, w + BLOCK, WORD_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        x += x_step;
-        w += BLOCK * PANEL;
-    }
-    STORE_SUMS(0, 1, sums->to, sums->to_bytes);
-    STORE_SUMS(2, 3, sums->to + to_block, sums->to_bytes);
+    multiply(true, x, x_step, w, n_step, sums, ahead);
 }
 
 void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
