@@ -69,7 +69,7 @@ SERVER_SRC := $(filter-out server/main.c,$(wildcard server/*.c))
 # (gcc bug 110027), which ends in a segmentation fault; so these files keep the real one.
 NO_FAKE_STACK := $(if $(findstring address,$(SANITIZE)),\
                    $(if $(findstring clang,$(CC)),,--param=asan-use-after-return=0))
-ISA_avx512 := -DISA_AVX512 -march=x86-64-v4 -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16 $(NO_FAKE_STACK)
+ISA_avx512 := -DISA_AVX512 -march=x86-64-v4 -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16 -mamx-int8 $(NO_FAKE_STACK)
 ISA_avx2   := -DISA_AVX2 -march=x86-64-v3
 ISA_plain  := -DISA_PLAIN
 SIMD_OBJ   := $(foreach isa,avx512 avx2 plain,$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
@@ -116,7 +116,7 @@ $(B)/%.o: %.cc
 # ---- the CUDA library --------------------------------------------------------------------------
 
 # What the library shares with the program; each has its own.
-CUDA_C     := kernels/err.c kernels/step.c
+CUDA_C     := kernels/err.c kernels/step.c kernels/weight.c
 CUDA_OBJ   := $(patsubst %.cu,$(B)/nvcc/%.o,$(wildcard kernels/cuda/*.cu)) $(CUDA_C:%.c=$(B)/nvcc/%.o)
 CUDA_CODE  := $(if $(filter native,$(CUDA_ARCH)),-arch=native,\
                 $(foreach arch,$(CUDA_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \

@@ -61,11 +61,24 @@ static inline const char *placement_name(enum placement placement)
 
 struct weight_desc {
     enum weight_kind kind;
-    enum dtype dtype; /* as computed with: F32 or BF16 (F16 sources become F32); a TABLE
-                       * with PLACEMENT_MMAP keeps its source's dtype, F16 included */
+    enum dtype dtype; /* as computed with: F32, BF16 (F16 sources become F32), or where the backend
+                       * has_int8, and not of KEYS, I8; a TABLE with PLACEMENT_MMAP keeps its
+                       * source's dtype, whatever it is */
     enum placement placement;
-    int n_group; /* KEYS: independent key sets that follow one another; else 1 */
+    int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
+    const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
+                             * PLACEMENT_MMAP as long as the weight lives. Else NULL */
+    double loss_max;        /* I8 made of other numbers w: refused (ERR_NUMERICAL) where
+                             * |w - q·scale| > loss_max·|w|, the norms over all of it; 0 = never */
 };
+
+/* CHECKs what a weight's caller promises. For backends' weight_new. weight.c */
+void weight_check(const struct tensor *host, const struct weight_desc *desc);
+/* What int8 cannot hold, and what it would lose too much of. name is the weight's. */
+enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,
+                                const char *name, struct err *err);
+enum err_code weight_loss_check(double loss, const struct weight_desc *desc, const char *name,
+                                struct err *err);
 
 /* ---- the step: one ragged batch ----------------------------------------------------------- */
 
@@ -241,6 +254,7 @@ struct machine_rate {
     double read_bytes_per_s; /* plain read of a large array by all threads */
     double flops_f32_per_s;  /* peak of the F32 multiply-add this backend uses */
     double flops_bf16_per_s; /* same for BF16; 0 where it has no such instruction */
+    double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
 };
 
 /* ---- the table ---------------------------------------------------------------------------- */
@@ -254,7 +268,7 @@ struct backend_ops {
     enum err_code (*buffer_new)(struct backend *be, void **data, size_t bytes, const char *purpose,
                                 struct err *err);
     void (*buffer_free)(struct backend *be, void *data);
-    /* Packs host (a view of host memory, F32/F16/BF16) into a new weight. */
+    /* Packs host (a view of host memory, F32/F16/BF16/I8) into a new weight. */
     enum err_code (*weight_new)(struct backend *be, struct weight **weight,
                                 const struct tensor *host, const struct weight_desc *desc,
                                 const char *name, struct err *err);
@@ -295,7 +309,9 @@ struct backend_ops {
     /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
      * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and
      * sums are F32; where instructions multiply pairs, up to 32 neighbours are added up before they
-     * join the chain, always the same ones. y does not overlap x. */
+     * join the chain, always the same ones. I8 weights q·scale: x is rounded to INT8 by rows
+     * (kernels/int8.h), y = act((float)(Σ qx·qw) · (scale_x·scale_w) + bias), the sum being exact.
+     * y does not overlap x. */
     void (*linear)(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act);
     /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].
@@ -366,6 +382,7 @@ struct backend {
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
+    bool has_int8;       /* makes I8 weights */
     bool is_async;       /* the host is free between submit and finish */
     int capture_max;    /* a step of that many sequences or fewer, one row each, is prepared when it
                          * first runs: run one of each size before serving. 0 = nothing is */

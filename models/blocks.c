@@ -28,8 +28,11 @@ static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
 }
 
 const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const struct name *name,
-                                            const int64_t *dim, int n_dim, bool is_index)
+                                            const int64_t *dim, int n_dim, enum elements elements)
 {
+    static const char *const wanted_text[] = {"it must be F32, F16 or BF16",
+                                              "weights must be F32, F16, BF16 or I8",
+                                              "it holds slots and must be I32"};
     if (loader->code != ERR_OK) {
         return NULL;
     }
@@ -57,25 +60,50 @@ const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const 
                     entry->path, entry->name, has, wanted);
         return NULL;
     }
-    if ((entry->dtype == SAFETENSORS_I32) != is_index) {
-        loader->code = err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; %s",
-                               entry->path, entry->name, tensors_dtype_name(entry),
-                               is_index ? "it holds slots and must be I32"
-                                        : "weights must be F32, F16 or BF16");
+    if ((entry->dtype == SAFETENSORS_I32) != (elements == SLOTS) ||
+        (entry->dtype == SAFETENSORS_I8 && elements != WEIGHTS)) {
+        loader->code =
+            err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; %s", entry->path,
+                    entry->name, tensors_dtype_name(entry), wanted_text[elements]);
         return NULL;
     }
     if (!loader->taken[index]) {
         loader->taken[index] = true;
         loader->bytes_taken += entry->bytes;
-        loader->info->n_param += is_index ? 0 : entry->n_elem;
+        loader->info->n_param += elements == SLOTS ? 0 : entry->n_elem;
     }
     return entry;
 }
 
-static const struct safetensors_entry *take(struct blocks_loader *loader, const struct name *name,
-                                            const int64_t *dim, int n_dim)
+/* A matrix or table as it stands in the file. */
+struct source {
+    const struct safetensors_entry *entry; /* NULL after a failure */
+    const float *scale;                    /* [rows] of I8: the tensor NAME.scale; else NULL */
+};
+
+static struct source take(struct blocks_loader *loader, const struct name *name, int64_t rows,
+                          int64_t cols)
 {
-    return blocks_take(loader, name, dim, n_dim, false);
+    const int64_t dim[2] = {rows, cols};
+    struct source source = {blocks_take(loader, name, dim, 2, WEIGHTS), NULL};
+    if (source.entry == NULL || source.entry->dtype != SAFETENSORS_I8) {
+        return source;
+    }
+    const struct name scale_name = name_join(name, "scale");
+    const int64_t n_param = loader->info->n_param;
+    const struct safetensors_entry *const scale =
+        blocks_take(loader, &scale_name, &rows, 1, FLOATS);
+    loader->info->n_param = n_param; /* they are part of their weights */
+    if (scale != NULL && scale->dtype != SAFETENSORS_F32) {
+        loader->code =
+            err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; scales must be F32",
+                    scale->path, scale->name, tensors_dtype_name(scale));
+    }
+    if (loader->code != ERR_OK) {
+        return (struct source){NULL, NULL};
+    }
+    source.scale = (const float *)(const void *)scale->data;
+    return source;
 }
 
 static void report_progress(const struct blocks_loader *loader)
@@ -87,6 +115,13 @@ static void report_progress(const struct blocks_loader *loader)
 }
 
 /* ---- begin, end --------------------------------------------------------------------------- */
+
+/* Scales of I8 rows stay where they are, or go with their weight. */
+static bool is_scale(const struct safetensors_entry *entry)
+{
+    const size_t n = strlen(entry->name);
+    return n > 6 && strcmp(entry->name + n - 6, ".scale") == 0;
+}
 
 void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, struct backend *be,
                   const struct tensors *tensors, const struct model_options *options,
@@ -105,7 +140,7 @@ void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, stru
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *const entry = tensors_at(tensors, i);
         loader->bytes_total += entry->bytes;
-        if (entry->n_dim == 1 || entry->dtype == SAFETENSORS_I32) {
+        if ((entry->n_dim == 1 && !is_scale(entry)) || entry->dtype == SAFETENSORS_I32) {
             store->n_vector_max += (entry->n_elem + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
         }
     }
@@ -238,7 +273,7 @@ void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t ro
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    const struct safetensors_entry *const entry = take(loader, &name, dim, n_dim);
+    const struct safetensors_entry *const entry = blocks_take(loader, &name, dim, n_dim, FLOATS);
     float *const host = host_floats(loader, rows * cols, &name);
     if (host != NULL) {
         CHECK(entry->n_elem == rows * cols);
@@ -336,27 +371,69 @@ static const struct weight *make_weight(struct blocks_loader *loader, const stru
 const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name)
 {
-    const struct weight_desc desc = {kind, DTYPE_F32, PLACEMENT_DEVICE, n_group};
+    const struct weight_desc desc = {
+        .kind = kind, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = n_group};
     return make_weight(loader, host, &desc, name, &loader->info->weight_bytes);
 }
 
-static struct weight_desc matrix_desc(const struct blocks_loader *loader)
+static void make_matrix(struct blocks_loader *loader, const struct weight **weight,
+                        const struct tensor *host, const float *scale, const struct name *name)
 {
-    return (struct weight_desc){WEIGHT_MATRIX, loader->info->dtype, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
+                                     .dtype = loader->info->dtype,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1,
+                                     .row_scale = scale,
+                                     .loss_max = loader->options->int8_max_loss};
+    *weight = make_weight(loader, host, &desc, name->text, &loader->info->weight_bytes);
 }
 
 static void load_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
                         int64_t cols, const struct name *name)
 {
-    const int64_t dim[2] = {rows, cols};
-    const struct safetensors_entry *const entry = take(loader, name, dim, 2);
-    if (entry == NULL) {
+    const struct source source = take(loader, name, rows, cols);
+    if (source.entry == NULL) {
         return;
     }
-    const struct tensor host = tensors_view(entry, rows, cols);
-    const struct weight_desc desc = matrix_desc(loader);
-    *weight = make_weight(loader, &host, &desc, name->text, &loader->info->weight_bytes);
-    tensors_release(entry);
+    const struct tensor host = tensors_view(source.entry, rows, cols);
+    make_matrix(loader, weight, &host, source.scale, name);
+    tensors_release(source.entry);
+}
+
+/* A matrix put together of rows of the files: of their own type where they share one, else F32. */
+struct assembly {
+    struct tensor host;
+    float *scale; /* [rows] of I8, else NULL */
+    void *owned;  /* Owner */
+};
+
+/* Room for rows rows. data is NULL after a failure. */
+static struct assembly assemble(struct blocks_loader *loader, int64_t rows, int64_t cols,
+                                enum dtype dtype, const struct name *name)
+{
+    /* floats are room enough for elements of any type, and behind them for the scales */
+    float *const room = host_floats(loader, rows * (cols + 1), name);
+    return (struct assembly){.host = tensor_make(room, rows, cols, dtype),
+                             .scale = room != NULL && dtype == DTYPE_I8 ? room + rows * cols : NULL,
+                             .owned = room};
+}
+
+/* Rows first .. first+n-1 of the source become the rows from at on. */
+static void add_rows(struct assembly *a, int64_t at, const struct source *source, int64_t first,
+                     int64_t n)
+{
+    const int64_t cols = a->host.cols;
+    const size_t row_bytes = (size_t)cols * dtype_bytes(a->host.dtype);
+    char *const to = (char *)a->host.data + (size_t)at * row_bytes;
+    if (tensors_dtype(source->entry) != a->host.dtype) {
+        CHECK(first == 0 && n * cols == source->entry->n_elem && a->host.dtype == DTYPE_F32);
+        tensors_widen((float *)(void *)to, source->entry);
+        return;
+    }
+    memcpy(to, source->entry->data + (size_t)first * row_bytes, (size_t)n * row_bytes);
+    if (a->scale != NULL) {
+        memcpy(a->scale + at, source->scale + first, (size_t)n * sizeof *a->scale);
+    }
 }
 
 void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
@@ -376,20 +453,22 @@ void blocks_matrix_tiled(struct blocks_loader *loader, const struct weight **wei
         load_matrix(loader, weight, rows, cols, &name);
         return;
     }
-    const int64_t dim[2] = {rows, cols};
-    const struct safetensors_entry *const entry = take(loader, &name, dim, 2);
-    float *const tiled = host_floats(loader, rows * cols * n_tile, &name);
-    if (loader->code == ERR_OK) {
-        tensors_widen(tiled, entry);
-        tensors_release(entry);
-        for (int64_t i = rows * n_tile - 1; i > 0; i--) { /* backwards: no row is lost */
-            memmove(tiled + i * cols, tiled + i / n_tile * cols, (size_t)cols * sizeof *tiled);
-        }
-        const struct tensor host = tensor_make(tiled, rows, cols * n_tile, DTYPE_F32);
-        const struct weight_desc desc = matrix_desc(loader);
-        *weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+    const struct source source = take(loader, &name, rows, cols);
+    if (source.entry == NULL) {
+        return;
     }
-    free(tiled);
+    const enum dtype dtype = tensors_dtype(source.entry);
+    struct assembly tiled = assemble(loader, rows, cols * n_tile, dtype, &name);
+    if (tiled.owned != NULL) {
+        const size_t row_bytes = (size_t)cols * dtype_bytes(dtype);
+        for (int64_t i = 0; i < rows * n_tile; i++) {
+            memcpy((char *)tiled.host.data + (size_t)i * row_bytes,
+                   source.entry->data + (size_t)(i / n_tile) * row_bytes, row_bytes);
+        }
+        make_matrix(loader, weight, &tiled.host, source.scale, &name);
+        tensors_release(source.entry);
+    }
+    free(tiled.owned);
 }
 
 void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
@@ -403,38 +482,58 @@ void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, i
     load_vector(loader, &linear->bias, n_out, &bias);
 }
 
+/* The type of a stack: the one its parts share, or F32, which holds the others exactly. */
+static enum dtype stack_dtype(struct blocks_loader *loader, const struct source *source, int n_part)
+{
+    if (loader->code != ERR_OK) {
+        return DTYPE_F32;
+    }
+    enum dtype dtype = tensors_dtype(source[0].entry);
+    for (int p = 1; p < n_part; p++) {
+        const enum dtype other = tensors_dtype(source[p].entry);
+        if (other != dtype && (dtype == DTYPE_I8 || other == DTYPE_I8)) {
+            loader->code = err_set(loader->err, ERR_UNSUPPORTED,
+                                   "%s: tensor %s has dtype %s and tensor %s has %s: they are one "
+                                   "matrix here, so all of its parts must be I8, or none",
+                                   source[p].entry->path, source[0].entry->name,
+                                   tensors_dtype_name(source[0].entry), source[p].entry->name,
+                                   tensors_dtype_name(source[p].entry));
+            return DTYPE_F32;
+        }
+        dtype = other == dtype ? dtype : DTYPE_F32;
+    }
+    return dtype;
+}
+
 void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,
                          const char *const *part, int n_part, int64_t n_out, int64_t n_in,
                          const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    const struct safetensors_entry *entry[N_PART_MAX] = {NULL};
+    struct source source[N_PART_MAX] = {{NULL, NULL}};
     const int64_t rows = n_part * n_out;
-    const int64_t dim[2] = {n_out, n_in};
     CHECK(n_part >= 1 && n_part <= N_PART_MAX);
     for (int p = 0; p < n_part; p++) {
         const struct name part_name = name_join(&name, part[p]);
         const struct name weight_name = name_join(&part_name, "weight");
-        entry[p] = take(loader, &weight_name, dim, 2);
+        source[p] = take(loader, &weight_name, n_out, n_in);
     }
-    /* Widened to F32, which is exact, since the parts' types may differ. */
-    float *const matrix = host_floats(loader, rows * n_in, &name);
+    struct assembly stack =
+        assemble(loader, rows, n_in, stack_dtype(loader, source, n_part), &name);
     float *const bias = host_floats(loader, rows, &name);
     for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
         const struct name part_name = name_join(&name, part[p]);
         const struct name bias_name = name_join(&part_name, "bias");
-        tensors_widen(matrix + p * n_out * n_in, entry[p]);
-        tensors_release(entry[p]);
+        add_rows(&stack, p * n_out, &source[p], 0, n_out);
+        tensors_release(source[p].entry);
         (void)read_vector(loader, bias + p * n_out, n_out, &bias_name);
     }
     if (loader->code == ERR_OK) {
-        const struct tensor host = tensor_make(matrix, rows, n_in, DTYPE_F32);
-        const struct weight_desc desc = matrix_desc(loader);
-        linear->weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+        make_matrix(loader, &linear->weight, &stack.host, stack.scale, &name);
         linear->bias = store_vector(loader->store, bias, rows);
     }
-    free(matrix);
+    free(stack.owned);
     free(bias);
 }
 
@@ -445,46 +544,62 @@ void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *line
     FORMAT_NAME(&name, format);
     const struct name weight_name = name_join(&name, "weight");
     const struct name bias_name = name_join(&name, "bias");
-    const int64_t dim[2] = {n_out, n_in};
     CHECK(first >= 0 && first <= n_out);
-    const struct safetensors_entry *const entry = take(loader, &weight_name, dim, 2);
-    /* Twice over, so that the wanted order is a window. */
-    float *const matrix = host_floats(loader, 2 * n_out * n_in, &name);
-    float *const bias = host_floats(loader, 2 * n_out, &name);
+    const struct source source = take(loader, &weight_name, n_out, n_in);
+    if (source.entry == NULL) {
+        return;
+    }
+    struct assembly turned =
+        assemble(loader, n_out, n_in, tensors_dtype(source.entry), &weight_name);
+    float *const bias = host_floats(loader, 2 * n_out, &name); /* twice over: a window is wanted */
     if (loader->code == ERR_OK && read_vector(loader, bias, n_out, &bias_name)) {
-        tensors_widen(matrix, entry);
-        tensors_release(entry);
-        memcpy(matrix + n_out * n_in, matrix, (size_t)(n_out * n_in) * sizeof *matrix);
+        add_rows(&turned, 0, &source, first, n_out - first);
+        add_rows(&turned, n_out - first, &source, 0, first);
+        tensors_release(source.entry);
         memcpy(bias + n_out, bias, (size_t)n_out * sizeof *bias);
-        const struct tensor host = tensor_make(matrix + first * n_in, n_out, n_in, DTYPE_F32);
-        const struct weight_desc desc = matrix_desc(loader);
-        linear->weight = make_weight(loader, &host, &desc, name.text, &loader->info->weight_bytes);
+        make_matrix(loader, &linear->weight, &turned.host, turned.scale, &name);
         linear->bias = store_vector(loader->store, bias + first, n_out);
     }
-    free(matrix);
+    free(turned.owned);
     free(bias);
 }
 
 /* ---- tables ------------------------------------------------------------------------------- */
+
+/* Rows keep their file's precision, but where all weights are to be INT8 or are. A backend without
+ * INT8 takes such rows as BF16. */
+static enum dtype table_dtype(const struct blocks_loader *loader, enum dtype file)
+{
+    if (loader->info->dtype == DTYPE_I8) {
+        return DTYPE_I8;
+    }
+    if (file == DTYPE_I8) {
+        return loader->store->be->has_int8 ? DTYPE_I8 : DTYPE_BF16;
+    }
+    return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
 
 static const struct safetensors_entry *load_table(struct blocks_loader *loader,
                                                   const struct weight **weight, int64_t rows,
                                                   int64_t cols, const struct name *name,
                                                   enum placement placement, size_t *bytes)
 {
-    const int64_t dim[2] = {rows, cols};
-    const struct safetensors_entry *const entry = take(loader, name, dim, 2);
-    if (entry == NULL) {
+    const struct source source = take(loader, name, rows, cols);
+    if (source.entry == NULL) {
         return NULL;
     }
-    const struct tensor host = tensors_view(entry, rows, cols);
-    const enum dtype dtype = host.dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    const struct weight_desc desc = {WEIGHT_TABLE, dtype, placement, 1};
+    const struct tensor host = tensors_view(source.entry, rows, cols);
+    const struct weight_desc desc = {.kind = WEIGHT_TABLE,
+                                     .dtype = table_dtype(loader, host.dtype),
+                                     .placement = placement,
+                                     .n_group = 1,
+                                     .row_scale = source.scale,
+                                     .loss_max = loader->options->int8_max_loss};
     *weight = make_weight(loader, &host, &desc, name->text, bytes);
     if (placement != PLACEMENT_MMAP) {
-        tensors_release(entry);
+        tensors_release(source.entry);
     }
-    return entry;
+    return source.entry;
 }
 
 void blocks_table(struct blocks_loader *loader, const struct weight **weight, int64_t rows,

@@ -31,10 +31,16 @@ static inline struct name name_join(const struct name *prefix, const char *suffi
     return name;
 }
 
-/* The tensor of that name, whose shape must be dim and whose elements floats, or indices (I32);
- * NULL after a failure. */
+/* What the elements of a tensor may be. */
+enum elements {
+    FLOATS,  /* F32, F16, BF16 */
+    WEIGHTS, /* the same, or I8 with the scales of its rows: [n, m] */
+    SLOTS,   /* I32 */
+};
+
+/* The tensor of that name, whose shape must be dim; NULL after a failure. */
 const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const struct name *name,
-                                            const int64_t *dim, int n_dim, bool is_index);
+                                            const int64_t *dim, int n_dim, enum elements elements);
 
 /* Copies rows·cols host words into the store's buffer. */
 struct tensor blocks_store_words(struct blocks_store *store, const void *host, int64_t rows,
@@ -58,7 +64,7 @@ static inline float *host_floats(struct blocks_loader *loader, int64_t n, const 
 static inline bool read_vector(struct blocks_loader *loader, float *host, int64_t n,
                                const struct name *name)
 {
-    const struct safetensors_entry *const entry = blocks_take(loader, name, &n, 1, false);
+    const struct safetensors_entry *const entry = blocks_take(loader, name, &n, 1, FLOATS);
     if (entry == NULL) {
         return false;
     }

@@ -71,7 +71,7 @@ void blocks_query(struct blocks_loader *loader, struct blocks_nets *nets, int at
     const struct name weight_name = name_join(&name, "weight");
     const struct name bias_name = name_join(&name, "bias");
     const int64_t dim[2] = {nets->n * nets->n_out, nets->n_in};
-    const struct safetensors_entry *const entry = blocks_take(loader, &weight_name, dim, 2, false);
+    const struct safetensors_entry *const entry = blocks_take(loader, &weight_name, dim, 2, FLOATS);
     float *const matrix = host_floats(loader, dim[0] * dim[1], &name);
     float *const bias = host_floats(loader, dim[0], &name); /* zero where there is none */
     if (loader->code == ERR_OK) {
@@ -123,9 +123,9 @@ void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
     const int64_t flat_dim[3] = {shape->n_head, shape->n_key, cols};
     const int64_t shared_dim[2] = {shape->n_key, cols};
     const struct safetensors_entry *const entry =
-        is_shared ? blocks_take(loader, &name, shared_dim, 2, false)
-        : product ? blocks_take(loader, &name, product_dim, 4, false)
-                  : blocks_take(loader, &name, flat_dim, 3, false);
+        is_shared ? blocks_take(loader, &name, shared_dim, 2, FLOATS)
+        : product ? blocks_take(loader, &name, product_dim, 4, FLOATS)
+                  : blocks_take(loader, &name, flat_dim, 3, FLOATS);
     if (entry == NULL) {
         return;
     }
@@ -141,7 +141,7 @@ void blocks_slot_map(struct blocks_loader *loader, struct tensor *map, int64_t n
     struct name name;
     FORMAT_NAME(&name, format);
     const int64_t dim[2] = {n_head, n_pair};
-    const struct safetensors_entry *const entry = blocks_take(loader, &name, dim, 2, true);
+    const struct safetensors_entry *const entry = blocks_take(loader, &name, dim, 2, SLOTS);
     if (entry == NULL) {
         return;
     }

@@ -47,7 +47,7 @@ static enum err_code read_activation(void *base, const json_t *value, const stru
 static enum err_code read_dtype(void *base, const json_t *value, const struct place *at,
                                 struct err *err)
 {
-    static const char *const names[] = {"f32", "bf16", "f16", NULL};
+    static const char *const names[] = {"f32", "bf16", "f16", "int8", NULL};
     int index = 0;
     (void)base;
     return read_choice(&index, value, "dtype", names, at, err);

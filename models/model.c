@@ -44,16 +44,27 @@ static void fill_info(struct model_info *info, const struct config *config)
 
 /* The dtype to compute with. F16 files are computed in F32: the CPU has no F16 products that
  * accumulate in F32, and BF16 would lose three of their bits. */
-static enum err_code choose_dtype(struct model_info *info, const char *wanted, struct err *err)
+static enum err_code choose_dtype(struct model_info *info, const struct backend *be,
+                                  const char *wanted, struct err *err)
 {
     if (strcmp(wanted, "auto") == 0) {
-        info->dtype = info->file_dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+        info->dtype = info->file_dtype == DTYPE_I8     ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
+                      : info->file_dtype == DTYPE_BF16 ? DTYPE_BF16
+                                                       : DTYPE_F32;
     } else if (strcmp(wanted, "f32") == 0) {
         info->dtype = DTYPE_F32;
     } else if (strcmp(wanted, "bf16") == 0) {
         info->dtype = DTYPE_BF16;
+    } else if (strcmp(wanted, "int8") == 0 && be->has_int8) {
+        info->dtype = DTYPE_I8;
+    } else if (strcmp(wanted, "int8") == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "dtype: %s does not compute in int8; use auto or bf16, which take models "
+                       "stored in int8 too",
+                       be->name);
     } else {
-        return err_set(err, ERR_ARGUMENT, "dtype: %.40s is unknown; use auto, f32 or bf16", wanted);
+        return err_set(err, ERR_ARGUMENT, "dtype: %.40s is unknown; use auto, f32, bf16 or int8",
+                       wanted);
     }
     return ERR_OK;
 }
@@ -90,7 +101,7 @@ static enum err_code open_parts(struct model *model, struct config *config, stru
     }
     fill_info(&model->info, config);
     model->info.file_dtype = tensors_main_dtype(model->tensors);
-    code = choose_dtype(&model->info, options->dtype, err);
+    code = choose_dtype(&model->info, be, options->dtype, err);
     if (code == ERR_OK && options->check) {
         code = tensors_check(model->tensors, options, err);
     }

@@ -176,10 +176,11 @@ static int by_name(const void *a, const void *b)
 static enum err_code check_entry(const struct safetensors_entry *entry, struct err *err)
 {
     if (entry->dtype != SAFETENSORS_F32 && entry->dtype != SAFETENSORS_F16 &&
-        entry->dtype != SAFETENSORS_BF16 && entry->dtype != SAFETENSORS_I32) {
+        entry->dtype != SAFETENSORS_BF16 && entry->dtype != SAFETENSORS_I8 &&
+        entry->dtype != SAFETENSORS_I32) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%s: tensor %s has dtype %s; weights must be F32, F16 or BF16", entry->path,
-                       entry->name, safetensors_dtype_name(entry->dtype));
+                       "%s: tensor %s has dtype %s; weights must be F32, F16, BF16 or I8",
+                       entry->path, entry->name, safetensors_dtype_name(entry->dtype));
     }
     /* Mappings start at a page, so an address is as aligned as its place in the file. */
     if ((uintptr_t)entry->data % safetensors_dtype_bytes(entry->dtype) != 0) {
@@ -347,6 +348,7 @@ enum dtype tensors_dtype(const struct safetensors_entry *entry)
     case SAFETENSORS_F32: return DTYPE_F32;
     case SAFETENSORS_F16: return DTYPE_F16;
     case SAFETENSORS_BF16: return DTYPE_BF16;
+    case SAFETENSORS_I8: return DTYPE_I8;
     case SAFETENSORS_I32: return DTYPE_I32;
     default: break;
     }
@@ -399,7 +401,8 @@ enum dtype tensors_main_dtype(const struct tensors *tensors)
         bytes[dtype] += dtype == DTYPE_I32 ? 0 : tensors->entry[i]->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
-    return best;
+    /* keys and vectors stay wide, which in a small model is more than its bytes */
+    return bytes[DTYPE_I8] > 0 ? DTYPE_I8 : best;
 }
 
 /* ---- NaN and infinity --------------------------------------------------------------------- */
@@ -409,7 +412,7 @@ static int64_t find_not_finite(const struct safetensors_entry *entry)
 {
     const uint32_t *const word = (const uint32_t *)(const void *)entry->data;
     const uint16_t *const half = (const uint16_t *)(const void *)entry->data;
-    if (entry->dtype == SAFETENSORS_I32) {
+    if (entry->dtype == SAFETENSORS_I32 || entry->dtype == SAFETENSORS_I8) {
         return -1;
     }
     const bool wide = entry->dtype == SAFETENSORS_F32;

@@ -37,7 +37,7 @@ void tensors_widen(float *out, const struct safetensors_entry *entry);
 /* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
 void tensors_release(const struct safetensors_entry *entry);
 
-/* The floating type of most bytes. */
+/* I8 where any weight is, else the floating type of most bytes. */
 enum dtype tensors_main_dtype(const struct tensors *tensors);
 /* Reads every element; NaN or infinity is ERR_NUMERICAL and names the tensor and its index. */
 enum err_code tensors_check(const struct tensors *tensors, const struct model_options *options,

@@ -30,8 +30,9 @@ struct options {
     const char *tokenizer;         /* "" = the model directory's */
     const char *served_model_name; /* "" is resolved to the last part of model */
     const char *device;            /* auto | cpu | cuda | ref */
-    const char *dtype;             /* auto | f32 | bf16 */
+    const char *dtype;             /* auto | f32 | bf16 | int8 */
     const char *memory_placement;  /* auto | device | host | mmap */
+    bool force_int8;               /* whatever it loses */
     bool deterministic;            /* results do not depend on what else is computed */
     bool memory_trace;
     bool check;

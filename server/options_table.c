@@ -61,8 +61,12 @@ const struct option_row option_rows[] = {
     SWITCH("deterministic", deterministic, RUN | BENCH, "on",
            "same request, same bits; off lets matrix products of a GPU be faster, and results then "
            "depend on the requests that share a step"),
-    CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16",
-           "weights as computed with; auto takes bf16 for bf16 files, f32 for all others"),
+    CHOICE(
+        "dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
+        "weights as computed with; auto takes bf16 for bf16 files, int8 for int8 files (CPU), f32 "
+        "for all others"),
+    FLAG("force-int8", force_int8, ALL,
+         "make int8 weights even where that changes one by more than 3 %"),
     INT("threads", threads, ALL, "0", 0, 1024, "compute threads; 0 = one per available core"),
     CHOICE(
         "memory-placement", memory_placement, ALL, "auto", "auto|device|host|mmap",

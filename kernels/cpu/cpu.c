@@ -179,6 +179,7 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     cpu->base.op = &cpu_ops;
     cpu->base.n_thread = n;
     cpu->base.is_host = true;
+    cpu->base.has_int8 = true;
     cpu->base.memory_bytes = machine_memory_bytes();
     cpu->simd = found.simd;
     cpu->bf16 = found.bf16;

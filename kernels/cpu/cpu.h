@@ -33,8 +33,9 @@ struct cpu_weight {
     const void *data;
     void *owned; /* Owner: the weight; NULL with PLACEMENT_MMAP */
     size_t owned_bytes;
-    int64_t row_bytes;    /* TABLE */
-    enum dtype row_dtype; /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
+    int64_t row_bytes;      /* TABLE */
+    enum dtype row_dtype;   /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
+    const float *row_scale; /* TABLE: [rows] of I8; else NULL */
 };
 
 /* Consecutive rows of one sequence that attention takes together. */
@@ -70,14 +71,15 @@ struct vocab_scratch {
 struct cpu_backend {
     struct backend base; /* first: the engine's pointer to it is ours */
     const struct simd_kernels *simd;
-    enum gemm_bf16 bf16;    /* struct gemm */
-    struct pool *pool;      /* Owner */
-    struct scratch words;   /* packed rows of x: GEMM_ROWS rows of the widest weight */
-    struct scratch thread;  /* n_thread slices of slice_bytes */
-    size_t slice_bytes;     /* scratch of one thread */
-    struct scratch blocks;  /* row_block [n_tok_max] of the step begun last */
-    struct scratch row_seq; /* int32_t [n_tok_max]: sequence of each row */
-    struct scratch parts;   /* logit_part [n_out_max, LOGIT_BLOCKS] */
+    enum gemm_bf16 bf16;      /* struct gemm */
+    float x_scale[GEMM_ROWS]; /* of rows of x packed as INT8 */
+    struct pool *pool;        /* Owner */
+    struct scratch words;     /* packed rows of x: GEMM_ROWS rows of the widest weight */
+    struct scratch thread;    /* n_thread slices of slice_bytes */
+    size_t slice_bytes;       /* scratch of one thread */
+    struct scratch blocks;    /* row_block [n_tok_max] of the step begun last */
+    struct scratch row_seq;   /* int32_t [n_tok_max]: sequence of each row */
+    struct scratch parts;     /* logit_part [n_out_max, LOGIT_BLOCKS] */
     int n_block;
 };
 

@@ -84,6 +84,7 @@ void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const stru
         .gemm = {.y_stride = y.stride,
                  .x_stride = x.stride,
                  .words = cpu->words.data,
+                 .x_scale = cpu->x_scale,
                  .w = w->data,
                  .bias = bias.data,
                  .n_in = (int)w->cols,

@@ -85,8 +85,8 @@ static bool has_plain(void)
 static bool has_amx(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    const unsigned amx =
-        1u << 22 | 1u << 24; /* AMX-BF16, AMX-TILE; not every compiler knows them */
+    /* AMX-BF16, AMX-TILE, AMX-INT8; not every compiler knows them */
+    const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25;
     unsigned a = 0;
     unsigned b = 0;
     unsigned c = 0;
@@ -117,7 +117,7 @@ static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
 
 /* Best first; of rows with one name the first that is there. */
 static const struct isa isas[] = {
-    {"amx", &simd_kernels_avx512, has_amx, GEMM_AMX, false, "AVX-512 and AMX with BF16"},
+    {"amx", &simd_kernels_avx512, has_amx, GEMM_AMX, false, "AVX-512 and AMX with BF16 and INT8"},
     {"avx512", &simd_kernels_avx512, has_fast_pairs, GEMM_PAIRS, false, needs_avx512},
     {"avx512", &simd_kernels_avx512, has_avx512, GEMM_WIDE, false, needs_avx512},
     {"avx2", &simd_kernels_avx2, has_avx2, GEMM_WIDE, false, "AVX2 with FMA"},
@@ -155,7 +155,7 @@ enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err
 enum {
     READ_BYTES = 256 << 20, /* larger than a core's share of any cache */
     READ_PIECE = 1 << 20,
-    MEASURE_MS = 150, /* for each of the three rates */
+    MEASURE_MS = 150, /* for each of the four rates */
 };
 
 struct measure {
@@ -245,4 +245,6 @@ void cpu_measure(struct backend *be, struct machine_rate *rate)
     /* Of the instruction for pairs, used or not: where pairs are widened, products exceed it. */
     rate->flops_bf16_per_s =
         measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx : cpu->simd->peak_bf16);
+    rate->ops_int8_per_s =
+        measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx_int8 : cpu->simd->peak_int8);
 }

@@ -117,6 +117,8 @@ static void read_items(void *arg, int thread, int first, int n)
     (void)thread;
     const struct read_job *const job = arg;
     const struct cpu_weight *const values = job->values;
+    const struct value_table table = {values->data, values->row_scale, values->row_bytes,
+                                      values->row_dtype};
     for (int item = first; item < first + n; item++) {
         const int row = item / job->n_part;
         const int64_t col = part_col(job, item % job->n_part);
@@ -131,8 +133,8 @@ static void read_items(void *arg, int thread, int first, int n)
         for (int64_t j = 0; j < job->slots.cols; j++) {
             CHECK(slots[j] >= 0 && slots[j] < values->rows);
         }
-        job->cpu->simd->pkm_read(y, slots, row_f32(job->shares, row), (int)job->slots.cols,
-                                 values->data, values->row_bytes, values->row_dtype, col, n_col);
+        job->cpu->simd->pkm_read(y, slots, row_f32(job->shares, row), (int)job->slots.cols, &table,
+                                 col, n_col);
     }
 }
 

@@ -5,7 +5,9 @@
  * weights ask for huge pages. A table keeps its rows; with PLACEMENT_MMAP it stays in the file, at
  * whatever alignment the file has, so elements are read through memcpy. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/int8.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,25 +15,40 @@ enum {
     PACK_K = 64, /* inputs packed at a time: 32 rows of 64 floats stay in L1 */
 };
 
+/* Squares of what rounding to INT8 changed, and of all. */
+struct loss {
+    double lost, whole;
+};
+
 struct pack {
     const struct tensor *host;
     const struct weight_desc *desc;
+    enum dtype dtype; /* of the words or rows made */
     char *to;
-    int n_out;   /* outputs of one group */
-    int n_panel; /* panels of one group */
+    float *scale;      /* TABLE of I8: [rows] */
+    struct loss *loss; /* [n_thread] of I8 made of other numbers */
+    int n_out;         /* outputs of one group */
+    int n_panel;       /* panels of one group */
 };
 
-static bool is_float(enum dtype dtype)
+static const char *host_row(const struct tensor *host, int64_t row)
 {
-    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+    return (const char *)host->data + (size_t)(row * host->stride) * dtype_bytes(host->dtype);
 }
 
-/* Elements first .. first+n-1 of a row of any floating-point type, as F32. */
-static void widen(float *to, const char *row, enum dtype dtype, int64_t first, int n)
+/* Elements first .. first+n-1 of a row of any type, as F32. */
+static void widen(float *to, const struct pack *p, int64_t row, int64_t first, int n)
 {
-    const char *const from = row + (size_t)first * dtype_bytes(dtype);
+    const enum dtype dtype = p->host->dtype;
+    const char *const from = host_row(p->host, row) + (size_t)first * dtype_bytes(dtype);
     if (dtype == DTYPE_F32) {
         memcpy(to, from, sizeof *to * (size_t)n);
+        return;
+    }
+    if (dtype == DTYPE_I8) {
+        for (int i = 0; i < n; i++) {
+            to[i] = (float)((const int8_t *)from)[i] * p->desc->row_scale[row];
+        }
         return;
     }
     for (int i = 0; i < n; i++) {
@@ -41,10 +58,100 @@ static void widen(float *to, const char *row, enum dtype dtype, int64_t first, i
     }
 }
 
-static const char *host_row(const struct tensor *host, int64_t row)
+/* ---- INT8 ---- */
+
+static struct int8_scale scale_of(const struct pack *p, int64_t row)
 {
-    return (const char *)host->data + (size_t)(row * host->stride) * dtype_bytes(host->dtype);
+    uint32_t max = 0;
+    for (int64_t k = 0; k < p->host->cols; k += PACK_K) {
+        float value[PACK_K] = {0};
+        widen(value, p, row, k, p->host->cols - k < PACK_K ? (int)(p->host->cols - k) : PACK_K);
+        for (int i = 0; i < PACK_K; i++) {
+            const uint32_t bits = int8_magnitude(value[i]);
+            max = bits > max ? bits : max;
+        }
+    }
+    return int8_scale_of(int8_from_magnitude(max));
 }
+
+/* Elements first .. first+n-1 of a row as INT8. */
+static void round_bytes(int8_t *to, const struct pack *p, int64_t row, int64_t first, int n,
+                        struct int8_scale scale, struct loss *loss)
+{
+    float value[PACK_K];
+    float lost = 0;
+    float whole = 0;
+    widen(value, p, row, first, n);
+    for (int i = 0; i < n; i++) {
+        to[i] = int8_round(value[i], scale.inverse);
+        const float missing = value[i] - (float)to[i] * scale.scale;
+        lost += missing * missing;
+        whole += value[i] * value[i];
+    }
+    loss->lost += (double)lost;
+    loss->whole += (double)whole;
+}
+
+/* A row of host as INT8, PACK_K elements after the other: those of the file, or rounded. */
+struct byte_row {
+    struct int8_scale scale;
+    const int8_t *stored; /* NULL: to be rounded */
+};
+
+static struct byte_row byte_row_of(const struct pack *p, int64_t row)
+{
+    if (p->host->dtype == DTYPE_I8) {
+        const struct int8_scale scale = {p->desc->row_scale[row], 0};
+        return (struct byte_row){scale, (const int8_t *)host_row(p->host, row)};
+    }
+    return (struct byte_row){scale_of(p, row), NULL};
+}
+
+static void read_bytes(int8_t *to, const struct pack *p, int64_t row, int64_t first, int n,
+                       const struct byte_row *from, struct loss *loss)
+{
+    if (from->stored != NULL) {
+        memcpy(to, from->stored + first, (size_t)n);
+    } else {
+        round_bytes(to, p, row, first, n, from->scale, loss);
+    }
+}
+
+/* Output o of a panel: its words, its scale and its sum. */
+static void pack_bytes(uint32_t *panel, const struct pack *p, int64_t row, int o, struct loss *loss)
+{
+    const int n_in = (int)p->host->cols;
+    const struct byte_row from = byte_row_of(p, row);
+    int32_t sum = 0;
+    for (int k = 0; k < n_in; k += PACK_K) {
+        int8_t q[PACK_K] = {0};
+        const int n_k = n_in - k < PACK_K ? n_in - k : PACK_K;
+        read_bytes(q, p, row, k, n_k, &from, loss);
+        for (int i = 0; i < n_k; i++) {
+            sum += q[i];
+        }
+        uint32_t *const to = panel + (size_t)(k / 4) * PANEL + o;
+        for (int i = 0; i < n_k; i += 4) {
+            memcpy(to + (size_t)(i / 4) * PANEL, q + i, sizeof *to);
+        }
+    }
+    uint32_t *const end = panel + (size_t)gemm_k_words(n_in, DTYPE_I8) * PANEL + o;
+    const int32_t offset = -128 * sum;
+    memcpy(end, &from.scale.scale, sizeof *end);
+    memcpy(end + PANEL, &offset, sizeof offset);
+}
+
+static void copy_bytes(int8_t *to, const struct pack *p, int64_t row, struct loss *loss)
+{
+    const int64_t cols = p->host->cols;
+    const struct byte_row from = byte_row_of(p, row);
+    p->scale[row] = from.scale.scale;
+    for (int64_t c = 0; c < cols; c += PACK_K) {
+        read_bytes(to + c, p, row, c, cols - c < PACK_K ? (int)(cols - c) : PACK_K, &from, loss);
+    }
+}
+
+/* ---- panels and tables ---- */
 
 /* Words of one output for PACK_K inputs, PANEL words apart. */
 static void put_words(uint32_t *to, const float *from, int n, bool is_bf16)
@@ -65,12 +172,9 @@ static void put_words(uint32_t *to, const float *from, int n, bool is_bf16)
 /* Packs panels first .. first+n-1 of all groups. Outputs past the last one are zeros. */
 static void pack_panels(void *arg, int thread, int first, int n)
 {
-    (void)thread;
     const struct pack *const p = arg;
     const int n_in = (int)p->host->cols;
-    const bool is_bf16 = p->desc->dtype == DTYPE_BF16 && p->desc->kind == WEIGHT_MATRIX;
-    const enum dtype dtype = is_bf16 ? DTYPE_BF16 : DTYPE_F32;
-    const size_t panel_words = gemm_panel_words(n_in, dtype);
+    const size_t panel_words = gemm_panel_words(n_in, p->dtype);
     for (int i = first; i < first + n; i++) {
         uint32_t *const panel = (uint32_t *)p->to + (size_t)i * panel_words;
         const int out = i % p->n_panel * PANEL;
@@ -79,13 +183,16 @@ static void pack_panels(void *arg, int thread, int first, int n)
         if (n_row < PANEL) {
             memset(panel, 0, panel_words * sizeof *panel);
         }
-        for (int k = 0; k < n_in; k += PACK_K) {
+        for (int o = 0; p->dtype == DTYPE_I8 && o < n_row; o++) {
+            pack_bytes(panel, p, row + o, o, &p->loss[thread]);
+        }
+        for (int k = 0; p->dtype != DTYPE_I8 && k < n_in; k += PACK_K) {
             float value[PACK_K];
             const int n_k = n_in - k < PACK_K ? n_in - k : PACK_K;
-            uint32_t *const to = panel + (size_t)gemm_k_words(k, dtype) * PANEL;
+            uint32_t *const to = panel + (size_t)gemm_k_words(k, p->dtype) * PANEL;
             for (int o = 0; o < n_row; o++) {
-                widen(value, host_row(p->host, row + o), p->host->dtype, k, n_k);
-                put_words(to + o, value, n_k, is_bf16);
+                widen(value, p, row + o, k, n_k);
+                put_words(to + o, value, n_k, p->dtype == DTYPE_BF16);
             }
         }
     }
@@ -94,22 +201,24 @@ static void pack_panels(void *arg, int thread, int first, int n)
 /* Copies rows first .. first+n-1 of a table. */
 static void copy_rows(void *arg, int thread, int first, int n)
 {
-    (void)thread;
     const struct pack *const p = arg;
     const int64_t cols = p->host->cols;
-    const size_t row_bytes = (size_t)cols * dtype_bytes(p->desc->dtype);
+    const size_t row_bytes = (size_t)cols * dtype_bytes(p->dtype);
     for (int i = first; i < first + n; i++) {
         char *const to = p->to + (size_t)i * row_bytes;
-        const char *const from = host_row(p->host, i);
-        if (p->host->dtype == p->desc->dtype) {
-            memcpy(to, from, row_bytes);
+        if (p->dtype == DTYPE_I8) {
+            copy_bytes((int8_t *)to, p, i, &p->loss[thread]);
+            continue;
+        }
+        if (p->host->dtype == p->dtype) {
+            memcpy(to, host_row(p->host, i), row_bytes);
             continue;
         }
         for (int64_t c = 0; c < cols; c += PACK_K) {
             float value[PACK_K];
             const int n_col = cols - c < PACK_K ? (int)(cols - c) : PACK_K;
-            widen(value, from, p->host->dtype, c, n_col);
-            if (p->desc->dtype == DTYPE_F32) {
+            widen(value, p, i, c, n_col);
+            if (p->dtype == DTYPE_F32) {
                 memcpy(to + (size_t)c * sizeof *value, value, sizeof *value * (size_t)n_col);
                 continue;
             }
@@ -134,10 +243,10 @@ static bool weight_alloc(struct cpu_weight *w, size_t n, size_t item_bytes)
     return w->owned != NULL;
 }
 
-static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host)
+static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host,
+                        struct loss *loss)
 {
-    const bool is_bf16 = w->desc.dtype == DTYPE_BF16 && w->desc.kind == WEIGHT_MATRIX;
-    const enum dtype dtype = is_bf16 ? DTYPE_BF16 : DTYPE_F32;
+    const enum dtype dtype = w->desc.kind == WEIGHT_MATRIX ? w->desc.dtype : DTYPE_F32;
     const int n_out = (int)(host->rows / w->desc.n_group);
     const int n_panel = gemm_n_panel(n_out);
     const int64_t n_item = (int64_t)n_panel * w->desc.n_group;
@@ -146,25 +255,45 @@ static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const str
                       gemm_panel_words((int)host->cols, dtype) * sizeof(uint32_t))) {
         return false;
     }
-    struct pack p = {host, &w->desc, w->owned, n_out, n_panel};
+    struct pack p = {.host = host,
+                     .desc = &w->desc,
+                     .dtype = dtype,
+                     .to = w->owned,
+                     .loss = loss,
+                     .n_out = n_out,
+                     .n_panel = n_panel};
     pool_for(cpu->pool, (int)n_item, POOL_STREAM, pack_panels, &p);
     return true;
 }
 
-static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host)
+static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host,
+                       struct loss *loss)
 {
     if (w->desc.placement == PLACEMENT_MMAP) {
         w->data = host->data;
         w->row_dtype = host->dtype;
+        w->row_scale = host->dtype == DTYPE_I8 ? w->desc.row_scale : NULL;
         w->row_bytes = host->stride * (int64_t)dtype_bytes(host->dtype);
         return true;
     }
     w->row_dtype = w->desc.dtype;
     w->row_bytes = host->cols * (int64_t)dtype_bytes(w->row_dtype);
-    if (!weight_alloc(w, (size_t)host->rows, (size_t)w->row_bytes)) {
+    const bool is_int8 = w->row_dtype == DTYPE_I8;
+    const size_t scale_bytes = is_int8 ? sizeof(float) : 0;
+    if (!weight_alloc(w, (size_t)host->rows, (size_t)w->row_bytes + scale_bytes)) {
         return false;
     }
-    struct pack p = {.host = host, .desc = &w->desc, .to = w->owned};
+    /* the scales first: they are aligned, and the rows need not be */
+    float *const scale = w->owned;
+    char *const rows = (char *)w->owned + (size_t)host->rows * scale_bytes;
+    w->data = rows;
+    w->row_scale = is_int8 ? scale : NULL;
+    struct pack p = {.host = host,
+                     .desc = &w->desc,
+                     .dtype = w->row_dtype,
+                     .to = rows,
+                     .scale = scale,
+                     .loss = loss};
     pool_for(cpu->pool, (int)host->rows, POOL_STREAM, copy_rows, &p);
     return true;
 }
@@ -185,16 +314,27 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
     return ERR_OK;
 }
 
+/* What all threads lost, relative to the whole; 0 where nothing was rounded. */
+static double loss_of(const struct loss loss[POOL_THREADS_MAX])
+{
+    struct loss sum = {0};
+    for (int i = 0; i < POOL_THREADS_MAX; i++) {
+        sum.lost += loss[i].lost;
+        sum.whole += loss[i].whole;
+    }
+    return sum.whole > 0 ? sqrt(sum.lost / sum.whole) : 0;
+}
+
 enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
                              const struct weight_desc *desc, const char *name, struct err *err)
 {
-    CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
-    CHECK(is_float(host->dtype) && (desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16));
-    CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
-    CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);
-    CHECK(desc->kind == WEIGHT_KEYS || desc->n_group == 1);
+    weight_check(host, desc);
 
     *weight = NULL;
+    enum err_code code = weight_int8_check(host, desc, name, err);
+    if (code != ERR_OK) {
+        return code;
+    }
     /* Columns and outputs are counted in int further down; so are the words of a packed row. */
     const int64_t dim_max = INT32_MAX / 2;
     if (host->rows > dim_max || host->cols > dim_max) {
@@ -209,12 +349,16 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
     w->desc = *desc;
     w->rows = host->rows;
     w->cols = host->cols;
-    const bool is_made =
-        desc->kind == WEIGHT_TABLE ? make_table(cpu, w, host) : make_panels(cpu, w, host);
-    const enum err_code code =
-        is_made ? reserve_for(cpu, w, name, err)
-                : err_set(err, ERR_MEMORY, "%s: no memory left for %lld x %lld weights", name,
-                          (long long)host->rows, (long long)host->cols);
+    struct loss loss[POOL_THREADS_MAX] = {{0}};
+    const bool is_made = desc->kind == WEIGHT_TABLE ? make_table(cpu, w, host, loss)
+                                                    : make_panels(cpu, w, host, loss);
+    w->desc.row_scale = NULL; /* its place may go away; a table in place has its own pointer */
+    code = is_made ? reserve_for(cpu, w, name, err)
+                   : err_set(err, ERR_MEMORY, "%s: no memory left for %lld x %lld weights", name,
+                             (long long)host->rows, (long long)host->cols);
+    if (code == ERR_OK) {
+        code = weight_loss_check(loss_of(loss), desc, name, err);
+    }
     if (code != ERR_OK) {
         cpu_weight_free(be, (struct weight *)w);
         return code;

@@ -110,6 +110,12 @@ struct weight {
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
 };
 
+/* What a weight is made of. */
+struct cuda_source {
+    struct tensor view;     /* of host memory */
+    const float *row_scale; /* Borrowed: [rows] of I8, else NULL */
+};
+
 /* ---- the backend ---------------------------------------------------------------------------- */
 
 struct cuda_command_list; /* command.cu */
@@ -190,7 +196,7 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
-void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major);
+void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err);
 void linear_release(struct cuda *cu);
 
@@ -198,7 +204,7 @@ void linear_release(struct cuda *cu);
 void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
                      struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
-void keys_pack(void *dst, const struct tensor *host, int n_group);
+void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 
 /* pkm_rescore.cu */
 void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
@@ -219,7 +225,7 @@ void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view
                    const struct step_scratch *scratch, int first);
 size_t vocab_scratch(const struct step_limits *limits); /* sample.cu; enough for both */
 
-/* The element of host at [row, col] as F32: F32, F16 and BF16 sources. resource.cu */
-float cuda_host_value(const struct tensor *host, int64_t row, int64_t col);
+/* The element at [row, col] as F32. resource.cu */
+float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col);
 
 #endif

@@ -74,8 +74,9 @@ static size_t place_of(int64_t r, int64_t k, int64_t n_in, enum dtype dtype, boo
     return static_cast<size_t>(first + in_block % 8 / 4 * map.half + lane * 16 + in_tile / 8 * 4);
 }
 
-void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool row_major)
+void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major)
 {
+    const struct tensor *const host = &source->view;
     const size_t gap = row_major ? 4 : 8; /* of BF16, from k to k+2 */
     memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
@@ -83,7 +84,7 @@ void linear_pack(void *dst, const struct tensor *host, enum dtype dtype, bool ro
             unsigned char *const at =
                 static_cast<unsigned char *>(dst) + place_of(r, k, host->cols, dtype, row_major);
             for (int64_t i = 0; i < 4 && k + i < host->cols; i++) {
-                const float value = cuda_host_value(host, r, k + i);
+                const float value = cuda_host_value(source, r, k + i);
                 const uint16_t half = bf16_round(value);
                 if (dtype == DTYPE_F32) {
                     memcpy(at + static_cast<size_t>(i) * 4, &value, sizeof value);

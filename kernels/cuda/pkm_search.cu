@@ -365,8 +365,9 @@ size_t keys_bytes(int64_t rows, int64_t cols, int n_group)
     return static_cast<size_t>(l.scratch_bytes + (ranks + counters) * 4);
 }
 
-void keys_pack(void *dst, const struct tensor *host, int n_group)
+void keys_pack(void *dst, const struct cuda_source *source, int n_group)
 {
+    const struct tensor *const host = &source->view;
     const int64_t n_key = host->rows / n_group;
     const struct key_layout l = key_layout(n_key, host->cols, n_group);
     memset(dst, 0, keys_bytes(host->rows, host->cols, n_group));
@@ -375,7 +376,7 @@ void keys_pack(void *dst, const struct tensor *host, int n_group)
         float *const group = packed + row / n_key * l.group_quads * 4;
         for (int64_t c = 0; c < host->cols; c++) {
             group[(c / 4 * l.n_key_padded + row % n_key) * 4 + c % 4] =
-                cuda_host_value(host, row, c);
+                cuda_host_value(source, row, c);
         }
     }
 }

@@ -151,11 +151,15 @@ void resource_download(struct backend *be, void *host, struct tensor src)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-float cuda_host_value(const struct tensor *host, int64_t row, int64_t col)
+float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col)
 {
     /* a mapped file's tensor may stand at any byte */
+    const struct tensor *const host = &source->view;
     const char *const at = static_cast<const char *>(host->data) +
                            static_cast<size_t>(row * host->stride + col) * dtype_bytes(host->dtype);
+    if (host->dtype == DTYPE_I8) {
+        return static_cast<float>(*reinterpret_cast<const int8_t *>(at)) * source->row_scale[row];
+    }
     if (host->dtype == DTYPE_F32) {
         float value;
         memcpy(&value, at, sizeof value);
@@ -167,9 +171,10 @@ float cuda_host_value(const struct tensor *host, int64_t row, int64_t col)
 }
 
 /* Rows first .. first+n-1 of host as dst[n, cols] of the table's type. */
-static void table_rows(void *dst, const struct tensor *host, enum dtype dtype, int64_t first,
+static void table_rows(void *dst, const struct cuda_source *source, enum dtype dtype, int64_t first,
                        int64_t n)
 {
+    const struct tensor *const host = &source->view;
     const size_t elem = dtype_bytes(dtype);
     const size_t row_bytes = static_cast<size_t>(host->cols) * elem;
     for (int64_t r = 0; r < n; r++) {
@@ -182,7 +187,7 @@ static void table_rows(void *dst, const struct tensor *host, enum dtype dtype, i
             continue;
         }
         for (int64_t c = 0; c < host->cols; c++) {
-            const float value = cuda_host_value(host, first + r, c);
+            const float value = cuda_host_value(source, first + r, c);
             const uint16_t half = bf16_from_f32(value);
             memcpy(out + static_cast<size_t>(c) * elem,
                    dtype == DTYPE_F32 ? static_cast<const void *>(&value) : &half, elem);
@@ -192,7 +197,7 @@ static void table_rows(void *dst, const struct tensor *host, enum dtype dtype, i
 
 /* Copies a table through the two halves of the staging block: one is filled while the other is
  * read. A row that does not fit a half goes in one block of its own. */
-static bool table_upload(struct cuda *cu, struct weight *w, const struct tensor *host)
+static bool table_upload(struct cuda *cu, struct weight *w, const struct cuda_source *host)
 {
     const size_t row_bytes = static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
     const size_t half = cu->staging_bytes / 2;
@@ -218,12 +223,12 @@ static bool table_upload(struct cuda *cu, struct weight *w, const struct tensor 
 }
 
 static void pack(const struct cuda *cu, void *dst, const struct weight *w,
-                 const struct tensor *host)
+                 const struct cuda_source *host)
 {
     switch (w->kind) {
     case WEIGHT_MATRIX: linear_pack(dst, host, w->dtype, !cu->deterministic); break;
     case WEIGHT_KEYS: keys_pack(dst, host, w->n_group); break;
-    case WEIGHT_TABLE: table_rows(dst, host, w->dtype, 0, host->rows); break;
+    case WEIGHT_TABLE: table_rows(dst, host, w->dtype, 0, w->rows); break;
     }
 }
 
@@ -237,8 +242,9 @@ static size_t weight_size(const struct weight *w)
     return static_cast<size_t>(w->rows) * static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
 }
 
-static enum err_code place_on_host(struct cuda *cu, struct weight *w, const struct tensor *host,
-                                   const char *name, struct err *err)
+static enum err_code place_on_host(struct cuda *cu, struct weight *w,
+                                   const struct cuda_source *host, const char *name,
+                                   struct err *err)
 {
     const enum err_code code = resource_pinned_new(cu, &w->pinned, w->bytes, name, err);
     if (code != ERR_OK) {
@@ -254,8 +260,9 @@ static enum err_code place_on_host(struct cuda *cu, struct weight *w, const stru
     return ERR_OK;
 }
 
-static enum err_code place_on_device(struct cuda *cu, struct weight *w, const struct tensor *host,
-                                     const char *name, struct err *err)
+static enum err_code place_on_device(struct cuda *cu, struct weight *w,
+                                     const struct cuda_source *host, const char *name,
+                                     struct err *err)
 {
     const enum err_code code = resource_device_new(cu, &w->data, w->bytes, name, err);
     if (code != ERR_OK) {
@@ -284,18 +291,12 @@ static enum err_code place_on_device(struct cuda *cu, struct weight *w, const st
     return ok ? ERR_OK : cu->failure.code;
 }
 
-static bool is_float(enum dtype dtype)
-{
-    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
-}
-
 enum err_code resource_weight_new(struct backend *be, struct weight **weight,
                                   const struct tensor *host, const struct weight_desc *desc,
                                   const char *name, struct err *err)
 {
     struct cuda *const cu = cuda_of(be);
-    CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
-    CHECK(is_float(host->dtype) && desc->n_group >= 1 && host->rows % desc->n_group == 0);
+    weight_check(host, desc);
     *weight = NULL;
     if (desc->placement == PLACEMENT_MMAP) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -303,7 +304,7 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
                        "or host",
                        name);
     }
-    CHECK(desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16);
+    CHECK(desc->dtype != DTYPE_I8); /* not has_int8 */
     size_t n_value = 0;
     size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(host->rows), static_cast<size_t>(host->cols),
@@ -323,14 +324,15 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     w->rows = host->rows;
     w->cols = host->cols;
     w->bytes = weight_size(w);
+    const struct cuda_source source = {*host, desc->row_scale};
     enum err_code code = ERR_OK;
     if (w->kind == WEIGHT_MATRIX) {
         command_forget(cu); /* what is reserved may move */
         code = linear_reserve(cu, w->cols, err);
     }
     if (code == ERR_OK) {
-        code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, host, name, err)
-                                                 : place_on_device(cu, w, host, name, err);
+        code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, &source, name, err)
+                                                 : place_on_device(cu, w, &source, name, err);
     }
     if (code != ERR_OK) {
         resource_weight_free(be, w);

@@ -1,4 +1,5 @@
 /* The linear layer of the reference backend. */
+#include "kernels/int8.h"
 #include "kernels/ref/weight.h"
 
 #include <math.h>
@@ -14,26 +15,54 @@ static float act_apply(enum act act, float x)
     check_failed(__FILE__, __LINE__, "act is one of enum act");
 }
 
+static float dot_float(const float *in, const struct weight *w, int64_t o)
+{
+    const bool round_bf16 = w->desc.dtype == DTYPE_BF16;
+    const float *const row = row_f32(w->view, o);
+    float sum = 0;
+    for (int64_t k = 0; k < w->view.cols; k++) {
+        const float in_k = round_bf16 ? bf16_to_f32(bf16_from_f32(in[k])) : in[k];
+        sum += in_k * row[k];
+    }
+    return sum;
+}
+
+static struct int8_scale scale_of(const float *in, int64_t n)
+{
+    uint32_t max = 0;
+    for (int64_t k = 0; k < n; k++) {
+        const uint32_t bits = int8_magnitude(in[k]);
+        max = bits > max ? bits : max;
+    }
+    return int8_scale_of(int8_from_magnitude(max));
+}
+
+static float dot_int8(const float *in, struct int8_scale scale, const struct weight *w, int64_t o)
+{
+    const float *const row = row_f32(w->view, o);
+    int32_t sum = 0;
+    for (int64_t k = 0; k < w->view.cols; k++) {
+        sum += int8_round(in[k], scale.inverse) * (int32_t)row[k];
+    }
+    return (float)sum * (scale.scale * w->scale[o]);
+}
+
 void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act)
 {
     (void)be;
     const int64_t n_in = w->view.cols;
     const int64_t n_out = w->view.rows;
-    const bool round_bf16 = w->desc.dtype == DTYPE_BF16;
+    const bool is_int8 = w->desc.dtype == DTYPE_I8;
     CHECK(w->desc.kind == WEIGHT_MATRIX);
     CHECK_VIEW(x, DTYPE_F32, y.rows, n_in);
     CHECK_VIEW(y, DTYPE_F32, x.rows, n_out);
     CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == n_out));
     for (int64_t r = 0; r < y.rows; r++) {
         const float *const in = row_f32(x, r);
+        const struct int8_scale scale = is_int8 ? scale_of(in, n_in) : (struct int8_scale){0};
         for (int64_t o = 0; o < n_out; o++) {
-            const float *const row = row_f32(w->view, o);
-            float sum = 0;
-            for (int64_t k = 0; k < n_in; k++) {
-                const float in_k = round_bf16 ? bf16_to_f32(bf16_from_f32(in[k])) : in[k];
-                sum += in_k * row[k];
-            }
+            float sum = is_int8 ? dot_int8(in, scale, w, o) : dot_float(in, w, o);
             if (bias.data != NULL) {
                 sum += row_f32(bias, 0)[o];
             }

@@ -119,6 +119,7 @@ enum err_code ref_open(struct backend **be, struct err *err)
     (*be)->op = &ref_ops;
     (*be)->n_thread = 1;
     (*be)->is_host = true;
+    (*be)->has_int8 = true;
     (void)snprintf((*be)->name, sizeof(*be)->name, "ref");
     (void)snprintf((*be)->description, sizeof(*be)->description,
                    "plain C, one thread: the specification, for tests");

@@ -1,5 +1,6 @@
 /* Memory and weights of the reference backend. The device is the host: buffers are plain memory,
  * upload and download are copies. */
+#include "kernels/int8.h"
 #include "kernels/ref/weight.h"
 
 #include <stdio.h>
@@ -51,18 +52,41 @@ void ref_download(struct backend *be, void *host, struct tensor src)
     }
 }
 
-static bool is_float(enum dtype dtype)
+/* Rounds the rows of w, and returns what that loses, relative to the whole. */
+static double round_rows(struct weight *w, float *scale)
 {
-    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+    double lost = 0;
+    double whole = 0;
+    for (int64_t r = 0; r < w->view.rows; r++) {
+        float *const row = row_f32(w->view, r);
+        uint32_t max = 0;
+        for (int64_t c = 0; c < w->view.cols; c++) {
+            const uint32_t bits = int8_magnitude(row[c]);
+            max = bits > max ? bits : max;
+        }
+        const struct int8_scale s = int8_scale_of(int8_from_magnitude(max));
+        scale[r] = s.scale;
+        for (int64_t c = 0; c < w->view.cols; c++) {
+            const float q = (float)int8_round(row[c], s.inverse);
+            const double missing = (double)row[c] - (double)(q * s.scale);
+            lost += missing * missing;
+            whole += (double)row[c] * (double)row[c];
+            row[c] = q;
+        }
+    }
+    return whole > 0 ? sqrt(lost / whole) : 0;
 }
 
-/* Copies host as F32 values, rounded to BF16 where the weight is computed with in BF16. */
-static enum err_code copy_values(struct weight *w, const struct tensor *host, bool round_bf16,
-                                 const char *name, struct err *err)
+/* Copies host as F32 values, rounded to BF16 or INT8 where the weight is computed with in it. The
+ * scales of an I8 weight stand behind its values. */
+static enum err_code copy_values(struct weight *w, const struct tensor *host, const char *name,
+                                 struct err *err)
 {
+    const bool round_bf16 = w->desc.dtype == DTYPE_BF16 && w->desc.kind != WEIGHT_KEYS;
+    const bool is_int8 = w->desc.dtype == DTYPE_I8;
     size_t n_value = 0;
     size_t bytes = 0;
-    if (__builtin_mul_overflow((size_t)host->rows, (size_t)host->cols, &n_value) ||
+    if (__builtin_mul_overflow((size_t)host->rows, (size_t)host->cols + 1, &n_value) ||
         __builtin_mul_overflow(n_value, sizeof(float), &bytes)) {
         return err_set(err, ERR_MEMORY, "%s: [%lld, %lld] exceeds the address space", name,
                        (long long)host->rows, (long long)host->cols);
@@ -74,23 +98,34 @@ static enum err_code copy_values(struct weight *w, const struct tensor *host, bo
     }
     for (int64_t r = 0; r < host->rows; r++) {
         for (int64_t c = 0; c < host->cols; c++) {
-            const float value = float_at(host->data, host->dtype, r * host->stride + c);
+            float value = float_at(host->data, host->dtype, r * host->stride + c);
+            value *= host->dtype == DTYPE_I8 && !is_int8 ? w->desc.row_scale[r] : 1.0f;
             w->owned[r * host->cols + c] = round_bf16 ? bf16_to_f32(bf16_from_f32(value)) : value;
         }
     }
     w->view = tensor_make(w->owned, host->rows, host->cols, DTYPE_F32);
-    return ERR_OK;
+    if (!is_int8) {
+        return ERR_OK;
+    }
+    float *const scale = w->owned + host->rows * host->cols;
+    w->scale = scale;
+    if (host->dtype == DTYPE_I8) {
+        memcpy(scale, w->desc.row_scale, (size_t)host->rows * sizeof *scale);
+        return ERR_OK;
+    }
+    return weight_loss_check(round_rows(w, scale), &w->desc, name, err);
 }
 
 enum err_code ref_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
                              const struct weight_desc *desc, const char *name, struct err *err)
 {
-    CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
-    CHECK(is_float(host->dtype) && (desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16));
-    CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
-    CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);
+    weight_check(host, desc);
 
     *weight = NULL;
+    enum err_code code = weight_int8_check(host, desc, name, err);
+    if (code != ERR_OK) {
+        return code;
+    }
     struct weight *const w = calloc(1, sizeof *w);
     if (w == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no memory left for this weight", name);
@@ -98,14 +133,15 @@ enum err_code ref_weight_new(struct backend *be, struct weight **weight, const s
     w->desc = *desc;
     if (desc->placement == PLACEMENT_MMAP) {
         w->view = *host;
+        w->scale = host->dtype == DTYPE_I8 ? desc->row_scale : NULL;
     } else {
-        const bool round_bf16 = desc->dtype == DTYPE_BF16 && desc->kind != WEIGHT_KEYS;
-        const enum err_code code = copy_values(w, host, round_bf16, name, err);
+        code = copy_values(w, host, name, err);
         if (code != ERR_OK) {
             ref_weight_free(be, w);
             return code;
         }
     }
+    w->desc.row_scale = NULL; /* its place may go away; a table in place has its own pointer */
     *weight = w;
     return ERR_OK;
 }
@@ -122,7 +158,8 @@ void ref_weight_free(struct backend *be, struct weight *weight)
 size_t ref_weight_bytes(const struct weight *weight)
 {
     const struct tensor *const view = &weight->view;
-    return (size_t)view->rows * (size_t)view->cols * dtype_bytes(view->dtype);
+    const size_t scales = weight->scale != NULL ? (size_t)view->rows * sizeof *weight->scale : 0;
+    return (size_t)view->rows * (size_t)view->cols * dtype_bytes(view->dtype) + scales;
 }
 
 /* ---- memory left --------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
 /* The reference backend's weight, for the files of kernels/ref alone.
  *
  * Copied weights are held as F32 values in row order; a BF16 weight holds the rounded values, which
- * F32 represents exactly. A table that is read in place keeps address, stride and type of its
- * source, which may stand at any byte offset of a file: so elements are read through memcpy. */
+ * F32 represents exactly, an I8 weight whole numbers and the scales of its rows. A table that is
+ * read in place keeps address, stride and type of its source, which may stand at any byte offset of
+ * a file: so elements are read through memcpy. */
 #ifndef KERNELS_REF_WEIGHT_H
 #define KERNELS_REF_WEIGHT_H
 
@@ -13,6 +14,7 @@
 struct weight {
     struct weight_desc desc;
     struct tensor view; /* [rows, cols] F32, or the source itself with PLACEMENT_MMAP */
+    const float *scale; /* [rows] what the elements of a row are multiplied by; NULL = 1 */
     float *owned;       /* Owner: the weight; NULL with PLACEMENT_MMAP */
 };
 
@@ -25,6 +27,9 @@ static inline float float_at(const void *data, enum dtype dtype, int64_t i)
         memcpy(&value, at, sizeof value);
         return value;
     }
+    if (dtype == DTYPE_I8) {
+        return (float)*(const int8_t *)at;
+    }
     uint16_t bits;
     memcpy(&bits, at, sizeof bits);
     return dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
@@ -32,7 +37,8 @@ static inline float float_at(const void *data, enum dtype dtype, int64_t i)
 
 static inline float weight_at(const struct weight *w, int64_t row, int64_t col)
 {
-    return float_at(w->view.data, w->view.dtype, row * w->view.stride + col);
+    const float value = float_at(w->view.data, w->view.dtype, row * w->view.stride + col);
+    return w->scale == NULL ? value : value * w->scale[row];
 }
 
 #endif

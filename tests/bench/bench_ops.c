@@ -76,7 +76,10 @@ static struct weight *make_weight(struct bench *b, enum weight_kind kind, int64_
 {
     struct weight *w = NULL;
     struct err err = {0};
-    const struct weight_desc desc = {kind, b->dtype, PLACEMENT_DEVICE, n_group};
+    const struct weight_desc desc = {.kind = kind,
+                                     .dtype = kind == WEIGHT_KEYS ? DTYPE_F32 : b->dtype,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = n_group};
     const struct tensor host = tensor_make(b->host, rows, cols, DTYPE_F32);
     if (b->be->op->weight_new(b->be, &w, &host, &desc, "bench", &err) != ERR_OK) {
         die(err.message);

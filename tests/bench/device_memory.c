@@ -77,9 +77,12 @@ static void make_memory(const struct bench *b, struct memory *m, int n_copy, int
     const int n_group = s->flat ? m->shape.n_head : 2 * m->shape.n_head;
     const int64_t n_key = (int64_t)n_group * m->shape.n_key;
     const int64_t d_half = s->flat ? m->shape.d_key : m->shape.d_key / 2;
-    const struct weight_desc f32 = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
-    const struct weight_desc keys = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, n_group};
-    const struct weight_desc table = {WEIGHT_TABLE, s->dtype, b->values, 1};
+    const struct weight_desc f32 = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    const struct weight_desc keys = {
+        .kind = WEIGHT_KEYS, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = n_group};
+    const struct weight_desc table = {
+        .kind = WEIGHT_TABLE, .dtype = s->dtype, .placement = b->values, .n_group = 1};
     struct random_pool *pool = NULL;
     struct random_pool *pool_f32 = NULL;
     struct err err = {0};
@@ -107,7 +110,10 @@ static void make_feed_forward(const struct bench *b, struct memory *m, int n_cop
 {
     const int64_t d = b->shape.width;
     const int64_t d_ff = b->shape.ff;
-    const struct weight_desc matrix = {WEIGHT_MATRIX, b->shape.dtype, PLACEMENT_DEVICE, 1};
+    const struct weight_desc matrix = {.kind = WEIGHT_MATRIX,
+                                       .dtype = b->shape.dtype,
+                                       .placement = PLACEMENT_DEVICE,
+                                       .n_group = 1};
     struct random_pool *pool = NULL;
     struct err err = {0};
     if (random_pool_open(&pool, b->shape.dtype, d * d_ff, &err) != ERR_OK) {

@@ -78,7 +78,10 @@ static void bench_product(const struct bench *b, const struct bench_rows *rows,
     const int n_max = bench_rows_max(rows);
     const double elem = (double)dtype_bytes(b->shape.dtype);
     const double weight_bytes = elem * (double)n_in * (double)n_out;
-    const struct weight_desc desc = {WEIGHT_MATRIX, b->shape.dtype, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
+                                     .dtype = b->shape.dtype,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1};
     struct product p = {.x = bench_buffer(b, n_max, n_in, DTYPE_F32),
                         .y = bench_buffer(b, n_max, n_out, DTYPE_F32),
                         .bias = bench_buffer(b, 1, n_out, DTYPE_F32),

@@ -144,6 +144,11 @@ static void *element_at(const struct tensor *t, int64_t i)
     return (char *)t->data + (size_t)i * dtype_bytes(t->dtype);
 }
 
+static float row_scale(int64_t row)
+{
+    return (float)(row % 8) / 512;
+}
+
 struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
                                 float sigma)
 {
@@ -152,6 +157,10 @@ struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enu
     char *const data = check_host(c, (size_t)(rows * stride) + 1, dtype_bytes(dtype) + 2);
     const struct tensor t = {data + shift, rows, cols, stride, dtype};
     for (int64_t i = 0; i < rows * stride; i++) {
+        if (dtype == DTYPE_I8) {
+            *(int8_t *)element_at(&t, i) = (int8_t)check_int(c, -127, 127);
+            continue;
+        }
         const float value = normal_next(c, sigma);
         const uint16_t half = dtype == DTYPE_BF16 ? bf16_from_f32(value) : f16_next(c);
         memcpy(element_at(&t, i), dtype == DTYPE_F32 ? (const void *)&value : (const void *)&half,
@@ -168,12 +177,35 @@ float check_value(const struct tensor *t, int64_t row, int64_t col)
         memcpy(&value, at, sizeof value);
         return value;
     }
+    if (t->dtype == DTYPE_I8) {
+        return (float)*(const int8_t *)at * row_scale(row);
+    }
     uint16_t half;
     memcpy(&half, at, sizeof half);
     return t->dtype == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
 /* ---- weights -------------------------------------------------------------------------------- */
+
+struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype source)
+{
+    struct weight_desc desc = {.kind = kind,
+                               .dtype = source == DTYPE_F16 ? DTYPE_F32 : source,
+                               .placement = (enum placement)check_int(c, 0, 1),
+                               .n_group = 1};
+    const bool has_int8 = c->side[SIDE_ONE]->has_int8;
+    if (kind == WEIGHT_MATRIX) {
+        static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
+        desc.dtype = dtypes[check_int(c, 0, has_int8 ? 2 : 1)];
+    } else if (has_int8 && check_chance(c, 0.2)) {
+        desc.dtype = DTYPE_I8;
+    } else if (!has_int8 && source == DTYPE_I8) {
+        desc.dtype = DTYPE_BF16;
+    } else if (check_chance(c, 0.4)) {
+        desc.placement = PLACEMENT_MMAP;
+    }
+    return desc;
+}
 
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc)
@@ -187,6 +219,12 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
         wanted.placement = PLACEMENT_HOST; /* the nearest to it: read in place, across the bus */
         wanted.dtype = host->dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     }
+    float *const scale =
+        host->dtype == DTYPE_I8 ? check_host(c, (size_t)host->rows, sizeof *scale) : NULL;
+    for (int64_t r = 0; scale != NULL && r < host->rows; r++) {
+        scale[r] = row_scale(r);
+    }
+    wanted.row_scale = scale;
     const enum err_code code = be->op->weight_new(be, &weight, host, &wanted, "weight", &err);
     if (code != ERR_OK) {
         (void)fprintf(stderr, "%s: weight_new: %s\n", be->name, err.message);

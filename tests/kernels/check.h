@@ -91,12 +91,16 @@ float *check_small(struct check *c, size_t n);               /* of -1, -1/2, 0, 
 void *check_host(struct check *c, size_t n, size_t elem_bytes); /* zero-filled array of the case */
 void check_host_drop(struct check *c); /* frees the newest of the case's host arrays early */
 
-/* Host tensor [rows, cols] of any floating type, of the case; as in a file, it may start at any
- * byte, and there may be gaps between its rows. */
+/* Host tensor [rows, cols] of any floating type or I8, of the case; as in a file, it may start at
+ * any byte, and there may be gaps between its rows. The scale of an I8 row follows from its number;
+ * check_weight hands it on. */
 struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
                                 float sigma);
 /* The value of its element, as F32. */
 float check_value(const struct tensor *t, int64_t row, int64_t col);
+/* A description of a weight that the backend takes, and its type as computed with: drawn, but a
+ * table keeps its file's precision. */
+struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype source);
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc);
 

@@ -59,7 +59,7 @@ void check_embed(struct check *c)
         .n_tok = check_int(c, 1, N_TOK_MAX), .d = check_dim(c, 200), .n_table = check_int(c, 2, 3)};
     const int rows[3] = {check_int(c, 1, 60), check_int(c, 1, 8 * KV_PAGE), check_int(c, 1, 5)};
     enum dtype source[3] = {DTYPE_F32, DTYPE_F32, DTYPE_F32};
-    bool in_place[3] = {false, false, false};
+    struct weight_desc desc[3] = {{0}};
     for (int t = 0; t < 3; t++) {
         k.id[t] = check_host(c, (size_t)k.n_tok, sizeof *k.id[t]);
         for (int r = 0; r < k.n_tok; r++) {
@@ -68,19 +68,18 @@ void check_embed(struct check *c)
         if (t >= k.n_table) {
             continue;
         }
-        source[t] = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
-        in_place[t] = check_chance(c, 0.4);
+        source[t] = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
         const struct tensor host = check_host_tensor(c, rows[t], k.d, source[t], 1);
-        const struct weight_desc desc = {
-            WEIGHT_TABLE, source[t] == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32,
-            in_place[t] ? PLACEMENT_MMAP : (enum placement)check_int(c, 0, 1), 1};
+        desc[t] = check_desc(c, WEIGHT_TABLE, source[t]);
         for (int side = 0; side < SIDE_N; side++) {
-            k.table[t][side] = check_weight(c, (enum side)side, &host, &desc);
+            k.table[t][side] = check_weight(c, (enum side)side, &host, &desc[t]);
         }
     }
-    check_shape(c, "n_tok %d, d %d, tables %d: %s%s %s%s %s%s", k.n_tok, k.d, k.n_table,
-                dtype_name(source[0]), in_place[0] ? " mmap" : "", dtype_name(source[1]),
-                in_place[1] ? " mmap" : "", dtype_name(source[2]), in_place[2] ? " mmap" : "");
+    check_shape(c, "n_tok %d, d %d, tables %d: %s %s %s, %s %s %s, %s %s %s", k.n_tok, k.d,
+                k.n_table, dtype_name(source[0]), dtype_name(desc[0].dtype),
+                placement_name(desc[0].placement), dtype_name(source[1]), dtype_name(desc[1].dtype),
+                placement_name(desc[1].placement), dtype_name(source[2]), dtype_name(desc[2].dtype),
+                placement_name(desc[2].placement));
     const size_t n = (size_t)k.n_tok * (size_t)k.d;
     uint32_t *const expected = check_host(c, n, sizeof *expected);
     uint32_t *const got = check_host(c, n, sizeof *got);
@@ -253,9 +252,8 @@ static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out)
                             .n_in = n_in,
                             .n_out = n_out,
                             .act = (enum act)check_int(c, ACT_NONE, ACT_GELU)};
-    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
-    const struct weight_desc desc = {WEIGHT_MATRIX, check_chance(c, 0.5) ? DTYPE_F32 : DTYPE_BF16,
-                                     (enum placement)check_int(c, 0, 1), 1};
+    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
+    const struct weight_desc desc = check_desc(c, WEIGHT_MATRIX, source);
     const struct tensor w = check_host_tensor(c, k.n_out, k.n_in, source, 1 / sqrtf((float)k.n_in));
     float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1.5f);
     k.x = x;

@@ -90,9 +90,12 @@ void check_bench(struct check *c)
     const int n_query = b.shape.n_head * b.shape.d_key;
     const int n_col = b.shape.n_head * b.shape.k_top;
     const enum side side = SIDE_MANY;
-    const struct weight_desc matrix = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
-    const struct weight_desc keys = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 8};
-    const struct weight_desc table = {WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    const struct weight_desc matrix = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    const struct weight_desc keys = {
+        .kind = WEIGHT_KEYS, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 8};
+    const struct weight_desc table = {
+        .kind = WEIGHT_TABLE, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
     const struct tensor host_w =
         tensor_make(check_normal(c, (size_t)BENCH_D * BENCH_OUT, 1), BENCH_OUT, BENCH_D, DTYPE_F32);
     const struct tensor host_keys =

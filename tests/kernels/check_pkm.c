@@ -69,7 +69,10 @@ static int group_count(const struct search_case *k)
 /* Takes the keys' values and makes the weight on each side. */
 static void search_keys(struct check *c, struct search_case *k, struct tensor keys)
 {
-    const struct weight_desc desc = {WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, group_count(k)};
+    const struct weight_desc desc = {.kind = WEIGHT_KEYS,
+                                     .dtype = DTYPE_F32,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = group_count(k)};
     k->keys = keys;
     for (int side = 0; side < SIDE_N; side++) {
         k->w[side] = check_weight(c, (enum side)side, &keys, &desc);
@@ -324,11 +327,8 @@ void check_pkm_read(struct check *c)
                           .n_col = check_dim(c, 130),
                           .residual = (enum residual)check_int(c, RESIDUAL_NONE, RESIDUAL_Y)};
     const int n_slot = check_dim(c, 400);
-    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
-    const bool in_place = check_chance(c, 0.4);
-    const struct weight_desc desc = {WEIGHT_TABLE, source == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32,
-                                     in_place ? PLACEMENT_MMAP : (enum placement)check_int(c, 0, 1),
-                                     1};
+    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
+    const struct weight_desc desc = check_desc(c, WEIGHT_TABLE, source);
     const struct tensor values = check_host_tensor(c, n_slot, k.d, source, 1);
     for (int side = 0; side < SIDE_N; side++) {
         k.values[side] = check_weight(c, (enum side)side, &values, &desc);
@@ -344,8 +344,9 @@ void check_pkm_read(struct check *c)
     k.shares = shares;
     k.base = check_normal(c, (size_t)k.n * (size_t)k.d, 1);
     static const char *const residual_name[] = {"none", "apart", "= y"};
-    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s%s, residual %s", k.n, k.d, k.n_col,
-                n_slot, dtype_name(source), in_place ? " in place" : "", residual_name[k.residual]);
+    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s %s, residual %s", k.n, k.d,
+                k.n_col, n_slot, dtype_name(desc.dtype), dtype_name(source),
+                placement_name(desc.placement), residual_name[k.residual]);
     const size_t n = (size_t)k.n * (size_t)k.d;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);

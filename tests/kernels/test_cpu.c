@@ -56,7 +56,8 @@ static struct weight *weight_of(struct backend *be, struct tensor host, enum wei
 {
     struct weight *w = NULL;
     struct err err = {0};
-    const struct weight_desc desc = {kind, dtype, placement, 1};
+    const struct weight_desc desc = {
+        .kind = kind, .dtype = dtype, .placement = placement, .n_group = 1};
     if (be->op->weight_new(be, &w, &host, &desc, "w", &err) != ERR_OK) {
         fail_msg("%s: weight_new: %s", be->name, err.message);
     }
@@ -179,10 +180,11 @@ static void test_rows_beyond_a_block_and_many_threads(void **state)
     float *const first = malloc(2 * sizeof *first * N_ROW * N_OUT);
     assert_non_null(first);
     float *const y = first + N_ROW * N_OUT;
-    for (int i = 0; i < 2 * N_ISA; i++) {
-        const enum dtype dtype = i % 2 == 0 ? DTYPE_F32 : DTYPE_BF16;
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
+    for (int i = 0; i < 3 * N_ISA; i++) {
+        const enum dtype dtype = dtypes[i % 3];
         for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
-            struct backend *const be = open_isa(isas[i / 2], threads[t]);
+            struct backend *const be = open_isa(isas[i / 3], threads[t]);
             if (be == NULL) {
                 break;
             }
@@ -248,6 +250,84 @@ static void test_mapped_table_at_an_odd_address(void **state)
     free(file);
 }
 
+/* INT8 sums are whole numbers: each instruction set gives the bits of the reference, also at the
+ * longest sum and the largest numbers there may be. */
+static void test_int8_is_exact(void **state)
+{
+    (void)state;
+    enum { N_IN = 65536, N_OUT = 33, N_ROW = 2 };
+    int8_t *const q = malloc((size_t)N_IN * N_OUT);
+    float *const x = malloc(sizeof *x * N_ROW * N_IN);
+    float scale[N_OUT], expected[N_ROW * N_OUT], y[N_ROW * N_OUT];
+    assert_true(q != NULL && x != NULL);
+    for (int i = 0; i < N_IN * N_OUT; i++) {
+        q[i] = i / N_IN == 0 ? 127 : i / N_IN == 1 ? -127 : (int8_t)(127 * noise(7, (uint32_t)i));
+    }
+    for (int i = 0; i < N_ROW * N_IN; i++) {
+        x[i] = i < N_IN ? 2 : noise(8, (uint32_t)i);
+    }
+    for (int o = 0; o < N_OUT; o++) {
+        scale[o] = noise(9, (uint32_t)o);
+    }
+    const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
+                                     .dtype = DTYPE_I8,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1,
+                                     .row_scale = scale};
+    for (int i = -1; i < N_ISA; i++) {
+        struct backend *be = NULL;
+        if (i < 0) {
+            assert_int_equal(ref_open(&be, NULL), ERR_OK);
+        } else if ((be = open_isa(isas[i], 2)) == NULL) {
+            continue;
+        }
+        struct weight *w = NULL;
+        const struct tensor host = tensor_make(q, N_OUT, N_IN, DTYPE_I8);
+        assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "w", NULL), ERR_OK);
+        be->op->linear(be, tensor_make(y, N_ROW, N_OUT, DTYPE_F32),
+                       tensor_make(x, N_ROW, N_IN, DTYPE_F32), w, (struct tensor){0}, ACT_NONE);
+        memcpy(expected, y, i < 0 ? sizeof y : 0);
+        if (memcmp(expected, y, sizeof y) != 0) {
+            fail_msg("%s: %.9g, %.9g instead of %.9g, %.9g", be->name, (double)y[0], (double)y[1],
+                     (double)expected[0], (double)expected[1]);
+        }
+        be->op->weight_free(be, w);
+        backend_close(be);
+    }
+    free(q);
+    free(x);
+}
+
+static void test_int8_refuses_what_it_would_lose(void **state)
+{
+    (void)state;
+    enum { N = 4096 };
+    float *const row = noise_new(N, 10);
+    row[7] = 400; /* all others are rounded to 0 */
+    const struct weight_desc desc = {.kind = WEIGHT_TABLE,
+                                     .dtype = DTYPE_I8,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1,
+                                     .loss_max = 0.03};
+    const struct tensor host = tensor_make(row, 1, N, DTYPE_F32);
+    for (int i = -1; i < N_ISA; i++) {
+        struct backend *be = NULL;
+        struct weight *w = NULL;
+        struct err err = {0};
+        if (i < 0) {
+            assert_int_equal(ref_open(&be, NULL), ERR_OK);
+        } else if ((be = open_isa(isas[i], 2)) == NULL) {
+            continue;
+        }
+        assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "embeddings.weight", &err),
+                         ERR_NUMERICAL);
+        assert_null(w);
+        assert_non_null(strstr(err.message, "embeddings.weight: int8 would change this weight by"));
+        backend_close(be);
+    }
+    free(row);
+}
+
 static void test_unknown_set_is_refused(void **state)
 {
     (void)state;
@@ -267,6 +347,8 @@ int main(void)
         cmocka_unit_test(test_flat_distributions_draw_as_ref_does),
         cmocka_unit_test(test_rows_beyond_a_block_and_many_threads),
         cmocka_unit_test(test_mapped_table_at_an_odd_address),
+        cmocka_unit_test(test_int8_is_exact),
+        cmocka_unit_test(test_int8_refuses_what_it_would_lose),
         cmocka_unit_test(test_unknown_set_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -200,7 +200,8 @@ static void test_absurd_sizes_are_refused_by_name(void **state)
     assert_int_equal(be->op->buffer_new(be, &data, SIZE_MAX - 3, "kv cache", &err), ERR_MEMORY);
     expect_words(&err, "kv cache");
     const struct tensor host = tensor_make(&one, INT64_MAX, INT64_MAX / 2, DTYPE_F32);
-    const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
     assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "proj.weight", &err), ERR_MEMORY);
     expect_words(&err, "proj.weight");
     backend_close(be);
@@ -215,7 +216,8 @@ static void test_files_are_not_read_in_place(void **state)
     struct err err = {0};
     float one = 1;
     const struct tensor host = tensor_make(&one, 1, 1, DTYPE_F32);
-    const struct weight_desc desc = {WEIGHT_TABLE, DTYPE_F32, PLACEMENT_MMAP, 1};
+    const struct weight_desc desc = {
+        .kind = WEIGHT_TABLE, .dtype = DTYPE_F32, .placement = PLACEMENT_MMAP, .n_group = 1};
     assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "values", &err), ERR_UNSUPPORTED);
     assert_null(w);
     expect_words(&err, "values: the GPU does not read a mapped file in place");
@@ -294,8 +296,11 @@ static void test_tables_of_any_length_in_both_places(void **state)
         const int32_t row[N_HIT] = {0, (int32_t)(rows - 1), (int32_t)(rows / 2)};
         float y[2][D];
         for (int place = 0; place < 2; place++) {
-            const struct weight_desc desc = {WEIGHT_TABLE, tables[i].dtype,
-                                             place == 0 ? PLACEMENT_DEVICE : PLACEMENT_HOST, 1};
+            const struct weight_desc desc = {.kind = WEIGHT_TABLE,
+                                             .dtype = tables[i].dtype,
+                                             .placement =
+                                                 place == 0 ? PLACEMENT_DEVICE : PLACEMENT_HOST,
+                                             .n_group = 1};
             struct weight *w = NULL;
             assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "values", NULL), ERR_OK);
             assert_int_equal(be->op->weight_bytes(w),

@@ -77,7 +77,8 @@ static void product_open(struct product *p, struct backend *be, struct shape sha
         x[(shape.n_tok / 2) * shape.n_in + k] = NAN;
         x[(shape.n_tok - 1) * shape.n_in + k] = INFINITY;
     }
-    const struct weight_desc desc = {WEIGHT_MATRIX, dtype, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = 1};
     assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
     p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
     p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
@@ -173,7 +174,8 @@ static void check_close(struct backend *be, const struct shape *shape, enum act 
     product_open(&p, be, *shape, DTYPE_BF16);
     struct backend *ref = NULL;
     assert_int_equal(ref_open(&ref, NULL), ERR_OK);
-    const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_BF16, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_BF16, .placement = PLACEMENT_DEVICE, .n_group = 1};
     struct weight *w = NULL;
     assert_int_equal(ref->op->weight_new(ref, &w, &p.host_w, &desc, "w", NULL), ERR_OK);
     const struct tensor none = {0};

@@ -35,7 +35,8 @@ static struct tensor rows_of(const float *data, int64_t rows, int64_t cols)
 static struct weight *weight_of(struct tensor host, enum weight_kind kind, enum dtype dtype,
                                 enum placement placement, int n_group)
 {
-    const struct weight_desc desc = {kind, dtype, placement, n_group};
+    const struct weight_desc desc = {
+        .kind = kind, .dtype = dtype, .placement = placement, .n_group = n_group};
     struct weight *w = NULL;
     assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "w", NULL), ERR_OK);
     return w;
@@ -86,7 +87,8 @@ static void test_absurd_weight_is_refused_by_name(void **state)
     (void)state;
     const float one = 1;
     const struct tensor host = rows_of(&one, INT64_MAX, INT64_MAX / 2);
-    const struct weight_desc desc = {WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1};
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
     struct weight *w = NULL;
     struct err err = {0};
     assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "pred_layer.proj.weight", &err),
@@ -246,6 +248,22 @@ static struct step *step_of(int n_tok, int n_out, int n_vocab)
         step->out_want[i] = OUT_SAMPLE;
     }
     return step;
+}
+
+/* q = (127, -64) and (127, 64), the second of each a tie that goes to the even number. */
+static void test_int8_linear_by_hand(void **state)
+{
+    (void)state;
+    const float w[2] = {1, -0.5f};
+    const float x[4] = {2, 1, 0, 1e-31f}; /* the second row is below what counts */
+    struct weight *const weight =
+        weight_of(rows_of(w, 1, 2), WEIGHT_MATRIX, DTYPE_I8, PLACEMENT_DEVICE, 1);
+    float y[2];
+    const struct tensor none = {0};
+    be->op->linear(be, rows_of(y, 2, 1), rows_of(x, 2, 2), weight, none, ACT_NONE);
+    const float expected[2] = {(127.0f * 127 - 64 * 64) * 2 / (127.0f * 127), 0};
+    expect_floats("y", expected, y, 2, 2e-7);
+    be->op->weight_free(be, weight);
 }
 
 static void test_attention_by_hand(void **state)
@@ -526,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_linear_by_hand),
         cmocka_unit_test(test_gelu_is_the_exact_one),
         cmocka_unit_test(test_bf16_linear_rounds_the_inputs),
+        cmocka_unit_test(test_int8_linear_by_hand),
         cmocka_unit_test(test_attention_by_hand),
         cmocka_unit_test(test_product_search_is_exact),
         cmocka_unit_test(test_flat_search_by_hand),

@@ -200,6 +200,63 @@ static void test_dtype(void **state)
     folder_free(&f);
 }
 
+/* Stores in I8 what a converter would: all matrices but those that decide which slots are read. */
+static void folder_int8(struct folder *f)
+{
+    for (int t = f->w.n - 1; t >= 0; t--) {
+        const struct writer_tensor *const tensor = &f->w.tensor[t];
+        if (tensor->n_dim == 2 && strstr(tensor->name, "query_proj") == NULL) {
+            writer_int8(&f->w, t);
+        }
+    }
+}
+
+static void test_int8(void **state)
+{
+    struct folder f;
+    struct runner run;
+    float f32[32], widened[32], stored[32], other[32];
+    const struct model_options automatic = {.dtype = "auto", .check = true};
+    const struct model_options int8 = {.dtype = "int8", .int8_max_loss = MODEL_INT8_LOSS};
+    (void)state;
+    folder_new(&f, V);
+    writer_find(&f.w, "memories.1_in.query_proj.query_mlps.1.running_var")->value[0] = 1;
+    folder_save(&f);
+    score(&f, &F32, 32, f32, 32);
+    score(&f, &int8, 32, other, 32); /* made at load */
+    double difference = 0;
+    for (int t = 0; t < 31; t++) {
+        difference = fmax(difference, fabs((double)other[t] - (double)f32[t]));
+    }
+    if (!(difference > 0 && difference < 0.2)) {
+        fail_msg("int8 made at load: log-probabilities differ by %g", difference);
+    }
+    folder_int8(&f);
+    folder_save(&f);
+    score(&f, &F32, 32, widened, 32);
+    assert_same_score(widened, f32, 32, "stored in int8, which holds these numbers, as f32");
+    assert_true(runner_open(&run, "ref", f.dir, &automatic));
+    assert_true(run.info->file_dtype == DTYPE_I8 && run.info->dtype == DTYPE_I8);
+    const int64_t n_param = run.info->n_param;
+    runner_close(&run);
+    score(&f, &automatic, 32, stored, 32);
+    assert_true(memcmp(stored, f32, sizeof(float) * 31) != 0);
+    for (int i = 0; i < RUNNER_N_BACKEND; i++) {
+        struct model_options options = automatic;
+        if (strcmp(runner_backends[i], "cuda") == 0 ||
+            !score_on(runner_backends[i], &f, &options, 32, stored, 32)) {
+            continue;
+        }
+        options.value_placement = PLACEMENT_MMAP;
+        (void)score_on(runner_backends[i], &f, &options, 5, other, 32);
+        assert_same_score(other, stored, 32, "int8 rows in place, in chunks of 5");
+    }
+    assert_true(runner_open(&run, "ref", f.dir, &F32));
+    assert_int_equal(run.info->n_param, n_param); /* scales are none */
+    runner_close(&run);
+    folder_free(&f);
+}
+
 /* ---- the same bits, however stored, placed or cut -------------------------------------------- */
 
 static void test_placement_keeps_bits(void **state)
@@ -390,6 +447,38 @@ static struct writer_tensor *add_slot_map(struct folder *f)
     return map;
 }
 
+static void test_refuses_int8(void **state)
+{
+    struct folder f;
+    const struct model_options int8 = {.dtype = "int8", .int8_max_loss = 0.005};
+    const struct model_options forced = {.dtype = "int8"};
+    float logprob[8];
+    (void)state;
+    folder_new(&f, V);
+    struct writer_tensor *const up = writer_find(&f.w, "ffns.0.lin1.weight");
+    for (int64_t i = 0; i < up->n_elem; i++) { /* most of each row is rounded away */
+        up->value[i] = i % up->dim[1] == 0 ? 20 : i % 2 == 0 ? 0.07f : -0.07f;
+    }
+    folder_save(&f);
+    refuse(&f, &int8, 0, ERR_NUMERICAL, "ffns.0.lin1.weight: int8 would change this weight by ");
+    score(&f, &forced, 8, logprob, 8);
+    folder_int8(&f);
+    writer_find(&f.w, "attentions.0.k_lin.weight")->dtype = DTYPE_F32;
+    writer_drop(&f.w, "attentions.0.k_lin.weight.scale");
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_UNSUPPORTED,
+           "they are one matrix here, so all of its parts must be I8");
+    writer_int8(&f.w, (int)(writer_find(&f.w, "attentions.0.k_lin.weight") - f.w.tensor));
+    writer_find(&f.w, "embeddings.weight.scale")->dtype = DTYPE_BF16;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_UNSUPPORTED,
+           "embeddings.weight.scale has dtype BF16; scales must be F32");
+    writer_drop(&f.w, "embeddings.weight.scale");
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_FORMAT, "tensor embeddings.weight.scale is missing");
+    folder_free(&f);
+}
+
 static void test_refuses_slot_maps(void **state)
 {
     struct folder f;
@@ -413,7 +502,7 @@ static void test_refuses_slot_maps(void **state)
     writer_find(&f.w, "layer_norm1.0.bias")->dtype = DTYPE_I32;
     folder_save(&f);
     refuse(&f, &F32, 0, ERR_UNSUPPORTED,
-           "layer_norm1.0.bias has dtype I32; weights must be F32, F16 or BF16");
+           "layer_norm1.0.bias has dtype I32; it must be F32, F16 or BF16");
     folder_free(&f);
 }
 
@@ -505,11 +594,11 @@ static void test_refuses_numbers(void **state)
 static void test_refuses_options_and_memory(void **state)
 {
     struct folder f;
-    const struct model_options int8 = {.dtype = "int8"};
+    const struct model_options int4 = {.dtype = "int4"};
     (void)state;
     folder_new(&f, V);
     folder_save(&f);
-    refuse(&f, &int8, 0, ERR_ARGUMENT, "dtype: int8 is unknown; use auto, f32 or bf16");
+    refuse(&f, &int4, 0, ERR_ARGUMENT, "dtype: int4 is unknown; use auto, f32, bf16 or int8");
     refuse(&f, &F32, 4096, ERR_MEMORY, "do not fit");
     writer_text(f.dir, "config.json", "{\"model_type\":\"gpt\"}");
     refuse(&f, &F32, 0, ERR_FORMAT, "config.json: model_type is \"gpt\"; served are");
@@ -668,6 +757,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_info),
         cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_int8),
+        cmocka_unit_test(test_refuses_int8),
         cmocka_unit_test(test_placement_keeps_bits),
         cmocka_unit_test(test_shards_keep_bits),
         cmocka_unit_test(test_vocabulary_chunks_keep_bits),

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { WRITER_N_MAX = 64, WRITER_PATH_MAX = 256 };
+enum { WRITER_N_MAX = 128, WRITER_PATH_MAX = 256 };
 
 /* ---- a folder of its own -------------------------------------------------------------------- */
 
@@ -147,17 +147,33 @@ static inline void writer_put(unsigned char *out, const struct writer_tensor *t,
                           : t->dtype == DTYPE_F16 ? writer_f16(t->value[i])
                                                   : 0;
     const int32_t whole = (int32_t)t->value[i];
+    const int8_t byte = (int8_t)(t->value[i] * 32);
     const void *const from = t->dtype == DTYPE_F32   ? (const void *)&t->value[i]
                              : t->dtype == DTYPE_I32 ? (const void *)&whole
+                             : t->dtype == DTYPE_I8  ? (const void *)&byte
                                                      : &half;
     memcpy(out + (size_t)i * dtype_bytes(t->dtype), from, dtype_bytes(t->dtype));
+}
+
+/* Stores a matrix as I8, exactly: writer_add's numbers are whole numbers of 1/32, which becomes the
+ * scale of each row. */
+static inline void writer_int8(struct writer *w, int index)
+{
+    char name[sizeof w->tensor->name];
+    const int n = snprintf(name, sizeof name, "%s.scale", w->tensor[index].name);
+    assert_true(n > 0 && (size_t)n < sizeof name);
+    struct writer_tensor *const scale = writer_add(w, name, 1, &w->tensor[index].dim[0]);
+    for (int64_t r = 0; r < scale->n_elem; r++) {
+        scale->value[r] = 1.0f / 32;
+    }
+    w->tensor[index].dtype = DTYPE_I8;
 }
 
 /* Saves tensors first .. last-1 as one honest file. */
 static inline void writer_save(const struct writer *w, int first, int last, const char *dir,
                                const char *name)
 {
-    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I32", "I64"};
+    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I8", "I32", "I64"};
     static char header[1 << 16];
     size_t used = (size_t)snprintf(header, sizeof header, "{\"__metadata__\":{\"format\":\"pt\"}");
     size_t offset = 0;

@@ -1,11 +1,12 @@
-/* Products of BF16 pairs by the matrix unit of Intel's processors (AMX-BF16).
+/* Products of BF16 pairs, or of four bytes, by the matrix unit of Intel's processors (AMX-BF16,
+ * AMX-INT8).
  *
  * An instruction multiplies 16 words of 16 rows by 16 words of 16 outputs: 16 times the work of one
  * for vectors. Two blocks of rows by two of outputs fill the unit's eight registers: four loads
  * feed four products, and four chains hide their latency. Each output is one chain in ascending k,
  * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
- * the output, whatever other rows there are. Few rows: bound by the bytes of W, as in gemm.c. Many:
- * by the unit. Share reached: see SPEED.md. */
+ * the output, whatever other rows there are; of bytes it adds whole numbers. Few rows: bound by the
+ * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
 #if defined(ISA_AVX512)
@@ -34,7 +35,8 @@ static void set_up(struct amx *amx, int n_row, int n_word)
     if (amx->n_row == n_row && amx->n_word == n_word) {
         return;
     }
-    *amx = (struct amx){n_row, n_word};
+    amx->n_row = n_row;
+    amx->n_word = n_word;
     const int first = n_row < BLOCK ? n_row : BLOCK;
     _Alignas(64) struct palette p = {.id = 1};
     for (int i = 0; i < 2; i++) {
@@ -80,10 +82,19 @@ static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
 
 enum { ROW_BYTES = CHUNK * sizeof(uint32_t), WORD_BYTES = PANEL * sizeof(uint32_t) };
 
+#define PRODUCT(sum, x, w)                                                                         \
+    do {                                                                                           \
+        if (is_int8) {                                                                             \
+            _tile_dpbusd(sum, x, w);                                                               \
+        } else {                                                                                   \
+            _tile_dpbf16ps(sum, x, w);                                                             \
+        }                                                                                          \
+    } while (0)
+
 /* n_step times 16 words, or once fewer. two: there are more than BLOCK rows. */
-static ALWAYS_INLINE void multiply(const bool two, const uint32_t *x, size_t x_step,
-                                   const uint32_t *w, int n_step, const struct amx_sums *sums,
-                                   struct ahead ahead)
+static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, const uint32_t *x,
+                                   size_t x_step, const uint32_t *w, int n_step,
+                                   const struct amx_sums *sums, struct ahead ahead)
 {
     const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
     const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
@@ -97,12 +108,12 @@ static ALWAYS_INLINE void multiply(const bool two, const uint32_t *x, size_t x_s
         _tile_loadd(4, x, ROW_BYTES);
         _tile_loadd(6, w, WORD_BYTES);
         _tile_loadd(7, w + BLOCK, WORD_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        PRODUCT(0, 4, 6);
+        PRODUCT(1, 4, 7);
         if (two) {
             _tile_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            PRODUCT(2, 5, 6);
+            PRODUCT(3, 5, 7);
         }
         x += x_step;
         w += BLOCK * PANEL;
@@ -113,23 +124,26 @@ static ALWAYS_INLINE void multiply(const bool two, const uint32_t *x, size_t x_s
     }
 }
 
-static void few_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
-                     const struct amx_sums *sums, struct ahead ahead)
-{
-    multiply(false, x, x_step, w, n_step, sums, ahead);
-}
+typedef void multiply_fn(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
+                         const struct amx_sums *sums, struct ahead ahead);
 
-static void many_rows(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
-                      const struct amx_sums *sums, struct ahead ahead)
-{
-    multiply(true, x, x_step, w, n_step, sums, ahead);
-}
+#define MULTIPLY(name, two, is_int8)                                                               \
+    static void name(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,              \
+                     const struct amx_sums *sums, struct ahead ahead)                              \
+    {                                                                                              \
+        multiply(two, is_int8, x, x_step, w, n_step, sums, ahead);                                 \
+    }
+
+MULTIPLY(few_pairs, false, false)
+MULTIPLY(many_pairs, true, false)
+MULTIPLY(few_bytes, false, true)
+MULTIPLY(many_bytes, true, true)
 
 void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
                     struct amx_sums sums, struct ahead ahead)
 {
-    void (*const run)(const uint32_t *, size_t, const uint32_t *, int, const struct amx_sums *,
-                      struct ahead) = n_row > BLOCK ? many_rows : few_rows;
+    static multiply_fn *const runs[2][2] = {{few_pairs, many_pairs}, {few_bytes, many_bytes}};
+    multiply_fn *const run = runs[amx->is_int8][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
     WRITTEN(sums.from);
@@ -163,6 +177,20 @@ void SIMD(peak_amx)(int64_t n, double *flops)
     }
     _tile_release();
     *flops = 4.0 * 2 * 2 * BLOCK * BLOCK * BLOCK * (double)n;
+}
+
+void SIMD(peak_amx_int8)(int64_t n, double *flops)
+{
+    struct amx amx = {.is_int8 = true};
+    set_up(&amx, 2 * BLOCK, BLOCK);
+    for (int64_t i = 0; i < n; i++) {
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
+    }
+    _tile_release();
+    *flops = 4.0 * 2 * 4 * BLOCK * BLOCK * BLOCK * (double)n;
 }
 
 #else

@@ -8,6 +8,7 @@
  * Shares reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 #include "kernels/cpu/simd/vmath.h"
+#include "kernels/int8.h"
 
 /* Vectors per row of a tile of n rows: what fits the registers beside TILE_ROWS. */
 #if defined(ISA_AVX512)
@@ -26,11 +27,20 @@ enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16 };
 enum { AMX_CHUNKS = 32 };
 
 /* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
- * BF16 widened to two floats, or a pair by the matrix unit: see amx.c. */
-enum kind { F32, PAIRS, WIDE, AMX };
+ * BF16 widened to two floats, four bytes, whose sums are I32 in the place of floats; or a pair or
+ * four bytes by the matrix unit: see amx.c. */
+enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES };
 
-/* Words of W that meet a chunk of x: where pairs are widened, a word takes two floats of x. */
-#define CHUNK_WORDS(kind) ((kind) == WIDE ? CHUNK / 2 : CHUNK)
+/* Words of x that meet a word of W: where pairs are widened, or bytes are (for want of the
+ * instruction for four of them), two. */
+#if defined(ISA_AVX512)
+#define X_WORDS(kind) ((kind) == WIDE ? 2 : 1)
+#else
+#define X_WORDS(kind) ((kind) == WIDE || (kind) == BYTES ? 2 : 1)
+#endif
+
+/* Words of W that meet a chunk of x. */
+#define CHUNK_WORDS(kind) (CHUNK / X_WORDS(kind))
 
 static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf sum)
 {
@@ -38,9 +48,27 @@ static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf 
     if (kind == PAIRS) {
         return _mm512_dpbf16_ps(sum, (__m512bh)in, (__m512bh)weight);
     }
+    if (kind == BYTES) {
+        return (vf)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)in, (__m512i)weight);
+    }
+#else
+    if (kind == BYTES) {
+        return (vf)((vi)sum + vi_dot2((vs)in, (vs)weight));
+    }
 #endif
-    (void)kind;
     return v_fma(in, weight, sum);
+}
+
+/* One of the two parts of a widened word: its low or its high half, or, as 16-bit numbers, its even
+ * or its odd bytes. */
+static ALWAYS_INLINE vf part_of(const enum kind kind, vf word, const int part)
+{
+    if (kind == WIDE) {
+        const vu pair = (vu)word;
+        return part == 0 ? (vf)(pair << 16) : (vf)(pair & 0xffff0000u);
+    }
+    const vs pair = part == 0 ? (vs)((vsu)word << 8) : (vs)word;
+    return (vf)(pair >> 8);
 }
 
 /* Adds the products of word i of the rows' chunk and one word of each output to the sums. */
@@ -48,16 +76,15 @@ static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n
                                    const int n_vec, const enum kind kind, const uint32_t *x,
                                    const uint32_t *w, int i)
 {
-    const int n_part = kind == WIDE ? 2 : 1;
+    const int n_part = X_WORDS(kind);
     UNROLL
     for (int part = 0; part < n_part; part++) {
         vf weight[PANEL / LANES];
         UNROLL
         for (int v = 0; v < n_vec; v++) {
             weight[v] = v_load(w + v * LANES);
-            if (kind == WIDE) {
-                const vu pair = (vu)weight[v];
-                weight[v] = part == 0 ? (vf)(pair << 16) : (vf)(pair & 0xffff0000u);
+            if (n_part == 2) {
+                weight[v] = part_of(kind, weight[v], part);
             }
         }
         UNROLL
@@ -123,9 +150,9 @@ typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *su
         }                                                                                          \
     }
 #if defined(ISA_AVX512)
-#define TILE(n) TILE_OF(F32, n) TILE_OF(PAIRS, n) TILE_OF(WIDE, n)
+#define TILE(n) TILE_OF(F32, n) TILE_OF(PAIRS, n) TILE_OF(WIDE, n) TILE_OF(BYTES, n)
 #else
-#define TILE(n) TILE_OF(F32, n) TILE_OF(WIDE, n)
+#define TILE(n) TILE_OF(F32, n) TILE_OF(WIDE, n) TILE_OF(BYTES, n)
 #endif
 
 TILE(1)
@@ -156,19 +183,30 @@ static tile_fn *const tiles[][TILE_ROWS] = {
     [F32] = {TILES_12(F32)},
     [PAIRS] = {TILES_12(PAIRS)},
     [WIDE] = {TILES_12(WIDE)},
+    [BYTES] = {TILES_12(BYTES)},
 #elif TILE_ROWS == 6
     [F32] = {TILES_6(F32)},
     [WIDE] = {TILES_6(WIDE)},
+    [BYTES] = {TILES_6(BYTES)},
 #else
     [F32] = {TILES_3(F32)},
     [WIDE] = {TILES_3(WIDE)},
+    [BYTES] = {TILES_3(BYTES)},
 #endif
 };
+
+static bool is_amx(enum kind kind)
+{
+    return kind == AMX || kind == AMX_BYTES;
+}
 
 static enum kind kind_of(const struct gemm *g)
 {
     static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
-    return g->dtype != DTYPE_BF16 ? F32 : kinds[g->bf16];
+    return g->dtype == DTYPE_F32    ? F32
+           : g->dtype == DTYPE_BF16 ? kinds[g->bf16]
+           : gemm_is_amx(g)         ? AMX_BYTES
+                                    : BYTES;
 }
 
 /* ---- packing x --------------------------------------------------------------------------------*/
@@ -202,6 +240,63 @@ static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
     }
 }
 
+/* The scale of a row of x. */
+static struct int8_scale scale_of(const float *x, int n)
+{
+    vi max = vi_set1(0);
+    for (int k = 0; k < n; k += LANES) {
+        const vf v = n - k >= LANES ? v_load(x + k) : v_load_n(x + k, n - k);
+        max = vi_max(max, (vi)v_abs(v));
+    }
+    uint32_t most = 0;
+    for (int i = 0; i < LANES; i++) {
+        most = (uint32_t)max[i] > most ? (uint32_t)max[i] : most;
+    }
+    return int8_scale_of(int8_from_magnitude(most));
+}
+
+/* Up to 64 / X_WORDS inputs as CHUNK words; 0 past the end of the row. */
+static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
+{
+    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
+    int8_t q[INPUTS];
+    for (int c = 0; c < INPUTS; c += LANES) {
+        vf v = v_set1(0);
+        if (c < n) {
+            v = n - c >= LANES ? v_load(from + c) : v_load_n(from + c, n - c);
+        }
+        const vf scaled = v * v_set1(inverse);
+        const vb bytes = __builtin_convertvector((vi)(scaled + v_set1(INT8_MAGIC)), vb);
+        memcpy(q + c, &bytes, sizeof bytes);
+    }
+#if defined(ISA_AVX512)
+    const __m512i offset = _mm512_set1_epi8(-128);
+    _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_loadu_si512(q), offset));
+#else
+    for (int i = 0; i < CHUNK; i++) {
+        const int8_t *const at = q + i / 2 * 4 + i % 2;
+        to[i] = (uint32_t)(uint16_t)at[0] | (uint32_t)(uint16_t)at[2] << 16;
+    }
+#endif
+}
+
+static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_row)
+{
+    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
+    struct int8_scale scale[AMX_ROWS];
+    for (int r = 0; r < n_row; r++) {
+        scale[r] = scale_of(g->x + (row + r) * g->x_stride, g->n_in);
+        g->x_scale[row + r] = scale[r].scale;
+    }
+    for (int k = 0; k < g->n_in; k += INPUTS) {
+        const int n = g->n_in - k < INPUTS ? g->n_in - k : INPUTS;
+        for (int r = 0; r < n_row; r++) {
+            pack_bytes(to, g->x + (row + r) * g->x_stride + k, n, scale[r].inverse);
+            to += CHUNK;
+        }
+    }
+}
+
 static void pack_tile(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
                       enum kind kind)
 {
@@ -225,8 +320,12 @@ void SIMD(gemm_pack)(const struct gemm *g, int tile)
 {
     const int row = gemm_tile_row(g, tile);
     const int n_row = gemm_tile_row(g, tile + 1) - row;
-    pack_tile(g->words + (size_t)row * gemm_row_words(g->n_in), g->x + row * g->x_stride,
-              g->x_stride, n_row, g->n_in, kind_of(g));
+    uint32_t *const to = g->words + (size_t)row * gemm_row_words(g->n_in);
+    if (g->dtype == DTYPE_I8) {
+        pack_byte_rows(g, to, row, n_row);
+    } else {
+        pack_tile(to, g->x + row * g->x_stride, g->x_stride, n_row, g->n_in, kind_of(g));
+    }
 }
 
 /* ---- products ---------------------------------------------------------------------------------*/
@@ -282,10 +381,32 @@ static struct ahead ahead_of(const uint32_t *next, const struct span *span, enum
                           (n_line + n_chunk - 1) / n_chunk};
 }
 
+/* Sums of bytes as numbers: times the scales of their row and their output. */
+static void scale_sums(const struct gemm *g, float *sum, int row, int col, int n_row)
+{
+    const uint32_t *const end =
+        g->w + (size_t)(col / PANEL + 1) * gemm_panel_words(g->n_in, DTYPE_I8);
+    for (int c = 0; c < PANEL; c += LANES) {
+        const vf scale = v_load(end - 2 * PANEL + c);
+#if defined(ISA_AVX512)
+        const vi offset = vi_load(end - PANEL + c);
+#else
+        const vi offset = vi_set1(0); /* their bytes of x have a sign */
+#endif
+        for (int r = 0; r < n_row; r++) {
+            float *const at = sum + r * PANEL + c;
+            v_store(at, v_from_i32(vi_load(at) + offset) * (v_set1(g->x_scale[row + r]) * scale));
+        }
+    }
+}
+
 /* What a tile's sums become when K is done. sum[n_row + 1, PANEL]: one row more than the tile has,
  * because activate() takes several vectors at a time. */
-static void finish_tile(const struct gemm *g, float *sum, int col, int n_row, int n_col)
+static void finish_tile(const struct gemm *g, float *sum, int row, int col, int n_row, int n_col)
 {
+    if (g->dtype == DTYPE_I8) {
+        scale_sums(g, sum, row, col, n_row);
+    }
     if (g->bias != NULL) {
         add_bias(sum, g->bias + col, n_row, n_col);
     }
@@ -317,7 +438,7 @@ static void store_sums(float *y, int64_t y_stride, const float *sum, int n_row, 
 struct place {
     const uint32_t *x, *w;
     float *y;
-    int col, n_col, n_row;
+    int row, col, n_row, n_col;
 };
 
 /* Between spans the sums wait in y, where each has its place; a sum that is stored and loaded again
@@ -329,7 +450,7 @@ static void multiply_tile(const struct gemm *g, enum kind kind, const struct spa
     load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
     tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
     if (span->is_last) {
-        finish_tile(g, sum, at->col, at->n_row, at->n_col);
+        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
     }
     store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
 }
@@ -359,7 +480,7 @@ static void multiply_tile_amx(const struct gemm *g, const struct span *span, con
         return;
     }
     if (span->is_last) {
-        finish_tile(g, sum, at->col, at->n_row, at->n_col);
+        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
     }
     store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
 }
@@ -370,7 +491,7 @@ static struct place place_of(const struct gemm *g, enum kind kind, const struct 
     const int row = gemm_tile_row(g, tile);
     const int n_row = gemm_tile_row(g, tile + 1) - row;
     const int col = panel * PANEL;
-    const size_t x_first = (size_t)span->first / CHUNK_WORDS(kind) * CHUNK * (size_t)n_row;
+    const size_t x_first = (size_t)(span->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
     const size_t w_first =
         (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
     float *const y = g->y + row * g->y_stride + col;
@@ -381,6 +502,7 @@ static struct place place_of(const struct gemm *g, enum kind kind, const struct 
     return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
                           .w = g->w + w_first,
                           .y = y,
+                          .row = row,
                           .col = col,
                           .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
                           .n_row = n_row};
@@ -391,7 +513,7 @@ static struct place place_of(const struct gemm *g, enum kind kind, const struct 
 static int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
 {
     const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int n_chunk = kind == AMX ? AMX_CHUNKS : L2_WORDS / (n_row * CHUNK);
+    const int n_chunk = is_amx(kind) ? AMX_CHUNKS : L2_WORDS / (n_row * CHUNK);
     const int words = (n_chunk > MIN_CHUNKS ? n_chunk : MIN_CHUNKS) * CHUNK_WORDS(kind);
     return n_tile == 1 || words > n_word ? n_word : words;
 }
@@ -403,7 +525,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
     const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
     const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
     const int step = span_words(g, kind, n_row, n_tile);
-    struct amx amx = {0};
+    struct amx amx = {.is_int8 = kind == AMX_BYTES};
     for (int k = 0; k < n_word; k += step) {
         const int left = n_word - k;
         const struct span span = {k, left < step ? left : step, left <= step};
@@ -413,7 +535,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             for (int t = 0; t < n_tile; t++) {
                 const struct place at = place_of(g, kind, &span, panel, tile + t);
                 const struct ahead ahead = ahead_of(next, &span, kind, t, n_tile);
-                if (kind == AMX) {
+                if (is_amx(kind)) {
                     multiply_tile_amx(g, &span, &at, ahead, &amx);
                 } else {
                     multiply_tile(g, kind, &span, &at, ahead);
@@ -421,7 +543,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             }
         }
     }
-    if (kind == AMX) {
+    if (is_amx(kind)) {
         SIMD(amx_release)();
     }
 }

@@ -39,10 +39,11 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
     }
 }
 
-/* amx.c: sums of a tile of x, up to AMX_ROWS rows of BF16 pairs, with n_word words of a panel. amx:
- * what the unit is set up for on this thread; zeroed before the first tile, released after the
- * last. */
+/* amx.c: sums of a tile of x, up to AMX_ROWS rows of BF16 pairs or bytes, with n_word words of a
+ * panel. amx: what the unit is set up for on this thread; zeroed but for is_int8 before the first
+ * tile, released after the last. Sums of bytes are I32 in the places of the floats. */
 struct amx {
+    bool is_int8;
     int n_row, n_word;
 };
 struct amx_sums {
@@ -65,8 +66,7 @@ void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int6
 void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
                     int64_t d, float eps);
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                    const void *table, int64_t row_bytes, enum dtype dtype, int64_t first,
-                    int64_t n);
+                    const struct value_table *table, int64_t first, int64_t n);
 
 /* attention.c */
 void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
@@ -94,7 +94,9 @@ double SIMD(sum_bytes)(const void *data, size_t bytes);
 void SIMD(peak_f32)(int64_t n, double *flops);
 #if defined(ISA_AVX512)
 void SIMD(peak_bf16)(int64_t n, double *flops);
+void SIMD(peak_int8)(int64_t n, double *flops);
 void SIMD(peak_amx)(int64_t n, double *flops);
+void SIMD(peak_amx_int8)(int64_t n, double *flops);
 #endif
 
 #endif

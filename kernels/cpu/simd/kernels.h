@@ -11,13 +11,17 @@
 /* ---- matrix products ----------------------------------------------------------------------------
  *
  * Weights are packed in panels of PANEL outputs: word [k][o] of a panel is a 32-bit word that holds
- * the weight(s) of output o for input k (F32) or for the inputs 2k and 2k+1 (BF16, low half first).
- * A panel is one contiguous stream that a tile reads once, front to back.
+ * the weight(s) of output o for input k (F32), for the inputs 2k and 2k+1 (BF16, low half first),
+ * or for 4k to 4k+3 (INT8, low byte first). A panel is one contiguous stream that a tile reads
+ * once, front to back. Behind an INT8 panel stand the scales of its outputs, F32, and for each -128
+ * times the sum of its weights, I32: instructions want the bytes of x without a sign, 128 too
+ * large.
  *
  * Rows of x are packed by tiles of up to tile_rows rows: CHUNK words of each row of the tile, then
  * the next CHUNK words, so that one pointer with constant offsets reaches all rows. The words are
- * floats, or BF16 pairs where an instruction multiplies those. Both are just what the matrix unit
- * loads: 16 words of 16 outputs, and 16 words of 16 rows.
+ * floats, or BF16 pairs or four bytes where an instruction multiplies those. Both are just what the
+ * matrix unit loads: 16 words of 16 outputs, and 16 words of 16 rows. INT8 without such an
+ * instruction: the pair of inputs 4k and 4k+2 as 16-bit numbers, then that of 4k+1 and 4k+3.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
@@ -26,7 +30,7 @@
 enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 32 };
 
 /* How BF16 weights are multiplied: widened to floats, by the vector instruction for pairs, or by
- * the matrix unit (AMX), which takes more rows at a time. */
+ * the matrix unit (AMX), which takes more rows at a time, and then INT8 weights too. */
 enum gemm_bf16 { GEMM_WIDE, GEMM_PAIRS, GEMM_AMX };
 enum { AMX_ROWS = 32 };
 
@@ -35,18 +39,19 @@ struct gemm {
     const float *x; /* [n_row, n_in] */
     int64_t y_stride, x_stride;
     uint32_t *words;   /* packed x: [n_row, gemm_row_words(n_in)] */
+    float *x_scale;    /* [n_row] of INT8 weights: written by gemm_pack */
     const uint32_t *w; /* packed weights: [n_panel, gemm_panel_words] */
     const float *bias; /* [n_out] or NULL */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
-    enum dtype dtype;    /* of the weights: F32 or BF16 */
-    enum gemm_bf16 bf16; /* of BF16 weights */
+    enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
+    enum gemm_bf16 bf16; /* of the machine */
     enum act act;
 };
 
 static inline bool gemm_is_amx(const struct gemm *g)
 {
-    return g->dtype == DTYPE_BF16 && g->bf16 == GEMM_AMX;
+    return g->dtype != DTYPE_F32 && g->bf16 == GEMM_AMX;
 }
 
 static inline size_t gemm_row_words(int n_in)
@@ -57,12 +62,13 @@ static inline size_t gemm_row_words(int n_in)
 /* Words of k in a panel. */
 static inline int gemm_k_words(int n_in, enum dtype dtype)
 {
-    return dtype == DTYPE_BF16 ? n_in / 2 + n_in % 2 : n_in;
+    const int per_word = dtype == DTYPE_I8 ? 4 : dtype == DTYPE_BF16 ? 2 : 1;
+    return n_in / per_word + (n_in % per_word != 0);
 }
 
 static inline size_t gemm_panel_words(int n_in, enum dtype dtype)
 {
-    return (size_t)gemm_k_words(n_in, dtype) * PANEL;
+    return ((size_t)gemm_k_words(n_in, dtype) + (dtype == DTYPE_I8 ? 2 : 0)) * PANEL;
 }
 
 static inline int gemm_n_panel(int n_out)
@@ -84,7 +90,16 @@ static inline int gemm_tile_row(const struct gemm *g, int tile)
 
 /* n_src table rows added up to one row of y: embeddings. */
 struct row_source {
-    const void *row; /* [d], any floating-point type, any alignment */
+    const void *row; /* [d], any floating-point type or I8, any alignment */
+    enum dtype dtype;
+    float scale; /* of the row: 1 but for I8 */
+};
+
+/* Rows of values. */
+struct value_table {
+    const void *data;
+    const float *scale; /* [rows] of I8, else NULL */
+    int64_t row_bytes;
     enum dtype dtype;
 };
 
@@ -169,8 +184,7 @@ struct simd_kernels {
                        const struct pkm_shape *shape);
     /* y[d] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table */
     void (*pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                     const void *table, int64_t row_bytes, enum dtype dtype, int64_t first,
-                     int64_t n);
+                     const struct value_table *table, int64_t first, int64_t n);
 
     /* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
      * +infinity. */
@@ -187,7 +201,9 @@ struct simd_kernels {
     double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
     void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */
     void (*peak_bf16)(int64_t n, double *flops);         /* NULL without such an instruction */
-    void (*peak_amx)(int64_t n, double *flops);          /* likewise; only where AMX is enabled */
+    void (*peak_int8)(int64_t n, double *flops);         /* likewise */
+    void (*peak_amx)(int64_t n, double *flops);          /* of BF16; only where AMX is enabled */
+    void (*peak_amx_int8)(int64_t n, double *flops);     /* likewise */
 };
 
 extern const struct simd_kernels simd_kernels_avx512;

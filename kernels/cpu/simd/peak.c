@@ -71,4 +71,24 @@ void SIMD(peak_bf16)(int64_t n, double *flops)
     *flops = 4.0 * LANES * CHAINS * (double)n;
 }
 
+void SIMD(peak_int8)(int64_t n, double *flops)
+{
+    __m512i sum[CHAINS];
+    for (int c = 0; c < CHAINS; c++) {
+        sum[c] = _mm512_setzero_si512();
+    }
+    const __m512i a = _mm512_set1_epi32((int)(0x01010101 + (n & 1)));
+    for (int64_t i = 0; i < n; i++) {
+        UNROLL
+        for (int c = 0; c < CHAINS; c++) {
+            sum[c] = _mm512_dpbusd_epi32(sum[c], a, a);
+        }
+    }
+    volatile int sink = 0;
+    for (int c = 0; c < CHAINS; c++) {
+        sink = sink + (_mm512_reduce_add_epi32(sum[c]) & 1);
+    }
+    *flops = 8.0 * LANES * CHAINS * (double)n;
+}
+
 #endif

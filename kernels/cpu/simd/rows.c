@@ -11,9 +11,9 @@ void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int6
 {
     for (int64_t c = 0; c < d; c += LANES) {
         const int n = lanes_left(d, c);
-        vf sum = v_load_as(source[0].row, source[0].dtype, c, n);
+        vf sum = v_load_as(source[0].row, source[0].dtype, c, n) * v_set1(source[0].scale);
         for (int i = 1; i < n_source; i++) {
-            sum = sum + v_load_as(source[i].row, source[i].dtype, c, n);
+            sum = sum + v_load_as(source[i].row, source[i].dtype, c, n) * v_set1(source[i].scale);
         }
         v_store_n(y + c, sum, n);
     }
@@ -107,30 +107,38 @@ static void add_group(float *y, const char *const *row, const float *share, int 
         add_rows(y, row, share, READ_GROUP, DTYPE_F32, n);
     } else if (n_row == READ_GROUP && dtype == DTYPE_BF16) {
         add_rows(y, row, share, READ_GROUP, DTYPE_BF16, n);
+    } else if (n_row == READ_GROUP && dtype == DTYPE_I8) {
+        add_rows(y, row, share, READ_GROUP, DTYPE_I8, n);
     } else {
         add_rows(y, row, share, n_row, dtype, n);
     }
 }
 
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                    const void *table, int64_t row_bytes, enum dtype dtype, int64_t first,
-                    int64_t n)
+                    const struct value_table *table, int64_t first, int64_t n)
 {
-    const char *const base = (const char *)table + first * (int64_t)dtype_bytes(dtype);
-    const int64_t n_bytes = n * (int64_t)dtype_bytes(dtype);
+    const int64_t elem_bytes = (int64_t)dtype_bytes(table->dtype);
+    const int64_t row_bytes = table->row_bytes;
+    const char *const base = (const char *)table->data + first * elem_bytes;
+    const int64_t n_bytes = n * elem_bytes;
     for (int j = 0; j < n_slot && j < PREFETCH_GROUPS * READ_GROUP; j++) {
         prefetch_row(base + slots[j] * row_bytes, n_bytes);
     }
     for (int j = 0; j < n_slot; j += READ_GROUP) {
         const int n_row = n_slot - j < READ_GROUP ? n_slot - j : READ_GROUP;
         const char *row[READ_GROUP];
+        float share[READ_GROUP];
         for (int i = 0; i < n_row; i++) {
             row[i] = base + slots[j + i] * row_bytes;
+            share[i] = shares[j + i];
+            if (table->scale != NULL) {
+                share[i] *= table->scale[slots[j + i]];
+            }
             const int ahead = j + i + PREFETCH_GROUPS * READ_GROUP;
             if (ahead < n_slot) {
                 prefetch_row(base + slots[ahead] * row_bytes, n_bytes);
             }
         }
-        add_group(y, row, shares + j, n_row, dtype, n);
+        add_group(y, row, share, n_row, table->dtype, n);
     }
 }

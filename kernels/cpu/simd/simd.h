@@ -36,6 +36,9 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES))); /* LANES halves */
+typedef int8_t vb __attribute__((vector_size(LANES)));       /* LANES bytes */
+typedef int16_t vs __attribute__((vector_size(4 * LANES)));  /* 2·LANES 16-bit numbers */
+typedef uint16_t vsu __attribute__((vector_size(4 * LANES)));
 
 /* A loop over an array of vectors must be unrolled completely, or the array lives in memory. */
 #if defined(__clang__)
@@ -94,6 +97,12 @@ static ALWAYS_INLINE vi vi_load(const void *from)
 static ALWAYS_INLINE void vi_store(void *to, vi v)
 {
     memcpy(to, &v, sizeof v);
+}
+
+static ALWAYS_INLINE vi vi_max(vi a, vi b)
+{
+    const vi is_a = a > b;
+    return (a & is_a) | (b & ~is_a);
 }
 
 /* a where the mask is -1, b where it is 0. */
@@ -247,12 +256,42 @@ static ALWAYS_INLINE vf v_round_bf16(vf v)
     return v_select(v == v, rounded, (vf)((bits & 0xffff0000u) | 0x400000u));
 }
 
-/* n <= LANES elements of a row of any floating-point type, at any alignment, from element col. */
+/* Sums of the products of pairs; each product fits 16 bits. */
+static ALWAYS_INLINE vi vi_dot2(vs a, vs b)
+{
+#if defined(ISA_AVX2)
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    const vi product = (vi)(a * b);
+    return ((vi)((vu)product << 16) >> 16) + (product >> 16);
+#endif
+}
+
+static ALWAYS_INLINE vf v_from_i32(vi v)
+{
+    return __builtin_convertvector(v, vf);
+}
+
+static ALWAYS_INLINE vf v_from_i8(vb b)
+{
+#if defined(ISA_AVX512)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#else
+    return v_from_i32(__builtin_convertvector(b, vi));
+#endif
+}
+
+/* n <= LANES elements of a row of any type but I32 and I64, at any alignment, from element col. */
 static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col, int n)
 {
     if (dtype == DTYPE_F32) {
         const float *const from = (const float *)row + col;
         return n == LANES ? v_load(from) : v_load_n(from, n);
+    }
+    if (dtype == DTYPE_I8) {
+        vb b = {0};
+        memcpy(&b, (const int8_t *)row + col, n == LANES ? sizeof b : (size_t)n);
+        return v_from_i8(b);
     }
     const uint16_t *const from = (const uint16_t *)row + col;
     vh h = {0};

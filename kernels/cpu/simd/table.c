@@ -23,6 +23,8 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .peak_f32 = SIMD(peak_f32),
 #if defined(ISA_AVX512)
     .peak_bf16 = SIMD(peak_bf16),
+    .peak_int8 = SIMD(peak_int8),
     .peak_amx = SIMD(peak_amx),
+    .peak_amx_int8 = SIMD(peak_amx_int8),
 #endif
 };
