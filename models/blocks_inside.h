@@ -1,4 +1,4 @@
-/* What blocks.c and blocks_memory.c share; families see blocks.h alone. */
+/* What blocks.c, blocks_weight.c and blocks_memory.c share; families see blocks.h alone. */
 #ifndef MODELS_BLOCKS_INSIDE_H
 #define MODELS_BLOCKS_INSIDE_H
 
@@ -49,6 +49,14 @@ struct tensor blocks_store_words(struct blocks_store *store, const void *host, i
 /* A weight on the device in F32; NULL after a failure. */
 const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name);
+
+/* The tensor called name as a vector of the store. */
+void blocks_load_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+                        const struct name *name);
+struct tensor blocks_store_vector(struct blocks_store *store, const float *host, int64_t n);
+
+/* Tells the caller of model_open how far loading is. */
+void blocks_report(const struct blocks_loader *loader);
 
 static inline float *host_floats(struct blocks_loader *loader, int64_t n, const struct name *name)
 {
