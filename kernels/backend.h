@@ -257,6 +257,15 @@ struct machine_rate {
     double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
 };
 
+/* Of weights of that type; where there is no instruction for it, they are computed with as F32. */
+static inline double machine_peak(const struct machine_rate *rate, enum dtype dtype)
+{
+    const double own = dtype == DTYPE_I8     ? rate->ops_int8_per_s
+                       : dtype == DTYPE_BF16 ? rate->flops_bf16_per_s
+                                             : 0;
+    return own > 0 ? own : rate->flops_f32_per_s;
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 struct backend;

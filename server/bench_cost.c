@@ -20,18 +20,18 @@ static double matrix_params(const struct model_info *info)
     const double d = info->d_model;
     double params = info->n_layer * (4 * d * d + 2 * d * info->d_ff);
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const memory = &info->memory[m];
-        params += query_params(memory, d);
-        params -= memory->after ? 0 : 2 * d * info->d_ff; /* it replaces that FFN */
+        params -= info->memory[m].after ? 0 : 2 * d * info->d_ff; /* it replaces that FFN */
     }
     return params;
 }
 
-static double key_params(const struct model_info *info)
+/* Parameters of the queries and keys of all memories: F32 in any model. */
+static double search_params(const struct model_info *info)
 {
     double params = 0;
     for (int m = 0; m < info->n_memory; m++) {
         const struct pkm_shape *const shape = &info->memory[m].shape;
+        params += query_params(&info->memory[m], info->d_model);
         /* Product keys are two halves of half the width: the same number. */
         params += (double)shape->n_head * shape->n_key * shape->d_key;
     }
@@ -80,9 +80,9 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double values = shape->values_apart ? 0 : row_values(info) * value_elem_bytes(info);
     struct bench_cost cost;
     cost.bytes = elem * (matrix_params(info) + (shape->n_out > 0 ? vocabulary : 0)) +
-                 sizeof(float) * key_params(info) + rows * (values + 2 * elem * d) +
+                 sizeof(float) * search_params(info) + rows * (values + 2 * elem * d) +
                  (shape->n_seq * attended(info, cached) + persistent) * cache_row;
-    cost.flops = 2 * (rows * (matrix_params(info) + key_params(info) + row_values(info)) +
+    cost.flops = 2 * (rows * (matrix_params(info) + search_params(info) + row_values(info)) +
                       shape->n_out * vocabulary +
                       rows * (attended(info, shape->mean_pos) + persistent) * 2 * d);
     return cost;

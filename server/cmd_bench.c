@@ -183,9 +183,8 @@ static enum err_code run_round(struct bench *bench, int round, struct err *err)
             return err_set(err, ERR_DEVICE, "bench: %s cannot measure its own rates",
                            bench->be->name);
         }
-        const bool bf16 = bench->info->dtype == DTYPE_BF16 && rate.flops_bf16_per_s > 0;
         bench->read_rate[round] = rate.read_bytes_per_s;
-        bench->peak_rate[round] = bf16 ? rate.flops_bf16_per_s : rate.flops_f32_per_s;
+        bench->peak_rate[round] = machine_peak(&rate, bench->info->dtype);
     }
     uint64_t hash = 0xcbf29ce484222325u;
     /* Prefill overwrites cache that decode reads: filled anew, outside of what is timed. */

@@ -253,10 +253,15 @@ static void run_peak(void *arg, int thread, int first, int n)
 static double peak_rate(struct bench *b)
 {
     const struct simd_kernels *const simd = b->cpu->simd;
-    void (*peak)(int64_t, double *) = b->dtype != DTYPE_BF16 || b->cpu->bf16 == GEMM_WIDE
-                                          ? simd->peak_f32
-                                      : b->cpu->bf16 == GEMM_AMX ? simd->peak_amx
-                                                                 : simd->peak_bf16;
+    const bool is_amx = b->cpu->bf16 == GEMM_AMX;
+    const bool is_int8 = b->dtype == DTYPE_I8;
+    void (*peak)(int64_t, double *) = NULL;
+    if (is_int8) {
+        peak = is_amx ? simd->peak_amx_int8 : simd->peak_int8;
+    } else if (b->dtype == DTYPE_BF16) {
+        peak = is_amx ? simd->peak_amx : b->cpu->bf16 == GEMM_PAIRS ? simd->peak_bf16 : NULL;
+    }
+    peak = peak != NULL ? peak : simd->peak_f32;
     double flops;
     peak(1, &flops);
     const int n_item = PEAK_ITEMS * b->be->n_thread;
@@ -516,9 +521,12 @@ int main(int argc, char **argv)
     struct bench b = {.seed = 0x9e3779b97f4a7c15};
     const int n_thread = argc > 2 ? atoi(argv[2]) : 0;
     const int n_round = argc > 3 ? atoi(argv[3]) : 7;
-    b.dtype = argc > 1 && strcmp(argv[1], "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
-    if (n_round < 1 || n_round > ROUNDS_MAX || (argc > 1 && strcmp(argv[1], dtype_name(b.dtype)))) {
-        die("usage: bench_ops [f32|bf16] [THREADS [ROUNDS 1..99]]");
+    const char *const dtype = argc > 1 ? argv[1] : "f32";
+    b.dtype = strcmp(dtype, "int8") == 0   ? DTYPE_I8
+              : strcmp(dtype, "bf16") == 0 ? DTYPE_BF16
+                                           : DTYPE_F32;
+    if (n_round < 1 || n_round > ROUNDS_MAX || strcmp(dtype, dtype_name(b.dtype)) != 0) {
+        die("usage: bench_ops [f32|bf16|int8] [THREADS [ROUNDS 1..99]]");
     }
     struct err err = {0};
     if (cpu_open(&b.be, getenv("PKMSERVE_ISA"), n_thread, &err) != ERR_OK) {

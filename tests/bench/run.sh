@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh BUILD [MEMORY...]: measures model A (12 layers of 1024, 60k vocabulary, a memory of 512² slots) with
-# random weights in f32 and bf16, and prints Markdown tables. With MEMORY arguments (keys per half, for
+# random weights in f32, bf16 and int8, and prints Markdown tables. With MEMORY arguments (keys per half, for
 # example 128 512 1024) it measures bf16 models that differ in the number of slots alone: the cost of a
 # token should not grow with them. Models are kept below BUILD/bench-model.
 set -euo pipefail
@@ -32,3 +32,4 @@ model f32 --dtype f32
 model bf16 --dtype bf16
 measure "$models/f32"
 measure "$models/bf16"
+measure "$models/f32" --dtype int8 --memory-placement device

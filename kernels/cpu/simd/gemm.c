@@ -259,20 +259,23 @@ static struct int8_scale scale_of(const float *x, int n)
 static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
 {
     enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
+#if defined(ISA_AVX512)
+    int8_t *const q = (int8_t *)to;
+    const vb offset = (vb)_mm_set1_epi8(-128);
+#else
     int8_t q[INPUTS];
+    const vb offset = {0};
+#endif
     for (int c = 0; c < INPUTS; c += LANES) {
         vf v = v_set1(0);
         if (c < n) {
             v = n - c >= LANES ? v_load(from + c) : v_load_n(from + c, n - c);
         }
         const vf scaled = v * v_set1(inverse);
-        const vb bytes = __builtin_convertvector((vi)(scaled + v_set1(INT8_MAGIC)), vb);
+        const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
         memcpy(q + c, &bytes, sizeof bytes);
     }
-#if defined(ISA_AVX512)
-    const __m512i offset = _mm512_set1_epi8(-128);
-    _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_loadu_si512(q), offset));
-#else
+#if !defined(ISA_AVX512)
     for (int i = 0; i < CHUNK; i++) {
         const int8_t *const at = q + i / 2 * 4 + i % 2;
         to[i] = (uint32_t)(uint16_t)at[0] | (uint32_t)(uint16_t)at[2] << 16;

@@ -101,8 +101,14 @@ static ALWAYS_INLINE void vi_store(void *to, vi v)
 
 static ALWAYS_INLINE vi vi_max(vi a, vi b)
 {
+#if defined(ISA_AVX512)
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(ISA_AVX2)
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
     const vi is_a = a > b;
     return (a & is_a) | (b & ~is_a);
+#endif
 }
 
 /* a where the mask is -1, b where it is 0. */
@@ -270,6 +276,16 @@ static ALWAYS_INLINE vi vi_dot2(vs a, vs b)
 static ALWAYS_INLINE vf v_from_i32(vi v)
 {
     return __builtin_convertvector(v, vf);
+}
+
+/* The low byte of each lane. */
+static ALWAYS_INLINE vb vi_low_bytes(vi v)
+{
+#if defined(ISA_AVX512)
+    return (vb)_mm512_cvtepi32_epi8((__m512i)v);
+#else
+    return __builtin_convertvector(v, vb);
+#endif
 }
 
 static ALWAYS_INLINE vf v_from_i8(vb b)
