@@ -16,6 +16,15 @@ static const int64_t tokens_unlimited = INT64_C(1) << 40;
 
 enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 
+void cmd_lift_limits(struct api_limits *limits)
+{
+    limits->max_score_items = INT_MAX;
+    limits->max_score_tokens = tokens_unlimited;
+    limits->timeout_ms = limits->max_timeout_ms = INT_MAX;
+    limits->strict = true; /* a field that we write and the parser ignores is a bug */
+    limits->memory_trace = true;
+}
+
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options, struct err *err)
 {
     *ce = (struct cmd_engine){0};
@@ -33,11 +42,7 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     }
     CHECK(sem_init(&ce->wake, 0, 0) == 0);
     ce->limits = input_limits(options, ce->engine);
-    ce->limits.max_score_items = INT_MAX;
-    ce->limits.max_score_tokens = tokens_unlimited;
-    ce->limits.timeout_ms = ce->limits.max_timeout_ms = INT_MAX;
-    ce->limits.strict = true; /* a field that we write and the parser ignores is a bug */
-    ce->limits.memory_trace = true;
+    cmd_lift_limits(&ce->limits);
     if (!ce->limits.tokenizer && !options->ids) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: the model has no tokenizer; give token ids, with --ids",
@@ -190,4 +195,61 @@ void cmd_put_language(struct text *body, const struct options *options)
     } else {
         json_put_string(body, language);
     }
+}
+
+/* ---- the files of a score ------------------------------------------------------------------- */
+
+const char *const *cmd_paths(const struct options *options, int *n)
+{
+    static const char *const standard_input[] = {"-"};
+    *n = options->n_operand > 0 ? options->n_operand : 1;
+    return options->n_operand > 0 ? options->operand : standard_input;
+}
+
+static enum err_code put_files(struct text *body, bool ids, const char *const *path, int n,
+                               struct err *err)
+{
+    json_key(body, ids ? "tokens" : "text");
+    json_open(body, '[');
+    enum err_code code = ERR_OK;
+    for (int i = 0; i < n && code == ERR_OK; i++) {
+        struct text file = {0};
+        code = cmd_read_file(&file, path[i], err);
+        if (code == ERR_OK) {
+            code = cmd_put_input(body, &file, ids, path[i], err);
+        }
+        text_free(&file);
+    }
+    json_close(body, ']');
+    return code;
+}
+
+enum err_code cmd_read_score(struct score_job *job, const struct options *options,
+                             const struct api_limits *limits, const char *const *path, int n,
+                             struct err *err)
+{
+    struct text body = {0};
+    json_open(&body, '{');
+    if (options->max_context > 0) {
+        json_field_int(&body, "max_context", options->max_context);
+    }
+    if (options->stride > 0) {
+        json_field_int(&body, "stride", options->stride);
+    }
+    if (options->memory) {
+        json_field_string(&body, "memory", "summary");
+    }
+    cmd_put_language(&body, options);
+    enum err_code code = put_files(&body, options->ids, path, n, err);
+    json_close(&body, '}');
+    if (code == ERR_OK && body.failed) {
+        code = err_set(err, ERR_MEMORY, "no memory for the files' text");
+    }
+    struct api_error error = {0};
+    if (code == ERR_OK && !score_parse(job, body.data, body.n, limits, &error)) {
+        *err = error.text;
+        code = ERR_ARGUMENT;
+    }
+    text_free(&body);
+    return code;
 }

@@ -1,10 +1,11 @@
-/* What `score` and `generate` share: an engine without a server, asked by the same request bodies
- * that the routes take. */
+/* What `score`, `generate` and `compare` share: an engine without a server, and request bodies like
+ * those that the routes take. */
 #ifndef SERVER_CMD_ENGINE_H
 #define SERVER_CMD_ENGINE_H
 
 #include "server/answer.h"
 #include "server/cmd.h"
+#include "server/score.h"
 
 #include <semaphore.h>
 
@@ -13,6 +14,9 @@ struct cmd_engine {
     struct api_limits limits;
     sem_t wake; /* the engine published something */
 };
+
+/* Lifts the limits that a server needs and a tool does not. */
+void cmd_lift_limits(struct api_limits *limits);
 
 /* Opens the engine that options describe, with limits that a server needs and a tool does not
  * lifted. A progress bar shows the loading. */
@@ -39,5 +43,13 @@ enum err_code cmd_put_input(struct text *body, const struct text *input, bool id
                             struct err *err);
 /* "language", if options name one. */
 void cmd_put_language(struct text *body, const struct options *options);
+
+/* The files that options name, [*n]; none is standard input, "-". */
+const char *const *cmd_paths(const struct options *options, int *n);
+/* Makes the n files the documents of a /score request, in windows as options say. score_free ends
+ * the job, also after an error. */
+enum err_code cmd_read_score(struct score_job *job, const struct options *options,
+                             const struct api_limits *limits, const char *const *path, int n,
+                             struct err *err);
 
 #endif

@@ -3,7 +3,6 @@
 #include "server/cmd_engine.h"
 #include "server/json.h"
 #include "server/progress.h"
-#include "server/score.h"
 
 #include <math.h>
 
@@ -15,53 +14,6 @@ struct scoring {
     const char *const *path; /* [n] */
     int n;
 };
-
-static enum err_code put_files(struct text *body, const struct scoring *it, struct err *err)
-{
-    json_key(body, it->options->ids ? "tokens" : "text");
-    json_open(body, '[');
-    enum err_code code = ERR_OK;
-    for (int i = 0; i < it->n && code == ERR_OK; i++) {
-        struct text file = {0};
-        code = cmd_read_file(&file, it->path[i], err);
-        if (code == ERR_OK) {
-            code = cmd_put_input(body, &file, it->options->ids, it->path[i], err);
-        }
-        text_free(&file);
-    }
-    json_close(body, ']');
-    return code;
-}
-
-/* Builds the body and has it parsed. */
-static enum err_code parse(struct scoring *it, struct err *err)
-{
-    const struct options *const options = it->options;
-    struct text body = {0};
-    json_open(&body, '{');
-    if (options->max_context > 0) {
-        json_field_int(&body, "max_context", options->max_context);
-    }
-    if (options->stride > 0) {
-        json_field_int(&body, "stride", options->stride);
-    }
-    if (options->memory) {
-        json_field_string(&body, "memory", "summary");
-    }
-    cmd_put_language(&body, options);
-    enum err_code code = put_files(&body, it, err);
-    json_close(&body, '}');
-    if (code == ERR_OK && body.failed) {
-        code = err_set(err, ERR_MEMORY, "no memory for the files' text");
-    }
-    struct api_error error = {0};
-    if (code == ERR_OK && !score_parse(&it->job, body.data, body.n, &it->ce.limits, &error)) {
-        *err = error.text;
-        code = ERR_ARGUMENT;
-    }
-    text_free(&body);
-    return code;
-}
 
 static int64_t n_predicted(const struct request *request)
 {
@@ -176,16 +128,13 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
 
 int cmd_score(const struct options *options)
 {
-    static const char *const standard_input[] = {"-"};
-    const bool given = options->n_operand > 0;
-    struct scoring it = {.options = options,
-                         .path = given ? options->operand : standard_input,
-                         .n = given ? options->n_operand : 1};
+    struct scoring it = {.options = options};
+    it.path = cmd_paths(options, &it.n);
     const int64_t begin_us = engine_now_us();
     struct err err;
     enum err_code code = cmd_engine_open(&it.ce, options, &err);
     if (code == ERR_OK) {
-        code = parse(&it, &err);
+        code = cmd_read_score(&it.job, options, &it.ce.limits, it.path, it.n, &err);
     }
     if (code == ERR_OK) {
         const int64_t n_token = score_n_prompt(&it.job);
