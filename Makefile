@@ -160,7 +160,7 @@ ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(ENGINE_IDS_OBJ),$(ENGINE_OBJ))
 ENGINE_ONLY_LIB := -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 
 .PHONY: engine gpu-kit gpu-programs check-gpu
-engine: ## build $(B)/pkmserve-engine: score, generate, inspect, bench; no HTTP
+engine: ## build $(B)/pkmserve-engine: score, compare, generate, inspect, bench; no HTTP
 	@variables=$$(CC="$(CC)" CXX="$(CXX)" .ci/engine-libs) && \
 	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
 

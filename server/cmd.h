@@ -8,6 +8,7 @@
 #include "server/text.h"
 
 int cmd_score(const struct options *options);
+int cmd_compare(const struct options *options);
 int cmd_generate(const struct options *options);
 int cmd_inspect(const struct options *options);
 int cmd_bench(const struct options *options);

@@ -25,6 +25,17 @@ void cmd_lift_limits(struct api_limits *limits)
     limits->memory_trace = true;
 }
 
+enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
+                                  struct err *err)
+{
+    if (!tokenizer && !options->ids) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: the model has no tokenizer; give token ids, with --ids",
+                       options->model);
+    }
+    return ERR_OK;
+}
+
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options, struct err *err)
 {
     *ce = (struct cmd_engine){0};
@@ -43,12 +54,7 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     CHECK(sem_init(&ce->wake, 0, 0) == 0);
     ce->limits = input_limits(options, ce->engine);
     cmd_lift_limits(&ce->limits);
-    if (!ce->limits.tokenizer && !options->ids) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "%s: the model has no tokenizer; give token ids, with --ids",
-                       options->model);
-    }
-    return ERR_OK;
+    return cmd_check_tokenizer(options, ce->limits.tokenizer, err);
 }
 
 void cmd_engine_close(struct cmd_engine *ce)

@@ -17,6 +17,9 @@ struct cmd_engine {
 
 /* Lifts the limits that a server needs and a tool does not. */
 void cmd_lift_limits(struct api_limits *limits);
+/* Text needs a tokenizer: without one, options must say that ids are given. */
+enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
+                                  struct err *err);
 
 /* Opens the engine that options describe, with limits that a server needs and a tool does not
  * lifted. A progress bar shows the loading. */

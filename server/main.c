@@ -37,6 +37,7 @@ static int run(enum command command, const struct options *options)
     switch (command) {
     case COMMAND_SERVE: return serve_run(options);
     case COMMAND_SCORE: return cmd_score(options);
+    case COMMAND_COMPARE: return cmd_compare(options);
     case COMMAND_GENERATE: return cmd_generate(options);
     case COMMAND_INSPECT: return cmd_inspect(options);
     case COMMAND_BENCH: return cmd_bench(options);

@@ -18,6 +18,7 @@ enum command {
     COMMAND_INSPECT = 8,
     COMMAND_BENCH = 16,
     COMMAND_HEALTH = 32,
+    COMMAND_COMPARE = 64,
 };
 
 enum { OPTIONS_PATH_MAX = 4096, OPTIONS_NAME_MAX = 256 };
@@ -100,6 +101,9 @@ struct options {
     uint64_t seed;
     bool has_seed;        /* seed was given: otherwise the command draws one */
     const char *language; /* name or id; "" = the model's first */
+    const char *against;  /* compare: directory of the reference; "" = model */
+    double max_kl;        /* compare: mean of nats per token that is still near enough */
+    double max_worse;     /* compare: percent that perplexity may be worse */
     int rows;
     int max_batch; /* bench: largest number of sequences decoded at once */
     int positions;

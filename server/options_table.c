@@ -43,13 +43,14 @@ enum {
     INSPECT = COMMAND_INSPECT,
     BENCH = COMMAND_BENCH,
     HEALTH = COMMAND_HEALTH,
+    COMPARE = COMMAND_COMPARE,
     RUN = SERVE | SCORE | GENERATE, /* commands that start an engine */
-    ALL = RUN | INSPECT | BENCH,
+    ALL = RUN | INSPECT | BENCH | COMPARE,
 };
 
 const struct option_row option_rows[] = {
     TEXT("model", model, ALL, "", "model directory; without it the one shipped with the program"),
-    TEXT("tokenizer", tokenizer, RUN | INSPECT, "",
+    TEXT("tokenizer", tokenizer, RUN | INSPECT | COMPARE, "",
          "vocabulary of the kind that config.json names, else SentencePiece; without it vocab.txt "
          "or "
          "tokenizer.model of the model directory"),
@@ -58,7 +59,7 @@ const struct option_row option_rows[] = {
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
            "where to compute; auto takes the GPU where there is one; ref is the slow plain-C "
            "specification"),
-    SWITCH("deterministic", deterministic, RUN | BENCH, "on",
+    SWITCH("deterministic", deterministic, RUN | BENCH | COMPARE, "on",
            "same request, same bits; off lets matrix products of a GPU be faster, and results then "
            "depend on the requests that share a step"),
     CHOICE(
@@ -139,13 +140,19 @@ const struct option_row option_rows[] = {
     CHOICE("log-format", log_format, SERVE, "text", "text|json", "form of the log lines"),
     CHOICE("log-level", log_level, SERVE, "info", "error|warn|info|debug", "least level logged"),
 
-    FLAG("json", json, SCORE | GENERATE | INSPECT | BENCH, "print JSON"),
-    FLAG("ids", ids, SCORE | GENERATE, "input (and generated output) is token ids"),
+    FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "print JSON"),
+    FLAG("ids", ids, SCORE | COMPARE | GENERATE, "input (and generated output) is token ids"),
     FLAG("memory", memory, SCORE, "print usage and KL of the memories"),
-    INT("max-context", max_context, SCORE, "0", 0, 1 << 20,
+    INT("max-context", max_context, SCORE | COMPARE, "0", 0, 1 << 20,
         "positions of a scoring window; 0 = the longest possible"),
-    INT("stride", stride, SCORE, "0", 0, 1 << 20,
+    INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,
         "new tokens scored per window; 0 = max-context, smaller = more context, slower"),
+    TEXT("against", against, COMPARE, "",
+         "model directory of the reference, computed in f32; without it that of --model"),
+    REAL("max-kl", max_kl, COMPARE, "0.01", 0, 1e9, OPEN_NONE,
+         "mean Kullback-Leibler divergence, in nats per token, beyond which the exit status is 1"),
+    REAL("max-worse", max_worse, COMPARE, "1", 0, 1e9, OPEN_NONE,
+         "loss of perplexity, in percent, beyond which the exit status is 1"),
     INT("max-tokens", max_tokens, GENERATE, "128", 0, 1 << 20, "tokens to generate at most"),
     INT("min-tokens", min_tokens, GENERATE, "0", 0, 1 << 20, "no end before so many tokens"),
     REAL("temperature", temperature, GENERATE, "1", 0, 2, OPEN_NONE, "0 = always the likeliest"),
@@ -163,7 +170,8 @@ const struct option_row option_rows[] = {
     FLAG("ignore-eos", ignore_eos, GENERATE, "do not end at the end token"),
     {"seed", OPTION_SEED, offsetof(struct options, seed), GENERATE, "", 0, 0, NULL, 0,
      "of the random numbers; without it a new one each time, named at the end"},
-    TEXT("language", language, SCORE | GENERATE, "", "name or id, for models with languages"),
+    TEXT("language", language, SCORE | COMPARE | GENERATE, "",
+         "name or id, for models with languages"),
     INT("rows", rows, BENCH, "256", 1, 16384, "rows of the prefill measurement"),
     INT("max-batch", max_batch, BENCH, "32", 1, 1024,
         "most sequences decoded at once; measured are the powers of two up to it"),
@@ -179,6 +187,10 @@ const struct option_command option_commands[] = {
      0},
     {"score", COMMAND_SCORE, "pkmserve score [--model DIR] [options] [FILE... | -]",
      "perplexity of files, as POST /score computes it", INT_MAX},
+    {"compare", COMMAND_COMPARE,
+     "pkmserve compare [--model DIR] [--dtype T] [--against DIR] [options] [FILE... | -]",
+     "what a choice of weights costs: perplexity and KL against f32, refused beyond a bound",
+     INT_MAX},
     {"generate", COMMAND_GENERATE, "pkmserve generate [--model DIR] [options] [PROMPT | -]",
      "continue a prompt, streamed to the terminal", 1},
     {"inspect", COMMAND_INSPECT, "pkmserve inspect [--model DIR] [--json]",

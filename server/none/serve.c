@@ -7,6 +7,6 @@ int serve_run(const struct options *options)
 {
     (void)options;
     fprintf(stderr, "pkmserve: this program was built without HTTP (make engine): use score, "
-                    "generate, inspect or bench, or build pkmserve with make\n");
+                    "compare, generate, inspect or bench, or build pkmserve with make\n");
     return 1;
 }

@@ -6,7 +6,7 @@ import pytest
 
 from cli_harness import fails, ok, run
 
-COMMANDS = ["serve", "score", "generate", "inspect", "bench", "health"]
+COMMANDS = ["serve", "score", "compare", "generate", "inspect", "bench", "health"]
 
 
 def test_version():
