@@ -2,7 +2,8 @@
 """Turns an authors' checkpoint into a model directory that pkmserve serves.
 
     python3 models/convert/convert.py SOURCE --output DIR [--vocab FILE] [--codes FILE]
-        [--tokenizer FILE] [--dtype f32|bf16|f16] [--from auto|xlm|all-attention|memory-layers] [--set KEY=VALUE ...]
+        [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--set KEY=VALUE ...]
+        [--from auto|xlm|all-attention|memory-layers]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -69,9 +70,15 @@ def arguments(argv):
                       help="SentencePiece model to use instead of the words")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
                         help="of matrices and tables; vectors stay f32 (default: f32)")
+    parser.add_argument("--force", action="store_true",
+                        help="with int8: write also a tensor whose relative error exceeds %g"
+                        % safetensors_file.LOSS_MAX)
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", action="append", default=[],
                         type=setting, help="a parameter the checkpoint lacks")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.force and args.dtype != "int8":
+        parser.error("--force goes with --dtype int8: no other type is refused for its loss")
+    return args
 
 
 def open_source(path, family):
@@ -151,11 +158,11 @@ def sync_directory(path):
 
 
 def fill_directory(directory, model, vocab, args):
-    """Writes the files of a model directory. Returns (parameters, data bytes)."""
+    """Writes the files of a model directory. Returns what safetensors_file.write does."""
     config = json.dumps(model.config, indent=1, ensure_ascii=False).encode() + b"\n"
-    sizes = write_synced(os.path.join(directory, "model.safetensors"),
-                         lambda file: safetensors_file.write(file, model.tensors,
-                                                             args.dtype))
+    written = write_synced(os.path.join(directory, "model.safetensors"),
+                           lambda file: safetensors_file.write(file, model.tensors, args.dtype,
+                                                               args.force))
     write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
     write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(vocab))
     for path, name in ((args.tokenizer, "tokenizer.model"), (args.codes, "codes")):
@@ -164,7 +171,7 @@ def fill_directory(directory, model, vocab, args):
                 write_synced(os.path.join(directory, name),
                              lambda file: shutil.copyfileobj(source, file))
     sync_directory(directory)
-    return sizes
+    return written
 
 
 def check_place(output):
@@ -215,11 +222,11 @@ def save(args, model, vocab):
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(staged, 0o777 & ~mask)  # mkdtemp's own mode is private
-        sizes = fill_directory(staged, model, vocab, args)
+        written = fill_directory(staged, model, vocab, args)
         publish(staged, output)
         staged = None
         made = []
-        return sizes
+        return written
     finally:
         if staged is not None:
             shutil.rmtree(staged, ignore_errors=True)
@@ -247,11 +254,12 @@ def family_summary(c):
     return lines
 
 
-def summary(args, model, sizes):
+def summary(args, model, written):
     lines = family_summary(model.config)
     lines[0] = "%s: %s" % (args.output, lines[0])
-    lines.append("%d tensors, %d parameters, %d bytes in %s; %s" % (
-        len(model.tensors), sizes[0], sizes[1], args.dtype,
+    loss = ", relative error at most %.4f (%s)" % written.loss if written.loss else ""
+    lines.append("%d tensors, %d parameters, %d bytes in %s%s; %s" % (
+        len(model.tensors), written.parameters, written.bytes, args.dtype, loss,
         TEXT.get(model.config.get("tokenizer"), "token ids in and out")
         if model.config["model_type"] == "all_attention" else
         "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" if args.codes
@@ -277,10 +285,10 @@ def convert(args):
         elif args.tokenizer is None:
             check_words(vocab, args.vocab)
             model.config["tokenizer"] = "xlm"
-        sizes = save(args, model, vocab)
+        written = save(args, model, vocab)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))
-    print(summary(args, model, sizes))
+    print(summary(args, model, written))
 
 
 def main(argv):

@@ -4,25 +4,43 @@ xlm.py says what is written, convert.py where. Each tensor is read, checked, rou
 in pieces, so that a value table of many gigabytes never has a second copy in memory. Rounding is
 to nearest, ties to even. NaN and infinity are refused by the tensor's name, also those that
 rounding to 16 bits would make.
+
+int8: row r of a matrix W becomes integers q[r] in -127..127 and one fp32 number s[r], so that W[r] is
+about q[r]·s[r]; the integers stand under the tensor's own name, the numbers under NAME.scale. A row
+with one element far above its others loses them, so the relative error ||W - q·s|| / ||W|| of each
+tensor is measured, and a tensor beyond LOSS_MAX is refused.
 """
 
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 
 from fault import Refused
 
-NAMES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
-WIDTH = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2}
+NAMES = {"f32": "F32", "bf16": "BF16", "f16": "F16", "int8": "I8"}
+WIDTH = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1}
 CHUNK = 1 << 20  # elements in work at a time
 HEADER_ALIGN = 64
+SCALE = ".scale"
+# q is off by up to half a step of max/127, in root mean square by max / (127·sqrt(12)). Bell-shaped rows
+# of a thousand weights have a max of 3.4 times their root mean square, hence an error of 0.8 %; 3 %
+# allows 13 times.
+LOSS_MAX = 0.03
+Q_MAX = np.float32(127)
+TINY = np.float32(1e-30)  # a row below it is written as zeros: 127 / max stays far from overflow
 
 
-def stored_dtype(array, dtype):
+def stored_dtype(name, array, dtype):
     """Vectors (biases, norms) stay fp32: they are small, and rounding them would gain nothing.
-    Slot maps are integers."""
+    Slot maps are integers. Of what has two dimensions int8 spares a memory's keys and query networks,
+    since they decide which slots are read, and the all-attention family's vectors of positions."""
     if array.dtype.kind == "i":
         return "I32"
+    if dtype == "int8":
+        spared = name.endswith(".keys") or ".query_proj." in name or name == "positions"
+        return "F32" if array.ndim != 2 or spared else "I8"
     return NAMES[dtype] if array.ndim >= 2 else "F32"
 
 
@@ -38,6 +56,15 @@ def encode(values, dtype):
     return rounded.astype("<u2"), bool(((rounded & 0x7F80) != 0x7F80).all())
 
 
+def encode_rows(values):
+    """fp32 rows as int8 [n, m] and their scales fp32 [n], in fp32 arithmetic."""
+    most = np.abs(values).max(axis=1)
+    tiny = most < TINY
+    factors = np.where(tiny, np.float32(0), Q_MAX / np.where(tiny, np.float32(1), most))
+    scales = np.where(tiny, np.float32(0), most / Q_MAX)
+    return np.rint(values * factors[:, None]).astype(np.int8), scales
+
+
 def _pieces(array):
     """array in runs of whole rows, about CHUNK elements each."""
     rows = max(1, CHUNK // max(1, array[0].size))
@@ -45,20 +72,28 @@ def _pieces(array):
         yield array[i:i + rows]
 
 
-def _write_tensor(file, name, array, dtype):
+def _checked_pieces(name, array):
+    """The pieces in fp32, every element of which is a number."""
     for piece in _pieces(array):
-        if dtype == "I32":
-            file.write(np.ascontiguousarray(piece, dtype="<i4"))
-            continue
         with np.errstate(all="ignore"):  # overflow is looked for right below
             values = np.ascontiguousarray(piece, dtype=np.float32)
-            finite = np.isfinite(values)
-            if not finite.all():
-                raise Refused("tensor '%s' holds %s; every weight must be finite"
-                              % (name, values[~finite].flat[0]))
-            if name.endswith("running_var") and (values < 0).any():
-                raise Refused("tensor '%s' holds %g; a variance cannot be negative"
-                              % (name, values.min()))
+        finite = np.isfinite(values)
+        if not finite.all():
+            raise Refused("tensor '%s' holds %s; every weight must be finite"
+                          % (name, values[~finite].flat[0]))
+        if name.endswith("running_var") and (values < 0).any():
+            raise Refused("tensor '%s' holds %g; a variance cannot be negative"
+                          % (name, values.min()))
+        yield values
+
+
+def _write_tensor(file, name, array, dtype):
+    if dtype == "I32":
+        for piece in _pieces(array):
+            file.write(np.ascontiguousarray(piece, dtype="<i4"))
+        return
+    for values in _checked_pieces(name, array):
+        with np.errstate(all="ignore"):
             coded, fits = encode(values, dtype)
         if not fits:
             raise Refused("tensor '%s' holds %g, too large for %s; convert with --dtype f32"
@@ -66,19 +101,60 @@ def _write_tensor(file, name, array, dtype):
         file.write(coded)
 
 
-def write(file, tensors, dtype):
-    """Writes tensors, a list of (name, array), to file. Returns (parameters, data bytes)."""
-    plan = [(name, array, stored_dtype(array, dtype)) for name, array in tensors]
+def _write_rows(file, name, array):
+    """An int8 tensor. Returns its scales and its relative error."""
+    scales, lost, whole = [], 0.0, 0.0
+    for values in _checked_pieces(name, array):
+        coded, scale = encode_rows(values)
+        file.write(coded)
+        scales.append(scale)
+        exact = values.astype(np.float64)
+        whole += float(np.vdot(exact, exact))
+        exact -= coded * scale[:, None].astype(np.float64)
+        lost += float(np.vdot(exact, exact))
+    return np.concatenate(scales).astype("<f4"), math.sqrt(lost / whole) if whole > 0 else 0.0
+
+
+def _lay_out(tensors, dtype):
+    """[(name, array, stored dtype)], scales left out, and the header with all offsets."""
+    plan = [(name, array, stored_dtype(name, array, dtype)) for name, array in tensors]
+    entries = [(name, array.shape, stored) for name, array, stored in plan]
+    entries += [(name + SCALE, array.shape[:1], "F32") for name, array, stored in plan
+                if stored == "I8"]
     # Readers want each tensor aligned to its element: the wide ones go first.
-    plan.sort(key=lambda item: -WIDTH[item[2]])
+    entries.sort(key=lambda entry: -WIDTH[entry[2]])
     header, at = {}, 0
-    for name, array, stored in plan:
-        end = at + array.size * WIDTH[stored]
-        header[name] = {"dtype": stored, "shape": list(array.shape), "data_offsets": [at, end]}
+    for name, shape, stored in entries:
+        end = at + math.prod(shape) * WIDTH[stored]
+        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [at, end]}
         at = end
+    return plan, header, at
+
+
+def write(file, tensors, dtype, force=False):
+    """Writes tensors, a list of (name, array), to file. force: also what int8 loses too much of.
+    Returns .parameters, .bytes of data, .loss (largest relative error, tensor) of int8 or None."""
+    plan, header, size = _lay_out(tensors, dtype)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % HEADER_ALIGN)
     file.write(len(text).to_bytes(8, "little") + text)
+    base, loss = 8 + len(text), None
+
+    def seek(name):
+        file.seek(base + header[name]["data_offsets"][0])
+
     for name, array, stored in plan:
-        _write_tensor(file, name, array, stored)
-    return sum(array.size for _, array in tensors), at
+        seek(name)
+        if stored != "I8":
+            _write_tensor(file, name, array, stored)
+            continue
+        scales, lost = _write_rows(file, name, array)
+        if lost > LOSS_MAX and not force:
+            raise Refused("tensor '%s' would have a relative error of %.4f in int8, at most %g is"
+                          " allowed; convert with --dtype bf16, or with --force all the same"
+                          % (name, lost, LOSS_MAX))
+        if loss is None or lost > loss[0]:
+            loss = (lost, name)
+        seek(name + SCALE)  # known only now, though it stands before
+        file.write(scales)
+    return SimpleNamespace(parameters=sum(array.size for _, array in tensors), bytes=size, loss=loss)

@@ -12,14 +12,14 @@ import numpy as np
 
 
 def read_safetensors(path):
-    """name -> array; bf16 is widened to float32."""
+    """name -> array; bf16 is widened to float32, int8 multiplied by its rows' scales."""
     with open(path, "rb") as file:
         data = file.read()
     n, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + n])
     header.pop("__metadata__", None)
     kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8",
-             "I32": "<i4"}
+             "I32": "<i4", "I8": "<i1"}
     arrays = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -27,6 +27,8 @@ def read_safetensors(path):
         if entry["dtype"] == "BF16":
             array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
         arrays[name] = array.reshape(entry["shape"])
+    for name in [name for name, entry in header.items() if entry["dtype"] == "I8"]:
+        arrays[name] = arrays[name] * arrays.pop(name + ".scale")[:, None]
     return arrays
 
 
