@@ -46,14 +46,16 @@ def test_a_model_is_exactly_itself(model, text):
     assert math.isclose(seen["perplexity"], scored["aggregate"]["perplexity"], rel_tol=1e-6)
 
 
-def test_bf16_is_near_f32_and_has_the_perplexity_that_score_prints(text):
-    seen = figures("--dtype", "bf16", text)
-    assert (seen["dtype"], seen["against_dtype"]) == ("bf16", "f32")
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_rounding_is_near_f32_and_has_the_perplexity_that_score_prints(dtype, text):
+    cpu = ["--device", "cpu"]
+    seen = figures("--dtype", dtype, *cpu, text)
+    assert (seen["dtype"], seen["against_dtype"]) == (dtype, "f32")
     assert 0 < seen["kl_mean"] < 1e-3 and seen["kl_mean"] < seen["kl_p99"] <= seen["kl_max"]
     assert 0.9 < seen["same_best"] <= 1
-    for dtype, field in (("bf16", "perplexity"), ("f32", "against_perplexity")):
-        scored = json.loads(ok("score", "--json", "--dtype", dtype, text))["aggregate"]
-        assert math.isclose(seen[field], scored["perplexity"], rel_tol=1e-6), dtype
+    for each, field in ((dtype, "perplexity"), ("f32", "against_perplexity")):
+        scored = json.loads(ok("score", "--json", "--dtype", each, *cpu, text))["aggregate"]
+        assert math.isclose(seen[field], scored["perplexity"], rel_tol=1e-6), each
     ratio = seen["perplexity"] / seen["against_perplexity"]
     assert math.isclose(seen["worse_percent"], 100 * (ratio - 1), rel_tol=1e-6, abs_tol=1e-10)
 
