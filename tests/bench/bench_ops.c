@@ -71,15 +71,13 @@ static float draw(struct bench *b)
 
 /* ---- making -----------------------------------------------------------------------------------*/
 
-static struct weight *make_weight(struct bench *b, enum weight_kind kind, int64_t rows,
-                                  int64_t cols, int n_group)
+static struct weight *make_weight(struct bench *b, enum weight_kind kind, enum dtype dtype,
+                                  int64_t rows, int64_t cols, int n_group)
 {
     struct weight *w = NULL;
     struct err err = {0};
-    const struct weight_desc desc = {.kind = kind,
-                                     .dtype = kind == WEIGHT_KEYS ? DTYPE_F32 : b->dtype,
-                                     .placement = PLACEMENT_DEVICE,
-                                     .n_group = n_group};
+    const struct weight_desc desc = {
+        .kind = kind, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = n_group};
     const struct tensor host = tensor_make(b->host, rows, cols, DTYPE_F32);
     if (b->be->op->weight_new(b->be, &w, &host, &desc, "bench", &err) != ERR_OK) {
         die(err.message);
@@ -151,21 +149,22 @@ static void make_all(struct bench *b)
         b->host[i] = draw(b) * 0.05f;
     }
     for (int i = 0; i < 4 * N_LAYER; i++) {
-        b->square[i] = make_weight(b, WEIGHT_MATRIX, D, D, 1);
+        b->square[i] = make_weight(b, WEIGHT_MATRIX, b->dtype, D, D, 1);
     }
     for (int i = 0; i < N_LAYER; i++) {
-        b->up[i] = make_weight(b, WEIGHT_MATRIX, D_FF, D, 1);
-        b->down[i] = make_weight(b, WEIGHT_MATRIX, D, D_FF, 1);
+        b->up[i] = make_weight(b, WEIGHT_MATRIX, b->dtype, D_FF, D, 1);
+        b->down[i] = make_weight(b, WEIGHT_MATRIX, b->dtype, D, D_FF, 1);
     }
-    b->vocab = make_weight(b, WEIGHT_MATRIX, N_VOCAB, D, 1);
-    b->query = make_weight(b, WEIGHT_MATRIX, MEM_HEADS * D_KEY, D, 1);
-    b->keys = make_weight(b, WEIGHT_KEYS, MEM_HEADS * 2 * N_KEY, D_KEY / 2, MEM_HEADS * 2);
+    b->vocab = make_weight(b, WEIGHT_MATRIX, b->dtype, N_VOCAB, D, 1);
+    b->query = make_weight(b, WEIGHT_MATRIX, DTYPE_F32, MEM_HEADS * D_KEY, D, 1);
+    b->keys =
+        make_weight(b, WEIGHT_KEYS, DTYPE_F32, MEM_HEADS * 2 * N_KEY, D_KEY / 2, MEM_HEADS * 2);
     free(b->host);
     b->host = calloc((size_t)N_SLOT * D, sizeof(float));
     if (b->host == NULL) {
         die("no memory");
     }
-    b->values = make_weight(b, WEIGHT_TABLE, N_SLOT, D, 1);
+    b->values = make_weight(b, WEIGHT_TABLE, b->dtype, N_SLOT, D, 1);
     free(b->host);
     const int n_col = MEM_HEADS * K_TOP;
     b->x = make_buffer(b, ROWS_MAX, D, DTYPE_F32);
@@ -448,6 +447,58 @@ static void bench_products(struct bench *b, int n_round)
     }
 }
 
+/* Cold rows. */
+static void draw_slots(struct bench *b, int rows)
+{
+    for (int i = 0; i < rows * MEM_HEADS * K_TOP; i++) {
+        ((int32_t *)b->slots.data)[i] = (int32_t)(b->seed % N_SLOT);
+        (void)draw(b);
+    }
+}
+
+/* The memory layer beside the FFN that it takes the place of, each with weights that another
+ * layer's have driven out of the caches next to the cores. */
+static void bench_memory(struct bench *b, int n_round)
+{
+    static const int rows[] = {1, 8, 16, 32, 64, ROWS_MAX};
+    enum { QUERY, SEARCH, READ, FFN, N_PART };
+    const struct product up = {"", b->up, 1, D, D_FF, ACT_GELU};
+    const struct product down = {"", b->down, 1, D_FF, D, ACT_NONE};
+    const struct product other = {"", b->up + 1, N_LAYER - 1, D, D_FF, ACT_NONE};
+    (void)printf(
+        "\n| rows | memory, us | of which query | search | read | FFN, us | memory over FFN "
+        "|\n|---|---|---|---|---|---|---|\n");
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        struct series us[N_PART] = {{.n = 0}};
+        struct series ratio = {.n = 0};
+        for (int round = 0; round < n_round; round++) {
+            (void)read_weights(b, &other);
+            const double start = now_s();
+            run_query(b, rows[r]);
+            const double query = now_s();
+            run_search(b, rows[r]);
+            const double search = now_s();
+            draw_slots(b, rows[r]);
+            const double from = now_s();
+            run_read(b, rows[r]);
+            const double read = now_s() - from;
+            (void)read_weights(b, &other);
+            const double ffn = now_s();
+            run_product(b, &up, rows[r]);
+            run_product(b, &down, rows[r]);
+            add(&us[FFN], 1e6 * (now_s() - ffn));
+            add(&us[QUERY], 1e6 * (query - start));
+            add(&us[SEARCH], 1e6 * (search - query));
+            add(&us[READ], 1e6 * read);
+            add(&ratio, 1e6 * (search - start + read) / us[FFN].value[round]);
+        }
+        const double part[] = {median(&us[QUERY]), median(&us[SEARCH]), median(&us[READ])};
+        (void)printf("| %d | %.0f | %.0f | %.0f | %.0f | %.0f |", rows[r],
+                     part[0] + part[1] + part[2], part[0], part[1], part[2], median(&us[FFN]));
+        print_share(&ratio);
+    }
+}
+
 static void bench_other(struct bench *b, const char *name, void (*run)(struct bench *, int rows),
                         int n_round)
 {
@@ -456,9 +507,8 @@ static void bench_other(struct bench *b, const char *name, void (*run)(struct be
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
         struct series us = {.n = 0};
         for (int round = 0; round < n_round; round++) {
-            for (int i = 0; run == run_read && i < rows[r] * MEM_HEADS * K_TOP; i++) {
-                ((int32_t *)b->slots.data)[i] = (int32_t)(b->seed % N_SLOT); /* cold rows */
-                (void)draw(b);
+            if (run == run_read) {
+                draw_slots(b, rows[r]);
             }
             const double start = now_s();
             run(b, rows[r]);
@@ -536,6 +586,7 @@ int main(int argc, char **argv)
     make_all(&b);
     (void)printf("%s; %s; medians of %d rounds\n", b.be->description, dtype_name(b.dtype), n_round);
     bench_steps(&b, n_round);
+    bench_memory(&b, n_round);
     bench_products(&b, n_round);
     (void)printf("\n| other ops, us | 1 row | 8 rows | 256 rows |\n|---|---|---|---|\n");
     bench_other(&b, "attention and kv_store, context 512", run_attention, n_round);

@@ -86,17 +86,20 @@ static void prefetch_row(const char *row, int64_t bytes)
 static ALWAYS_INLINE void add_rows(float *y, const char *const *row, const float *share,
                                    const int n_row, enum dtype dtype, int64_t n)
 {
-    for (int64_t c = 0; c < n; c += LANES) {
-        const int n_lane = lanes_left(n, c);
-        vf sum = n_lane == LANES ? v_load(y + c) : v_load_n(y + c, n_lane);
+    int64_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        vf sum = v_load(y + c);
         for (int j = 0; j < n_row; j++) {
-            sum = v_fma(v_set1(share[j]), v_load_as(row[j], dtype, c, n_lane), sum);
+            sum = v_fma(v_set1(share[j]), v_load_as(row[j], dtype, c, LANES), sum);
         }
-        if (n_lane == LANES) {
-            v_store(y + c, sum);
-        } else {
-            v_store_n(y + c, sum, n_lane);
+        v_store(y + c, sum);
+    }
+    if (c < n) {
+        vf sum = v_load_n(y + c, (int)(n - c));
+        for (int j = 0; j < n_row; j++) {
+            sum = v_fma(v_set1(share[j]), v_load_as(row[j], dtype, c, (int)(n - c)), sum);
         }
+        v_store_n(y + c, sum, (int)(n - c));
     }
 }
 

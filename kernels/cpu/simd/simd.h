@@ -250,7 +250,14 @@ static ALWAYS_INLINE uint32_t v_bits(vi mask)
 
 static ALWAYS_INLINE vf v_from_bf16(vh h)
 {
-    return (vf)(__builtin_convertvector(h, vu) << 16);
+#if defined(ISA_AVX512) /* the compiler would widen it in halves */
+    const vu wide = (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(ISA_AVX2)
+    const vu wide = (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    const vu wide = __builtin_convertvector(h, vu);
+#endif
+    return (vf)(wide << 16);
 }
 
 /* Rounds to the nearest BF16, ties to even, as bf16_from_f32 does; NaN stays NaN. */
@@ -292,27 +299,42 @@ static ALWAYS_INLINE vf v_from_i8(vb b)
 {
 #if defined(ISA_AVX512)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#elif defined(ISA_AVX2)
+    int64_t low;
+    memcpy(&low, &b, sizeof low);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(low)));
 #else
     return v_from_i32(__builtin_convertvector(b, vi));
 #endif
 }
 
-/* n <= LANES elements of a row of any type but I32 and I64, at any alignment, from element col. */
-static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col, int n)
+/* LANES elements of a row of any type but I32 and I64, at any alignment. */
+static ALWAYS_INLINE vf v_load_whole(const void *from, enum dtype dtype)
 {
     if (dtype == DTYPE_F32) {
-        const float *const from = (const float *)row + col;
-        return n == LANES ? v_load(from) : v_load_n(from, n);
+        return v_load(from);
     }
     if (dtype == DTYPE_I8) {
-        vb b = {0};
-        memcpy(&b, (const int8_t *)row + col, n == LANES ? sizeof b : (size_t)n);
+        vb b;
+        memcpy(&b, from, sizeof b);
         return v_from_i8(b);
     }
-    const uint16_t *const from = (const uint16_t *)row + col;
-    vh h = {0};
-    memcpy(&h, from, n == LANES ? sizeof h : sizeof *from * (size_t)n);
+    vh h;
+    memcpy(&h, from, sizeof h);
     return dtype == DTYPE_BF16 ? v_from_bf16(h) : v_from_f16(h);
+}
+
+/* n <= LANES of them from element col on, 0 beyond them. */
+static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col, int n)
+{
+    const size_t elem_bytes = dtype_bytes(dtype);
+    const char *const from = (const char *)row + (size_t)col * elem_bytes;
+    if (n == LANES) {
+        return v_load_whole(from, dtype);
+    }
+    char part[sizeof(vf)] = {0};
+    memcpy(part, from, (size_t)n * elem_bytes);
+    return v_load_whole(part, dtype);
 }
 
 /* Reductions in a fixed order: halves are folded together down to four lanes, then to one. */
