@@ -7,27 +7,59 @@
 
 #include "kernels/cpu/simd/simd.h"
 
-/* e^x for x <= 0, 0 below the smallest normal result; NaN stays NaN. */
-static ALWAYS_INLINE vf v_exp(vf x)
+enum { EXP_VECS = 4 };
+
+/* e^x for n <= EXP_VECS vectors of x <= 0, 0 below the smallest normal result; NaN stays NaN. Step
+ * by step: one vector after the other, the chains of dependent steps would fill the scheduler's
+ * window and wait for each other. */
+static ALWAYS_INLINE void v_exp_n(vf *x, const int n)
 {
+    enum { N_FACTOR = 5 };
+    /* (e^r - 1 - r) / r² on |r| <= log(2)/2: 0.05 */
+    static const float c[N_FACTOR] = {0.0013814559766462866f, 0.008368735569671118f,
+                                      0.04166838986101773f, 0.16666520477666974f,
+                                      0.4999999343741225f};
     const vf low = v_set1(-87.33654f);    /* log of the smallest normal float */
     const vf shift = v_set1(12582912.0f); /* 1.5 · 2^23: adding it rounds to an integer */
-    const vf t = v_max(low, x);
-    const vf shifted = v_fma(t, v_set1(1.44269504f), shift);
-    const vf n = shifted - shift;
-    /* log 2 in two parts; n times the first is exact, because it has 9 bits and n has 7 */
-    vf r = v_fma(n, v_set1(-0.693359375f), t);
-    r = v_fma(n, v_set1(2.12194440e-4f), r);
-    /* (e^r - 1 - r) / r² on |r| <= log(2)/2: 0.05 */
-    vf q = v_set1(0.0013814559766462866f);
-    q = v_fma(q, r, v_set1(0.008368735569671118f));
-    q = v_fma(q, r, v_set1(0.04166838986101773f));
-    q = v_fma(q, r, v_set1(0.16666520477666974f));
-    q = v_fma(q, r, v_set1(0.4999999343741225f));
-    const vf p = v_fma(q, r * r, r) + 1.0f;
-    const vi exponent = ((vi)shifted - (vi)shift + 127) << 23;
-    const vf y = p * (vf)exponent;
-    return v_select(x < low, v_set1(0.0f), y);
+    vf shifted[EXP_VECS];
+    vf r[EXP_VECS];
+    vf q[EXP_VECS];
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        r[i] = v_max(low, x[i]);
+        shifted[i] = v_fma(r[i], v_set1(1.44269504f), shift);
+    }
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        /* log 2 in two parts; n times the first is exact, because it has 9 bits and n has 7 */
+        r[i] = v_fma(shifted[i] - shift, v_set1(-0.693359375f), r[i]);
+        r[i] = v_fma(shifted[i] - shift, v_set1(2.12194440e-4f), r[i]);
+        q[i] = v_set1(c[0]);
+    }
+    UNROLL
+    for (int k = 1; k < N_FACTOR; k++) {
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            q[i] = v_fma(q[i], r[i], v_set1(c[k]));
+        }
+    }
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        const vf p = v_fma(q[i], r[i] * r[i], r[i]) + 1.0f;
+#if defined(ISA_AVX512)
+        const vf y = _mm512_scalef_ps(p, shifted[i] - shift);
+#else
+        const vi exponent = ((vi)shifted[i] - (vi)shift + 127) << 23;
+        const vf y = p * (vf)exponent;
+#endif
+        x[i] = (vf)((vi)y & ~(x[i] < low));
+    }
+}
+
+static ALWAYS_INLINE vf v_exp(vf x)
+{
+    v_exp_n(&x, 1);
+    return x;
 }
 
 enum { GELU_VECS = 4 };
@@ -60,8 +92,9 @@ static ALWAYS_INLINE void v_gelu(vf x[GELU_VECS])
     }
     UNROLL
     for (int i = 0; i < GELU_VECS; i++) {
-        q[i] = v_exp(-(q[i] * a[i]));
+        q[i] = -(q[i] * a[i]);
     }
+    v_exp_n(q, GELU_VECS);
     UNROLL
     for (int i = 0; i < GELU_VECS; i++) {
         const vf tail = v_select(a[i] < 4.0f, q[i], v_set1(0.0f));
