@@ -1,6 +1,9 @@
-/* The key/value cache and attention: an item is one head of up to ATTEND_ROWS rows of a sequence.
- */
+/* The key/value cache and attention: an item is one head of up to ATTEND_ROWS rows of a sequence,
+ * or all heads of them where they are stored. */
 #include "kernels/cpu/cpu.h"
+
+/* Whole tiles of every instruction set, and whole groups of four, by which keys are stored. */
+enum { ATTEND_ROWS = 48 };
 
 /* Which sequence each row belongs to, and which rows attention takes together: set at step_begin.
  */
@@ -34,18 +37,31 @@ static const int32_t *pages_of(const struct step *step, int s)
     return step->page + (int64_t)s * step->limits.n_page_max;
 }
 
-static void store_rows(void *arg, int thread, int first, int n)
+static void store_blocks(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct cache_job *const job = arg;
-    const int32_t *const row_seq = job->cpu->row_seq.data;
-    for (int r = first; r < first + n; r++) {
-        const int pos = job->step->pos[r];
-        const int32_t page = step_page(job->step, row_seq[r], pos);
-        CHECK(page >= 0 && page < job->k_pages.rows);
-        job->cpu->simd->kv_row(row_f32(job->k_pages, page), row_f32(job->v_pages, page),
-                               row_f32(job->y, r), row_f32(job->q, r), pos % KV_PAGE, job->n_head,
-                               job->d_head);
+    const struct row_block *const blocks = job->cpu->blocks.data;
+    for (const struct row_block *b = blocks + first; b < blocks + first + n; b++) {
+        for (int r = b->row; r < b->row + b->n_row;) {
+            const int pos = job->step->pos[r];
+            const int left = b->row + b->n_row - r;
+            const int room = KV_PAGE - pos % KV_PAGE;
+            const int32_t page = step_page(job->step, b->seq, pos);
+            CHECK(page >= 0 && page < job->k_pages.rows);
+            const struct kv_rows rows = {.k_page = row_f32(job->k_pages, page),
+                                         .v_page = row_f32(job->v_pages, page),
+                                         .k = row_f32(job->y, r),
+                                         .v = row_f32(job->q, r),
+                                         .k_stride = job->y.stride,
+                                         .v_stride = job->q.stride,
+                                         .n_row = left < room ? left : room,
+                                         .offset = pos % KV_PAGE,
+                                         .n_head = job->n_head,
+                                         .d_head = job->d_head};
+            job->cpu->simd->kv_rows(&rows);
+            r += rows.n_row;
+        }
     }
 }
 
@@ -73,12 +89,15 @@ void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
                             .step = step,
                             .n_head = n_head,
                             .d_head = (int)k.cols / n_head};
-    pool_for(cpu->pool, step->n_tok, POOL_STREAM, store_rows, &job);
+    pool_for(cpu->pool, cpu->n_block, POOL_STREAM, store_blocks, &job);
 }
 
-size_t cpu_attention_slice_bytes(const struct step_limits *limits)
+/* Scores of a tile, then its packed queries. */
+size_t cpu_attention_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits)
 {
-    return (size_t)ATTEND_ROWS * (size_t)limits->n_page_max * KV_PAGE * sizeof(float);
+    const size_t d_head = limits->n_head > 0 ? attend_columns(limits->d_model / limits->n_head) : 0;
+    return (size_t)simd->tile_rows * ((size_t)limits->n_page_max * KV_PAGE + d_head) *
+           sizeof(float);
 }
 
 static void attend_items(void *arg, int thread, int first, int n)
@@ -89,13 +108,16 @@ static void attend_items(void *arg, int thread, int first, int n)
     for (int item = first; item < first + n; item++) {
         const struct row_block block = blocks[item % cpu->n_block];
         const int64_t col = (int64_t)(item / cpu->n_block) * job->d_head;
+        float *const scratch = cpu_slice(cpu, thread);
+        const int64_t n_page = job->step->limits.n_page_max;
         const struct attend a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
             .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
             .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
             .page = pages_of(job->step, block.seq),
-            .score = cpu_slice(cpu, thread),
+            .score = scratch,
+            .query = scratch + n_page * KV_PAGE * cpu->simd->tile_rows,
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
             .k_stride = job->k_pages.stride,

@@ -1,300 +1,287 @@
-/* Causal attention of a few consecutive rows and one head over the pages of the cache.
+/* Causal attention of consecutive rows and one head over the pages of the cache.
  *
- * Scores: 16 positions are one cache line of a key page, and a chain of multiply-adds runs over the
- * head's columns; pages and rows are independent chains that hide the latency. Values: a chain over
- * positions per column. Up to ATTEND_ROWS rows share every load of the cache. Each score, share and
- * sum is formed in the same order whichever rows stand beside it.
- * Bytes: 8·d_head per position and row group; flops: 4·d_head per position and row. */
-#include "kernels/cpu/simd/internal.h"
+ * A tile of up to TILE_ROWS rows goes over the keys, then over the values; its scores of all
+ * positions wait in scratch, which stays in L1 or L2. Scores: 16 positions are one cache line of a
+ * key page, and a chain of multiply-adds runs over the head's columns. Values: a chain over
+ * positions per column. Each score, share and sum is formed in the same order whichever rows stand
+ * beside it.
+ * Bytes: 8·d_head per position and tile; flops: 4·d_head per position and row. Few rows: bound by
+ * the bytes; many: by multiply-adds, of which exp takes an eighth. Shares reached: see SPEED.md. */
+#include "kernels/cpu/simd/tile.h"
 #include "kernels/cpu/simd/vmath.h"
 
 #include <math.h>
 
-enum { PAGE_VECS = KV_PAGE / LANES };
+/* ---- storing ----------------------------------------------------------------------------------*/
 
-/* Rows taken together; for n of them the key pages in flight, and the vectors of value columns:
- * what fits the registers. */
-#if defined(ISA_AVX512)
-#define ROWS 8
-#define PAGE_GROUP(n) ((n) == 1 ? 4 : 2)
-#define VALUE_VECS(n) ((n) <= 4 ? 4 : 2)
-#else
-#define ROWS 4
-#define PAGE_GROUP(n) ((n) == 1 ? 2 : 1)
-#define VALUE_VECS(n) 2
-#endif
-
-void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
-                  int n_head, int d_head)
+/* Keys of one head and four positions: 4 x 4 columns and positions change places. */
+static void store_keys_4(float *piece, const float *k, int64_t stride, int d_head)
 {
-    for (int h = 0; h < n_head; h++) {
-        float *const k_piece = k_page + (int64_t)h * KV_PAGE * d_head;
-        float *const v_piece = v_page + (int64_t)h * KV_PAGE * d_head;
-        for (int c = 0; c < d_head; c++) {
-            k_piece[(int64_t)c * KV_PAGE + offset] = k[(int64_t)h * d_head + c];
+    int c = 0;
+    for (; c + 4 <= d_head; c += 4) {
+        v4 row[4];
+        for (int i = 0; i < 4; i++) {
+            memcpy(&row[i], k + i * stride + c, sizeof row[i]);
         }
-        memcpy(v_piece + (int64_t)offset * d_head, v + (int64_t)h * d_head,
-               sizeof *v * (size_t)d_head);
+        const v4 low01 = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+        const v4 low23 = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+        const v4 high01 = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+        const v4 high23 = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+        const v4 column[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                              __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                              __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                              __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+        for (int i = 0; i < 4; i++) {
+            memcpy(piece + (int64_t)(c + i) * KV_PAGE, &column[i], sizeof column[i]);
+        }
     }
-}
-
-/* Columns of q that are packed at a time: chunks of KV_PAGE columns of each row after each other,
- * so that all rows are reached by one pointer with constant offsets. Scores lie the same way:
- * [page] [ROWS][KV_PAGE]. With a stride per row the addresses alone took half of the time. */
-enum { Q_COLS = 64, PAGE_SCORES = ROWS * KV_PAGE };
-
-static void pack_q(float *to, const struct attend *a, int col, int n_col)
-{
-    for (int r = 0; r < a->n_row; r++) {
-        const float *const from = a->q + r * a->q_stride + col;
-        for (int c = 0; c < n_col; c++) {
-            to[(c / KV_PAGE * ROWS + r) * KV_PAGE + c % KV_PAGE] = from[c];
+    for (; c < d_head; c++) {
+        for (int i = 0; i < 4; i++) {
+            piece[(int64_t)c * KV_PAGE + i] = k[i * stride + c];
         }
     }
 }
 
-/* Adds the products of column c+i of the packed q and of the pages. */
-static ALWAYS_INLINE void add_column(vf sum[ROWS][PAGE_GROUP(1)][PAGE_VECS], const int n_row,
-                                     const int n_page, const float *const *piece, const float *q,
-                                     int c, int i)
+void SIMD(kv_rows)(const struct kv_rows *a)
 {
-    const float *const in = q + c / KV_PAGE * PAGE_SCORES + i;
-    UNROLL
-    for (int p = 0; p < n_page; p++) {
-        UNROLL
-        for (int v = 0; v < PAGE_VECS; v++) {
-            const vf key = v_load(piece[p] + (int64_t)(c + i) * KV_PAGE + v * LANES);
-            UNROLL
-            for (int r = 0; r < n_row; r++) {
-                sum[r][p][v] = v_fma(v_set1(in[r * KV_PAGE]), key, sum[r][p][v]);
+    for (int h = 0; h < a->n_head; h++) {
+        float *const k_piece = a->k_page + (int64_t)h * KV_PAGE * a->d_head + a->offset;
+        float *const v_piece = a->v_page + ((int64_t)h * KV_PAGE + a->offset) * a->d_head;
+        const float *const k = a->k + (int64_t)h * a->d_head;
+        const float *const v = a->v + (int64_t)h * a->d_head;
+        int r = 0;
+        for (; r + 4 <= a->n_row; r += 4) {
+            store_keys_4(k_piece + r, k + r * a->k_stride, a->k_stride, a->d_head);
+        }
+        for (; r < a->n_row; r++) {
+            for (int c = 0; c < a->d_head; c++) {
+                k_piece[(int64_t)c * KV_PAGE + r] = k[r * a->k_stride + c];
             }
         }
+        for (r = 0; r < a->n_row; r++) {
+            memcpy(v_piece + (int64_t)r * a->d_head, v + r * a->v_stride,
+                   sizeof *v * (size_t)a->d_head);
+        }
     }
 }
 
-/* Adds n_col columns from column col on to the scores of n_row rows and n_page pages. */
+/* ---- attention --------------------------------------------------------------------------------*/
+
+/* Scores of n_page pages from page number first on, of those below end. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
-                                      int first, const float *q, int col, int n_col)
+                                      int first, int end)
 {
-    float *const score = a->score + (int64_t)first * PAGE_SCORES;
-    const float *piece[PAGE_GROUP(1)];
-    vf sum[ROWS][PAGE_GROUP(1)][PAGE_VECS];
-    UNROLL
-    for (int p = 0; p < n_page; p++) {
-        piece[p] = a->k_pages + a->page[first + p] * a->k_stride + (int64_t)col * KV_PAGE;
-        UNROLL
-        for (int r = 0; r < n_row; r++) {
-            UNROLL
-            for (int v = 0; v < PAGE_VECS; v++) {
-                const float *const from = score + p * PAGE_SCORES + r * KV_PAGE + v * LANES;
-                sum[r][p][v] = col == 0 ? v_set1(0) : v_load(from);
-            }
-        }
-    }
-    for (int c = 0; c < n_col; c += KV_PAGE) {
-        const int n = n_col - c < KV_PAGE ? n_col - c : KV_PAGE;
-        if (n == KV_PAGE) {
-            UNROLL_4
-            for (int i = 0; i < KV_PAGE; i++) {
-                add_column(sum, n_row, n_page, piece, q, c, i);
-            }
-        } else {
-            for (int i = 0; i < n; i++) {
-                add_column(sum, n_row, n_page, piece, q, c, i);
-            }
-        }
-    }
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int p = 0; p < n_page; p++) {
-            UNROLL
-            for (int v = 0; v < PAGE_VECS; v++) {
-                v_store(score + p * PAGE_SCORES + r * KV_PAGE + v * LANES, sum[r][p][v]);
-            }
-        }
-    }
-}
-
-static ALWAYS_INLINE void score_all(const struct attend *a, const int n_row, int n_page)
-{
-    const int group = PAGE_GROUP(n_row);
-    for (int col = 0; col < a->d_head; col += Q_COLS) {
-        float q[ROWS * Q_COLS];
-        const int n_col = a->d_head - col < Q_COLS ? a->d_head - col : Q_COLS;
-        pack_q(q, a, col, n_col);
-        int p = 0;
-        for (; p + group <= n_page; p += group) {
-            score_pages(a, n_row, group, p, q, col, n_col);
-        }
-        for (; p < n_page; p++) {
-            score_pages(a, n_row, 1, p, q, col, n_col);
-        }
-    }
-}
-
-/* Turns a row's scores of positions 0 .. n-1 into exp(scale · score - max), 0 up to the end of the
- * page, and returns their sum. */
-static float exp_scores(float *score, int n, float scale)
-{
-    const int n_page = (n + KV_PAGE - 1) / KV_PAGE;
-    float *const last = score + (int64_t)(n_page - 1) * PAGE_SCORES;
-    for (int u = 0; u < n - (n_page - 1) * KV_PAGE; u++) {
-        last[u] *= scale;
-    }
-    for (int u = n - (n_page - 1) * KV_PAGE; u < KV_PAGE; u++) {
-        last[u] = -INFINITY; /* positions that are not written yet, or hold another's data */
-    }
-    vf best = v_set1(-INFINITY);
-    for (int p = 0; p < n_page; p++) {
-        for (int u = 0; u < KV_PAGE; u += LANES) {
-            float *const at = score + (int64_t)p * PAGE_SCORES + u;
-            const vf scaled = v_load(at) * (p + 1 < n_page ? scale : 1.0f);
-            best = v_max(scaled, best);
-            v_store(at, scaled);
-        }
-    }
-    const float max = v_max_of(best);
-    vf sum = v_set1(0);
-    for (int p = 0; p < n_page; p++) {
-        for (int u = 0; u < KV_PAGE; u += LANES) {
-            float *const at = score + (int64_t)p * PAGE_SCORES + u;
-            const vf e = v_exp(v_load(at) - max);
-            v_store(at, e);
-            sum = sum + e;
-        }
-    }
-    return v_sum(sum);
-}
-
-/* Adds the value of position u of one page to n_row rows from row on, columns c .. of n_vec
- * vectors.
- */
-static ALWAYS_INLINE void add_value(vf sum[ROWS][VALUE_VECS(1)], const struct attend *a,
-                                    const int row, const int n_row, const int n_vec,
-                                    const float *piece, const float *score, int u)
-{
+    const int n_vec = n_page * PAGE_VECS;
+    struct tile_vec key[ATTEND_VECS(1)];
+    tile_sums sum;
+    tile_zero(sum, n_row, n_vec);
     UNROLL
     for (int v = 0; v < n_vec; v++) {
-        const vf value = v_load(piece + (int64_t)u * a->d_head + v * LANES);
+        const float *const from = a->k_pages + v % PAGE_VECS * LANES;
+        const int page = first + v / PAGE_VECS;
+        const int next = page + n_page < end ? page + n_page : page;
+        key[v] = (struct tile_vec){from + a->page[page] * a->k_stride,
+                                   from + a->page[next] * a->k_stride};
+    }
+    for (int c = 0; c < a->d_head; c += CHUNK) {
+        const int n = a->d_head - c < CHUNK ? a->d_head - c : CHUNK;
+        tile_add(sum, n_row, n_vec, a->query + c * TILE_ROWS, key, KV_PAGE, n, LANES);
         UNROLL
-        for (int r = row; r < row + n_row; r++) {
-            sum[r][v] = v_fma(v_set1(score[r * KV_PAGE + u]), value, sum[r][v]);
+        for (int v = 0; v < n_vec; v++) {
+            key[v].from += CHUNK * KV_PAGE;
+            key[v].ahead += CHUNK * KV_PAGE;
+        }
+    }
+    float *const score = a->score + (int64_t)first * TILE_CHUNK;
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            v_store(score + v / PAGE_VECS * TILE_CHUNK + r * KV_PAGE + v % PAGE_VECS * LANES,
+                    sum[r][v]);
         }
     }
 }
 
-/* The same for positions first .. first+n-1. */
-static ALWAYS_INLINE void add_values(vf sum[ROWS][VALUE_VECS(1)], const struct attend *a,
-                                     const int row, const int n_row, const int n_vec, int page,
-                                     int first, int n, int c)
+/* Positions behind a row's own get -infinity: they are not written yet, or hold another's data. */
+static void hide_later(const struct attend *a, int n_row, int n_page)
 {
-    const float *const piece = a->v_pages + a->page[page] * a->v_stride + c;
-    const float *const score = a->score + (int64_t)page * PAGE_SCORES;
-    if (n == KV_PAGE) {
-        UNROLL_4
-        for (int u = 0; u < KV_PAGE; u++) {
-            add_value(sum, a, row, n_row, n_vec, piece, score, u);
+    static const int32_t offset[KV_PAGE] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int p = (a->pos + 1) / KV_PAGE; p < n_page; p++) {
+        for (int r = 0; r < n_row; r++) {
+            for (int u = 0; u < KV_PAGE; u += LANES) {
+                float *const at = a->score + (int64_t)p * TILE_CHUNK + r * KV_PAGE + u;
+                const vi is_later = vi_load(offset + u) > vi_set1(a->pos + r - p * KV_PAGE);
+                v_store(at, v_select(is_later, v_set1(-INFINITY), v_load(at)));
+            }
         }
-        return;
-    }
-    for (int u = first; u < first + n; u++) {
-        add_value(sum, a, row, n_row, n_vec, piece, score, u);
     }
 }
 
-/* Rows of a group end at consecutive positions: what all see is added for all, the rest by row. A
- * share of 0 is not enough to keep a position out, because 0 · NaN is NaN. */
+/* Turns the scores of n_row rows into exp(score - max) and writes their sums to total. Rows in
+ * step: see v_exp_n. */
+static ALWAYS_INLINE void exp_scores(float *score, const int n_row, int n_page, float *total)
+{
+    float *const end = score + (int64_t)n_page * TILE_CHUNK;
+    vf max[EXP_VECS];
+    vf sum[EXP_VECS];
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        max[r] = v_set1(-INFINITY);
+        sum[r] = v_set1(0);
+    }
+    for (const float *page = score; page < end; page += TILE_CHUNK) {
+        UNROLL
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                max[r] = v_max(v_load(page + r * KV_PAGE + u), max[r]);
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        max[r] = v_set1(v_max_of(max[r]));
+    }
+    for (float *page = score; page < end; page += TILE_CHUNK) {
+        UNROLL
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            vf e[EXP_VECS];
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                e[r] = v_load(page + r * KV_PAGE + u) - max[r];
+            }
+            v_exp_n(e, n_row);
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                v_store(page + r * KV_PAGE + u, e[r]);
+                sum[r] = sum[r] + e[r];
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        total[r] = v_sum(sum[r]);
+    }
+}
+
+static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
+{
+    int r = 0;
+    for (; r + EXP_VECS <= n_row; r += EXP_VECS) {
+        exp_scores(a->score + r * KV_PAGE, EXP_VECS, n_page, total + r);
+    }
+    for (; r < n_row; r++) {
+        exp_scores(a->score + r * KV_PAGE, 1, n_page, total + r);
+    }
+}
+
+/* Rows of a tile end at consecutive positions: adds the values of those that only some see. A share
+ * of 0 is not enough to keep a position out, because 0 · NaN is NaN. */
+static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a, const int n_row,
+                                          const int n_vec, int c, int n_lane)
+{
+    UNROLL
+    for (int i = 1; i < n_row; i++) {
+        const int u = a->pos + i;
+        const int page = u / KV_PAGE;
+        const float *const share = a->score + (int64_t)page * TILE_CHUNK + u % KV_PAGE;
+        const float *const piece =
+            a->v_pages + a->page[page] * a->v_stride + (int64_t)(u % KV_PAGE) * a->d_head + c;
+        vf value[ATTEND_VECS(1)];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            value[v] = n_vec == 1 ? v_load_n(piece, n_lane) : v_load(piece + v * LANES);
+        }
+        UNROLL
+        for (int r = 1; r < n_row; r++) {
+            UNROLL
+            for (int v = 0; v < n_vec && r >= i; v++) {
+                sum[r][v] = v_fma(v_set1(share[r * KV_PAGE]), value[v], sum[r][v]);
+            }
+        }
+    }
+}
+
+/* y in n_vec vectors of columns from c on. */
 static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, const int n_vec,
-                                       const float *total, int c)
+                                       const float *total, int c, int n_lane)
 {
-    vf sum[ROWS][VALUE_VECS(1)];
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = v_set1(0);
-        }
-    }
     const int n_common = a->pos + 1;
+    tile_sums sum;
+    tile_zero(sum, n_row, n_vec);
     for (int u = 0; u < n_common; u += KV_PAGE) {
-        const int n = n_common - u < KV_PAGE ? n_common - u : KV_PAGE;
-        add_values(sum, a, 0, n_row, n_vec, u / KV_PAGE, 0, n, c);
-    }
-    UNROLL
-    for (int r = 1; r < n_row; r++) {
-        for (int u = n_common; u < n_common + r; u++) {
-            add_values(sum, a, r, 1, n_vec, u / KV_PAGE, u % KV_PAGE, 1, c);
+        const int page = u / KV_PAGE;
+        const int next = u + KV_PAGE < n_common ? page + 1 : page;
+        struct tile_vec value[ATTEND_VECS(1)];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            const float *const from = a->v_pages + c + v * LANES;
+            value[v] = (struct tile_vec){from + a->page[page] * a->v_stride,
+                                         from + a->page[next] * a->v_stride};
         }
+        const int n = n_common - u < KV_PAGE ? n_common - u : KV_PAGE;
+        tile_add(sum, n_row, n_vec, a->score + (int64_t)page * TILE_CHUNK, value, a->d_head, n,
+                 n_lane);
     }
+    add_last_values(sum, a, n_row, n_vec, c, n_lane);
     UNROLL
     for (int r = 0; r < n_row; r++) {
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            v_store(a->y + r * a->y_stride + c + v * LANES, sum[r][v] / total[r]);
+            float *const to = a->y + r * a->y_stride + c + v * LANES;
+            const vf mean = sum[r][v] / total[r];
+            if (n_vec == 1) {
+                v_store_n(to, mean, n_lane);
+            } else {
+                v_store(to, mean);
+            }
         }
-    }
-}
-
-/* The columns that fill no vector, one by one, in the same order of positions. */
-static void weigh_column(const struct attend *a, const float *total, int c)
-{
-    for (int r = 0; r < a->n_row; r++) {
-        float sum = 0;
-        for (int u = 0; u <= a->pos + r; u++) {
-            const int page = u / KV_PAGE;
-            const float *const piece = a->v_pages + a->page[page] * a->v_stride;
-            const float share = a->score[(int64_t)page * PAGE_SCORES + r * KV_PAGE + u % KV_PAGE];
-            sum += share * piece[(int64_t)(u % KV_PAGE) * a->d_head + c];
-        }
-        a->y[r * a->y_stride + c] = sum / total[r];
     }
 }
 
 static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row)
 {
-    float total[ROWS];
-    score_all(a, n_row, (a->pos + n_row - 1) / KV_PAGE + 1);
-    for (int r = 0; r < n_row; r++) {
-        total[r] = exp_scores(a->score + r * KV_PAGE, a->pos + r + 1, a->scale);
+    const int n_vec = ATTEND_VECS(n_row);
+    const int group = n_vec / PAGE_VECS;
+    const int n_page = (a->pos + n_row - 1) / KV_PAGE + 1;
+    tile_pack(a->query, a->q, a->q_stride, n_row, a->d_head, a->scale);
+    int p = 0;
+    for (; p + group <= n_page; p += group) {
+        score_pages(a, n_row, group, p, n_page);
     }
+    for (; p < n_page; p++) {
+        score_pages(a, n_row, 1, p, n_page);
+    }
+    hide_later(a, n_row, n_page);
+    float total[TILE_ROWS];
+    exp_all(a, n_row, n_page, total);
     int c = 0;
-    for (; c + VALUE_VECS(n_row) * LANES <= a->d_head; c += VALUE_VECS(n_row) * LANES) {
-        weigh_values(a, n_row, VALUE_VECS(n_row), total, c);
+    for (; c + n_vec * LANES <= a->d_head; c += n_vec * LANES) {
+        weigh_values(a, n_row, n_vec, total, c, LANES);
     }
-    for (; c + LANES <= a->d_head; c += LANES) {
-        weigh_values(a, n_row, 1, total, c);
-    }
-    for (; c < a->d_head; c++) {
-        weigh_column(a, total, c);
+    for (; c < a->d_head; c += LANES) {
+        weigh_values(a, n_row, 1, total, c, lanes_left(a->d_head, c));
     }
 }
 
-static void attend_up_to_rows(const struct attend *a)
-{
-    switch (a->n_row) {
-    case 1: attend_rows(a, 1); break;
-    case 2: attend_rows(a, 2); break;
-    case 3: attend_rows(a, 3); break;
-#if ROWS == 8
-    case 4: attend_rows(a, 4); break;
-    case 5: attend_rows(a, 5); break;
-    case 6: attend_rows(a, 6); break;
-    case 7: attend_rows(a, 7); break;
-#endif
-    default: attend_rows(a, ROWS); break;
+#define ATTEND(n)                                                                                  \
+    static void attend_##n(const struct attend *a)                                                 \
+    {                                                                                              \
+        attend_rows(a, n);                                                                         \
     }
-}
+EACH_TILE(ATTEND)
 
 void SIMD(attend)(const struct attend *a)
 {
-    CHECK(a->n_row >= 1 && a->n_row <= ATTEND_ROWS);
-    for (int r = 0; r < a->n_row; r += ROWS) {
+#define NAME(n) attend_##n,
+    static void (*const attend_n[])(const struct attend *) = {EACH_TILE(NAME)};
+    for (int r = 0; r < a->n_row; r += TILE_ROWS) {
         struct attend part = *a;
         part.y += r * a->y_stride;
         part.q += r * a->q_stride;
         part.pos += r;
-        part.n_row = a->n_row - r < ROWS ? a->n_row - r : ROWS;
-        attend_up_to_rows(&part);
+        const int n_row = a->n_row - r < TILE_ROWS ? a->n_row - r : TILE_ROWS;
+        attend_n[n_row - 1](&part);
     }
 }

@@ -69,8 +69,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
                     const struct value_table *table, int64_t first, int64_t n);
 
 /* attention.c */
-void SIMD(kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
-                  int n_head, int d_head);
+void SIMD(kv_rows)(const struct kv_rows *a);
 void SIMD(attend)(const struct attend *a);
 
 /* span.c */

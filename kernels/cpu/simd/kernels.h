@@ -108,7 +108,13 @@ struct value_table {
  * Inside a page of the cache each head has its own piece of KV_PAGE·d_head floats. In a page of
  * keys it is [d_head][KV_PAGE]: the scores of 16 positions are one chain of multiply-adds over
  * columns, without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. */
-enum { ATTEND_ROWS = 8 };
+struct kv_rows {
+    float *k_page, *v_page;
+    const float *k, *v; /* [n_row, n_head·d_head] */
+    int64_t k_stride, v_stride;
+    int n_row, offset; /* positions offset .. offset+n_row-1 of the page */
+    int n_head, d_head;
+};
 
 struct attend {
     float *y;             /* first row, first column of the head */
@@ -116,13 +122,20 @@ struct attend {
     const float *k_pages; /* page 0, first float of the head's piece */
     const float *v_pages;
     const int32_t *page; /* of the sequence */
-    float *score;        /* [pages, ATTEND_ROWS, KV_PAGE] scratch */
+    float *query;        /* [attend_columns(d_head), tile_rows] scratch */
+    float *score;        /* [pages, tile_rows, KV_PAGE] scratch */
     int64_t y_stride, q_stride, k_stride, v_stride;
-    int n_row; /* 1 .. ATTEND_ROWS consecutive positions */
+    int n_row; /* consecutive positions */
     int pos;   /* of the first row */
     int d_head;
     float scale;
 };
+
+/* Columns of a packed query: whole chunks. */
+static inline size_t attend_columns(int d_head)
+{
+    return ((size_t)d_head + CHUNK - 1) / CHUNK * CHUNK;
+}
 
 /* One row and head of span_attention; see struct span_shape. */
 struct attend_span {
@@ -170,8 +183,7 @@ struct simd_kernels {
     /* y = layer norm of x (+ r where r is not NULL) */
     void (*row_norm)(float *y, const float *x, const float *r, const float *gamma,
                      const float *beta, int64_t d, float eps);
-    void (*kv_row)(float *k_page, float *v_page, const float *k, const float *v, int offset,
-                   int n_head, int d_head);
+    void (*kv_rows)(const struct kv_rows *a);
     void (*attend)(const struct attend *a);
     void (*attend_span)(const struct attend_span *a);
 

@@ -1,0 +1,90 @@
+/* The register tile of attention: sums of up to TILE_ROWS rows and a few vectors of outputs.
+ *
+ * It is that of gemm.c over what the cache holds: the rows' queries meet pages of keys, which are
+ * [column][position], and their shares meet pages of values, [position][column]. Both are taken by
+ * chunks of CHUNK floats of each row, one row after the other, so that all rows are reached by one
+ * pointer with constant offsets. */
+#ifndef KERNELS_CPU_SIMD_TILE_H
+#define KERNELS_CPU_SIMD_TILE_H
+
+#include "kernels/cpu/simd/internal.h"
+
+/* Vectors of outputs of a tile of n rows: what fits the registers, and enough chains to hide the
+ * latency of a multiply-add. Whole pages of positions. */
+#if defined(ISA_AVX512)
+#define ATTEND_VECS(n) ((n) <= 6 ? 4 : 2)
+#elif defined(ISA_AVX2)
+#define ATTEND_VECS(n) ((n) <= 3 ? 4 : 2)
+#else
+#define ATTEND_VECS(n) ((n) == 1 ? 8 : 4)
+#endif
+
+enum { PAGE_VECS = KV_PAGE / LANES, TILE_CHUNK = TILE_ROWS * CHUNK };
+
+typedef vf tile_sums[TILE_ROWS][ATTEND_VECS(1)];
+
+static ALWAYS_INLINE void tile_zero(tile_sums sum, const int n_row, const int n_vec)
+{
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            sum[r][v] = v_set1(0);
+        }
+    }
+}
+
+/* A vector of outputs: where their floats are, and those that come next, which are asked for. */
+struct tile_vec {
+    const float *from, *ahead;
+};
+
+/* Adds the products of n floats of each row's chunk x and as many of each output, stride apart. Of
+ * a vector alone n_lane lanes are read. */
+static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_vec, const float *x,
+                                   const struct tile_vec *w, int64_t stride, int n, int n_lane)
+{
+    for (int i = 0; i < n; i++) {
+        vf weight[ATTEND_VECS(1)];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            const float *const from = w[v].from + i * stride;
+            __builtin_prefetch(w[v].ahead + i * stride);
+            weight[v] = n_vec == 1 ? v_load_n(from, n_lane) : v_load(from);
+        }
+        UNROLL
+        for (int r = 0; r < n_row; r++) { /* outside: one broadcast at a time, or registers spill */
+            const vf in = v_set1(x[r * CHUNK + i]);
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                sum[r][v] = v_fma(in, weight[v], sum[r][v]);
+            }
+        }
+    }
+}
+
+/* Scales n columns of n_row rows of q and lays them out in chunks. */
+static inline void tile_pack(float *to, const float *q, int64_t q_stride, int n_row, int n,
+                             float scale)
+{
+    for (int c = 0; c < n; c += LANES) {
+        for (int r = 0; r < n_row; r++) {
+            const int n_lane = lanes_left(n, c);
+            v_store_n(to + c / CHUNK * TILE_CHUNK + r * CHUNK + c % CHUNK,
+                      v_load_n(q + r * q_stride + c, n_lane) * scale, n_lane);
+        }
+    }
+}
+
+/* A function of a tile for each number of rows: name_1, name_2 .. of struct what. */
+#define TILES_UP_TO_3(MAKE) MAKE(1) MAKE(2) MAKE(3)
+#define TILES_UP_TO_6(MAKE) TILES_UP_TO_3(MAKE) MAKE(4) MAKE(5) MAKE(6)
+#if TILE_ROWS == 12
+#define EACH_TILE(MAKE) TILES_UP_TO_6(MAKE) MAKE(7) MAKE(8) MAKE(9) MAKE(10) MAKE(11) MAKE(12)
+#elif TILE_ROWS == 6
+#define EACH_TILE(MAKE) TILES_UP_TO_6(MAKE)
+#else
+#define EACH_TILE(MAKE) TILES_UP_TO_3(MAKE)
+#endif
+
+#endif
