@@ -203,7 +203,7 @@ struct span_shape {
                              * unused without a window */
     struct tensor mask;     /* [n_head, window] column window-j: share of distance j that counts,
                              * 0 .. 1; data NULL = all counts */
-    struct tensor key;      /* [n_head·n_persistent, d_head], head-major */
+    struct tensor key;      /* [n_head·d_head, n_persistent] by column of the head, as position */
     struct tensor value;    /* [n_head·n_persistent, d_head] */
 };
 

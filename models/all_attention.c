@@ -129,7 +129,7 @@ static void bind_persistent(struct blocks_loader *loader, struct span_shape *sha
 {
     const int64_t dim[3] = {shape->n_head, shape->n_persistent, d_head};
     const int64_t n_key = dim[0] * dim[1];
-    blocks_array(loader, &shape->key, n_key, d_head, dim, 3, "layers.%d.persistent.keys", i);
+    blocks_array_by_column(loader, &shape->key, dim, "layers.%d.persistent.keys", i);
     blocks_array(loader, &shape->value, n_key, d_head, dim, 3, "layers.%d.persistent.values", i);
 }
 

@@ -236,21 +236,54 @@ void blocks_computed(struct blocks_loader *loader, struct tensor *array, const f
     }
 }
 
+/* The n numbers of a tensor of shape dim[n_dim], which the caller frees; NULL after a failure. */
+static float *read_array(struct blocks_loader *loader, int64_t n, const int64_t *dim, int n_dim,
+                         const struct name *name)
+{
+    const struct safetensors_entry *const entry = blocks_take(loader, name, dim, n_dim, FLOATS);
+    float *const host = host_floats(loader, n, name);
+    if (host != NULL) {
+        CHECK(entry->n_elem == n);
+        tensors_widen(host, entry);
+        tensors_release(entry);
+    }
+    return host;
+}
+
 void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t rows, int64_t cols,
                   const int64_t *dim, int n_dim, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    const struct safetensors_entry *const entry = blocks_take(loader, &name, dim, n_dim, FLOATS);
-    float *const host = host_floats(loader, rows * cols, &name);
+    float *const host = read_array(loader, rows * cols, dim, n_dim, &name);
     if (host != NULL) {
-        CHECK(entry->n_elem == rows * cols);
-        tensors_widen(host, entry);
-        tensors_release(entry);
         blocks_computed(loader, array, host, rows, cols, name.text);
         blocks_report(loader);
     }
     free(host);
+}
+
+void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
+                            const int64_t dim[3], const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const int64_t rows = dim[1];
+    const int64_t cols = dim[2];
+    const int64_t n = dim[0] * rows * cols;
+    float *const from = read_array(loader, n, dim, 3, &name);
+    float *const to = host_floats(loader, n, &name);
+    if (from != NULL && to != NULL) {
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t matrix = i / (rows * cols);
+            const int64_t row = i / cols % rows;
+            to[(matrix * cols + i % cols) * rows + row] = from[i];
+        }
+        blocks_computed(loader, array, to, dim[0] * cols, rows, name.text);
+        blocks_report(loader);
+    }
+    free(from);
+    free(to);
 }
 
 /* ---- workspace ---------------------------------------------------------------------------- */

@@ -71,7 +71,11 @@ void blocks_host(struct blocks_loader *loader, float *host, int64_t n, const cha
 void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t rows, int64_t cols,
                   const int64_t *dim, int n_dim, const char *format, ...)
     __attribute__((format(printf, 7, 8)));
-/* The same of computed numbers; at most one for each tensor of the files. */
+/* dim[0] matrices [dim[1], dim[2]], each by column → [dim[0]·dim[2], dim[1]]. */
+void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
+                            const int64_t dim[3], const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* As blocks_array, of computed numbers; at most one for each tensor of the files. */
 void blocks_computed(struct blocks_loader *loader, struct tensor *array, const float *host,
                      int64_t rows, int64_t cols, const char *purpose);
 /* name.weight, name.bias, both [n]. */

@@ -34,7 +34,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .score = cpu_slice(job->cpu, thread),
             .position = shape->position.data,
             .mask = shape->mask.data != NULL ? row_f32(shape->mask, h) : NULL,
-            .key = shape->n_persistent > 0 ? row_f32(shape->key, persistent) : NULL,
+            .key = shape->n_persistent > 0 ? row_f32(shape->key, col) : NULL,
             .value = shape->n_persistent > 0 ? row_f32(shape->value, persistent) : NULL,
             .k_stride = job->k_pages.stride,
             .v_stride = job->v_pages.stride,

@@ -140,7 +140,6 @@ void op_span_attention(struct backend *be, struct tensor y, struct tensor q, str
                        struct tensor v_pages, const struct step *step,
                        const struct span_shape *shape)
 {
-    const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, q.cols);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
     check_pages(step, k_pages, v_pages, y.cols, shape->n_head);
@@ -150,8 +149,11 @@ void op_span_attention(struct backend *be, struct tensor y, struct tensor q, str
     CHECK(shape->window == 0 || is_view(shape->position, DTYPE_F32, d_head, shape->window));
     CHECK(shape->mask.data == NULL ||
           is_view(shape->mask, DTYPE_F32, shape->n_head, shape->window));
-    CHECK(n_key == 0 || is_view(shape->key, DTYPE_F32, n_key, d_head));
-    CHECK(n_key == 0 || is_view(shape->value, DTYPE_F32, n_key, d_head));
+    if (shape->n_persistent > 0) {
+        const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
+        CHECK(is_view(shape->key, DTYPE_F32, y.cols, shape->n_persistent));
+        CHECK(is_view(shape->value, DTYPE_F32, n_key, d_head));
+    }
     step_check_window(step, shape);
     struct command c = {};
     c.op = COMMAND_SPAN_ATTENTION;

@@ -31,6 +31,7 @@ struct span_args {
 /* One key of a row and head. */
 struct span_key {
     const float *key, *value; /* NULL: before the text, or beyond the last key */
+    int64_t key_step;         /* from column to column of the key */
     int column;               /* of the window; -1: persistent */
     bool is_key;
 };
@@ -39,19 +40,21 @@ __device__ __forceinline__ struct span_key key_of(const struct span_args &a, int
                                                   int i)
 {
     if (i >= a.window) {
-        const int64_t at = static_cast<int64_t>(head) * a.n_persistent + i - a.window;
-        const bool is_key = i < a.window + a.n_persistent;
-        return {is_key ? a.key + at * a.key_stride : NULL,
-                is_key ? a.value + at * a.value_stride : NULL, -1, is_key};
+        const int64_t j = i - a.window;
+        const int64_t first = static_cast<int64_t>(head) * a.d_head;
+        const int64_t at = static_cast<int64_t>(head) * a.n_persistent + j;
+        const bool is_key = j < a.n_persistent;
+        return {is_key ? a.key + first * a.key_stride + j : NULL,
+                is_key ? a.value + at * a.value_stride : NULL, a.key_stride, -1, is_key};
     }
     const int u = a.view->pos[row] - a.window + i;
     if (u < 0) {
-        return {NULL, NULL, i, true};
+        return {NULL, NULL, 1, i, true};
     }
     const int64_t n_page = a.view->n_page_max;
     const int64_t page = a.view->page[a.view->row_seq[row] * n_page + u / KV_PAGE % n_page];
     const int64_t at = (static_cast<int64_t>(head) * KV_PAGE + u % KV_PAGE) * a.d_head;
-    return {a.k_pages + page * a.k_page_stride + at, a.v_pages + page * a.v_page_stride + at, i,
+    return {a.k_pages + page * a.k_page_stride + at, a.v_pages + page * a.v_page_stride + at, 1, i,
             true};
 }
 
@@ -61,7 +64,7 @@ __device__ __forceinline__ float score_of(const struct span_args &a, const struc
     float sum = 0;
     for (int c = 0; c < a.d_head; c++) {
         float key = k.column >= 0 ? a.position[c * a.position_stride + k.column] : 0;
-        key = k.key != NULL ? key + k.key[c] : key;
+        key = k.key != NULL ? key + k.key[c * k.key_step] : key;
         sum = fmaf(q[c], key, sum);
     }
     return k.is_key ? sum * a.scale : -INFINITY;

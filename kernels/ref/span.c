@@ -41,11 +41,9 @@ static double window_score(const struct row_head *at, int i)
 
 static double persistent_score(const struct row_head *at, int i)
 {
-    const float *const key =
-        row_f32(at->shape->key, (int64_t)at->head * at->shape->n_persistent + i);
     double dot = 0;
     for (int64_t c = 0; c < at->d_head; c++) {
-        dot += (double)at->q[c] * (double)key[c];
+        dot += (double)at->q[c] * (double)row_f32(at->shape->key, at->head * at->d_head + c)[i];
     }
     return dot * (double)at->shape->scale;
 }
@@ -105,7 +103,6 @@ void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, str
     CHECK(shape->window >= 0 && shape->window + shape->n_persistent > 0);
     CHECK(shape->n_persistent >= 0);
     const int64_t d_head = d / shape->n_head;
-    const int64_t n_key = (int64_t)shape->n_head * shape->n_persistent;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
@@ -116,9 +113,9 @@ void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, str
     if (shape->mask.data != NULL) {
         CHECK_VIEW(shape->mask, DTYPE_F32, shape->n_head, shape->window);
     }
-    if (n_key > 0) {
-        CHECK_VIEW(shape->key, DTYPE_F32, n_key, d_head);
-        CHECK_VIEW(shape->value, DTYPE_F32, n_key, d_head);
+    if (shape->n_persistent > 0) {
+        CHECK_VIEW(shape->key, DTYPE_F32, d, shape->n_persistent);
+        CHECK_VIEW(shape->value, DTYPE_F32, (int64_t)shape->n_head * shape->n_persistent, d_head);
     }
     step_check_window(step, shape);
 }

@@ -344,7 +344,7 @@ void check_span_attention(struct check *c)
     check_shape(c, "heads %d, d_head %d, window %d, %d persistent, %d rows", a.n_head, (int)d_head,
                 span->window, span->n_persistent, a.n_row);
     span->position = table_new(c, d_head, span->window);
-    span->key = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
+    span->key = table_new(c, a.d, span->n_persistent);
     span->value = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);
     if (span->window > 0 && check_chance(c, 0.6)) {
         span->mask = table_new(c, a.n_head, span->window);

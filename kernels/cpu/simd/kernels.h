@@ -147,7 +147,8 @@ struct attend_span {
     float *score;               /* [window + n_persistent] scratch */
     const float *position;      /* [d_head, window] */
     const float *mask;          /* [window] or NULL */
-    const float *key, *value;   /* [n_persistent, d_head] */
+    const float *key;           /* [d_head, n_persistent] */
+    const float *value;         /* [n_persistent, d_head] */
     int64_t k_stride, v_stride; /* from page to page */
     int64_t position_stride;    /* from row to row */
     int64_t key_stride, value_stride;

@@ -78,14 +78,13 @@ static void score_window(const struct attend_span *a)
 
 static void score_persistent(const struct attend_span *a)
 {
-    for (int i = 0; i < a->n_persistent; i++) {
-        const float *const key = a->key + i * a->key_stride;
+    for (int i = 0; i < a->n_persistent; i += LANES) {
+        const int n = lanes_left(a->n_persistent, i);
         vf sum = v_set1(0.0f);
-        for (int c = 0; c < a->d_head; c += LANES) {
-            const int n = lanes_left(a->d_head, c);
-            sum = v_fma(v_load_n(a->q + c, n), v_load_n(key + c, n), sum);
+        for (int c = 0; c < a->d_head; c++) {
+            sum = v_fma(v_set1(a->q[c]), v_load_n(a->key + c * a->key_stride + i, n), sum);
         }
-        a->score[a->window + i] = v_sum(sum) * a->scale;
+        v_store_n(a->score + a->window + i, sum * a->scale, n);
     }
 }
 
