@@ -100,7 +100,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
             cpu_reserve_slices(cpu, cpu_attention_slice_bytes(cpu->simd, limits), "attention", err);
     }
     if (code == ERR_OK) {
-        code = cpu_reserve_slices(cpu, cpu_span_slice_bytes(limits), "attention", err);
+        code = cpu_reserve_slices(cpu, cpu_span_slice_bytes(cpu->simd, limits), "attention", err);
     }
     if (code == ERR_OK) {
         code = cpu_reserve_slices(cpu, cpu_vocab_slice_bytes(limits), "vocabulary", err);

@@ -1,4 +1,4 @@
-/* Attention with spans: an item is one head of one row. */
+/* Attention with spans: an item is one head of up to ATTEND_ROWS rows of a sequence. */
 #include "kernels/cpu/cpu.h"
 
 struct span_job {
@@ -9,9 +9,12 @@ struct span_job {
     int64_t d_head;
 };
 
-size_t cpu_span_slice_bytes(const struct step_limits *limits)
+size_t cpu_span_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits)
 {
-    return (size_t)limits->n_span_max * sizeof(float);
+    const int d_head = limits->n_head > 0 ? limits->d_model / limits->n_head : 0;
+    return limits->n_span_max == 0
+               ? 0
+               : span_scratch_floats(limits->n_span_max, d_head, simd->tile_rows) * sizeof(float);
 }
 
 static void attend_items(void *arg, int thread, int first, int n)
@@ -19,29 +22,32 @@ static void attend_items(void *arg, int thread, int first, int n)
     const struct span_job *const job = arg;
     const struct span_shape *const shape = job->shape;
     const struct step *const step = job->step;
-    const int32_t *const row_seq = job->cpu->row_seq.data;
+    const struct row_block *const blocks = job->cpu->blocks.data;
     for (int item = first; item < first + n; item++) {
-        const int r = item / shape->n_head;
-        const int h = item % shape->n_head;
+        const struct row_block block = blocks[item % job->cpu->n_block];
+        const int h = item / job->cpu->n_block;
         const int64_t col = h * job->d_head;
         const int64_t persistent = (int64_t)h * shape->n_persistent;
         const struct attend_span a = {
-            .y = row_f32(job->y, r) + col,
-            .q = row_f32(job->q, r) + col,
+            .y = row_f32(job->y, block.row) + col,
+            .q = row_f32(job->q, block.row) + col,
             .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
             .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
-            .page = step->page + (int64_t)row_seq[r] * step->limits.n_page_max,
-            .score = cpu_slice(job->cpu, thread),
+            .page = step->page + (int64_t)block.seq * step->limits.n_page_max,
+            .scratch = cpu_slice(job->cpu, thread),
             .position = shape->position.data,
             .mask = shape->mask.data != NULL ? row_f32(shape->mask, h) : NULL,
             .key = shape->n_persistent > 0 ? row_f32(shape->key, col) : NULL,
             .value = shape->n_persistent > 0 ? row_f32(shape->value, persistent) : NULL,
+            .y_stride = job->y.stride,
+            .q_stride = job->q.stride,
             .k_stride = job->k_pages.stride,
             .v_stride = job->v_pages.stride,
             .position_stride = shape->position.stride,
             .key_stride = shape->key.stride,
             .value_stride = shape->value.stride,
-            .pos = step->pos[r],
+            .n_row = block.n_row,
+            .pos = step->pos[block.row],
             .n_page = step->limits.n_page_max,
             .d_head = (int)job->d_head,
             .window = shape->window,
@@ -81,7 +87,11 @@ void cpu_span_attention(struct backend *be, struct tensor y, struct tensor q, st
                            .step = step,
                            .shape = shape,
                            .d_head = y.cols / shape->n_head};
-    const int64_t n_item = (int64_t)step->n_tok * shape->n_head;
+    const int64_t n_item = (int64_t)cpu->n_block * shape->n_head;
     CHECK(n_item <= INT32_MAX);
+    CHECK(span_scratch_floats(shape->window + shape->n_persistent, (int)job.d_head,
+                              cpu->simd->tile_rows) *
+              sizeof(float) <=
+          cpu->slice_bytes);
     pool_for(cpu->pool, (int)n_item, POOL_DYNAMIC, attend_items, &job);
 }

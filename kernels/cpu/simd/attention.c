@@ -74,7 +74,6 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
     const int n_vec = n_page * PAGE_VECS;
     struct tile_vec key[ATTEND_VECS(1)];
     tile_sums sum;
-    tile_zero(sum, n_row, n_vec);
     UNROLL
     for (int v = 0; v < n_vec; v++) {
         const float *const from = a->k_pages + v % PAGE_VECS * LANES;
@@ -83,35 +82,18 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         key[v] = (struct tile_vec){from + a->page[page] * a->k_stride,
                                    from + a->page[next] * a->k_stride};
     }
-    for (int c = 0; c < a->d_head; c += CHUNK) {
-        const int n = a->d_head - c < CHUNK ? a->d_head - c : CHUNK;
-        tile_add(sum, n_row, n_vec, a->query + c * TILE_ROWS, key, KV_PAGE, n, LANES);
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            key[v].from += CHUNK * KV_PAGE;
-            key[v].ahead += CHUNK * KV_PAGE;
-        }
-    }
-    float *const score = a->score + (int64_t)first * TILE_CHUNK;
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            v_store(score + v / PAGE_VECS * TILE_CHUNK + r * KV_PAGE + v % PAGE_VECS * LANES,
-                    sum[r][v]);
-        }
-    }
+    tile_dots(sum, n_row, n_vec, a->query, a->d_head, key, KV_PAGE, LANES);
+    tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
 /* Positions behind a row's own get -infinity: they are not written yet, or hold another's data. */
 static void hide_later(const struct attend *a, int n_row, int n_page)
 {
-    static const int32_t offset[KV_PAGE] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int p = (a->pos + 1) / KV_PAGE; p < n_page; p++) {
         for (int r = 0; r < n_row; r++) {
             for (int u = 0; u < KV_PAGE; u += LANES) {
                 float *const at = a->score + (int64_t)p * TILE_CHUNK + r * KV_PAGE + u;
-                const vi is_later = vi_load(offset + u) > vi_set1(a->pos + r - p * KV_PAGE);
+                const vi is_later = v_lane() + u > a->pos + r - p * KV_PAGE;
                 v_store(at, v_select(is_later, v_set1(-INFINITY), v_load(at)));
             }
         }
@@ -188,18 +170,7 @@ static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a,
         const float *const share = a->score + (int64_t)page * TILE_CHUNK + u % KV_PAGE;
         const float *const piece =
             a->v_pages + a->page[page] * a->v_stride + (int64_t)(u % KV_PAGE) * a->d_head + c;
-        vf value[ATTEND_VECS(1)];
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            value[v] = n_vec == 1 ? v_load_n(piece, n_lane) : v_load(piece + v * LANES);
-        }
-        UNROLL
-        for (int r = 1; r < n_row; r++) {
-            UNROLL
-            for (int v = 0; v < n_vec && r >= i; v++) {
-                sum[r][v] = v_fma(v_set1(share[r * KV_PAGE]), value[v], sum[r][v]);
-            }
-        }
+        tile_add_one(sum, n_vec, i, n_row, share, piece, n_lane);
     }
 }
 
@@ -225,19 +196,7 @@ static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, 
                  n_lane);
     }
     add_last_values(sum, a, n_row, n_vec, c, n_lane);
-    UNROLL
-    for (int r = 0; r < n_row; r++) {
-        UNROLL
-        for (int v = 0; v < n_vec; v++) {
-            float *const to = a->y + r * a->y_stride + c + v * LANES;
-            const vf mean = sum[r][v] / total[r];
-            if (n_vec == 1) {
-                v_store_n(to, mean, n_lane);
-            } else {
-                v_store(to, mean);
-            }
-        }
-    }
+    tile_store_means(a->y + c, a->y_stride, sum, n_row, n_vec, total, n_lane);
 }
 
 static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row)

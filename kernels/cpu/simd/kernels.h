@@ -137,24 +137,45 @@ static inline size_t attend_columns(int d_head)
     return ((size_t)d_head + CHUNK - 1) / CHUNK * CHUNK;
 }
 
-/* One row and head of span_attention; see struct span_shape. */
+/* Room on both sides of a window: of a page, and of the rows of a tile, which begin one after the
+ * other. */
+enum { SPAN_PAD = KV_PAGE + TILE_ROWS_MAX };
+
+/* Floats of a window's scores, or its mask: whole vectors and room. */
+static inline size_t span_row_floats(int window)
+{
+    return attend_columns(window) + 2 * SPAN_PAD;
+}
+
+/* Consecutive rows and one head of span_attention; see struct span_shape. */
 struct attend_span {
-    float *y;             /* [d_head] */
-    const float *q;       /* [d_head] */
+    float *y;             /* first row, first column of the head */
+    const float *q;       /* same */
     const float *k_pages; /* as of struct attend */
     const float *v_pages;
     const int32_t *page;        /* [n_page] the ring */
-    float *score;               /* [window + n_persistent] scratch */
+    float *scratch;             /* [span_scratch_floats] */
     const float *position;      /* [d_head, window] */
     const float *mask;          /* [window] or NULL */
     const float *key;           /* [d_head, n_persistent] */
     const float *value;         /* [n_persistent, d_head] */
+    int64_t y_stride, q_stride; /* from row to row */
     int64_t k_stride, v_stride; /* from page to page */
     int64_t position_stride;    /* from row to row */
     int64_t key_stride, value_stride;
-    int pos, n_page, d_head, window, n_persistent;
+    int n_row, pos; /* of the first row */
+    int n_page, d_head, window, n_persistent;
     float scale;
 };
+
+/* A mask, and for each row of a tile its sums with distances, its query, and scores by pages of the
+ * window, which the rows may see parts of, and of n_key - window persistent keys. */
+static inline size_t span_scratch_floats(int n_key, int d_head, int tile_rows)
+{
+    const size_t n_page = ((size_t)n_key + (size_t)tile_rows) / KV_PAGE + 4;
+    return span_row_floats(n_key) +
+           (size_t)tile_rows * (span_row_floats(n_key) + attend_columns(d_head) + n_page * KV_PAGE);
+}
 
 /* ---- selection --------------------------------------------------------------------------------
  *

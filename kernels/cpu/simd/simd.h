@@ -67,6 +67,15 @@ static ALWAYS_INLINE vi vi_set1(int32_t x)
     return (vi){0} + x;
 }
 
+/* 0, 1, 2 .. */
+static ALWAYS_INLINE vi v_lane(void)
+{
+    static const int32_t lane[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi v;
+    memcpy(&v, lane, sizeof v);
+    return v;
+}
+
 /* The same 32 bits in every lane. */
 static ALWAYS_INLINE vf v_set1_bits(uint32_t bits)
 {

@@ -1,17 +1,34 @@
-/* Attention of one row and one head over its window of the cache and over persistent keys.
+/* Attention of consecutive rows and one head over their windows of the cache and over persistent
+ * keys.
  *
- * Inside a page the scores of 16 positions are one chain of multiply-adds over the head's columns;
- * where the window begins or ends inside a page, positions are taken one by one. The keys of
- * distances lie like those of a page (a row per column of the head), so they are added as they are
- * read. A row's window begins and ends at the same positions whatever shares the call, so its bits
- * are the same. Bytes: 12·d_head per position (8 where the table stays in the core's cache); flops:
- * 6·d_head. */
-#include "kernels/cpu/simd/internal.h"
+ * q·(k + p) is taken as q·k + q·p, so that a tile of rows can meet a page of keys, whose positions
+ * are the same for all rows, and a block of distances, whose positions are not: sums with keys lie
+ * by position, those with distances by distance, and meet shifted by the row's own position.
+ *
+ *   score: pages of the window, then of persistent keys, [page][row][16]   column 0 = position u0
+ *   distance: [row][PAD + window + PAD]                 column PAD + i = position pos - window + i
+ *
+ * Every score, share and sum is formed in an order that the row's position and window give, so its
+ * bits are the same whichever rows stand beside it. Bytes: 8·d_head per key and tile; flops:
+ * 6·d_head per distance and row, 4 per persistent key. Bound: multiply-adds, with many rows. */
+#include "kernels/cpu/simd/tile.h"
 #include "kernels/cpu/simd/vmath.h"
 
 #include <math.h>
 
-enum { PAGE_VECS = KV_PAGE / LANES };
+/* A tile of rows at work. */
+struct span_tile {
+    const struct attend_span *a;
+    const float *q;
+    float *y;
+    float *query, *score, *distance, *mask; /* scratch */
+    int64_t distance_stride;
+    int pos;    /* of the first row */
+    int u0;     /* position of column 0 of the score */
+    int n_page; /* of the score that belong to the window */
+    int n_key_page;
+    int reach; /* distances 1 .. reach count for values: the mask of farther ones is 0 */
+};
 
 /* The head's piece of the page of position u >= 0. */
 static const float *piece_of(const struct attend_span *a, const float *pages, int64_t stride, int u)
@@ -19,141 +36,356 @@ static const float *piece_of(const struct attend_span *a, const float *pages, in
     return pages + a->page[u / KV_PAGE % a->n_page] * stride;
 }
 
-/* Scores of the KV_PAGE positions from u on, all within the window and within a page. */
-static void score_page(const struct attend_span *a, int u)
+/* ---- scores -----------------------------------------------------------------------------------*/
+
+/* Of n_page pages of the window from page number first on; before the text keys are 0. */
+static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row, const int n_page,
+                                      int first)
 {
-    const int first = u - (a->pos - a->window);
-    const float *const k = u >= 0 ? piece_of(a, a->k_pages, a->k_stride, u) : NULL;
-    vf sum[PAGE_VECS];
+    const struct attend_span *const a = t->a;
+    const int n_vec = n_page * PAGE_VECS;
+    struct tile_vec key[ATTEND_VECS(1)];
+    tile_sums sum;
     UNROLL
-    for (int i = 0; i < PAGE_VECS; i++) {
-        sum[i] = v_set1(0.0f);
+    for (int v = 0; v < n_vec; v++) {
+        const int page = first + v / PAGE_VECS;
+        const int next = page + n_page < t->n_page ? page + n_page : page;
+        const int64_t lane = v % PAGE_VECS * LANES;
+        key[v].from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane;
+        key[v].ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane;
     }
-    for (int c = 0; c < a->d_head; c++) {
-        const float *const p = a->position + c * a->position_stride + first;
-        const vf q = v_set1(a->q[c]);
+    tile_dots(sum, n_row, n_vec, t->query, a->d_head, key, KV_PAGE, LANES);
+    tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
+}
+
+/* Of n_vec vectors of columns from i on, in a table whose rows are columns of the head. */
+static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum, const int n_row,
+                                        const int n_vec, const float *table, int64_t stride, int i,
+                                        int n_lane)
+{
+    struct tile_vec key[ATTEND_VECS(1)];
+    UNROLL
+    for (int v = 0; v < n_vec; v++) { /* rows lie on pages of their own: nothing to ask for */
+        key[v].from = key[v].ahead = table + i + v * LANES;
+    }
+    tile_dots(sum, n_row, n_vec, t->query, t->a->d_head, key, stride, n_lane);
+}
+
+static ALWAYS_INLINE void score_distances(const struct span_tile *t, const int n_row,
+                                          const int n_vec, int i, int n_lane)
+{
+    tile_sums sum;
+    score_columns(t, sum, n_row, n_vec, t->a->position, t->a->position_stride, i, n_lane);
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
         UNROLL
-        for (int i = 0; i < PAGE_VECS; i++) {
-            vf key = v_load(p + i * LANES);
-            if (k != NULL) {
-                key = key + v_load(k + c * KV_PAGE + i * LANES);
+        for (int v = 0; v < n_vec; v++) {
+            v_store(t->distance + r * t->distance_stride + SPAN_PAD + i + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+static ALWAYS_INLINE void score_persistent(const struct span_tile *t, const int n_row,
+                                           const int n_vec, int i, int n_lane)
+{
+    tile_sums sum;
+    float *const score = t->score + (int64_t)t->n_page * TILE_CHUNK;
+    score_columns(t, sum, n_row, n_vec, t->a->key, t->a->key_stride, i, n_lane);
+    tile_store_pages(score + (int64_t)(i / KV_PAGE) * TILE_CHUNK + i % KV_PAGE, sum, n_row, n_vec,
+                     n_lane);
+}
+
+static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row)
+{
+    const struct attend_span *const a = t->a;
+    const int n_vec = ATTEND_VECS(n_row);
+    const int group = n_vec / PAGE_VECS;
+    int p = 0;
+    for (; p < t->n_page && t->u0 + p * KV_PAGE < 0; p++) {
+        memset(t->score + (int64_t)p * TILE_CHUNK, 0, TILE_CHUNK * sizeof *t->score);
+    }
+    for (; p + group <= t->n_page; p += group) {
+        score_pages(t, n_row, group, p);
+    }
+    for (; p < t->n_page; p++) {
+        score_pages(t, n_row, 1, p);
+    }
+    int i = 0;
+    for (; i + n_vec * LANES <= a->window; i += n_vec * LANES) {
+        score_distances(t, n_row, n_vec, i, LANES);
+    }
+    for (; i < a->window; i += LANES) {
+        score_distances(t, n_row, 1, i, lanes_left(a->window, i));
+    }
+    for (i = 0; i + n_vec * LANES <= a->n_persistent; i += n_vec * LANES) {
+        score_persistent(t, n_row, n_vec, i, LANES);
+    }
+    for (; i < a->n_persistent; i += LANES) {
+        score_persistent(t, n_row, 1, i, lanes_left(a->n_persistent, i));
+    }
+}
+
+/* ---- shares -----------------------------------------------------------------------------------*/
+
+/* Column of the window at which row r's page begins; it may lie outside. */
+static int column_of(const struct span_tile *t, int r, int page)
+{
+    return t->u0 + page * KV_PAGE - (t->pos + r - t->a->window);
+}
+
+/* Adds the sums with distances to the scores of row r from column i of its window on; -infinity
+ * outside of the window. */
+static ALWAYS_INLINE vf join(const struct span_tile *t, int r, int i, const float *score)
+{
+    const vf sum = v_load(score) + v_load(t->distance + r * t->distance_stride + SPAN_PAD + i);
+    const vu column = (vu)(v_lane() + i);
+    return v_select(column < (uint32_t)t->a->window, sum, v_set1(-INFINITY));
+}
+
+/* Turns the scores of n_row rows from row on into shares, e^(score - max) times the mask, and
+ * writes what they are divided by to total. Rows in step: see v_exp_n. */
+static ALWAYS_INLINE void share(const struct span_tile *t, const int row, const int n_row,
+                                float *total)
+{
+    float *const begin = t->score + row * KV_PAGE;
+    const int n_page = t->n_page + t->n_key_page;
+    vf max[EXP_VECS];
+    vf all[EXP_VECS];
+    vf kept[EXP_VECS];
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        max[r] = v_set1(-INFINITY);
+        all[r] = kept[r] = v_set1(0);
+    }
+    for (int p = 0; p < n_page; p++) {
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                float *const at = begin + (int64_t)p * TILE_CHUNK + r * KV_PAGE + u;
+                if (p < t->n_page) {
+                    v_store(at, join(t, row + r, column_of(t, row + r, p) + u, at));
+                }
+                max[r] = v_max(v_load(at), max[r]);
             }
-            sum[i] = v_fma(q, key, sum[i]);
         }
     }
     UNROLL
-    for (int i = 0; i < PAGE_VECS; i++) {
-        v_store(a->score + first + i * LANES, sum[i] * a->scale);
+    for (int r = 0; r < n_row; r++) {
+        max[r] = v_set1(v_max_of(max[r]));
     }
-}
-
-/* Scores of the n positions from u on, all within a page. */
-static void score_some(const struct attend_span *a, int u, int n)
-{
-    const int first = u - (a->pos - a->window);
-    const float *const k = u >= 0 ? piece_of(a, a->k_pages, a->k_stride, u) + u % KV_PAGE : NULL;
-    for (int i = 0; i < n; i++) {
-        float sum = 0;
-        for (int c = 0; c < a->d_head; c++) {
-            const float p = a->position[c * a->position_stride + first + i];
-            sum += a->q[c] * (k != NULL ? p + k[(int64_t)c * KV_PAGE + i] : p);
-        }
-        a->score[first + i] = sum * a->scale;
-    }
-}
-
-static void score_window(const struct attend_span *a)
-{
-    for (int u = a->pos - a->window; u < a->pos;) {
-        const int offset = (u % KV_PAGE + KV_PAGE) % KV_PAGE; /* u may be negative */
-        const int n = KV_PAGE - offset < a->pos - u ? KV_PAGE - offset : a->pos - u;
-        if (n == KV_PAGE) {
-            score_page(a, u);
-        } else {
-            score_some(a, u, n);
-        }
-        u += n;
-    }
-}
-
-static void score_persistent(const struct attend_span *a)
-{
-    for (int i = 0; i < a->n_persistent; i += LANES) {
-        const int n = lanes_left(a->n_persistent, i);
-        vf sum = v_set1(0.0f);
-        for (int c = 0; c < a->d_head; c++) {
-            sum = v_fma(v_set1(a->q[c]), v_load_n(a->key + c * a->key_stride + i, n), sum);
-        }
-        v_store_n(a->score + a->window + i, sum * a->scale, n);
-    }
-}
-
-static float max_score(const struct attend_span *a)
-{
-    const int n = a->window + a->n_persistent;
-    float max = -INFINITY;
-    for (int i = 0; i < n; i++) {
-        max = a->score[i] > max ? a->score[i] : max;
-    }
-    return max;
-}
-
-/* Scores first .. first+n-1 become e^(score - max), times the mask if there is one. Adds up what
- * they are before and after it. */
-static void weigh(const struct attend_span *a, float max, const float *mask, int first, int n,
-                  float *all, float *kept)
-{
-    vf all_sum = v_set1(0.0f);
-    vf kept_sum = v_set1(0.0f);
-    for (int i = 0; i < n; i += LANES) {
-        const int m = lanes_left(n, i);
-        float *const at = a->score + first + i;
-        float lane[LANES];
-        v_store(lane, v_exp(v_load_n(at, m) - max));
-        vf e = v_load_n(lane, m); /* nothing beyond n counts */
-        all_sum = all_sum + e;
-        if (mask != NULL) {
-            e = e * v_load_n(mask + i, m);
-        }
-        kept_sum = kept_sum + e;
-        v_store_n(at, e, m);
-    }
-    *all += v_sum(all_sum);
-    *kept += v_sum(kept_sum);
-}
-
-/* The weighted sum of values in n columns from c on. */
-static vf read_values(const struct attend_span *a, int c, int n)
-{
-    vf sum = v_set1(0.0f);
-    const int begin = a->pos - a->window;
-    for (int u = begin < 0 ? 0 : begin; u < a->pos; u++) {
-        const float weight = a->score[u - begin];
-        if (weight != 0) { /* beyond the head's span: most of a long window, for most heads */
-            const float *const v =
-                piece_of(a, a->v_pages, a->v_stride, u) + (int64_t)(u % KV_PAGE) * a->d_head;
-            sum = v_fma(v_set1(weight), v_load_n(v + c, n), sum);
+    for (int p = 0; p < n_page; p++) {
+        for (int u = 0; u < KV_PAGE; u += LANES) {
+            float *const at = begin + (int64_t)p * TILE_CHUNK + u;
+            vf e[EXP_VECS];
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                e[r] = v_load(at + r * KV_PAGE) - max[r];
+            }
+            v_exp_n(e, n_row);
+            UNROLL
+            for (int r = 0; r < n_row; r++) {
+                all[r] = all[r] + e[r];
+                if (p < t->n_page) {
+                    e[r] = e[r] * v_load(t->mask + SPAN_PAD + column_of(t, row + r, p) + u);
+                }
+                kept[r] = kept[r] + e[r];
+                v_store(at + r * KV_PAGE, e[r]);
+            }
         }
     }
-    for (int i = 0; i < a->n_persistent; i++) {
-        const float *const v = a->value + i * a->value_stride;
-        sum = v_fma(v_set1(a->score[a->window + i]), v_load_n(v + c, n), sum);
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        total[r] = v_sum(kept[r]);
+        if (t->a->mask != NULL) {
+            total[r] = total[r] + SPAN_EPSILON * v_sum(all[r]);
+        }
     }
-    return sum;
+}
+
+static void share_all(const struct span_tile *t, int n_row, float *total)
+{
+    int r = 0;
+    for (; r + EXP_VECS <= n_row; r += EXP_VECS) {
+        share(t, r, EXP_VECS, total + r);
+    }
+    for (; r < n_row; r++) {
+        share(t, r, 1, total + r);
+    }
+}
+
+/* ---- values -----------------------------------------------------------------------------------*/
+
+/* Adds the value of position u to rows from .. to-1 of the tile. */
+static ALWAYS_INLINE void add_position(const struct span_tile *t, tile_sums sum, const int n_vec,
+                                       const int from, const int to, int row, int u, int c,
+                                       int n_lane)
+{
+    const float *const piece = piece_of(t->a, t->a->v_pages, t->a->v_stride, u) + c;
+    tile_add_one(sum, n_vec, from, to,
+                 t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE +
+                     u % KV_PAGE,
+                 piece + (int64_t)(u % KV_PAGE) * t->a->d_head, n_lane);
+}
+
+/* The values of the window. Rows of a tile begin and end at consecutive positions: what all see is
+ * added for all, the rest by position and row. */
+static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, int row,
+                                     const int n_row, const int n_vec, int c, int n_lane)
+{
+    const struct attend_span *const a = t->a;
+    const int pos = t->pos + row;
+    UNROLL
+    for (int i = 0; i + 1 < n_row; i++) {
+        if (pos - t->reach + i >= 0) {
+            add_position(t, sum, n_vec, 0, i + 1, row, pos - t->reach + i, c, n_lane);
+        }
+    }
+    const int first = pos + n_row - 1 - t->reach > 0 ? pos + n_row - 1 - t->reach : 0;
+    for (int u = first; u < pos; u += KV_PAGE - u % KV_PAGE) {
+        const int offset = u % KV_PAGE;
+        const int n = pos - u < KV_PAGE - offset ? pos - u : KV_PAGE - offset;
+        const int next = u + KV_PAGE < pos ? u + KV_PAGE : u;
+        struct tile_vec value[ATTEND_VECS(1)];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            const int64_t at = (int64_t)offset * a->d_head + c + v * LANES;
+            value[v].from = piece_of(a, a->v_pages, a->v_stride, u) + at;
+            value[v].ahead = piece_of(a, a->v_pages, a->v_stride, next) + at;
+        }
+        tile_add(sum, n_row, n_vec,
+                 t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE + offset,
+                 value, a->d_head, n, n_lane);
+    }
+    UNROLL
+    for (int i = 1; i < n_row; i++) {
+        add_position(t, sum, n_vec, i, n_row, row, pos + i - 1, c, n_lane);
+    }
+}
+
+static ALWAYS_INLINE void add_persistent(const struct span_tile *t, tile_sums sum, int row,
+                                         const int n_row, const int n_vec, int c, int n_lane)
+{
+    const struct attend_span *const a = t->a;
+    const float *score = t->score + (int64_t)t->n_page * TILE_CHUNK + row * KV_PAGE;
+    for (int i = 0; i < a->n_persistent; i += KV_PAGE) {
+        const int n = a->n_persistent - i < KV_PAGE ? a->n_persistent - i : KV_PAGE;
+        const int next = i + 2 * KV_PAGE <= a->n_persistent ? i + KV_PAGE : i;
+        struct tile_vec value[ATTEND_VECS(1)];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            value[v].from = a->value + i * a->value_stride + c + v * LANES;
+            value[v].ahead = a->value + next * a->value_stride + c + v * LANES;
+        }
+        tile_add(sum, n_row, n_vec, score, value, a->value_stride, n, n_lane);
+        score += TILE_CHUNK;
+    }
+}
+
+/* y of n_row rows from row on in n_vec vectors of columns from c on. */
+static ALWAYS_INLINE void weigh_values(const struct span_tile *t, int row, const int n_row,
+                                       const int n_vec, const float *total, int c, int n_lane)
+{
+    tile_sums sum;
+    tile_zero(sum, n_row, n_vec);
+    if (t->reach > 0) {
+        add_window(t, sum, row, n_row, n_vec, c, n_lane);
+    }
+    add_persistent(t, sum, row, n_row, n_vec, c, n_lane);
+    tile_store_means(t->y + row * t->a->y_stride + c, t->a->y_stride, sum, n_row, n_vec,
+                     total + row, n_lane);
+}
+
+static ALWAYS_INLINE void weigh_rows(const struct span_tile *t, int row, const int n_row,
+                                     const float *total)
+{
+    const int n_vec = ATTEND_VECS(n_row);
+    const int d_head = t->a->d_head;
+    int c = 0;
+    for (; c + n_vec * LANES <= d_head; c += n_vec * LANES) {
+        weigh_values(t, row, n_row, n_vec, total, c, LANES);
+    }
+    for (; c < d_head; c += LANES) {
+        weigh_values(t, row, n_row, 1, total, c, lanes_left(d_head, c));
+    }
+}
+
+static void weigh_row(const struct span_tile *t, int row, const float *total)
+{
+    weigh_rows(t, row, 1, total);
+}
+
+/* ---- a tile -----------------------------------------------------------------------------------*/
+
+static ALWAYS_INLINE void attend_rows(const struct span_tile *t, const int n_row)
+{
+    float total[TILE_ROWS];
+    tile_pack(t->query, t->q, t->a->q_stride, n_row, t->a->d_head, t->a->scale);
+    score_all(t, n_row);
+    share_all(t, n_row, total);
+    if (n_row == 1 || t->reach == 0 || t->reach >= n_row) {
+        weigh_rows(t, 0, n_row, total);
+        return;
+    }
+    for (int r = 0; r < n_row; r++) { /* no position is seen by all */
+        weigh_row(t, r, total);
+    }
+}
+
+#define ATTEND(n)                                                                                  \
+    static void attend_##n(const struct span_tile *t)                                              \
+    {                                                                                              \
+        attend_rows(t, n);                                                                         \
+    }
+EACH_TILE(ATTEND)
+
+/* The mask with zeros on both sides, so that what lies outside of a window is 0. */
+static int pad_mask(float *to, const struct attend_span *a)
+{
+    memset(to, 0, SPAN_PAD * sizeof *to);
+    memset(to + SPAN_PAD + a->window, 0, SPAN_PAD * sizeof *to);
+    int n_zero = 0;
+    bool is_zero = true;
+    for (int i = 0; i < a->window; i++) {
+        to[SPAN_PAD + i] = a->mask != NULL ? a->mask[i] : 1;
+        is_zero = is_zero && to[SPAN_PAD + i] == 0;
+        n_zero += is_zero;
+    }
+    return a->window - n_zero;
+}
+
+/* Places the first row of a tile. Persistent keys that fill no page are followed by -infinity. */
+static void place(struct span_tile *t, int row, int n_row)
+{
+    const struct attend_span *const a = t->a;
+    t->pos = a->pos + row;
+    t->q = a->q + row * a->q_stride;
+    t->y = a->y + row * a->y_stride;
+    const int first = t->pos - a->window;
+    t->u0 = (first >= 0 ? first : first - KV_PAGE + 1) / KV_PAGE * KV_PAGE;
+    t->n_page = a->window > 0 ? (t->pos + n_row - 2 - t->u0) / KV_PAGE + 1 : 0;
+    if (a->n_persistent % KV_PAGE != 0) {
+        float *const last = t->score + (int64_t)(t->n_page + t->n_key_page - 1) * TILE_CHUNK;
+        for (int i = 0; i < TILE_CHUNK; i++) {
+            last[i] = -INFINITY;
+        }
+    }
 }
 
 void SIMD(attend_span)(const struct attend_span *a)
 {
-    score_window(a);
-    score_persistent(a);
-    const float max = max_score(a);
-    float all = 0;
-    float kept = 0;
-    weigh(a, max, a->mask, 0, a->window, &all, &kept);
-    weigh(a, max, NULL, a->window, a->n_persistent, &all, &kept);
-    const float total = a->mask != NULL ? kept + SPAN_EPSILON * all : kept;
-    for (int c = 0; c < a->d_head; c += LANES) {
-        const int n = lanes_left(a->d_head, c);
-        v_store_n(a->y + c, read_values(a, c, n) / total, n);
+#define NAME(n) attend_##n,
+    static void (*const attend_n[])(const struct span_tile *) = {EACH_TILE(NAME)};
+    struct span_tile t = {.a = a,
+                          .mask = a->scratch,
+                          .distance_stride = (int64_t)span_row_floats(a->window),
+                          .n_key_page = (a->n_persistent + KV_PAGE - 1) / KV_PAGE};
+    t.distance = t.mask + t.distance_stride;
+    t.query = t.distance + TILE_ROWS * t.distance_stride;
+    t.score = t.query + attend_columns(a->d_head) * TILE_ROWS;
+    t.reach = pad_mask(t.mask, a);
+    for (int r = 0; r < a->n_row; r += TILE_ROWS) {
+        const int n_row = a->n_row - r < TILE_ROWS ? a->n_row - r : TILE_ROWS;
+        place(&t, r, n_row);
+        attend_n[n_row - 1](&t);
     }
 }

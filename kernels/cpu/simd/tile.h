@@ -63,6 +63,80 @@ static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_v
     }
 }
 
+/* Sums over d columns: of packed queries and the keys of n_vec vectors. */
+static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_vec,
+                                    const float *query, int d, struct tile_vec *key, int64_t stride,
+                                    int n_lane)
+{
+    tile_zero(sum, n_row, n_vec);
+    for (int c = 0; c < d; c += CHUNK) {
+        tile_add(sum, n_row, n_vec, query + c * TILE_ROWS, key, stride,
+                 d - c < CHUNK ? d - c : CHUNK, n_lane);
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            key[v].from += CHUNK * stride;
+            key[v].ahead += CHUNK * stride;
+        }
+    }
+}
+
+/* Sums as chunks of a page's positions. */
+static ALWAYS_INLINE void tile_store_pages(float *to, tile_sums sum, const int n_row,
+                                           const int n_vec, int n_lane)
+{
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            float *const at = to + v / PAGE_VECS * TILE_CHUNK + r * KV_PAGE + v % PAGE_VECS * LANES;
+            if (n_vec == 1) {
+                v_store_n(at, sum[r][v], n_lane);
+            } else {
+                v_store(at, sum[r][v]);
+            }
+        }
+    }
+}
+
+/* Adds the value of one position, in n_vec vectors, times the shares of rows from .. to-1. */
+static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int from, const int to,
+                                       const float *share, const float *value, int n_lane)
+{
+    vf part[ATTEND_VECS(1)];
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        part[v] = n_vec == 1 ? v_load_n(value, n_lane) : v_load(value + v * LANES);
+    }
+    UNROLL
+    for (int r = 0; r < TILE_ROWS; r++) {
+        if (r >= from && r < to) {
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                sum[r][v] = v_fma(v_set1(share[r * CHUNK]), part[v], sum[r][v]);
+            }
+        }
+    }
+}
+
+/* y = sums, each row divided by its total. */
+static ALWAYS_INLINE void tile_store_means(float *y, int64_t y_stride, tile_sums sum,
+                                           const int n_row, const int n_vec, const float *total,
+                                           int n_lane)
+{
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            float *const to = y + r * y_stride + v * LANES;
+            if (n_vec == 1) {
+                v_store_n(to, sum[r][v] / total[r], n_lane);
+            } else {
+                v_store(to, sum[r][v] / total[r]);
+            }
+        }
+    }
+}
+
 /* Scales n columns of n_row rows of q and lays them out in chunks. */
 static inline void tile_pack(float *to, const float *q, int64_t q_stride, int n_row, int n,
                              float scale)
