@@ -6,12 +6,16 @@
  * instruction that the backend uses, and then every kind of step; shares are taken within a round,
  * and the median over the rounds is printed. Times are those of a caller who waits for each step.
  * The hash covers the bits of every log-probability and drawn token: it is the same in each round
- * (or the run fails), and changes when results do. */
+ * (or the run fails), and changes when results do.
+ *
+ * With --rounds 0 a round is run for each line of standard input and printed as a line of JSON: so
+ * tests/bench/compare.py interleaves its rounds with those of other programs. */
 #include "server/bench_cost.h"
 #include "server/cmd.h"
 #include "server/json.h"
 #include "server/progress.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,13 +40,16 @@ struct bench {
     struct model *model;
     struct step *step;
     const struct model_info *info;
-    int rows, positions, rounds;
-    int n_seq;  /* the largest batch */
-    int n_page; /* pages of one sequence */
+    int rows, positions;
+    int rounds;       /* that the series hold */
+    bool fill_always; /* prefill leaves another cache behind than it found */
+    int n_seq;        /* the largest batch */
+    int n_page;       /* pages of one sequence */
     int n_kind;
     struct kind kind[N_KIND_MAX];
     double *sample;                /* Owner: this: [n_kind · 3 + 2][rounds] behind all series */
     double *read_rate, *peak_rate; /* [rounds] */
+    float *logprob;                /* Owner: this: [rows] of the last scoring step */
     uint64_t hash;
 };
 
@@ -119,7 +126,9 @@ static enum err_code run_prefill(const struct bench *bench, const struct kind *k
         step_want(step, row, OUT_LOGPROB);
     }
     const enum err_code code = step_run(bench, err);
-    *hash = hash_bytes(*hash, step->out_logprob, (size_t)step->n_out * sizeof(float));
+    const size_t bytes = (size_t)step->n_out * sizeof(float);
+    *hash = hash_bytes(*hash, step->out_logprob, bytes);
+    memcpy(bench->logprob, step->out_logprob, bytes); /* scoring comes last and fills it */
     return code;
 }
 
@@ -187,10 +196,10 @@ static enum err_code run_round(struct bench *bench, int round, struct err *err)
         bench->peak_rate[round] = machine_peak(&rate, bench->info->dtype);
     }
     uint64_t hash = 0xcbf29ce484222325u;
-    /* Prefill overwrites cache that decode reads: filled anew, outside of what is timed. */
     for (int k = 0; k < bench->n_kind; k++) {
         double seconds = 0;
-        if ((k == 2 && fill_cache(bench, err) != ERR_OK) ||
+        const bool fill = k == 2 && (round < 0 || bench->fill_always);
+        if ((fill && fill_cache(bench, err) != ERR_OK) ||
             measure_kind(bench, &bench->kind[k], &seconds, &hash, err) != ERR_OK) {
             return err->code;
         }
@@ -289,10 +298,14 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
                                        .n_head = bench->info->n_head,
                                        .n_span_max = model_span_max(bench->info)};
     const size_t n_series = (size_t)bench->n_kind * 3 + 2;
-    bench->sample = calloc((size_t)options->rounds * n_series, sizeof *bench->sample);
-    if (!bench->sample) {
-        return err_set(err, ERR_MEMORY, "no memory for %d rounds", options->rounds);
+    bench->sample = calloc((size_t)bench->rounds * n_series, sizeof *bench->sample);
+    bench->logprob = calloc((size_t)bench->rows, sizeof *bench->logprob);
+    if (!bench->sample || !bench->logprob) {
+        return err_set(err, ERR_MEMORY, "no memory for %d rounds", bench->rounds);
     }
+    /* Prefill writes what decode reads: where bits depend on nothing else and a position has one
+     * place, the same as was there. */
+    bench->fill_always = !options->deterministic || bench->info->window > 0;
     if (bench->be->op->step_new(bench->be, &bench->step, &limits, err) != ERR_OK) {
         return err->code;
     }
@@ -307,6 +320,7 @@ static void bench_close(struct bench *bench)
     model_close(bench->model);
     backend_close(bench->be);
     free(bench->sample);
+    free(bench->logprob);
 }
 
 static enum err_code bench_open(struct bench *bench, const struct options *options, struct err *err)
@@ -375,6 +389,12 @@ static void print_json(struct bench *bench, const struct options *options)
     }
     json_close(&out, ']');
     json_field_string(&out, "hash", hash);
+    json_key(&out, "logprobs"); /* of the scoring step */
+    json_open(&out, '[');
+    for (int row = 0; row < bench->rows; row++) {
+        json_put_double(&out, (double)bench->logprob[row]);
+    }
+    json_close(&out, ']');
     json_close(&out, '}');
     cmd_print(&out);
     text_free(&out);
@@ -406,28 +426,60 @@ static void print_table(struct bench *bench, const struct options *options)
     printf("\nhash %016llx\n", (unsigned long long)bench->hash);
 }
 
+/* Warms up and runs all rounds, then prints. */
+static enum err_code run_rounds(struct bench *bench, const struct options *options, struct err *err)
+{
+    enum err_code code = ERR_OK;
+    struct progress progress;
+    progress_begin(&progress, NULL, 0);
+    for (int round = -1; round < bench->rounds && code == ERR_OK; round++) {
+        progress_show(&progress, "measuring", (double)(round + 1) / (bench->rounds + 1));
+        code = run_round(bench, round, err);
+    }
+    progress_end(&progress);
+    if (code == ERR_OK && options->json) {
+        print_json(bench, options);
+    } else if (code == ERR_OK) {
+        print_table(bench, options);
+    }
+    return code;
+}
+
+/* Warms up and prints an empty line, then runs a round for each line that comes. */
+static enum err_code run_on_demand(struct bench *bench, const struct options *options,
+                                   struct err *err)
+{
+    char *line = NULL;
+    size_t bytes = 0;
+    enum err_code code = run_round(bench, -1, err);
+    if (code == ERR_OK) {
+        (void)puts("");
+        (void)fflush(stdout);
+    }
+    while (code == ERR_OK && getline(&line, &bytes, stdin) > 0) {
+        code = run_round(bench, 0, err);
+        if (code == ERR_OK) {
+            print_json(bench, options);
+            (void)fflush(stdout);
+        }
+    }
+    free(line);
+    return code;
+}
+
 int cmd_bench(const struct options *options)
 {
     struct err err;
-    struct bench bench = {
-        .rows = options->rows, .positions = options->positions, .rounds = options->rounds};
+    struct bench bench = {.rows = options->rows,
+                          .positions = options->positions,
+                          .rounds = options->rounds > 0 ? options->rounds : 1};
     for (bench.n_seq = 1, bench.n_kind = 3; bench.n_seq <= options->max_batch / 2; bench.n_kind++) {
         bench.n_seq *= 2;
     }
     enum err_code code = bench_open(&bench, options, &err);
     if (code == ERR_OK) {
-        struct progress progress;
-        progress_begin(&progress, NULL, 0);
-        for (int round = -1; round < bench.rounds && code == ERR_OK; round++) {
-            progress_show(&progress, "measuring", (double)(round + 1) / (bench.rounds + 1));
-            code = run_round(&bench, round, &err);
-        }
-        progress_end(&progress);
-    }
-    if (code == ERR_OK && options->json) {
-        print_json(&bench, options);
-    } else if (code == ERR_OK) {
-        print_table(&bench, options);
+        code = options->rounds > 0 ? run_rounds(&bench, options, &err)
+                                   : run_on_demand(&bench, options, &err);
     }
     bench_close(&bench);
     return code == ERR_OK ? 0 : cmd_fail(&err);

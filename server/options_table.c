@@ -176,7 +176,9 @@ const struct option_row option_rows[] = {
     INT("max-batch", max_batch, BENCH, "32", 1, 1024,
         "most sequences decoded at once; measured are the powers of two up to it"),
     INT("positions", positions, BENCH, "64", 1, 1 << 20, "positions before each decode step"),
-    INT("rounds", rounds, BENCH, "5", 1, 1000, "rounds; the medians are printed"),
+    INT("rounds", rounds, BENCH, "5", 0, 1000,
+        "rounds; the medians are printed; 0 = one for each line of standard input, as a line of "
+        "JSON"),
     TEXT("path", path, HEALTH, "/health/ready", "route to ask; 200 is healthy"),
     INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "time for the whole question"),
 };

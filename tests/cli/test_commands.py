@@ -186,6 +186,16 @@ def test_bench_decodes_up_to_the_batch_that_is_asked_for():
     assert "raise --max-batch" in fails(1, "bench", "--rows", 513, "--max-batch", 1)
 
 
+def test_bench_runs_a_round_for_each_line():
+    quick = ["bench", "--device", "cpu", "--rows", 4, "--positions", 1, "--max-batch", 1]
+    empty, *rounds = ok(*quick, "--rounds", 0, stdin="\n\n").splitlines()
+    once = json.loads(ok(*quick, "--rounds", 1, "--json"))
+    assert empty == "" and len(rounds) == 2
+    for got in map(json.loads, rounds):
+        assert got["hash"] == once["hash"] and got["logprobs"] == once["logprobs"]
+    assert len(once["logprobs"]) == 4 and all(x < 0 for x in once["logprobs"])
+
+
 def test_bench_measures_a_model_without_a_context_limit():
     got = json.loads(ok("bench", "--model", MODEL.parent / "demo-bytes", "--json", "--rounds", 1,
                         "--rows", 40, "--positions", 200, "--max-batch", 2))
