@@ -389,8 +389,11 @@ endif
 # ---- measuring, style --------------------------------------------------------------------------
 
 .PHONY: bench bench-papers fmt lint clean help
-bench: all $(BENCH_BIN) ## measure a full-size model with random weights; prints Markdown tables
-	@tests/bench/run.sh $(B)
+# Tables of tests/bench/compare.py, BENCH=isa one of them; BENCH_TORCH and BENCH_LLAMA name what is not on the path.
+BENCH ?=
+bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside PyTorch and llama.cpp (BENCH="torch llama isa")
+	$(if $(BENCH),,@tests/bench/run.sh $(B))
+	@$(PYTHON) tests/bench/compare.py --build $(B) $(BENCH)
 
 # One table each: table4 figure4 figure6 counts; chart draws what was measured. tests/bench/papers.py --help.
 PAPERS ?= table4 figure4 figure6 counts chart

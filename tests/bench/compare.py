@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""What `make bench` prints: pkmserve beside other programs, and beside itself, on this machine.
+
+    compare.py [--build build] [--rounds 5] ... [torch] [llama] [isa]
+
+    torch   a PyTorch implementation of the same model, the same weights and tokens (models/train/decode.py)
+    llama   llama.cpp on the dense twin, the model without its memory
+    isa     pkmserve with each instruction set that it can be forced to
+
+Machines drift, so every round measures each program once, in rotating order; a ratio is taken within a round, and
+printed are medians over the rounds with the range in brackets. Shares are of a plain read of the same number of bytes
+(decode) or of the peak of the multiply-add that pkmserve uses (other steps), measured in the same round. The load of the
+machine is printed with each table: figures from a busy one say little.
+
+A program that is not installed is a line that says how to get it, never a failure; wrong results are one."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import peers
+
+ROOT = Path(__file__).resolve().parents[2]
+AGREEMENT = 1e-3  # largest difference of a log-probability between two ways of computing it in fp32
+# Sets that PKMSERVE_ISA takes, fastest first. BF16 has three ways in AVX-512: the matrix unit, the instruction for pairs,
+# and widening to fp32, which is the only one of f32.
+ISAS = ("amx", "avx512-pairs", "avx512-wide", "avx2", "plain")
+ISAS_F32 = ISAS[2:]
+
+FULL, QUICK = [], ["--layers", "3", "--width", "64", "--heads", "2", "--ff", "128", "--vocab", "300", "--memory-layer",
+                   "1", "--keys", "16", "--k", "4", "--key-width", "32"]
+TWIN = ["--memory-layer", "-1"]
+MODEL_A = "12 layers of 1024, 60k vocabulary, a memory of 512² slots"
+MEANING = "prefill and score: one text of %d tokens, the last row or every row through the vocabulary; decode N: a token " \
+          "of each of N texts, behind %d positions"
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def cell(values, digits=None):
+    """Median and range; as many digits as a figure of that size needs."""
+    if not values:
+        return "-"
+    middle = median(values)
+    if digits is None:
+        digits = 0 if middle >= 100 else 1 if middle >= 10 else 2
+    spread = " (%.*f-%.*f)" % (digits, min(values), digits, max(values)) if len(values) > 1 else ""
+    return "%.*f%s" % (digits, middle, spread)
+
+
+def times(slow, fast, step):
+    """How many times as fast, per round."""
+    return [a["seconds"][step] / b["seconds"][step] for a, b in zip(slow or [], fast or [])
+            if step in a["seconds"] and step in b["seconds"]]
+
+
+def milliseconds(results, step):
+    return [1e3 * result["seconds"][step] for result in results or [] if step in result["seconds"]]
+
+
+def share(results, own, step):
+    """Of results, what part of the machine's rate each was, in percent. own: pkmserve's of the same rounds, which
+    measure that rate and know what the step takes."""
+    values = []
+    for result, rates in zip(results or [], own):
+        cost = next(s for s in rates["steps"] if (s["step"], s["rows"]) == step)
+        if step in result["seconds"]:
+            unit, rate = ("bytes", "read_bytes") if step[0] == "decode" else ("flops", "peak_flops")
+            values.append(100 * step[1] * cost[unit + "_per_token"] / result["seconds"][step] / rates[rate + "_per_s"])
+    return "%.0f %%" % median(values) if values else "-"
+
+
+def print_table(head, rows):
+    print("\n| " + " | ".join(head) + " |\n|" + "---|" * 2 + "---:|" * (len(head) - 2))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print(flush=True)
+
+
+def steps_of(args):
+    return [("prefill", args.rows), ("score", args.rows)] + [("decode", n) for n in args.batches]
+
+
+def step_name(step):
+    return "%s %d" % step
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def say(text):
+    if sys.stderr.isatty():
+        print("\r%-40s\r" % text, end="", file=sys.stderr, flush=True)
+
+
+def model(args, dtype, twin=False):
+    """The directory of a model with random weights, written once. Its files are f32 for f32, bf16 for all else.
+    config.json is written last, so it marks a whole model."""
+    files = "f32" if dtype == "f32" else "bf16"
+    name = ("twin-" if twin else "") + files + ("-quick" if args.quick else "")
+    folder = args.build / "bench-model" / name
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = (QUICK if args.quick else FULL) + (TWIN if twin else [])
+        subprocess.run([args.build / "tests/bench/make_model", folder, "--dtype", files, *shape], check=True)
+    return folder
+
+
+def start(engines):
+    """Those that run. What does not is said."""
+    running = []
+    try:
+        for make in engines:
+            try:
+                engine = make()
+                engine.start()
+                running.append(engine)
+            except peers.Missing as missing:
+                print("not measured: %s" % missing, flush=True)
+    except BaseException:
+        close(running)
+        raise
+    return running
+
+
+def close(engines):
+    for engine in engines:
+        engine.close()
+
+
+def measure(args, makers):
+    """makers: {key: how to make an engine}. -> {key: its results}, of those that run, and the load."""
+    engines = []
+    keys = {}
+    for key, make in makers.items():
+        for engine in start([make]):
+            engines.append(engine)
+            keys[engine] = key
+    try:
+        results, load = peers.run_rounds(engines, args.rounds, say)
+    finally:
+        close(engines)
+    return {keys[engine]: rounds for engine, rounds in results.items()}, load
+
+
+def print_head(args, title, results, load):
+    own = [rounds for key, rounds in results.items() if key[0] == "pkmserve"]
+    print("\n## %s\n" % title)
+    print(MEANING % (args.rows, args.positions))
+    print("%d threads, medians of %d rounds (range); %s" % (args.threads, args.rounds, load))
+    for rounds in own:
+        print("%s: %s; plain read %s GB/s, peak %s GFLOP/s; hash %s" % (
+            rounds[0]["dtype"], rounds[0]["description"], cell([r["read_bytes_per_s"] / 1e9 for r in rounds], 1),
+            cell([r["peak_flops_per_s"] / 1e9 for r in rounds], 0), rounds[0]["hash"]))
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+
+def against(args, title, peer, make, twin=False):
+    """pkmserve and one other program, in every type; ratios are the peer's time over ours."""
+    dtypes = peers.pkmserve_dtypes(args)
+    makers = {}
+    for dtype in dtypes:
+        makers["pkmserve", dtype] = lambda d=dtype: peers.pkmserve(args, model(args, d, twin), d)
+        makers[peer, dtype] = lambda d=dtype: make(args, model(args, d, twin), d)
+    results, load = measure(args, makers)
+    print_head(args, title, results, load)
+    rows = []
+    for step in steps_of(args):
+        for dtype in dtypes:
+            own, other = results["pkmserve", dtype], results.get((peer, dtype))
+            rows.append([step_name(step), dtype, cell(milliseconds(own, step)), share(own, own, step),
+                         cell(milliseconds(other, step)), share(other, own, step), cell(times(other, own, step)),
+                         cell(times(results.get((peer, "f32")), own, step))])
+    print_table(["step", "type", "pkmserve ms", "of read or peak", peer + " ms", "of read or peak",
+                 "times as fast", "times its f32"], rows)
+    return results
+
+
+def torch(args):
+    try:
+        peers.torch_python(args)
+    except peers.Missing as missing:
+        print("\nnot measured: %s" % missing)
+        return
+    results = against(args, "Model A (%s) beside PyTorch" % MODEL_A, "PyTorch", peers.torch)
+    for dtype in peers.TORCH_DTYPES:
+        if ("PyTorch", dtype) in results:
+            agree(dtype, results["pkmserve", dtype][-1], results["PyTorch", dtype][-1])
+
+
+def agree(dtype, own, other):
+    """That it is the same model: fails where fp32 differs by more than rounding."""
+    differ = [abs(a - b) for a, b in zip(own["logprobs"], other["logprobs"])]
+    print("%s: log-probabilities of the scored text differ by %.2g at most, %.2g on average; hashes %s, PyTorch's %s"
+          % (dtype, max(differ), sum(differ) / len(differ), own["hash"], other["hash"]))
+    if dtype == "f32" and not all(d <= AGREEMENT for d in differ):
+        sys.exit("compare.py: that is more than %g: models/train/decode.py and pkmserve compute different models"
+                 % AGREEMENT)
+
+
+def llama(args):
+    try:
+        peers.llama_program(args)
+    except peers.Missing as missing:
+        print("\nnot measured: %s" % missing)
+        return
+    against(args, "The dense twin of model A beside llama.cpp", "llama.cpp", peers.llama, twin=True)
+    print("llama.cpp has no architecture that computes this function: it runs gpt2 of the same shape, a stand-in for SPEED "
+          "ALONE, with the same matrices but norms in other places. Its cache is f16, its own choice; ours is f32.")
+
+
+def isa(args):
+    """Each instruction set in each type; a ratio is the time of a set over that of the first one there is."""
+    dtypes = peers.pkmserve_dtypes(args)
+    makers = {("pkmserve", dtype, name): lambda d=dtype, n=name: peers.pkmserve(args, model(args, d), d, n)
+              for dtype in dtypes for name in (ISAS_F32 if dtype == "f32" else ISAS)}
+    results, load = measure(args, makers)
+    first = {dtype: next(key for key in makers if key in results and key[1] == dtype) for dtype in dtypes}
+    print_head(args, "Model A with each instruction set (PKMSERVE_ISA)", {key: results[key] for key in first.values()}, load)
+    rows = []
+    for step in steps_of(args):
+        for dtype in dtypes:
+            base = results[first[dtype]]
+            row = [step_name(step), dtype, "%s: %s" % (first[dtype][2], cell(milliseconds(base, step)))]
+            for name in ISAS:
+                row.append(cell(times(results.get(("pkmserve", dtype, name)), base, step)))
+            rows.append(row + [cell(times(results.get(("pkmserve", dtype, "avx2")), wide(results, dtype, step), step))])
+    print_table(["step", "type", "first set, ms", *("%s, times that" % name for name in ISAS), "avx2 over avx512"], rows)
+
+
+def wide(results, dtype, step):
+    """The faster of the two AVX-512 sets."""
+    sets = [results[key] for key in (("pkmserve", dtype, name) for name in ISAS[1:3]) if key in results]
+    return min(sets, key=lambda rounds: median(milliseconds(rounds, step)), default=None)
+
+
+TABLES = {"torch": torch, "llama": llama, "isa": isa}
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def arguments(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(TABLES) + "; all of them if none is named")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the build folder (build)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every program (all cores)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=256, help="of prefill and score (256)")
+    parser.add_argument("--positions", type=int, default=256, help="before each decode step (256)")
+    parser.add_argument("--max-batch", type=int, default=8, help="most texts decoded at once (8)")
+    parser.add_argument("--torch", default=os.environ.get("BENCH_TORCH"), help="a Python that has PyTorch (BENCH_TORCH)")
+    parser.add_argument("--llama", default=os.environ.get("BENCH_LLAMA"), help="llama-batched-bench (BENCH_LLAMA)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one round: does the tool work?")
+    args = parser.parse_args(words)
+    unknown = set(args.tables) - set(TABLES)
+    if unknown:
+        parser.error("%s: not a table; there are %s" % (", ".join(sorted(unknown)), ", ".join(TABLES)))
+    if args.quick:
+        args.rounds, args.rows, args.positions, args.max_batch = 1, 16, 16, 2
+    args.build = args.build.absolute()
+    args.batches = [1 << i for i in range(args.max_batch.bit_length())]
+    args.tables = args.tables or list(TABLES)
+    return args
+
+
+def main(words):
+    args = arguments(words)
+    for name in args.tables:
+        TABLES[name](args)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

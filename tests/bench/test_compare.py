@@ -1,0 +1,215 @@
+"""compare.py and what it is made of, with tiny models and programs that only pretend: files that llama.cpp can read,
+figures that come out of the rounds as they should, and programs that are missing as a line. No times are judged."""
+
+import json
+import os
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("B", "build")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compare  # noqa: E402
+import gguf_file  # noqa: E402
+import peers  # noqa: E402
+
+LIMIT_S = 300  # on a busy machine
+
+
+def run(*words, env=None):
+    command = [sys.executable, "tests/bench/compare.py", "--build", str(BUILD), "--threads", "1", "--quick", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S,
+                          env={**os.environ, "PATH": "", **(env or {})})
+
+
+def script(folder, name, text):
+    path = folder / name
+    path.write_text("#!%s\n%s" % (sys.executable, text))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# ---- GGUF ---------------------------------------------------------------------------------------
+
+
+def twin(folder, dtype, *more):
+    subprocess.run([BUILD / "tests/bench/make_model", folder, "--layers", "2", "--width", "32", "--heads", "2", "--ff",
+                    "64", "--vocab", "50", "--positions", "8", "--dtype", dtype, *(more or compare.TWIN)], check=True)
+    return folder
+
+
+def read_gguf(path):
+    """({key: value}, {name: (shape, type, bytes)}) by the format's description."""
+    data = path.read_bytes()
+    at = 0
+
+    def take(form):
+        nonlocal at
+        values = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return values[0] if len(values) == 1 else values
+
+    def text():
+        return take("%ds" % take("Q")).decode()
+
+    assert take("4sI") == (b"GGUF", 3)
+    n_tensor, n_value = take("QQ")
+    values, tensors = {}, []
+    for _ in range(n_value):
+        key = text()
+        values[key] = {4: lambda: take("I"), 6: lambda: take("f"), 8: text}[take("I")]()
+    for _ in range(n_tensor):
+        name = text()
+        shape = [take("Q") for _ in range(take("I"))]
+        tensors.append((name, shape, *take("IQ")))
+    begin = at + -at % 32
+    bytes_of = {0: 4, 30: 2}
+    out = {}
+    for name, shape, kind, offset in tensors:
+        n = bytes_of[kind]
+        for dim in shape:
+            n *= dim
+        assert offset % 32 == 0 and begin + offset + n <= len(data), name
+        out[name] = (shape, kind, data[begin + offset:begin + offset + n])
+    return values, out
+
+
+@pytest.mark.parametrize("dtype,kind", [("f32", 0), ("bf16", 30)])
+def test_gguf_holds_the_twin(tmp_path, dtype, kind):
+    gguf_file.write_dense(tmp_path / "twin.gguf", twin(tmp_path / "twin", dtype))
+    values, tensors = read_gguf(tmp_path / "twin.gguf")
+    ours = gguf_file.Safetensors(tmp_path / "twin" / "model.safetensors")
+    assert values["general.architecture"] == "gpt2" and values["gpt2.block_count"] == 2
+    assert values["gpt2.vocab_size"] == 50 and values["gpt2.context_length"] == 8
+    assert len(tensors) == 4 + 2 * 12
+    assert tensors["token_embd.weight"] == ([32, 50], kind, bytes(ours["embeddings.weight"][2]))
+    assert tensors["blk.1.ffn_up.weight"] == ([32, 64], kind, bytes(ours["ffns.1.lin1.weight"][2]))
+    assert tensors["blk.0.ffn_norm.bias"] == ([32], 0, bytes(ours["layer_norm2.0.bias"][2]))
+    qkv = b"".join(bytes(ours["attentions.1.%s_lin.weight" % part][2]) for part in "qkv")
+    assert tensors["blk.1.attn_qkv.weight"] == ([32, 96], kind, qkv)
+
+
+def test_gguf_of_a_model_with_memories_is_refused(tmp_path):
+    folder = twin(tmp_path / "memory", "f32", "--memory-layer", "1", "--keys", "8", "--k", "4", "--key-width", "8")
+    with pytest.raises(ValueError, match="memory-layer -1"):
+        gguf_file.write_dense(tmp_path / "memory.gguf", folder)
+
+
+# ---- rounds and figures -------------------------------------------------------------------------
+
+
+class Pretend:
+    def __init__(self, name, order):
+        self.name, self.order = name, order
+
+    def round(self):
+        self.order.append(self.name)
+        return {"seconds": {}}
+
+    def cpu_seconds(self):
+        return 0
+
+
+def test_every_round_has_each_engine_once_in_rotating_order():
+    order = []
+    engines = [Pretend(name, order) for name in "abc"]
+    results, load = peers.run_rounds(engines, 3, lambda text: None)
+    assert order == list("abc" "bca" "cab") and all(len(r) == 3 for r in results.values())
+    assert "cores" in load
+
+
+def test_ratios_are_taken_within_a_round():
+    step = ("decode", 1)
+    slow, fast = ([{"seconds": {step: s}} for s in series] for series in ((4, 9, 16), (2, 3, 4)))
+    assert compare.times(slow, fast, step) == [2, 3, 4]
+    assert compare.cell(compare.times(slow, fast, step)) == "3.00 (2.00-4.00)"
+    assert compare.times(None, fast, step) == [] and compare.cell([]) == "-"
+
+
+def test_shares_are_of_the_rates_of_the_round():
+    step, rates = ("decode", 2), []
+    for read in (100, 200):
+        rates.append({"read_bytes_per_s": read, "peak_flops_per_s": 1000,
+                      "steps": [{"step": "decode", "rows": 2, "bytes_per_token": 10, "flops_per_token": 1}]})
+    assert compare.share([{"seconds": {step: 0.4}}, {"seconds": {step: 0.2}}], rates, step) == "50 %"
+
+
+def test_a_model_that_computes_something_else_fails():
+    own = {"logprobs": [-1.0, -2.0], "hash": "0"}
+    compare.agree("f32", own, {**own, "logprobs": [-1.0, -2.00001]})
+    compare.agree("bf16", own, {**own, "logprobs": [-1.0, -2.1]})
+    for wrong in (-2.1, float("nan")):
+        with pytest.raises(SystemExit):
+            compare.agree("f32", own, {**own, "logprobs": [-1.0, wrong]})
+
+
+# ---- programs -----------------------------------------------------------------------------------
+
+
+def test_types_are_those_of_the_program():
+    assert peers.pkmserve_dtypes(SimpleNamespace(build=BUILD))[:2] == ["f32", "bf16"]
+
+
+def test_every_set_is_measured_or_said_to_be_missing():
+    done = run("isa")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| decode", "| prefill", "| score"))]
+    assert len(rows) == 2 * 4 and all(line.count("|") == 10 for line in rows)
+    assert "hash" in done.stdout and "busy with other work" in done.stdout
+
+
+def test_what_is_not_installed_is_a_line(tmp_path):
+    done = run("torch", "llama", "--torch", str(tmp_path / "python"), "--llama", str(tmp_path / "llama"))
+    assert done.returncode == 0, done.stderr
+    assert "not measured: PyTorch" in done.stdout and "pip install" in done.stdout
+    assert "not measured: llama.cpp" in done.stdout and "cmake" in done.stdout
+
+
+def test_figures_of_llama_cpp_are_read(tmp_path):
+    """Of its first run with one text, which reads the file, nothing counts."""
+    program = script(tmp_path, "llama-batched-bench", "import json\nfor pl, t in ((1, 9.0), (1, 1.0), (2, 4.0)):\n"
+                     "    print(json.dumps({'pl': pl, 't_pp': t, 'tg': 8, 't_tg': 8 * t}))\n")
+    args = SimpleNamespace(threads=1, positions=16, batches=[1, 2])
+    engine = peers.Llama("llama.cpp", str(program), "x.gguf", args)
+    assert engine.round()["seconds"] == {("prefill", 16): 1.0, ("decode", 1): 1.0, ("decode", 2): 4.0}
+    done = run("llama", "--llama", str(program))
+    assert done.returncode == 0 and "SPEED ALONE" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_program_that_fails_is_said_with_its_last_words(tmp_path):
+    program = script(tmp_path, "fails", "import sys\nsys.exit('first\\nno such model')\n")
+    kept = peers.Kept("PyTorch", [program])
+    with pytest.raises(peers.Missing, match="PyTorch: no such model"):
+        kept.start()
+    kept.close()
+    engine = peers.Llama("llama.cpp", str(program), "x", SimpleNamespace(threads=1, positions=1, batches=[1]))
+    with pytest.raises(peers.Missing, match="no such model"):
+        engine.start()
+
+
+def test_a_program_stays_loaded_between_rounds(tmp_path):
+    program = script(tmp_path, "rounds", "import json, sys\nprint(flush=True)\nfor i, _ in enumerate(sys.stdin):\n"
+                     "    print(json.dumps({'n': i, 'steps': [{'step': 'decode', 'rows': 1, 'seconds': i}]}), flush=True)\n")
+    kept = peers.Kept("it", [program])
+    kept.start()
+    assert [kept.round()["seconds"] for _ in range(3)] == [{("decode", 1): i} for i in range(3)]
+    kept.close()
+
+
+# ---- PyTorch ------------------------------------------------------------------------------------
+
+
+def test_pytorch_computes_the_same_model():
+    python = os.environ.get("BENCH_TORCH")
+    if python is None:
+        pytest.skip("BENCH_TORCH names no Python with PyTorch")
+    done = run("torch", "--torch", python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "f32: log-probabilities of the scored text differ by" in done.stdout
