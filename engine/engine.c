@@ -308,7 +308,11 @@ static enum err_code plan_memory(struct engine *engine, struct err *err)
 {
     const enum err_code code = reserve(engine, err);
     const int64_t available = engine->be->op->memory_available(engine->be);
-    engine->stats.available_bytes = available == INT64_MAX ? -1 : available;
+    /* A host gives memory when it is first written. */
+    const int64_t promised =
+        engine->be->is_host ? engine->stats.kv_bytes + engine->stats.workspace_bytes : 0;
+    const int64_t left = available > promised ? available - promised : 0;
+    engine->stats.available_bytes = available == INT64_MAX ? -1 : left;
     log_memory_plan(engine);
     return code;
 }

@@ -65,16 +65,36 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
     return code;
 }
 
+/* Zeros that nobody writes: calloc takes large ones from the system, which gives a page when it is
+ * first touched. A cache of gigabytes costs no time before the first request then, and as much
+ * memory as was ever used of it. What calloc gave stands in front of the data. */
 static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t bytes,
                                     const char *purpose, struct err *err)
 {
-    *data = cpu_alloc(bytes);
-    if (*data == NULL) {
+    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : SMALL_ALIGN;
+    const size_t room = align + sizeof(void *);
+    char *const base = bytes <= SIZE_MAX - room ? calloc(1, bytes + room) : NULL;
+    *data = NULL;
+    if (base == NULL) {
         return err_set(err, ERR_MEMORY, "%s: %s has no %zu bytes left; lower the limits", purpose,
                        be->name, bytes);
     }
-    memset(*data, 0, bytes);
+    const size_t first = round_up((size_t)(uintptr_t)base + sizeof base, align);
+    void **const buffer = (void **)(void *)(base + (first - (size_t)(uintptr_t)base));
+    buffer[-1] = base;
+    if (align == HUGE_PAGE) {
+        (void)madvise(buffer, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+    }
+    *data = buffer;
     return ERR_OK;
+}
+
+static void cpu_buffer_free(struct backend *be, void *data)
+{
+    (void)be;
+    if (data != NULL) {
+        free(((void **)data)[-1]);
+    }
 }
 
 static enum err_code cpu_step_new(struct backend *be, struct step **step,
@@ -133,7 +153,7 @@ static void cpu_close(struct backend *be)
 static const struct backend_ops cpu_ops = {
     .close = cpu_close,
     .buffer_new = cpu_buffer_new,
-    .buffer_free = ref_buffer_free,
+    .buffer_free = cpu_buffer_free,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,

@@ -1,6 +1,7 @@
 /* What the CPU backend promises beyond the checker's comparison with ref: accuracy of its own exp
  * and GELU, draws from flat distributions, more rows than are packed at once, any number of
- * threads, tables at odd addresses.
+ * threads, tables at odd addresses, exact INT8, buffers that take no memory before they are
+ * written.
  *
  * Each test runs every instruction set of the machine. Rerun: build/tests/kernels/test_cpu */
 #include "kernels/ref/ref.h"
@@ -13,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -328,6 +331,59 @@ static void test_int8_refuses_what_it_would_lose(void **state)
     free(row);
 }
 
+static void expect_zeros(const char *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        assert_int_equal(data[i], 0);
+    }
+}
+
+static void test_buffers_are_zero_and_aligned(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 64, 4095, (2 << 20) - 1, 2 << 20, 5 << 20};
+    struct backend *const be = open_isa("plain", 1);
+    for (int round = 0; round < 2; round++) { /* the second finds what the first left behind */
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            void *data = NULL;
+            assert_int_equal(be->op->buffer_new(be, &data, sizes[i], "test", NULL), ERR_OK);
+            assert_int_equal((uintptr_t)data % 64, 0);
+            expect_zeros(data, sizes[i]);
+            memset(data, 1, sizes[i]);
+            be->op->buffer_free(be, data);
+        }
+    }
+    struct err err = {0};
+    void *data = &err;
+    assert_int_equal(be->op->buffer_new(be, &data, SIZE_MAX - 3, "cache", &err), ERR_MEMORY);
+    assert_null(data);
+    assert_non_null(strstr(err.message, "cache"));
+    be->op->buffer_free(be, NULL);
+    backend_close(be);
+}
+
+/* Or the server would not start before the system has zeroed a cache that may never fill. */
+static void test_large_buffer_takes_no_memory_before_it_is_written(void **state)
+{
+    (void)state;
+    enum { BYTES = 256 << 20 };
+    struct backend *const be = open_isa("plain", 1);
+    void *data = NULL;
+    assert_int_equal(be->op->buffer_new(be, &data, BYTES, "test", NULL), ERR_OK);
+    const size_t n_page = BYTES / (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *const page = malloc(n_page);
+    assert_non_null(page);
+    assert_int_equal(mincore(data, BYTES, page), 0);
+    size_t n_taken = 0;
+    for (size_t i = 0; i < n_page; i++) {
+        n_taken += page[i] & 1;
+    }
+    assert_in_range(n_taken, 0, n_page / 16);
+    free(page);
+    be->op->buffer_free(be, data);
+    backend_close(be);
+}
+
 static void test_unknown_set_is_refused(void **state)
 {
     (void)state;
@@ -349,6 +405,8 @@ int main(void)
         cmocka_unit_test(test_mapped_table_at_an_odd_address),
         cmocka_unit_test(test_int8_is_exact),
         cmocka_unit_test(test_int8_refuses_what_it_would_lose),
+        cmocka_unit_test(test_buffers_are_zero_and_aligned),
+        cmocka_unit_test(test_large_buffer_takes_no_memory_before_it_is_written),
         cmocka_unit_test(test_unknown_set_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
