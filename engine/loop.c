@@ -335,6 +335,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
 {
     const int64_t begin_us = engine_now_us();
     fill_step(engine);
+    const int64_t filled_us = engine_now_us();
     engine->be->op->step_begin(engine->be, engine->step);
     model_forward(engine->model, engine->step, NULL);
     engine->be->op->submit(engine->be, engine->step);
@@ -344,6 +345,8 @@ static enum err_code run_step(struct engine *engine, struct err *err)
         return err->code;
     }
     const int64_t end_us = engine_now_us();
+    (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
+                                    memory_order_relaxed);
     learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
     memory_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
@@ -408,13 +411,18 @@ static bool turn(struct engine *engine)
     admit(engine, begin_us);
     wake_before_step(engine); /* who was cancelled or late need not wait for the step's end */
     struct err error = {.code = ERR_OK};
-    if (engine->n_active > 0 && run_step(engine, &error) != ERR_OK) {
+    const bool stepped = engine->n_active > 0;
+    if (stepped && run_step(engine, &error) != ERR_OK) {
         fail(engine, &error);
         return false;
     }
     wake_before_step(engine);
+    const int64_t busy_us = engine_now_us() - begin_us;
+    if (stepped) {
+        (void)atomic_fetch_add_explicit(&engine->stats.busy_us, busy_us, memory_order_relaxed);
+    }
     if (engine->n_active > 0) {
-        keep_drain_rate(engine, engine_now_us() - begin_us);
+        keep_drain_rate(engine, busy_us);
     } else if (queue_is_empty(&engine->queue)) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
         memory_totals_add(&engine->totals, model_info(engine->model));
@@ -429,6 +437,7 @@ static bool turn(struct engine *engine)
 void *loop_main(void *arg)
 {
     struct engine *const engine = arg;
+    (void)pthread_setname_np(pthread_self(), "engine"); /* for top -H, and tests/bench/compare.py */
     while (turn(engine)) {
     }
     atomic_store_explicit(&engine->queue.idle, true, memory_order_release);

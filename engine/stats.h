@@ -32,6 +32,9 @@ struct engine_stats {
     atomic_llong score_items, score_tokens, score_positions, score_nll_micro;
     atomic_llong prefix_queries, prefix_hits; /* tokens looked for in the cache, and found */
     atomic_llong steps, last_step_us;
+    /* Of the engine's thread: time with work to do, and of it, time in which the model computes and
+     * draws. What is left is scheduling, and taking and publishing results. */
+    atomic_llong busy_us, model_us;
     atomic_llong memory_lookups[64]; /* per memory layer */
     struct histogram ttft, itl, tpot, e2e, queue_time, inference_time, prefill_time, decode_time,
         score_time, prompt_len, generation_len, max_tokens, step_tokens, step_time, step_requests;

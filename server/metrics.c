@@ -258,6 +258,11 @@ static void write_engine_counters(struct text *out, const struct engine_stats *s
               (double)get(&stats->prefix_hits));
     write_one(out, "engine_steps_total", "counter", "Steps of the engine.",
               (double)get(&stats->steps));
+    write_one(out, "engine_busy_seconds_total", "counter", "Time in which the engine had work.",
+              (double)get(&stats->busy_us) * 1e-6);
+    write_one(out, "engine_model_seconds_total", "counter",
+              "Of it, time in which the model computed and drew tokens.",
+              (double)get(&stats->model_us) * 1e-6);
 }
 
 static void write_engine_gauges(struct text *out, struct engine *engine,

@@ -165,6 +165,7 @@ static void *worker_main(void *arg)
     struct worker *const self = arg;
     struct pool *const pool = self->pool;
     uint32_t number = 0;
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for top -H */
     for (;;) {
         number = next_job(pool, number);
         if (atomic_load(&pool->stop)) {

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What `make bench` prints: pkmserve beside other programs, and beside itself, on this machine.
 
-    compare.py [--build build] [--rounds 5] ... [torch] [llama] [isa]
+    compare.py [--build build] [--rounds 5] ... [torch] [llama] [isa] [start] [host]
 
     torch   a PyTorch implementation of the same model, the same weights and tokens (models/train/decode.py)
     llama   llama.cpp on the dense twin, the model without its memory
     isa     pkmserve with each instruction set that it can be forced to
+    start   from the start of `pkmserve serve` to ready, the model's file being in the page cache
+    host    of 64 streams at once, what all but the model costs: scheduling, drawing, tokens' text, HTTP
 
 Machines drift, so every round measures each program once, in rotating order; a ratio is taken within a round, and
 printed are medians over the rounds with the range in brackets. Shares are of a plain read of the same number of bytes
@@ -15,6 +17,7 @@ machine is printed with each table: figures from a busy one say little.
 A program that is not installed is a line that says how to get it, never a failure; wrong results are one."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import peers
+import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 AGREEMENT = 1e-3  # largest difference of a log-probability between two ways of computing it in fp32
@@ -74,8 +78,9 @@ def share(results, own, step):
     return "%.0f %%" % median(values) if values else "-"
 
 
-def print_table(head, rows):
-    print("\n| " + " | ".join(head) + " |\n|" + "---|" * 2 + "---:|" * (len(head) - 2))
+def print_table(head, rows, n_left=2):
+    """The first n_left columns are words, the others figures."""
+    print("\n| " + " | ".join(head) + " |\n|" + "---|" * n_left + "---:|" * (len(head) - n_left))
     for row in rows:
         print("| " + " | ".join(row) + " |")
     print(flush=True)
@@ -240,7 +245,105 @@ def wide(results, dtype, step):
     return min(sets, key=lambda rounds: median(milliseconds(rounds, step)), default=None)
 
 
-TABLES = {"torch": torch, "llama": llama, "isa": isa}
+# ---- the server ---------------------------------------------------------------------------------
+
+
+def start_up(args):
+    """Of each type. The first start of each reads the file into the page cache and does not count."""
+    dtypes = peers.pkmserve_dtypes(args)
+    seconds = {dtype: [] for dtype in dtypes}
+    last = {}
+    load = peers.Load([])
+    for i in range(args.rounds + 1):
+        for dtype in dtypes:
+            with serving.Server(args.build / "pkmserve", model(args, dtype), "--dtype", dtype, "--threads",
+                                args.threads) as server:
+                last[dtype] = {**server.metrics(), "resident": server.resident_bytes()}
+                if i > 0:
+                    seconds[dtype].append(server.start_s)
+        say("start %d of %d" % (i, args.rounds))
+    print("\n## Model A from start to ready, with a warm page cache\n")
+    print("%d threads, medians of %d starts (range), phases of the last one; %s" % (args.threads, args.rounds,
+                                                                                  load.text()))
+    print_table(["type", "ready, s", "weights packed, s", "self-test, s", "weights, MB", "resident, MB"], [
+        [dtype, cell(seconds[dtype], 2)] +
+        ["%.2f" % last[dtype]['startup_seconds{phase="%s"}' % phase] for phase in ("upload", "selftest")] +
+        ["%.0f" % (last[dtype][name] / 1e6) for name in ('model_bytes{kind="weights",placement="device"}', "resident")]
+        for dtype in dtypes], 1)
+
+
+PROMPT_WORDS = 32
+DRAWS = {"greedy": {"temperature": 0},
+         "top_p 0.95, peaked (temperature 0.2)": {"temperature": 0.2, "top_p": 0.95, "seed": 1},
+         "top_p 0.95, flat": {"temperature": 1, "top_p": 0.95, "seed": 1}}
+
+
+def worded(folder):
+    """The model with a vocabulary, so that its tokens are text: words of eight letters."""
+    config = json.loads((folder / "config.json").read_text())
+    words = ["<s>", "<eos>", "<pad>", "<unk>"] + [word_of(i) for i in range(4, config["vocab_size"])]
+    out = folder.with_name(folder.name + "-words")
+    out.mkdir(exist_ok=True)
+    if not (out / "model.safetensors").exists():
+        (out / "model.safetensors").symlink_to(folder / "model.safetensors")
+    (out / "vocab.txt").write_text("\n".join(words) + "\n")
+    (out / "config.json").write_text(json.dumps({**config, "tokenizer": "word"}))
+    return out
+
+
+def word_of(i):
+    return "".join(chr(ord("a") + i // 26 ** k % 26) for k in range(8))
+
+
+def bodies(args, config, draw):
+    n = config["vocab_size"] - 4
+    return [{"prompt": " ".join(word_of(4 + (s * 7919 + i * 104729) % n) for i in range(PROMPT_WORDS)), "stream": True,
+             "max_tokens": args.tokens, "ignore_eos": True, **draw} for s in range(args.streams)]
+
+
+def host(args):
+    """The model alone is `pkmserve bench` at the same batch and the middle position; it draws greedily."""
+    print("\n## Model A with %d streams at once: what is not the model\n" % args.streams)
+    bench_args = argparse.Namespace(**{**vars(args), "rows": 16, "positions": PROMPT_WORDS + args.tokens // 2,
+                                       "batches": [args.streams]})
+    load = peers.Load([])
+    rows = []
+    for dtype in peers.pkmserve_dtypes(args):
+        folder = worded(model(args, dtype))
+        config = json.loads((folder / "config.json").read_text())
+        bench = peers.pkmserve(bench_args, folder, dtype)
+        bare, got = [], {name: [] for name in DRAWS}
+        try:
+            bench.start()
+            with serving.Server(args.build / "pkmserve", folder, "--dtype", dtype, "--threads", args.threads,
+                                "--max-seqs", args.streams, "--max-queue", args.streams) as server:
+                for i in range(args.rounds):
+                    bare.append(bench.round()["seconds"]["decode", args.streams])
+                    for name, draw in DRAWS.items():
+                        got[name].append(serving.serve_streams(server, bodies(args, config, draw)))
+                    say("%s, round %d of %d" % (dtype, i + 1, args.rounds))
+        finally:
+            bench.close()
+        rows += [host_row(args, dtype, name, got[name], bare) for name in DRAWS]
+    print("%d threads, medians of %d rounds (range); %s" % (args.threads, args.rounds, load.text()))
+    print("engine: its thread outside of the model. front: processor time of HTTP and text, over all cores. "
+          "drawing and what streams cost otherwise: the model's step here less that of pkmserve bench, which is greedy. "
+          "client: the load itself, on the same cores")
+    print_table(["type", "requests", "step, ms", "engine %", "front %", "drawing and other %", "client %"], rows)
+
+
+def host_row(args, dtype, name, windows, bare):
+    wall = [w["wall"] for w in windows]
+    model_ms = [1e3 * w["model"] / w["steps"] for w in windows]
+    step_ms = [1e3 * w["wall"] / w["steps"] for w in windows]
+    return [dtype, name, cell(step_ms),
+            cell([100 * (a - b) / a for a, b in zip(step_ms, model_ms)]),
+            cell([100 * w["front"] / args.threads / s for w, s in zip(windows, wall)]),
+            cell([100 * (b - 1e3 * alone) / a for a, b, alone in zip(step_ms, model_ms, bare)]),
+            cell([100 * w["client"] / args.threads / s for w, s in zip(windows, wall)])]
+
+
+TABLES = {"torch": torch, "llama": llama, "isa": isa, "start": start_up, "host": host}
 
 
 # ---- arguments ----------------------------------------------------------------------------------
@@ -255,6 +358,8 @@ def arguments(words):
     parser.add_argument("--rows", type=int, default=256, help="of prefill and score (256)")
     parser.add_argument("--positions", type=int, default=256, help="before each decode step (256)")
     parser.add_argument("--max-batch", type=int, default=8, help="most texts decoded at once (8)")
+    parser.add_argument("--streams", type=int, default=64, help="at once, of the host's share; a power of two (64)")
+    parser.add_argument("--tokens", type=int, default=48, help="of each stream (48)")
     parser.add_argument("--torch", default=os.environ.get("BENCH_TORCH"), help="a Python that has PyTorch (BENCH_TORCH)")
     parser.add_argument("--llama", default=os.environ.get("BENCH_LLAMA"), help="llama-batched-bench (BENCH_LLAMA)")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round: does the tool work?")
@@ -263,7 +368,7 @@ def arguments(words):
     if unknown:
         parser.error("%s: not a table; there are %s" % (", ".join(sorted(unknown)), ", ".join(TABLES)))
     if args.quick:
-        args.rounds, args.rows, args.positions, args.max_batch = 1, 16, 16, 2
+        args.rounds, args.rows, args.positions, args.max_batch, args.streams, args.tokens = 1, 16, 16, 2, 4, 400
     args.build = args.build.absolute()
     args.batches = [1 << i for i in range(args.max_batch.bit_length())]
     args.tables = args.tables or list(TABLES)

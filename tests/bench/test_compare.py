@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compare  # noqa: E402
 import gguf_file  # noqa: E402
 import peers  # noqa: E402
+import serving  # noqa: E402
 
 LIMIT_S = 300  # on a busy machine
 
@@ -213,3 +214,31 @@ def test_pytorch_computes_the_same_model():
     done = run("torch", "--torch", python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "f32: log-probabilities of the scored text differ by" in done.stdout
+
+
+# ---- the server ---------------------------------------------------------------------------------
+
+
+def test_start_and_host_are_measured_for_every_type():
+    done = run("start", "host")
+    assert done.returncode == 0, done.stdout + done.stderr
+    n_type = len(peers.pkmserve_dtypes(SimpleNamespace(build=BUILD)))
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| f32", "| bf16", "| int8"))]
+    assert len(rows) == n_type * (1 + len(compare.DRAWS)), done.stdout
+    for row in rows[:n_type]:
+        assert 0 < float(row.split("|")[2]) < LIMIT_S
+    for row in rows[n_type:]:
+        assert all(-0.5 < float(row.split("|")[k].split()[0]) < 100 for k in (4, 5)), row
+
+
+def test_a_server_that_does_not_start_is_said_with_its_last_words(tmp_path):
+    with pytest.raises(RuntimeError, match="config.json"):
+        serving.Server(BUILD / "pkmserve", tmp_path)
+
+
+def test_streams_that_never_ran_together_have_no_figures():
+    window = serving.Window(None, 2)
+    for begun, ended in ((1, 0), (1, 1), (2, 1), (2, 2)):
+        window.look = lambda: {"steps": 1}
+        window.seen(begun, ended)
+    assert window.figures() is None
