@@ -256,8 +256,8 @@ def start_up(args):
     load = peers.Load([])
     for i in range(args.rounds + 1):
         for dtype in dtypes:
-            with serving.Server(args.build / "pkmserve", model(args, dtype), "--dtype", dtype, "--threads",
-                                args.threads) as server:
+            flags = peers.pkmserve_flags(args, model(args, dtype), dtype)
+            with serving.Server(args.build / "pkmserve", *flags) as server:
                 last[dtype] = {**server.metrics(), "resident": server.resident_bytes()}
                 if i > 0:
                     seconds[dtype].append(server.start_s)
@@ -315,8 +315,8 @@ def host(args):
         bare, got = [], {name: [] for name in DRAWS}
         try:
             bench.start()
-            with serving.Server(args.build / "pkmserve", folder, "--dtype", dtype, "--threads", args.threads,
-                                "--max-seqs", args.streams, "--max-queue", args.streams) as server:
+            with serving.Server(args.build / "pkmserve", *peers.pkmserve_flags(args, folder, dtype), "--max-seqs",
+                                args.streams, "--max-queue", args.streams) as server:
                 for i in range(args.rounds):
                     bare.append(bench.round()["seconds"]["decode", args.streams])
                     for name, draw in DRAWS.items():

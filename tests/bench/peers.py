@@ -6,6 +6,7 @@ each round, and does not count the time of loading."""
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,11 +63,16 @@ class Kept:
         return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def pkmserve_flags(args, model, dtype):
+    """Of any command. int8 is made of what the file has, value tables too, so they cannot be read in place."""
+    return ["--model", model, "--device", "cpu", "--threads", str(args.threads), "--dtype", dtype,
+            "--memory-placement", "device" if dtype == "int8" else "auto"]
+
+
 def pkmserve(args, model, dtype, isa=None):
     env = {"PKMSERVE_ISA": isa} if isa else None
-    return Kept("pkmserve", [args.build / "pkmserve", "bench", "--model", model, "--device", "cpu", "--dtype", dtype,
-                             "--rounds", 0, "--threads", args.threads, "--rows", args.rows, "--positions",
-                             args.positions, "--max-batch", max(args.batches)], env)
+    return Kept("pkmserve", [args.build / "pkmserve", "bench", *pkmserve_flags(args, model, dtype), "--rounds", 0,
+                             "--rows", args.rows, "--positions", args.positions, "--max-batch", max(args.batches)], env)
 
 
 def pkmserve_dtypes(args):
@@ -133,8 +139,8 @@ class Llama:
             done = subprocess.run(self.command, capture_output=True, text=True)
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
             if done.returncode != 0:
-                why = done.stderr.strip().splitlines() or ["exit status %d" % done.returncode]
-                raise Missing("llama.cpp: %s: %s" % (self.command[0], why[-1]))
+                why = done.stderr.strip().splitlines() or ["no error message"]
+                raise Missing("llama.cpp: %s: exit status %d: %s" % (shlex.join(self.command), done.returncode, why[-1]))
             if len(lines) == self.n_line:
                 return lines[1:]
         raise Missing("llama.cpp: %s printed %d lines of figures, not %d" % (self.command[0], len(lines), self.n_line))

@@ -20,12 +20,11 @@ PATIENCE_S = 60
 class Server:
     """`pkmserve serve`, ready when __init__ returns; start_s is the time that took, from the call of the program."""
 
-    def __init__(self, program, model, *flags):
+    def __init__(self, program, *flags):
         self.log = tempfile.TemporaryFile()  # a pipe that nobody reads would hold the server up
         begin = time.monotonic()
         self.process = subprocess.Popen(
-            [program, "serve", "--model", model, "--device", "cpu", "--host", "127.0.0.1", "--port", "0",
-             "--drain-delay-s", "0", *map(str, flags)], stdout=subprocess.DEVNULL, stderr=self.log)
+            [program, "serve", "--host", "127.0.0.1", "--port", "0", "--drain-delay-s", "0", *map(str, flags)], stdout=subprocess.DEVNULL, stderr=self.log)
         ready = None
         while ready is None:
             time.sleep(0.001)

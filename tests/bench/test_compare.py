@@ -155,14 +155,15 @@ def test_a_model_that_computes_something_else_fails():
 
 
 def test_types_are_those_of_the_program():
-    assert peers.pkmserve_dtypes(SimpleNamespace(build=BUILD))[:2] == ["f32", "bf16"]
+    assert peers.pkmserve_dtypes(SimpleNamespace(build=BUILD)) == ["f32", "bf16", "int8"]
 
 
 def test_every_set_is_measured_or_said_to_be_missing():
     done = run("isa")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith(("| decode", "| prefill", "| score"))]
-    assert len(rows) == 2 * 4 and all(line.count("|") == 10 for line in rows)
+    n_type = len(peers.pkmserve_dtypes(SimpleNamespace(build=BUILD)))
+    assert len(rows) == n_type * 4 and all(line.count("|") == 10 for line in rows)
     assert "hash" in done.stdout and "busy with other work" in done.stdout
 
 
@@ -233,7 +234,7 @@ def test_start_and_host_are_measured_for_every_type():
 
 def test_a_server_that_does_not_start_is_said_with_its_last_words(tmp_path):
     with pytest.raises(RuntimeError, match="config.json"):
-        serving.Server(BUILD / "pkmserve", tmp_path)
+        serving.Server(BUILD / "pkmserve", "--model", tmp_path)
 
 
 def test_streams_that_never_ran_together_have_no_figures():
