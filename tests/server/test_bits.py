@@ -3,6 +3,8 @@
 import json
 import threading
 
+import pytest
+
 from server_harness import PATIENCE, Server, events
 
 TEXTS = ["The river ran on past the mill.", "He said nothing, and she went away. " * 4,
@@ -40,8 +42,11 @@ def essence(path, body, answer):
     return json.dumps(got["results"] if path == "/score" else got["choices"])
 
 
-def test_alone_and_in_a_crowd():
-    with Server("--max-batch-tokens", "24", "--max-seqs", "8") as s:
+@pytest.mark.parametrize("weights", [[], ["--dtype", "int8", "--memory-placement", "device"]],
+                         ids=["as stored", "int8"])
+def test_alone_and_in_a_crowd(weights):
+    with Server("--max-batch-tokens", "24", "--max-seqs", "8", *weights) as s:
+        assert s.get("/info").json()["model"]["dtype"] == ("int8" if weights else "bf16")
         work = list(requests())
         alone = [essence(path, body, s.post(path, body)) for path, body in work]
         crowd = [None] * len(work)
@@ -59,6 +64,6 @@ def test_alone_and_in_a_crowd():
             for i, (path, body) in enumerate(work):
                 assert crowd[i] == alone[i], "expected %s\ngot %s\nfor %s %s" % (
                     alone[i], crowd[i], path, body)
-    with Server() as s:  # other chunks: the whole prompt in one step
+    with Server(*weights) as s:  # other chunks: the whole prompt in one step
         for i, (path, body) in enumerate(work):
             assert essence(path, body, s.post(path, body)) == alone[i], (path, body)
