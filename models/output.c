@@ -1,7 +1,9 @@
 /* See output.h. */
 #include "models/output.h"
 
-enum { LOGITS_BYTES_MAX = 32 << 20 };
+/* Rows of a chunk: as many as backends multiply in one pass over the vocabulary's matrix, if they
+ * fit. */
+enum { CHUNK_ROWS_MAX = 256, LOGITS_BYTES_MAX = 64 << 20 };
 
 void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
                  const char *name, bool tails_have_bias)
@@ -16,12 +18,12 @@ void output_bind(struct blocks_loader *loader, struct output *output, const stru
     blocks_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
 }
 
-/* Output rows per chunk: as many as keep the logits within LOGITS_BYTES_MAX, at least one. */
+/* Output rows per chunk, at least one. */
 static int64_t chunk_rows(int n_vocab, const struct step_limits *limits)
 {
     const int64_t fitting = LOGITS_BYTES_MAX / ((int64_t)sizeof(float) * n_vocab);
-    const int64_t wanted = fitting < limits->n_out_max ? fitting : limits->n_out_max;
-    return wanted < 1 ? 1 : wanted;
+    const int64_t most = limits->n_out_max < CHUNK_ROWS_MAX ? limits->n_out_max : CHUNK_ROWS_MAX;
+    return fitting < 1 ? 1 : fitting < most ? fitting : most;
 }
 
 void output_lay_out(struct output *output, struct blocks_arena *arena,
