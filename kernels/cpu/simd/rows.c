@@ -1,8 +1,8 @@
 /* Kernels that pass over rows: embedding sums, layer norm, and the gather of value rows.
  *
  * All are bound by the bytes of their rows. The norm's row (4 KiB at width 1024) stays in L1 during
- * its three passes. The gather reads rows at random from a table larger than any cache: it asks for
- * rows PREFETCH_ROWS ahead, because a core overlaps only some tens of misses by itself. */
+ * its three passes. The gather reads rows at random from a table larger than any cache. Shares
+ * reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
 #include <math.h>
@@ -71,13 +71,15 @@ void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma
 
 /* ---- value rows -------------------------------------------------------------------------------*/
 
-/* Rows added in one pass over y, so that y is loaded and stored once for all of them; the next
- * group is prefetched meanwhile. */
-enum { READ_GROUP = 4, PREFETCH_GROUPS = 2 };
+/* Rows added in one pass over y, so that y is loaded and stored once for all of them, and as many
+ * are read side by side. The beginnings of the next group are asked for meanwhile: the processor
+ * notices what is read in order and goes ahead by itself, faster than if it is asked for every
+ * line. */
+enum { READ_GROUP = 8, PREFETCH_BYTES = 512 };
 
 static void prefetch_row(const char *row, int64_t bytes)
 {
-    for (int64_t b = 0; b < bytes; b += 64) {
+    for (int64_t b = 0; b < bytes && b < PREFETCH_BYTES; b += 64) {
         __builtin_prefetch(row + b);
     }
 }
@@ -124,7 +126,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
     const int64_t row_bytes = table->row_bytes;
     const char *const base = (const char *)table->data + first * elem_bytes;
     const int64_t n_bytes = n * elem_bytes;
-    for (int j = 0; j < n_slot && j < PREFETCH_GROUPS * READ_GROUP; j++) {
+    for (int j = 0; j < n_slot && j < READ_GROUP; j++) {
         prefetch_row(base + slots[j] * row_bytes, n_bytes);
     }
     for (int j = 0; j < n_slot; j += READ_GROUP) {
@@ -137,7 +139,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
             if (table->scale != NULL) {
                 share[i] *= table->scale[slots[j + i]];
             }
-            const int ahead = j + i + PREFETCH_GROUPS * READ_GROUP;
+            const int ahead = j + i + READ_GROUP;
             if (ahead < n_slot) {
                 prefetch_row(base + slots[ahead] * row_bytes, n_bytes);
             }
