@@ -8,7 +8,8 @@
  * Files: cpu.c (opening, the table), machine.c (cores, memory, instruction sets, rates), pool.c
  * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c,
  * span.c (attention with spans), memory.c
- * (product keys and values), vocab.c (log-probabilities, sampling). Transfers, step and gather
+ * (product keys and values), vocab.c (log-probabilities), sample.c and
+ * sample_rank.c (drawing). Transfers, step and gather
  * are ref's. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
@@ -23,6 +24,7 @@ enum { GEMM_ROWS = 256 };
 enum {
     LOGIT_BLOCKS = 16,  /* blocks of a row of logits */
     SELECT_MANY = 1024, /* best tokens that are selected; more are sorted */
+    DRAW_BUCKETS = 4096,
 };
 
 struct cpu_weight {
@@ -65,6 +67,8 @@ struct vocab_scratch {
     float *best_score;  /* [n_vocab] best tokens, best first */
     int32_t *best;      /* [n_vocab] */
     uint32_t *key[2];   /* [n_vocab] each: sorting */
+    double *mass;       /* [DRAW_BUCKETS] */
+    int32_t *count;     /* [DRAW_BUCKETS] */
     struct select_scratch select;
 };
 

@@ -86,6 +86,9 @@ bool SIMD(logit_max)(float *max, const float *z, int n);
 int SIMD(logit_find)(const float *z, int n, float value);
 double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature);
 double SIMD(logit_moment)(const float *z, int n, float max);
+void SIMD(logit_buckets)(float *share, int32_t *bucket, const float *z, int n, float max,
+                         float inverse_temperature, float scale, int last);
+int SIMD(find_equal)(int32_t *at, const int32_t *v, int n, int32_t value);
 int32_t SIMD(logit_before)(const float *z, int first, int n, float target, int32_t id);
 
 /* peak.c */

@@ -229,6 +229,11 @@ struct simd_kernels {
     double (*logit_sum)(const float *z, int n, float max, float inverse_temperature);
     /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
     double (*logit_moment)(const float *z, int n, float max);
+    /* share = e^((z - max) · inverse_temperature); bucket = (max - z) · scale, at most last */
+    void (*logit_buckets)(float *share, int32_t *bucket, const float *z, int n, float max,
+                          float inverse_temperature, float scale, int last);
+    /* Writes where v is value, ascending, and returns how often: at[n] has room for all of v. */
+    int (*find_equal)(int32_t *at, const int32_t *v, int n, int32_t value);
     /* Tokens first .. first+n-1 that rank before one with logit target and this id. */
     int32_t (*logit_before)(const float *z, int first, int n, float target, int32_t id);
 

@@ -100,6 +100,36 @@ double SIMD(logit_moment)(const float *z, int n, float max)
     return total;
 }
 
+void SIMD(logit_buckets)(float *to, int32_t *bucket, const float *z, int n, float max,
+                         float inverse_temperature, float scale, int last)
+{
+    const vf end = v_set1((float)last);
+    for (int i = 0; i < n; i += LANES) {
+        const int n_lane = n - i < LANES ? n - i : LANES;
+        const vf distance = (max - v_load_n(z + i, n_lane)) * scale;
+        const vi whole = vi_from_f32(v_select(distance < end, distance, end));
+        v_store_n(to + i, share(z + i, n_lane, max, inverse_temperature), n_lane);
+        v_store_n((float *)(void *)(bucket + i), (vf)whole, n_lane);
+    }
+}
+
+int SIMD(find_equal)(int32_t *at, const int32_t *v, int n, int32_t value)
+{
+    int n_found = 0;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (uint32_t bits = v_bits((vi)(vi_load(v + i) == value)); bits != 0; bits &= bits - 1) {
+            at[n_found++] = i + __builtin_ctz(bits);
+        }
+    }
+    for (; i < n; i++) {
+        if (v[i] == value) {
+            at[n_found++] = i;
+        }
+    }
+    return n_found;
+}
+
 int32_t SIMD(logit_before)(const float *z, int first, int n, float target, int32_t id)
 {
     vi count = vi_set1(0);

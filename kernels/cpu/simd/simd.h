@@ -289,6 +289,16 @@ static ALWAYS_INLINE vi vi_dot2(vs a, vs b)
 #endif
 }
 
+/* Towards 0. */
+static ALWAYS_INLINE vi vi_from_f32(vf v)
+{
+#if defined(ISA_AVX512)
+    return (vi)_mm512_cvttps_epi32(v);
+#else
+    return __builtin_convertvector(v, vi);
+#endif
+}
+
 static ALWAYS_INLINE vf v_from_i32(vi v)
 {
     return __builtin_convertvector(v, vf);
