@@ -127,7 +127,7 @@ class Llama:
         context = max(batches) * (args.positions + DECODE_STEPS + 64)
         self.rows, self.n_line = args.positions, len(batches)
         self.command = [program, "-m", str(file), "-t", str(args.threads), "-tb", str(args.threads), "-c", str(context),
-                        "-npp", str(self.rows), "-ntg", str(DECODE_STEPS), "-npl", ",".join(map(str, batches)),
+                        "-pps", "-npp", str(self.rows), "-ntg", str(DECODE_STEPS), "-npl", ",".join(map(str, batches)),
                         "--output-format", "jsonl"]
 
     def start(self):
