@@ -389,9 +389,10 @@ endif
 # ---- measuring, style --------------------------------------------------------------------------
 
 .PHONY: bench bench-papers fmt lint clean help
-# Tables of tests/bench/compare.py, BENCH=isa one of them; BENCH_TORCH and BENCH_LLAMA name what is not on the path.
+# BENCH="torch llama isa start host" names tables of tests/bench/compare.py; BENCH_TORCH, a Python with PyTorch, and
+# BENCH_LLAMA, llama.cpp's llama-batched-bench, name what is not on the path.
 BENCH ?=
-bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside PyTorch and llama.cpp (BENCH="torch llama isa")
+bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside PyTorch and llama.cpp
 	$(if $(BENCH),,@tests/bench/run.sh $(B))
 	@$(PYTHON) tests/bench/compare.py --build $(B) $(BENCH)
 
