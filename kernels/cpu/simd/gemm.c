@@ -19,8 +19,9 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-/* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. */
-enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16 };
+/* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. Of a panel
+ * 128 KiB of F32: it passes once for each tile, while the next one comes in beside it. */
+enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
 
 /* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. Half of it, which
  * would stay in L1, costs more in sums than it saves. */
@@ -114,14 +115,14 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
     for (; n_word >= CHUNK_WORDS(kind); n_word -= CHUNK_WORDS(kind)) {
         for (int i = 0; i < CHUNK_WORDS(kind); i++) {
             prefetch_words(w, n_vec * LANES, ahead.n_line == 0);
+            if (i < ahead.n_line) { /* one at a time: a burst fills the miss buffers */
+                __builtin_prefetch(ahead.w, 0, 2); /* into L2 */
+                ahead.w += LINE_WORDS;
+            }
             add_word(sum, n_row, n_vec, kind, x, w, i);
             w += PANEL;
         }
         x += n_row * CHUNK;
-        for (int i = 0; i < ahead.n_line; i++) {
-            __builtin_prefetch(ahead.w, 0, 2); /* into L2 */
-            ahead.w += LINE_WORDS;
-        }
     }
     for (int i = 0; i < n_word; i++) {
         add_word(sum, n_row, n_vec, kind, x, w, i);
@@ -516,8 +517,10 @@ static struct place place_of(const struct gemm *g, enum kind kind, const struct 
 static int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
 {
     const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int n_chunk = is_amx(kind) ? AMX_CHUNKS : L2_WORDS / (n_row * CHUNK);
-    const int words = (n_chunk > MIN_CHUNKS ? n_chunk : MIN_CHUNKS) * CHUNK_WORDS(kind);
+    const int most = is_amx(kind) ? AMX_CHUNKS : MAX_CHUNKS;
+    const int wanted = L2_WORDS / (n_row * CHUNK);
+    const int n_chunk = wanted < MIN_CHUNKS ? MIN_CHUNKS : wanted > most ? most : wanted;
+    const int words = n_chunk * CHUNK_WORDS(kind);
     return n_tile == 1 || words > n_word ? n_word : words;
 }
 
