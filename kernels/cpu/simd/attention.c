@@ -233,14 +233,20 @@ EACH_TILE(ATTEND)
 
 void SIMD(attend)(const struct attend *a)
 {
-#define NAME(n) attend_##n,
-    static void (*const attend_n[])(const struct attend *) = {EACH_TILE(NAME)};
-    for (int r = 0; r < a->n_row; r += TILE_ROWS) {
+#define TILE(n) {n, attend_##n},
+    static const struct {
+        int n_row;
+        void (*attend)(const struct attend *);
+    } tiles[] = {EACH_TILE(TILE)};
+    int i = 0;
+    for (int r = 0; r < a->n_row; r += tiles[i].n_row) {
+        while (tiles[i].n_row > a->n_row - r) {
+            i++;
+        }
         struct attend part = *a;
         part.y += r * a->y_stride;
         part.q += r * a->q_stride;
         part.pos += r;
-        const int n_row = a->n_row - r < TILE_ROWS ? a->n_row - r : TILE_ROWS;
-        attend_n[n_row - 1](&part);
+        tiles[i].attend(&part);
     }
 }

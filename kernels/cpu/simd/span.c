@@ -373,8 +373,11 @@ static void place(struct span_tile *t, int row, int n_row)
 
 void SIMD(attend_span)(const struct attend_span *a)
 {
-#define NAME(n) attend_##n,
-    static void (*const attend_n[])(const struct span_tile *) = {EACH_TILE(NAME)};
+#define TILE(n) {n, attend_##n},
+    static const struct {
+        int n_row;
+        void (*attend)(const struct span_tile *);
+    } tiles[] = {EACH_TILE(TILE)};
     struct span_tile t = {.a = a,
                           .mask = a->scratch,
                           .distance_stride = (int64_t)span_row_floats(a->window),
@@ -383,9 +386,12 @@ void SIMD(attend_span)(const struct attend_span *a)
     t.query = t.distance + TILE_ROWS * t.distance_stride;
     t.score = t.query + attend_columns(a->d_head) * TILE_ROWS;
     t.reach = pad_mask(t.mask, a);
-    for (int r = 0; r < a->n_row; r += TILE_ROWS) {
-        const int n_row = a->n_row - r < TILE_ROWS ? a->n_row - r : TILE_ROWS;
-        place(&t, r, n_row);
-        attend_n[n_row - 1](&t);
+    int i = 0;
+    for (int r = 0; r < a->n_row; r += tiles[i].n_row) {
+        while (tiles[i].n_row > a->n_row - r) {
+            i++;
+        }
+        place(&t, r, tiles[i].n_row);
+        tiles[i].attend(&t);
     }
 }
