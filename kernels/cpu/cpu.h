@@ -68,7 +68,6 @@ struct vocab_scratch {
     int32_t *best;      /* [n_vocab] */
     uint32_t *key[2];   /* [n_vocab] each: sorting */
     double *mass;       /* [DRAW_BUCKETS] */
-    int32_t *count;     /* [DRAW_BUCKETS] */
     struct select_scratch select;
 };
 

@@ -37,15 +37,14 @@ struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread
         .key = {words + 4 * n_vocab, words + 5 * n_vocab},
         .select = {.score = (float *)(void *)(words + 6 * n_vocab),
                    .id = (int32_t *)(void *)(words + 6 * n_vocab + n_select)},
-        .count = (int32_t *)(void *)(words + 6 * n_vocab + 2 * n_select),
-        .mass = (double *)(void *)(words + even(6 * n_vocab + 2 * n_select + DRAW_BUCKETS)),
+        .mass = (double *)(void *)(words + even(6 * n_vocab + 2 * n_select)),
     };
 }
 
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits)
 {
     const size_t n_select = cpu_select_max(limits) + SELECT_SLACK + SELECT_PAD;
-    const size_t n_word = even(6 * (size_t)limits->n_vocab + 2 * n_select + DRAW_BUCKETS);
+    const size_t n_word = even(6 * (size_t)limits->n_vocab + 2 * n_select);
     return n_word * sizeof(uint32_t) + DRAW_BUCKETS * sizeof(double);
 }
 

@@ -104,7 +104,7 @@ static void sort_all(const struct draw *d)
 
 /* ---- buckets ----------------------------------------------------------------------------------*/
 
-/* Fills mass and count; leaves the bucket of each token in key[1]. */
+/* Fills mass; leaves the bucket of each token in key[1]. */
 static void fill_buckets(const struct draw *d)
 {
     const struct vocab_scratch *const s = &d->scratch;
@@ -114,25 +114,22 @@ static void fill_buckets(const struct draw *d)
     d->simd->logit_buckets(share, bucket, d->z, d->n_vocab, d->max, inverse,
                            inverse * (DRAW_BUCKETS / BUCKET_RANGE), DRAW_BUCKETS - 1);
     memset(s->mass, 0, DRAW_BUCKETS * sizeof *s->mass);
-    memset(s->count, 0, DRAW_BUCKETS * sizeof *s->count);
     for (int i = 0; i < d->n_vocab; i++) {
         s->mass[bucket[i]] += (double)share[i];
-        s->count[bucket[i]]++;
     }
 }
 
-/* Puts the tokens of a bucket into best and best_score, best first. False if it cannot. */
-static bool order_bucket(const struct draw *d, int bucket)
+/* Puts the tokens of a bucket into best and best_score, best first, and returns how many there are,
+ * or -1 if it cannot. */
+static int order_bucket(const struct draw *d, int bucket)
 {
     const struct vocab_scratch *const s = &d->scratch;
-    const int n = s->count[bucket];
     float *const score = (float *)(void *)s->key[0];
+    const int n = d->simd->find_equal(s->candidate, (const int32_t *)(const void *)s->key[1],
+                                      d->n_vocab, bucket);
     if (n > SELECT_MANY || bucket == DRAW_BUCKETS - 1) {
-        return false;
+        return -1;
     }
-    const int found = d->simd->find_equal(s->candidate, (const int32_t *)(const void *)s->key[1],
-                                          d->n_vocab, bucket);
-    CHECK(found == n);
     for (int i = 0; i < n; i++) {
         score[i] = d->z[s->candidate[i]];
     }
@@ -140,22 +137,22 @@ static bool order_bucket(const struct draw *d, int bucket)
     for (int i = 0; i < n; i++) {
         s->best[i] = s->candidate[s->best[i]];
     }
-    return true;
+    return n;
 }
 
 /* What the filters keep. */
 struct kept {
     double mass;
     int bucket;  /* the last one */
-    int n;       /* its best n tokens */
+    int n;       /* at most its best n tokens */
     bool is_end; /* found */
 };
 
-/* Adds the tokens of the bucket in order until a filter ends them. */
-static void keep_some(const struct draw *d, struct kept *kept, double total)
+/* Adds the n tokens of the bucket in order until a filter ends them. */
+static void keep_some(const struct draw *d, struct kept *kept, int n, double total)
 {
     const struct sample_params *const p = d->params;
-    for (int i = 0; i < d->scratch.count[kept->bucket]; i++) {
+    for (int i = 0; i < n; i++) {
         const double share = share_of(d, d->scratch.best_score[i]);
         kept->is_end = (p->top_p < 1 && kept->mass >= (double)p->top_p * total) ||
                        share < (double)p->min_p || share == 0;
@@ -173,23 +170,25 @@ static bool find_end(const struct draw *d, struct kept *kept, double total)
     const struct sample_params *const p = d->params;
     const double step = (double)BUCKET_RANGE / DRAW_BUCKETS;
     for (int b = 0; b < DRAW_BUCKETS && !kept->is_end; b++) {
-        if (d->scratch.count[b] == 0) {
-            continue;
+        if (d->scratch.mass[b] <= 0 && b < DRAW_BUCKETS - 1) {
+            continue; /* empty: shares are 0 in the last one alone */
         }
         kept->bucket = b;
-        kept->n = 0;
         /* a little less than the least share that it can hold */
         const bool is_wide = exp(-(b + 1.01) * step) >= (double)p->min_p;
         const double after = kept->mass + d->scratch.mass[b];
         if (is_wide && b < DRAW_BUCKETS - 1 &&
             (p->top_p >= 1 || after < (double)p->top_p * total)) {
             kept->mass = after;
-            kept->n = d->scratch.count[b];
-        } else if (order_bucket(d, b)) {
-            keep_some(d, kept, total);
-        } else {
+            kept->n = d->n_vocab;
+            continue;
+        }
+        const int n = order_bucket(d, b);
+        if (n < 0) {
             return false;
         }
+        kept->n = 0;
+        keep_some(d, kept, n, total);
     }
     return true;
 }
@@ -207,15 +206,15 @@ static int32_t draw_by_bucket(const struct draw *d, double total)
     int32_t last = NOT_DRAWN;
     for (int b = 0; b <= kept.bucket; b++) {
         const bool is_last = b == kept.bucket;
-        if (d->scratch.count[b] == 0 || (!is_last && sum + d->scratch.mass[b] <= goal)) {
+        if (!is_last && sum + d->scratch.mass[b] <= goal) {
             sum += d->scratch.mass[b];
             continue;
         }
-        if (!order_bucket(d, b)) {
+        const int n = order_bucket(d, b);
+        if (n < 0) {
             return NOT_DRAWN;
         }
-        const int n = is_last ? kept.n : d->scratch.count[b];
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n && (!is_last || i < kept.n); i++) {
             sum += share_of(d, d->scratch.best_score[i]);
             last = d->scratch.best[i];
             if (sum > goal) {

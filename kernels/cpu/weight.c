@@ -60,36 +60,58 @@ static void widen(float *to, const struct pack *p, int64_t row, int64_t first, i
 
 /* ---- INT8 ---- */
 
+/* The compiler's own vectors, on any machine. */
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef int8_t i8x8 __attribute__((vector_size(8)));
+enum { VEC = 8 };
+
 static struct int8_scale scale_of(const struct pack *p, int64_t row)
 {
-    uint32_t max = 0;
+    i32x8 max = {0};
     for (int64_t k = 0; k < p->host->cols; k += PACK_K) {
         float value[PACK_K] = {0};
         widen(value, p, row, k, p->host->cols - k < PACK_K ? (int)(p->host->cols - k) : PACK_K);
-        for (int i = 0; i < PACK_K; i++) {
-            const uint32_t bits = int8_magnitude(value[i]);
-            max = bits > max ? bits : max;
+        for (int i = 0; i < PACK_K; i += VEC) {
+            i32x8 bits; /* see int8_magnitude */
+            memcpy(&bits, value + i, sizeof bits);
+            bits &= 0x7fffffff;
+            const i32x8 is_more = bits > max;
+            max = (bits & is_more) | (max & ~is_more);
         }
     }
-    return int8_scale_of(int8_from_magnitude(max));
+    uint32_t most = 0;
+    for (int i = 0; i < VEC; i++) {
+        most = (uint32_t)max[i] > most ? (uint32_t)max[i] : most;
+    }
+    return int8_scale_of(int8_from_magnitude(most));
 }
 
-/* Elements first .. first+n-1 of a row as INT8. */
+/* Elements first .. first+n-1 of a row as INT8: int8_round, several at a time. */
 static void round_bytes(int8_t *to, const struct pack *p, int64_t row, int64_t first, int n,
                         struct int8_scale scale, struct loss *loss)
 {
-    float value[PACK_K];
-    float lost = 0;
-    float whole = 0;
+    float value[PACK_K] = {0};
+    int8_t q[PACK_K];
+    f32x8 lost = {0};
+    f32x8 whole = {0};
     widen(value, p, row, first, n);
-    for (int i = 0; i < n; i++) {
-        to[i] = int8_round(value[i], scale.inverse);
-        const float missing = value[i] - (float)to[i] * scale.scale;
+    for (int i = 0; i < PACK_K; i += VEC) {
+        f32x8 v;
+        memcpy(&v, value + i, sizeof v);
+        const f32x8 scaled = v * scale.inverse;
+        const f32x8 shifted = scaled + INT8_MAGIC;
+        const i8x8 bytes = __builtin_convertvector((i32x8)shifted, i8x8);
+        memcpy(q + i, &bytes, sizeof bytes);
+        const f32x8 missing = v - (shifted - INT8_MAGIC) * scale.scale;
         lost += missing * missing;
-        whole += value[i] * value[i];
+        whole += v * v;
     }
-    loss->lost += (double)lost;
-    loss->whole += (double)whole;
+    memcpy(to, q, (size_t)n);
+    for (int i = 0; i < VEC; i++) {
+        loss->lost += (double)lost[i];
+        loss->whole += (double)whole[i];
+    }
 }
 
 /* A row of host as INT8, PACK_K elements after the other: those of the file, or rounded. */
@@ -127,7 +149,7 @@ static void pack_bytes(uint32_t *panel, const struct pack *p, int64_t row, int o
         int8_t q[PACK_K] = {0};
         const int n_k = n_in - k < PACK_K ? n_in - k : PACK_K;
         read_bytes(q, p, row, k, n_k, &from, loss);
-        for (int i = 0; i < n_k; i++) {
+        for (int i = 0; i < PACK_K; i++) {
             sum += q[i];
         }
         uint32_t *const to = panel + (size_t)(k / 4) * PANEL + o;

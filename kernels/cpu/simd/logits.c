@@ -70,10 +70,33 @@ static ALWAYS_INLINE vf share(const float *z, int n, float max, float scale)
     return v_load_n(lane, n);
 }
 
+/* The same of EXP_VECS whole vectors, in step. */
+static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, float scale)
+{
+    UNROLL
+    for (int v = 0; v < EXP_VECS; v++) {
+        e[v] = (v_load(z + v * LANES) - max) * scale;
+    }
+    v_exp_n(e, EXP_VECS);
+}
+
 double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature)
 {
     double total = 0;
-    for (int i = 0; i < n;) {
+    int i = 0;
+    for (; i + SUM_VECS * LANES <= n; i += SUM_VECS * LANES) {
+        vf sum = v_set1(0);
+        for (int v = 0; v < SUM_VECS; v += EXP_VECS) {
+            vf e[EXP_VECS];
+            shares(e, z + i + v * LANES, max, inverse_temperature);
+            UNROLL
+            for (int j = 0; j < EXP_VECS; j++) {
+                sum = sum + e[j];
+            }
+        }
+        total += add_lanes(sum);
+    }
+    while (i < n) {
         vf sum = v_set1(0);
         for (int v = 0; v < SUM_VECS && i < n; v++, i += LANES) {
             sum = sum + share(z + i, n - i < LANES ? n - i : LANES, max, inverse_temperature);
@@ -104,7 +127,18 @@ void SIMD(logit_buckets)(float *to, int32_t *bucket, const float *z, int n, floa
                          float inverse_temperature, float scale, int last)
 {
     const vf end = v_set1((float)last);
-    for (int i = 0; i < n; i += LANES) {
+    int i = 0;
+    for (; i + EXP_VECS * LANES <= n; i += EXP_VECS * LANES) {
+        vf e[EXP_VECS];
+        shares(e, z + i, max, inverse_temperature);
+        UNROLL
+        for (int v = 0; v < EXP_VECS; v++) {
+            const vf distance = (max - v_load(z + i + v * LANES)) * scale;
+            v_store(to + i + v * LANES, e[v]);
+            vi_store(bucket + i + v * LANES, vi_from_f32(v_select(distance < end, distance, end)));
+        }
+    }
+    for (; i < n; i += LANES) {
         const int n_lane = n - i < LANES ? n - i : LANES;
         const vf distance = (max - v_load_n(z + i, n_lane)) * scale;
         const vi whole = vi_from_f32(v_select(distance < end, distance, end));
