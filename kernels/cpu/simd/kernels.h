@@ -49,9 +49,13 @@ struct gemm {
     enum act act;
 };
 
+/* Sums of bytes are whole numbers, the same from either unit: so few rows go to the vectors, which
+ * stream W faster. */
 static inline bool gemm_is_amx(const struct gemm *g)
 {
-    return g->dtype != DTYPE_F32 && g->bf16 == GEMM_AMX;
+    enum { FEW_ROWS = 8 };
+    return g->bf16 == GEMM_AMX &&
+           (g->dtype == DTYPE_BF16 || (g->dtype == DTYPE_I8 && g->n_row > FEW_ROWS));
 }
 
 static inline size_t gemm_row_words(int n_in)
