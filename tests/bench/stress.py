@@ -49,6 +49,7 @@ def generation(random_, n=16, **more):
 # ---- scenarios ----------------------------------------------------------------------------------
 
 
+SOAK_CACHE = 4096  # positions
 OVERLOAD_TOKENS = 64  # of a request: so many that the server has more work with it than the client
 
 
@@ -183,11 +184,22 @@ async def bulk(seconds):
             say(name + ", beside bulk scoring", ms(b))
 
 
+async def fill_cache(s, random_):
+    """The cache takes memory as texts fill it. Texts that differ from the first token on fill it all."""
+    n = 0
+    while n < 3 * SOAK_CACHE:
+        text = " ".join(prompt(random_) for _ in range(60))
+        answer = await ask(s.port, "/score", {"text": text})
+        demand(answer.status == 200, "filling the cache: %s" % answer.status)
+        n += answer.json()["usage"]["prompt_tokens"]
+
+
 async def soak(seconds):
     """A mix of everything, with clients that leave, for as long as you like."""
     random_ = random.Random(5)
     counts = {}
-    with Server("--max-seqs", "16", "--max-queue", "64") as s:
+    with Server("--max-seqs", "16", "--max-queue", "64", "--kv-tokens", str(SOAK_CACHE)) as s:
+        await fill_cache(s, random_)
         end = time.monotonic() + seconds
 
         def request():

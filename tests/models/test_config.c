@@ -145,7 +145,7 @@ static void test_refuses(void **state)
         {"\"bos_token_id\": 1", "\"bos_token_id\": -2", "bos_token_id is -2, outside -1 .."},
         {"\"bos_token_id\": 1", "\"bos_token_id\": -1", "add_bos is true, but there is no bos"},
         {"\"eos_token_id\": 1", "\"eos_token_id\": 200", "eos_token_id is 200, but vocab_size"},
-        {"\"bf16\"", "\"int8\"", "dtype is \"int8\""},
+        {"\"bf16\"", "\"int4\"", "dtype is \"int4\""},
         {"\"dtype\": \"bf16\"", "\"tokenizer\": \"wordpiece\"", "tokenizer is \"wordpiece\""},
         {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": []", "adaptive_cutoffs must be an array"},
         {"\"dtype\": \"bf16\"", "\"adaptive_cutoffs\": [4.5]", "adaptive_cutoffs[0] must be"},

@@ -322,7 +322,7 @@ static void test_refuses_files(void **state)
     writer_text(dir, "model.safetensors", "");
     refuse(dir, ERR_FORMAT, "not a safetensors file of at least 8 bytes");
     save_header(dir, "{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8);
-    refuse(dir, ERR_UNSUPPORTED, "tensor a has dtype I64; weights must be F32, F16 or BF16");
+    refuse(dir, ERR_UNSUPPORTED, "tensor a has dtype I64; weights must be F32, F16, BF16 or I8");
     /* 63 bytes stand before the data */
     save_header(dir, "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}} ", 8);
     refuse(dir, ERR_UNSUPPORTED, "tensor a does not start at a multiple of its element size");
