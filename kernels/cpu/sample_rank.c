@@ -20,38 +20,60 @@ static double share_of(const struct draw *d, float z)
     return exp(((double)z - (double)d->max) / (double)d->params->temperature);
 }
 
-/* Draws among the n best tokens, best first, or NOT_DRAWN if the filters keep more than those.
- * total: of what top_k keeps, top_p's denominator. */
-static int32_t draw_among(const struct draw *d, int n, double total, bool n_is_all)
+/* What the filters keep. */
+struct kept {
+    double mass;
+    int bucket;  /* the last one, where there are buckets */
+    int n;       /* at most its best n tokens */
+    bool is_end; /* found */
+};
+
+static bool has_mass(const struct draw *d, const struct kept *kept, double total)
 {
-    const struct sample_params *const p = d->params;
-    const float *const score = d->scratch.best_score;
-    double kept = 0;
-    int n_kept = 0;
-    bool is_whole = false; /* the kept tokens end here */
-    while (!is_whole) {
-        if (p->top_p < 1 && kept >= (double)p->top_p * total) {
-            is_whole = true;
-        } else if (n_kept == n) {
-            if (!n_is_all) {
-                return NOT_DRAWN;
-            }
-            is_whole = true;
-        } else {
-            const double share = share_of(d, score[n_kept]);
-            is_whole = share < (double)p->min_p || share == 0;
-            kept += is_whole ? 0 : share;
-            n_kept += !is_whole;
+    return d->params->top_p < 1 && kept->mass >= (double)d->params->top_p * total;
+}
+
+/* Adds the n tokens in best, in order, until a filter ends them. total: of what top_k keeps,
+ * top_p's denominator. */
+static void keep_some(const struct draw *d, struct kept *kept, int n, double total)
+{
+    kept->n = 0;
+    for (; kept->n < n && !has_mass(d, kept, total); kept->n++) {
+        const double share = share_of(d, d->scratch.best_score[kept->n]);
+        kept->is_end = share < (double)d->params->min_p || share == 0;
+        if (kept->is_end) {
+            return;
         }
+        kept->mass += share;
     }
-    double sum = 0;
-    for (int i = 0; i < n_kept; i++) {
-        sum += share_of(d, score[i]);
-        if (sum > p->u * kept) {
+    kept->is_end = has_mass(d, kept, total);
+}
+
+/* The first of the n tokens in best with which *sum, which their shares are added to, exceeds goal;
+ * NOT_DRAWN if it does not. */
+static int32_t walk(const struct draw *d, int n, double *sum, double goal)
+{
+    for (int i = 0; i < n; i++) {
+        *sum += share_of(d, d->scratch.best_score[i]);
+        if (*sum > goal) {
             return d->scratch.best[i];
         }
     }
-    return d->scratch.best[n_kept - 1]; /* the best token's share is 1: one is kept */
+    return NOT_DRAWN;
+}
+
+/* Draws among the n tokens in best, or NOT_DRAWN if the filters keep more than those. */
+static int32_t draw_among(const struct draw *d, int n, double total, bool n_is_all)
+{
+    struct kept kept = {.mass = 0};
+    keep_some(d, &kept, n, total);
+    if (!kept.is_end && !n_is_all) {
+        return NOT_DRAWN;
+    }
+    double sum = 0;
+    const int32_t id = walk(d, kept.n, &sum, d->params->u * kept.mass);
+    /* rounding may leave the goal unreached; the best token's share is 1: one is kept */
+    return id != NOT_DRAWN ? id : d->scratch.best[kept.n - 1];
 }
 
 /* Ascending key = descending logit; no NaN comes here, and -0 was made 0. */
@@ -140,30 +162,6 @@ static int order_bucket(const struct draw *d, int bucket)
     return n;
 }
 
-/* What the filters keep. */
-struct kept {
-    double mass;
-    int bucket;  /* the last one */
-    int n;       /* at most its best n tokens */
-    bool is_end; /* found */
-};
-
-/* Adds the n tokens of the bucket in order until a filter ends them. */
-static void keep_some(const struct draw *d, struct kept *kept, int n, double total)
-{
-    const struct sample_params *const p = d->params;
-    for (int i = 0; i < n; i++) {
-        const double share = share_of(d, d->scratch.best_score[i]);
-        kept->is_end = (p->top_p < 1 && kept->mass >= (double)p->top_p * total) ||
-                       share < (double)p->min_p || share == 0;
-        if (kept->is_end) {
-            return;
-        }
-        kept->mass += share;
-        kept->n = i + 1;
-    }
-}
-
 /* Finds where the filters end; false if a bucket in question cannot be put into order. */
 static bool find_end(const struct draw *d, struct kept *kept, double total)
 {
@@ -187,7 +185,6 @@ static bool find_end(const struct draw *d, struct kept *kept, double total)
         if (n < 0) {
             return false;
         }
-        kept->n = 0;
         keep_some(d, kept, n, total);
     }
     return true;
@@ -214,13 +211,12 @@ static int32_t draw_by_bucket(const struct draw *d, double total)
         if (n < 0) {
             return NOT_DRAWN;
         }
-        for (int i = 0; i < n && (!is_last || i < kept.n); i++) {
-            sum += share_of(d, d->scratch.best_score[i]);
-            last = d->scratch.best[i];
-            if (sum > goal) {
-                return last;
-            }
+        const int n_kept = is_last && kept.n < n ? kept.n : n;
+        const int32_t id = walk(d, n_kept, &sum, goal);
+        if (id != NOT_DRAWN) {
+            return id;
         }
+        last = n_kept > 0 ? d->scratch.best[n_kept - 1] : last;
     }
     return last;
 }

@@ -165,32 +165,28 @@ void SIMD(amx_release)(void)
     _tile_release();
 }
 
-void SIMD(peak_amx)(int64_t n, double *flops)
+static ALWAYS_INLINE void peak(const bool is_int8, int64_t n, double *flops)
 {
-    struct amx amx = {0};
+    struct amx amx = {.is_int8 = is_int8};
     set_up(&amx, 2 * BLOCK, BLOCK);
     for (int64_t i = 0; i < n; i++) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        PRODUCT(0, 4, 6);
+        PRODUCT(1, 4, 7);
+        PRODUCT(2, 5, 6);
+        PRODUCT(3, 5, 7);
     }
     _tile_release();
-    *flops = 4.0 * 2 * 2 * BLOCK * BLOCK * BLOCK * (double)n;
+    *flops = 4.0 * 2 * (is_int8 ? 4 : 2) * BLOCK * BLOCK * BLOCK * (double)n;
+}
+
+void SIMD(peak_amx)(int64_t n, double *flops)
+{
+    peak(false, n, flops);
 }
 
 void SIMD(peak_amx_int8)(int64_t n, double *flops)
 {
-    struct amx amx = {.is_int8 = true};
-    set_up(&amx, 2 * BLOCK, BLOCK);
-    for (int64_t i = 0; i < n; i++) {
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 4, 7);
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-    }
-    _tile_release();
-    *flops = 4.0 * 2 * 4 * BLOCK * BLOCK * BLOCK * (double)n;
+    peak(true, n, flops);
 }
 
 #else

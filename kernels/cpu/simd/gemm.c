@@ -229,14 +229,17 @@ static void pack_pairs(uint32_t *to, const float *from, int n)
 #endif
 }
 
+/* LANES floats of a row that has n left, 0 past its end. */
+static ALWAYS_INLINE vf load_left(const float *from, int n)
+{
+    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
+}
+
 /* CHUNK floats, 0 past the end of the row. */
 static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
 {
     for (int c = 0; c < CHUNK; c += LANES) {
-        vf v = v_set1(0);
-        if (c < n) {
-            v = n - c >= LANES ? v_load(from + c) : v_load_n(from + c, n - c);
-        }
+        const vf v = load_left(from + c, n - c);
         v_store(to + c, round_bf16 ? v_round_bf16(v) : v);
     }
 }
@@ -246,8 +249,7 @@ static struct int8_scale scale_of(const float *x, int n)
 {
     vi max = vi_set1(0);
     for (int k = 0; k < n; k += LANES) {
-        const vf v = n - k >= LANES ? v_load(x + k) : v_load_n(x + k, n - k);
-        max = vi_max(max, (vi)v_abs(v));
+        max = vi_max(max, (vi)v_abs(load_left(x + k, n - k)));
     }
     uint32_t most = 0;
     for (int i = 0; i < LANES; i++) {
@@ -268,11 +270,7 @@ static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
     const vb offset = {0};
 #endif
     for (int c = 0; c < INPUTS; c += LANES) {
-        vf v = v_set1(0);
-        if (c < n) {
-            v = n - c >= LANES ? v_load(from + c) : v_load_n(from + c, n - c);
-        }
-        const vf scaled = v * v_set1(inverse);
+        const vf scaled = load_left(from + c, n - c) * v_set1(inverse);
         const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
         memcpy(q + c, &bytes, sizeof bytes);
     }
