@@ -231,7 +231,10 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
     if (wait_for_signal(server, signal_fd, loader.done_fd)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
-        _exit(0); /* nothing is under way but the loading, which cannot be interrupted */
+        /* Nothing is under way but the loading, which cannot be interrupted: nobody waits for it,
+         * though it may just have ended. */
+        CHECK(pthread_detach(loader.thread) == 0);
+        _exit(0);
     }
     CHECK(pthread_join(loader.thread, NULL) == 0);
     (void)close(loader.done_fd);
