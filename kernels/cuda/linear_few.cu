@@ -1,80 +1,9 @@
-/* Linear with few rows (decode): the time to read the weights, once, is the bound.
- *
- * A block computes some tiles of 16 outputs for a few rows. Its warps share the chunks of k: warp w
- * of n takes the chunks w, w+n, .. whole, their sums meet in shared memory and are added there in
- * ascending order (linear.cuh). With k cut over the warps no two of them want the same weight, so
- * each warp streams its own through a ring of slots in shared memory, by copy_async: bytes under
- * way cost no registers, and no compiler can move the loads to where they are used. The ring runs
- * on across chunks and rounds.
- *
- * Bytes: weights once from memory (once more from the second-level cache per further group of
- * tokens), x once per block from that cache, in F32. Operations: 2·n_tok·n_in·n_out. Bound: device
- * memory up to some 8 rows; with more, by count of bytes, x through the second-level cache: with 32
- * rows and two tiles of outputs a block reads twice as much of x as of weights. Share reached: not
- * measured yet. */
-#include "kernels/cuda/linear.cuh"
+/* Linear with few rows and BF16 weights, and the choice between it and F32: linear_few.cuh says how
+ * both work. */
+#include "kernels/cuda/linear_few.cuh"
 
 namespace
 {
-
-enum { FEW_WARPS_MAX = 8 };
-
-/* ---- the end of a round of chunks ------------------------------------------------------------ */
-
-/* The outputs and tokens of a block that a thread ends. Blocks have a multiple of n_output threads.
- */
-struct few_end {
-    int out, col;         /* the thread's output, and that within the block */
-    int first_tok, first; /* the block's first token, the thread's first of the block's */
-    int step;
-    float bias; /* read early: nothing hides its way at the end */
-};
-
-__device__ __forceinline__ struct few_end few_end_of(const struct linear_args &a, int n_token,
-                                                     int n_output)
-{
-    struct few_end end;
-    end.col = static_cast<int>(threadIdx.x) % n_output;
-    end.out = static_cast<int>(blockIdx.x) * n_output + end.col;
-    end.first_tok = static_cast<int>(blockIdx.y) * n_token;
-    end.first = static_cast<int>(threadIdx.x) / n_output;
-    end.step = static_cast<int>(blockDim.x) / n_output;
-    end.bias = a.bias != NULL && end.out < a.n_out ? a.bias[end.out] : 0;
-    return end;
-}
-
-/* Adds the n_part sums that the warps left in part, in order, to what earlier rounds left behind
- * them, and writes y after the last round.
- *   part [n_part_max + 1][n_token][stride], of a stride the first n_output count */
-template <int n_token, int stride>
-__device__ __forceinline__ void few_reduce(const struct linear_args &a, const struct few_end &end,
-                                           float *part, int n_part, int n_part_max, bool is_first,
-                                           bool is_last)
-{
-    for (int tok = end.first; tok < n_token; tok += end.step) {
-        float *const mine = part + tok * stride + end.col;
-        float *const kept = mine + n_part_max * n_token * stride;
-        float total = is_first ? 0 : *kept;
-#pragma unroll 4
-        for (int p = 0; p < n_part; p++) {
-            total += mine[p * n_token * stride];
-        }
-        if (!is_last) {
-            *kept = total;
-        } else if (end.first_tok + tok < a.n_tok && end.out < a.n_out) {
-            a.y[(end.first_tok + tok) * a.y_stride + end.out] =
-                linear_finish(total, end.bias, a.act);
-        }
-    }
-}
-
-/* Bytes of a 16-byte piece of x that lie inside its row, n values left of it. */
-__device__ __forceinline__ int few_piece_bytes(int n)
-{
-    return n >= 4 ? 16 : n > 0 ? n * 4 : 0;
-}
-
-/* ---- BF16 ----------------------------------------------------------------------------------- */
 
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_mt tiles of outputs and n_nt
  * of tokens per block; a slot of the ring holds one block of 32 k of them all, in 512-byte pieces
@@ -309,17 +238,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
     }
 }
 
-/* As many warps as there is work for and as fit into shared memory, in multiples of unit. */
-int few_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes, size_t part_bytes)
-{
-    const int wanted = n_need < FEW_WARPS_MAX ? n_need : +FEW_WARPS_MAX;
-    int n_warp = (wanted + unit - 1) / unit * unit;
-    while (n_warp > unit && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
-        n_warp -= unit;
-    }
-    return n_warp;
-}
-
 template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct linear_args *a)
 {
     using shape = few_bf16<n_mt, n_nt>;
@@ -352,183 +270,6 @@ template <int n_nt> void few_bf16_tiles(struct cuda *cu, const struct linear_arg
     }
 }
 
-/* ---- F32 ------------------------------------------------------------------------------------ */
-
-/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and o+8 of a tile over chunk c of the
- * warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
- * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
-template <int n_token> struct few_f32 {
-    static constexpr int n_lane_chunk = 4;
-    static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
-    static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
-    static constexpr int n_w = n_k4 * 2 * 32;
-    static constexpr int n_piece = n_w + n_token * n_lane_chunk * n_k4;
-    static constexpr int n_slot = n_token > 4 ? 3 : 4;
-    static constexpr size_t ring_bytes = n_slot * n_piece * 16;
-    static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
-};
-
-/* What a lane copies. */
-template <int n_token> struct few_lane_f32 {
-    static constexpr int n_x = (n_token * 16 + 31) / 32;
-    const unsigned char *w; /* its output's first piece of the block that it multiplies first */
-    const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
-    int n_in[n_x];          /* values from there to the row's end; 0 where there is no row */
-};
-
-template <int n_token>
-__device__ __forceinline__ struct few_lane_f32<n_token>
-few_lane_f32_of(const struct linear_args &a) {
-    using shape = few_f32<n_token>;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    struct few_lane_f32<n_token> mine;
-    mine.w = a.w +
-             (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
-                 LINEAR_TILE_BLOCK_BYTES +
-             lane % 8 * 16;
-#pragma unroll
-    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
-        const int piece = i * 32 + lane;
-        const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
-        const bool is_row = piece < n_token * 16 && tok < a.n_tok;
-        const int k = piece / 4 % 4 * LINEAR_CHUNK_F32 + piece % 4 * 4;
-        mine.x[i] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + k;
-        mine.n_in[i] = is_row ? a.n_in - k : 0;
-    }
-    return mine;
-}
-
-/* Starts copying block (of the warp's first chunk, and those as far into the other three). */
-template <int n_token>
-__device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_f32<n_token> &mine,
-                                             const struct linear_args &a, int block)
-{
-    using shape = few_f32<n_token>;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (block + lane / 8 * shape::n_turn < a.n_block) {
-        const unsigned char *const w =
-            mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
-#pragma unroll
-        for (int i = 0; i < shape::n_k4 * 2; i++) { /* 8 outputs of a k4 are 128 bytes */
-            copy_async_16(slot + i * 32 + lane, w + i * 128);
-        }
-    }
-    const int k = block * LINEAR_BLOCK_F32;
-#pragma unroll
-    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
-        const int n = few_piece_bytes(mine.n_in[i] - k);
-        if (n_token % 2 == 0 || lane < 16) { /* an odd number of tokens leaves half a warp free */
-            copy_async_16(slot + shape::n_w + i * 32 + lane,
-                          n > 0 ? mine.x[i] + k : static_cast<const float *>(a.x), n);
-        }
-    }
-}
-
-/* sum += the products of a slot: [2 outputs][n_token]. */
-template <int n_token>
-__device__ __forceinline__ void few_multiply_f32(float (&sum)[2][n_token], const uint4 *slot)
-{
-    using shape = few_f32<n_token>;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float4 *const w = reinterpret_cast<const float4 *>(slot) + lane;
-    const float4 *const x = reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
-#pragma unroll
-    for (int k4 = 0; k4 < shape::n_k4; k4++) {
-        const float4 w_k[2] = {w[k4 * 64], w[k4 * 64 + 32]};
-#pragma unroll
-        for (int j = 0; j < n_token; j++) {
-            const float4 x_k = x[j * 16 + k4];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
-                sum[h][j] = fmaf(w_k[h].y, x_k.y, sum[h][j]);
-                sum[h][j] = fmaf(w_k[h].z, x_k.z, sum[h][j]);
-                sum[h][j] = fmaf(w_k[h].w, x_k.w, sum[h][j]);
-            }
-        }
-    }
-}
-
-/* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to FEW_WARPS_MAX. */
-template <int n_token>
-__global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struct linear_args a)
-{
-    using shape = few_f32<n_token>;
-    DYN_SHARED(unsigned char, shared);
-    const int n_warp = static_cast<int>(blockDim.x) / 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    uint4 *const ring = reinterpret_cast<uint4 *>(shared + warp * shape::ring_bytes);
-    /* [n_warp·4 + 4][n_token][16], of the last four one is used */
-    float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
-    const int n_part = n_warp * shape::n_lane_chunk;
-    const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
-    const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token>(a);
-    const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
-    int next = warp * shape::n_lane_chunk * shape::n_turn; /* block to copy next, its slot */
-    int to = shape::n_slot - 1;
-    static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
-#pragma unroll
-    for (int i = 0; i < shape::n_slot - 1; i++, next++) {
-        if (next < a.n_block) {
-            few_copy_f32<n_token>(ring + i * shape::n_piece, copied, a, next);
-        }
-        copy_async_commit(); /* past the last block, too: waits count groups */
-    }
-    const auto copy_next = [&]() {
-        if (next < a.n_block) {
-            few_copy_f32<n_token>(ring + to * shape::n_piece, copied, a, next);
-        }
-        next += next % shape::n_turn == shape::n_turn - 1 ? (n_part - 1) * shape::n_turn + 1 : 1;
-        copy_async_commit();
-        to = to == shape::n_slot - 1 ? 0 : to + 1;
-    };
-    int from = 0;
-    for (int first = 0; first < n_chunk; first += n_part) {
-        const int chunk = first + warp * shape::n_lane_chunk; /* the first of the warp's four */
-        if (chunk < n_chunk) {
-            const int mine = chunk + lane / 8;
-            float sum[2][n_token] = {};
-            for (int i = 0; i < shape::n_turn; i++) {
-                copy_async_wait<shape::n_slot - 2>();
-                __syncwarp(); /* copies of other lanes; and who read the slot that is filled now */
-                copy_next();
-                if (mine * shape::n_turn + i < a.n_block) {
-                    few_multiply_f32<n_token>(sum, ring + from * shape::n_piece);
-                }
-                from = from == shape::n_slot - 1 ? 0 : from + 1;
-            }
-#pragma unroll
-            for (int j = 0; j < n_token; j++) {
-                float *const at = part + ((mine - first) * n_token + j) * LINEAR_TILE + lane % 8;
-                at[0] = sum[0][j];
-                at[8] = sum[1][j];
-            }
-        }
-        __syncthreads();
-        const int left = n_chunk - first;
-        few_reduce<n_token, LINEAR_TILE>(a, end, part, left < n_part ? left : n_part, n_part,
-                                         first == 0, left <= n_part);
-        __syncthreads(); /* the next round writes part */
-    }
-}
-
-template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_args *a)
-{
-    using shape = few_f32<n_token>;
-    const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
-    const int n_warp = few_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
-                                 shape::part_bytes);
-    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!cuda_shared(cu, linear_few_f32<n_token>, shared, "linear")) {
-        return;
-    }
-    const dim3 grid(static_cast<unsigned>(a->n_tile),
-                    static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
-    LAUNCH((linear_few_f32<n_token>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cu->stream, *a);
-}
-
 } // namespace
 
 void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
@@ -541,12 +282,8 @@ void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtyp
         } else {
             few_bf16_tiles<4>(cu, args);
         }
-    } else if (args->n_tok == 1) {
-        few_f32_run<1>(cu, args);
-    } else if (args->n_tok <= 4) {
-        few_f32_run<4>(cu, args);
     } else {
-        few_f32_run<8>(cu, args);
+        few_run_f32(cu, args);
     }
     cuda_check(cu, "linear");
 }
