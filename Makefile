@@ -125,7 +125,7 @@ CUDA_CODE  := $(if $(filter native,$(CUDA_ARCH)),-arch=native,\
 NVCC_WARN  ?= -Werror all-warnings
 NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. $(CUDA_CODE) $(if $(word 2,$(CUDA_ARCH)),--compress-mode=size) $(NVCC_WARN) \
               -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
-# CUDA's folder is where nvcc stands; its libraries are found there even if the system does not know.
+# CUDA's folder is where nvcc stands; cuBLASLt is found there even if the system does not know.
 CUDA_LIB    = $(abspath $(dir $(NVCC))../lib64)
 
 .PHONY: cuda
@@ -133,8 +133,8 @@ cuda: $(B)/libpkmserve_cuda.so ## build the GPU's library (CUDA_ARCH=native is q
 
 $(B)/libpkmserve_cuda.so: $(CUDA_OBJ)
 	$(call say,link)
-	$(Q)$(NVCC) -shared -cudart static $(CUDA_CODE) -o $@ $^ -L$(CUDA_LIB) -lcublasLt \
-	    -Xlinker --exclude-libs,ALL,-rpath,'$$ORIGIN',-rpath,$(CUDA_LIB)
+	$(Q)$(NVCC) -shared -cudart static $(CUDA_CODE) -o $@ $^ \
+	    -Xlinker --exclude-libs,ALL,-rpath,$(CUDA_LIB)
 $(B)/nvcc/%.o: %.cu
 	@mkdir -p $(@D)
 	$(if $(NVCC),,$(error the CUDA library needs nvcc: install the CUDA toolkit, name NVCC, or use CUDA=0))
@@ -320,6 +320,8 @@ $(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
 CUDA_HOST_OBJ := $(patsubst %.cc,$(B)/%.o,$(wildcard tests/cuda_host/*.cc))
 CUDA_HOST_CU  := $(patsubst %.cu,$(B)/%.host.o,$(wildcard kernels/cuda/*.cu))
 CUDA_HOST_LIB := $(B)/libpkmserve_cudahost.so
+# Its cuBLASLt is a library that it opens by name, as the GPU's does with the real one.
+CUDA_HOST_LT  := $(B)/libcublasLt.so.0
 # fmaf is an instruction where the machine has it; the result is the same bits as the function's.
 CUDA_HOST_ISA := $(shell grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)
 # The house's C style in C++20: functions named like structs, constants that are enums, sizes that are
@@ -336,12 +338,17 @@ CUDA_HOST_CUDA := -x c++ -fdata-sections
 CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
 
 .PHONY: cuda-host
-cuda-host: $(CUDA_HOST_LIB) ## build the CUDA backend for the CPU, for tests
+cuda-host: $(CUDA_HOST_LIB) $(CUDA_HOST_LT) ## build the CUDA backend for the CPU, for tests
 tests: cuda-host
 
-$(CUDA_HOST_LIB): $(CUDA_HOST_OBJ) $(CUDA_HOST_CU) $(CUDA_C:%.c=$(B)/%.host.o) tests/cuda_host/shared.ld
+$(CUDA_HOST_LIB): $(filter-out %/cublaslt.o,$(CUDA_HOST_OBJ)) $(CUDA_HOST_CU) $(CUDA_C:%.c=$(B)/%.host.o) \
+    tests/cuda_host/shared.ld
 	$(call say,link)
-	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $(filter %.o,$^) $(CUDA_HOST_LINK) $(LDFLAGS) \
+	    -Wl,-soname,$(@F)
+$(CUDA_HOST_LT): $(B)/tests/cuda_host/cublaslt.o $(CUDA_HOST_LIB)
+	$(call say,link)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $^ $(LDFLAGS)
 # The double itself is not watched: see tests/cuda_host/sanitizer.h.
 $(CUDA_HOST_OBJ): $(B)/%.o: %.cc
 	@mkdir -p $(@D)

@@ -94,8 +94,8 @@ static enum err_code open_cuda(struct backend **be, const struct backend_options
     if (library == NULL) {
         const char *const reason = dlerror();
         return err_set(err, ERR_UNSUPPORTED,
-                       "cuda: the library does not load: %.300s; install CUDA's runtime libraries "
-                       "(libcublasLt), or use the CPU (device cpu)",
+                       "cuda: the library does not load: %.300s; install the one that was built "
+                       "with this program, or use the CPU (device cpu)",
                        reason == NULL ? path : reason);
     }
     const struct cuda_entry *(*entry_of)(void) = NULL;
@@ -119,7 +119,10 @@ static enum err_code open_auto(struct backend **be, const struct backend_options
 {
     struct err reason = {ERR_OK, ""};
     if (open_cuda(be, options, &reason) == ERR_OK) {
-        (void)snprintf((*be)->note, sizeof(*be)->note, "a GPU was found");
+        char other[sizeof(*be)->note];
+        (void)snprintf(other, sizeof other, "%s", (*be)->note);
+        (void)snprintf((*be)->note, sizeof(*be)->note, "a GPU was found%s%.360s",
+                       other[0] != '\0' ? "; " : "", other);
         return ERR_OK;
     }
     const enum err_code code = open_cpu(be, options->n_thread, err);

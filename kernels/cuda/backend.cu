@@ -14,10 +14,9 @@ extern "C" {
 #include <string.h>
 
 enum {
-    SM_MIN = 80,              /* BF16 matrix instructions and cp.async */
-    CAPTURE_MAX = 256,        /* sequences of a decode step that becomes a graph */
-    STAGING_BYTES = 16 << 20, /* two halves, each long enough for the bus's full rate */
-    LT_WORKSPACE_BYTES = 32 << 20
+    SM_MIN = 80,             /* BF16 matrix instructions and cp.async */
+    CAPTURE_MAX = 256,       /* sequences of a decode step that becomes a graph */
+    STAGING_BYTES = 16 << 20 /* two halves, each long enough for the bus's full rate */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */
@@ -163,26 +162,24 @@ static enum err_code failed(const struct cuda *cu, struct err *err)
     return cu->failure.code;
 }
 
-/* cuBLASLt, for matrix products whose sums may depend on the number of rows. */
-static enum err_code open_lt(struct cuda *cu, struct err *err)
+/* cuBLASLt, for matrix products whose sums may depend on the number of rows. Without the library
+ * there is no reason not to serve: the sums then do not depend on it, and the note says so. */
+static enum err_code open_fast_math(struct cuda *cu, struct err *err)
 {
-    if (cu->deterministic) {
+    struct err reason = {ERR_OK, ""};
+    const enum err_code code = linear_lt_open(cu, &reason);
+    if (code == ERR_UNSUPPORTED) {
+        (void)snprintf(cu->be.note, sizeof cu->be.note,
+                       "fast math is left out, own kernels multiply: %.330s", reason.message);
         return ERR_OK;
     }
-    const cublasStatus_t status = cublasLtCreate(&cu->lt);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        cu->lt = NULL;
-        return err_set(err, ERR_DEVICE,
-                       "cuda: cuBLASLt does not start (status %d); install the CUDA libraries of "
-                       "the driver's version, or leave fast math off",
-                       static_cast<int>(status));
+    if (code != ERR_OK && err != NULL) {
+        *err = reason;
     }
-    cu->lt_workspace_bytes = LT_WORKSPACE_BYTES;
-    return resource_device_new(cu, &cu->lt_workspace, cu->lt_workspace_bytes,
-                               "matrix products' workspace", err);
+    return code;
 }
 
-static enum err_code open_parts(struct cuda *cu, struct err *err)
+static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err)
 {
     enum err_code code = find_device(err);
     code = code == ERR_OK ? read_device(cu, err) : code;
@@ -199,7 +196,7 @@ static enum err_code open_parts(struct cuda *cu, struct err *err)
     }
     cu->staging_bytes = STAGING_BYTES;
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
-    return code == ERR_OK ? open_lt(cu, err) : code;
+    return code == ERR_OK && fast_math ? open_fast_math(cu, err) : code;
 }
 
 static void cuda_close(struct backend *be)
@@ -210,12 +207,7 @@ static void cuda_close(struct backend *be)
     }
     command_list_free(cu);
     linear_release(cu);
-    if (cu->lt != NULL) {
-        (void)cublasLtDestroy(cu->lt);
-    }
-    if (cu->lt_workspace != NULL) {
-        (void)cudaFree(cu->lt_workspace);
-    }
+    linear_lt_close(cu);
     if (cu->staging != NULL) {
         (void)cudaFreeHost(cu->staging);
     }
@@ -275,9 +267,8 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.n_thread = 1; /* of the host */
     cu->be.is_async = true;
     cu->be.capture_max = CAPTURE_MAX;
-    cu->deterministic = !options->fast_math;
     (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
-    const enum err_code code = open_parts(cu, err);
+    const enum err_code code = open_parts(cu, options->fast_math, err);
     if (code != ERR_OK) {
         cuda_close(&cu->be);
         return code;

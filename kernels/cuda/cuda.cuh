@@ -7,7 +7,7 @@
  *   resource.cu   buffers, weights and their layouts, upload and download
  *   step.cu       a step's arrays in pinned and device memory
  *   rows.cu       embed, norm, add_norm, gather, kv_store
- *   linear.cu     matrix products: linear.cuh says what, linear_few, _many, _lt.cu compute it
+ *   linear.cu     matrix products: linear.cuh says what, linear_few*, _many, _lt.cu compute it
  *   attention.cu  attention over pages
  *   span.cu       attention with spans and persistent keys
  *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
@@ -32,7 +32,7 @@
  *
  * Determinism: each element of a result is a fixed function of its own row (attention: sequence):
  * how a sum is split depends on its length, never on the number of rows, so alone, in chunks and in
- * a crowd give the same bits. Only with cu->deterministic false may linear choose otherwise. */
+ * a crowd give the same bits. Only with cu->lt, cuBLASLt, may linear choose otherwise. */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
 
@@ -41,8 +41,6 @@
 extern "C" {
 #include "kernels/backend.h"
 }
-
-#include <cublasLt.h>
 
 /* ---- the step on the device ----------------------------------------------------------------- */
 
@@ -126,11 +124,8 @@ struct cuda {
     int n_sm;
     int sm_version;    /* 90 = compute capability 9.0 */
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
-    bool deterministic;
     cudaStream_t stream;
-    cublasLtHandle_t lt; /* NULL if deterministic */
-    void *lt_workspace;  /* device; for lt */
-    size_t lt_workspace_bytes;
+    struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_command_list *list;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */
@@ -189,7 +184,7 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
                          const struct span_shape *shape);
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
- * (any floating type); row_major is !cu->deterministic. weight_new calls linear_reserve for each
+ * (any floating type); row_major with cu->lt. weight_new calls linear_reserve for each
  * matrix: it makes room on the device for the prepared rows of a call of many, at an address that
  * changes when a wider matrix comes, so no command may be waiting then and no graph be kept. close
  * calls linear_release. */
@@ -199,6 +194,11 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err);
 void linear_release(struct cuda *cu);
+
+/* linear_lt.cu. Opens cuBLASLt as cu->lt, before any weight is made; ERR_UNSUPPORTED where there is
+ * none, which says what to do about it and leaves cu->lt NULL. close takes NULL. */
+enum err_code linear_lt_open(struct cuda *cu, struct err *err);
+void linear_lt_close(struct cuda *cu);
 
 /* pkm_search.cu */
 void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,

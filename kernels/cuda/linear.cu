@@ -1,7 +1,7 @@
 /* The linear layer: packing of weights, choice of the kernel, preparing the rows of many.
  * linear.cuh defines the sum and the layouts; linear_few.cu and linear_many.cu compute it, each
- * output the same to the bit, so the choice between them is one of speed alone. Without
- * cu->deterministic a call of many rows and BF16 weights goes to cuBLASLt (linear_lt.cu). */
+ * output the same to the bit, so the choice between them is one of speed alone. With cu->lt, hence
+ * with fast math, a call of many rows and BF16 weights goes to cuBLASLt (linear_lt.cu). */
 #include "kernels/cuda/linear.cuh"
 
 #include "kernels/cuda/frame.cuh"
@@ -122,12 +122,6 @@ enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err)
         }
     }
     struct linear_state *const state = cu->linear;
-    if (!cu->deterministic && state->lt == NULL) {
-        const enum err_code code = linear_lt_new(&state->lt, err);
-        if (code != ERR_OK) {
-            return code;
-        }
-    }
     const size_t bytes = static_cast<size_t>(pass_rows(n_in) * prepared_row_bytes(n_in));
     if (bytes <= state->x_bytes) {
         return ERR_OK;
@@ -144,7 +138,6 @@ void linear_release(struct cuda *cu)
 {
     if (cu->linear != NULL) {
         (void)cudaFree(cu->linear->x);
-        linear_lt_free(cu->linear->lt);
         free(cu->linear);
         cu->linear = NULL;
     }
@@ -260,14 +253,14 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .x_stride = x.stride,
         .bias = static_cast<const float *>(bias.data),
         .w = static_cast<const unsigned char *>(w->data),
-        .map = map_of(w->cols, !cu->deterministic),
+        .map = map_of(w->cols, cu->lt != NULL),
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),
         .n_out = static_cast<int>(w->rows),
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
-        .is_row_major = !cu->deterministic,
+        .is_row_major = cu->lt != NULL,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
     };
 }
@@ -288,7 +281,7 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dt
     struct linear_args prepared = *args;
     if (!few) {
         prepare(cu, &prepared, dtype, false);
-        if (cu->deterministic || dtype != DTYPE_BF16) {
+        if (cu->lt == NULL || dtype != DTYPE_BF16) {
             linear_many(cu, &prepared, dtype);
             return;
         }

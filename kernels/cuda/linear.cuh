@@ -84,15 +84,11 @@ void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dty
 
 /* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as linear_round wrote it, W row-major. False if
  * cuBLASLt has no algorithm for the shape: nothing was launched. */
-struct linear_lt;
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args);
-enum err_code linear_lt_new(struct linear_lt **lt, struct err *err);
-void linear_lt_free(struct linear_lt *lt);
 
 struct linear_state {
     void *x; /* Owner: device memory for a pass of prepared rows */
     size_t x_bytes;
-    struct linear_lt *lt; /* Owner: linear_lt.cu's own; NULL if deterministic */
 };
 
 #endif

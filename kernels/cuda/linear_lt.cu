@@ -1,17 +1,19 @@
 /* Linear with many rows and BF16 weights by cuBLASLt, where sums may depend on the number of rows
- * (options.fast_math): wgmma and its tiles are out of reach of mma.sync. Bias and ReLU are done by
- * its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as
+ * (fast_math): wgmma and its tiles are out of reach of mma.sync. Bias and ReLU are done by its
+ * epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as
  * cuBLASLt's GELU is the approximation by tanh.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Asking for an algorithm takes the host longer than a launch, so what was found is
  * kept in a small table by shape, a newer shape replacing an older one in the same place. */
+#include "kernels/cuda/frame.cuh"
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/lt_library.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LT_PLANS = 128 };
+enum { LT_PLANS = 128, LT_WORKSPACE_BYTES = 32 << 20 };
 
 struct lt_key {
     int n_tok, n_out, k;
@@ -29,39 +31,79 @@ struct lt_plan {
 };
 
 struct linear_lt {
+    struct lt_library library;
+    cublasLtHandle_t handle;
+    void *workspace; /* Owner: device memory */
+    size_t workspace_bytes;
     struct lt_plan plan[LT_PLANS];
 };
 
-enum err_code linear_lt_new(struct linear_lt **lt, struct err *err)
-{
-    *lt = static_cast<struct linear_lt *>(calloc(1, sizeof **lt));
-    return *lt != NULL ? ERR_OK
-                       : err_set(err, ERR_MEMORY, "linear: no host memory left for its plans");
-}
-
-static void plan_clear(struct lt_plan *plan)
+static void plan_clear(const struct lt_library *lt, struct lt_plan *plan)
 {
     if (plan->product != NULL) {
-        (void)cublasLtMatmulDescDestroy(plan->product);
+        (void)lt->cublasLtMatmulDescDestroy(plan->product);
     }
     cublasLtMatrixLayout_t const layouts[3] = {plan->w, plan->x, plan->y};
     for (cublasLtMatrixLayout_t const layout : layouts) {
         if (layout != NULL) {
-            (void)cublasLtMatrixLayoutDestroy(layout);
+            (void)lt->cublasLtMatrixLayoutDestroy(layout);
         }
     }
     memset(plan, 0, sizeof *plan);
 }
 
-void linear_lt_free(struct linear_lt *lt)
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static enum err_code start(struct cuda *cu, struct linear_lt *lt, struct err *err)
 {
-    if (lt != NULL) {
-        for (struct lt_plan &plan : lt->plan) {
-            plan_clear(&plan);
-        }
-        free(lt);
+    const enum err_code code = lt_library_open(&lt->library, err);
+    if (code != ERR_OK) {
+        return code;
     }
+    const cublasStatus_t status = lt->library.cublasLtCreate(&lt->handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        lt->handle = NULL;
+        return err_set(err, ERR_UNSUPPORTED,
+                       "cuBLASLt does not start: %.100s; install that of the driver's version, or "
+                       "do without (deterministic on)",
+                       lt->library.cublasLtGetStatusString(status));
+    }
+    lt->workspace_bytes = LT_WORKSPACE_BYTES;
+    return resource_device_new(cu, &lt->workspace, lt->workspace_bytes,
+                               "matrix products' workspace", err);
 }
+
+enum err_code linear_lt_open(struct cuda *cu, struct err *err)
+{
+    cu->lt = static_cast<struct linear_lt *>(calloc(1, sizeof *cu->lt));
+    if (cu->lt == NULL) {
+        return err_set(err, ERR_MEMORY, "linear: no host memory left for its plans");
+    }
+    const enum err_code code = start(cu, cu->lt, err);
+    if (code != ERR_OK) {
+        linear_lt_close(cu);
+    }
+    return code;
+}
+
+void linear_lt_close(struct cuda *cu)
+{
+    struct linear_lt *const lt = cu->lt;
+    if (lt == NULL) {
+        return;
+    }
+    for (struct lt_plan &plan : lt->plan) {
+        plan_clear(&lt->library, &plan);
+    }
+    if (lt->handle != NULL) {
+        (void)lt->library.cublasLtDestroy(lt->handle);
+    }
+    (void)cudaFree(lt->workspace);
+    free(lt);
+    cu->lt = NULL;
+}
+
+/* ---- plans ---------------------------------------------------------------------------------- */
 
 /* Largest power of two up to 256 that divides the address. */
 static int alignment_of(const void *data)
@@ -100,8 +142,15 @@ static size_t place_of(const struct lt_key *key)
     return static_cast<size_t>((mixed >> 32) % LT_PLANS);
 }
 
+static bool attribute_set(const struct lt_library *lt, struct lt_plan *plan,
+                          cublasLtMatmulDescAttributes_t which, const void *value, size_t bytes)
+{
+    return lt->cublasLtMatmulDescSetAttribute(plan->product, which, value, bytes) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
 /* Describes the product; false if cuBLASLt refuses. */
-static bool plan_describe(struct lt_plan *plan, const struct linear_args *a)
+static bool plan_describe(const struct lt_library *lt, struct lt_plan *plan, const float *bias)
 {
     const struct lt_key *const key = &plan->key;
     const cublasOperation_t turned = CUBLAS_OP_T;
@@ -109,67 +158,77 @@ static bool plan_describe(struct lt_plan *plan, const struct linear_args *a)
     const uint64_t k = static_cast<uint64_t>(key->k);
     const uint64_t n_out = static_cast<uint64_t>(key->n_out);
     const uint64_t n_tok = static_cast<uint64_t>(key->n_tok);
-    bool ok = cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+    bool ok = lt->cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
               CUBLAS_STATUS_SUCCESS;
-    ok = ok && cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
-                                              sizeof turned) == CUBLAS_STATUS_SUCCESS;
-    ok = ok && cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                                              &key->epilogue,
-                                              sizeof key->epilogue) == CUBLAS_STATUS_SUCCESS;
-    if (ok && a->bias != NULL) {
-        ok = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-                                            &f32, sizeof f32) == CUBLAS_STATUS_SUCCESS &&
-             cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                            &a->bias, sizeof a->bias) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned) &&
+         attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &key->epilogue,
+                       sizeof key->epilogue);
+    if (ok && bias != NULL) {
+        ok = attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32, sizeof f32) &&
+             attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     }
-    ok = ok && cublasLtMatrixLayoutCreate(&plan->w, CUDA_R_16BF, k, n_out,
-                                          static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
-    ok = ok && cublasLtMatrixLayoutCreate(&plan->x, CUDA_R_16BF, k, n_tok,
-                                          static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
-    return ok && cublasLtMatrixLayoutCreate(&plan->y, CUDA_R_32F, n_out, n_tok, key->y_stride) ==
+    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->w, CUDA_R_16BF, k, n_out,
+                                              static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->x, CUDA_R_16BF, k, n_tok,
+                                              static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
+    return ok && lt->cublasLtMatrixLayoutCreate(&plan->y, f32, n_out, n_tok, key->y_stride) ==
                      CUBLAS_STATUS_SUCCESS;
 }
 
-static bool plan_choose(struct cuda *cu, struct lt_plan *plan)
+/* Says what an algorithm may count on; false if cuBLASLt refuses. Weights and rows
+ * keep the default, the alignment of memory as it is allocated. */
+static bool wish_fill(const struct linear_lt *lt, cublasLtMatmulPreference_t wish,
+                      const struct lt_key *key)
+{
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t which;
+        int bytes;
+    } alignments[2] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key->y_alignment},
+                       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key->y_alignment}};
+    bool ok = lt->library.cublasLtMatmulPreferenceSetAttribute(
+                  wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
+                  sizeof lt->workspace_bytes) == CUBLAS_STATUS_SUCCESS;
+    for (const auto &alignment : alignments) {
+        const uint32_t bytes = static_cast<uint32_t>(alignment.bytes);
+        ok = ok && lt->library.cublasLtMatmulPreferenceSetAttribute(
+                       wish, alignment.which, &bytes, sizeof bytes) == CUBLAS_STATUS_SUCCESS;
+    }
+    return ok;
+}
+
+static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
 {
     cublasLtMatmulPreference_t wish = NULL;
-    if (cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS) {
+    if (lt->library.cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS) {
         return false;
     }
-    const uint32_t y_alignment = static_cast<uint32_t>(plan->key.y_alignment);
     cublasLtMatmulHeuristicResult_t found;
     memset(&found, 0, sizeof found);
     int n_found = 0;
-    const bool ok =
-        cublasLtMatmulPreferenceSetAttribute(
-            wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &cu->lt_workspace_bytes,
-            sizeof cu->lt_workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                             &y_alignment,
-                                             sizeof y_alignment) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-                                             &y_alignment,
-                                             sizeof y_alignment) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulAlgoGetHeuristic(cu->lt, plan->product, plan->w, plan->x, plan->y, plan->y,
-                                       wish, 1, &found, &n_found) == CUBLAS_STATUS_SUCCESS &&
-        n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS;
-    (void)cublasLtMatmulPreferenceDestroy(wish);
+    const bool ok = wish_fill(lt, wish, &plan->key) &&
+                    lt->library.cublasLtMatmulAlgoGetHeuristic(
+                        lt->handle, plan->product, plan->w, plan->x, plan->y, plan->y, wish, 1,
+                        &found, &n_found) == CUBLAS_STATUS_SUCCESS &&
+                    n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS;
+    (void)lt->library.cublasLtMatmulPreferenceDestroy(wish);
     plan->algo = found.algo;
     return ok;
 }
 
-static struct lt_plan *plan_find(struct cuda *cu, const struct linear_args *a)
+static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args *a)
 {
     const struct lt_key key = key_of(a);
-    struct lt_plan *const plan = &cu->linear->lt->plan[place_of(&key)];
+    struct lt_plan *const plan = &lt->plan[place_of(&key)];
     if (!plan->is_set || memcmp(&plan->key, &key, sizeof key) != 0) {
-        plan_clear(plan);
+        plan_clear(&lt->library, plan);
         plan->is_set = true;
         plan->key = key;
-        plan->is_possible = plan_describe(plan, a) && plan_choose(cu, plan);
+        plan->is_possible = plan_describe(&lt->library, plan, a->bias) && plan_choose(lt, plan);
     }
     return plan;
 }
+
+/* ---- running -------------------------------------------------------------------------------- */
 
 namespace
 {
@@ -188,7 +247,8 @@ __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
 
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args)
 {
-    struct lt_plan *const plan = plan_find(cu, args);
+    struct linear_lt *const lt = cu->lt;
+    struct lt_plan *const plan = plan_find(lt, args);
     if (!plan->is_possible) {
         return false;
     }
@@ -196,16 +256,16 @@ bool linear_lt_run(struct cuda *cu, const struct linear_args *args)
     const float zero = 0;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (args->bias != NULL) {
-        status = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                &args->bias, sizeof args->bias);
+        status = lt->library.cublasLtMatmulDescSetAttribute(
+            plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias, sizeof args->bias);
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = cublasLtMatmul(cu->lt, plan->product, &one, args->w, plan->w, args->x, plan->x,
-                                &zero, args->y, plan->y, args->y, plan->y, &plan->algo,
-                                cu->lt_workspace, cu->lt_workspace_bytes, cu->stream);
+        status = lt->library.cublasLtMatmul(
+            lt->handle, plan->product, &one, args->w, plan->w, args->x, plan->x, &zero, args->y,
+            plan->y, args->y, plan->y, &plan->algo, lt->workspace, lt->workspace_bytes, cu->stream);
     }
     if (status != CUBLAS_STATUS_SUCCESS) {
-        cuda_fail(cu, ERR_DEVICE, "linear", cublasLtGetStatusString(status));
+        cuda_fail(cu, ERR_DEVICE, "linear", lt->library.cublasLtGetStatusString(status));
         return true;
     }
     if (args->act == ACT_GELU) {

@@ -226,7 +226,7 @@ static void pack(const struct cuda *cu, void *dst, const struct weight *w,
                  const struct cuda_source *host)
 {
     switch (w->kind) {
-    case WEIGHT_MATRIX: linear_pack(dst, host, w->dtype, !cu->deterministic); break;
+    case WEIGHT_MATRIX: linear_pack(dst, host, w->dtype, cu->lt != NULL); break;
     case WEIGHT_KEYS: keys_pack(dst, host, w->n_group); break;
     case WEIGHT_TABLE: table_rows(dst, host, w->dtype, 0, w->rows); break;
     }

@@ -501,6 +501,9 @@ int main(int argc, char **argv)
     if (backend_open(&b.be, &options, &err) != ERR_OK) {
         bench_die("%s", err.message);
     }
+    if (b.be->note[0] != '\0') {
+        (void)fprintf(stderr, "bench_device: %s\n", b.be->note);
+    }
     if (rates) {
         bench_rates(&b);
     }

@@ -1,8 +1,11 @@
-/* Matrix products by plain loops, as a kernel of one thread: so they wait in the stream, are
- * captured into graphs and fail where launches fail.
+/* cuBLASLt, a library of its own as the real one is (libcublasLt.so.0). Matrix products by plain
+ * loops, as a kernel of one thread: so they wait in the stream, are captured into graphs and fail
+ * where launches fail.
  *
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
- * epilogue. F32 and BF16 inputs, F32 output. The sum is made of as many parts as there are columns
+ * epilogue. Inputs both F32 or both BF16, F32 output, F32 arithmetic (no TF32). A call is
+ * refused where addresses are less aligned than its algorithm was asked for with (256 bytes where
+ * nothing was said). The sum is made of as many parts as there are columns
  * of d, up to four: like the real library's, its bits depend on how many columns share the call. */
 #include "tests/cuda_host/double.h"
 
@@ -24,8 +27,11 @@ struct cuda_host_layout {
     int64_t ld;
 };
 
+enum { OPERAND_N = 4 }; /* a, b, c, d */
+
 struct cuda_host_preference {
     size_t workspace_bytes;
+    uint32_t alignment[OPERAND_N];
 };
 
 namespace
@@ -89,6 +95,13 @@ bool matrix_of(struct matrix *matrix, const void *data, const struct cuda_host_l
            (layout->type == CUDA_R_32F || layout->type == CUDA_R_16BF);
 }
 
+/* Whether address is what the algorithm counts on; without one, any is. */
+bool is_aligned(const cublasLtMatmulAlgo_t *algo, int operand, const void *address)
+{
+    const uint64_t bytes = algo == nullptr ? 1 : algo->data[operand];
+    return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
 } // namespace
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
@@ -114,8 +127,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t lt)
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale)
 {
-    (void)compute;
-    if (scale != CUDA_R_32F) {
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     *desc = new cuda_host_matmul{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
@@ -167,7 +179,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
 {
-    *preference = new cuda_host_preference{0};
+    *preference = new cuda_host_preference{0, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -181,8 +193,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     cublasLtMatmulPreferenceAttributes_t attr,
                                                     const void *value, size_t bytes)
 {
+    const int operand = attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof(size_t)) {
         memcpy(&preference->workspace_bytes, value, bytes);
+    } else if (operand >= 0 && operand < OPERAND_N && bytes == sizeof(uint32_t)) {
+        memcpy(&preference->alignment[operand], value, bytes);
+    } else {
+        return CUBLAS_STATUS_INVALID_VALUE;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -194,11 +211,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lt, cublasLtMatmu
                                               cublasLtMatmulHeuristicResult_t *results,
                                               int *n_result)
 {
-    (void)lt, (void)desc, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    (void)lt, (void)desc, (void)c, (void)d;
     if (n_wanted < 1) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (a->type != b->type) {
+        *n_result = 0;
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     results[0] = cublasLtMatmulHeuristicResult_t();
+    for (int i = 0; i < OPERAND_N; ++i) {
+        results[0].algo.data[i] = preference->alignment[i];
+    }
     results[0].wavesCount = 1;
     *n_result = 1;
     return CUBLAS_STATUS_SUCCESS;
@@ -211,13 +235,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    (void)lt, (void)algo, (void)workspace, (void)workspace_bytes;
+    (void)lt, (void)workspace, (void)workspace_bytes;
     struct product p = {};
     const uint64_t m = d_layout->rows, n = d_layout->cols;
     const uint64_t k = desc->op_a == CUBLAS_OP_T ? a_layout->rows : a_layout->cols;
     if (!matrix_of(&p.a, a, a_layout, desc->op_a, m, k) ||
         !matrix_of(&p.b, b, b_layout, desc->op_b, k, n) || d_layout->type != CUDA_R_32F ||
-        c_layout->type != CUDA_R_32F) {
+        c_layout->type != CUDA_R_32F || a_layout->type != b_layout->type ||
+        !is_aligned(algo, 0, a) || !is_aligned(algo, 1, b) || !is_aligned(algo, 2, c) ||
+        !is_aligned(algo, 3, d)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     p.c = static_cast<const float *>(c);

@@ -24,11 +24,15 @@ struct cuda_host_call {
     size_t shared_bytes;
 };
 
+/* For cuBLASLt's double too, which is a library of its own. */
+#define CUDA_HOST_SHARED __attribute__((visibility("default")))
+
 /* Checks the shape and hands the call to the stream, which owns it from then on. Returns what
  * cudaGetLastError will give. */
-cudaError_t cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream);
+CUDA_HOST_SHARED cudaError_t cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream);
 /* Reports an argument that the device could not follow: neither NULL nor device nor pinned. */
-void cuda_host_check_pointer(const struct cuda_host_call *call, int i, const void *pointer);
+CUDA_HOST_SHARED void cuda_host_check_pointer(const struct cuda_host_call *call, int i,
+                                              const void *pointer);
 
 template <typename... P> struct cuda_host_call_of {
     struct cuda_host_call base; /* first */

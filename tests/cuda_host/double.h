@@ -66,7 +66,7 @@ struct api {
     api &operator=(const api &) = delete;
 };
 /* What every call returns: no driver, no device, a failure that stays; else success. */
-cudaError_t api_refused(void);
+CUDA_HOST_SHARED cudaError_t api_refused(void);
 /* Makes error what cudaGetLastError gives. Returns it. */
 cudaError_t api_end(cudaError_t error);
 /* From now on every call returns error, until environment_read. */

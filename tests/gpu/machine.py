@@ -53,22 +53,14 @@ def torch_folders(kind):
 def library_environment(run):
     """The environment in which the CUDA library builds and opens.
 
-    cuBLASLt belongs to the toolkit; where only PyTorch has it, its header and library are taken from
-    there, through a folder of links, because such packages lack the plain library names.
+    cuBLASLt's header and library belong to the toolkit; where only PyTorch has them, they are taken
+    from there. The library is opened when fast math is measured, from where LD_LIBRARY_PATH says.
     """
     toolkit = Path(run.machine["nvcc"]).resolve().parents[1]
     folders = [str(p) for p in (toolkit / "lib64", toolkit / "lib") if p.exists()]
     env = {"NVCC": str(Path(run.machine["nvcc"]).resolve())}  # the Makefile looks beside it
     if not list(toolkit.glob("**/cublasLt.h")):
-        links = (run.build / "cublas").absolute()
-        links.mkdir(parents=True, exist_ok=True)
-        for folder in torch_folders("lib"):
-            for library in glob.glob(os.path.join(folder, "libcublas*.so.*")):
-                plain = links / re.sub(r"\.so\..*", ".so", os.path.basename(library))
-                if not plain.exists():
-                    plain.symlink_to(library)
         env["CPATH"] = ":".join(torch_folders("include"))
-        env["LIBRARY_PATH"] = str(links)
         run.note("cublasLt.h is not in the toolkit: PyTorch's is taken")
     folders += torch_folders("lib")
     env["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), *folders]))

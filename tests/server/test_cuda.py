@@ -86,6 +86,22 @@ def test_auto_takes_the_gpu_and_says_so():
     assert "level=warn event=not_deterministic" in done.stderr
 
 
+def test_fast_math_without_cublaslt_serves_and_says_what_is_missing(tmp_path):
+    """A link alone in a folder: cuBLASLt is looked for beside it, and is not there."""
+    alone = tmp_path / "libpkmserve_cudahost.so"
+    alone.symlink_to(os.path.abspath(LIBRARY))
+    for device, why in (("cuda", "fast math is left out"), ("auto", "a GPU was found; fast math is")):
+        done = run("serve", "--check", "--device", device, "--deterministic", "off", *SMALL,
+                   PKMSERVE_CUDA_LIBRARY=str(alone))
+        assert done.returncode == 0, done.stderr
+        backend = json.loads(done.stdout)["backend"]
+        assert backend["name"] == "cuda" and backend["why"].startswith(why), backend
+        said = [line for line in done.stderr.splitlines() if "event=backend" in line]
+        assert len(said) == 1 and "install libcublasLt.so." in said[0], done.stderr
+    done = run("serve", "--check", *CUDA, PKMSERVE_CUDA_LIBRARY=str(alone))
+    assert done.returncode == 0 and "cublasLt" not in done.stderr, "not asked for, not missed"
+
+
 def test_values_are_not_read_in_place_from_the_file():
     line, _ = refused("--memory-placement", "mmap")
     assert "use device, or host" in line, line

@@ -1,9 +1,12 @@
 /* The part of cuBLASLt's interface that kernels/cuda uses, declared for the test double; see
- * cuda_runtime.h beside it. Behaviour: cublaslt.cc. */
+ * cuda_runtime.h beside it. Behaviour: cublaslt.cc. No CUDA has major version 0: what is opened by
+ * name is the double's library and no other. */
 #ifndef CUDA_HOST_CUBLASLT_H
 #define CUDA_HOST_CUBLASLT_H
 
 #include <cuda_runtime.h>
+
+#define CUBLAS_VER_MAJOR 0
 
 typedef enum {
     CUDA_R_32F = 0,
@@ -68,6 +71,7 @@ typedef struct {
     int reserved[4];
 } cublasLtMatmulHeuristicResult_t;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 const char *cublasLtGetStatusString(cublasStatus_t status);
@@ -100,5 +104,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                               void *workspace, size_t workspace_bytes, cudaStream_t stream);
 }
+#pragma GCC visibility pop
 
 #endif
