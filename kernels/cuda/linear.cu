@@ -1,7 +1,7 @@
 /* The linear layer: packing of weights, choice of the kernel, preparing the rows of many.
  * linear.cuh defines the sum and the layouts; linear_few.cu and linear_many.cu compute it, each
  * output the same to the bit, so the choice between them is one of speed alone. With cu->lt, hence
- * with fast math, a call of many rows and BF16 weights goes to cuBLASLt (linear_lt.cu). */
+ * with fast math, a call of many rows goes to cuBLASLt (linear_lt.cu). */
 #include "kernels/cuda/linear.cuh"
 
 #include "kernels/cuda/frame.cuh"
@@ -38,51 +38,56 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype)
            static_cast<size_t>(round_up(n_in, block_k(dtype))) * dtype_bytes(dtype);
 }
 
-static struct linear_map map_of(int64_t n_in, bool row_major)
+static struct linear_map map_of(int64_t n_in, enum dtype dtype, bool row_major)
 {
-    const int64_t row_bytes = round_up(n_in, LINEAR_BLOCK_BF16) * 2;
-    struct linear_map map = {.tile = LINEAR_TILE * row_bytes,
-                             .block = LINEAR_TILE_BLOCK_BYTES,
-                             .half = LINEAR_TILE_BLOCK_BYTES / 2,
-                             .row = LINEAR_BLOCK_BF16 * 2};
+    const int64_t row_bytes =
+        round_up(n_in, block_k(dtype)) * static_cast<int64_t>(dtype_bytes(dtype));
+    const int64_t tile = LINEAR_TILE * row_bytes;
     if (row_major) {
-        map.block = LINEAR_BLOCK_BF16 * 2;
-        map.half = static_cast<int32_t>(LINEAR_TILE / 2 * row_bytes);
-        map.row = static_cast<int32_t>(row_bytes);
+        return {.tile = tile,
+                .block = LINEAR_TILE_BLOCK_BYTES / LINEAR_TILE,
+                .half = static_cast<int32_t>(tile / 2),
+                .row = static_cast<int32_t>(row_bytes),
+                .piece = 16};
     }
-    return map;
+    if (dtype == DTYPE_F32) {
+        return {
+            .tile = tile, .block = LINEAR_TILE_BLOCK_BYTES, .half = 128, .row = 16, .piece = 256};
+    }
+    return {.tile = tile,
+            .block = LINEAR_TILE_BLOCK_BYTES,
+            .half = LINEAR_TILE_BLOCK_BYTES / 2,
+            .row = LINEAR_BLOCK_BF16 * 2,
+            .piece = 16};
 }
 
 /* Byte of element [r, k] in the packed weights, k a multiple of 4. The three after it follow: F32
  * and row-major at once, BF16 packed in twos, 8 bytes apart. */
-static size_t place_of(int64_t r, int64_t k, int64_t n_in, enum dtype dtype, bool row_major)
+static size_t place_of(const struct linear_map *map, int64_t r, int64_t k, enum dtype dtype,
+                       bool row_major)
 {
-    const int64_t tile = r / LINEAR_TILE;
-    const int64_t in_tile = r % LINEAR_TILE;
+    const int64_t half = r % LINEAR_TILE / 8;
+    const int64_t first = r / LINEAR_TILE * map->tile + r % 8 * map->row;
     if (dtype == DTYPE_F32) {
-        const int64_t first = tile * LINEAR_TILE * round_up(n_in, LINEAR_BLOCK_F32);
-        return static_cast<size_t>(first + k * LINEAR_TILE + in_tile * 4) * sizeof(float);
+        return static_cast<size_t>(first + half * map->half + k / LINEAR_BLOCK_F32 * map->block +
+                                   k % LINEAR_BLOCK_F32 / 4 * map->piece);
     }
-    const struct linear_map map = map_of(n_in, row_major);
-    const int64_t in_block = k % LINEAR_BLOCK_BF16;
-    const int64_t first = tile * map.tile + k / LINEAR_BLOCK_BF16 * map.block;
-    if (row_major) {
-        return static_cast<size_t>(first + in_tile / 8 * map.half + in_tile % 8 * map.row +
-                                   in_block * 2);
-    }
-    const int64_t lane = in_tile % 8 * 4 + in_block / 8;
-    return static_cast<size_t>(first + in_block % 8 / 4 * map.half + lane * 16 + in_tile / 8 * 4);
+    const int64_t at =
+        first + k / LINEAR_BLOCK_BF16 * map->block + k % LINEAR_BLOCK_BF16 / 8 * map->piece;
+    return static_cast<size_t>(row_major ? at + half * map->half + k % 8 * 2
+                                         : at + k % 8 / 4 * map->half + half * 4);
 }
 
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major)
 {
     const struct tensor *const host = &source->view;
+    const struct linear_map map = map_of(host->cols, dtype, row_major);
     const size_t gap = row_major ? 4 : 8; /* of BF16, from k to k+2 */
     memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
         for (int64_t k = 0; k < host->cols; k += 4) {
             unsigned char *const at =
-                static_cast<unsigned char *>(dst) + place_of(r, k, host->cols, dtype, row_major);
+                static_cast<unsigned char *>(dst) + place_of(&map, r, k, dtype, row_major);
             for (int64_t i = 0; i < 4 && k + i < host->cols; i++) {
                 const float value = cuda_host_value(source, r, k + i);
                 const uint16_t half = bf16_round(value);
@@ -253,7 +258,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .x_stride = x.stride,
         .bias = static_cast<const float *>(bias.data),
         .w = static_cast<const unsigned char *>(w->data),
-        .map = map_of(w->cols, cu->lt != NULL),
+        .map = map_of(w->cols, w->dtype, cu->lt != NULL),
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),
         .n_out = static_cast<int>(w->rows),
@@ -281,11 +286,11 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dt
     struct linear_args prepared = *args;
     if (!few) {
         prepare(cu, &prepared, dtype, false);
-        if (cu->lt == NULL || dtype != DTYPE_BF16) {
+        if (cu->lt == NULL) {
             linear_many(cu, &prepared, dtype);
             return;
         }
-        if (linear_lt_run(cu, &prepared)) {
+        if (linear_lt_run(cu, &prepared, dtype)) {
             return;
         }
         prepared = *args; /* no algorithm: slower, but it takes any number of rows */

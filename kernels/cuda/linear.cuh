@@ -26,9 +26,10 @@
  *   - BF16, packed: [n_out/16][n_in/32][2 instructions][32 lanes][16 bytes]. Lane (g, t), which
  *     is (lane / 4, lane % 4), of instruction i has outputs g and g+8 at k', k'+1, then both at
  *     k'+2, k'+3, where k' = 8t + 4i in the block: the mma's fragment, in its registers' order.
- *   - BF16, row-major: [n_out][n_in], for cuBLASLt. Read directly, a lane's two 16 bytes are k 8t
- *     to 8t+7 of output g and of g+8, and registers change places.
- *   - F32, packed: [n_out/16][n_in/4][16 outputs][4 k]. */
+ *   - F32, packed: [n_out/16][n_in/4][16 outputs][4 k].
+ *   - row-major: [n_out][n_in], with cuBLASLt, which knows no layout that the packed ones are. Of
+ *     BF16 read directly, a lane's two 16 bytes are k 8t to 8t+7 of output g and of g+8, and
+ *     registers change places; F32 is packed on its way into shared memory. */
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
@@ -44,11 +45,12 @@ enum {
     LINEAR_TILE_BLOCK_BYTES = 1024 /* of a tile in one block: BF16 and F32 alike */
 };
 
-/* Where 16 bytes of BF16 weights stand: of tile i, block b, half h (packed: instruction; row-major:
- * outputs g or g+8), lane (g, t): w + i·tile + b·block + h·half + g·row + t·16. */
+/* Where 16 bytes of weights stand: of tile i, block b, half h (outputs g or g+8; packed BF16:
+ * instruction), output g, piece t of its k in the block (packed BF16: lane (g, t)):
+ * w + i·tile + b·block + h·half + g·row + t·piece. */
 struct linear_map {
     int64_t tile;
-    int32_t block, half, row;
+    int32_t block, half, row, piece;
 };
 
 struct linear_args {
@@ -63,7 +65,7 @@ struct linear_args {
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
-    bool is_row_major; /* BF16 weights */
+    bool is_row_major; /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
 };
 
@@ -82,9 +84,9 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
 void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
-/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as linear_round wrote it, W row-major. False if
+/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as linear_many reads it, W row-major. False if
  * cuBLASLt has no algorithm for the shape: nothing was launched. */
-bool linear_lt_run(struct cuda *cu, const struct linear_args *args);
+bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
 struct linear_state {
     void *x; /* Owner: device memory for a pass of prepared rows */

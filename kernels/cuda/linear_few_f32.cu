@@ -18,24 +18,42 @@ template <int n_token> struct few_f32 {
     static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
 };
 
+/* Which piece of row-major weights a lane copies for its warp, of 8 outputs times the 4 pieces of a
+ * block: four lanes an output, two by two, so that each quarter of a warp reads sectors of 32 bytes
+ * whole, and two of its lanes at most meet in a bank of shared memory. */
+struct few_turned {
+    int out, k4;
+};
+
+__device__ __forceinline__ struct few_turned few_turned_of(int lane)
+{
+    return {lane / 2 % 8, lane / 16 * 2 + lane % 2};
+}
+
 /* What a lane copies. */
 template <int n_token> struct few_lane_f32 {
     static constexpr int n_x = (n_token * 16 + 31) / 32;
-    const unsigned char *w; /* its output's first piece of the block that it multiplies first */
+    const unsigned char *w; /* its piece of the first block: that of its own chunk, if packed */
     const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
     int n_in[n_x];          /* values from there to the row's end; 0 where there is no row */
 };
 
-template <int n_token>
+template <int n_token, bool is_row_major>
 __device__ __forceinline__ struct few_lane_f32<n_token>
 few_lane_f32_of(const struct linear_args &a) {
     using shape = few_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     struct few_lane_f32<n_token> mine;
-    mine.w = a.w +
-             (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
-                 LINEAR_TILE_BLOCK_BYTES +
-             lane % 8 * 16;
+    if constexpr (is_row_major) {
+        const struct few_turned turned = few_turned_of(lane);
+        mine.w = a.w + blockIdx.x * a.map.tile + turned.out * static_cast<int64_t>(a.map.row) +
+                 turned.k4 * a.map.piece;
+    } else {
+        mine.w = a.w +
+                 (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
+                     LINEAR_TILE_BLOCK_BYTES +
+                 lane % 8 * 16;
+    }
 #pragma unroll
     for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
         const int piece = i * 32 + lane;
@@ -48,14 +66,35 @@ few_lane_f32_of(const struct linear_args &a) {
     return mine;
 }
 
-/* Starts copying block (of the warp's first chunk, and those as far into the other three). */
+/* Starts copying row-major weights into the places of packed ones: see few_copy_f32. */
 template <int n_token>
+__device__ __forceinline__ void few_copy_turned(uint4 *slot, const unsigned char *w,
+                                                const struct linear_args &a, int block)
+{
+    using shape = few_f32<n_token>;
+    const struct few_turned turned = few_turned_of(static_cast<int>(threadIdx.x) % 32);
+    uint4 *const to = slot + turned.k4 * 64 + turned.out;
+#pragma unroll
+    for (int c = 0; c < shape::n_lane_chunk; c++) {
+        const int at = block + c * shape::n_turn;
+        if (at < a.n_block) {
+            const unsigned char *const from = w + static_cast<int64_t>(at) * a.map.block;
+            copy_async_16(to + c * 8, from);
+            copy_async_16(to + c * 8 + 32, from + a.map.half);
+        }
+    }
+}
+
+/* Starts copying block (of the warp's first chunk, and those as far into the other three). */
+template <int n_token, bool is_row_major>
 __device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_f32<n_token> &mine,
                                              const struct linear_args &a, int block)
 {
     using shape = few_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (block + lane / 8 * shape::n_turn < a.n_block) {
+    if constexpr (is_row_major) {
+        few_copy_turned<n_token>(slot, mine.w, a, block);
+    } else if (block + lane / 8 * shape::n_turn < a.n_block) {
         const unsigned char *const w =
             mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
 #pragma unroll
@@ -100,7 +139,7 @@ __device__ __forceinline__ void few_multiply_f32(float (&sum)[2][n_token], const
 }
 
 /* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to FEW_WARPS_MAX. */
-template <int n_token>
+template <int n_token, bool is_row_major>
 __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struct linear_args a)
 {
     using shape = few_f32<n_token>;
@@ -113,7 +152,7 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
-    const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token>(a);
+    const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token, is_row_major>(a);
     const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
     int next = warp * shape::n_lane_chunk * shape::n_turn; /* block to copy next, its slot */
     int to = shape::n_slot - 1;
@@ -121,13 +160,13 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
 #pragma unroll
     for (int i = 0; i < shape::n_slot - 1; i++, next++) {
         if (next < a.n_block) {
-            few_copy_f32<n_token>(ring + i * shape::n_piece, copied, a, next);
+            few_copy_f32<n_token, is_row_major>(ring + i * shape::n_piece, copied, a, next);
         }
         copy_async_commit(); /* past the last block, too: waits count groups */
     }
     const auto copy_next = [&]() {
         if (next < a.n_block) {
-            few_copy_f32<n_token>(ring + to * shape::n_piece, copied, a, next);
+            few_copy_f32<n_token, is_row_major>(ring + to * shape::n_piece, copied, a, next);
         }
         next += next % shape::n_turn == shape::n_turn - 1 ? (n_part - 1) * shape::n_turn + 1 : 1;
         copy_async_commit();
@@ -163,20 +202,31 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     }
 }
 
-template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_args *a)
+template <int n_token, bool is_row_major>
+void few_f32_launch(struct cuda *cu, const struct linear_args *a)
 {
     using shape = few_f32<n_token>;
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
     const int n_warp = few_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
                                  shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!cuda_shared(cu, linear_few_f32<n_token>, shared, "linear")) {
+    if (!cuda_shared(cu, linear_few_f32<n_token, is_row_major>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_tile),
                     static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
-    LAUNCH((linear_few_f32<n_token>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cu->stream, *a);
+    LAUNCH((linear_few_f32<n_token, is_row_major>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
+           shared, cu->stream, *a);
+}
+
+/* Each layout has a kernel of its own: neither pays for the other's addresses. */
+template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_args *a)
+{
+    if (a->is_row_major) {
+        few_f32_launch<n_token, true>(cu, a);
+    } else {
+        few_f32_launch<n_token, false>(cu, a);
+    }
 }
 
 } // namespace

@@ -1,7 +1,9 @@
-/* Linear with many rows and BF16 weights by cuBLASLt, where sums may depend on the number of rows
- * (fast_math): wgmma and its tiles are out of reach of mma.sync. Bias and ReLU are done by its
- * epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as
- * cuBLASLt's GELU is the approximation by tanh.
+/* Linear with many rows by cuBLASLt, where sums may depend on the number of rows (fast_math): wgmma
+ * and its tiles are out of reach of mma.sync. BF16 weights multiply rows rounded to BF16; F32 ones
+ * rows in F32, every product and sum of them in F32 (CUBLAS_COMPUTE_32F: no TF32, which has 10 bits
+ * of fraction and is not what F32 was asked for). Bias and ReLU are done by its epilogue (whose
+ * ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as cuBLASLt's GELU is the
+ * approximation by tanh.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Asking for an algorithm takes the host longer than a launch, so what was found is
@@ -16,9 +18,10 @@
 enum { LT_PLANS = 128, LT_WORKSPACE_BYTES = 32 << 20 };
 
 struct lt_key {
+    enum dtype dtype; /* of weights and rows */
     int n_tok, n_out, k;
-    int y_alignment, bias_alignment; /* bytes */
-    int64_t y_stride;
+    int x_alignment, y_alignment, bias_alignment; /* bytes */
+    int64_t x_stride, y_stride;
     cublasLtEpilogue_t epilogue;
 };
 
@@ -116,15 +119,18 @@ static int alignment_of(const void *data)
     return bytes;
 }
 
-static struct lt_key key_of(const struct linear_args *a)
+static struct lt_key key_of(const struct linear_args *a, enum dtype dtype)
 {
     struct lt_key key;
     memset(&key, 0, sizeof key); /* keys are compared as bytes */
+    key.dtype = dtype;
     key.n_tok = a->n_tok;
     key.n_out = a->n_out;
-    key.k = a->n_block * LINEAR_BLOCK_BF16;
+    key.k = a->n_block * (dtype == DTYPE_BF16 ? LINEAR_BLOCK_BF16 : LINEAR_BLOCK_F32);
+    key.x_alignment = alignment_of(a->x);
     key.y_alignment = alignment_of(a->y);
     key.bias_alignment = alignment_of(a->bias);
+    key.x_stride = a->x_stride;
     key.y_stride = a->y_stride;
     const bool relu = a->act == ACT_RELU;
     key.epilogue = a->bias != NULL ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS
@@ -133,13 +139,15 @@ static struct lt_key key_of(const struct linear_args *a)
     return key;
 }
 
+/* FNV-1a of all that tells plans apart. */
 static size_t place_of(const struct lt_key *key)
 {
-    const uint64_t mixed = (static_cast<uint64_t>(key->n_tok) * 0x9e3779b97f4a7c15u) ^
-                           (static_cast<uint64_t>(key->n_out) * 0xbf58476d1ce4e5b9u) ^
-                           (static_cast<uint64_t>(key->k) * 0x94d049bb133111ebu) ^
-                           static_cast<uint64_t>(key->epilogue);
-    return static_cast<size_t>((mixed >> 32) % LT_PLANS);
+    const unsigned char *const bytes = reinterpret_cast<const unsigned char *>(key);
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof *key; i++) {
+        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    }
+    return static_cast<size_t>((hash >> 32) % LT_PLANS);
 }
 
 static bool attribute_set(const struct lt_library *lt, struct lt_plan *plan,
@@ -155,6 +163,7 @@ static bool plan_describe(const struct lt_library *lt, struct lt_plan *plan, con
     const struct lt_key *const key = &plan->key;
     const cublasOperation_t turned = CUBLAS_OP_T;
     const cudaDataType_t f32 = CUDA_R_32F;
+    const cudaDataType_t type = key->dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     const uint64_t k = static_cast<uint64_t>(key->k);
     const uint64_t n_out = static_cast<uint64_t>(key->n_out);
     const uint64_t n_tok = static_cast<uint64_t>(key->n_tok);
@@ -167,23 +176,24 @@ static bool plan_describe(const struct lt_library *lt, struct lt_plan *plan, con
         ok = attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32, sizeof f32) &&
              attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     }
-    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->w, CUDA_R_16BF, k, n_out,
-                                              static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
-    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->x, CUDA_R_16BF, k, n_tok,
-                                              static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->w, type, k, n_out, static_cast<int64_t>(k)) ==
+                   CUBLAS_STATUS_SUCCESS;
+    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->x, type, k, n_tok, key->x_stride) ==
+                   CUBLAS_STATUS_SUCCESS;
     return ok && lt->cublasLtMatrixLayoutCreate(&plan->y, f32, n_out, n_tok, key->y_stride) ==
                      CUBLAS_STATUS_SUCCESS;
 }
 
-/* Says what an algorithm may count on; false if cuBLASLt refuses. Weights and rows
- * keep the default, the alignment of memory as it is allocated. */
+/* Says what an algorithm may count on; false if cuBLASLt refuses. Weights keep the default, the
+ * alignment of memory as it is allocated. */
 static bool wish_fill(const struct linear_lt *lt, cublasLtMatmulPreference_t wish,
                       const struct lt_key *key)
 {
     const struct {
         cublasLtMatmulPreferenceAttributes_t which;
         int bytes;
-    } alignments[2] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key->y_alignment},
+    } alignments[3] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key->x_alignment},
+                       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key->y_alignment},
                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key->y_alignment}};
     bool ok = lt->library.cublasLtMatmulPreferenceSetAttribute(
                   wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
@@ -215,9 +225,10 @@ static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
     return ok;
 }
 
-static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args *a)
+static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args *a,
+                                 enum dtype dtype)
 {
-    const struct lt_key key = key_of(a);
+    const struct lt_key key = key_of(a, dtype);
     struct lt_plan *const plan = &lt->plan[place_of(&key)];
     if (!plan->is_set || memcmp(&plan->key, &key, sizeof key) != 0) {
         plan_clear(&lt->library, plan);
@@ -245,10 +256,10 @@ __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
 
 } // namespace
 
-bool linear_lt_run(struct cuda *cu, const struct linear_args *args)
+bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
     struct linear_lt *const lt = cu->lt;
-    struct lt_plan *const plan = plan_find(lt, args);
+    struct lt_plan *const plan = plan_find(lt, args, dtype);
     if (!plan->is_possible) {
         return false;
     }

@@ -372,25 +372,36 @@ bool events(void)
 
 /* ---- matrix products ------------------------------------------------------------------------ */
 
-/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), BF16, as kernels/cuda calls it. */
-bool products(void)
+template <typename T> T number_of(int i)
+{
+    if constexpr (sizeof(T) == sizeof(float)) {
+        return static_cast<float>(i);
+    } else {
+        return bf16_round(static_cast<float>(i));
+    }
+}
+
+/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), as kernels/cuda calls it. T: uint16_t for BF16. The
+ * algorithm then counts on more than the address of x allows. */
+template <typename T> bool product(cudaDataType type)
 {
     enum { M = 5, N = 3, K = 7 };
-    uint16_t w[M * K], x[N * K];
+    T w[M * K], x[N * K];
     float bias[M], expected[N * M];
     for (int i = 0; i < M * K; ++i) {
-        w[i] = bf16_round(static_cast<float>(i % 5 - 2));
-        x[i % (N * K)] = bf16_round(static_cast<float>(i % 7 - 3));
+        w[i] = number_of<T>(i % 5 - 2);
+        x[i % (N * K)] = number_of<T>(i % (N * K) % 7 - 3);
         bias[i % M] = static_cast<float>(i % M - 2);
     }
     for (int i = 0; i < N * M; ++i) {
         float sum = bias[i % M];
         for (int k = 0; k < K; ++k) {
-            sum += bf16_widen(w[i % M * K + k]) * bf16_widen(x[i / M * K + k]);
+            sum += static_cast<float>((i % M * K + k) % 5 - 2) *
+                   static_cast<float>((i / M * K + k) % 7 - 3);
         }
         expected[i] = sum < 0 ? 0 : sum;
     }
-    uint16_t *const device_w = device_array(M * K, w), *const device_x = device_array(N * K, x);
+    T *const device_w = device_array(M * K, w), *const device_x = device_array(N * K, x);
     float *const device_bias = device_array(M, bias), *const y = device_array<float>(N * M);
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t desc;
@@ -405,13 +416,17 @@ bool products(void)
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &device_bias,
                                    sizeof device_bias);
-    cublasLtMatrixLayoutCreate(&w_layout, CUDA_R_16BF, K, M, K);
-    cublasLtMatrixLayoutCreate(&x_layout, CUDA_R_16BF, K, N, K);
+    cublasLtMatrixLayoutCreate(&w_layout, type, K, M, K);
+    cublasLtMatrixLayoutCreate(&x_layout, type, K, N, K);
     cublasLtMatrixLayoutCreate(&y_layout, CUDA_R_32F, M, N, M);
     REQUIRE(cublasLtMatmul(lt, desc, &one, device_w, w_layout, device_x, x_layout, &zero, y,
                            y_layout, y, y_layout, nullptr, nullptr, 0,
                            nullptr) == CUBLAS_STATUS_SUCCESS);
     const bool is_right = device_equals(y, expected, N * M);
+    const cublasLtMatmulAlgo_t strict = {{1, 256, 1, 1}};
+    REQUIRE(cublasLtMatmul(lt, desc, &one, device_w, w_layout, device_x + 2, x_layout, &zero, y,
+                           y_layout, y, y_layout, &strict, nullptr, 0,
+                           nullptr) == CUBLAS_STATUS_INVALID_VALUE);
     cublasLtMatrixLayoutDestroy(w_layout);
     cublasLtMatrixLayoutDestroy(x_layout);
     cublasLtMatrixLayoutDestroy(y_layout);
@@ -422,6 +437,11 @@ bool products(void)
     cudaFree(device_bias);
     cudaFree(y);
     return is_right;
+}
+
+bool products(void)
+{
+    return product<uint16_t>(CUDA_R_16BF) && product<float>(CUDA_R_32F);
 }
 
 } // namespace

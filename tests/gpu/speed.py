@@ -29,6 +29,7 @@ RUNS = [
     *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})
       for n in FLAT_KEYS],
     ("f32", ["--dtype", "f32"], ["decode:1,32", "prefill:512,4096"], {}),
+    ("f32 fast", ["--dtype", "f32", "--deterministic", "off"], ["decode:1,32", "prefill:512,4096"], {}),
     ("ops", [], ["ops:1,32,256,2048"], {}),
 ]
 SMALL_RUNS = [

@@ -405,7 +405,7 @@ static void check_bits(struct golden *g)
 /* ---- the programme -------------------------------------------------------------------------- */
 
 /* On the CUDA backend, long sequences are run for one case of each kind, and bits for one: on a
- * test double all of them would take half an hour. TEST_ALL=1 runs them all,
+ * test double all of them take two minutes. TEST_ALL=1 runs them all,
  * TEST_FEW=1 as few on every backend: for sanitizers, who look at accesses, not numbers. */
 static bool is_left_out(const struct runner_trial *trial)
 {
