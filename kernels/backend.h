@@ -324,11 +324,13 @@ struct backend_ops {
     void (*linear)(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act);
     /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].
-     * k_pages, v_pages: [n_page, KV_PAGE·d] F32; the order inside a page is the backend's own. */
+     * k_pages, v_pages: [n_page, KV_PAGE·d] F32, or BF16, which they are rounded to, where d_head
+     * is even; the order inside a page is the backend's own. */
     void (*kv_store)(struct backend *be, struct tensor k_pages, struct tensor v_pages,
                      struct tensor k, struct tensor v, const struct step *step, int n_head);
     /* Causal attention over the cache: for each row r, head h with d_head = d/n_head columns,
-     *   y = Σ_u softmax_u(q·k_u · scale) v_u  over positions u = 0 .. pos[r] of r's sequence. */
+     *   y = Σ_u softmax_u(q·k_u · scale) v_u  over positions u = 0 .. pos[r] of r's sequence.
+     * Where the cache is BF16, q·scale and e^(score - max) may be rounded to BF16 too. */
     void (*attention)(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                       struct tensor v_pages, const struct step *step, int n_head, float scale);
     /* Attention to the last shape->window positions before each row's own, which is not among

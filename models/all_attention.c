@@ -50,6 +50,7 @@ struct all_attention {
     int n_vocab, d_model, n_layer, d_ff;
     int n_text, n_alone; /* heads that see the text, and heads that see persistent vectors alone */
     int d_text, d_alone; /* their columns */
+    enum dtype cache_dtype;
     float norm_eps;
     const struct weight *tok; /* [n_vocab, d_model] */
     struct layer *layer;      /* Owner. [n_layer] */
@@ -228,6 +229,7 @@ static enum err_code all_attention_open(void **self, struct backend *be,
                                     .n_alone = n_alone,
                                     .d_text = n_text * d_head,
                                     .d_alone = n_alone * d_head,
+                                    .cache_dtype = info->cache_dtype,
                                     .norm_eps = config->norm_eps,
                                     .layer = layer};
     struct blocks_loader loader;
@@ -270,7 +272,7 @@ static size_t all_attention_workspace_bytes(const void *self, const struct step_
 static size_t all_attention_page_bytes(const void *self)
 {
     const struct all_attention *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_text);
+    return blocks_page_bytes(model->n_layer, model->d_text, model->cache_dtype);
 }
 
 static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
@@ -286,8 +288,9 @@ static enum err_code all_attention_reserve(void *self, const struct step_limits 
     (void)lay_out(model, limits, model->room.workspace);
     struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
-        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_text);
-        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_text);
+        struct layer *const at = &model->layer[i];
+        at->k_pages = blocks_pages_take(&arena, n_page, model->d_text, model->cache_dtype);
+        at->v_pages = blocks_pages_take(&arena, n_page, model->d_text, model->cache_dtype);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;

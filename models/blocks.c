@@ -332,12 +332,13 @@ void blocks_room_close(struct blocks_room *room)
     *room = (struct blocks_room){.be = NULL};
 }
 
-size_t blocks_page_bytes(int n_layer, int64_t d_model)
+size_t blocks_page_bytes(int n_layer, int64_t d_model, enum dtype dtype)
 {
-    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_model * sizeof(float);
+    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_model * dtype_bytes(dtype);
 }
 
-struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model)
+struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model,
+                                enum dtype dtype)
 {
-    return blocks_arena_take(arena, n_page, KV_PAGE * d_model, DTYPE_F32);
+    return blocks_arena_take(arena, n_page, KV_PAGE * d_model, dtype);
 }

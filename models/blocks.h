@@ -157,8 +157,9 @@ enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, siz
 void blocks_room_close(struct blocks_room *room); /* a zeroed room is fine */
 
 /* Bytes of one page over all layers, each with keys and values of d_model. */
-size_t blocks_page_bytes(int n_layer, int64_t d_model);
+size_t blocks_page_bytes(int n_layer, int64_t d_model, enum dtype dtype);
 /* The keys, or the values, of a layer: [n_page, KV_PAGE·d_model]. */
-struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model);
+struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model,
+                                enum dtype dtype);
 
 #endif

@@ -69,6 +69,30 @@ static enum err_code choose_dtype(struct model_info *info, const struct backend 
     return ERR_OK;
 }
 
+/* The dtype of keys and values. Two columns of BF16 share a word. */
+static enum err_code choose_cache_dtype(struct model_info *info, const char *wanted,
+                                        struct err *err)
+{
+    const int d_head = info->d_model / info->n_head;
+    if (wanted == NULL || strcmp(wanted, "auto") == 0) {
+        info->cache_dtype = info->dtype == DTYPE_F32 || d_head % 2 != 0 ? DTYPE_F32 : DTYPE_BF16;
+    } else if (strcmp(wanted, "f32") == 0) {
+        info->cache_dtype = DTYPE_F32;
+    } else if (strcmp(wanted, "bf16") == 0 && d_head % 2 == 0) {
+        info->cache_dtype = DTYPE_BF16;
+    } else if (strcmp(wanted, "bf16") == 0) {
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has %d "
+            "(d_model %d, n_head %d); use auto or f32",
+            d_head, info->d_model, info->n_head);
+    } else {
+        return err_set(err, ERR_ARGUMENT, "kv_cache_dtype: %.40s is unknown; use auto, f32 or bf16",
+                       wanted);
+    }
+    return ERR_OK;
+}
+
 /* Decides where the value tables go. */
 static enum err_code choose_placement(struct model_options *options, const struct backend *be,
                                       struct err *err)
@@ -102,6 +126,9 @@ static enum err_code open_parts(struct model *model, struct config *config, stru
     fill_info(&model->info, config);
     model->info.file_dtype = tensors_main_dtype(model->tensors);
     code = choose_dtype(&model->info, be, options->dtype, err);
+    if (code == ERR_OK) {
+        code = choose_cache_dtype(&model->info, options->cache_dtype, err);
+    }
     if (code == ERR_OK && options->check) {
         code = tensors_check(model->tensors, options, err);
     }

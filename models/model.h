@@ -67,6 +67,7 @@ struct model_info {
     struct memory_info memory[MODEL_MEMORY_MAX]; /* in order of execution */
     enum dtype file_dtype;                       /* dtype of most weight bytes in the files */
     enum dtype dtype;                            /* computed with: F32, BF16 or I8 */
+    enum dtype cache_dtype;                      /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_memory;             /* all parameters; those in value tables */
     size_t weight_bytes, value_bytes;            /* resident weights without / value tables */
     enum placement value_placement;              /* of the value tables */
@@ -85,7 +86,9 @@ static inline int model_span_max(const struct model_info *info)
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, I8 → int8 where the backend has_int8, else
                         * bf16; others → f32), "f32", "bf16", "int8" */
-    double int8_max_loss; /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */
+    const char *cache_dtype; /* "auto" or NULL (F32 beside F32 weights and where heads have an odd
+                              * number of columns, else BF16), "f32", "bf16" */
+    double int8_max_loss;    /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */
     enum placement value_placement; /* of value tables; MMAP needs a backend that is_host */
     bool value_auto; /* choose it: in place from the file where the backend can, else DEVICE */
     bool check;      /* read every weight and refuse NaN and infinity by name */

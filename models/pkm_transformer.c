@@ -54,6 +54,7 @@ struct pkm_transformer {
     struct backend *be; /* Borrowed */
     struct blocks_store store;
     int n_vocab, d_model, n_layer, n_head, d_ff;
+    enum dtype cache_dtype;
     enum act act;
     float norm_eps;
     const struct weight *tok, *pos, *lang; /* [n_vocab | context | n_lang, d_model]; lang or NULL */
@@ -157,6 +158,7 @@ static enum err_code pkm_transformer_open(void **self, struct backend *be,
                                       .n_layer = config->n_layer,
                                       .n_head = config->n_head,
                                       .d_ff = config->d_ff,
+                                      .cache_dtype = info->cache_dtype,
                                       .act = config->act,
                                       .norm_eps = config->norm_eps,
                                       .layer = layer,
@@ -224,7 +226,7 @@ static size_t pkm_transformer_workspace_bytes(const void *self, const struct ste
 static size_t pkm_transformer_page_bytes(const void *self)
 {
     const struct pkm_transformer *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_model);
+    return blocks_page_bytes(model->n_layer, model->d_model, model->cache_dtype);
 }
 
 static enum err_code pkm_transformer_reserve(void *self, const struct step_limits *limits,
@@ -240,8 +242,9 @@ static enum err_code pkm_transformer_reserve(void *self, const struct step_limit
     (void)lay_out(model, limits, model->room.workspace);
     struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
-        model->layer[i].k_pages = blocks_pages_take(&arena, n_page, model->d_model);
-        model->layer[i].v_pages = blocks_pages_take(&arena, n_page, model->d_model);
+        struct layer *const at = &model->layer[i];
+        at->k_pages = blocks_pages_take(&arena, n_page, model->d_model, model->cache_dtype);
+        at->v_pages = blocks_pages_take(&arena, n_page, model->d_model, model->cache_dtype);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;

@@ -73,7 +73,7 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double d = info->d_model;
     const double elem = (double)dtype_bytes(info->dtype);
     const double vocabulary = d * info->n_vocab;
-    const double cache_row = 2 * d * sizeof(float); /* keys and values are F32 */
+    const double cache_row = 2 * d * (double)dtype_bytes(info->cache_dtype);
     const double persistent = (double)info->n_persistent * info->n_layer;
     /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
@@ -81,7 +81,8 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     struct bench_cost cost;
     cost.bytes = elem * (matrix_params(info) + (shape->n_out > 0 ? vocabulary : 0)) +
                  sizeof(float) * search_params(info) + rows * (values + 2 * elem * d) +
-                 (shape->n_seq * attended(info, cached) + persistent) * cache_row;
+                 shape->n_seq * attended(info, cached) * cache_row +
+                 persistent * 2 * d * sizeof(float);
     cost.flops = 2 * (rows * (matrix_params(info) + search_params(info) + row_values(info)) +
                       shape->n_out * vocabulary +
                       rows * (attended(info, shape->mean_pos) + persistent) * 2 * d);

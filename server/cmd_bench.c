@@ -364,6 +364,7 @@ static void print_json(struct bench *bench, const struct options *options)
     json_field_string(&out, "description", bench->be->description);
     json_field_int(&out, "threads", bench->be->n_thread);
     json_field_string(&out, "dtype", dtype_name(bench->info->dtype));
+    json_field_string(&out, "kv_cache_dtype", dtype_name(bench->info->cache_dtype));
     json_field_string(&out, "memory_placement", placement_name(bench->info->value_placement));
     json_field_bool(&out, "deterministic", options->deterministic);
     json_field_int(&out, "rounds", bench->rounds);
@@ -402,8 +403,8 @@ static void print_json(struct bench *bench, const struct options *options)
 
 static void print_table(struct bench *bench, const struct options *options)
 {
-    printf("%s in %s on %s: %s\n", options->model, dtype_name(bench->info->dtype), bench->be->name,
-           bench->be->description);
+    printf("%s in %s, cache in %s, on %s: %s\n", options->model, dtype_name(bench->info->dtype),
+           dtype_name(bench->info->cache_dtype), bench->be->name, bench->be->description);
     printf("%s %.1f GB/s, %s peak %.0f GFLOP/s; medians of %d rounds; decode at position %d\n",
            read_name(bench), median(bench->read_rate, bench->rounds) / 1e9,
            bench->be->is_host ? "multiply-add" : "measured instruction",

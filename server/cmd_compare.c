@@ -54,7 +54,7 @@ static enum err_code open_models(struct comparison *it, struct err *err)
         code = model_open(&it->side.model, it->be, it->side.path, &engine.model, err);
     }
     if (code == ERR_OK) {
-        engine.model.dtype = "f32";
+        engine.model.dtype = engine.model.cache_dtype = "f32";
         code = model_open(&it->reference.model, it->be, it->reference.path, &engine.model, err);
     }
     progress_end(&it->progress);

@@ -39,6 +39,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_field_int(out, "context", info->context);
     json_field_string(out, "file_dtype", dtype_name(info->file_dtype));
     json_field_string(out, "dtype", dtype_name(info->dtype));
+    json_field_string(out, "kv_cache_dtype", dtype_name(info->cache_dtype));
     json_field_int(out, "n_param", info->n_param);
     json_field_int(out, "n_param_memory", info->n_param_memory);
     json_field_string(out, "tokenizer", tokenizer != NULL ? tokenizer_kind(tokenizer) : NULL);

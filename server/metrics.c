@@ -390,8 +390,10 @@ static void write_model(struct text *out, struct server *server, struct engine *
     }
     const struct engine_options *const limits = engine_limits(engine);
     write_head(out, "cache_config_info", "gauge", "The key/value cache.");
-    text_printf(out, "pkmserve_cache_config_info{block_size=\"%d\",num_blocks=\"%lld\"} 1\n",
-                KV_PAGE, get(&stats->kv_pages));
+    text_printf(out,
+                "pkmserve_cache_config_info{block_size=\"%d\",num_blocks=\"%lld\","
+                "cache_dtype=\"%s\"} 1\n",
+                KV_PAGE, get(&stats->kv_pages), dtype_name(info->cache_dtype));
     write_head(out, "model_info", "gauge", "The model.");
     text_puts(out, "pkmserve_model_info{model_name=\"");
     metrics_put_label(out, server->limits.model_name);

@@ -382,6 +382,7 @@ struct engine_options options_engine(const struct options *options)
                     .n_thread = options->threads,
                     .fast_math = !options->deterministic},
         .model = {.dtype = options->dtype,
+                  .cache_dtype = options->kv_cache_dtype,
                   .int8_max_loss = options->force_int8 ? 0 : MODEL_INT8_LOSS,
                   .value_placement = placement_of(options->memory_placement),
                   .value_auto = strcmp(options->memory_placement, "auto") == 0,

@@ -66,6 +66,8 @@ const struct option_row option_rows[] = {
         "dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
         "weights as computed with; auto takes bf16 for bf16 files, int8 for int8 files (CPU), f32 "
         "for all others"),
+    CHOICE("kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
+           "keys and values of earlier positions; auto takes bf16 beside bf16 and int8 weights"),
     FLAG("force-int8", force_int8, ALL,
          "make int8 weights even where that changes one by more than 3 %"),
     INT("threads", threads, ALL, "0", 0, 1024, "compute threads; 0 = one per available core"),

@@ -49,8 +49,8 @@ static void store_blocks(void *arg, int thread, int first, int n)
             const int room = KV_PAGE - pos % KV_PAGE;
             const int32_t page = step_page(job->step, b->seq, pos);
             CHECK(page >= 0 && page < job->k_pages.rows);
-            const struct kv_rows rows = {.k_page = row_f32(job->k_pages, page),
-                                         .v_page = row_f32(job->v_pages, page),
+            const struct kv_rows rows = {.k_page = cpu_page(job->k_pages, page),
+                                         .v_page = cpu_page(job->v_pages, page),
                                          .k = row_f32(job->y, r),
                                          .v = row_f32(job->q, r),
                                          .k_stride = job->y.stride,
@@ -58,7 +58,8 @@ static void store_blocks(void *arg, int thread, int first, int n)
                                          .n_row = left < room ? left : room,
                                          .offset = pos % KV_PAGE,
                                          .n_head = job->n_head,
-                                         .d_head = job->d_head};
+                                         .d_head = job->d_head,
+                                         .is_pairs = job->k_pages.dtype == DTYPE_BF16};
             job->cpu->simd->kv_rows(&rows);
             r += rows.n_row;
         }
@@ -72,8 +73,7 @@ static void check_cache(struct tensor a, struct tensor b, struct tensor k_pages,
     CHECK(n_head > 0 && d % n_head == 0 && d <= INT32_MAX / KV_PAGE);
     CHECK_VIEW(a, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(b, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    ref_pages_check(k_pages, v_pages, d, n_head);
 }
 
 void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
@@ -113,18 +113,19 @@ static void attend_items(void *arg, int thread, int first, int n)
         const struct attend a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
-            .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
-            .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
+            .k_pages = cpu_page(job->k_pages, 0) + cpu_page_words(job->k_pages, col * KV_PAGE),
+            .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, col * KV_PAGE),
             .page = pages_of(job->step, block.seq),
             .score = scratch,
             .query = scratch + n_page * KV_PAGE * cpu->simd->tile_rows,
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
-            .k_stride = job->k_pages.stride,
-            .v_stride = job->v_pages.stride,
+            .k_stride = cpu_page_words(job->k_pages, job->k_pages.stride),
+            .v_stride = cpu_page_words(job->v_pages, job->v_pages.stride),
             .n_row = block.n_row,
             .pos = job->step->pos[block.row],
             .d_head = job->d_head,
+            .is_pairs = job->k_pages.dtype == DTYPE_BF16,
             .scale = job->scale,
         };
         cpu->simd->attend(&a);

@@ -40,6 +40,18 @@ struct cpu_weight {
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
 };
 
+/* Words of n elements of a cache's pages. */
+static inline int64_t cpu_page_words(struct tensor pages, int64_t n)
+{
+    return n * (int64_t)dtype_bytes(pages.dtype) / (int64_t)sizeof(float);
+}
+
+/* The first word of a page. */
+static inline float *cpu_page(struct tensor pages, int64_t page)
+{
+    return (float *)pages.data + page * cpu_page_words(pages, pages.stride);
+}
+
 /* Consecutive rows of one sequence that attention takes together. */
 struct row_block {
     int32_t seq, row, n_row;

@@ -31,8 +31,8 @@ static void attend_items(void *arg, int thread, int first, int n)
         const struct attend_span a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
-            .k_pages = row_f32(job->k_pages, 0) + col * KV_PAGE,
-            .v_pages = row_f32(job->v_pages, 0) + col * KV_PAGE,
+            .k_pages = cpu_page(job->k_pages, 0) + cpu_page_words(job->k_pages, col * KV_PAGE),
+            .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, col * KV_PAGE),
             .page = step->page + (int64_t)block.seq * step->limits.n_page_max,
             .scratch = cpu_slice(job->cpu, thread),
             .position = shape->position.data,
@@ -41,8 +41,8 @@ static void attend_items(void *arg, int thread, int first, int n)
             .value = shape->n_persistent > 0 ? row_f32(shape->value, persistent) : NULL,
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
-            .k_stride = job->k_pages.stride,
-            .v_stride = job->v_pages.stride,
+            .k_stride = cpu_page_words(job->k_pages, job->k_pages.stride),
+            .v_stride = cpu_page_words(job->v_pages, job->v_pages.stride),
             .position_stride = shape->position.stride,
             .key_stride = shape->key.stride,
             .value_stride = shape->value.stride,
@@ -52,6 +52,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .d_head = (int)job->d_head,
             .window = shape->window,
             .n_persistent = shape->n_persistent,
+            .is_pairs = job->k_pages.dtype == DTYPE_BF16,
             .scale = shape->scale,
         };
         job->cpu->simd->attend_span(&a);

@@ -1,9 +1,9 @@
 /* Causal attention over the pages of the cache: the op, and the kernel for few rows.
  *
- * Decode is bound by the bytes of the cache: 8·d_head per position, row and head, at 4 flops per 8
- * bytes. With few rows, rows × heads does not fill the device, so the splits of a row
- * (attention.cuh) are spread over several blocks, which leave (max, sum, o) of each split in
- * scratch; the last block of a row and head to arrive merges them in ascending order. The grid
+ * Decode is bound by the bytes of the cache: 8·d_head per position, row and head, half of that in
+ * BF16, at 4 flops per column. With few rows, rows × heads does not fill the device, so the splits
+ * of a row (attention.cuh) are spread over several blocks, which leave (max, sum, o) of each split
+ * in scratch; the last block of a row and head to arrive merges them in ascending order. The grid
  * depends on the number of rows, never on positions, so that a captured step can be replayed:
  * blocks without a split leave.
  *
@@ -26,10 +26,33 @@ struct parts {
     int n_split_max;
 };
 
-/* Whether rows of t may be read 16 bytes at a time. */
-bool has_groups(struct tensor t)
+/* Whether t, whose rows are runs of run_bytes, one a head or position, may be accessed piece bytes
+ * at a time. */
+bool has_pieces(struct tensor t, size_t run_bytes, size_t piece)
 {
-    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (t.stride % 4 == 0 || t.rows == 1);
+    const size_t stride_bytes = static_cast<size_t>(t.stride) * dtype_bytes(t.dtype);
+    return reinterpret_cast<uintptr_t>(t.data) % piece == 0 && run_bytes % piece == 0 &&
+           (stride_bytes % piece == 0 || t.rows == 1);
+}
+
+/* Bytes of a position that may be copied at a time; at least a group of four columns, or 0. */
+int cache_piece(struct tensor k_pages, struct tensor v_pages, int64_t d_head)
+{
+    const size_t column_bytes = dtype_bytes(k_pages.dtype);
+    const size_t run_bytes = static_cast<size_t>(d_head) * column_bytes;
+    for (size_t piece = 16; piece >= 4 * column_bytes; piece /= 2) {
+        if (has_pieces(k_pages, run_bytes, piece) && has_pieces(v_pages, run_bytes, piece)) {
+            return static_cast<int>(piece);
+        }
+    }
+    return 0;
+}
+
+/* From row to row of d_pad elements in shared memory: an odd number of 16-byte groups. */
+int shared_stride(int d_pad, enum dtype dtype)
+{
+    const int group = 16 / static_cast<int>(dtype_bytes(dtype));
+    return ((d_pad + group - 1) / group | 1) * group;
 }
 
 int split_count(int n_page)
@@ -95,9 +118,9 @@ __device__ void merge_parts(const struct attention_args &a, const struct parts &
 }
 
 /* Grid: heads × parts × rows; part i of a row takes the splits i, i + n_part, .. Bytes: 8·d_head
- * per position, row and head; flops: 4·d_head; bound: the memory's bandwidth, and for a row or two
- * the latency of five dependent reads. Share reached: not measured yet. */
-template <bool is_one_buffer>
+ * (BF16: 4·d_head) per position, row and head; flops: 4·d_head; bound: the memory's bandwidth, and
+ * for a row or two the latency of five dependent reads. Share reached: not measured yet. */
+template <typename T, bool is_one_buffer>
 __global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a, struct parts p)
 {
     DYN_SHARED(float, shared);
@@ -113,13 +136,9 @@ __global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a,
         return;
     }
     const int64_t item = row * a.n_head + head;
-    const struct row_shared m = {
-        .q = shared,
-        .k = shared + a.stride,
-        .v = shared + a.stride + (is_one_buffer ? 0 : SPLIT * a.stride),
-        .score = small,
-        .e = small + SPLIT,
-    };
+    T *const k = reinterpret_cast<T *>(shared + a.stride);
+    T *const v = k + (is_one_buffer ? 0 : SPLIT * a.kv_stride);
+    const row_shared<T> m = {.q = shared, .k = k, .v = v, .score = small, .e = small + SPLIT};
     row_visit<is_one_buffer>(a, m, row, head, n_pos, first, n_part,
                              [&](int split, struct softmax_part part, const float(&o)[ROW_COLS]) {
                                  const int64_t at = item * p.n_split_max + split;
@@ -167,21 +186,32 @@ struct parts parts_of(const struct step_scratch *scratch, const struct attention
     };
 }
 
-template <bool is_one_buffer>
+template <typename T, bool is_one_buffer>
 void part_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_row)
 {
     const int n_item = n_row * a->n_head;
     const int wanted = (BLOCKS_PER_SM * cu->n_sm + n_item - 1) / n_item;
     const int n_part = wanted < p->n_split_max ? wanted : p->n_split_max;
-    const size_t bytes = sizeof(float) * shared_floats(a, 1 + (is_one_buffer ? 1 : 2) * SPLIT);
+    const size_t bytes = shared_bytes<T>(a, 1, is_one_buffer ? 1 : 2);
     CHECK(bytes <= SHARED_BYTES_MAX);
-    if (!cuda_shared(cu, part_kernel<is_one_buffer>, bytes, "attention")) {
+    if (!cuda_shared(cu, part_kernel<T, is_one_buffer>, bytes, "attention")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_part),
                     static_cast<unsigned>(n_row));
-    LAUNCH(part_kernel<is_one_buffer>, grid, dim3(BLOCK), bytes, cu->stream, *a, *p);
+    LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cu->stream, *a, *p);
     cuda_check(cu, "attention");
+}
+
+template <typename T>
+void part_launch_of(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                    int n_row)
+{
+    if (a->d_head > D_HEAD_TWO_BUFFERS) {
+        part_launch<T, true>(cu, a, p, n_row);
+    } else {
+        part_launch<T, false>(cu, a, p, n_row);
+    }
 }
 
 } // namespace
@@ -200,11 +230,13 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         return;
     }
     const int d_pad = static_cast<int>(d_head + 3) / 4 * 4;
+    const enum dtype cache = k_pages.dtype;
+    const size_t run_bytes = static_cast<size_t>(d_head) * sizeof(float);
     const struct attention_args a = {
         .y = static_cast<float *>(y.data),
         .q = static_cast<const float *>(q.data),
-        .k_pages = static_cast<const float *>(k_pages.data),
-        .v_pages = static_cast<const float *>(v_pages.data),
+        .k_pages = k_pages.data,
+        .v_pages = v_pages.data,
         .y_stride = y.stride,
         .q_stride = q.stride,
         .k_page_stride = k_pages.stride,
@@ -212,9 +244,10 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .n_head = n_head,
         .d_head = static_cast<int>(d_head),
         .d_pad = d_pad,
-        .stride = d_pad / 4 % 2 != 0 ? d_pad : d_pad + 4,
-        .has_groups = d_head % 4 == 0 && has_groups(y) && has_groups(q) && has_groups(k_pages) &&
-                      has_groups(v_pages),
+        .stride = shared_stride(d_pad, DTYPE_F32),
+        .kv_stride = shared_stride(d_pad, cache),
+        .kv_piece = cache_piece(k_pages, v_pages, d_head),
+        .has_groups = has_pieces(y, run_bytes, 16) && has_pieces(q, run_bytes, 16),
         .scale = scale,
         .view = view,
     };
@@ -222,14 +255,14 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     const int n_row_max =
         static_cast<int>(scratch->attention_bytes / part_row_bytes(n_page_max, y.cols, n_head));
     if (n_row > n_row_max) {
-        attention_tile_launch(cu, &a, n_row);
+        attention_tile_launch(cu, &a, cache, n_row);
         return;
     }
     const struct parts p = parts_of(scratch, &a, n_row_max, split_count(n_page_max));
-    if (d_head > D_HEAD_TWO_BUFFERS) {
-        part_launch<true>(cu, &a, &p, n_row);
+    if (cache == DTYPE_BF16) {
+        part_launch_of<uint16_t>(cu, &a, &p, n_row);
     } else {
-        part_launch<false>(cu, &a, &p, n_row);
+        part_launch_of<float>(cu, &a, &p, n_row);
     }
 }
 

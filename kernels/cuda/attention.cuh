@@ -16,9 +16,13 @@
  * of Milakov and Gimelshein, cut as in FlashAttention. Positions that a row does not see are left
  * out, not multiplied by 0: what stands there may be NaN.
  *
- * In shared memory a position (and a query) is a row of d_pad floats, d_head rounded up to a
- * multiple of 4 by zeros; rows are stride floats apart, an odd number of 16-byte groups, so that 8
- * lanes that read the same columns of 8 rows meet no bank conflict. */
+ * The cache is F32 or BF16 (T: float, uint16_t). Its elements stand in shared memory as they are
+ * and are widened when a group of four columns is read; all else is F32 either way, so the two
+ * differ in what kv_store rounded alone.
+ *
+ * In shared memory a position (and a query) is a row of d_pad elements, d_head rounded up to a
+ * multiple of 4 by zeros; rows are an odd number of 16-byte groups apart, so that 8 lanes that read
+ * the same columns of 8 rows meet no bank conflict. */
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
 
@@ -38,25 +42,31 @@ constexpr int ROW_COLS = D_HEAD_MAX / BLOCK; /* columns that a thread sums for a
 static_assert(SPLIT == KV_PAGE * BLOCK_WARPS, "each warp loads a page of a split");
 
 struct attention_args {
-    float *y;                       /* [n_tok, n_head·d_head] */
-    const float *q;                 /* [n_tok, n_head·d_head] */
-    const float *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] */
+    float *y;                      /* [n_tok, n_head·d_head] */
+    const float *q;                /* [n_tok, n_head·d_head] */
+    const void *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] of T */
     int64_t y_stride, q_stride, k_page_stride, v_page_stride;
     int n_head, d_head;
-    int d_pad, stride; /* of a row in shared memory, see above */
-    bool has_groups;   /* everything may be read and written 16 bytes at a time */
+    int d_pad;       /* columns of a row in shared memory, see above */
+    int stride;      /* from row to row there, of queries */
+    int kv_stride;   /* the same of keys and values, in elements of T */
+    int kv_piece;    /* bytes of keys and values that may be copied at a time: 16, 8; 0 = none */
+    bool has_groups; /* y and q may be read and written 16 bytes at a time */
     float scale;
     const struct step_view *view;
 };
 
-/* Floats of n rows in shared memory. */
-static inline size_t shared_floats(const struct attention_args *a, int n)
+/* Bytes in shared memory of n_query queries and n_buffer times the keys, or values, of a split. */
+template <typename T>
+static inline size_t shared_bytes(const struct attention_args *a, int n_query, int n_buffer)
 {
-    return static_cast<size_t>(n) * static_cast<size_t>(a->stride);
+    return sizeof(float) * static_cast<size_t>(n_query * a->stride) +
+           sizeof(T) * static_cast<size_t>(n_buffer * SPLIT * a->kv_stride);
 }
 
-/* attention_tile.cu: any number of rows. */
-void attention_tile_launch(struct cuda *cu, const struct attention_args *a, int n_row);
+/* attention_tile.cu: any number of rows. cache: the dtype of the pages. */
+void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
+                           int n_row);
 
 namespace
 {
@@ -166,66 +176,82 @@ __device__ __forceinline__ struct merge_factors merge_part(struct softmax_part *
 
 /* ---- reading the cache ----------------------------------------------------------------------- */
 
-__device__ __forceinline__ float4 shared_group(const float *at)
+/* Starts copying a row of d_head elements to shared memory, piece bytes at a time (0: one element),
+ * or filling it with zeros; by 16 lanes. Not unrolled: the copies take four turns at most, and in
+ * all the places that call this they would be nearly half of the kernels' code. */
+template <typename T>
+__device__ __forceinline__ void row_load(const struct attention_args &a, T *to, const T *from,
+                                         int piece, bool is_zero, int lane)
 {
-    return *reinterpret_cast<const float4 *>(at);
-}
-
-/* Starts copying a row of d_head floats to shared memory, or filling it with zeros; by 16 lanes. */
-__device__ __forceinline__ void row_load(const struct attention_args &a, float *to,
-                                         const float *from, bool is_zero, int lane)
-{
-    if (a.has_groups) {
-        for (int c = 4 * lane; c < a.d_head; c += 4 * 16) {
+    constexpr int cols_16 = 16 / sizeof(T);
+    constexpr int cols_8 = 8 / sizeof(T);
+    if (piece == 16) {
+#pragma unroll 1
+        for (int c = cols_16 * lane; c < a.d_head; c += cols_16 * 16) {
             copy_async_16(to + c, from + c, is_zero ? 0 : 16);
         }
-        return;
+    } else if (sizeof(T) == 2 && piece == 8) {
+#pragma unroll 1
+        for (int c = cols_8 * lane; c < a.d_head; c += cols_8 * 16) {
+            copy_async_8(to + c, from + c, is_zero ? 0 : 8);
+        }
+    } else {
+#pragma unroll 1
+        for (int c = lane; c < a.d_pad; c += 16) {
+            to[c] = is_zero || c >= a.d_head ? T{0} : from[c];
+        }
     }
-    for (int c = lane; c < a.d_pad; c += 16) {
-        to[c] = is_zero || c >= a.d_head ? 0 : from[c];
-    }
+}
+
+__device__ __forceinline__ void query_load(const struct attention_args &a, float *to,
+                                           const float *from, bool is_zero, int lane)
+{
+    row_load(a, to, from, a.has_groups ? 16 : 0, is_zero, lane);
 }
 
 /* The cache of one sequence, at one head. */
-struct cache_head {
-    const float *k, *v;
+template <typename T> struct cache_head {
+    const T *k, *v;
     const int32_t *page;
     int n_pos; /* positions that are written */
 };
 
-__device__ __forceinline__ struct cache_head cache_head_of(const struct attention_args &a, int seq,
-                                                           int head, int n_pos)
+template <typename T>
+__device__ __forceinline__ cache_head<T> cache_head_of(const struct attention_args &a, int seq,
+                                                       int head, int n_pos)
 {
-    const int64_t piece = static_cast<int64_t>(head) * KV_PAGE * a.d_head;
-    return {a.k_pages + piece, a.v_pages + piece,
+    const int64_t first = static_cast<int64_t>(head) * KV_PAGE * a.d_head;
+    return {static_cast<const T *>(a.k_pages) + first, static_cast<const T *>(a.v_pages) + first,
             a.view->page + static_cast<int64_t>(seq) * a.view->n_page_max, n_pos};
 }
 
-/* Starts copying a split to to[SPLIT][stride], a page per warp; positions from n_pos on are zeros.
- * pages: cache.k or cache.v. */
-__device__ __forceinline__ void split_load(const struct attention_args &a, float *to,
-                                           const float *pages, int64_t page_stride,
-                                           const struct cache_head &cache, int split)
+/* Starts copying a split to to[SPLIT][kv_stride], a page per warp; positions from n_pos on are
+ * zeros. pages: cache.k or cache.v. */
+template <typename T>
+__device__ __forceinline__ void split_load(const struct attention_args &a, T *to, const T *pages,
+                                           int64_t page_stride, const cache_head<T> &cache,
+                                           int split)
 {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int n = cache.n_pos - split * SPLIT - warp * KV_PAGE; /* of this page; may be <= 0 */
-    const float *const from =
+    const T *const from =
         pages + (n > 0 ? cache.page[split * BLOCK_WARPS + warp] * page_stride : 0);
 #pragma unroll 2
     for (int p = lane / 16; p < KV_PAGE; p += 2) {
-        row_load(a, to + (warp * KV_PAGE + p) * a.stride, from + p * a.d_head, p >= n, lane % 16);
+        row_load(a, to + (warp * KV_PAGE + p) * a.kv_stride, from + p * a.d_head, a.kv_piece,
+                 p >= n, lane % 16);
     }
 }
 
-/* Calls score(split) when the keys of split first, first + step, .. are in k[SPLIT][stride], and
+/* Calls score(split) when the keys of split first, first + step, .. are in k[SPLIT][kv_stride], and
  * weigh(split) when its values are in v. Values arrive while scores are computed, and the next keys
  * while values are summed; with one buffer (k = v) only other blocks of the SM fill the wait.
  * Copies that the caller has started arrive with the first keys. By the whole block; on return
  * nobody reads shared memory any more. */
-template <bool is_one_buffer, typename Score, typename Weigh>
-__device__ __forceinline__ void splits_visit(const struct attention_args &a, float *k, float *v,
-                                             const struct cache_head &cache, int first, int step,
+template <bool is_one_buffer, typename T, typename Score, typename Weigh>
+__device__ __forceinline__ void splits_visit(const struct attention_args &a, T *k, T *v,
+                                             const cache_head<T> &cache, int first, int step,
                                              Score score, Weigh weigh)
 {
     const int n_split = (cache.n_pos + SPLIT - 1) / SPLIT;
@@ -265,9 +291,9 @@ __device__ __forceinline__ void splits_visit(const struct attention_args &a, flo
 /* ---- one row --------------------------------------------------------------------------------- */
 
 /* Shared memory of a block that works on a single row; all 16-byte aligned. */
-struct row_shared {
+template <typename T> struct row_shared {
     float *q;     /* [stride] */
-    float *k, *v; /* [SPLIT][stride] */
+    T *k, *v;     /* [SPLIT][kv_stride] */
     float *score; /* [SPLIT] */
     float *e;     /* [BLOCK_WARPS][SPLIT]: each warp has its own */
 };
@@ -275,17 +301,18 @@ struct row_shared {
 constexpr int ROW_SHARED_FLOATS = SPLIT + BLOCK_WARPS * SPLIT; /* score and e */
 
 /* The sums of the row over the split whose keys are in shared memory, and its e for this warp. */
+template <typename T>
 __device__ __forceinline__ struct softmax_part row_scores(const struct attention_args &a,
-                                                          const struct row_shared &m, int n_seen)
+                                                          const row_shared<T> &m, int n_seen)
 {
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     if (thread < SPLIT) {
-        const float *const k = m.k + thread * a.stride;
+        const T *const k = m.k + thread * a.kv_stride;
         float dot = 0;
 #pragma unroll 4
         for (int c = 0; c < a.d_pad; c += 4) {
-            dot = dot_add(dot, shared_group(m.q + c), shared_group(k + c));
+            dot = dot_add(dot, widen_group(m.q + c), widen_group(k + c));
         }
         m.score[thread] = dot;
     }
@@ -308,41 +335,42 @@ __device__ __forceinline__ struct softmax_part row_scores(const struct attention
 }
 
 /* Column c of o for the split whose values are in shared memory. */
-__device__ __forceinline__ float row_weigh(const struct attention_args &a,
-                                           const struct row_shared &m, int n_seen, int c)
+template <typename T>
+__device__ __forceinline__ float row_weigh(const struct attention_args &a, const row_shared<T> &m,
+                                           int n_seen, int c)
 {
     const float *const e = m.e + threadIdx.x / 32 * SPLIT;
-    const float *const v = m.v + c;
+    const T *const v = m.v + c;
     float o = 0;
     int u = 0;
 #pragma unroll 2
     for (; u + 4 <= n_seen; u += 4) {
-        const float4 e4 = shared_group(e + u);
-        o = fmaf(e4.x, v[u * a.stride], o);
-        o = fmaf(e4.y, v[(u + 1) * a.stride], o);
-        o = fmaf(e4.z, v[(u + 2) * a.stride], o);
-        o = fmaf(e4.w, v[(u + 3) * a.stride], o);
+        const float4 e4 = widen_group(e + u);
+        o = fmaf(e4.x, widen(v[u * a.kv_stride]), o);
+        o = fmaf(e4.y, widen(v[(u + 1) * a.kv_stride]), o);
+        o = fmaf(e4.z, widen(v[(u + 2) * a.kv_stride]), o);
+        o = fmaf(e4.w, widen(v[(u + 3) * a.kv_stride]), o);
     }
     for (; u < n_seen; u++) {
-        o = fmaf(e[u], v[u * a.stride], o);
+        o = fmaf(e[u], widen(v[u * a.kv_stride]), o);
     }
     return o;
 }
 
 /* Calls use(split, part, o) for the splits first, first + step, .. of a row that sees n_pos
  * positions: o[i] is column threadIdx.x + i·BLOCK, for columns below d_head. */
-template <bool is_one_buffer, typename Use>
-__device__ __forceinline__ void row_visit(const struct attention_args &a,
-                                          const struct row_shared &m, int64_t row, int head,
-                                          int n_pos, int first, int step, Use use)
+template <bool is_one_buffer, typename T, typename Use>
+__device__ __forceinline__ void row_visit(const struct attention_args &a, const row_shared<T> &m,
+                                          int64_t row, int head, int n_pos, int first, int step,
+                                          Use use)
 {
     const float *const q = a.q + row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
     if (threadIdx.x < 16) {
-        row_load(a, m.q, q, false, static_cast<int>(threadIdx.x));
+        query_load(a, m.q, q, false, static_cast<int>(threadIdx.x));
     }
     struct softmax_part part = {};
     splits_visit<is_one_buffer>(
-        a, m.k, m.v, cache_head_of(a, a.view->row_seq[row], head, n_pos), first, step,
+        a, m.k, m.v, cache_head_of<T>(a, a.view->row_seq[row], head, n_pos), first, step,
         [&](int split) { part = row_scores(a, m, min(n_pos - split * SPLIT, SPLIT)); },
         [&](int split) {
             float o[ROW_COLS];

@@ -9,10 +9,11 @@
  * under way while the other half is computed with. The scores and the sums of values are small
  * matrix products in F32, up to four rows by eight positions (or columns) of a thread in registers.
  *
- * For a prompt of n rows and one head: 8·d_head·n²/(2·64) bytes, nearly all from the L2 cache, and
- * 2·d_head·n² flops: bound by F32 multiply-adds and, close to it, by shared memory (12 16-byte
- * reads per 128 multiply-adds). For single rows: by the memory's bandwidth, as in attention.cu.
- * Share reached: not measured yet. */
+ * For a prompt of n rows and one head: 8·d_head·n²/(2·64) bytes (of BF16 half), nearly all from the
+ * L2 cache, and 2·d_head·n² flops: bound by F32 multiply-adds and, close to it, by shared memory
+ * (12 16-byte reads per 128 multiply-adds; of BF16 8 of them of 8 bytes, and 32 instructions to
+ * widen). For single rows: by the memory's bandwidth, as in attention.cu. Share reached: not
+ * measured yet. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
@@ -98,10 +99,10 @@ __device__ bool unit_find(const struct step_view *view, int tile_rows, int i, st
  * are lane_pos + 8·j, its columns the G groups of four lane_pos + 8·g. */
 
 /* Where everything stands in shared memory. */
-struct tile_shared {
-    float *q;     /* [tile_rows][stride] */
-    float *k, *v; /* [SPLIT][stride]; the same buffer if is_one_buffer */
-    float *e;     /* [tile_rows][E_STRIDE] */
+template <typename T> struct tile_shared {
+    float *q; /* [tile_rows][stride] */
+    T *k, *v; /* [SPLIT][kv_stride]; the same buffer if is_one_buffer */
+    float *e; /* [tile_rows][E_STRIDE] */
 };
 
 /* What a thread keeps of its rows between splits. */
@@ -111,10 +112,10 @@ template <int R, int G> struct tile_sums {
 };
 
 /* Dot products of the thread's rows with its positions. q: the first of its rows. */
-template <int R>
+template <int R, typename T>
 __device__ __forceinline__ void tile_scores(float (&s)[R][SPLIT_EACH],
                                             const struct attention_args &a, const float *q,
-                                            const float *k, int lane)
+                                            const T *k, int lane)
 {
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -123,17 +124,17 @@ __device__ __forceinline__ void tile_scores(float (&s)[R][SPLIT_EACH],
             s[r][j] = 0;
         }
     }
-    const float *const my_k = k + lane_pos(lane) * a.stride;
+    const T *const my_k = k + lane_pos(lane) * a.kv_stride;
 #pragma unroll 1
     for (int c = 0; c < a.d_pad; c += 4) {
         float4 q4[R];
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            q4[r] = shared_group(q + 4 * r * a.stride + c);
+            q4[r] = widen_group(q + 4 * r * a.stride + c);
         }
 #pragma unroll
         for (int j = 0; j < SPLIT_EACH; j++) {
-            const float4 k4 = shared_group(my_k + j * SPLIT_LANES * a.stride + c);
+            const float4 k4 = widen_group(my_k + j * SPLIT_LANES * a.kv_stride + c);
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 s[r][j] = dot_add(s[r][j], q4[r], k4);
@@ -152,9 +153,9 @@ __device__ __forceinline__ void add_weighted(float4 &o, float e, float4 v)
 
 /* o = Σ e·v over the positions that each row sees: the first n_seen + 4·r. All rows of the warp see
  * the first n_all positions, and none sees more than n_last. e: the first of the thread's rows. */
-template <int R, int G>
+template <int R, int G, typename T>
 __device__ __forceinline__ void tile_weigh(float4 (&o)[R][G], const struct attention_args &a,
-                                           const float *e, const float *v, const int (&col)[G],
+                                           const float *e, const T *v, const int (&col)[G],
                                            int n_seen, int n_all, int n_last)
 {
 #pragma unroll
@@ -170,13 +171,13 @@ __device__ __forceinline__ void tile_weigh(float4 (&o)[R][G], const struct atten
         float4 e4[R];
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            e4[r] = shared_group(e + 4 * r * E_STRIDE + u);
+            e4[r] = widen_group(e + 4 * r * E_STRIDE + u);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
             for (int g = 0; g < G; g++) {
-                const float4 v4 = shared_group(v + (u + i) * a.stride + col[g]);
+                const float4 v4 = widen_group(v + (u + i) * a.kv_stride + col[g]);
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     const float w = i == 0   ? e4[r].x
@@ -196,7 +197,7 @@ __device__ __forceinline__ void tile_weigh(float4 (&o)[R][G], const struct atten
                 const float w = e[4 * r * E_STRIDE + u];
 #pragma unroll
                 for (int g = 0; g < G; g++) {
-                    add_weighted(o[r][g], w, shared_group(v + u * a.stride + col[g]));
+                    add_weighted(o[r][g], w, widen_group(v + u * a.kv_stride + col[g]));
                 }
             }
         }
@@ -258,10 +259,9 @@ __device__ __forceinline__ void tile_store(const struct attention_args &a, const
 }
 
 /* One tile and head. Warps whose rows see nothing of a split only wait. */
-template <int R, int G, bool is_one_buffer>
-__device__ __forceinline__ void tile_attend(const struct attention_args &a,
-                                            const struct tile_shared &m, const struct unit &unit,
-                                            int head)
+template <typename T, int R, int G, bool is_one_buffer>
+__device__ __forceinline__ void tile_attend(const struct attention_args &a, const tile_shared<T> &m,
+                                            const struct unit &unit, int head)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp_row = static_cast<int>(threadIdx.x) / 32 * 4 * R;
@@ -285,8 +285,8 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a,
     const float *const q = a.q + unit.row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
     for (int i = static_cast<int>(threadIdx.x) / 16; i < R * ROW_GROUPS; i += BLOCK / 16) {
         const bool is_zero = i >= unit.n_row;
-        row_load(a, m.q + i * a.stride, q + (is_zero ? 0 : i * a.q_stride), is_zero,
-                 static_cast<int>(threadIdx.x) % 16);
+        query_load(a, m.q + i * a.stride, q + (is_zero ? 0 : i * a.q_stride), is_zero,
+                   static_cast<int>(threadIdx.x) % 16);
     }
     struct softmax_part part[R];
     /* Positions of a split that row 0 sees, and row i sees i more; not cut to 0 .. SPLIT. */
@@ -295,13 +295,13 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a,
         return warp_row >= unit.n_row || seen_by_first(split) + warp_end - 1 <= 0;
     };
     splits_visit<is_one_buffer>(
-        a, m.k, m.v, cache_head_of(a, unit.seq, head, pos + unit.n_row), 0, 1,
+        a, m.k, m.v, cache_head_of<T>(a, unit.seq, head, pos + unit.n_row), 0, 1,
         [&](int split) {
             if (is_idle(split)) {
                 return;
             }
             float s[R][SPLIT_EACH];
-            tile_scores<R>(s, a, m.q + row * a.stride, m.k, lane);
+            tile_scores(s, a, m.q + row * a.stride, m.k, lane);
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 part[r] = softmax_split(s[r], seen_by_first(split) + row + 4 * r, a.scale, lane);
@@ -318,9 +318,8 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a,
             }
             const int first_seen = seen_by_first(split);
             float4 o[R][G];
-            tile_weigh<R, G>(o, a, m.e + row * E_STRIDE, m.v, col, first_seen + row,
-                             min(first_seen + warp_row, SPLIT),
-                             min(first_seen + warp_end - 1, SPLIT));
+            tile_weigh(o, a, m.e + row * E_STRIDE, m.v, col, first_seen + row,
+                       min(first_seen + warp_row, SPLIT), min(first_seen + warp_end - 1, SPLIT));
             tile_merge<R, G>(sums, part, o, first_seen + row);
         });
     tile_store<R, G>(a, unit, head, row, sums, lane);
@@ -329,9 +328,9 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a,
 /* ---- a single row ---------------------------------------------------------------------------- */
 
 /* Not inlined, so that tiles keep the registers for themselves. */
-template <bool is_one_buffer>
-__device__ __attribute__((noinline)) void
-row_attend(const struct attention_args a, const struct row_shared m, int64_t row, int head)
+template <typename T, bool is_one_buffer>
+__device__ __attribute__((noinline)) void row_attend(const struct attention_args a,
+                                                     const row_shared<T> m, int64_t row, int head)
 {
     struct softmax_part all = {-INFINITY, 0};
     float sums[ROW_COLS] = {};
@@ -356,17 +355,17 @@ row_attend(const struct attention_args a, const struct row_shared m, int64_t row
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Heads of up to 32·G columns, tiles of 16·R rows. Grid: any number of blocks. */
-template <int R, int G, bool is_one_buffer, int blocks_per_sm>
+template <typename T, int R, int G, bool is_one_buffer, int blocks_per_sm>
 __global__ void __launch_bounds__(BLOCK, blocks_per_sm) tile_kernel(struct attention_args a)
 {
     DYN_SHARED(float, shared);
     constexpr int tile_rows = R * ROW_GROUPS;
     static_assert(tile_rows * E_STRIDE >= ROW_SHARED_FLOATS, "a single row needs no more");
-    float *const k = shared + tile_rows * a.stride;
-    float *const v = k + (is_one_buffer ? 0 : SPLIT * a.stride);
-    float *const e = v + SPLIT * a.stride;
-    const struct tile_shared tile = {.q = shared, .k = k, .v = v, .e = e};
-    const struct row_shared single = {.q = shared, .k = k, .v = v, .score = e, .e = e + SPLIT};
+    T *const k = reinterpret_cast<T *>(shared + tile_rows * a.stride);
+    T *const v = k + (is_one_buffer ? 0 : SPLIT * a.kv_stride);
+    float *const e = reinterpret_cast<float *>(v + SPLIT * a.kv_stride);
+    const tile_shared<T> tile = {.q = shared, .k = k, .v = v, .e = e};
+    const row_shared<T> single = {.q = shared, .k = k, .v = v, .score = e, .e = e + SPLIT};
     for (int64_t item = blockIdx.x;; item += gridDim.x) {
         const int head = static_cast<int>(item % a.n_head);
         struct unit unit;
@@ -374,21 +373,20 @@ __global__ void __launch_bounds__(BLOCK, blocks_per_sm) tile_kernel(struct atten
             return;
         }
         if (unit.n_row == 1) {
-            row_attend<is_one_buffer>(a, single, unit.row, head);
+            row_attend<T, is_one_buffer>(a, single, unit.row, head);
         } else {
-            tile_attend<R, G, is_one_buffer>(a, tile, unit, head);
+            tile_attend<T, R, G, is_one_buffer>(a, tile, unit, head);
         }
     }
 }
 
-template <int R, int G, bool is_one_buffer, int blocks_per_sm>
+template <typename T, int R, int G, bool is_one_buffer, int blocks_per_sm>
 void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
 {
-    const auto kernel = tile_kernel<R, G, is_one_buffer, blocks_per_sm>;
+    const auto kernel = tile_kernel<T, R, G, is_one_buffer, blocks_per_sm>;
     const int tile_rows = R * ROW_GROUPS;
-    const size_t bytes =
-        sizeof(float) * (shared_floats(a, tile_rows + (is_one_buffer ? 1 : 2) * SPLIT) +
-                         static_cast<size_t>(tile_rows * E_STRIDE));
+    const size_t bytes = shared_bytes<T>(a, tile_rows, is_one_buffer ? 1 : 2) +
+                         sizeof(float) * static_cast<size_t>(tile_rows * E_STRIDE);
     CHECK(bytes <= SHARED_BYTES_MAX);
     if (!cuda_shared(cu, kernel, bytes, "attention")) {
         return;
@@ -400,21 +398,32 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
     cuda_check(cu, "attention");
 }
 
-} // namespace
-
-void attention_tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
+template <typename T>
+void tile_launch_of(struct cuda *cu, const struct attention_args *a, int n_row)
 {
     /* Tiles of 64 rows read least, but a short prompt has too few of them to occupy the device. */
     const bool is_small = static_cast<int64_t>(n_row) * a->n_head < 2 * 64 * cu->n_sm;
     if (a->d_head <= 64 && is_small) {
-        tile_launch<2, 2, false, 3>(cu, a, n_row);
+        tile_launch<T, 2, 2, false, 3>(cu, a, n_row);
     } else if (a->d_head <= 64) {
-        tile_launch<4, 2, false, 3>(cu, a, n_row);
+        tile_launch<T, 4, 2, false, 3>(cu, a, n_row);
     } else if (a->d_head <= D_HEAD_LARGE_TILE && !is_small) {
-        tile_launch<4, 4, false, 2>(cu, a, n_row);
+        tile_launch<T, 4, 4, false, 2>(cu, a, n_row);
     } else if (a->d_head <= D_HEAD_TWO_BUFFERS) {
-        tile_launch<2, 4, false, 2>(cu, a, n_row);
+        tile_launch<T, 2, 4, false, 2>(cu, a, n_row);
     } else {
-        tile_launch<1, 8, true, 2>(cu, a, n_row);
+        tile_launch<T, 1, 8, true, 2>(cu, a, n_row);
+    }
+}
+
+} // namespace
+
+void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
+                           int n_row)
+{
+    if (cache == DTYPE_BF16) {
+        tile_launch_of<uint16_t>(cu, a, n_row);
+    } else {
+        tile_launch_of<float>(cu, a, n_row);
     }
 }

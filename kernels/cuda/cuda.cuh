@@ -93,6 +93,32 @@ static inline struct cuda_step *cuda_step_of(const struct step *step)
     return reinterpret_cast<struct cuda_step *>(const_cast<struct step *>(step));
 }
 
+/* ---- the cache ------------------------------------------------------------------------------ */
+
+/* A page holds KV_PAGE positions of all heads, [n_head][KV_PAGE][d_head], in k and in v pages. Its
+ * elements are float or, of BF16, uint16_t: what reads or writes them is a template on that type T,
+ * and computes in F32. */
+__device__ __forceinline__ float widen(float value)
+{
+    return value;
+}
+
+__device__ __forceinline__ float widen(uint16_t value)
+{
+    return bf16_widen(value);
+}
+
+/* Four columns, which start at a multiple of their size. */
+__device__ __forceinline__ float4 widen_group(const float *at)
+{
+    return *reinterpret_cast<const float4 *>(at);
+}
+
+__device__ __forceinline__ float4 widen_group(const uint16_t *at)
+{
+    return bf16_widen_four(*reinterpret_cast<const uint2 *>(at));
+}
+
 /* ---- weights -------------------------------------------------------------------------------- */
 
 struct weight {
@@ -168,7 +194,6 @@ void cuda_add_norm(struct cuda *cu, struct tensor y, struct tensor x, struct ten
                    struct tensor gamma, struct tensor beta, float eps);
 void cuda_gather(struct cuda *cu, struct tensor y, struct tensor x, const struct step_view *view,
                  int first);
-/* A page holds KV_PAGE positions of all heads: [n_head][KV_PAGE][d_head] in k and in v pages. */
 void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                    struct tensor v, const struct step_view *view, int n_head);
 

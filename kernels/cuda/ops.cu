@@ -93,9 +93,11 @@ void op_linear(struct backend *be, struct tensor y, struct tensor x, const struc
 static void check_pages(const struct step *step, struct tensor k_pages, struct tensor v_pages,
                         int64_t d, int n_head)
 {
+    const enum dtype dtype = k_pages.dtype;
     CHECK(n_head > 0 && d % n_head == 0);
-    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    CHECK(dtype == DTYPE_F32 || (dtype == DTYPE_BF16 && d / n_head % 2 == 0));
+    CHECK_VIEW(k_pages, dtype, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, dtype, k_pages.rows, KV_PAGE * d);
     CHECK(step_bounds(cuda_step_of(step))->page <= k_pages.rows);
 }
 

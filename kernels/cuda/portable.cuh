@@ -58,6 +58,13 @@ __device__ __forceinline__ void copy_async_16(void *shared, const void *global, 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(n)
                  : "memory");
 }
+/* The same of 8 bytes. */
+__device__ __forceinline__ void copy_async_8(void *shared, const void *global, int n = 8)
+{
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(address), "l"(global), "r"(n)
+                 : "memory");
+}
 /* Ends a group of copies. */
 __device__ __forceinline__ void copy_async_commit()
 {
@@ -102,6 +109,13 @@ __host__ __device__ __forceinline__ uint16_t bf16_round(float value)
         return static_cast<uint16_t>((v.u >> 16) | 0x40u);
     }
     return static_cast<uint16_t>((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+
+/* Four of them that follow one another. */
+__device__ __forceinline__ float4 bf16_widen_four(uint2 four)
+{
+    return {__uint_as_float(four.x << 16), __uint_as_float(four.x & 0xffff0000u),
+            __uint_as_float(four.y << 16), __uint_as_float(four.y & 0xffff0000u)};
 }
 
 #ifdef PKMSERVE_CUDA_HOST

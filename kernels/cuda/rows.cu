@@ -19,10 +19,11 @@ enum {
 
 /* ---- groups of four columns ------------------------------------------------------------------ */
 
-/* Whether groups of t start at 16-byte boundaries in every row. */
+/* Whether groups of t start at multiples of their size in every row. */
 bool has_groups(struct tensor t)
 {
-    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (t.stride % GROUP == 0 || t.rows == 1);
+    return reinterpret_cast<uintptr_t>(t.data) % (GROUP * dtype_bytes(t.dtype)) == 0 &&
+           (t.stride % GROUP == 0 || t.rows == 1);
 }
 
 /* Columns 0 .. n-1 of a group, n > 0; those from n on are 0. */
@@ -97,9 +98,7 @@ __device__ __forceinline__ float4 table_load(struct embed_table t, int64_t at, i
     }
     const uint16_t *const from = static_cast<const uint16_t *>(t.data) + at;
     if (aligned && n >= GROUP) {
-        const uint2 two = *reinterpret_cast<const uint2 *>(from);
-        return {__uint_as_float(two.x << 16), __uint_as_float(two.x & 0xffff0000u),
-                __uint_as_float(two.y << 16), __uint_as_float(two.y & 0xffff0000u)};
+        return bf16_widen_four(*reinterpret_cast<const uint2 *>(from));
     }
     float4 group = {0, 0, 0, 0};
     group.x = bf16_widen(from[0]);
@@ -320,18 +319,38 @@ template <bool aligned> __global__ void gather_kernel(struct gather_args a)
 /* ---- kv_store -------------------------------------------------------------------------------- */
 
 struct store_args {
-    float *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] */
-    const float *k, *v;       /* [n_tok, n_head·d_head] */
+    void *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] */
+    const float *k, *v;      /* [n_tok, n_head·d_head] */
     int64_t k_page_stride, v_page_stride, k_stride, v_stride;
     int d, d_head;
     const struct step_view *view;
 };
 
+__device__ __forceinline__ void cache_store(float *to, float value)
+{
+    *to = value;
+}
+
+__device__ __forceinline__ void cache_store(uint16_t *to, float value)
+{
+    *to = static_cast<uint16_t>(bf16_pair(value, 0));
+}
+
+__device__ __forceinline__ void cache_store_group(float *to, float4 group)
+{
+    *reinterpret_cast<float4 *>(to) = group;
+}
+
+__device__ __forceinline__ void cache_store_group(uint16_t *to, float4 group)
+{
+    *reinterpret_cast<uint2 *>(to) = {bf16_pair(group.x, group.y), bf16_pair(group.z, group.w)};
+}
+
 /* Row r of k and v goes to the place of its position in the pages of its sequence: piece h of
  * d_head columns to [h][pos % KV_PAGE]. Groups lie within a head (d_head is a multiple of 4 if
  * aligned), so a thread moves a group of k and one of v, or four single columns. Bytes per row:
- * 16·d. */
-template <bool aligned> __global__ void store_kernel(struct store_args a)
+ * 16·d, into BF16 12·d. */
+template <typename T, bool aligned> __global__ void store_kernel(struct store_args a)
 {
     const int64_t row = blockIdx.x;
     const int first = my_first_column();
@@ -342,8 +361,8 @@ template <bool aligned> __global__ void store_kernel(struct store_args a)
     const int pos = view->pos[row];
     const int64_t page = view->page[static_cast<int64_t>(view->row_seq[row]) * view->n_page_max +
                                     pos / KV_PAGE % view->n_page_max];
-    float *const k_page = a.k_pages + page * a.k_page_stride;
-    float *const v_page = a.v_pages + page * a.v_page_stride;
+    T *const k_page = static_cast<T *>(a.k_pages) + page * a.k_page_stride;
+    T *const v_page = static_cast<T *>(a.v_pages) + page * a.v_page_stride;
     const float *const k = a.k + row * a.k_stride;
     const float *const v = a.v + row * a.v_stride;
     const auto place = [&](int c) {
@@ -352,15 +371,25 @@ template <bool aligned> __global__ void store_kernel(struct store_args a)
     };
     if constexpr (aligned) {
         const int64_t at = place(first);
-        *reinterpret_cast<float4 *>(k_page + at) = *reinterpret_cast<const float4 *>(k + first);
-        *reinterpret_cast<float4 *>(v_page + at) = *reinterpret_cast<const float4 *>(v + first);
+        cache_store_group(k_page + at, *reinterpret_cast<const float4 *>(k + first));
+        cache_store_group(v_page + at, *reinterpret_cast<const float4 *>(v + first));
     } else {
         const int end = first + GROUP < a.d ? first + GROUP : a.d;
         for (int c = first; c < end; c++) {
             const int64_t at = place(c);
-            k_page[at] = k[c];
-            v_page[at] = v[c];
+            cache_store(k_page + at, k[c]);
+            cache_store(v_page + at, v[c]);
         }
+    }
+}
+
+template <typename T>
+void store_launch(struct cuda *cu, const struct store_args &a, bool aligned, dim3 grid)
+{
+    if (aligned) {
+        LAUNCH((store_kernel<T, true>), grid, dim3(BLOCK), 0, cu->stream, a);
+    } else {
+        LAUNCH((store_kernel<T, false>), grid, dim3(BLOCK), 0, cu->stream, a);
     }
 }
 
@@ -438,8 +467,8 @@ void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages
         return;
     }
     const struct store_args a = {
-        .k_pages = static_cast<float *>(k_pages.data),
-        .v_pages = static_cast<float *>(v_pages.data),
+        .k_pages = k_pages.data,
+        .v_pages = v_pages.data,
         .k = static_cast<const float *>(k.data),
         .v = static_cast<const float *>(v.data),
         .k_page_stride = k_pages.stride,
@@ -451,11 +480,12 @@ void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages
         .view = view,
     };
     const dim3 grid = groups_grid(k.rows, k.cols);
-    if (has_groups(k_pages) && has_groups(v_pages) && has_groups(k) && has_groups(v) &&
-        a.d_head % GROUP == 0) {
-        LAUNCH(store_kernel<true>, grid, dim3(BLOCK), 0, cu->stream, a);
+    const bool aligned = has_groups(k_pages) && has_groups(v_pages) && has_groups(k) &&
+                         has_groups(v) && a.d_head % GROUP == 0;
+    if (k_pages.dtype == DTYPE_BF16) {
+        store_launch<uint16_t>(cu, a, aligned, grid);
     } else {
-        LAUNCH(store_kernel<false>, grid, dim3(BLOCK), 0, cu->stream, a);
+        store_launch<float>(cu, a, aligned, grid);
     }
     cuda_check(cu, "kv_store");
 }

@@ -4,9 +4,9 @@
  * the persistent ones, and keeps a running maximum (Milakov and Gimelshein): a thread scores a key,
  * the block weighs the tile, each thread sums its columns of the values. The tiles begin at the
  * window's first column, whatever the position, so a row's bits depend on its own text alone, and
- * memory does not grow with the window. Bytes per row and head: 8·d_head per key, and 4·d_head per
- * distance that mostly come from the cache of the device; flops: 6·d_head per key; bound: the
- * memory's bandwidth. Share reached: not measured yet. */
+ * memory does not grow with the window. Bytes per row and head: 8·d_head per key (4·d_head of a
+ * cache in BF16), and 4·d_head per distance that mostly come from the cache of the device; flops:
+ * 6·d_head per key; bound: the memory's bandwidth. Share reached: not measured yet. */
 #include "kernels/cuda/cuda.cuh"
 
 namespace
@@ -19,7 +19,8 @@ constexpr int COLS = D_HEAD_MAX / BLOCK; /* of the values, per thread */
 
 struct span_args {
     float *y;
-    const float *q, *k_pages, *v_pages;
+    const float *q;
+    const void *k_pages, *v_pages;              /* of T */
     const float *position, *mask, *key, *value; /* mask may be NULL */
     int64_t y_stride, q_stride, k_page_stride, v_page_stride;
     int64_t position_stride, mask_stride, key_stride, value_stride;
@@ -28,14 +29,14 @@ struct span_args {
     const struct step_view *view;
 };
 
-/* One key of a row and head. */
+/* One key of a row and head, in a page (of T) or persistent (F32). */
 struct span_key {
-    const float *key, *value; /* NULL: before the text, or beyond the last key */
-    int64_t key_step;         /* from column to column of the key */
-    int column;               /* of the window; -1: persistent */
+    const void *key, *value; /* NULL: before the text, or beyond the last key */
+    int column;              /* of the window; -1: persistent */
     bool is_key;
 };
 
+template <typename T>
 __device__ __forceinline__ struct span_key key_of(const struct span_args &a, int64_t row, int head,
                                                   int i)
 {
@@ -45,26 +46,36 @@ __device__ __forceinline__ struct span_key key_of(const struct span_args &a, int
         const int64_t at = static_cast<int64_t>(head) * a.n_persistent + j;
         const bool is_key = j < a.n_persistent;
         return {is_key ? a.key + first * a.key_stride + j : NULL,
-                is_key ? a.value + at * a.value_stride : NULL, a.key_stride, -1, is_key};
+                is_key ? a.value + at * a.value_stride : NULL, -1, is_key};
     }
     const int u = a.view->pos[row] - a.window + i;
     if (u < 0) {
-        return {NULL, NULL, 1, i, true};
+        return {NULL, NULL, i, true};
     }
     const int64_t n_page = a.view->n_page_max;
     const int64_t page = a.view->page[a.view->row_seq[row] * n_page + u / KV_PAGE % n_page];
     const int64_t at = (static_cast<int64_t>(head) * KV_PAGE + u % KV_PAGE) * a.d_head;
-    return {a.k_pages + page * a.k_page_stride + at, a.v_pages + page * a.v_page_stride + at, 1, i,
-            true};
+    return {static_cast<const T *>(a.k_pages) + page * a.k_page_stride + at,
+            static_cast<const T *>(a.v_pages) + page * a.v_page_stride + at, i, true};
 }
 
+/* Element i of what a key has in the cache, or of a parameter. */
+template <typename T>
+__device__ __forceinline__ float element_of(const void *from, bool is_cached, int64_t i)
+{
+    return is_cached ? widen(static_cast<const T *>(from)[i]) : static_cast<const float *>(from)[i];
+}
+
+template <typename T>
 __device__ __forceinline__ float score_of(const struct span_args &a, const struct span_key &k,
                                           const float *q)
 {
+    const bool is_cached = k.column >= 0;
+    const int64_t step = is_cached ? 1 : a.key_stride; /* from column to column of the key */
     float sum = 0;
     for (int c = 0; c < a.d_head; c++) {
-        float key = k.column >= 0 ? a.position[c * a.position_stride + k.column] : 0;
-        key = k.key != NULL ? key + k.key[c * k.key_step] : key;
+        float key = is_cached ? a.position[c * a.position_stride + k.column] : 0;
+        key = k.key != NULL ? key + element_of<T>(k.key, is_cached, c * step) : key;
         sum = fmaf(q[c], key, sum);
     }
     return k.is_key ? sum * a.scale : -INFINITY;
@@ -91,11 +102,11 @@ template <bool is_max> __device__ __forceinline__ float block_fold(float value)
 }
 
 /* Grid: rows × heads. */
-__global__ void __launch_bounds__(BLOCK) span_kernel(struct span_args a)
+template <typename T> __global__ void __launch_bounds__(BLOCK) span_kernel(struct span_args a)
 {
     __shared__ float q[D_HEAD_MAX];
     __shared__ float weight[BLOCK];
-    __shared__ const float *value[BLOCK]; /* NULL: adds nothing */
+    __shared__ const void *value[BLOCK]; /* NULL: adds nothing */
     const int head = static_cast<int>(blockIdx.y);
     const int64_t row = blockIdx.x;
     const int thread = static_cast<int>(threadIdx.x);
@@ -110,8 +121,8 @@ __global__ void __launch_bounds__(BLOCK) span_kernel(struct span_args a)
     float o[COLS] = {};
     const int n_key = a.window + a.n_persistent;
     for (int tile = 0; tile < n_key; tile += BLOCK) {
-        const struct span_key k = key_of(a, row, head, tile + thread);
-        const float score = score_of(a, k, q);
+        const struct span_key k = key_of<T>(a, row, head, tile + thread);
+        const float score = score_of<T>(a, k, q);
         const float before = max;
         max = fmaxf(max, block_fold<true>(score));
         const float factor = expf(before - max); /* 0 in the first tile */
@@ -128,7 +139,9 @@ __global__ void __launch_bounds__(BLOCK) span_kernel(struct span_args a)
             const int c = thread + i * BLOCK;
             o[i] *= factor;
             for (int j = 0; c < a.d_head && j < n; j++) {
-                o[i] = value[j] != NULL ? fmaf(weight[j], value[j][c], o[i]) : o[i];
+                if (value[j] != NULL) {
+                    o[i] = fmaf(weight[j], element_of<T>(value[j], tile + j < a.window, c), o[i]);
+                }
             }
         }
     }
@@ -161,8 +174,8 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
     const struct span_args a = {
         .y = static_cast<float *>(y.data),
         .q = floats(q),
-        .k_pages = floats(k_pages),
-        .v_pages = floats(v_pages),
+        .k_pages = k_pages.data,
+        .v_pages = v_pages.data,
         .position = floats(shape->position),
         .mask = floats(shape->mask),
         .key = floats(shape->key),
@@ -183,6 +196,10 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
         .view = view,
     };
     const dim3 grid(static_cast<unsigned>(y.rows), static_cast<unsigned>(shape->n_head));
-    LAUNCH(span_kernel, grid, dim3(BLOCK), 0, cu->stream, a);
+    if (k_pages.dtype == DTYPE_BF16) {
+        LAUNCH(span_kernel<uint16_t>, grid, dim3(BLOCK), 0, cu->stream, a);
+    } else {
+        LAUNCH(span_kernel<float>, grid, dim3(BLOCK), 0, cu->stream, a);
+    }
     cuda_check(cu, "span_attention");
 }

@@ -5,12 +5,41 @@
 
 #include <math.h>
 
-/* The d columns of position pos of sequence s in a cache. */
-static float *cache_row(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
+/* Index of column 0 of position pos of sequence s in a cache. */
+static int64_t cache_index(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
 {
     const int32_t page = step_page(step, s, pos);
     CHECK(page >= 0 && page < pages.rows);
-    return row_f32(pages, page) + pos % KV_PAGE * d;
+    return page * pages.stride + pos % KV_PAGE * d;
+}
+
+double ref_cached(struct tensor pages, const struct step *step, int s, int pos, int64_t d,
+                  int64_t col)
+{
+    const int64_t at = cache_index(pages, step, s, pos, d) + col;
+    return (double)(pages.dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)pages.data)[at])
+                                              : ((const float *)pages.data)[at]);
+}
+
+static void cache_row(struct tensor pages, const struct step *step, int s, int pos,
+                      const float *row, int64_t d)
+{
+    const int64_t at = cache_index(pages, step, s, pos, d);
+    for (int64_t c = 0; c < d; c++) {
+        if (pages.dtype == DTYPE_BF16) {
+            ((uint16_t *)pages.data)[at + c] = bf16_from_f32(row[c]);
+        } else {
+            ((float *)pages.data)[at + c] = row[c];
+        }
+    }
+}
+
+void ref_pages_check(struct tensor k_pages, struct tensor v_pages, int64_t d, int n_head)
+{
+    const enum dtype dtype = k_pages.dtype;
+    CHECK(dtype == DTYPE_F32 || (dtype == DTYPE_BF16 && d / n_head % 2 == 0));
+    CHECK_VIEW(k_pages, dtype, v_pages.rows, KV_PAGE * d);
+    CHECK_VIEW(v_pages, dtype, k_pages.rows, KV_PAGE * d);
 }
 
 void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
@@ -21,16 +50,11 @@ void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
     CHECK(n_head > 0 && d % n_head == 0);
     CHECK_VIEW(k, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(v, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    ref_pages_check(k_pages, v_pages, d, n_head);
     for (int s = 0; s < step->n_seq; s++) {
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            float *const k_row = cache_row(k_pages, step, s, step->pos[r], d);
-            float *const v_row = cache_row(v_pages, step, s, step->pos[r], d);
-            for (int64_t c = 0; c < d; c++) {
-                k_row[c] = row_f32(k, r)[c];
-                v_row[c] = row_f32(v, r)[c];
-            }
+            cache_row(k_pages, step, s, step->pos[r], row_f32(k, r), d);
+            cache_row(v_pages, step, s, step->pos[r], row_f32(v, r), d);
         }
     }
 }
@@ -42,10 +66,9 @@ static void attend(float *y, const float *q, struct tensor k_pages, struct tenso
 {
     double max = -INFINITY;
     for (int u = 0; u < n_pos; u++) {
-        const float *const k = cache_row(k_pages, step, s, u, d) + first;
         double dot = 0;
-        for (int64_t c = 0; c < d_head; c++) {
-            dot += (double)q[first + c] * (double)k[c];
+        for (int64_t c = first; c < first + d_head; c++) {
+            dot += (double)q[c] * ref_cached(k_pages, step, s, u, d, c);
         }
         score[u] = dot * (double)scale;
         max = score[u] > max ? score[u] : max;
@@ -58,7 +81,7 @@ static void attend(float *y, const float *q, struct tensor k_pages, struct tenso
     for (int64_t c = 0; c < d_head; c++) {
         double sum = 0;
         for (int u = 0; u < n_pos; u++) {
-            sum += score[u] * (double)cache_row(v_pages, step, s, u, d)[first + c];
+            sum += score[u] * ref_cached(v_pages, step, s, u, d, first + c);
         }
         y[first + c] = (float)(sum / total);
     }
@@ -73,8 +96,7 @@ void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct 
     const int64_t d_head = d / n_head;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    ref_pages_check(k_pages, v_pages, d, n_head);
     for (int s = 0; s < step->n_seq; s++) {
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
             for (int h = 0; h < n_head; h++) {

@@ -73,6 +73,11 @@ void ref_linear(struct backend *be, struct tensor y, struct tensor x, const stru
                 struct tensor bias, enum act act);
 
 /* attention.c */
+/* Column col of position pos of sequence s in a cache. */
+double ref_cached(struct tensor pages, const struct step *step, int s, int pos, int64_t d,
+                  int64_t col);
+/* CHECKs what pages of keys and values for rows of d columns may be. */
+void ref_pages_check(struct tensor k_pages, struct tensor v_pages, int64_t d, int n_head);
 void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head);
 void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,

@@ -17,23 +17,21 @@ struct row_head {
     int64_t d_head;
 };
 
-/* Of position u of the sequence, the head's piece of a cache row. */
-static const float *cached(const struct row_head *at, struct tensor pages, int u)
+/* Of position u of the sequence, column c of the head. */
+static double cached(const struct row_head *at, struct tensor pages, int u, int64_t c)
 {
-    const int32_t page = step_page(at->step, at->seq, u);
-    CHECK(page >= 0 && page < pages.rows);
-    return row_f32(pages, page) + (u % KV_PAGE * at->shape->n_head + at->head) * at->d_head;
+    return ref_cached(pages, at->step, at->seq, u, at->shape->n_head * at->d_head,
+                      at->head * at->d_head + c);
 }
 
 /* The score of window column i, which is position pos - window + i. */
 static double window_score(const struct row_head *at, int i)
 {
     const int u = at->pos - at->shape->window + i;
-    const float *const k = u >= 0 ? cached(at, at->k_pages, u) : NULL;
     double dot = 0;
     for (int64_t c = 0; c < at->d_head; c++) {
-        const double key =
-            (k != NULL ? (double)k[c] : 0) + (double)row_f32(at->shape->position, c)[i];
+        const double key = (u >= 0 ? cached(at, at->k_pages, u, c) : 0) +
+                           (double)row_f32(at->shape->position, c)[i];
         dot += (double)at->q[c] * key;
     }
     return dot * (double)at->shape->scale;
@@ -85,7 +83,7 @@ static void attend(float *y, const struct row_head *at, double *score)
         double sum = 0;
         for (int i = at->pos < shape->window ? shape->window - at->pos : 0; i < shape->window;
              i++) {
-            sum += score[i] * (double)cached(at, at->v_pages, at->pos - shape->window + i)[c];
+            sum += score[i] * cached(at, at->v_pages, at->pos - shape->window + i, c);
         }
         for (int i = 0; i < shape->n_persistent; i++) {
             const int64_t row = (int64_t)at->head * shape->n_persistent + i;
@@ -105,8 +103,7 @@ void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, str
     const int64_t d_head = d / shape->n_head;
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(k_pages, DTYPE_F32, v_pages.rows, KV_PAGE * d);
-    CHECK_VIEW(v_pages, DTYPE_F32, k_pages.rows, KV_PAGE * d);
+    ref_pages_check(k_pages, v_pages, d, shape->n_head);
     if (shape->window > 0) {
         CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
     }

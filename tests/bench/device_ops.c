@@ -161,15 +161,17 @@ static void bench_attention(const struct bench *b, const char *name, int n_seq, 
     const int last = n_row == 1 ? context / 2 : n_row - 1;
     const int64_t n_page = (int64_t)n_seq * (last / KV_PAGE + 1);
     const double mean_pos = n_row == 1 ? last + 1 : (n_row + 1) / 2.0;
-    const double cache = 2.0 * 4 * (double)d * (n_row == 1 ? last + 1 : n_row) * n_seq;
+    const enum dtype dtype = plan_cache(&b->shape);
+    const double row_bytes = 2 * (double)d * (double)dtype_bytes(dtype); /* keys and values */
+    const double cache = row_bytes * (n_row == 1 ? last + 1 : n_row) * n_seq;
     struct attend a = {.qkv = bench_buffer(b, (int64_t)n_seq * n_row, 3 * d, DTYPE_F32),
                        .y = bench_buffer(b, (int64_t)n_seq * n_row, d, DTYPE_F32),
                        .gamma = bench_buffer(b, 1, d, DTYPE_F32)};
     struct sweep s = {b, run_attention, &a, bench_step(b, n_seq, n_row, last, 0), 1, n_seq * n_row};
     s.n_copy = sweep_copies(b, cache);
     for (int i = 0; i < s.n_copy; i++) {
-        a.k_pages[i] = bench_buffer(b, n_page, KV_PAGE * d, DTYPE_F32);
-        a.v_pages[i] = bench_buffer(b, n_page, KV_PAGE * d, DTYPE_F32);
+        a.k_pages[i] = bench_buffer(b, n_page, KV_PAGE * d, dtype);
+        a.v_pages[i] = bench_buffer(b, n_page, KV_PAGE * d, dtype);
     }
     struct timing t = sweep_time(&s);
     const double rows = s.rows;

@@ -123,6 +123,12 @@ int64_t plan_slots(const struct plan_shape *shape)
     return shape->flat ? shape->keys : (int64_t)shape->keys * shape->keys;
 }
 
+enum dtype plan_cache(const struct plan_shape *shape)
+{
+    const bool is_odd = shape->width / shape->heads % 2 != 0;
+    return shape->dtype == DTYPE_F32 || is_odd ? DTYPE_F32 : DTYPE_BF16;
+}
+
 bool plan_has_memory(const struct plan_shape *shape, int layer)
 {
     for (int m = 0; m < shape->n_memory; m++) {

@@ -44,6 +44,8 @@ bool plan_new(struct plan *plan, const struct plan_shape *shape);
 void plan_free(struct plan *plan);
 int64_t plan_elems(const struct plan_entry *entry);
 int64_t plan_slots(const struct plan_shape *shape);
+/* What keys and values are held in unless an option says otherwise (models/model.h). */
+enum dtype plan_cache(const struct plan_shape *shape);
 bool plan_has_memory(const struct plan_shape *shape, int layer);
 
 /* Sets what a flag names (--layers, --width, --heads, --ff, --vocab, --positions, --memory-layer -1

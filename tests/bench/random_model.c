@@ -264,6 +264,7 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                 .tie_output = true,
                                 .file_dtype = shape->dtype,
                                 .dtype = shape->dtype,
+                                .cache_dtype = plan_cache(shape),
                                 .value_placement = values};
     info->n_memory = shape->n_memory;
     for (int m = 0; m < shape->n_memory; m++) {

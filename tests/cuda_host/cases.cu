@@ -218,12 +218,19 @@ bool matrices(void)
     return is_right;
 }
 
-/* Two stages under way; the last copy has three bytes and zeros. */
+/* Two stages under way, the second in halves; the last copy has three bytes and zeros. */
 __global__ void staged(int *y, const int *x)
 {
     __shared__ __align__(16) int stage[3][4 * 32];
     for (int i = 0; i < 3; ++i) {
-        copy_async_16(&stage[i][4 * threadIdx.x], x + (i * 32 + threadIdx.x) * 4, i < 2 ? 16 : 3);
+        int *const to = &stage[i][4 * threadIdx.x];
+        const int *const from = x + (i * 32 + threadIdx.x) * 4;
+        if (i == 1) {
+            copy_async_8(to, from);
+            copy_async_8(to + 2, from + 2, 5);
+        } else {
+            copy_async_16(to, from, i == 0 ? 16 : 3);
+        }
         copy_async_commit();
     }
     copy_async_wait<1>();
@@ -243,7 +250,8 @@ bool copies(void)
     }
     for (int i = 0; i < 32; ++i) {
         const int at = 127 - i;
-        expected[i] = x[at] + x[128 + at] + (at % 4 == 0 ? x[256 + at] & 0xffffff : 0);
+        const int half = at % 4 < 3 ? x[128 + at] : x[128 + at] & 0xff;
+        expected[i] = x[at] + half + (at % 4 == 0 ? x[256 + at] & 0xffffff : 0);
     }
     int *const device_x = device_array(3 * 128, x), *const y = device_array<int>(32);
     LAUNCH(staged, 1, 32, 0, nullptr, y, device_x);

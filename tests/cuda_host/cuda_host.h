@@ -105,35 +105,42 @@ static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_
 
 /* ---- asynchronous copies -------------------------------------------------------------------- */
 
-/* Notes the copy; it is done by the wait, so that reading before the wait reads poison. */
-void cuda_host_copy_start(void *shared, const void *global, int n,
-                          const struct cuda_host_place &place);
-void cuda_host_copy_commit(void);
+/* A copy is noted when it is asked for and done by the wait, so that reading before the wait reads
+ * poison. */
 struct cuda_host_copy {
     void *shared;
     const void *global;
-    int n;
+    int size, n; /* bytes that are written, and of these read; the rest become zero */
 };
+void cuda_host_copy_start(const struct cuda_host_copy &copy, const struct cuda_host_place &place);
+void cuda_host_copy_commit(void);
 /* The next copy of this thread that must be done so that at most n groups remain; false if none. */
 bool cuda_host_copy_next(int n, struct cuda_host_copy *copy);
 
 /* Reads and writes what the copy will, so that it is seen where the copy is asked for. */
-static inline void cuda_host_copy_touch(void *shared, const void *global, int n)
+static inline void cuda_host_copy_touch(const struct cuda_host_copy &copy)
 {
-    volatile unsigned char *const to = static_cast<unsigned char *>(shared);
-    const volatile unsigned char *const from = static_cast<const unsigned char *>(global);
+    volatile unsigned char *const to = static_cast<unsigned char *>(copy.shared);
+    const volatile unsigned char *const from = static_cast<const unsigned char *>(copy.global);
     to[0] = to[0];
-    to[15] = to[15];
-    if (n > 0) {
+    to[copy.size - 1] = to[copy.size - 1];
+    if (copy.n > 0) {
         (void)from[0];
-        (void)from[n - 1];
+        (void)from[copy.n - 1];
     }
 }
 
 static inline void copy_async_16(void *shared, const void *global, int n = 16, CUDA_HOST_HERE)
 {
-    cuda_host_copy_start(shared, global, n, CUDA_HOST_PLACE("copy_async_16"));
-    cuda_host_copy_touch(shared, global, n);
+    const struct cuda_host_copy copy = {shared, global, 16, n};
+    cuda_host_copy_start(copy, CUDA_HOST_PLACE("copy_async_16"));
+    cuda_host_copy_touch(copy);
+}
+static inline void copy_async_8(void *shared, const void *global, int n = 8, CUDA_HOST_HERE)
+{
+    const struct cuda_host_copy copy = {shared, global, 8, n};
+    cuda_host_copy_start(copy, CUDA_HOST_PLACE("copy_async_8"));
+    cuda_host_copy_touch(copy);
 }
 static inline void copy_async_commit()
 {
@@ -145,7 +152,7 @@ template <int n> inline void copy_async_wait()
     while (cuda_host_copy_next(n, &copy)) {
         unsigned char bytes[16] = {0};
         memcpy(bytes, copy.global, static_cast<size_t>(copy.n));
-        memcpy(copy.shared, bytes, sizeof bytes);
+        memcpy(copy.shared, bytes, static_cast<size_t>(copy.size));
     }
 }
 

@@ -215,25 +215,24 @@ void copies_reset(struct thread *thread)
     thread->copy_first = thread->copy_end = thread->copy_group = 0;
 }
 
-void cuda_host_copy_start(void *shared, const void *global, int n,
-                          const struct cuda_host_place &place)
+void cuda_host_copy_start(const struct cuda_host_copy &copy, const struct cuda_host_place &place)
 {
     struct thread *const me = self;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(shared);
-    if (to % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0 || n < 0 || n > 16) {
-        die("%s:%d: copy_async_16 of %s: %d bytes from %p to %p, which must be "
-            "multiples of 16",
-            place.file, place.line, who(), n, global, shared);
+    const uintptr_t size = static_cast<uintptr_t>(copy.size);
+    if (reinterpret_cast<uintptr_t>(copy.shared) % size != 0 ||
+        reinterpret_cast<uintptr_t>(copy.global) % size != 0 || copy.n < 0 || copy.n > copy.size) {
+        die("%s:%d: %s of %s: %d bytes from %p to %p, which must be multiples of %d", place.file,
+            place.line, place.what, who(), copy.n, copy.global, copy.shared, copy.size);
     }
-    if (!is_shared(shared)) {
-        die("%s:%d: copy_async_16 of %s to %p, which is not shared memory", place.file, place.line,
-            who(), shared);
+    if (!is_shared(copy.shared)) {
+        die("%s:%d: %s of %s to %p, which is not shared memory", place.file, place.line, place.what,
+            who(), copy.shared);
     }
     if (me->copy_end - me->copy_first == COPY_MAX) {
-        die("%s:%d: copy_async_16 of %s: %d copies and no wait", place.file, place.line, who(),
+        die("%s:%d: %s of %s: %d copies and no wait", place.file, place.line, place.what, who(),
             COPY_MAX);
     }
-    copies[me->i][me->copy_end++ % COPY_MAX] = {{shared, global, n}, me->copy_group};
+    copies[me->i][me->copy_end++ % COPY_MAX] = {copy, me->copy_group};
 }
 
 void cuda_host_copy_commit(void)

@@ -21,7 +21,7 @@ enum side { SIDE_REF, SIDE_ONE, SIDE_MANY, SIDE_N };
 struct check_row;
 
 /* What outputs hold before the op: a NaN, and no index. */
-enum { CHECK_POISON = 0x7fc0dead };
+enum { CHECK_POISON = 0x7fc07fdd };
 
 enum { CHECK_BLOCK_MAX = 256, CHECK_HOST_MAX = 256, CHECK_WEIGHT_MAX = 32 };
 
@@ -118,7 +118,7 @@ struct tensor check_inout(struct check *c, enum side side, const char *name, con
                           int64_t rows, int64_t cols, enum dtype dtype);
 /* Poisoned output without gaps, aligned as buffers are. */
 struct tensor check_pages(struct check *c, enum side side, const char *name, int64_t rows,
-                          int64_t cols);
+                          int64_t cols, enum dtype dtype);
 /* Downloads a view as rows·cols words. */
 void check_get(struct check *c, enum side side, struct tensor view, void *host);
 /* Downloads what a memory's search gives as words [rows, 2, cols]: a row's slots, then its shares.
@@ -135,6 +135,7 @@ enum tolerance {
     TOL_LINEAR_BF16,
     TOL_LINEAR_GELU,
     TOL_ATTENTION,
+    TOL_ATTENTION_BF16, /* scores and shares may be rounded */
     TOL_SCORE,
     TOL_SHARE,
     TOL_READ,

@@ -18,6 +18,7 @@ enum { PAGE_MAX = POS_MAX / KV_PAGE + 1 };
 
 struct attention_case {
     int n_seq, n_head, d;
+    enum dtype cache; /* F32 or BF16 */
     float scale;
     int n_pos[SEQ_MAX]; /* rows of each sequence */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
@@ -68,8 +69,8 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
             cache.page[s][i] = free_page[taken++];
         }
     }
-    cache.k_pages = check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
-    cache.v_pages = check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d);
+    cache.k_pages = check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
+    cache.v_pages = check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
     return cache;
 }
 
@@ -148,7 +149,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
 static void verify_spare_pages(struct check *c, enum side side, const struct attention_case *a,
                                const struct cache *cache)
 {
-    const size_t page_words = (size_t)KV_PAGE * (size_t)a->d;
+    const size_t page_words = (size_t)KV_PAGE * (size_t)a->d / (a->cache == DTYPE_BF16 ? 2 : 1);
     uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
     bool is_used[SEQ_MAX * PAGE_MAX + SPARE_PAGES] = {false};
     for (int s = 0; s < a->n_seq; s++) {
@@ -226,7 +227,9 @@ static struct attention_case case_new(struct check *c)
         const size_t used = strlen(lengths);
         (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]);
     }
-    check_shape(c, "heads %d, d_head %d, sequence lengths%s", a.n_head, d_head, lengths);
+    a.cache = d_head % 2 == 0 && check_chance(c, 0.5) ? DTYPE_BF16 : DTYPE_F32;
+    check_shape(c, "heads %d, d_head %d, cache %s, sequence lengths%s", a.n_head, d_head,
+                dtype_name(a.cache), lengths);
     const size_t n = (size_t)a.n_row * (size_t)a.d;
     /* sharp softmaxes as well as flat ones */
     a.q = check_normal(c, n, check_chance(c, 0.3) ? 8 : 1);
@@ -305,7 +308,9 @@ static void verify(struct check *c, struct attention_case a)
     const struct plan whole = {POS_MAX, false};
     run_plan(c, SIDE_REF, &a, &whole, expected);
     run_plan(c, SIDE_ONE, &a, &whole, got);
-    check_values(c, "y", expected, got, a.n_row, a.d, TOL_ATTENTION, magnitude, a.n_row);
+    const bool is_rounded = a.cache == DTYPE_BF16 && a.span.n_head == 0;
+    check_values(c, "y", expected, got, a.n_row, a.d,
+                 is_rounded ? TOL_ATTENTION_BF16 : TOL_ATTENTION, magnitude, a.n_row);
     static const struct {
         const char *what;
         enum side side;
@@ -341,8 +346,8 @@ void check_span_attention(struct check *c)
         span->window = 0;
         span->n_persistent = check_dim(c, 150);
     }
-    check_shape(c, "heads %d, d_head %d, window %d, %d persistent, %d rows", a.n_head, (int)d_head,
-                span->window, span->n_persistent, a.n_row);
+    check_shape(c, "heads %d, d_head %d, cache %s, window %d, %d persistent, %d rows", a.n_head,
+                (int)d_head, dtype_name(a.cache), span->window, span->n_persistent, a.n_row);
     span->position = table_new(c, d_head, span->window);
     span->key = table_new(c, a.d, span->n_persistent);
     span->value = table_new(c, (int64_t)a.n_head * span->n_persistent, d_head);

@@ -1,6 +1,7 @@
 /* The CUDA backend's attention where test_kernels does not reach: contexts of more splits than a
- * block has threads, more sequences than that in a step, and heads of every kind of width. Few rows
- * and many rows are different kernels; they must give the same bits, and ref's values. */
+ * block has threads, more sequences than that in a step, and heads of every kind of width, with a
+ * cache in F32 and in BF16. Few rows and many rows are different kernels; they must give the same
+ * bits, and ref's values: as exactly in BF16, since only what is stored is rounded. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -19,6 +20,9 @@ enum { SEQ_MAX = 200 };
 /* Sequences of n_old positions in the cache and n_new rows to attend. Rows of q, k and v are all
  * positions of one sequence after the other's. */
 struct crowd {
+    enum dtype cache;
+    int shift; /* elements that pages start behind a buffer's start: 0 .. gap */
+    int gap;   /* elements between pages */
     int n_seq, n_head, d_head, n_position, n_page_max;
     int n_old[SEQ_MAX], n_new[SEQ_MAX], first[SEQ_MAX];
     float *q, *k, *v; /* Owner; [n_position, n_head·d_head] */
@@ -69,12 +73,12 @@ static void crowd_drop(struct crowd *c)
     free(c->v);
 }
 
-static struct tensor buffer_new(struct backend *be, int64_t rows, int64_t cols)
+static struct tensor buffer_new(struct backend *be, int64_t rows, int64_t cols, enum dtype dtype)
 {
     void *data = NULL;
-    const size_t bytes = (size_t)rows * (size_t)cols * sizeof(float);
+    const size_t bytes = (size_t)rows * (size_t)cols * dtype_bytes(dtype);
     assert_int_equal(be->op->buffer_new(be, &data, bytes, "test", NULL), ERR_OK);
-    return tensor_make(data, rows, cols, DTYPE_F32);
+    return tensor_make(data, rows, cols, dtype);
 }
 
 /* Where sequence s has its pages: one after the other's. */
@@ -85,6 +89,15 @@ static int first_page(const struct crowd *c, int s)
         n += (c->n_old[i] + c->n_new[i] + KV_PAGE - 1) / KV_PAGE;
     }
     return n;
+}
+
+static struct tensor pages_new(struct backend *be, const struct crowd *c)
+{
+    const int64_t page = (int64_t)KV_PAGE * c->n_head * c->d_head;
+    struct tensor pages = buffer_new(be, first_page(c, c->n_seq), page + c->gap, c->cache);
+    pages.data = (char *)pages.data + (size_t)c->shift * dtype_bytes(c->cache);
+    pages.cols = page;
+    return pages;
 }
 
 static struct side side_new(const char *device, const struct crowd *c)
@@ -99,24 +112,26 @@ static struct side side_new(const char *device, const struct crowd *c)
     struct side side = {0};
     assert_int_equal(backend_open(&side.be, &options, NULL), ERR_OK);
     assert_int_equal(side.be->op->step_new(side.be, &side.step, &limits, NULL), ERR_OK);
-    side.k_pages = buffer_new(side.be, first_page(c, c->n_seq), (int64_t)KV_PAGE * d);
-    side.v_pages = buffer_new(side.be, first_page(c, c->n_seq), (int64_t)KV_PAGE * d);
-    side.q = buffer_new(side.be, c->n_position, d);
-    side.k = buffer_new(side.be, c->n_position, d);
-    side.v = buffer_new(side.be, c->n_position, d);
-    side.y = buffer_new(side.be, c->n_position, d);
+    side.k_pages = pages_new(side.be, c);
+    side.v_pages = pages_new(side.be, c);
+    side.q = buffer_new(side.be, c->n_position, d, DTYPE_F32);
+    side.k = buffer_new(side.be, c->n_position, d, DTYPE_F32);
+    side.v = buffer_new(side.be, c->n_position, d, DTYPE_F32);
+    side.y = buffer_new(side.be, c->n_position, d, DTYPE_F32);
     return side;
 }
 
-static void side_close(struct side *side)
+static void side_close(struct side *side, const struct crowd *c)
 {
     struct backend *const be = side->be;
     be->op->step_free(be, side->step);
-    const struct tensor buffers[] = {side->k_pages, side->v_pages, side->q,
-                                     side->k,       side->v,       side->y};
+    const struct tensor buffers[] = {side->q, side->k, side->v, side->y};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
         be->op->buffer_free(be, buffers[i].data);
     }
+    const size_t shift_bytes = (size_t)c->shift * dtype_bytes(c->cache);
+    be->op->buffer_free(be, (char *)side->k_pages.data - shift_bytes);
+    be->op->buffer_free(be, (char *)side->v_pages.data - shift_bytes);
     backend_close(be);
 }
 
@@ -218,9 +233,10 @@ static void check_crowd(struct crowd *c, int n_last)
     for (int s = 0; s < c->n_seq; s++) {
         for (int64_t i = (c->first[s] + c->n_old[s]) * d; i < (c->first[s] + end[s]) * d; i++) {
             if (!(fabsf(expected[i] - whole[i]) <= 2e-5f)) {
-                fail_msg("sequence %d, position %d, column %d: expected %.9g from ref, got %.9g", s,
-                         (int)(i / d) - c->first[s], (int)(i % d), (double)expected[i],
-                         (double)whole[i]);
+                fail_msg("%d heads of %d, cache %s, sequence %d, position %d, column %d: expected "
+                         "%.9g from ref, got %.9g",
+                         c->n_head, c->d_head, dtype_name(c->cache), s, (int)(i / d) - c->first[s],
+                         (int)(i % d), (double)expected[i], (double)whole[i]);
             }
         }
         for (int turn = 0; turn < 2; turn++) {
@@ -232,24 +248,27 @@ static void check_crowd(struct crowd *c, int n_last)
             assert_int_equal(attend(&cuda, c, from, to, alone, NULL), ERR_OK);
             const int64_t at = (c->first[s] + from[s]) * d;
             if (memcmp(whole + at, alone + at, (size_t)(n * d) * sizeof *whole) != 0) {
-                fail_msg("sequence %d: its last %d rows alone have other bits than in the crowd", s,
-                         n);
+                fail_msg("%d heads of %d, cache %s, sequence %d: its last %d rows alone have other "
+                         "bits than in the crowd",
+                         c->n_head, c->d_head, dtype_name(c->cache), s, n);
             }
         }
     }
     free(expected);
     free(whole);
     free(alone);
-    side_close(&ref);
-    side_close(&cuda);
+    side_close(&ref, c);
+    side_close(&cuda, c);
     crowd_drop(c);
 }
+
+static const enum dtype caches[] = {DTYPE_F32, DTYPE_BF16};
 
 /* 130 splits of 64 positions: the merge takes two rounds of 128. */
 static void test_more_splits_than_threads(void **state)
 {
     (void)state;
-    struct crowd c = {.n_head = 1, .d_head = 8};
+    struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = 8};
     crowd_add(&c, 8230, 70);
     check_crowd(&c, 3);
 }
@@ -269,11 +288,13 @@ static void test_more_sequences_than_threads(void **state)
 static void test_many_single_rows(void **state)
 {
     (void)state;
-    struct crowd c = {.n_head = 1, .d_head = 16};
-    for (int s = 0; s < 70; s++) {
-        crowd_add(&c, s * 3, 1);
+    for (int i = 0; i < 2; i++) {
+        struct crowd c = {.cache = caches[i], .n_head = 1, .d_head = 16};
+        for (int s = 0; s < 70; s++) {
+            crowd_add(&c, s * 3, 1);
+        }
+        check_crowd(&c, 1);
     }
-    check_crowd(&c, 1);
 }
 
 /* Both sides of every width at which another kernel or way of loading begins. Many heads make large
@@ -281,14 +302,41 @@ static void test_many_single_rows(void **state)
 static void test_widths_of_heads(void **state)
 {
     (void)state;
-    static const int widths[] = {1, 62, 64, 68, 100, 101, 112, 128, 132, 255, 256};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        for (int n_head = 1; n_head <= (widths[i] <= 100 ? 16 : 1); n_head += 15) {
-            struct crowd c = {.n_head = n_head, .d_head = widths[i]};
+    static const struct {
+        enum dtype cache;
+        int d_head;
+    } cases[] = {
+        {DTYPE_F32, 1},    {DTYPE_F32, 62},   {DTYPE_F32, 64},   {DTYPE_F32, 68},
+        {DTYPE_F32, 100},  {DTYPE_F32, 101},  {DTYPE_F32, 112},  {DTYPE_F32, 128},
+        {DTYPE_F32, 132},  {DTYPE_F32, 255},  {DTYPE_F32, 256},  {DTYPE_BF16, 2},
+        {DTYPE_BF16, 20},  {DTYPE_BF16, 62},  {DTYPE_BF16, 64},  {DTYPE_BF16, 72},
+        {DTYPE_BF16, 100}, {DTYPE_BF16, 102}, {DTYPE_BF16, 128}, {DTYPE_BF16, 132},
+        {DTYPE_BF16, 254}, {DTYPE_BF16, 256},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int n_head = 1; n_head <= (cases[i].d_head <= 100 ? 16 : 1); n_head += 15) {
+            struct crowd c = {.cache = cases[i].cache, .n_head = n_head, .d_head = cases[i].d_head};
             crowd_add(&c, 59, 66);
             crowd_add(&c, 70, 1);
             check_crowd(&c, 2);
         }
+    }
+}
+
+/* Pages that 16 bytes, or 8, cannot be copied from at a time, though the heads are wide enough. */
+static void test_pages_that_start_anywhere(void **state)
+{
+    (void)state;
+    static const struct {
+        int shift, gap;
+    } places[] = {{2, 8}, {4, 8}, {0, 2}, {0, 4}};
+    for (size_t i = 0; i < 2 * sizeof places / sizeof *places; i++) {
+        struct crowd c = {.cache = caches[i % 2], .n_head = 2, .d_head = 16};
+        c.shift = places[i / 2].shift;
+        c.gap = places[i / 2].gap;
+        crowd_add(&c, 30, 40);
+        crowd_add(&c, 70, 1);
+        check_crowd(&c, 2);
     }
 }
 
@@ -308,7 +356,7 @@ static void test_heads_that_are_too_wide(void **state)
     struct err err = {0};
     assert_int_equal(attend(&cuda, &c, begin, end, out, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "256 columns"));
-    side_close(&cuda);
+    side_close(&cuda, &c);
     crowd_drop(&c);
 }
 
@@ -319,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_more_sequences_than_threads),
         cmocka_unit_test(test_many_single_rows),
         cmocka_unit_test(test_widths_of_heads),
+        cmocka_unit_test(test_pages_that_start_anywhere),
         cmocka_unit_test(test_heads_that_are_too_wide),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,11 @@
-/* The CUDA backend's norms for rows wider than test_kernels draws: rows up to 1024 columns, up to
- * 2048 and beyond are three kernels, and each may start at 16-byte boundaries or not. A row's bits
- * may depend on none of that but its width. */
+/* What works row by row in the CUDA backend, where test_kernels does not look.
+ *
+ * Norms of rows wider than it draws: rows up to 1024 columns, up to 2048 and beyond are three
+ * kernels, and each may start at 16-byte boundaries or not. A row's bits may depend on none of that
+ * but its width.
+ *
+ * The cache's pages themselves: each element of k and v in its place, in BF16 rounded to nearest,
+ * whether groups of four columns can be stored at once or not. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -115,8 +120,119 @@ static void test_norms_of_wide_rows(void **state)
     backend_close(cuda);
 }
 
+/* ---- the cache ------------------------------------------------------------------------------ */
+
+enum { STORE_HEAD = 3, STORE_ROW = KV_PAGE + 3, STORE_PAGE = 2, STORE_D_MAX = 3 * 12 };
+
+/* Pages for rows of d columns that start shift elements behind a multiple of 16 bytes. */
+static struct tensor pages_new(struct backend *be, enum dtype dtype, int d, int shift)
+{
+    struct tensor pages = {.rows = STORE_PAGE, .cols = KV_PAGE * d, .dtype = dtype};
+    const size_t bytes = dtype_bytes(dtype);
+    pages.stride = pages.cols + shift;
+    void *data = NULL;
+    assert_int_equal(be->op->buffer_new(be, &data,
+                                        bytes * (size_t)(shift + STORE_PAGE * pages.stride), "test",
+                                        NULL),
+                     ERR_OK);
+    pages.data = (char *)data + bytes * (size_t)shift;
+    return pages;
+}
+
+/* Whether the element holds value: all bits of it, or what is nearest in BF16, where any NaN will
+ * do. */
+static bool is_stored(const void *elements, int64_t at, enum dtype dtype, float value)
+{
+    if (dtype == DTYPE_F32) {
+        return memcmp((const float *)elements + at, &value, sizeof value) == 0;
+    }
+    const uint16_t bits = ((const uint16_t *)elements)[at];
+    return isnan(value) ? (bits & 0x7fff) > 0x7f80 : bits == bf16_from_f32(value);
+}
+
+/* Page 1 has the first positions. */
+static void check_stored(struct backend *be, struct tensor pages, const float *rows, int d,
+                         int shift)
+{
+    static uint32_t elements[STORE_PAGE * KV_PAGE * STORE_D_MAX];
+    const int d_head = d / STORE_HEAD;
+    be->op->download(be, elements, pages);
+    for (int pos = 0; pos < STORE_PAGE * KV_PAGE; pos++) {
+        for (int c = 0; c < d; c++) {
+            const int place = (c / d_head * KV_PAGE + pos % KV_PAGE) * d_head + c % d_head;
+            const float value = pos < STORE_ROW ? rows[pos * d + c] : 0;
+            if (!is_stored(elements, (1 - pos / KV_PAGE) * pages.cols + place, pages.dtype,
+                           value)) {
+                fail_msg("cache %s, heads of %d, shift %d: position %d, column %d is not %.9g",
+                         dtype_name(pages.dtype), d_head, shift, pos, c, (double)value);
+            }
+        }
+    }
+    be->op->buffer_free(be, (char *)pages.data - dtype_bytes(pages.dtype) * (size_t)shift);
+}
+
+static void store(struct backend *be, enum dtype dtype, int d_head, int shift)
+{
+    /* halves between two neighbours, the largest number, what is tiny, and what is none */
+    static const float special[] = {1 + 0x1p-8f, 1 + 0x3p-8f, -1 - 0x1.8p-8f, 0x1.fffffep127f,
+                                    -0.0f,       0x1.8p-133f, INFINITY,       NAN};
+    const int n_special = sizeof special / sizeof *special;
+    const int d = STORE_HEAD * d_head;
+    const struct layout plain = {0};
+    const struct step_limits limits = {
+        .n_tok_max = STORE_ROW, .n_seq_max = 1, .n_page_max = STORE_PAGE};
+    float host[2][STORE_ROW * STORE_D_MAX];
+    uint32_t state = 3;
+    for (int i = 0; i < STORE_ROW * d; i++) {
+        host[0][i] = i % 3 == 0 ? special[i / 3 % n_special] : random_float(&state);
+        host[1][i] = i % 3 == 1 ? special[i / 3 % n_special] : random_float(&state);
+    }
+    const struct tensor k_pages = pages_new(be, dtype, d, shift);
+    const struct tensor v_pages = pages_new(be, dtype, d, shift);
+    const struct tensor k = view_new(be, &plain, STORE_ROW, d, host[0]);
+    const struct tensor v = view_new(be, &plain, STORE_ROW, d, host[1]);
+    struct step *step = NULL;
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    step->n_seq = 1;
+    step->n_tok = step->seq_first[1] = STORE_ROW;
+    for (int r = 0; r < STORE_ROW; r++) {
+        step->pos[r] = r;
+    }
+    step->page[0] = 1;
+    step->page[1] = 0;
+    be->op->step_begin(be, step);
+    be->op->kv_store(be, k_pages, v_pages, k, v, step, STORE_HEAD);
+    assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
+    check_stored(be, k_pages, host[0], d, shift);
+    check_stored(be, v_pages, host[1], d, shift);
+    view_free(be, &plain, k);
+    view_free(be, &plain, v);
+    be->op->step_free(be, step);
+}
+
+static void test_pages_hold_what_was_stored(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    struct backend *cuda = NULL;
+    const struct backend_options options = {"cuda", 1, false};
+    assert_int_equal(backend_open(&cuda, &options, NULL), ERR_OK);
+    for (int d_head = 2; d_head <= STORE_D_MAX / STORE_HEAD; d_head += 2) {
+        for (int shift = 0; shift <= 4; shift += 2) { /* views start at any 4 bytes */
+            store(cuda, DTYPE_F32, d_head, shift);
+            store(cuda, DTYPE_BF16, d_head, shift);
+        }
+    }
+    backend_close(cuda);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_norms_of_wide_rows)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norms_of_wide_rows),
+        cmocka_unit_test(test_pages_hold_what_was_stored),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

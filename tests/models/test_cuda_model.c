@@ -30,10 +30,12 @@ static void rig_close(struct rig *r)
     *r = (struct rig){0};
 }
 
-static enum err_code rig_open(struct rig *r, const char *dir, struct err *err)
+static enum err_code rig_open_cache(struct rig *r, const char *dir, const char *cache_dtype,
+                                    struct err *err)
 {
     const struct backend_options backend = {"cuda", 0, false};
-    const struct model_options options = {.dtype = "f32", .value_auto = true};
+    const struct model_options options = {
+        .dtype = "f32", .cache_dtype = cache_dtype, .value_auto = true};
     const struct step_limits limits = {.n_tok_max = 16,
                                        .n_seq_max = N_SEQ,
                                        .n_page_max = N_PAGE,
@@ -53,6 +55,11 @@ static enum err_code rig_open(struct rig *r, const char *dir, struct err *err)
         rig_close(r);
     }
     return code;
+}
+
+static enum err_code rig_open(struct rig *r, const char *dir, struct err *err)
+{
+    return rig_open_cache(r, dir, "f32", err);
 }
 
 /* ---- fixture -------------------------------------------------------------------------------- */
@@ -183,18 +190,14 @@ static void decode_all(struct rig *r, struct answer *answers)
 
 /* The first step of each size runs eagerly, the others are replayed: with the bits of eager steps,
  * whatever changes between the steps. */
-static void test_replayed_steps_have_the_bits_of_eager_ones(void **state)
+static void check_replayed_steps(const char *cache_dtype)
 {
-    (void)state;
     struct rig r;
     struct err err = {0};
     struct answer eager[N_STEP];
     struct answer replayed[N_STEP];
-    if (!cuda_library_find()) {
-        skip();
-    }
     assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", "0", 1), 0);
-    if (rig_open(&r, model_dir, &err) != ERR_OK) {
+    if (rig_open_cache(&r, model_dir, cache_dtype, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }
     assert_int_equal(r.be->capture_max, 0);
@@ -202,19 +205,30 @@ static void test_replayed_steps_have_the_bits_of_eager_ones(void **state)
     assert_int_equal(r.be->n_prepared, 0);
     rig_close(&r);
     assert_int_equal(unsetenv("PKMSERVE_CUDA_GRAPHS"), 0);
-    assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+    assert_int_equal(rig_open_cache(&r, model_dir, cache_dtype, &err), ERR_OK);
     assert_true(r.be->capture_max >= N_SEQ);
     decode_all(&r, replayed);
     assert_int_equal(r.be->n_prepared, N_STEP - N_SEQ);
     rig_close(&r);
     for (int i = 0; i < N_STEP; i++) {
         if (memcmp(&eager[i], &replayed[i], sizeof eager[i]) != 0) {
-            fail_msg("step %d: replayed, it has other bits than run eagerly: token %d and %d, "
-                     "log-probability %.9g and %.9g",
-                     i, eager[i].token[0], replayed[i].token[0], (double)eager[i].logprob[0],
-                     (double)replayed[i].logprob[0]);
+            fail_msg(
+                "cache %s, step %d: replayed, it has other bits than run eagerly: token %d and "
+                "%d, log-probability %.9g and %.9g",
+                cache_dtype, i, eager[i].token[0], replayed[i].token[0],
+                (double)eager[i].logprob[0], (double)replayed[i].logprob[0]);
         }
     }
+}
+
+static void test_replayed_steps_have_the_bits_of_eager_ones(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    check_replayed_steps("f32");
+    check_replayed_steps("bf16");
 }
 
 /* A graph names memory by its address: nothing is replayed once anything was freed. */

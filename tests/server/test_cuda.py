@@ -162,19 +162,37 @@ def test_the_gpu_computes_what_the_cpu_does(alone):
         assert slots == pytest.approx(cpu_slots, abs=2 / 1024)
 
 
+def answers_in_a_crowd(server):
+    crowd = [threading.Thread(target=server.ok, args=("/generate", {
+        "prompt": PROMPT[i:] + [i], "max_tokens": 5 + 4 * i, "seed": i, "ignore_eos": True}))
+        for i in range(3)]
+    for thread in crowd:
+        thread.start()
+    got = answers(server)
+    for thread in crowd:
+        thread.join()
+    return got
+
+
 @pytest.mark.parametrize("placement", ["device", "host"])
 def test_same_bits_in_a_crowd_and_in_every_placement(alone, placement):
     with gpu("--memory-placement", placement) as s:
         assert s.get("/info").json()["memory"]["value_placement"] == placement
-        crowd = [threading.Thread(target=s.ok, args=("/generate", {
-            "prompt": PROMPT[i:] + [i], "max_tokens": 5 + 4 * i, "seed": i, "ignore_eos": True}))
-            for i in range(3)]
-        for thread in crowd:
-            thread.start()
+        assert answers_in_a_crowd(s) == alone[0]
+
+
+@pytest.mark.parametrize("flags", [["--kv-cache-dtype", "bf16"], ["--dtype", "bf16"]])
+def test_a_cache_in_bf16(alone, flags):
+    with gpu(*flags) as s:
+        info = s.get("/info").json()
+        assert info["model"]["kv_cache_dtype"] == "bf16"
+        per_token = 12 * 2 * 64 * 2  # layers, keys and values, columns, bytes
+        assert info["memory"]["kv_bytes"] == info["limits"]["kv_tokens"] * per_token
         got = answers(s)
-        for thread in crowd:
-            thread.join()
-        assert got == alone[0]
+        assert answers_in_a_crowd(s) == got
+    for one, f32 in zip(got[1], alone[0][1]):  # of 39 tokens; rounding also picks other slots
+        assert one["sum_logprob"] != f32["sum_logprob"]
+        assert one["sum_logprob"] == pytest.approx(f32["sum_logprob"], abs=0.5)
 
 
 def test_the_tools_take_the_gpu():

@@ -14,11 +14,11 @@
 
 /* ---- storing ----------------------------------------------------------------------------------*/
 
-/* Keys of one head and four positions: 4 x 4 columns and positions change places. */
-static void store_keys_4(float *piece, const float *k, int64_t stride, int d_head)
+/* n words of four positions of a page of keys: 4 x 4 words and positions change places. */
+static void store_keys_4(float *piece, const float *k, int64_t stride, int n)
 {
     int c = 0;
-    for (; c + 4 <= d_head; c += 4) {
+    for (; c + 4 <= n; c += 4) {
         v4 row[4];
         for (int i = 0; i < 4; i++) {
             memcpy(&row[i], k + i * stride + c, sizeof row[i]);
@@ -35,31 +35,103 @@ static void store_keys_4(float *piece, const float *k, int64_t stride, int d_hea
             memcpy(piece + (int64_t)(c + i) * KV_PAGE, &column[i], sizeof column[i]);
         }
     }
-    for (; c < d_head; c++) {
+    for (; c < n; c++) {
         for (int i = 0; i < 4; i++) {
-            piece[(int64_t)c * KV_PAGE + i] = k[i * stride + c];
+            memcpy(piece + (int64_t)c * KV_PAGE + i, k + i * stride + c, sizeof *k);
         }
+    }
+}
+
+/* n words of n_row <= 4 positions. Words are moved as bytes: those of pairs are no floats. */
+static void store_keys(float *piece, const float *k, int64_t stride, int n_row, int n)
+{
+    if (n_row == 4) {
+        store_keys_4(piece, k, stride, n);
+        return;
+    }
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < n; c++) {
+            memcpy(piece + (int64_t)c * KV_PAGE + r, k + r * stride + c, sizeof *k);
+        }
+    }
+}
+
+/* 2·n numbers, rounded, as n pairs. */
+static void pair_columns(float *to, const float *from, int n)
+{
+    typedef uint64_t vq __attribute__((vector_size(sizeof(vf))));
+    typedef uint32_t half __attribute__((vector_size(sizeof(vf) / 2)));
+    enum { WORDS = LANES / 2 };
+    for (int i = 0; i < n; i += WORDS) {
+        const int n_word = n - i < WORDS ? n - i : WORDS;
+        const vq bits = (vq)v_round_bf16(v_load_n(from + 2 * i, 2 * n_word));
+        const half word = __builtin_convertvector((bits & 0xffffffffu) >> 16 | bits >> 32, half);
+        memcpy(to + i, &word, (size_t)n_word * sizeof *to);
+    }
+}
+
+/* Rows of k, a head's columns, into its piece of a page from position a->offset on. */
+static void store_key_pairs(float *piece, const struct kv_rows *a, const float *k)
+{
+    enum { WORDS = 64 }; /* at a time */
+    for (int c = 0; c < a->d_head; c += 2 * WORDS) {
+        const int left = (a->d_head - c) / 2;
+        const int n_word = left < WORDS ? left : WORDS;
+        for (int r = 0; r < a->n_row; r += 4) {
+            float word[4][WORDS];
+            const int n_row = a->n_row - r < 4 ? a->n_row - r : 4;
+            for (int i = 0; i < n_row; i++) {
+                pair_columns(word[i], k + (r + i) * a->k_stride + c, n_word);
+            }
+            store_keys(piece + (int64_t)(c / 2) * KV_PAGE + r, word[0], WORDS, n_row, n_word);
+        }
+    }
+}
+
+/* The same of v. A position alone leaves the other half of its words to whoever stores it. */
+static void store_value_pairs(float *piece, const struct kv_rows *a, const float *v)
+{
+    for (int r = 0; r < a->n_row;) {
+        const int u = a->offset + r;
+        const float *const row = v + r * a->v_stride;
+        float *const to = piece + (int64_t)(u / 2) * a->d_head;
+        if (u % 2 == 0 && r + 1 < a->n_row) {
+            for (int c = 0; c < a->d_head; c += LANES) {
+                const int n = lanes_left(a->d_head, c);
+                const vu low = (vu)v_round_bf16(v_load_n(row + c, n));
+                const vu high = (vu)v_round_bf16(v_load_n(row + a->v_stride + c, n));
+                v_store_n(to + c, (vf)(low >> 16 | high), n);
+            }
+            r += 2;
+            continue;
+        }
+        for (int c = 0; c < a->d_head; c++) {
+            const uint16_t bits = bf16_from_f32(row[c]);
+            memcpy((char *)(to + c) + u % 2 * (int)sizeof bits, &bits, sizeof bits);
+        }
+        r++;
     }
 }
 
 void SIMD(kv_rows)(const struct kv_rows *a)
 {
+    const int64_t piece = (int64_t)KV_PAGE * a->d_head / (a->is_pairs ? 2 : 1);
     for (int h = 0; h < a->n_head; h++) {
-        float *const k_piece = a->k_page + (int64_t)h * KV_PAGE * a->d_head + a->offset;
-        float *const v_piece = a->v_page + ((int64_t)h * KV_PAGE + a->offset) * a->d_head;
+        float *const k_piece = a->k_page + h * piece + a->offset;
+        float *const v_piece = a->v_page + h * piece;
         const float *const k = a->k + (int64_t)h * a->d_head;
         const float *const v = a->v + (int64_t)h * a->d_head;
-        int r = 0;
-        for (; r + 4 <= a->n_row; r += 4) {
-            store_keys_4(k_piece + r, k + r * a->k_stride, a->k_stride, a->d_head);
+        if (a->is_pairs) {
+            store_key_pairs(k_piece, a, k);
+            store_value_pairs(v_piece, a, v);
+            continue;
         }
-        for (; r < a->n_row; r++) {
-            for (int c = 0; c < a->d_head; c++) {
-                k_piece[(int64_t)c * KV_PAGE + r] = k[r * a->k_stride + c];
-            }
+        for (int r = 0; r < a->n_row; r += 4) {
+            const int n_row = a->n_row - r < 4 ? a->n_row - r : 4;
+            store_keys(k_piece + r, k + r * a->k_stride, a->k_stride, n_row, a->d_head);
         }
-        for (r = 0; r < a->n_row; r++) {
-            memcpy(v_piece + (int64_t)r * a->d_head, v + r * a->v_stride,
+        for (int r = 0; r < a->n_row; r++) {
+            memcpy(v_piece + (int64_t)(a->offset + r) * a->d_head, v + r * a->v_stride,
                    sizeof *v * (size_t)a->d_head);
         }
     }
@@ -69,7 +141,7 @@ void SIMD(kv_rows)(const struct kv_rows *a)
 
 /* Scores of n_page pages from page number first on, of those below end. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
-                                      int first, int end)
+                                      const bool is_pairs, int first, int end)
 {
     const int n_vec = n_page * PAGE_VECS;
     struct tile_vec key[ATTEND_VECS(1)];
@@ -82,7 +154,7 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         key[v] = (struct tile_vec){from + a->page[page] * a->k_stride,
                                    from + a->page[next] * a->k_stride};
     }
-    tile_dots(sum, n_row, n_vec, a->query, a->d_head, key, KV_PAGE, LANES);
+    tile_dots(sum, n_row, n_vec, is_pairs, a->query, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
@@ -149,11 +221,11 @@ static ALWAYS_INLINE void exp_scores(float *score, const int n_row, int n_page, 
 
 static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
 {
-    int r = 0;
-    for (; r + EXP_VECS <= n_row; r += EXP_VECS) {
+    const int in_step = n_row / EXP_VECS * EXP_VECS;
+    for (int r = 0; r < in_step; r += EXP_VECS) {
         exp_scores(a->score + r * KV_PAGE, EXP_VECS, n_page, total + r);
     }
-    for (; r < n_row; r++) {
+    for (int r = in_step; r < n_row; r++) {
         exp_scores(a->score + r * KV_PAGE, 1, n_page, total + r);
     }
 }
@@ -161,7 +233,7 @@ static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
 /* Rows of a tile end at consecutive positions: adds the values of those that only some see. A share
  * of 0 is not enough to keep a position out, because 0 · NaN is NaN. */
 static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a, const int n_row,
-                                          const int n_vec, int c, int n_lane)
+                                          const int n_vec, const bool is_pairs, int c, int n_lane)
 {
     UNROLL
     for (int i = 1; i < n_row; i++) {
@@ -169,14 +241,14 @@ static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a,
         const int page = u / KV_PAGE;
         const float *const share = a->score + (int64_t)page * TILE_CHUNK + u % KV_PAGE;
         const float *const piece =
-            a->v_pages + a->page[page] * a->v_stride + (int64_t)(u % KV_PAGE) * a->d_head + c;
-        tile_add_one(sum, n_vec, i, n_row, share, piece, n_lane);
+            a->v_pages + a->page[page] * a->v_stride + value_row(is_pairs, u) * a->d_head + c;
+        tile_add_one(sum, n_vec, i, n_row, share, piece, value_part(is_pairs, u), n_lane);
     }
 }
 
 /* y in n_vec vectors of columns from c on. */
 static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, const int n_vec,
-                                       const float *total, int c, int n_lane)
+                                       const bool is_pairs, const float *total, int c, int n_lane)
 {
     const int n_common = a->pos + 1;
     tile_sums sum;
@@ -192,14 +264,14 @@ static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, 
                                          from + a->page[next] * a->v_stride};
         }
         const int n = n_common - u < KV_PAGE ? n_common - u : KV_PAGE;
-        tile_add(sum, n_row, n_vec, a->score + (int64_t)page * TILE_CHUNK, value, a->d_head, n,
-                 n_lane);
+        tile_add(sum, n_row, n_vec, is_pairs, a->score + (int64_t)page * TILE_CHUNK, value,
+                 a->d_head, false, n, n_lane);
     }
-    add_last_values(sum, a, n_row, n_vec, c, n_lane);
+    add_last_values(sum, a, n_row, n_vec, is_pairs, c, n_lane);
     tile_store_means(a->y + c, a->y_stride, sum, n_row, n_vec, total, n_lane);
 }
 
-static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row)
+static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, const bool is_pairs)
 {
     const int n_vec = ATTEND_VECS(n_row);
     const int group = n_vec / PAGE_VECS;
@@ -207,46 +279,56 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row)
     tile_pack(a->query, a->q, a->q_stride, n_row, a->d_head, a->scale);
     int p = 0;
     for (; p + group <= n_page; p += group) {
-        score_pages(a, n_row, group, p, n_page);
+        score_pages(a, n_row, group, is_pairs, p, n_page);
     }
     for (; p < n_page; p++) {
-        score_pages(a, n_row, 1, p, n_page);
+        score_pages(a, n_row, 1, is_pairs, p, n_page);
     }
     hide_later(a, n_row, n_page);
     float total[TILE_ROWS];
     exp_all(a, n_row, n_page, total);
     int c = 0;
     for (; c + n_vec * LANES <= a->d_head; c += n_vec * LANES) {
-        weigh_values(a, n_row, n_vec, total, c, LANES);
+        weigh_values(a, n_row, n_vec, is_pairs, total, c, LANES);
     }
     for (; c < a->d_head; c += LANES) {
-        weigh_values(a, n_row, 1, total, c, lanes_left(a->d_head, c));
+        weigh_values(a, n_row, 1, is_pairs, total, c, lanes_left(a->d_head, c));
     }
 }
 
 #define ATTEND(n)                                                                                  \
     static void attend_##n(const struct attend *a)                                                 \
     {                                                                                              \
-        attend_rows(a, n);                                                                         \
+        attend_rows(a, n, false);                                                                  \
+    }
+#define ATTEND_PAIRS(n)                                                                            \
+    static void attend_pairs_##n(const struct attend *a)                                           \
+    {                                                                                              \
+        attend_rows(a, n, true);                                                                   \
     }
 EACH_TILE(ATTEND)
+EACH_PAIRS_TILE(ATTEND_PAIRS)
+
+struct size {
+    int n_row;
+    void (*attend)(const struct attend *);
+};
 
 void SIMD(attend)(const struct attend *a)
 {
 #define TILE(n) {n, attend_##n},
-    static const struct {
-        int n_row;
-        void (*attend)(const struct attend *);
-    } tiles[] = {EACH_TILE(TILE)};
-    int i = 0;
-    for (int r = 0; r < a->n_row; r += tiles[i].n_row) {
-        while (tiles[i].n_row > a->n_row - r) {
-            i++;
+#define TILE_PAIRS(n) {n, attend_pairs_##n},
+    static const struct size tiles[] = {EACH_TILE(TILE)};
+    static const struct size pairs_tiles[] = {EACH_PAIRS_TILE(TILE_PAIRS)};
+    const struct size *size = a->is_pairs ? pairs_tiles : tiles;
+    for (int r = 0; r < a->n_row; r += size->n_row) {
+        while (size->n_row > a->n_row - r) {
+            size++;
         }
         struct attend part = *a;
         part.y += r * a->y_stride;
         part.q += r * a->q_stride;
         part.pos += r;
-        tiles[i].attend(&part);
+        size->attend(&part);
     }
 }

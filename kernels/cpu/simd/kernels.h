@@ -109,21 +109,25 @@ struct value_table {
 
 /* ---- attention ----------------------------------------------------------------------------------
  *
- * Inside a page of the cache each head has its own piece of KV_PAGE·d_head floats. In a page of
- * keys it is [d_head][KV_PAGE]: the scores of 16 positions are one chain of multiply-adds over
- * columns, without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. */
+ * Inside a page of the cache each head has its own piece of 32-bit words. In a page of keys it is
+ * [d_head][KV_PAGE]: the scores of 16 positions are one chain of multiply-adds over columns,
+ * without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. Words are floats, or
+ * pairs of BF16, low half first: of two columns in a page of keys, which is [d_head/2][KV_PAGE], of
+ * two positions in a page of values, [KV_PAGE/2][d_head]. Strides from page to page are in words.
+ */
 struct kv_rows {
     float *k_page, *v_page;
     const float *k, *v; /* [n_row, n_head·d_head] */
     int64_t k_stride, v_stride;
     int n_row, offset; /* positions offset .. offset+n_row-1 of the page */
     int n_head, d_head;
+    bool is_pairs;
 };
 
 struct attend {
     float *y;             /* first row, first column of the head */
     const float *q;       /* same */
-    const float *k_pages; /* page 0, first float of the head's piece */
+    const float *k_pages; /* page 0, first word of the head's piece */
     const float *v_pages;
     const int32_t *page; /* of the sequence */
     float *query;        /* [attend_columns(d_head), tile_rows] scratch */
@@ -132,6 +136,7 @@ struct attend {
     int n_row; /* consecutive positions */
     int pos;   /* of the first row */
     int d_head;
+    bool is_pairs; /* the pages hold */
     float scale;
 };
 
@@ -164,11 +169,12 @@ struct attend_span {
     const float *key;           /* [d_head, n_persistent] */
     const float *value;         /* [n_persistent, d_head] */
     int64_t y_stride, q_stride; /* from row to row */
-    int64_t k_stride, v_stride; /* from page to page */
+    int64_t k_stride, v_stride; /* from page to page, in words */
     int64_t position_stride;    /* from row to row */
     int64_t key_stride, value_stride;
     int n_row, pos; /* of the first row */
     int n_page, d_head, window, n_persistent;
+    bool is_pairs; /* the pages hold */
     float scale;
 };
 

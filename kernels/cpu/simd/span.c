@@ -40,7 +40,7 @@ static const float *piece_of(const struct attend_span *a, const float *pages, in
 
 /* Of n_page pages of the window from page number first on; before the text keys are 0. */
 static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row, const int n_page,
-                                      int first)
+                                      const bool is_pairs, int first)
 {
     const struct attend_span *const a = t->a;
     const int n_vec = n_page * PAGE_VECS;
@@ -54,7 +54,7 @@ static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row
         key[v].from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane;
         key[v].ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane;
     }
-    tile_dots(sum, n_row, n_vec, t->query, a->d_head, key, KV_PAGE, LANES);
+    tile_dots(sum, n_row, n_vec, is_pairs, t->query, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
@@ -68,7 +68,7 @@ static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum
     for (int v = 0; v < n_vec; v++) { /* rows lie on pages of their own: nothing to ask for */
         key[v].from = key[v].ahead = table + i + v * LANES;
     }
-    tile_dots(sum, n_row, n_vec, t->query, t->a->d_head, key, stride, n_lane);
+    tile_dots(sum, n_row, n_vec, false, t->query, t->a->d_head, key, stride, n_lane);
 }
 
 static ALWAYS_INLINE void score_distances(const struct span_tile *t, const int n_row,
@@ -95,7 +95,7 @@ static ALWAYS_INLINE void score_persistent(const struct span_tile *t, const int 
                      n_lane);
 }
 
-static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row)
+static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row, const bool is_pairs)
 {
     const struct attend_span *const a = t->a;
     const int n_vec = ATTEND_VECS(n_row);
@@ -105,10 +105,10 @@ static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row)
         memset(t->score + (int64_t)p * TILE_CHUNK, 0, TILE_CHUNK * sizeof *t->score);
     }
     for (; p + group <= t->n_page; p += group) {
-        score_pages(t, n_row, group, p);
+        score_pages(t, n_row, group, is_pairs, p);
     }
     for (; p < t->n_page; p++) {
-        score_pages(t, n_row, 1, p);
+        score_pages(t, n_row, 1, is_pairs, p);
     }
     int i = 0;
     for (; i + n_vec * LANES <= a->window; i += n_vec * LANES) {
@@ -204,11 +204,11 @@ static ALWAYS_INLINE void share(const struct span_tile *t, const int row, const 
 
 static void share_all(const struct span_tile *t, int n_row, float *total)
 {
-    int r = 0;
-    for (; r + EXP_VECS <= n_row; r += EXP_VECS) {
+    const int in_step = n_row / EXP_VECS * EXP_VECS;
+    for (int r = 0; r < in_step; r += EXP_VECS) {
         share(t, r, EXP_VECS, total + r);
     }
-    for (; r < n_row; r++) {
+    for (int r = in_step; r < n_row; r++) {
         share(t, r, 1, total + r);
     }
 }
@@ -217,27 +217,28 @@ static void share_all(const struct span_tile *t, int n_row, float *total)
 
 /* Adds the value of position u to rows from .. to-1 of the tile. */
 static ALWAYS_INLINE void add_position(const struct span_tile *t, tile_sums sum, const int n_vec,
-                                       const int from, const int to, int row, int u, int c,
-                                       int n_lane)
+                                       const bool is_pairs, const int from, const int to, int row,
+                                       int u, int c, int n_lane)
 {
     const float *const piece = piece_of(t->a, t->a->v_pages, t->a->v_stride, u) + c;
     tile_add_one(sum, n_vec, from, to,
                  t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE +
                      u % KV_PAGE,
-                 piece + (int64_t)(u % KV_PAGE) * t->a->d_head, n_lane);
+                 piece + value_row(is_pairs, u) * t->a->d_head, value_part(is_pairs, u), n_lane);
 }
 
 /* The values of the window. Rows of a tile begin and end at consecutive positions: what all see is
  * added for all, the rest by position and row. */
 static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, int row,
-                                     const int n_row, const int n_vec, int c, int n_lane)
+                                     const int n_row, const int n_vec, const bool is_pairs, int c,
+                                     int n_lane)
 {
     const struct attend_span *const a = t->a;
     const int pos = t->pos + row;
     UNROLL
     for (int i = 0; i + 1 < n_row; i++) {
         if (pos - t->reach + i >= 0) {
-            add_position(t, sum, n_vec, 0, i + 1, row, pos - t->reach + i, c, n_lane);
+            add_position(t, sum, n_vec, is_pairs, 0, i + 1, row, pos - t->reach + i, c, n_lane);
         }
     }
     const int first = pos + n_row - 1 - t->reach > 0 ? pos + n_row - 1 - t->reach : 0;
@@ -248,17 +249,17 @@ static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, i
         struct tile_vec value[ATTEND_VECS(1)];
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            const int64_t at = (int64_t)offset * a->d_head + c + v * LANES;
+            const int64_t at = value_row(is_pairs, u) * a->d_head + c + v * LANES;
             value[v].from = piece_of(a, a->v_pages, a->v_stride, u) + at;
             value[v].ahead = piece_of(a, a->v_pages, a->v_stride, next) + at;
         }
-        tile_add(sum, n_row, n_vec,
+        tile_add(sum, n_row, n_vec, is_pairs,
                  t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE + offset,
-                 value, a->d_head, n, n_lane);
+                 value, a->d_head, offset % 2 != 0, n, n_lane);
     }
     UNROLL
     for (int i = 1; i < n_row; i++) {
-        add_position(t, sum, n_vec, i, n_row, row, pos + i - 1, c, n_lane);
+        add_position(t, sum, n_vec, is_pairs, i, n_row, row, pos + i - 1, c, n_lane);
     }
 }
 
@@ -276,19 +277,20 @@ static ALWAYS_INLINE void add_persistent(const struct span_tile *t, tile_sums su
             value[v].from = a->value + i * a->value_stride + c + v * LANES;
             value[v].ahead = a->value + next * a->value_stride + c + v * LANES;
         }
-        tile_add(sum, n_row, n_vec, score, value, a->value_stride, n, n_lane);
+        tile_add(sum, n_row, n_vec, false, score, value, a->value_stride, false, n, n_lane);
         score += TILE_CHUNK;
     }
 }
 
 /* y of n_row rows from row on in n_vec vectors of columns from c on. */
 static ALWAYS_INLINE void weigh_values(const struct span_tile *t, int row, const int n_row,
-                                       const int n_vec, const float *total, int c, int n_lane)
+                                       const int n_vec, const bool is_pairs, const float *total,
+                                       int c, int n_lane)
 {
     tile_sums sum;
     tile_zero(sum, n_row, n_vec);
     if (t->reach > 0) {
-        add_window(t, sum, row, n_row, n_vec, c, n_lane);
+        add_window(t, sum, row, n_row, n_vec, is_pairs, c, n_lane);
     }
     add_persistent(t, sum, row, n_row, n_vec, c, n_lane);
     tile_store_means(t->y + row * t->a->y_stride + c, t->a->y_stride, sum, n_row, n_vec,
@@ -296,47 +298,59 @@ static ALWAYS_INLINE void weigh_values(const struct span_tile *t, int row, const
 }
 
 static ALWAYS_INLINE void weigh_rows(const struct span_tile *t, int row, const int n_row,
-                                     const float *total)
+                                     const bool is_pairs, const float *total)
 {
     const int n_vec = ATTEND_VECS(n_row);
     const int d_head = t->a->d_head;
     int c = 0;
     for (; c + n_vec * LANES <= d_head; c += n_vec * LANES) {
-        weigh_values(t, row, n_row, n_vec, total, c, LANES);
+        weigh_values(t, row, n_row, n_vec, is_pairs, total, c, LANES);
     }
     for (; c < d_head; c += LANES) {
-        weigh_values(t, row, n_row, 1, total, c, lanes_left(d_head, c));
+        weigh_values(t, row, n_row, 1, is_pairs, total, c, lanes_left(d_head, c));
     }
 }
 
 static void weigh_row(const struct span_tile *t, int row, const float *total)
 {
-    weigh_rows(t, row, 1, total);
+    weigh_rows(t, row, 1, false, total);
+}
+
+static void weigh_row_pairs(const struct span_tile *t, int row, const float *total)
+{
+    weigh_rows(t, row, 1, true, total);
 }
 
 /* ---- a tile -----------------------------------------------------------------------------------*/
 
-static ALWAYS_INLINE void attend_rows(const struct span_tile *t, const int n_row)
+static ALWAYS_INLINE void attend_rows(const struct span_tile *t, const int n_row,
+                                      const bool is_pairs)
 {
     float total[TILE_ROWS];
     tile_pack(t->query, t->q, t->a->q_stride, n_row, t->a->d_head, t->a->scale);
-    score_all(t, n_row);
+    score_all(t, n_row, is_pairs);
     share_all(t, n_row, total);
     if (n_row == 1 || t->reach == 0 || t->reach >= n_row) {
-        weigh_rows(t, 0, n_row, total);
+        weigh_rows(t, 0, n_row, is_pairs, total);
         return;
     }
     for (int r = 0; r < n_row; r++) { /* no position is seen by all */
-        weigh_row(t, r, total);
+        (is_pairs ? weigh_row_pairs : weigh_row)(t, r, total);
     }
 }
 
 #define ATTEND(n)                                                                                  \
     static void attend_##n(const struct span_tile *t)                                              \
     {                                                                                              \
-        attend_rows(t, n);                                                                         \
+        attend_rows(t, n, false);                                                                  \
+    }
+#define ATTEND_PAIRS(n)                                                                            \
+    static void attend_pairs_##n(const struct span_tile *t)                                        \
+    {                                                                                              \
+        attend_rows(t, n, true);                                                                   \
     }
 EACH_TILE(ATTEND)
+EACH_PAIRS_TILE(ATTEND_PAIRS)
 
 /* The mask with zeros on both sides, so that what lies outside of a window is 0. */
 static int pad_mask(float *to, const struct attend_span *a)
@@ -371,13 +385,17 @@ static void place(struct span_tile *t, int row, int n_row)
     }
 }
 
+struct size {
+    int n_row;
+    void (*attend)(const struct span_tile *);
+};
+
 void SIMD(attend_span)(const struct attend_span *a)
 {
 #define TILE(n) {n, attend_##n},
-    static const struct {
-        int n_row;
-        void (*attend)(const struct span_tile *);
-    } tiles[] = {EACH_TILE(TILE)};
+#define TILE_PAIRS(n) {n, attend_pairs_##n},
+    static const struct size tiles[] = {EACH_TILE(TILE)};
+    static const struct size pairs_tiles[] = {EACH_PAIRS_TILE(TILE_PAIRS)};
     struct span_tile t = {.a = a,
                           .mask = a->scratch,
                           .distance_stride = (int64_t)span_row_floats(a->window),
@@ -386,12 +404,12 @@ void SIMD(attend_span)(const struct attend_span *a)
     t.query = t.distance + TILE_ROWS * t.distance_stride;
     t.score = t.query + attend_columns(a->d_head) * TILE_ROWS;
     t.reach = pad_mask(t.mask, a);
-    int i = 0;
-    for (int r = 0; r < a->n_row; r += tiles[i].n_row) {
-        while (tiles[i].n_row > a->n_row - r) {
-            i++;
+    const struct size *size = a->is_pairs ? pairs_tiles : tiles;
+    for (int r = 0; r < a->n_row; r += size->n_row) {
+        while (size->n_row > a->n_row - r) {
+            size++;
         }
-        place(&t, r, tiles[i].n_row);
-        tiles[i].attend(&t);
+        place(&t, r, size->n_row);
+        size->attend(&t);
     }
 }

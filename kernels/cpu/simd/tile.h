@@ -1,9 +1,10 @@
 /* The register tile of attention: sums of up to TILE_ROWS rows and a few vectors of outputs.
  *
  * It is that of gemm.c over what the cache holds: the rows' queries meet pages of keys, which are
- * [column][position], and their shares meet pages of values, [position][column]. Both are taken by
- * chunks of CHUNK floats of each row, one row after the other, so that all rows are reached by one
- * pointer with constant offsets. */
+ * [column][position], and their shares meet pages of values, [position][column]; of a cache in BF16
+ * two columns, or two positions, share a word. Both are taken by chunks of CHUNK floats of each
+ * row, one row after the other, so that all rows are reached by one pointer with constant offsets.
+ */
 #ifndef KERNELS_CPU_SIMD_TILE_H
 #define KERNELS_CPU_SIMD_TILE_H
 
@@ -34,48 +35,85 @@ static ALWAYS_INLINE void tile_zero(tile_sums sum, const int n_row, const int n_
     }
 }
 
-/* A vector of outputs: where their floats are, and those that come next, which are asked for. */
+/* A vector of outputs: where their words are, and those that come next, which are asked for. */
 struct tile_vec {
     const float *from, *ahead;
 };
 
-/* Adds the products of n floats of each row's chunk x and as many of each output, stride apart. Of
- * a vector alone n_lane lanes are read. */
-static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_vec, const float *x,
-                                   const struct tile_vec *w, int64_t stride, int n, int n_lane)
+/* Of a word: the float that it is, or the lower or the higher BF16 of a pair. */
+enum part { WHOLE, LOW, HIGH };
+
+static ALWAYS_INLINE vf part_of(vf word, enum part part)
 {
-    for (int i = 0; i < n; i++) {
-        vf weight[ATTEND_VECS(1)];
+    return part == WHOLE ? word : part == LOW ? (vf)((vu)word << 16) : (vf)((vu)word & 0xffff0000u);
+}
+
+/* Adds the products of one number of each row and one of each output, in the words at w + at. */
+static ALWAYS_INLINE void tile_add_part(tile_sums sum, const int n_row, const int n_vec,
+                                        const enum part part, const float *x,
+                                        const struct tile_vec *w, int64_t at, int n_lane)
+{
+    vf weight[ATTEND_VECS(1)];
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        const float *const from = w[v].from + at;
+        if (part != HIGH) {
+            __builtin_prefetch(w[v].ahead + at);
+        }
+        weight[v] = part_of(n_vec == 1 ? v_load_n(from, n_lane) : v_load(from), part);
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) { /* outside: one broadcast at a time, or registers spill */
+        const vf in = v_set1(x[r * CHUNK]);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            const float *const from = w[v].from + i * stride;
-            __builtin_prefetch(w[v].ahead + i * stride);
-            weight[v] = n_vec == 1 ? v_load_n(from, n_lane) : v_load(from);
+            sum[r][v] = v_fma(in, weight[v], sum[r][v]);
         }
-        UNROLL
-        for (int r = 0; r < n_row; r++) { /* outside: one broadcast at a time, or registers spill */
-            const vf in = v_set1(x[r * CHUNK + i]);
-            UNROLL
-            for (int v = 0; v < n_vec; v++) {
-                sum[r][v] = v_fma(in, weight[v], sum[r][v]);
-            }
+    }
+}
+
+/* Adds the products of n numbers of each row's chunk x and as many of each output, in rows of words
+ * stride apart. Of pairs, is_odd: the first is the higher one of its word. Of a vector alone n_lane
+ * lanes are read. */
+static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_vec,
+                                   const bool is_pairs, const float *x, const struct tile_vec *w,
+                                   int64_t stride, bool is_odd, int n, int n_lane)
+{
+    if (!is_pairs) {
+        for (int i = 0; i < n; i++) {
+            tile_add_part(sum, n_row, n_vec, WHOLE, x + i, w, i * stride, n_lane);
         }
+        return;
+    }
+    int i = 0;
+    int64_t at = 0;
+    if (is_odd) {
+        tile_add_part(sum, n_row, n_vec, HIGH, x, w, 0, n_lane);
+        i++;
+        at += stride;
+    }
+    for (; i + 2 <= n; i += 2, at += stride) {
+        tile_add_part(sum, n_row, n_vec, LOW, x + i, w, at, n_lane);
+        tile_add_part(sum, n_row, n_vec, HIGH, x + i + 1, w, at, n_lane);
+    }
+    if (i < n) {
+        tile_add_part(sum, n_row, n_vec, LOW, x + i, w, at, n_lane);
     }
 }
 
 /* Sums over d columns: of packed queries and the keys of n_vec vectors. */
 static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_vec,
-                                    const float *query, int d, struct tile_vec *key, int64_t stride,
-                                    int n_lane)
+                                    const bool is_pairs, const float *query, int d,
+                                    struct tile_vec *key, int64_t stride, int n_lane)
 {
     tile_zero(sum, n_row, n_vec);
     for (int c = 0; c < d; c += CHUNK) {
-        tile_add(sum, n_row, n_vec, query + c * TILE_ROWS, key, stride,
+        tile_add(sum, n_row, n_vec, is_pairs, query + c * TILE_ROWS, key, stride, false,
                  d - c < CHUNK ? d - c : CHUNK, n_lane);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            key[v].from += CHUNK * stride;
-            key[v].ahead += CHUNK * stride;
+            key[v].from += CHUNK / (is_pairs ? 2 : 1) * stride;
+            key[v].ahead += CHUNK / (is_pairs ? 2 : 1) * stride;
         }
     }
 }
@@ -100,22 +138,34 @@ static ALWAYS_INLINE void tile_store_pages(float *to, tile_sums sum, const int n
 
 /* Adds the value of one position, in n_vec vectors, times the shares of rows from .. to-1. */
 static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int from, const int to,
-                                       const float *share, const float *value, int n_lane)
+                                       const float *share, const float *value, enum part part,
+                                       int n_lane)
 {
-    vf part[ATTEND_VECS(1)];
+    vf whole[ATTEND_VECS(1)];
     UNROLL
     for (int v = 0; v < n_vec; v++) {
-        part[v] = n_vec == 1 ? v_load_n(value, n_lane) : v_load(value + v * LANES);
+        whole[v] = part_of(n_vec == 1 ? v_load_n(value, n_lane) : v_load(value + v * LANES), part);
     }
     UNROLL
     for (int r = 0; r < TILE_ROWS; r++) {
         if (r >= from && r < to) {
             UNROLL
             for (int v = 0; v < n_vec; v++) {
-                sum[r][v] = v_fma(v_set1(share[r * CHUNK]), part[v], sum[r][v]);
+                sum[r][v] = v_fma(v_set1(share[r * CHUNK]), whole[v], sum[r][v]);
             }
         }
     }
+}
+
+/* The row of words that position u of a page of values stands in, and which part of them it is. */
+static ALWAYS_INLINE int64_t value_row(const bool is_pairs, int u)
+{
+    return is_pairs ? u % KV_PAGE / 2 : u % KV_PAGE;
+}
+
+static ALWAYS_INLINE enum part value_part(const bool is_pairs, int u)
+{
+    return !is_pairs ? WHOLE : u % 2 == 0 ? LOW : HIGH;
 }
 
 /* y = sums, each row divided by its total. */
@@ -154,10 +204,13 @@ static inline void tile_pack(float *to, const float *q, int64_t q_stride, int n_
  * by several. Each size costs 10 KiB of code, and under a sanitizer 10 s of compiling. */
 #if TILE_ROWS == 12
 #define EACH_TILE(MAKE) MAKE(12) MAKE(8) MAKE(6) MAKE(4) MAKE(3) MAKE(2) MAKE(1)
+#define EACH_PAIRS_TILE(MAKE) MAKE(12) MAKE(4) MAKE(1)
 #elif TILE_ROWS == 6
 #define EACH_TILE(MAKE) MAKE(6) MAKE(4) MAKE(2) MAKE(1)
+#define EACH_PAIRS_TILE(MAKE) MAKE(6) MAKE(2) MAKE(1)
 #else
 #define EACH_TILE(MAKE) MAKE(3) MAKE(2) MAKE(1)
+#define EACH_PAIRS_TILE(MAKE) MAKE(3) MAKE(1)
 #endif
 
 #endif
