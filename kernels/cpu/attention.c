@@ -2,7 +2,8 @@
  * or all heads of them where they are stored. */
 #include "kernels/cpu/cpu.h"
 
-/* Whole tiles of every instruction set, and whole groups of four, by which keys are stored. */
+/* Whole tiles of every instruction set, whole pages, and whole groups of four, by which keys are
+ * stored. */
 enum { ATTEND_ROWS = 48 };
 
 /* Which sequence each row belongs to, and which rows attention takes together: set at step_begin.
@@ -14,11 +15,12 @@ void cpu_step_rows(struct cpu_backend *cpu, const struct step *step)
     cpu->n_block = 0;
     for (int s = 0; s < step->n_seq; s++) {
         const int end = step->seq_first[s + 1];
-        for (int r = step->seq_first[s]; r < end; r += ATTEND_ROWS) {
-            const int n_row = end - r < ATTEND_ROWS ? end - r : ATTEND_ROWS;
+        for (int r = step->seq_first[s]; r < end;) {
+            const int most = ATTEND_ROWS - step->pos[r] % KV_PAGE; /* up to a page's end */
+            const int n_row = end - r < most ? end - r : most;
             blocks[cpu->n_block++] = (struct row_block){s, r, n_row};
             for (int i = 0; i < n_row; i++) {
-                row_seq[r + i] = s;
+                row_seq[r++] = s;
             }
         }
     }
@@ -93,11 +95,17 @@ void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
 }
 
 /* Scores of a tile, then its packed queries. */
-size_t cpu_attention_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits)
+size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits)
 {
-    const size_t d_head = limits->n_head > 0 ? attend_columns(limits->d_model / limits->n_head) : 0;
-    return (size_t)simd->tile_rows * ((size_t)limits->n_page_max * KV_PAGE + d_head) *
-           sizeof(float);
+    if (limits->n_head == 0) {
+        return 0;
+    }
+    const int d_head = limits->d_model / limits->n_head;
+    const size_t n_tile = (size_t)cpu->simd->tile_rows *
+                          ((size_t)limits->n_page_max * KV_PAGE + attend_columns(d_head));
+    const size_t n_amx = ATTEND_AMX_GROUPS * (attend_amx_score_words(limits->n_page_max) +
+                                              attend_amx_query_words(d_head));
+    return (cpu->bf16 == GEMM_AMX && n_amx > n_tile ? n_amx : n_tile) * sizeof(float);
 }
 
 static void attend_items(void *arg, int thread, int first, int n)
@@ -109,7 +117,9 @@ static void attend_items(void *arg, int thread, int first, int n)
         const struct row_block block = blocks[item % cpu->n_block];
         const int64_t col = (int64_t)(item / cpu->n_block) * job->d_head;
         float *const scratch = cpu_slice(cpu, thread);
-        const int64_t n_page = job->step->limits.n_page_max;
+        const int n_page = job->step->limits.n_page_max;
+        const bool is_pairs = job->k_pages.dtype == DTYPE_BF16;
+        const bool is_amx = is_pairs && cpu->bf16 == GEMM_AMX && job->d_head >= ATTEND_AMX_COLUMNS;
         const struct attend a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
@@ -117,7 +127,8 @@ static void attend_items(void *arg, int thread, int first, int n)
             .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, col * KV_PAGE),
             .page = pages_of(job->step, block.seq),
             .score = scratch,
-            .query = scratch + n_page * KV_PAGE * cpu->simd->tile_rows,
+            .query = scratch + (is_amx ? ATTEND_AMX_GROUPS * attend_amx_score_words(n_page)
+                                       : (size_t)n_page * KV_PAGE * (size_t)cpu->simd->tile_rows),
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
             .k_stride = cpu_page_words(job->k_pages, job->k_pages.stride),
@@ -125,10 +136,10 @@ static void attend_items(void *arg, int thread, int first, int n)
             .n_row = block.n_row,
             .pos = job->step->pos[block.row],
             .d_head = job->d_head,
-            .is_pairs = job->k_pages.dtype == DTYPE_BF16,
+            .is_pairs = is_pairs,
             .scale = job->scale,
         };
-        cpu->simd->attend(&a);
+        (is_amx ? cpu->simd->amx_attend : cpu->simd->attend)(&a);
     }
 }
 

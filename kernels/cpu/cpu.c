@@ -116,8 +116,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
         code = cpu_reserve(needs[i].scratch, needs[i].bytes, "step", err);
     }
     if (code == ERR_OK) {
-        code =
-            cpu_reserve_slices(cpu, cpu_attention_slice_bytes(cpu->simd, limits), "attention", err);
+        code = cpu_reserve_slices(cpu, cpu_attention_slice_bytes(cpu, limits), "attention", err);
     }
     if (code == ERR_OK) {
         code = cpu_reserve_slices(cpu, cpu_span_slice_bytes(cpu->simd, limits), "attention", err);

@@ -190,7 +190,7 @@ void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, i
 /* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
 size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
-size_t cpu_attention_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits);
+size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);
 size_t cpu_span_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits);
 
 #endif

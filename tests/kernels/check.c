@@ -327,8 +327,7 @@ struct tensor check_pages(struct check *c, enum side side, const char *name, int
     const int64_t per_word = dtype == DTYPE_BF16 ? 2 : 1;
     const int64_t n_word = cols / per_word;
     CHECK(cols % per_word == 0);
-    struct tensor pages =
-        block_new(c, side, name, NULL, rows, n_word, n_word, 0, DTYPE_F32, true);
+    struct tensor pages = block_new(c, side, name, NULL, rows, n_word, n_word, 0, DTYPE_F32, true);
     pages.cols = pages.stride = cols;
     pages.dtype = dtype;
     return pages;

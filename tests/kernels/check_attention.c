@@ -69,8 +69,10 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
             cache.page[s][i] = free_page[taken++];
         }
     }
-    cache.k_pages = check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
-    cache.v_pages = check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
+    cache.k_pages =
+        check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
+    cache.v_pages =
+        check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
     return cache;
 }
 

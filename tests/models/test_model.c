@@ -13,18 +13,23 @@ struct folder {
     struct writer w;
 };
 
-static void write_config(const char *dir, int n_vocab, const char *batch_norm)
+static void write_config_heads(const char *dir, int n_vocab, int n_head, const char *batch_norm)
 {
     char text[1024];
     (void)snprintf(
         text, sizeof text,
         "{\"model_type\":\"pkm_transformer\",\"vocab_size\":%d,\"d_model\":8,\"n_layer\":2,"
-        "\"n_head\":2,\"d_ff\":12,\"max_position\":64,\"activation\":\"gelu\",\"norm_eps\":1e-12,"
+        "\"n_head\":%d,\"d_ff\":12,\"max_position\":64,\"activation\":\"gelu\",\"norm_eps\":1e-12,"
         "\"tie_output\":true,\"memories\":[{\"layer\":1,\"place\":\"in\",\"kind\":\"product\","
         "\"n_head\":2,\"k_top\":3,\"n_key\":5,\"d_key\":4,\"n_slot\":25,\"query_batch_norm\":%s,"
         "\"query_bias\":true}]}",
-        n_vocab, batch_norm);
+        n_vocab, n_head, batch_norm);
     writer_text(dir, "config.json", text);
+}
+
+static void write_config(const char *dir, int n_vocab, const char *batch_norm)
+{
+    write_config_heads(dir, n_vocab, 2, batch_norm);
 }
 
 static void add_pair(struct writer *w, const char *name, int64_t n_out, int64_t n_in)
@@ -254,6 +259,53 @@ static void test_int8(void **state)
     assert_true(runner_open(&run, "ref", f.dir, &F32));
     assert_int_equal(run.info->n_param, n_param); /* scales are none */
     runner_close(&run);
+    folder_free(&f);
+}
+
+/* The cache's dtype follows the weights' unless it is named; its pages are half as large in BF16,
+ * and what it loses is seen, but little. */
+static void test_cache_dtypes(void **state)
+{
+    static const struct {
+        struct model_options options;
+        enum dtype dtype;
+    } rows[] = {
+        {{.dtype = "f32"}, DTYPE_F32},
+        {{.dtype = "f32", .cache_dtype = "auto"}, DTYPE_F32},
+        {{.dtype = "f32", .cache_dtype = "bf16"}, DTYPE_BF16},
+        {{.dtype = "bf16"}, DTYPE_BF16},
+        {{.dtype = "int8", .int8_max_loss = MODEL_INT8_LOSS}, DTYPE_BF16},
+        {{.dtype = "bf16", .cache_dtype = "f32"}, DTYPE_F32},
+    };
+    struct folder f;
+    float exact[32], whole[32], cut[32];
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct runner run;
+        assert_true(runner_open(&run, "ref", f.dir, &rows[i].options));
+        assert_int_equal(run.info->cache_dtype, rows[i].dtype);
+        assert_int_equal(model_page_bytes(run.model),
+                         N_LAYER * 2 * KV_PAGE * D * dtype_bytes(rows[i].dtype));
+        runner_close(&run);
+    }
+    score(&f, &F32, 32, exact, 32);
+    for (int i = 0; i < RUNNER_N_BACKEND; i++) {
+        if (!score_on(runner_backends[i], &f, &rows[2].options, 32, whole, 32)) {
+            continue;
+        }
+        double difference = 0;
+        for (int t = 0; t < 31; t++) {
+            difference = fmax(difference, fabs((double)whole[t] - (double)exact[t]));
+        }
+        if (!(difference > 1e-6 && difference < 0.05)) {
+            fail_msg("%s, cache in BF16: log-probabilities differ by %g", runner_backends[i],
+                     difference);
+        }
+        (void)score_on(runner_backends[i], &f, &rows[2].options, 5, cut, 32);
+        assert_same_score(cut, whole, 32, "cache in BF16, in chunks of 5");
+    }
     folder_free(&f);
 }
 
@@ -599,7 +651,14 @@ static void test_refuses_options_and_memory(void **state)
     folder_new(&f, V);
     folder_save(&f);
     refuse(&f, &int4, 0, ERR_ARGUMENT, "dtype: int4 is unknown; use auto, f32, bf16 or int8");
+    refuse(&f, &(struct model_options){.dtype = "f32", .cache_dtype = "f8"}, 0, ERR_ARGUMENT,
+           "kv_cache_dtype: f8 is unknown; use auto, f32 or bf16");
     refuse(&f, &F32, 4096, ERR_MEMORY, "do not fit");
+    write_config_heads(f.dir, V, 8, "true");
+    refuse(
+        &f, &(struct model_options){.dtype = "bf16", .cache_dtype = "bf16"}, 0, ERR_UNSUPPORTED,
+        "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has 1 (d_model 8, "
+        "n_head 8)");
     writer_text(f.dir, "config.json", "{\"model_type\":\"gpt\"}");
     refuse(&f, &F32, 0, ERR_FORMAT, "config.json: model_type is \"gpt\"; served are");
     folder_free(&f);
@@ -768,6 +827,7 @@ int main(void)
         cmocka_unit_test(test_slot_map_moves_rows),
         cmocka_unit_test(test_values_are_shared),
         cmocka_unit_test(test_refuses_numbers),
+        cmocka_unit_test(test_cache_dtypes),
         cmocka_unit_test(test_refuses_options_and_memory),
         cmocka_unit_test(test_device_holds_all_but_the_values),
         cmocka_unit_test(test_device_memory_is_named_when_it_runs_out),

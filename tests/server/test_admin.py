@@ -119,6 +119,8 @@ def test_metrics_say_where_what_lies(server):
     assert 'memory_placement="%s",deterministic="on"} 1' % where in text
     assert 'pkmserve_startup_seconds{phase="warmup"} ' in text
     assert server.metric('device_memory_bytes{kind="available"}') > 0
+    assert 'pkmserve_cache_config_info{block_size="16",' in text
+    assert 'cache_dtype="bf16"} 1' in text
 
 
 def promtool(metrics, lint=True):

@@ -82,6 +82,14 @@ static void values_have_the_bytes_of_their_tables(void **state)
     assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
 }
 
+static void the_cache_has_the_bytes_of_its_dtype(void **state)
+{
+    (void)state;
+    struct model_info info = two_memories(2);
+    info.cache_dtype = DTYPE_BF16;
+    assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS + GATHERED) - 2 * 5 * 7 * 2 * D);
+}
+
 /* Two layers with windows of 2 and 3 positions, and 5 persistent keys and values each. */
 static void a_window_bounds_what_a_row_attends_to(void **state)
 {
@@ -108,6 +116,7 @@ int main(void)
         cmocka_unit_test(a_row_reads_its_values_in_every_memory),
         cmocka_unit_test(a_table_that_two_memories_read_is_read_twice),
         cmocka_unit_test(values_have_the_bytes_of_their_tables),
+        cmocka_unit_test(the_cache_has_the_bytes_of_its_dtype),
         cmocka_unit_test(a_window_bounds_what_a_row_attends_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

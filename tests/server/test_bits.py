@@ -46,7 +46,9 @@ def essence(path, body, answer):
                          ids=["as stored", "int8"])
 def test_alone_and_in_a_crowd(weights):
     with Server("--max-batch-tokens", "24", "--max-seqs", "8", *weights) as s:
-        assert s.get("/info").json()["model"]["dtype"] == ("int8" if weights else "bf16")
+        model = s.get("/info").json()["model"]
+        assert model["dtype"] == ("int8" if weights else "bf16")
+        assert model["kv_cache_dtype"] == "bf16"
         work = list(requests())
         alone = [essence(path, body, s.post(path, body)) for path, body in work]
         crowd = [None] * len(work)

@@ -7,46 +7,14 @@
  * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
  * the output, whatever other rows there are; of bytes it adds whole numbers. Few rows: bound by the
  * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
-#include "kernels/cpu/simd/internal.h"
+#include "kernels/cpu/simd/amx.h"
 
 #if defined(ISA_AVX512)
 
-/* gcc does not know what the instructions read: this has it written before. */
-#define WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
-
-enum { BLOCK = 16 }; /* rows of a register, and words of its rows */
-
-/* The layout that the instruction LDTILECFG reads. */
-struct palette {
-    uint8_t id, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t n_row[16];
-};
-
-static void shape_of(struct palette *p, int reg, int n_row, int n_word)
+static void amx_rows(struct amx *amx, int n_row, int n_word)
 {
-    p->n_row[reg] = (uint8_t)n_row;
-    p->row_bytes[reg] = (uint16_t)(n_row > 0 ? n_word * (int)sizeof(uint32_t) : 0);
-}
-
-/* Registers 0 to 3: sums; 4 and 5: rows of x; 6 and 7: outputs. Empties them all. */
-static void set_up(struct amx *amx, int n_row, int n_word)
-{
-    if (amx->n_row == n_row && amx->n_word == n_word) {
-        return;
-    }
-    amx->n_row = n_row;
-    amx->n_word = n_word;
-    const int first = n_row < BLOCK ? n_row : BLOCK;
-    _Alignas(64) struct palette p = {.id = 1};
-    for (int i = 0; i < 2; i++) {
-        shape_of(&p, i, first, BLOCK);
-        shape_of(&p, 2 + i, n_row - first, BLOCK);
-        shape_of(&p, 4 + i, i == 0 ? first : n_row - first, n_word);
-        shape_of(&p, 6 + i, n_word, BLOCK);
-    }
-    WRITTEN(&p);
-    _tile_loadconfig(&p);
+    const int n_first = n_row < BLOCK ? n_row : BLOCK;
+    amx_set_up(amx, n_first, n_row - n_first, n_word);
 }
 
 /* One tile after another meets the same words: those are in L2, where the tiles bring the next ones
@@ -148,13 +116,13 @@ void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_
     const int n_step = n_word / BLOCK;
     WRITTEN(sums.from);
     if (n_step > 0) {
-        set_up(amx, n_row, BLOCK);
+        amx_rows(amx, n_row, BLOCK);
         run(x, x_step, w, n_step, &sums, ahead);
         sums.from = sums.to;
         sums.from_bytes = sums.to_bytes;
     }
     if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
-        set_up(amx, n_row, n_word % BLOCK);
+        amx_rows(amx, n_row, n_word % BLOCK);
         run(x + (size_t)n_step * x_step, x_step, w + (size_t)n_step * BLOCK * PANEL, 1, &sums,
             (struct ahead){w, 1});
     }
@@ -168,7 +136,7 @@ void SIMD(amx_release)(void)
 static ALWAYS_INLINE void peak(const bool is_int8, int64_t n, double *flops)
 {
     struct amx amx = {.is_int8 = is_int8};
-    set_up(&amx, 2 * BLOCK, BLOCK);
+    amx_rows(&amx, 2 * BLOCK, BLOCK);
     for (int64_t i = 0; i < n; i++) {
         PRODUCT(0, 4, 6);
         PRODUCT(1, 4, 7);

@@ -44,7 +44,7 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
  * tile, released after the last. Sums of bytes are I32 in the places of the floats. */
 struct amx {
     bool is_int8;
-    int n_row, n_word;
+    int n_first, n_second, n_word;
 };
 struct amx_sums {
     const float *from;            /* [n_row, PANEL] what is added to; NULL = 0 */
@@ -71,6 +71,9 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
 /* attention.c */
 void SIMD(kv_rows)(const struct kv_rows *a);
 void SIMD(attend)(const struct attend *a);
+
+/* amx_attention.c */
+void SIMD(amx_attend)(const struct attend *a);
 
 /* span.c */
 void SIMD(attend_span)(const struct attend_span *a);

@@ -140,6 +140,20 @@ struct attend {
     float scale;
 };
 
+/* The matrix unit takes heads of this many columns and more, 16 rows of one page at a time, and two
+ * such groups: words of a group's packed query, and of its scores with n_page pages. */
+enum { ATTEND_AMX_COLUMNS = 32, ATTEND_AMX_ROWS = 16, ATTEND_AMX_GROUPS = 2 };
+
+static inline size_t attend_amx_query_words(int d_head)
+{
+    return ((size_t)d_head + 2 * CHUNK - 1) / (2 * CHUNK) * CHUNK * ATTEND_AMX_ROWS;
+}
+
+static inline size_t attend_amx_score_words(int n_page)
+{
+    return ((size_t)n_page + 1) * ATTEND_AMX_ROWS * KV_PAGE;
+}
+
 /* Columns of a packed query: whole chunks. */
 static inline size_t attend_columns(int d_head)
 {
@@ -217,6 +231,7 @@ struct simd_kernels {
                      const float *beta, int64_t d, float eps);
     void (*kv_rows)(const struct kv_rows *a);
     void (*attend)(const struct attend *a);
+    void (*amx_attend)(const struct attend *a); /* pairs; ATTEND_AMX_COLUMNS or more */
     void (*attend_span)(const struct attend_span *a);
 
     /* The positions and values of the k <= n best scores, best first. */

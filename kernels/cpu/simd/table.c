@@ -10,6 +10,7 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .row_norm = SIMD(row_norm),
     .kv_rows = SIMD(kv_rows),
     .attend = SIMD(attend),
+    .amx_attend = SIMD(amx_attend),
     .attend_span = SIMD(attend_span),
     .select = SIMD(select),
     .pkm_select = SIMD(pkm_select),

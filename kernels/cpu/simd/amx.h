@@ -1,0 +1,50 @@
+/* The registers of Intel's matrix unit (AMX), as amx.c and amx_attention.c use them: 0 to 3 hold
+ * sums, 4 and 5 rows of two blocks, 6 and 7 what they meet. */
+#ifndef KERNELS_CPU_SIMD_AMX_H
+#define KERNELS_CPU_SIMD_AMX_H
+
+#include "kernels/cpu/simd/internal.h"
+
+enum { BLOCK = 16 }; /* rows of a register, and words of its rows */
+
+#if defined(ISA_AVX512)
+
+/* gcc does not know what the instructions read: this has it written before. */
+#define WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
+
+/* The layout that the instruction LDTILECFG reads. */
+struct amx_palette {
+    uint8_t id, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t n_row[16];
+};
+
+static inline void amx_shape(struct amx_palette *p, int reg, int n_row, int n_word)
+{
+    p->n_row[reg] = (uint8_t)n_row;
+    p->row_bytes[reg] = (uint16_t)(n_row > 0 ? n_word * (int)sizeof(uint32_t) : 0);
+}
+
+/* For blocks of n_first and n_second rows and steps of n_word words. Empties the registers. */
+static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_word)
+{
+    if (amx->n_first == n_first && amx->n_second == n_second && amx->n_word == n_word) {
+        return;
+    }
+    amx->n_first = n_first;
+    amx->n_second = n_second;
+    amx->n_word = n_word;
+    _Alignas(64) struct amx_palette p = {.id = 1};
+    for (int i = 0; i < 2; i++) {
+        amx_shape(&p, i, n_first, BLOCK);
+        amx_shape(&p, 2 + i, n_second, BLOCK);
+        amx_shape(&p, 4 + i, i == 0 ? n_first : n_second, n_word);
+        amx_shape(&p, 6 + i, n_word, BLOCK);
+    }
+    WRITTEN(&p);
+    _tile_loadconfig(&p);
+}
+
+#endif
+
+#endif

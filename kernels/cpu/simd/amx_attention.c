@@ -1,0 +1,331 @@
+/* Causal attention of consecutive rows and one head over pages in BF16, by the matrix unit.
+ *
+ * Rows are taken in groups of up to 16 whose own positions lie in one page, two groups at a time.
+ * Both products are those of amx.c: queries, rounded to BF16, with pages of keys, 32 columns a
+ * step, and shares, rounded too, with pages of values, 16 positions a step. The page that a row
+ * itself stands in is weighed by vectors, position by position: behind the row it holds what the
+ * row must not see, and 0 · NaN is NaN. So a score, a share and a sum are formed in an order that
+ * the row's own position gives, whichever rows stand beside it.
+ *
+ * Bytes: 4·d_head per position and two groups; flops: 4·d_head per position and row. Few rows:
+ * bound by the bytes; many: by the unit and exp together. Shares reached: see SPEED.md. */
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/tile.h"
+#include "kernels/cpu/simd/vmath.h"
+
+#include <math.h>
+
+#if defined(ISA_AVX512)
+
+enum {
+    PAIR_WORDS = KV_PAGE / 2, /* of the positions of a page */
+    GROUP_WORDS = BLOCK * CHUNK,
+    ROW_BYTES = CHUNK * sizeof(uint32_t),
+    STEP = 2 * CHUNK /* columns */
+};
+
+struct group {
+    const float *q;
+    float *y;
+    float *query;   /* [steps][BLOCK][CHUNK] words of pairs; the last step may have zeros first */
+    float *score;   /* [pages][BLOCK][KV_PAGE] scores, then pairs of shares, KV_PAGE / 2 words of a
+                     * row;   of the own page shares as floats */
+    int n_row, pos; /* of the first row */
+    int own;        /* page of the rows' own positions */
+};
+
+/* The first word of step i of a head's columns; the last step begins early if it must. */
+static int step_word(int i, int d_head)
+{
+    const int last = (d_head - STEP) / 2;
+    return i * CHUNK < last ? i * CHUNK : last;
+}
+
+static void pack_queries(const struct attend *a, const struct group *g)
+{
+    const int n_step = (a->d_head + STEP - 1) / STEP;
+    for (int i = 0; i < n_step; i++) {
+        const int first = step_word(i, a->d_head);
+        const unsigned taken = (unsigned)(i * CHUNK - first); /* words of the step before */
+        for (int r = 0; r < g->n_row; r++) {
+            const float *const q = g->q + r * a->q_stride + (int64_t)2 * first;
+            const __m512bh pairs =
+                _mm512_cvtne2ps_pbh(v_load(q + LANES) * a->scale, v_load(q) * a->scale);
+            const __mmask16 fresh = (__mmask16)(0xffffu << taken);
+            _mm512_storeu_si512(g->query + i * GROUP_WORDS + r * CHUNK,
+                                _mm512_maskz_mov_epi32(fresh, (__m512i)pairs));
+        }
+    }
+}
+
+static ALWAYS_INLINE void zero_sums(const bool two)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) { /* a register without rows must not be named */
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+}
+
+static ALWAYS_INLINE void prefetch_rows(const float *from, int64_t stride, int n)
+{
+    for (int i = 0; i < n; i++) {
+        __builtin_prefetch(from + i * stride);
+    }
+}
+
+/* Scores of the groups' rows with pages first and first + 1 of n_page; where that is none, with the
+ * last one again, into a place nobody reads. */
+static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group *g, const bool two,
+                                      int first, int n_page)
+{
+    const int last = n_page - 1;
+    const int ahead = first + 2 < last ? first + 2 : last;
+    const float *const key0 = a->k_pages + a->page[first] * a->k_stride;
+    const float *const key1 = a->k_pages + a->page[first < last ? first + 1 : last] * a->k_stride;
+    const float *const next0 = a->k_pages + a->page[ahead] * a->k_stride;
+    const float *const next1 = a->k_pages + a->page[ahead < last ? ahead + 1 : last] * a->k_stride;
+    zero_sums(two);
+    for (int i = 0; i * STEP < a->d_head; i++) {
+        const int64_t at = (int64_t)step_word(i, a->d_head) * KV_PAGE;
+        _tile_loadd(4, g[0].query + i * GROUP_WORDS, ROW_BYTES);
+        _tile_loadd(6, key0 + at, KV_PAGE * sizeof(float));
+        _tile_loadd(7, key1 + at, KV_PAGE * sizeof(float));
+        prefetch_rows(next0 + at, KV_PAGE, CHUNK);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        prefetch_rows(next1 + at, KV_PAGE, CHUNK);
+        if (two) {
+            _tile_loadd(5, g[1].query + i * GROUP_WORDS, ROW_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, g[0].score + (int64_t)first * GROUP_WORDS, ROW_BYTES);
+    _tile_stored(1, g[0].score + (int64_t)(first + 1) * GROUP_WORDS, ROW_BYTES);
+    if (two) {
+        _tile_stored(2, g[1].score + (int64_t)first * GROUP_WORDS, ROW_BYTES);
+        _tile_stored(3, g[1].score + (int64_t)(first + 1) * GROUP_WORDS, ROW_BYTES);
+    }
+}
+
+/* Turns scores of n_row rows from row on into e^(score - max), rounded, and writes their sums to
+ * total. Rows in step: see v_exp_n. */
+static ALWAYS_INLINE void share_rows(const struct group *g, int row, const int n_row, float *total)
+{
+    float *const own = g->score + (int64_t)g->own * GROUP_WORDS + row * KV_PAGE;
+    vf max[EXP_VECS];
+    vf sum[EXP_VECS];
+    UNROLL
+    for (int r = 0; r < n_row; r++) { /* what lies behind a row is hidden */
+        const vi is_later = v_lane() > (g->pos + row + r) % KV_PAGE;
+        max[r] = v_select(is_later, v_set1(-INFINITY), v_load(own + r * KV_PAGE));
+        v_store(own + r * KV_PAGE, max[r]);
+        sum[r] = v_set1(0);
+    }
+    for (const float *s = g->score + row * KV_PAGE; s < own; s += GROUP_WORDS) {
+        UNROLL
+        for (int r = 0; r < n_row; r++) {
+            max[r] = v_max(v_load(s + r * KV_PAGE), max[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        max[r] = v_set1(v_max_of(max[r]));
+    }
+    for (float *s = g->score + row * KV_PAGE; s <= own; s += GROUP_WORDS) {
+        vf e[EXP_VECS];
+        UNROLL
+        for (int r = 0; r < n_row; r++) {
+            e[r] = v_load(s + r * KV_PAGE) - max[r];
+        }
+        v_exp_n(e, n_row);
+        UNROLL
+        for (int r = 0; r < n_row; r++) {
+            const __m256bh half = _mm512_cvtneps_pbh(e[r]);
+            const vf rounded = (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+            sum[r] = sum[r] + rounded;
+            if (s < own) {
+                memcpy(s + r * KV_PAGE, &half, sizeof half);
+            } else {
+                v_store(s + r * KV_PAGE, rounded);
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        total[r] = v_sum(sum[r]);
+    }
+}
+
+/* y's columns c .. c+31 of the groups' rows: the sums over the pages before each group's own. */
+static ALWAYS_INLINE void weigh_pages(const struct attend *a, const struct group *g, const bool two,
+                                      int c)
+{
+    const size_t y_bytes = (size_t)a->y_stride * sizeof *a->y;
+    const size_t row_bytes = (size_t)a->d_head * sizeof(uint32_t);
+    const int n_page = g[two].own;
+    zero_sums(two);
+    for (int p = 0; p < n_page; p++) {
+        const float *const v = a->v_pages + a->page[p] * a->v_stride + c;
+        const float *const next = a->v_pages + a->page[p + 1] * a->v_stride + c;
+        _tile_loadd(6, v, row_bytes);
+        _tile_loadd(7, v + BLOCK, row_bytes);
+        prefetch_rows(next, a->d_head, PAIR_WORDS);
+        prefetch_rows(next + BLOCK, a->d_head, PAIR_WORDS);
+        if (!two || p < g[0].own) {
+            _tile_loadd(4, g[0].score + (int64_t)p * GROUP_WORDS, ROW_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (two) {
+            _tile_loadd(5, g[1].score + (int64_t)p * GROUP_WORDS, ROW_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, g[0].y + c, y_bytes);
+    _tile_stored(1, g[0].y + c + BLOCK, y_bytes);
+    if (two) {
+        _tile_stored(2, g[1].y + c, y_bytes);
+        _tile_stored(3, g[1].y + c + BLOCK, y_bytes);
+    }
+}
+
+/* Adds the own page of n_row rows from row on to y, which is then complete. */
+static ALWAYS_INLINE void weigh_own(const struct attend *a, const struct group *g, int row,
+                                    const int n_row, const int n_vec, int c, int n_lane,
+                                    const float *total)
+{
+    const int at = (g->pos + row) % KV_PAGE;
+    const float *const share = g->score + (int64_t)g->own * GROUP_WORDS + row * CHUNK;
+    const float *const piece = a->v_pages + a->page[g->own] * a->v_stride + c;
+    float *const y = g->y + row * a->y_stride + c;
+    tile_sums sum;
+    struct tile_vec value[ATTEND_VECS(1)];
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        value[v].from = value[v].ahead = piece + v * LANES;
+        UNROLL
+        for (int r = 0; r < n_row; r++) {
+            sum[r][v] = v_load_n(y + r * a->y_stride + v * LANES, n_lane);
+        }
+    }
+    tile_add(sum, n_row, n_vec, true, share, value, a->d_head, false, at + 1, n_lane);
+    UNROLL
+    for (int i = 1; i < n_row; i++) {
+        tile_add_one(sum, n_vec, i, n_row, share + at + i,
+                     piece + value_row(true, at + i) * a->d_head, value_part(true, at + i), n_lane);
+    }
+    tile_store_means(y, a->y_stride, sum, n_row, n_vec, total + row, n_lane);
+}
+
+static ALWAYS_INLINE void weigh_own_rows(const struct attend *a, const struct group *g, int row,
+                                         const int n_row, const float *total)
+{
+    enum { VECS = 4 };
+    int c = 0;
+    for (; c + VECS * LANES <= a->d_head; c += VECS * LANES) {
+        weigh_own(a, g, row, n_row, VECS, c, LANES, total);
+    }
+    for (; c < a->d_head; c += LANES) {
+        weigh_own(a, g, row, n_row, 1, c, lanes_left(a->d_head, c), total);
+    }
+}
+
+static void finish_group(const struct attend *a, const struct group *g, const float *total)
+{
+    const int in_step = g->n_row / EXP_VECS * EXP_VECS;
+    for (int r = 0; r < in_step; r += EXP_VECS) {
+        weigh_own_rows(a, g, r, EXP_VECS, total);
+    }
+    for (int r = in_step; r < g->n_row; r++) {
+        weigh_own_rows(a, g, r, 1, total);
+    }
+}
+
+static void share_group(const struct group *g, float *total)
+{
+    const int in_step = g->n_row / EXP_VECS * EXP_VECS;
+    for (int r = 0; r < in_step; r += EXP_VECS) {
+        share_rows(g, r, EXP_VECS, total + r);
+    }
+    for (int r = in_step; r < g->n_row; r++) {
+        share_rows(g, r, 1, total + r);
+    }
+}
+
+/* One group, or two. */
+static ALWAYS_INLINE void attend_groups(const struct attend *a, const struct group *g,
+                                        const bool two, struct amx *amx)
+{
+    const int n_page = g[two].own + 1;
+    const int n_second = two ? g[1].n_row : 0;
+    float total[2][BLOCK];
+    for (int i = 0; i <= two; i++) {
+        pack_queries(a, &g[i]);
+        WRITTEN(g[i].query);
+    }
+    amx_set_up(amx, g[0].n_row, n_second, CHUNK);
+    for (int p = 0; p < n_page; p += 2) {
+        score_pages(a, g, two, p, n_page);
+    }
+    for (int i = 0; i <= two; i++) {
+        share_group(&g[i], total[i]);
+        WRITTEN(g[i].score);
+    }
+    amx_set_up(amx, g[0].n_row, n_second, PAIR_WORDS);
+    for (int c = 0; c < a->d_head; c += 2 * BLOCK) { /* the last columns may be summed twice */
+        weigh_pages(a, g, two, c + 2 * BLOCK < a->d_head ? c : a->d_head - 2 * BLOCK);
+    }
+    for (int i = 0; i <= two; i++) {
+        finish_group(a, &g[i], total[i]);
+    }
+}
+
+static void attend_one(const struct attend *a, const struct group *g, struct amx *amx)
+{
+    attend_groups(a, g, false, amx);
+}
+
+static void attend_two(const struct attend *a, const struct group *g, struct amx *amx)
+{
+    attend_groups(a, g, true, amx);
+}
+
+void SIMD(amx_attend)(const struct attend *a)
+{
+    struct amx amx = {.is_int8 = false};
+    const size_t n_query = attend_amx_query_words(a->d_head);
+    for (int r = 0; r < a->n_row;) {
+        struct group g[2];
+        int n = 0;
+        for (; n < 2 && r < a->n_row; n++) {
+            const int pos = a->pos + r;
+            const int room = KV_PAGE - pos % KV_PAGE;
+            const int left = a->n_row - r;
+            g[n] = (struct group){.q = a->q + r * a->q_stride,
+                                  .y = a->y + r * a->y_stride,
+                                  .query = a->query + (size_t)n * n_query,
+                                  .n_row = left < room ? left : room,
+                                  .pos = pos,
+                                  .own = pos / KV_PAGE};
+            r += g[n].n_row;
+        }
+        const int n_page = g[n - 1].own + 1;
+        g[0].score = a->score;
+        g[1].score = a->score + attend_amx_score_words(n_page);
+        (n == 2 ? attend_two : attend_one)(a, g, &amx);
+    }
+    SIMD(amx_release)();
+}
+
+#else
+
+void SIMD(amx_attend)(const struct attend *a)
+{
+    CHECK(a == NULL); /* machine.c asks for it on machines that have it */
+}
+
+#endif
