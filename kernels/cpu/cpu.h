@@ -18,9 +18,6 @@
 #include "kernels/cpu/simd/kernels.h"
 #include "kernels/ref/ref.h"
 
-/* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
-enum { GEMM_ROWS = 256 };
-
 enum {
     LOGIT_BLOCKS = 16,  /* blocks of a row of logits */
     SELECT_MANY = 1024, /* best tokens that are selected; more are sorted */

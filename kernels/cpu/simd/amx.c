@@ -73,13 +73,13 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, const uin
     }
     for (int i = 0; i < n_step; i++) {
         fetch(w, &ahead);
-        _tile_loadd(4, x, ROW_BYTES);
+        _tile_stream_loadd(4, x, ROW_BYTES);
         _tile_loadd(6, w, WORD_BYTES);
         _tile_loadd(7, w + BLOCK, WORD_BYTES);
         PRODUCT(0, 4, 6);
         PRODUCT(1, 4, 7);
         if (two) {
-            _tile_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
+            _tile_stream_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
             PRODUCT(2, 5, 6);
             PRODUCT(3, 5, 7);
         }

@@ -443,50 +443,6 @@ struct place {
     int row, col, n_row, n_col;
 };
 
-/* Between spans the sums wait in y, where each has its place; a sum that is stored and loaded again
- * is the same sum. */
-static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
-                          const struct place *at, struct ahead ahead)
-{
-    _Alignas(64) float sum[(TILE_ROWS + 1) * PANEL];
-    load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
-    tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
-    if (span->is_last) {
-        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
-    }
-    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
-}
-
-/* The same by the matrix unit, which reads and writes whole panels of y itself. */
-static void multiply_tile_amx(const struct gemm *g, const struct span *span, const struct place *at,
-                              struct ahead ahead, struct amx *amx)
-{
-    _Alignas(64) float sum[(AMX_ROWS + 1) * PANEL];
-    enum { SUM_BYTES = PANEL * sizeof *sum };
-    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
-    const bool is_whole = at->n_col == PANEL;
-    const bool is_direct = is_whole && !span->is_last;
-    struct amx_sums sums = {.from = at->y,
-                            .to = is_direct ? at->y : sum,
-                            .from_bytes = y_bytes,
-                            .to_bytes = is_direct ? y_bytes : SUM_BYTES};
-    if (span->first == 0) {
-        sums.from = NULL;
-    } else if (!is_whole) {
-        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
-        sums.from = sum;
-        sums.from_bytes = SUM_BYTES;
-    }
-    SIMD(amx_tile)(amx, at->n_row, at->x, at->w, span->n_word, sums, ahead);
-    if (is_direct) {
-        return;
-    }
-    if (span->is_last) {
-        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
-    }
-    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
-}
-
 static struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
                              int panel, int tile)
 {
@@ -496,18 +452,105 @@ static struct place place_of(const struct gemm *g, enum kind kind, const struct 
     const size_t x_first = (size_t)(span->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
     const size_t w_first =
         (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
-    float *const y = g->y + row * g->y_stride + col;
-    for (int r = 0; r < n_row; r++) { /* rows of y lie on pages of their own: 3 % of the time */
-        __builtin_prefetch(y + r * g->y_stride, 1, 2);
-        __builtin_prefetch(y + r * g->y_stride + LINE_WORDS, 1, 2);
-    }
     return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
                           .w = g->w + w_first,
-                          .y = y,
+                          .y = g->y + row * g->y_stride + col,
                           .row = row,
                           .col = col,
                           .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
                           .n_row = n_row};
+}
+
+/* Rows of y lie on pages of their own: 3 % of the time. */
+static void fetch_y(const struct gemm *g, const struct place *at)
+{
+    for (int r = 0; r < at->n_row; r++) {
+        __builtin_prefetch(at->y + r * g->y_stride, 1, 2);
+        __builtin_prefetch(at->y + r * g->y_stride + LINE_WORDS, 1, 2);
+    }
+}
+
+/* Between spans the sums wait in y, where each has its place; a sum that is stored and loaded again
+ * is the same sum. */
+static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
+                          const struct place *at, struct ahead ahead)
+{
+    _Alignas(64) float sum[(TILE_ROWS + 1) * PANEL];
+    fetch_y(g, at);
+    load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
+    tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
+    if (span->is_last) {
+        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
+    }
+    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
+}
+
+/* The same by the matrix unit, which reads and writes whole panels of y itself. A span may be cut
+ * into pieces, between which the sums wait in sum[AMX_ROWS + 1, PANEL]. */
+struct piece {
+    struct span span;
+    bool is_first, is_last; /* of its span's */
+};
+
+static void multiply_tile_amx(const struct gemm *g, const struct piece *piece,
+                              const struct place *at, struct ahead ahead, struct amx *amx,
+                              float *sum)
+{
+    enum { SUM_BYTES = PANEL * sizeof *sum };
+    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
+    const bool is_whole = at->n_col == PANEL;
+    const bool to_y = is_whole && piece->is_last && !piece->span.is_last;
+    struct amx_sums sums = {.from = sum,
+                            .to = to_y ? at->y : sum,
+                            .from_bytes = SUM_BYTES,
+                            .to_bytes = to_y ? y_bytes : SUM_BYTES};
+    if (piece->is_last) {
+        fetch_y(g, at);
+    }
+    if (piece->span.first == 0) {
+        sums.from = NULL;
+    } else if (piece->is_first && is_whole) {
+        sums.from = at->y;
+        sums.from_bytes = y_bytes;
+    } else if (piece->is_first) {
+        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
+    }
+    SIMD(amx_tile)(amx, at->n_row, at->x, at->w, piece->span.n_word, sums, ahead);
+    if (to_y || !piece->is_last) {
+        return;
+    }
+    if (piece->span.is_last) {
+        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
+    }
+    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
+}
+
+/* Words of a span that the tiles meet before the next ones: a piece of W stays in L1 while the rows
+ * of x stream by. As much as 32 KiB if that is all; else less, beside the sums that wait. */
+static int piece_words(const struct span *span, int n_tile)
+{
+    enum { WHOLE = 16 * CHUNK, PIECE = 8 * CHUNK, TILES = 4 };
+    return n_tile < TILES || span->n_word <= WHOLE ? span->n_word : PIECE;
+}
+
+static void multiply_panel_amx(const struct gemm *g, enum kind kind, const struct span *span,
+                               int panel, const uint32_t *next, int tile, int n_tile,
+                               struct amx *amx)
+{
+    _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][(AMX_ROWS + 1) * PANEL];
+    const int step = piece_words(span, n_tile);
+    for (int k = 0; k < span->n_word; k += step) {
+        const int left = span->n_word - k;
+        const bool is_last = left <= step;
+        const struct piece piece = {
+            {span->first + k, is_last ? left : step, span->is_last && is_last}, k == 0, is_last};
+        for (int t = 0; t < n_tile; t++) {
+            const struct place at = place_of(g, kind, &piece.span, panel, tile + t);
+            const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
+            multiply_tile_amx(g, &piece, &at, ahead_of(after, &piece.span, kind, t, n_tile), amx,
+                              sum[step < span->n_word ? t : 0]);
+        }
+    }
 }
 
 /* Words of K that are done for all panels before the next ones: so many that the packed rows of the
@@ -536,14 +579,13 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
         for (int panel = first; panel < first + n; panel++) {
             const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
             const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
+            if (is_amx(kind)) {
+                multiply_panel_amx(g, kind, &span, panel, next, tile, n_tile, &amx);
+                continue;
+            }
             for (int t = 0; t < n_tile; t++) {
                 const struct place at = place_of(g, kind, &span, panel, tile + t);
-                const struct ahead ahead = ahead_of(next, &span, kind, t, n_tile);
-                if (is_amx(kind)) {
-                    multiply_tile_amx(g, &span, &at, ahead, &amx);
-                } else {
-                    multiply_tile(g, kind, &span, &at, ahead);
-                }
+                multiply_tile(g, kind, &span, &at, ahead_of(next, &span, kind, t, n_tile));
             }
         }
     }

@@ -34,8 +34,11 @@ enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 32 };
 enum gemm_bf16 { GEMM_WIDE, GEMM_PAIRS, GEMM_AMX };
 enum { AMX_ROWS = 32 };
 
+/* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
+enum { GEMM_ROWS = 256 };
+
 struct gemm {
-    float *y;       /* [n_row, n_out] */
+    float *y;       /* [n_row, n_out], n_row <= GEMM_ROWS */
     const float *x; /* [n_row, n_in] */
     int64_t y_stride, x_stride;
     uint32_t *words;   /* packed x: [n_row, gemm_row_words(n_in)] */
