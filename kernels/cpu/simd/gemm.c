@@ -332,37 +332,6 @@ void SIMD(gemm_pack)(const struct gemm *g, int tile)
 
 /* ---- products ---------------------------------------------------------------------------------*/
 
-static void add_bias(float *sum, const float *bias, int n_row, int n_col)
-{
-    for (int c = 0; c < n_col; c += LANES) {
-        const vf b = v_load_n(bias + c, n_col - c < LANES ? n_col - c : LANES);
-        for (int r = 0; r < n_row; r++) {
-            v_store(sum + r * PANEL + c, v_load(sum + r * PANEL + c) + b);
-        }
-    }
-}
-
-static void activate(float *sum, int n, enum act act)
-{
-    if (act == ACT_RELU) {
-        for (int i = 0; i < n; i += LANES) {
-            v_store(sum + i, v_relu(v_load(sum + i)));
-        }
-    }
-    for (int i = 0; act == ACT_GELU && i < n; i += GELU_VECS * LANES) {
-        vf v[GELU_VECS];
-        UNROLL
-        for (int j = 0; j < GELU_VECS; j++) {
-            v[j] = v_load(sum + i + j * LANES);
-        }
-        v_gelu(v);
-        UNROLL
-        for (int j = 0; j < GELU_VECS; j++) {
-            v_store(sum + i + j * LANES, v[j]);
-        }
-    }
-}
-
 /* Part of the work of one call: chunks first .. first+n-1 of K, the last ones or not. */
 struct span {
     int first, n_word; /* words of K */
@@ -381,39 +350,6 @@ static struct ahead ahead_of(const uint32_t *next, const struct span *span, enum
     const int n_line = span->n_word * (PANEL / LINE_WORDS) / n_tile;
     return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
                           (n_line + n_chunk - 1) / n_chunk};
-}
-
-/* Sums of bytes as numbers: times the scales of their row and their output. */
-static void scale_sums(const struct gemm *g, float *sum, int row, int col, int n_row)
-{
-    const uint32_t *const end =
-        g->w + (size_t)(col / PANEL + 1) * gemm_panel_words(g->n_in, DTYPE_I8);
-    for (int c = 0; c < PANEL; c += LANES) {
-        const vf scale = v_load(end - 2 * PANEL + c);
-#if defined(ISA_AVX512)
-        const vi offset = vi_load(end - PANEL + c);
-#else
-        const vi offset = vi_set1(0); /* their bytes of x have a sign */
-#endif
-        for (int r = 0; r < n_row; r++) {
-            float *const at = sum + r * PANEL + c;
-            v_store(at, v_from_i32(vi_load(at) + offset) * (v_set1(g->x_scale[row + r]) * scale));
-        }
-    }
-}
-
-/* What a tile's sums become when K is done. sum[n_row + 1, PANEL]: one row more than the tile has,
- * because activate() takes several vectors at a time. */
-static void finish_tile(const struct gemm *g, float *sum, int row, int col, int n_row, int n_col)
-{
-    if (g->dtype == DTYPE_I8) {
-        scale_sums(g, sum, row, col, n_row);
-    }
-    if (g->bias != NULL) {
-        add_bias(sum, g->bias + col, n_row, n_col);
-    }
-    memset(sum + n_row * PANEL, 0, PANEL * sizeof *sum);
-    activate(sum, n_row * PANEL, g->act);
 }
 
 static void load_sums(float *sum, const float *y, int64_t y_stride, int n_row, int n_col)
@@ -442,6 +378,97 @@ struct place {
     float *y;
     int row, col, n_row, n_col;
 };
+
+enum { PANEL_VECS = PANEL / LANES };
+
+/* What outputs are made with, by vectors of a panel. */
+struct outputs {
+    vf bias[PANEL_VECS], scale[PANEL_VECS];
+    vi offset[PANEL_VECS];
+};
+
+static struct outputs outputs_of(const struct gemm *g, const struct place *at)
+{
+    struct outputs o;
+    const uint32_t *const end =
+        g->w + (size_t)(at->col / PANEL + 1) * gemm_panel_words(g->n_in, g->dtype);
+    for (int v = 0; v < PANEL_VECS; v++) {
+        const int c = v * LANES;
+        const int n = at->n_col - c < LANES ? at->n_col - c : LANES;
+        o.bias[v] = g->bias != NULL && n > 0 ? v_load_n(g->bias + at->col + c, n) : v_set1(0);
+        o.scale[v] = v_set1(1);
+        o.offset[v] = vi_set1(0);
+        if (g->dtype == DTYPE_I8) {
+            o.scale[v] = v_load(end - 2 * PANEL + c);
+#if defined(ISA_AVX512) /* elsewhere their bytes of x have a sign */
+            o.offset[v] = vi_load(end - PANEL + c);
+#endif
+        }
+    }
+    return o;
+}
+
+/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS, become outputs. */
+static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *at,
+                                      const struct outputs *o, const float *sum, int i, const int n,
+                                      const bool is_whole)
+{
+    vf z[GELU_VECS];
+    UNROLL
+    for (int j = 0; j < GELU_VECS; j++) {
+        if (j >= n) {
+            z[j] = v_set1(0);
+            continue;
+        }
+        const int v = (i + j) % PANEL_VECS;
+        z[j] = v_load(sum + (i + j) * LANES);
+        if (g->dtype == DTYPE_I8) {
+            const float x_scale = g->x_scale[at->row + (i + j) / PANEL_VECS];
+            z[j] = v_from_i32((vi)z[j] + o->offset[v]) * (v_set1(x_scale) * o->scale[v]);
+        }
+        if (g->bias != NULL) {
+            z[j] = z[j] + o->bias[v];
+        }
+    }
+    if (g->act == ACT_GELU) {
+        v_gelu(z);
+    }
+    UNROLL
+    for (int j = 0; j < n; j++) {
+        const int c = (i + j) % PANEL_VECS * LANES;
+        float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
+        const vf out = g->act == ACT_RELU ? v_relu(z[j]) : z[j];
+        if (is_whole) {
+            v_store(y, out);
+        } else if (c < at->n_col) {
+            v_store_n(y, out, lanes_left(at->n_col, c));
+        }
+    }
+}
+
+/* What a tile's sums [n_row, PANEL] become when K is done. */
+static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place *at,
+                                       const float *sum, const bool is_whole)
+{
+    const struct outputs o = outputs_of(g, at);
+    const int n = at->n_row * PANEL_VECS;
+    int i = 0;
+    for (; i + GELU_VECS <= n; i += GELU_VECS) {
+        finish_vecs(g, at, &o, sum, i, GELU_VECS, is_whole);
+    }
+    for (; i < n; i++) {
+        finish_vecs(g, at, &o, sum, i, 1, is_whole);
+    }
+}
+
+static void finish_tile(const struct gemm *g, const struct place *at, const float *sum)
+{
+    if (at->n_col == PANEL) {
+        finish_panel(g, at, sum, true);
+    } else {
+        finish_panel(g, at, sum, false);
+    }
+}
 
 static struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
                              int panel, int tile)
@@ -475,18 +502,19 @@ static void fetch_y(const struct gemm *g, const struct place *at)
 static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
                           const struct place *at, struct ahead ahead)
 {
-    _Alignas(64) float sum[(TILE_ROWS + 1) * PANEL];
+    _Alignas(64) float sum[TILE_ROWS * PANEL];
     fetch_y(g, at);
     load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
     tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
     if (span->is_last) {
-        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
+        finish_tile(g, at, sum);
+    } else {
+        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
     }
-    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
 }
 
 /* The same by the matrix unit, which reads and writes whole panels of y itself. A span may be cut
- * into pieces, between which the sums wait in sum[AMX_ROWS + 1, PANEL]. */
+ * into pieces, between which the sums wait in sum [n_row, PANEL]. */
 struct piece {
     struct span span;
     bool is_first, is_last; /* of its span's */
@@ -520,9 +548,10 @@ static void multiply_tile_amx(const struct gemm *g, const struct piece *piece,
         return;
     }
     if (piece->span.is_last) {
-        finish_tile(g, sum, at->row, at->col, at->n_row, at->n_col);
+        finish_tile(g, at, sum);
+    } else {
+        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
     }
-    store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
 }
 
 /* Words of a span that the tiles meet before the next ones: a piece of W stays in L1 while the rows
@@ -537,7 +566,7 @@ static void multiply_panel_amx(const struct gemm *g, enum kind kind, const struc
                                int panel, const uint32_t *next, int tile, int n_tile,
                                struct amx *amx)
 {
-    _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][(AMX_ROWS + 1) * PANEL];
+    _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][AMX_ROWS * PANEL];
     const int step = piece_words(span, n_tile);
     for (int k = 0; k < span->n_word; k += step) {
         const int left = span->n_word - k;
