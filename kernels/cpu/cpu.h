@@ -19,9 +19,8 @@
 #include "kernels/ref/ref.h"
 
 enum {
-    LOGIT_BLOCKS = 16,  /* blocks of a row of logits */
-    SELECT_MANY = 1024, /* best tokens that are selected; more are sorted */
-    DRAW_BUCKETS = 4096,
+    LOGIT_BLOCKS = 16, /* blocks of a row of logits */
+    DRAW_SAMPLE = 64,  /* tokens that stand for all in a search by rank */
 };
 
 struct cpu_weight {
@@ -71,12 +70,9 @@ struct scratch {
 
 /* A thread's scratch for a row of logits. */
 struct vocab_scratch {
-    float *z;           /* [n_vocab] adjusted logits */
-    int32_t *candidate; /* [n_vocab] */
-    float *best_score;  /* [n_vocab] best tokens, best first */
-    int32_t *best;      /* [n_vocab] */
-    uint32_t *key[2];   /* [n_vocab] each: sorting */
-    double *mass;       /* [DRAW_BUCKETS] */
+    float *z;                  /* [n_vocab] adjusted logits */
+    float *share;              /* [n_vocab] of all tokens */
+    struct logit_room room[2]; /* for n_vocab of them */
     struct select_scratch select;
 };
 
@@ -115,7 +111,7 @@ static inline void *cpu_slice(const struct cpu_backend *cpu, int thread)
 static inline size_t cpu_select_max(const struct step_limits *limits)
 {
     const size_t n_top = (size_t)limits->n_top_max;
-    return n_top > SELECT_MANY ? n_top : SELECT_MANY;
+    return n_top > DRAW_SAMPLE ? n_top : DRAW_SAMPLE;
 }
 
 /* First token of a block; block LOGIT_BLOCKS starts where the vocabulary ends. */

@@ -17,35 +17,28 @@ struct sample_job {
     int first;
 };
 
-static size_t even(size_t n)
-{
-    return n + n % 2;
-}
-
 /* Scratch of the ops on the vocabulary, carved from a thread's slice. */
 struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread,
                                        const struct step_limits *limits)
 {
     const size_t n_vocab = (size_t)limits->n_vocab;
+    const size_t n_room = n_vocab + LOGIT_PAD;
     const size_t n_select = cpu_select_max(limits) + SELECT_SLACK + SELECT_PAD;
-    uint32_t *const words = cpu_slice(cpu, thread);
+    float *const words = cpu_slice(cpu, thread);
+    float *const room = words + 2 * n_vocab;
+    float *const select = room + 4 * n_room;
     return (struct vocab_scratch){
-        .z = (float *)(void *)words,
-        .candidate = (int32_t *)(void *)(words + n_vocab),
-        .best_score = (float *)(void *)(words + 2 * n_vocab),
-        .best = (int32_t *)(void *)(words + 3 * n_vocab),
-        .key = {words + 4 * n_vocab, words + 5 * n_vocab},
-        .select = {.score = (float *)(void *)(words + 6 * n_vocab),
-                   .id = (int32_t *)(void *)(words + 6 * n_vocab + n_select)},
-        .mass = (double *)(void *)(words + even(6 * n_vocab + 2 * n_select)),
+        .z = words,
+        .share = words + n_vocab,
+        .room = {{room, room + n_room}, {room + 2 * n_room, room + 3 * n_room}},
+        .select = {.score = select, .id = (int32_t *)(void *)(select + n_select)},
     };
 }
 
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits)
 {
     const size_t n_select = cpu_select_max(limits) + SELECT_SLACK + SELECT_PAD;
-    const size_t n_word = even(6 * (size_t)limits->n_vocab + 2 * n_select);
-    return n_word * sizeof(uint32_t) + DRAW_BUCKETS * sizeof(double);
+    return (6 * (size_t)limits->n_vocab + 4 * LOGIT_PAD + 2 * n_select) * sizeof(float);
 }
 
 /* Copies the row and applies its adjustments, if there are any. */
@@ -120,7 +113,7 @@ static int32_t draw_row(struct draw *d)
         return NOT_DRAWN;
     }
     if (p->temperature == 0) {
-        return d->simd->logit_find(d->z, d->n_vocab, d->max);
+        return d->simd->logit_find(d->z, d->n_vocab, d->max, 0);
     }
     if (!isfinite(1.0f / p->temperature)) {
         return NOT_DRAWN;
@@ -151,10 +144,11 @@ static void sample_rows(void *arg, int thread, int first, int n)
             d.z = adjust(job->step, p, logits, n_vocab, d.scratch.z);
             id = draw_row(&d);
         }
-        job->step->out_token[out] =
-            id != NOT_DRAWN
-                ? id
-                : ref_sample_row(job->step, out, logits, n_vocab, d.scratch.z, d.scratch.candidate);
+        if (id == NOT_DRAWN) { /* adjusted anew, in memory that nothing is kept in any more */
+            int32_t *const candidate = (int32_t *)(void *)d.scratch.share;
+            id = ref_sample_row(job->step, out, logits, n_vocab, d.scratch.z, candidate);
+        }
+        job->step->out_token[out] = id;
     }
 }
 

@@ -1,257 +1,219 @@
 /* Drawing with top_k, top_p or min_p: among the best tokens, best first.
  *
- * The best 32 are selected first: most filters end within them. Where they keep more, the order of
- * all is not needed: tokens are put into buckets by their distance from the best one, the shares of
- * each bucket are added up, and only the bucket where the filters end and the one where the drawn
- * token lies are put into order. A large top_k, and a distribution so flat that a bucket overflows,
- * sort the whole vocabulary. */
+ * No order is made. Whatever the order of ranks is asked for is a place in it, found by the weight
+ * of the tokens before: the k-th token, the one where top_p's mass is reached, the one that is
+ * drawn. A place is a logit and which of the tokens that have it. It is looked for in lists that
+ * shrink (Floyd and Rivest 1975, "Expected time bounds for selection", with weights): a sample of a
+ * list says between which two logits the place probably lies; one pass adds up what comes before
+ * and picks out what lies between. If the sample misled, the place lies on a side that is known
+ * then. Masses are those of all tokens, so a sample costs time at worst, never the result. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
-#include <string.h>
 
-enum { DRAW_FEW = 32 }; /* best tokens looked at first: as many as select finds quickest */
-
-/* Buckets reach over this many temperatures; the last one takes what is farther, e^-32 and less. */
-#define BUCKET_RANGE 32.0f
+/* Tokens of a sample on each side of the guess: two standard deviations of a binomial. */
+enum { REACH = 8 };
 
 static double share_of(const struct draw *d, float z)
 {
     return exp(((double)z - (double)d->max) / (double)d->params->temperature);
 }
 
-/* What the filters keep. */
-struct kept {
+/* Up to here: the first n_equal, by id, of the tokens with logit z, and all with larger ones. */
+struct place {
+    float z;
+    int n_equal; /* 0 where rounding has hidden it */
     double mass;
-    int bucket;  /* the last one, where there are buckets */
-    int n;       /* at most its best n tokens */
-    bool is_end; /* found */
 };
 
-static bool has_mass(const struct draw *d, const struct kept *kept, double total)
+/* A search under way. */
+struct search {
+    const struct draw *d;
+    struct logit_list *best; /* the best tokens; the place is among them */
+    struct logit_list list;  /* those of best with low <= z <= high, the place among them */
+    float low, high;
+    double above; /* mass of those with z > high */
+    double goal;  /* the place is the first with so much mass */
+};
+
+static double weight(const struct logit_list *list, int i)
 {
-    return d->params->top_p < 1 && kept->mass >= (double)d->params->top_p * total;
+    return list->is_weighed ? (double)list->share[i] : 1;
 }
 
-/* Adds the n tokens in best, in order, until a filter ends them. total: of what top_k keeps,
- * top_p's denominator. */
-static void keep_some(const struct draw *d, struct kept *kept, int n, double total)
+/* Buffers that best is not in. */
+static const struct logit_room *room_of(const struct draw *d, const struct logit_list *best)
 {
-    kept->n = 0;
-    for (; kept->n < n && !has_mass(d, kept, total); kept->n++) {
-        const double share = share_of(d, d->scratch.best_score[kept->n]);
-        kept->is_end = share < (double)d->params->min_p || share == 0;
-        if (kept->is_end) {
-            return;
-        }
-        kept->mass += share;
-    }
-    kept->is_end = has_mass(d, kept, total);
+    return &d->scratch.room[best->z == d->scratch.room[0].z];
 }
 
-/* The first of the n tokens in best with which *sum, which their shares are added to, exceeds goal;
- * NOT_DRAWN if it does not. */
-static int32_t walk(const struct draw *d, int n, double *sum, double goal)
+/* Narrows low and high to where the place probably lies in list: reach tokens of a sample around
+ * it. The sample's weights are added up from its end, since the few that outweigh the others are
+ * rarely in it. */
+static void guess(const struct search *s, int reach, float *low, float *high)
 {
-    for (int i = 0; i < n; i++) {
-        *sum += share_of(d, d->scratch.best_score[i]);
-        if (*sum > goal) {
-            return d->scratch.best[i];
-        }
+    const struct logit_list *const list = &s->list;
+    const struct draw *const d = s->d;
+    float z[DRAW_SAMPLE];
+    float sorted[DRAW_SAMPLE];
+    int32_t order[DRAW_SAMPLE];
+    for (int i = 0; i < DRAW_SAMPLE; i++) {
+        z[i] = list->z[(int64_t)list->n * i / DRAW_SAMPLE];
     }
-    return NOT_DRAWN;
+    d->simd->select(order, sorted, z, DRAW_SAMPLE, DRAW_SAMPLE, &d->scratch.select);
+    double after = (list->mass - (s->goal - s->above)) * DRAW_SAMPLE / list->n;
+    int at = DRAW_SAMPLE;
+    do {
+        at--;
+        after -= weight(list, (int)((int64_t)list->n * order[at] / DRAW_SAMPLE));
+    } while (at > 0 && after >= 0);
+    *high = at >= reach ? sorted[at - reach] : *high;
+    *low = at + reach < DRAW_SAMPLE ? sorted[at + reach] : *low;
 }
 
-/* Draws among the n tokens in best, or NOT_DRAWN if the filters keep more than those. */
-static int32_t draw_among(const struct draw *d, int n, double total, bool n_is_all)
+/* Makes list what lies between low and high of list, or of best where that tells more. */
+static void narrow(struct search *s, int reach)
 {
-    struct kept kept = {.mass = 0};
-    keep_some(d, &kept, n, total);
-    if (!kept.is_end && !n_is_all) {
-        return NOT_DRAWN;
+    float low = s->low;
+    float high = s->high;
+    guess(s, reach, &low, &high);
+    const struct logit_room *const room = room_of(s->d, s->best);
+    struct logit_list list;
+    double above = s->above + s->d->simd->logit_pick(&list, room, &s->list, low, high);
+    const bool is_before = high < s->high && above >= s->goal;
+    const bool is_after = low > s->low && above + list.mass < s->goal;
+    s->low = is_before ? nextafterf(high, INFINITY) : is_after ? s->low : low;
+    s->high = is_before ? s->high : is_after ? nextafterf(low, -INFINITY) : high;
+    if (is_before || is_after) {
+        above = s->d->simd->logit_pick(&list, room, s->best, s->low, s->high);
     }
-    double sum = 0;
-    const int32_t id = walk(d, kept.n, &sum, d->params->u * kept.mass);
-    /* rounding may leave the goal unreached; the best token's share is 1: one is kept */
-    return id != NOT_DRAWN ? id : d->scratch.best[kept.n - 1];
-}
-
-/* Ascending key = descending logit; no NaN comes here, and -0 was made 0. */
-static uint32_t sort_key(float z)
-{
-    const float positive_zero = z + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &positive_zero, sizeof bits);
-    return (bits & 0x80000000u) != 0 ? bits : ~bits & 0x7fffffffu;
-}
-
-/* Sorts the whole vocabulary into scratch.best and best_score: three passes of a radix sort, which
- * keep the order of ids among equal logits. */
-static void sort_all(const struct draw *d)
-{
-    enum { BITS = 11, N_BUCKET = 1 << BITS };
-    const int n = d->n_vocab;
-    uint32_t *from_key = d->scratch.key[0];
-    uint32_t *to_key = d->scratch.key[1];
-    int32_t *from = d->scratch.candidate;
-    int32_t *to = d->scratch.best; /* an odd number of passes ends here */
-    for (int i = 0; i < n; i++) {
-        from_key[i] = sort_key(d->z[i]);
-        from[i] = i;
-    }
-    for (int shift = 0; shift < 32; shift += BITS) {
-        int place[N_BUCKET + 1] = {0};
-        for (int i = 0; i < n; i++) {
-            place[(from_key[i] >> shift & (N_BUCKET - 1)) + 1]++;
-        }
-        for (int b = 0; b < N_BUCKET; b++) {
-            place[b + 1] += place[b];
-        }
-        for (int i = 0; i < n; i++) {
-            const int at = place[from_key[i] >> shift & (N_BUCKET - 1)]++;
-            to_key[at] = from_key[i];
-            to[at] = from[i];
-        }
-        uint32_t *const key = from_key;
-        int32_t *const id = from;
-        from_key = to_key;
-        from = to;
-        to_key = key;
-        to = id;
-    }
-    for (int i = 0; i < n; i++) {
-        d->scratch.best_score[i] = d->z[d->scratch.best[i]];
+    s->list = list;
+    s->above = above;
+    if (s->high == INFINITY) { /* nothing above: later searches need no others than these */
+        *s->best = list;
     }
 }
 
-/* ---- buckets ----------------------------------------------------------------------------------*/
-
-/* Fills mass; leaves the bucket of each token in key[1]. */
-static void fill_buckets(const struct draw *d)
+/* The place within a list of equal logits. */
+static struct place place_of_equal(const struct search *s)
 {
-    const struct vocab_scratch *const s = &d->scratch;
-    float *const share = (float *)(void *)s->key[0];
-    int32_t *const bucket = (int32_t *)(void *)s->key[1];
-    const float inverse = 1.0f / d->params->temperature;
-    d->simd->logit_buckets(share, bucket, d->z, d->n_vocab, d->max, inverse,
-                           inverse * (DRAW_BUCKETS / BUCKET_RANGE), DRAW_BUCKETS - 1);
-    memset(s->mass, 0, DRAW_BUCKETS * sizeof *s->mass);
-    for (int i = 0; i < d->n_vocab; i++) {
-        s->mass[bucket[i]] += (double)share[i];
+    const double each = weight(&s->list, 0);
+    if (each <= 0) {
+        return (struct place){.n_equal = 0};
+    }
+    const double n = fmax(1, fmin(ceil((s->goal - s->above) / each), s->list.n));
+    return (struct place){s->list.z[0], (int)n, s->above + n * each};
+}
+
+/* The place within a list no longer than a sample; if rounding leaves the goal unreached, the last
+ * token that weighs something. n_equal is 0 if none does. */
+static struct place place_of_few(const struct search *s)
+{
+    float sorted[DRAW_SAMPLE];
+    int32_t order[DRAW_SAMPLE];
+    s->d->simd->select(order, sorted, s->list.z, s->list.n, s->list.n, &s->d->scratch.select);
+    struct place place = {.mass = s->above};
+    for (int i = 0; i < s->list.n && (place.n_equal == 0 || place.mass < s->goal); i++) {
+        const double more = weight(&s->list, order[i]);
+        if (more > 0) {
+            place.n_equal = sorted[i] == place.z ? place.n_equal + 1 : 1;
+            place.z = sorted[i];
+            place.mass += more;
+        }
+    }
+    return place;
+}
+
+/* The first place of best whose mass is at least goal, 0 < goal <= best's own mass but for
+ * rounding. Leaves in best what may come before it, and a little more. */
+static struct place find_place(const struct draw *d, struct logit_list *best, double goal)
+{
+    struct search s = {
+        .d = d, .best = best, .list = *best, .low = -INFINITY, .high = INFINITY, .goal = goal};
+    int reach = REACH;
+    while (s.list.n > DRAW_SAMPLE && s.low < s.high) {
+        const int n = s.list.n;
+        narrow(&s, reach);
+        /* equal logits keep lists long: in the end a single one is tried, left out or the place */
+        reach = s.list.n > n / 2 ? reach / 2 : REACH;
+    }
+    return s.list.n > DRAW_SAMPLE ? place_of_equal(&s) : place_of_few(&s);
+}
+
+/* ---- filters ----------------------------------------------------------------------------------*/
+
+/* Leaves the tokens with z >= low in best. */
+static void keep_from(const struct draw *d, struct logit_list *best, float low)
+{
+    struct logit_list kept;
+    (void)d->simd->logit_pick(&kept, room_of(d, best), best, low, INFINITY);
+    *best = kept;
+}
+
+/* Leaves the k best tokens in best. */
+static void keep_top_k(const struct draw *d, struct logit_list *best, int k)
+{
+    const struct place last = find_place(d, best, k);
+    float *const z = room_of(d, best)->z;
+    keep_from(d, best, nextafterf(last.z, INFINITY));
+    for (int i = 0; i < last.n_equal; i++) {
+        z[best->n++] = last.z;
     }
 }
 
-/* Puts the tokens of a bucket into best and best_score, best first, and returns how many there are,
- * or -1 if it cannot. */
-static int order_bucket(const struct draw *d, int bucket)
+/* The smallest logit with a share of at least min_p. */
+static float least_logit(const struct draw *d)
 {
-    const struct vocab_scratch *const s = &d->scratch;
-    float *const score = (float *)(void *)s->key[0];
-    const int n = d->simd->find_equal(s->candidate, (const int32_t *)(const void *)s->key[1],
-                                      d->n_vocab, bucket);
-    if (n > SELECT_MANY || bucket == DRAW_BUCKETS - 1) {
-        return -1;
+    const double min_p = (double)d->params->min_p;
+    float z = (float)((double)d->max + (double)d->params->temperature * log(min_p));
+    while (share_of(d, z) < min_p) {
+        z = nextafterf(z, INFINITY);
     }
-    for (int i = 0; i < n; i++) {
-        score[i] = d->z[s->candidate[i]];
+    while (share_of(d, nextafterf(z, -INFINITY)) >= min_p) {
+        z = nextafterf(z, -INFINITY);
     }
-    d->simd->select(s->best, s->best_score, score, n, n, &s->select);
-    for (int i = 0; i < n; i++) {
-        s->best[i] = s->candidate[s->best[i]];
-    }
-    return n;
+    return z;
 }
 
-/* Finds where the filters end; false if a bucket in question cannot be put into order. */
-static bool find_end(const struct draw *d, struct kept *kept, double total)
+/* Gives the tokens their shares. */
+static void weigh(const struct draw *d, struct logit_list *best)
 {
-    const struct sample_params *const p = d->params;
-    const double step = (double)BUCKET_RANGE / DRAW_BUCKETS;
-    for (int b = 0; b < DRAW_BUCKETS && !kept->is_end; b++) {
-        if (d->scratch.mass[b] <= 0 && b < DRAW_BUCKETS - 1) {
-            continue; /* empty: shares are 0 in the last one alone */
-        }
-        kept->bucket = b;
-        /* a little less than the least share that it can hold */
-        const bool is_wide = exp(-(b + 1.01) * step) >= (double)p->min_p;
-        const double after = kept->mass + d->scratch.mass[b];
-        if (is_wide && b < DRAW_BUCKETS - 1 &&
-            (p->top_p >= 1 || after < (double)p->top_p * total)) {
-            kept->mass = after;
-            kept->n = d->n_vocab;
-            continue;
-        }
-        const int n = order_bucket(d, b);
-        if (n < 0) {
-            return false;
-        }
-        keep_some(d, kept, n, total);
-    }
-    return true;
+    best->is_weighed = true;
+    best->mass =
+        d->simd->logit_shares(best->share, best->z, best->n, d->max, 1.0f / d->params->temperature);
 }
-
-/* Draws with top_p or min_p among all tokens, or NOT_DRAWN where only a full order helps. */
-static int32_t draw_by_bucket(const struct draw *d, double total)
-{
-    struct kept kept = {.mass = 0};
-    fill_buckets(d);
-    if (!find_end(d, &kept, total)) {
-        return NOT_DRAWN;
-    }
-    const double goal = d->params->u * kept.mass;
-    double sum = 0;
-    int32_t last = NOT_DRAWN;
-    for (int b = 0; b <= kept.bucket; b++) {
-        const bool is_last = b == kept.bucket;
-        if (!is_last && sum + d->scratch.mass[b] <= goal) {
-            sum += d->scratch.mass[b];
-            continue;
-        }
-        const int n = order_bucket(d, b);
-        if (n < 0) {
-            return NOT_DRAWN;
-        }
-        const int n_kept = is_last && kept.n < n ? kept.n : n;
-        const int32_t id = walk(d, n_kept, &sum, goal);
-        if (id != NOT_DRAWN) {
-            return id;
-        }
-        last = n_kept > 0 ? d->scratch.best[n_kept - 1] : last;
-    }
-    return last;
-}
-
-/* ---- all together -----------------------------------------------------------------------------*/
 
 int32_t cpu_draw_by_rank(const struct draw *d)
 {
     const struct sample_params *const p = d->params;
-    const bool has_top_k = p->top_k > 0 && p->top_k < d->n_vocab;
-    const int most = has_top_k ? p->top_k : d->n_vocab;
-    double total = 0; /* of the whole row; of top_k's tokens it is added up below */
-    for (int b = 0; b < LOGIT_BLOCKS && !has_top_k && p->top_p < 1; b++) {
-        const int from = cpu_block_first(d->n_vocab, b);
-        total += draw_sum(d, from, cpu_block_first(d->n_vocab, b + 1) - from);
+    struct logit_list best = {
+        .z = d->z, .share = d->scratch.share, .n = d->n_vocab, .mass = d->n_vocab};
+    if (p->top_k > 0 && p->top_k < d->n_vocab) {
+        keep_top_k(d, &best, p->top_k);
     }
-    int32_t id = NOT_DRAWN;
-    if (!has_top_k || most <= SELECT_MANY) {
-        const int n = has_top_k || most < DRAW_FEW ? most : DRAW_FEW;
-        d->simd->select(d->scratch.best, d->scratch.best_score, d->z, d->n_vocab, n,
-                        &d->scratch.select);
-        for (int i = 0; i < n && has_top_k; i++) {
-            total += share_of(d, d->scratch.best_score[i]);
-        }
-        id = draw_among(d, n, total, n == most);
+    double total = INFINITY; /* of what top_k keeps, where top_p asks */
+    if (p->top_p < 1) {
+        weigh(d, &best);
+        total = best.mass;
     }
-    if (id == NOT_DRAWN && !has_top_k) {
-        id = draw_by_bucket(d, total);
+    if (p->min_p > 0) {
+        keep_from(d, &best, least_logit(d));
     }
-    if (id != NOT_DRAWN) {
-        return id;
+    if (p->top_p >= 1) {
+        weigh(d, &best);
     }
-    sort_all(d);
-    for (int i = 0; i < most && has_top_k; i++) {
-        total += share_of(d, d->scratch.best_score[i]);
+    struct place end = {-INFINITY, best.n, best.mass};
+    if (best.mass > (double)p->top_p * total) {
+        end = find_place(d, &best, (double)p->top_p * total);
     }
-    return draw_among(d, most, total, true);
+    /* more than u of the mass, where find_place looks for at least so much */
+    const double goal = nextafter(p->u * end.mass, (double)INFINITY);
+    const struct place drawn = find_place(d, &best, goal);
+    if (end.n_equal == 0 || drawn.n_equal == 0) {
+        return NOT_DRAWN;
+    }
+    /* beyond by rounding alone */
+    const bool is_beyond = drawn.z < end.z || (drawn.z == end.z && drawn.n_equal > end.n_equal);
+    const struct place *const at = is_beyond ? &end : &drawn;
+    return d->simd->logit_find(d->z, d->n_vocab, at->z, at->n_equal - 1);
 }

@@ -25,6 +25,16 @@ static int32_t target_of(const struct step *step, int out, int64_t n_vocab)
     return id;
 }
 
+/* How many of the tokens first .. first+n-1 rank before this one: those of smaller ids with the
+ * same logit do, those of larger ids need a larger one. */
+static int32_t rank_before(const struct simd_kernels *simd, const float *z, int first, int n,
+                           int32_t id)
+{
+    const int n_smaller = id < first ? 0 : id - first < n ? id - first : n;
+    return simd->logit_count(z + first, n_smaller, z[id]) +
+           simd->logit_count(z + first + n_smaller, n - n_smaller, nextafterf(z[id], INFINITY));
+}
+
 static void part_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
@@ -51,7 +61,7 @@ static void part_items(void *arg, int thread, int first, int n)
         }
         if ((want & OUT_LOGPROB) != 0) {
             const int32_t id = target_of(job->step, out, n_vocab);
-            part.n_before = simd->logit_before(z, from, n_id, z[id], id);
+            part.n_before = rank_before(simd, z, from, n_id, id);
         }
         ((struct logit_part *)job->cpu->parts.data)[item] = part;
     }

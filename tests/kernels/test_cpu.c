@@ -4,7 +4,7 @@
  * written.
  *
  * Each test runs every instruction set of the machine. Rerun: build/tests/kernels/test_cpu */
-#include "kernels/ref/ref.h"
+#include "kernels/cpu/cpu.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -127,8 +127,8 @@ static struct step *step_of(struct backend *be, int n_out, int n_vocab)
     return step;
 }
 
-/* Filters that keep thousands of tokens, with ties among them: found by buckets, or, where
- * thousands are equal, sorted. */
+/* Filters that keep thousands of tokens, with ties among them. In every fourth row the tokens that
+ * a search takes for a sample are unlike all others. */
 static void test_flat_distributions_draw_as_ref_does(void **state)
 {
     (void)state;
@@ -136,6 +136,11 @@ static void test_flat_distributions_draw_as_ref_does(void **state)
     float *const logits = noise_new((size_t)N_ROW * N_VOCAB, 3);
     for (int i = 0; i < N_ROW * N_VOCAB; i++) { /* many equal logits, both zeros among them */
         logits[i] = rintf(logits[i] * (i / N_VOCAB % 4 < 2 ? 8 : 1)) * 0.125f;
+    }
+    for (int i = 3; i < N_ROW; i += 4) {
+        for (int j = 0; j < DRAW_SAMPLE; j++) {
+            logits[i * N_VOCAB + N_VOCAB * j / DRAW_SAMPLE] = i % 8 == 3 ? -9 : 0.5f;
+        }
     }
     struct backend *ref = NULL;
     assert_int_equal(ref_open(&ref, NULL), ERR_OK);

@@ -86,13 +86,14 @@ void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t
 
 /* logits.c */
 bool SIMD(logit_max)(float *max, const float *z, int n);
-int SIMD(logit_find)(const float *z, int n, float value);
+int SIMD(logit_find)(const float *z, int n, float value, int n_skip);
 double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature);
 double SIMD(logit_moment)(const float *z, int n, float max);
-void SIMD(logit_buckets)(float *share, int32_t *bucket, const float *z, int n, float max,
-                         float inverse_temperature, float scale, int last);
-int SIMD(find_equal)(int32_t *at, const int32_t *v, int n, int32_t value);
-int32_t SIMD(logit_before)(const float *z, int first, int n, float target, int32_t id);
+double SIMD(logit_shares)(float *share, const float *z, int n, float max,
+                          float inverse_temperature);
+double SIMD(logit_pick)(struct logit_list *to, const struct logit_room *room,
+                        const struct logit_list *from, float low, float high);
+int SIMD(logit_count)(const float *z, int n, float least);
 
 /* peak.c */
 double SIMD(sum_bytes)(const void *data, size_t bytes);

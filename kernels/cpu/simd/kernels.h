@@ -217,6 +217,22 @@ struct select_scratch {
     int32_t *id;  /* [k + SELECT_SLACK + SELECT_PAD] */
 };
 
+/* Logits, and what each of them weighs in a search for a place among them. */
+struct logit_list {
+    const float *z;  /* [n] none is NaN */
+    float *share;    /* [n] room; holds their weights if is_weighed */
+    bool is_weighed; /* else each weighs 1 */
+    int n;
+    double mass; /* Σ weights */
+};
+
+/* Where a list may be put. */
+struct logit_room {
+    float *z, *share; /* [n + LOGIT_PAD] */
+};
+
+enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
+
 struct simd_kernels {
     int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
 
@@ -251,19 +267,21 @@ struct simd_kernels {
     /* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
      * +infinity. */
     bool (*logit_max)(float *max, const float *z, int n);
-    /* The first position with this value, or -1. */
-    int (*logit_find)(const float *z, int n, float value);
+    /* The position of the first with this value after skipping n_skip of them, or -1. */
+    int (*logit_find)(const float *z, int n, float value, int n_skip);
     /* Σ e^((z - max) · inverse_temperature), max finite and >= z */
     double (*logit_sum)(const float *z, int n, float max, float inverse_temperature);
     /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
     double (*logit_moment)(const float *z, int n, float max);
-    /* share = e^((z - max) · inverse_temperature); bucket = (max - z) · scale, at most last */
-    void (*logit_buckets)(float *share, int32_t *bucket, const float *z, int n, float max,
-                          float inverse_temperature, float scale, int last);
-    /* Writes where v is value, ascending, and returns how often: at[n] has room for all of v. */
-    int (*find_equal)(int32_t *at, const int32_t *v, int n, int32_t value);
-    /* Tokens first .. first+n-1 that rank before one with logit target and this id. */
-    int32_t (*logit_before)(const float *z, int first, int n, float target, int32_t id);
+    /* The same; share = the terms. */
+    double (*logit_shares)(float *share, const float *z, int n, float max,
+                           float inverse_temperature);
+    /* to = those with low <= z <= high of from, in room, which from may be in itself. Returns the
+     * mass of those with z > high. */
+    double (*logit_pick)(struct logit_list *to, const struct logit_room *room,
+                         const struct logit_list *from, float low, float high);
+    /* How many are at least so large. */
+    int (*logit_count)(const float *z, int n, float least);
 
     double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
     void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */

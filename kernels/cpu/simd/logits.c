@@ -1,7 +1,8 @@
-/* Passes over a block of a row's logits. A row is cut into a fixed number of blocks, whatever the
- * number of threads, and their results are merged in block order.
+/* Passes over a row's logits or a block of them. For log-probabilities a row is cut into a fixed
+ * number of blocks, whatever the number of threads, and their results are merged in block order.
  *
- * Bound: bytes for the comparisons, arithmetic for the exponentials (about 1 ns per 16). */
+ * Bound: bytes for the comparisons; arithmetic for the exponentials (3 ns per 16); for picking the
+ * instruction that compresses, 6 cycles per 16 with AVX-512. */
 #include "kernels/cpu/simd/internal.h"
 #include "kernels/cpu/simd/vmath.h"
 
@@ -11,51 +12,49 @@
  * below that of the logits. */
 enum { SUM_VECS = 16 };
 
+/* Several vectors at a time, each with a maximum of its own: one would wait for itself. */
 bool SIMD(logit_max)(float *max, const float *z, int n)
 {
-    vf best = v_set1(-INFINITY);
-    vi is_good = vi_set1(-1);
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const vf v = v_load(z + i);
-        best = v_max(v, best);
-        is_good &= (vi)(v < INFINITY); /* false for NaN */
+    enum { VECS = 4 };
+    vf best[VECS];
+    vm is_nan = {0};
+    UNROLL
+    for (int v = 0; v < VECS; v++) {
+        best[v] = v_set1(-INFINITY);
     }
-    bool all_good = v_bits(~is_good) == 0;
-    *max = v_max_of(best);
+    int i = 0;
+    for (; i + VECS * LANES <= n; i += VECS * LANES) {
+        vf x[VECS];
+        UNROLL
+        for (int v = 0; v < VECS; v++) {
+            x[v] = v_load(z + i + v * LANES);
+            best[v] = v_max(x[v], best[v]);
+        }
+        is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
+    }
+    bool is_good = vm_bits(is_nan) == 0;
+    *max = v_max_of(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
     for (; i < n; i++) {
         *max = z[i] > *max ? z[i] : *max;
-        all_good = all_good && z[i] < INFINITY;
+        is_good = is_good && !isnan(z[i]);
     }
-    return all_good;
+    return is_good && *max < INFINITY;
 }
 
-int SIMD(logit_find)(const float *z, int n, float value)
+int SIMD(logit_find)(const float *z, int n, float value, int n_skip)
 {
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const uint32_t bits = v_bits((vi)(v_load(z + i) == value));
-        if (bits != 0) {
-            return i + __builtin_ctz(bits);
-        }
-    }
-    for (; i < n; i++) {
-        if (z[i] == value) {
-            return i;
+    for (int i = 0; i < n; i += LANES) {
+        const int n_lane = lanes_left(n, i);
+        const vf v = n_lane == LANES ? v_load(z + i) : v_load_n(z + i, n_lane);
+        uint32_t bits = v_bits((vi)(v == value)) & (0xffffffffu >> (32 - n_lane));
+        for (; bits != 0; bits &= bits - 1) {
+            if (n_skip == 0) {
+                return i + __builtin_ctz(bits);
+            }
+            n_skip--;
         }
     }
     return -1;
-}
-
-static double add_lanes(vf v)
-{
-    float lane[LANES];
-    v_store(lane, v);
-    double sum = 0;
-    for (int l = 0; l < LANES; l++) {
-        sum += (double)lane[l];
-    }
-    return sum;
 }
 
 /* exp((z - max) · scale), 0 past the end. */
@@ -80,7 +79,8 @@ static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, floa
     v_exp_n(e, EXP_VECS);
 }
 
-double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature)
+/* The sum of the shares, which are stored if to is not NULL. */
+static ALWAYS_INLINE double sum_shares(float *to, const float *z, int n, float max, float scale)
 {
     double total = 0;
     int i = 0;
@@ -88,22 +88,40 @@ double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperatu
         vf sum = v_set1(0);
         for (int v = 0; v < SUM_VECS; v += EXP_VECS) {
             vf e[EXP_VECS];
-            shares(e, z + i + v * LANES, max, inverse_temperature);
+            shares(e, z + i + v * LANES, max, scale);
             UNROLL
             for (int j = 0; j < EXP_VECS; j++) {
                 sum = sum + e[j];
+                if (to != NULL) {
+                    v_store(to + i + (v + j) * LANES, e[j]);
+                }
             }
         }
-        total += add_lanes(sum);
+        total += v_sum_wide(sum);
     }
     while (i < n) {
         vf sum = v_set1(0);
         for (int v = 0; v < SUM_VECS && i < n; v++, i += LANES) {
-            sum = sum + share(z + i, n - i < LANES ? n - i : LANES, max, inverse_temperature);
+            const int n_lane = lanes_left(n, i);
+            const vf e = share(z + i, n_lane, max, scale);
+            sum = sum + e;
+            if (to != NULL) {
+                v_store_n(to + i, e, n_lane);
+            }
         }
-        total += add_lanes(sum);
+        total += v_sum_wide(sum);
     }
     return total;
+}
+
+double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature)
+{
+    return sum_shares(NULL, z, n, max, inverse_temperature);
+}
+
+double SIMD(logit_shares)(float *to, const float *z, int n, float max, float inverse_temperature)
+{
+    return sum_shares(to, z, n, max, inverse_temperature);
 }
 
 double SIMD(logit_moment)(const float *z, int n, float max)
@@ -118,76 +136,87 @@ double SIMD(logit_moment)(const float *z, int n, float max)
             /* 0 · -infinity is no number: such tokens have no share */
             sum = sum + v_select(e > 0.0f, term, v_set1(0));
         }
-        total += add_lanes(sum);
+        total += v_sum_wide(sum);
     }
     return total;
 }
 
-void SIMD(logit_buckets)(float *to, int32_t *bucket, const float *z, int n, float max,
-                         float inverse_temperature, float scale, int last)
+/* What a pass over a list moves and adds up. */
+struct pick {
+    vf low, high;
+    vf above, within; /* F32 sums of a few vectors */
+    float *to_z, *to_share;
+    int n;
+};
+
+static ALWAYS_INLINE void pick_vector(struct pick *p, vf z, vf share, const bool is_weighed)
 {
-    const vf end = v_set1((float)last);
-    int i = 0;
-    for (; i + EXP_VECS * LANES <= n; i += EXP_VECS * LANES) {
-        vf e[EXP_VECS];
-        shares(e, z + i, max, inverse_temperature);
-        UNROLL
-        for (int v = 0; v < EXP_VECS; v++) {
-            const vf distance = (max - v_load(z + i + v * LANES)) * scale;
-            v_store(to + i + v * LANES, e[v]);
-            vi_store(bucket + i + v * LANES, vi_from_f32(v_select(distance < end, distance, end)));
-        }
+    const vm is_above = vm_gt(z, p->high);
+    const vm is_within = (vm)(vm_ge(z, p->low) & ~is_above);
+    p->above = v_add_where(p->above, is_above, share);
+    p->within = v_add_where(p->within, is_within, share);
+    const uint32_t bits = vm_bits(is_within);
+    v_store_some(p->to_z + p->n, z, bits);
+    if (is_weighed) {
+        v_store_some(p->to_share + p->n, share, bits);
     }
-    for (; i < n; i += LANES) {
-        const int n_lane = n - i < LANES ? n - i : LANES;
-        const vf distance = (max - v_load_n(z + i, n_lane)) * scale;
-        const vi whole = vi_from_f32(v_select(distance < end, distance, end));
-        v_store_n(to + i, share(z + i, n_lane, max, inverse_temperature), n_lane);
-        v_store_n((float *)(void *)(bucket + i), (vf)whole, n_lane);
-    }
+    p->n += v_count_bits(bits);
 }
 
-int SIMD(find_equal)(int32_t *at, const int32_t *v, int n, int32_t value)
+static ALWAYS_INLINE double pick_all(struct logit_list *to, const struct logit_room *room,
+                                     const struct logit_list *from, float low, float high,
+                                     const bool is_weighed)
 {
-    int n_found = 0;
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (uint32_t bits = v_bits((vi)(vi_load(v + i) == value)); bits != 0; bits &= bits - 1) {
-            at[n_found++] = i + __builtin_ctz(bits);
+    const float *const z = from->z;
+    const float *const share = from->share;
+    const int n = from->n;
+    struct pick p = {
+        .low = v_set1(low), .high = v_set1(high), .to_z = room->z, .to_share = room->share};
+    double above = 0;
+    double within = 0;
+    for (int i = 0; i < n;) {
+        const int end = n - i < SUM_VECS * LANES ? n : i + SUM_VECS * LANES;
+        p.above = p.within = v_set1(0);
+        for (; i + LANES <= end; i += LANES) {
+            pick_vector(&p, v_load(z + i), is_weighed ? v_load(share + i) : v_set1(1), is_weighed);
         }
-    }
-    for (; i < n; i++) {
-        if (v[i] == value) {
-            at[n_found++] = i;
+        if (i < end) { /* lanes past the end are NaN, which no comparison holds for */
+            const vi is_token = (vi)(v_lane() < end - i);
+            const vf tail = v_select(is_token, v_load_n(z + i, end - i), v_set1(NAN));
+            pick_vector(&p, tail, is_weighed ? v_load_n(share + i, end - i) : v_set1(1),
+                        is_weighed);
+            i = end;
         }
+        above += v_sum_wide(p.above);
+        within += v_sum_wide(p.within);
     }
-    return n_found;
+    *to = (struct logit_list){room->z, room->share, is_weighed, p.n, within};
+    return above;
 }
 
-int32_t SIMD(logit_before)(const float *z, int first, int n, float target, int32_t id)
+double SIMD(logit_pick)(struct logit_list *to, const struct logit_room *room,
+                        const struct logit_list *from, float low, float high)
 {
+    return from->is_weighed ? pick_all(to, room, from, low, high, true)
+                            : pick_all(to, room, from, low, high, false);
+}
+
+int SIMD(logit_count)(const float *z, int n, float least)
+{
+    const vf bound = v_set1(least);
     vi count = vi_set1(0);
     int i = 0;
-    vi lane_id;
-    int32_t ids[LANES];
-    for (int l = 0; l < LANES; l++) {
-        ids[l] = first + l;
-    }
-    lane_id = vi_load(ids);
     for (; i + LANES <= n; i += LANES) {
-        const vf v = v_load(z + first + i);
-        count -= (vi)(v > target) | ((vi)(v == target) & (vi)(lane_id < id));
-        lane_id += LANES;
+        count = vi_count_where(count, vm_ge(v_load(z + i), bound));
     }
     int32_t lane[LANES];
     vi_store(lane, count);
-    int32_t sum = 0;
+    int sum = 0;
     for (int l = 0; l < LANES; l++) {
         sum += lane[l];
     }
     for (; i < n; i++) {
-        const float x = z[first + i];
-        sum += x > target || (x == target && first + i < id);
+        sum += z[i] >= least;
     }
     return sum;
 }

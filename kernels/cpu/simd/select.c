@@ -42,26 +42,6 @@ static float number_of(int32_t key)
     return x;
 }
 
-/* Scores >= bound. NaN reaches nothing. */
-static int count_reaching(const float *score, int n, float bound)
-{
-    vi count = vi_set1(0);
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        count -= (vi)(v_load(score + i) >= bound);
-    }
-    int32_t lane[LANES];
-    vi_store(lane, count);
-    int sum = 0;
-    for (int l = 0; l < LANES; l++) {
-        sum += lane[l];
-    }
-    for (; i < n; i++) {
-        sum += score[i] >= bound;
-    }
-    return sum;
-}
-
 /* The largest score, and one that at least min(GROUPS, k) scores reach, or -infinity. */
 static void first_bounds(const float *score, int n, float *low, float *high)
 {
@@ -107,11 +87,11 @@ static struct threshold find_threshold(const float *score, int n, int k)
     }
     int64_t low = key_of(low_value);
     int64_t high = (int64_t)key_of(high_value) + 1;
-    struct threshold t = {low_value, count_reaching(score, n, low_value), 0};
+    struct threshold t = {low_value, SIMD(logit_count)(score, n, low_value), 0};
     while (t.n_reach > k + SELECT_SLACK && high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
         const float value = number_of((int32_t)middle);
-        const int n_reach = count_reaching(score, n, value);
+        const int n_reach = SIMD(logit_count)(score, n, value);
         if (n_reach >= k) {
             low = middle;
             t.value = value;

@@ -251,8 +251,10 @@ static ALWAYS_INLINE vf v_from_f16(vh h)
 
 static ALWAYS_INLINE uint32_t v_bits(vi mask)
 {
-    const vi bit = mask & (vi){1, 2, 4, 8};
-    return (uint32_t)(bit[0] | bit[1] | bit[2] | bit[3]);
+    typedef uint64_t pairs __attribute__((vector_size(4 * LANES)));
+    const pairs bit = (pairs)(mask & (vi){1, 2, 4, 8});
+    const uint64_t bits = bit[0] | bit[1];
+    return (uint32_t)(bits | bits >> 32);
 }
 
 #endif
@@ -356,6 +358,109 @@ static ALWAYS_INLINE vf v_load_as(const void *row, enum dtype dtype, int64_t col
     return v_load_whole(part, dtype);
 }
 
+/* What a comparison yields, one bool a lane; C's operators & | ~ combine them. */
+#if defined(ISA_AVX512)
+typedef __mmask16 vm;
+
+static ALWAYS_INLINE vm vm_gt(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+
+static ALWAYS_INLINE vm vm_ge(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+
+/* Either is NaN. */
+static ALWAYS_INLINE vm vm_unordered(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+
+static ALWAYS_INLINE uint32_t vm_bits(vm m)
+{
+    return m;
+}
+
+/* sum + x where m holds, sum elsewhere */
+static ALWAYS_INLINE vf v_add_where(vf sum, vm m, vf x)
+{
+    return _mm512_mask_add_ps(sum, m, sum, x);
+}
+
+static ALWAYS_INLINE vi vi_count_where(vi count, vm m)
+{
+    return (vi)_mm512_mask_add_epi32((__m512i)count, m, (__m512i)count, _mm512_set1_epi32(1));
+}
+#else
+typedef vi vm;
+
+static ALWAYS_INLINE vm vm_gt(vf a, vf b)
+{
+    return (vi)(a > b);
+}
+
+static ALWAYS_INLINE vm vm_ge(vf a, vf b)
+{
+    return (vi)(a >= b);
+}
+
+static ALWAYS_INLINE vm vm_unordered(vf a, vf b)
+{
+#if defined(ISA_AVX2)
+    return (vm)_mm256_cmp_ps(a, b, _CMP_UNORD_Q);
+#else
+    return (vi)(a != a) | (vi)(b != b);
+#endif
+}
+
+static ALWAYS_INLINE uint32_t vm_bits(vm m)
+{
+    return v_bits(m);
+}
+
+static ALWAYS_INLINE vf v_add_where(vf sum, vm m, vf x)
+{
+    return sum + (vf)((vi)x & m);
+}
+
+static ALWAYS_INLINE vi vi_count_where(vi count, vm m)
+{
+    return count - m;
+}
+#endif
+
+/* Of the bits of a mask. */
+static ALWAYS_INLINE int v_count_bits(uint32_t bits)
+{
+#if defined(ISA_PLAIN) /* has no instruction for it: the counts of 0 .. 15, four bits each */
+    return (int)(0x4332322132212110u >> 4 * bits & 7);
+#else
+    return __builtin_popcount(bits);
+#endif
+}
+
+/* Stores the lanes whose bits are set one after the other, and anything up to a whole vector. */
+static ALWAYS_INLINE void v_store_some(float *to, vf v, uint32_t bits)
+{
+#if defined(ISA_AVX512)
+    v_store(to, _mm512_maskz_compress_ps((__mmask16)bits, v));
+#elif defined(ISA_AVX2)
+    /* the numbers of these lanes, a byte each, one after the other */
+    const uint64_t bytes = _pdep_u64(bits, 0x0101010101010101u) * 0xff;
+    const uint64_t lane = _pext_u64(0x0706050403020100u, bytes);
+    v_store(to,
+            _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)lane))));
+#else
+    for (int l = 0; l < LANES; l++) {
+        const float x = v[l];
+        memcpy(to, &x, sizeof x);
+        to += bits >> l & 1;
+    }
+#endif
+}
+
 /* Reductions in a fixed order: halves are folded together down to four lanes, then to one. */
 typedef float v4 __attribute__((vector_size(16)));
 
@@ -377,6 +482,25 @@ static ALWAYS_INLINE float v_sum(vf v)
     const v4 quad = v;
 #endif
     return (quad[0] + quad[2]) + (quad[1] + quad[3]);
+}
+
+/* The same in double. */
+static ALWAYS_INLINE double v_sum_wide(vf v)
+{
+#if defined(ISA_PLAIN)
+    return ((double)v[0] + (double)v[2]) + ((double)v[1] + (double)v[3]);
+#else
+#if defined(ISA_AVX512)
+    const __m512d wide =
+        _mm512_cvtps_pd(_mm512_castps512_ps256(v)) + _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+    const __m256d half = _mm512_castpd512_pd256(wide) + _mm512_extractf64x4_pd(wide, 1);
+#else
+    const __m256d half =
+        _mm256_cvtps_pd(_mm256_castps256_ps128(v)) + _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+#endif
+    const __m128d pair = _mm256_castpd256_pd128(half) + _mm256_extractf128_pd(half, 1);
+    return pair[0] + pair[1];
+#endif
 }
 
 /* No lane is NaN. */

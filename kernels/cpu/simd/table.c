@@ -19,9 +19,9 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .logit_find = SIMD(logit_find),
     .logit_sum = SIMD(logit_sum),
     .logit_moment = SIMD(logit_moment),
-    .logit_buckets = SIMD(logit_buckets),
-    .find_equal = SIMD(find_equal),
-    .logit_before = SIMD(logit_before),
+    .logit_shares = SIMD(logit_shares),
+    .logit_pick = SIMD(logit_pick),
+    .logit_count = SIMD(logit_count),
     .sum_bytes = SIMD(sum_bytes),
     .peak_f32 = SIMD(peak_f32),
 #if defined(ISA_AVX512)
