@@ -26,7 +26,11 @@ static ALWAYS_INLINE void v_exp_n(vf *x, const int n)
     vf q[EXP_VECS];
     UNROLL
     for (int i = 0; i < n; i++) {
+#if defined(ISA_AVX512)
+        r[i] = x[i]; /* what comes of too small ones is masked below */
+#else
         r[i] = v_max(low, x[i]);
+#endif
         shifted[i] = v_fma(r[i], v_set1(1.44269504f), shift);
     }
     UNROLL
@@ -47,12 +51,13 @@ static ALWAYS_INLINE void v_exp_n(vf *x, const int n)
     for (int i = 0; i < n; i++) {
         const vf p = v_fma(q[i], r[i] * r[i], r[i]) + 1.0f;
 #if defined(ISA_AVX512)
-        const vf y = _mm512_scalef_ps(p, shifted[i] - shift);
+        const __mmask16 is_normal = _mm512_cmp_ps_mask(x[i], low, _CMP_NLT_UQ);
+        x[i] = _mm512_maskz_scalef_ps(is_normal, p, shifted[i] - shift);
 #else
         const vi exponent = ((vi)shifted[i] - (vi)shift + 127) << 23;
         const vf y = p * (vf)exponent;
-#endif
         x[i] = (vf)((vi)y & ~(x[i] < low));
+#endif
     }
 }
 
