@@ -126,6 +126,7 @@ static void sample_rows(void *arg, int thread, int first, int n)
 {
     const struct sample_job *const job = arg;
     const int n_vocab = (int)job->logits.cols;
+    const int n_thread = pool_n_thread(job->cpu->pool);
     for (int row = first; row < first + n; row++) {
         const int out = job->first + row;
         if ((job->step->out_want[out] & OUT_SAMPLE) == 0) {
@@ -135,10 +136,12 @@ static void sample_rows(void *arg, int thread, int first, int n)
         CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
         CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
         const float *const logits = row_f32(job->logits, row);
-        struct draw d = {.simd = job->cpu->simd,
-                         .params = p,
-                         .n_vocab = n_vocab,
-                         .scratch = cpu_vocab_scratch(job->cpu, thread, &job->step->limits)};
+        struct draw d = {
+            .simd = job->cpu->simd,
+            .params = p,
+            .next = row + n_thread < job->logits.rows ? row_f32(job->logits, row + n_thread) : NULL,
+            .n_vocab = n_vocab,
+            .scratch = cpu_vocab_scratch(job->cpu, thread, &job->step->limits)};
         int32_t id = NOT_DRAWN;
         if (p->n_allow == 0) {
             d.z = adjust(job->step, p, logits, n_vocab, d.scratch.z);

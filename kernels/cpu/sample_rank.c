@@ -179,8 +179,8 @@ static float least_logit(const struct draw *d)
 static void weigh(const struct draw *d, struct logit_list *best)
 {
     best->is_weighed = true;
-    best->mass =
-        d->simd->logit_shares(best->share, best->z, best->n, d->max, 1.0f / d->params->temperature);
+    best->mass = d->simd->logit_shares(best->share, best->z, d->next, best->n, d->max,
+                                       1.0f / d->params->temperature);
 }
 
 int32_t cpu_draw_by_rank(const struct draw *d)

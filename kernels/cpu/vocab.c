@@ -35,6 +35,16 @@ static int32_t rank_before(const struct simd_kernels *simd, const float *z, int 
            simd->logit_count(z + first + n_smaller, n - n_smaller, nextafterf(z[id], INFINITY));
 }
 
+/* Where the block after this one begins, which the same thread mostly does next. */
+static const float *next_block(const struct logprob_job *job, int item)
+{
+    const int next = item + 1;
+    return next == job->logits.rows * LOGIT_BLOCKS
+               ? NULL
+               : row_f32(job->logits, next / LOGIT_BLOCKS) +
+                     cpu_block_first((int)job->logits.cols, next % LOGIT_BLOCKS);
+}
+
 static void part_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
@@ -54,7 +64,7 @@ static void part_items(void *arg, int thread, int first, int n)
         struct logit_part part = {0};
         part.is_good = simd->logit_max(&part.max, z + from, n_id);
         if (part.is_good && part.max > -INFINITY) {
-            part.sum = simd->logit_sum(z + from, n_id, part.max, 1.0f);
+            part.sum = simd->logit_sum(z + from, next_block(job, item), n_id, part.max, 1.0f);
             if ((want & OUT_ENTROPY) != 0) {
                 part.moment = simd->logit_moment(z + from, n_id, part.max);
             }
@@ -183,7 +193,7 @@ static void softmax_rows(void *arg, int thread, int first, int n)
         float max = 0;
         float shift = NAN;
         if (job->simd->logit_max(&max, z, n_col) && max > -INFINITY) {
-            const double total = job->simd->logit_sum(z, n_col, max, 1.0f);
+            const double total = job->simd->logit_sum(z, NULL, n_col, max, 1.0f);
             const double base = job->base.data != NULL ? (double)row_f32(job->base, row)[0] : 0;
             shift = (float)(base - log(total));
         }

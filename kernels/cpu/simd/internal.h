@@ -87,9 +87,10 @@ void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t
 /* logits.c */
 bool SIMD(logit_max)(float *max, const float *z, int n);
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip);
-double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature);
+double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
+                       float inverse_temperature);
 double SIMD(logit_moment)(const float *z, int n, float max);
-double SIMD(logit_shares)(float *share, const float *z, int n, float max,
+double SIMD(logit_shares)(float *share, const float *z, const float *next, int n, float max,
                           float inverse_temperature);
 double SIMD(logit_pick)(struct logit_list *to, const struct logit_room *room,
                         const struct logit_list *from, float low, float high);

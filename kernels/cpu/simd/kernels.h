@@ -269,12 +269,14 @@ struct simd_kernels {
     bool (*logit_max)(float *max, const float *z, int n);
     /* The position of the first with this value after skipping n_skip of them, or -1. */
     int (*logit_find)(const float *z, int n, float value, int n_skip);
-    /* Σ e^((z - max) · inverse_temperature), max finite and >= z */
-    double (*logit_sum)(const float *z, int n, float max, float inverse_temperature);
+    /* Σ e^((z - max) · inverse_temperature), max finite and >= z. next: as many numbers that are
+     * probably read next, to be brought near meanwhile; NULL = none. */
+    double (*logit_sum)(const float *z, const float *next, int n, float max,
+                        float inverse_temperature);
     /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
     double (*logit_moment)(const float *z, int n, float max);
     /* The same; share = the terms. */
-    double (*logit_shares)(float *share, const float *z, int n, float max,
+    double (*logit_shares)(float *share, const float *z, const float *next, int n, float max,
                            float inverse_temperature);
     /* to = those with low <= z <= high of from, in room, which from may be in itself. Returns the
      * mass of those with z > high. */

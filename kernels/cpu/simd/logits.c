@@ -79,8 +79,10 @@ static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, floa
     v_exp_n(e, EXP_VECS);
 }
 
-/* The sum of the shares, which are stored if to is not NULL. */
-static ALWAYS_INLINE double sum_shares(float *to, const float *z, int n, float max, float scale)
+/* The sum of the shares, which are stored if to is not NULL. Exponentials leave the memory idle:
+ * meanwhile it brings what is summed next. */
+static ALWAYS_INLINE double sum_shares(float *to, const float *z, const float *next, int n,
+                                       float max, float scale)
 {
     double total = 0;
     int i = 0;
@@ -89,6 +91,9 @@ static ALWAYS_INLINE double sum_shares(float *to, const float *z, int n, float m
         for (int v = 0; v < SUM_VECS; v += EXP_VECS) {
             vf e[EXP_VECS];
             shares(e, z + i + v * LANES, max, scale);
+            for (int j = 0; j < EXP_VECS * LANES && next != NULL; j += LINE_WORDS) {
+                __builtin_prefetch(next + i + v * LANES + j, 0, 2);
+            }
             UNROLL
             for (int j = 0; j < EXP_VECS; j++) {
                 sum = sum + e[j];
@@ -114,14 +119,16 @@ static ALWAYS_INLINE double sum_shares(float *to, const float *z, int n, float m
     return total;
 }
 
-double SIMD(logit_sum)(const float *z, int n, float max, float inverse_temperature)
+double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
+                       float inverse_temperature)
 {
-    return sum_shares(NULL, z, n, max, inverse_temperature);
+    return sum_shares(NULL, z, next, n, max, inverse_temperature);
 }
 
-double SIMD(logit_shares)(float *to, const float *z, int n, float max, float inverse_temperature)
+double SIMD(logit_shares)(float *to, const float *z, const float *next, int n, float max,
+                          float inverse_temperature)
 {
-    return sum_shares(to, z, n, max, inverse_temperature);
+    return sum_shares(to, z, next, n, max, inverse_temperature);
 }
 
 double SIMD(logit_moment)(const float *z, int n, float max)
