@@ -6,9 +6,8 @@
  * memory (bound: bytes of W). Many rows: the panel stays in L2 while the tiles pass over it (bound:
  * multiply-adds; 12 x 32 floats take 24 of AVX-512's 32 registers, 14 loads feed 24 fma).
  * Shares reached: see SPEED.md. */
-#include "kernels/cpu/simd/internal.h"
+#include "kernels/cpu/simd/gemm.h"
 #include "kernels/cpu/simd/vmath.h"
-#include "kernels/int8.h"
 
 /* Vectors per row of a tile of n rows: what fits the registers beside TILE_ROWS. */
 #if defined(ISA_AVX512)
@@ -23,25 +22,8 @@
  * 128 KiB of F32: it passes once for each tile, while the next one comes in beside it. */
 enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
 
-/* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. Half of it, which
- * would stay in L1, costs more in sums than it saves. */
+/* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
 enum { AMX_CHUNKS = 32 };
-
-/* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
- * BF16 widened to two floats, four bytes, whose sums are I32 in the place of floats; or a pair or
- * four bytes by the matrix unit: see amx.c. */
-enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES };
-
-/* Words of x that meet a word of W: where pairs are widened, or bytes are (for want of the
- * instruction for four of them), two. */
-#if defined(ISA_AVX512)
-#define X_WORDS(kind) ((kind) == WIDE ? 2 : 1)
-#else
-#define X_WORDS(kind) ((kind) == WIDE || (kind) == BYTES ? 2 : 1)
-#endif
-
-/* Words of W that meet a chunk of x. */
-#define CHUNK_WORDS(kind) (CHUNK / X_WORDS(kind))
 
 static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf sum)
 {
@@ -195,140 +177,6 @@ static tile_fn *const tiles[][TILE_ROWS] = {
     [BYTES] = {TILES_3(BYTES)},
 #endif
 };
-
-static bool is_amx(enum kind kind)
-{
-    return kind == AMX || kind == AMX_BYTES;
-}
-
-static enum kind kind_of(const struct gemm *g)
-{
-    static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
-    return g->dtype == DTYPE_F32    ? F32
-           : g->dtype == DTYPE_BF16 ? kinds[g->bf16]
-           : gemm_is_amx(g)         ? AMX_BYTES
-                                    : BYTES;
-}
-
-/* ---- packing x --------------------------------------------------------------------------------*/
-
-/* 2·CHUNK elements as CHUNK pairs. */
-static void pack_pairs(uint32_t *to, const float *from, int n)
-{
-#if defined(ISA_AVX512)
-    const vf low = n >= LANES ? v_load(from) : v_load_n(from, n);
-    const vf high = n >= 2 * LANES
-                        ? v_load(from + LANES)
-                        : v_load_n(from + (n > LANES ? LANES : 0), n > LANES ? n - LANES : 0);
-    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
-    memcpy(to, &pairs, sizeof pairs);
-#else
-    (void)from;
-    (void)n;
-    CHECK(to == NULL); /* without the instruction nobody asks for pairs */
-#endif
-}
-
-/* LANES floats of a row that has n left, 0 past its end. */
-static ALWAYS_INLINE vf load_left(const float *from, int n)
-{
-    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
-}
-
-/* CHUNK floats, 0 past the end of the row. */
-static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
-{
-    for (int c = 0; c < CHUNK; c += LANES) {
-        const vf v = load_left(from + c, n - c);
-        v_store(to + c, round_bf16 ? v_round_bf16(v) : v);
-    }
-}
-
-/* The scale of a row of x. */
-static struct int8_scale scale_of(const float *x, int n)
-{
-    vi max = vi_set1(0);
-    for (int k = 0; k < n; k += LANES) {
-        max = vi_max(max, (vi)v_abs(load_left(x + k, n - k)));
-    }
-    uint32_t most = 0;
-    for (int i = 0; i < LANES; i++) {
-        most = (uint32_t)max[i] > most ? (uint32_t)max[i] : most;
-    }
-    return int8_scale_of(int8_from_magnitude(most));
-}
-
-/* Up to 64 / X_WORDS inputs as CHUNK words; 0 past the end of the row. */
-static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
-{
-    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
-#if defined(ISA_AVX512)
-    int8_t *const q = (int8_t *)to;
-    const vb offset = (vb)_mm_set1_epi8(-128);
-#else
-    int8_t q[INPUTS];
-    const vb offset = {0};
-#endif
-    for (int c = 0; c < INPUTS; c += LANES) {
-        const vf scaled = load_left(from + c, n - c) * v_set1(inverse);
-        const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
-        memcpy(q + c, &bytes, sizeof bytes);
-    }
-#if !defined(ISA_AVX512)
-    for (int i = 0; i < CHUNK; i++) {
-        const int8_t *const at = q + i / 2 * 4 + i % 2;
-        to[i] = (uint32_t)(uint16_t)at[0] | (uint32_t)(uint16_t)at[2] << 16;
-    }
-#endif
-}
-
-static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_row)
-{
-    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
-    struct int8_scale scale[AMX_ROWS];
-    for (int r = 0; r < n_row; r++) {
-        scale[r] = scale_of(g->x + (row + r) * g->x_stride, g->n_in);
-        g->x_scale[row + r] = scale[r].scale;
-    }
-    for (int k = 0; k < g->n_in; k += INPUTS) {
-        const int n = g->n_in - k < INPUTS ? g->n_in - k : INPUTS;
-        for (int r = 0; r < n_row; r++) {
-            pack_bytes(to, g->x + (row + r) * g->x_stride + k, n, scale[r].inverse);
-            to += CHUNK;
-        }
-    }
-}
-
-static void pack_tile(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
-                      enum kind kind)
-{
-    const bool is_pairs = kind == PAIRS || kind == AMX;
-    const int step = is_pairs ? 2 * CHUNK : CHUNK;
-    for (int k = 0; k < n_in; k += step) {
-        const int n = n_in - k < step ? n_in - k : step;
-        for (int r = 0; r < n_row; r++) {
-            const float *const from = x + r * x_stride + k;
-            if (is_pairs) {
-                pack_pairs(to, from, n);
-            } else {
-                pack_floats(to, from, n, kind == WIDE);
-            }
-            to += CHUNK;
-        }
-    }
-}
-
-void SIMD(gemm_pack)(const struct gemm *g, int tile)
-{
-    const int row = gemm_tile_row(g, tile);
-    const int n_row = gemm_tile_row(g, tile + 1) - row;
-    uint32_t *const to = g->words + (size_t)row * gemm_row_words(g->n_in);
-    if (g->dtype == DTYPE_I8) {
-        pack_byte_rows(g, to, row, n_row);
-    } else {
-        pack_tile(to, g->x + row * g->x_stride, g->x_stride, n_row, g->n_in, kind_of(g));
-    }
-}
 
 /* ---- products ---------------------------------------------------------------------------------*/
 
@@ -626,7 +474,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                        const uint32_t *w, int n_in, int n_out, uint32_t *words)
 {
-    pack_tile(words, x, x_stride, n_row, n_in, F32);
+    SIMD(pack_tile)(words, x, x_stride, n_row, n_in, F32);
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
         _Alignas(64) float sum[TILE_ROWS * PANEL] = {0};
         tiles[F32][n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,

@@ -1,0 +1,121 @@
+/* Packing of rows of x for gemm.c: struct gemm's layout, in the words that the kind multiplies. */
+#include "kernels/cpu/simd/gemm.h"
+#include "kernels/int8.h"
+
+/* 2·CHUNK elements as CHUNK pairs. */
+static void pack_pairs(uint32_t *to, const float *from, int n)
+{
+#if defined(ISA_AVX512)
+    const vf low = n >= LANES ? v_load(from) : v_load_n(from, n);
+    const vf high = n >= 2 * LANES
+                        ? v_load(from + LANES)
+                        : v_load_n(from + (n > LANES ? LANES : 0), n > LANES ? n - LANES : 0);
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
+    memcpy(to, &pairs, sizeof pairs);
+#else
+    (void)from;
+    (void)n;
+    CHECK(to == NULL); /* without the instruction nobody asks for pairs */
+#endif
+}
+
+/* LANES floats of a row that has n left, 0 past its end. */
+static ALWAYS_INLINE vf load_left(const float *from, int n)
+{
+    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
+}
+
+/* CHUNK floats, 0 past the end of the row. */
+static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
+{
+    for (int c = 0; c < CHUNK; c += LANES) {
+        const vf v = load_left(from + c, n - c);
+        v_store(to + c, round_bf16 ? v_round_bf16(v) : v);
+    }
+}
+
+/* The scale of a row of x. */
+static struct int8_scale scale_of(const float *x, int n)
+{
+    vi max = vi_set1(0);
+    for (int k = 0; k < n; k += LANES) {
+        max = vi_max(max, (vi)v_abs(load_left(x + k, n - k)));
+    }
+    uint32_t most = 0;
+    for (int i = 0; i < LANES; i++) {
+        most = (uint32_t)max[i] > most ? (uint32_t)max[i] : most;
+    }
+    return int8_scale_of(int8_from_magnitude(most));
+}
+
+/* Up to 64 / X_WORDS inputs as CHUNK words; 0 past the end of the row. */
+static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
+{
+    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
+#if defined(ISA_AVX512)
+    int8_t *const q = (int8_t *)to;
+    const vb offset = (vb)_mm_set1_epi8(-128);
+#else
+    int8_t q[INPUTS];
+    const vb offset = {0};
+#endif
+    for (int c = 0; c < INPUTS; c += LANES) {
+        const vf scaled = load_left(from + c, n - c) * v_set1(inverse);
+        const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
+        memcpy(q + c, &bytes, sizeof bytes);
+    }
+#if !defined(ISA_AVX512)
+    for (int i = 0; i < CHUNK; i++) {
+        const int8_t *const at = q + i / 2 * 4 + i % 2;
+        to[i] = (uint32_t)(uint16_t)at[0] | (uint32_t)(uint16_t)at[2] << 16;
+    }
+#endif
+}
+
+static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_row)
+{
+    enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
+    struct int8_scale scale[AMX_ROWS];
+    for (int r = 0; r < n_row; r++) {
+        scale[r] = scale_of(g->x + (row + r) * g->x_stride, g->n_in);
+        g->x_scale[row + r] = scale[r].scale;
+    }
+    for (int k = 0; k < g->n_in; k += INPUTS) {
+        const int n = g->n_in - k < INPUTS ? g->n_in - k : INPUTS;
+        for (int r = 0; r < n_row; r++) {
+            pack_bytes(to, g->x + (row + r) * g->x_stride + k, n, scale[r].inverse);
+            to += CHUNK;
+        }
+    }
+}
+
+void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
+                     enum kind kind)
+{
+    const bool is_pairs = kind == PAIRS || kind == AMX;
+    const int step = is_pairs ? 2 * CHUNK : CHUNK;
+    for (int k = 0; k < n_in; k += step) {
+        const int n = n_in - k < step ? n_in - k : step;
+        for (int r = 0; r < n_row; r++) {
+            const float *const from = x + r * x_stride + k;
+            if (is_pairs) {
+                pack_pairs(to, from, n);
+            } else {
+                pack_floats(to, from, n, kind == WIDE);
+            }
+            to += CHUNK;
+        }
+    }
+}
+
+void SIMD(gemm_pack)(const struct gemm *g, int tile)
+{
+    const int row = gemm_tile_row(g, tile);
+    const int n_row = gemm_tile_row(g, tile + 1) - row;
+    uint32_t *const to = g->words + (size_t)row * gemm_row_words(g->n_in);
+    if (g->dtype == DTYPE_I8) {
+        pack_byte_rows(g, to, row, n_row);
+    } else {
+        SIMD(pack_tile)(to, g->x + row * g->x_stride, g->x_stride, n_row, g->n_in, kind_of(g));
+    }
+}
