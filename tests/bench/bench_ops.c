@@ -173,8 +173,9 @@ static void make_all(struct bench *b)
     b->slots = make_buffer(b, ROWS_MAX, n_col, DTYPE_I32);
     b->shares = make_buffer(b, ROWS_MAX, n_col, DTYPE_F32);
     b->gamma = make_buffer(b, 1, D, DTYPE_F32);
-    b->k_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, DTYPE_F32);
-    b->v_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, DTYPE_F32);
+    const enum dtype cache = b->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16; /* as models have it */
+    b->k_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, cache);
+    b->v_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, cache);
     b->decode[0] = make_step(b, 1, 1);
     b->decode[1] = make_step(b, 8, 1);
     b->prefill = make_step(b, 1, ROWS_MAX);
