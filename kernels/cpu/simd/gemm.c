@@ -361,6 +361,42 @@ static void multiply_tile(const struct gemm *g, enum kind kind, const struct spa
     }
 }
 
+/* Two or three tiles take turns with TURN_WORDS words of a panel, 4 KiB: the first one brings them
+ * from memory, the others find them in L1 and meanwhile ask for what lies behind the first one's
+ * own requests. Tile by tile, memory would wait for all but the first. */
+enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
+
+static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct span *span,
+                              int panel, int tile, int n_tile)
+{
+    _Alignas(64) float sum[TURN_TILES][TILE_ROWS * PANEL];
+    struct place at[TURN_TILES];
+    for (int t = 0; t < n_tile; t++) {
+        at[t] = place_of(g, kind, span, panel, tile + t);
+        fetch_y(g, &at[t]);
+        load_sums(sum[t], at[t].y, g->y_stride, at[t].n_row, span->first > 0 ? at[t].n_col : 0);
+    }
+    for (int k = 0; k < span->n_word; k += TURN_WORDS) {
+        const int left = span->n_word - k;
+        const int n_word = left < TURN_WORDS ? left : TURN_WORDS;
+        const uint32_t *const w = at[0].w + (size_t)k * PANEL;
+        struct ahead ahead = {w + (size_t)n_word * PANEL + FAR_WORDS, 0};
+        for (int t = 0; t < n_tile; t++) {
+            const size_t x = (size_t)(k / CHUNK_WORDS(kind)) * CHUNK * (size_t)at[t].n_row;
+            tiles[kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], ahead);
+            ahead.w += ahead.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
+            ahead.n_line = TURN_LINES;
+        }
+    }
+    for (int t = 0; t < n_tile; t++) {
+        if (span->is_last) {
+            finish_tile(g, &at[t], sum[t]);
+        } else {
+            store_sums(at[t].y, g->y_stride, sum[t], at[t].n_row, at[t].n_col);
+        }
+    }
+}
+
 /* The same by the matrix unit, which reads and writes whole panels of y itself. A span may be cut
  * into pieces, between which the sums wait in sum [n_row, PANEL]. */
 struct piece {
@@ -458,6 +494,10 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
             if (is_amx(kind)) {
                 multiply_panel_amx(g, kind, &span, panel, next, tile, n_tile, &amx);
+                continue;
+            }
+            if (n_tile > 1 && n_tile <= TURN_TILES) {
+                multiply_in_turns(g, kind, &span, panel, tile, n_tile);
                 continue;
             }
             for (int t = 0; t < n_tile; t++) {
