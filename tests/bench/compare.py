@@ -217,7 +217,7 @@ def llama(args):
         return
     against(args, "The dense twin of model A beside llama.cpp", "llama.cpp", peers.llama, twin=True)
     print("llama.cpp has no architecture that computes this function: it runs gpt2 of the same shape, a stand-in for SPEED "
-          "ALONE, with the same matrices but norms in other places. Its cache is f16, its own choice; ours is f32.")
+          "ALONE, with the same matrices but norms in other places. Its cache is f16, its own choice; ours is f32 beside f32, bf16 beside bf16 and int8.")
 
 
 def isa(args):
