@@ -5,26 +5,17 @@
 
 #include <math.h>
 
-/* Index of column 0 of position pos of sequence s in a cache. */
-static int64_t cache_index(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
+int64_t ref_cache_row(struct tensor pages, const struct step *step, int s, int pos, int64_t d)
 {
     const int32_t page = step_page(step, s, pos);
     CHECK(page >= 0 && page < pages.rows);
     return page * pages.stride + pos % KV_PAGE * d;
 }
 
-double ref_cached(struct tensor pages, const struct step *step, int s, int pos, int64_t d,
-                  int64_t col)
-{
-    const int64_t at = cache_index(pages, step, s, pos, d) + col;
-    return (double)(pages.dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)pages.data)[at])
-                                              : ((const float *)pages.data)[at]);
-}
-
-static void cache_row(struct tensor pages, const struct step *step, int s, int pos,
+static void store_row(struct tensor pages, const struct step *step, int s, int pos,
                       const float *row, int64_t d)
 {
-    const int64_t at = cache_index(pages, step, s, pos, d);
+    const int64_t at = ref_cache_row(pages, step, s, pos, d);
     for (int64_t c = 0; c < d; c++) {
         if (pages.dtype == DTYPE_BF16) {
             ((uint16_t *)pages.data)[at + c] = bf16_from_f32(row[c]);
@@ -53,8 +44,8 @@ void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
     ref_pages_check(k_pages, v_pages, d, n_head);
     for (int s = 0; s < step->n_seq; s++) {
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            cache_row(k_pages, step, s, step->pos[r], row_f32(k, r), d);
-            cache_row(v_pages, step, s, step->pos[r], row_f32(v, r), d);
+            store_row(k_pages, step, s, step->pos[r], row_f32(k, r), d);
+            store_row(v_pages, step, s, step->pos[r], row_f32(v, r), d);
         }
     }
 }
@@ -66,9 +57,10 @@ static void attend(float *y, const float *q, struct tensor k_pages, struct tenso
 {
     double max = -INFINITY;
     for (int u = 0; u < n_pos; u++) {
+        const int64_t k = ref_cache_row(k_pages, step, s, u, d);
         double dot = 0;
         for (int64_t c = first; c < first + d_head; c++) {
-            dot += (double)q[c] * ref_cached(k_pages, step, s, u, d, c);
+            dot += (double)q[c] * ref_cached(k_pages, k + c);
         }
         score[u] = dot * (double)scale;
         max = score[u] > max ? score[u] : max;
@@ -81,7 +73,8 @@ static void attend(float *y, const float *q, struct tensor k_pages, struct tenso
     for (int64_t c = 0; c < d_head; c++) {
         double sum = 0;
         for (int u = 0; u < n_pos; u++) {
-            sum += score[u] * ref_cached(v_pages, step, s, u, d, first + c);
+            sum +=
+                score[u] * ref_cached(v_pages, ref_cache_row(v_pages, step, s, u, d) + first + c);
         }
         y[first + c] = (float)(sum / total);
     }

@@ -73,9 +73,14 @@ void ref_linear(struct backend *be, struct tensor y, struct tensor x, const stru
                 struct tensor bias, enum act act);
 
 /* attention.c */
-/* Column col of position pos of sequence s in a cache. */
-double ref_cached(struct tensor pages, const struct step *step, int s, int pos, int64_t d,
-                  int64_t col);
+/* Element of column 0 of position pos of sequence s in a cache. */
+int64_t ref_cache_row(struct tensor pages, const struct step *step, int s, int pos, int64_t d);
+/* Element i of a cache. */
+static inline double ref_cached(struct tensor pages, int64_t i)
+{
+    return (double)(pages.dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)pages.data)[i])
+                                              : ((const float *)pages.data)[i]);
+}
 /* CHECKs what pages of keys and values for rows of d columns may be. */
 void ref_pages_check(struct tensor k_pages, struct tensor v_pages, int64_t d, int n_head);
 void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,

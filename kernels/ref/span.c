@@ -17,20 +17,21 @@ struct row_head {
     int64_t d_head;
 };
 
-/* Of position u of the sequence, column c of the head. */
-static double cached(const struct row_head *at, struct tensor pages, int u, int64_t c)
+/* Of position u of the sequence, the element of the head's column 0. */
+static int64_t cached(const struct row_head *at, struct tensor pages, int u)
 {
-    return ref_cached(pages, at->step, at->seq, u, at->shape->n_head * at->d_head,
-                      at->head * at->d_head + c);
+    return ref_cache_row(pages, at->step, at->seq, u, at->shape->n_head * at->d_head) +
+           at->head * at->d_head;
 }
 
 /* The score of window column i, which is position pos - window + i. */
 static double window_score(const struct row_head *at, int i)
 {
     const int u = at->pos - at->shape->window + i;
+    const int64_t k = u >= 0 ? cached(at, at->k_pages, u) : 0;
     double dot = 0;
     for (int64_t c = 0; c < at->d_head; c++) {
-        const double key = (u >= 0 ? cached(at, at->k_pages, u, c) : 0) +
+        const double key = (u >= 0 ? ref_cached(at->k_pages, k + c) : 0) +
                            (double)row_f32(at->shape->position, c)[i];
         dot += (double)at->q[c] * key;
     }
@@ -83,7 +84,8 @@ static void attend(float *y, const struct row_head *at, double *score)
         double sum = 0;
         for (int i = at->pos < shape->window ? shape->window - at->pos : 0; i < shape->window;
              i++) {
-            sum += score[i] * cached(at, at->v_pages, at->pos - shape->window + i, c);
+            sum += score[i] * ref_cached(at->v_pages,
+                                         cached(at, at->v_pages, at->pos - shape->window + i) + c);
         }
         for (int i = 0; i < shape->n_persistent; i++) {
             const int64_t row = (int64_t)at->head * shape->n_persistent + i;
