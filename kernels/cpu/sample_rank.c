@@ -164,15 +164,15 @@ static void keep_top_k(const struct draw *d, struct logit_list *best, int k)
 /* The smallest logit with a share of at least min_p. */
 static float least_logit(const struct draw *d)
 {
-    const double min_p = (double)d->params->min_p;
-    float z = (float)((double)d->max + (double)d->params->temperature * log(min_p));
-    while (share_of(d, z) < min_p) {
-        z = nextafterf(z, INFINITY);
+    int64_t below = key_of(-INFINITY);
+    int64_t least = key_of(d->max);
+    while (least - below > 1) {
+        const int64_t middle = below + (least - below) / 2;
+        const bool is_kept =
+            share_of(d, number_of_key((int32_t)middle)) >= (double)d->params->min_p;
+        *(is_kept ? &least : &below) = middle;
     }
-    while (share_of(d, nextafterf(z, -INFINITY)) >= min_p) {
-        z = nextafterf(z, -INFINITY);
-    }
-    return z;
+    return number_of_key((int32_t)least);
 }
 
 /* Gives the tokens their shares. */

@@ -8,6 +8,8 @@
 
 #include "kernels/backend.h"
 
+#include <string.h>
+
 /* ---- matrix products ----------------------------------------------------------------------------
  *
  * Weights are packed in panels of PANEL outputs: word [k][o] of a panel is a 32-bit word that holds
@@ -211,6 +213,22 @@ enum {
     SELECT_SLACK = 24, /* candidates beyond k: more cost ranking, fewer cost probes of the bound */
     SELECT_PAD = 16,   /* room for a vector that starts at the last candidate */
 };
+
+/* Order-preserving map of numbers to integers and back. */
+static inline int32_t key_of(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+static inline float number_of_key(int32_t key)
+{
+    const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 struct select_scratch {
     float *score; /* [k + SELECT_SLACK + SELECT_PAD] */

@@ -26,22 +26,6 @@ struct candidates {
     int n;
 };
 
-/* Order-preserving map of numbers to integers and back. */
-static int32_t key_of(float x)
-{
-    int32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-static float number_of(int32_t key)
-{
-    const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 /* The largest score, and one that at least min(GROUPS, k) scores reach, or -infinity. */
 static void first_bounds(const float *score, int n, float *low, float *high)
 {
@@ -90,7 +74,7 @@ static struct threshold find_threshold(const float *score, int n, int k)
     struct threshold t = {low_value, SIMD(logit_count)(score, n, low_value), 0};
     while (t.n_reach > k + SELECT_SLACK && high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        const float value = number_of((int32_t)middle);
+        const float value = number_of_key((int32_t)middle);
         const int n_reach = SIMD(logit_count)(score, n, value);
         if (n_reach >= k) {
             low = middle;
