@@ -8,8 +8,59 @@
  * the output, whatever other rows there are; of bytes it adds whole numbers. Few rows: bound by the
  * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
 #include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/gemm_tile.h"
 
 #if defined(ISA_AVX512)
+
+/* Sums of BLOCK rows or two times as many, in registers: where they come from and go to. */
+struct sums {
+    const float *from;            /* [n_row, PANEL] what is added to; NULL = 0 */
+    float *to;                    /* [n_row, PANEL] may be from */
+    int64_t from_bytes, to_bytes; /* from row to row */
+};
+
+/* Sums of a tile [n_row, PANEL] that have yet to become outputs: that is done beside the next
+ * tile's products, which leave the vectors idle. */
+struct late {
+    const struct gemm *g;
+    struct place at;
+    struct outputs outputs;
+    const float *sum;
+    int i, n; /* vectors done, and in all */
+};
+
+/* Vectors up to end, by GELU_VECS. */
+static ALWAYS_INLINE void finish_late(struct late *late, int end)
+{
+    for (; late->i + GELU_VECS <= end; late->i += GELU_VECS) {
+        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, GELU_VECS, true);
+    }
+}
+
+static void finish_rest(struct late *late)
+{
+    finish_late(late, late->n);
+    for (; late->i < late->n; late->i++) {
+        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, 1, true);
+    }
+}
+
+static void finish_later(struct late *late, const struct gemm *g, const struct place *at,
+                         const float *sum)
+{
+    finish_rest(late);
+    *late = (struct late){g, *at, outputs_of(g, at), sum, 0, at->n_row * PANEL_VECS};
+}
+
+/* Tiles of x times panels of W. */
+struct run {
+    const struct gemm *g;
+    bool is_int8;
+    struct amx amx;
+    struct late late;
+    int slot; /* of sum: a tile's, or where tiles go through at once one of two in turn */
+    _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][AMX_ROWS * PANEL];
+};
 
 static void amx_rows(struct amx *amx, int n_row, int n_word)
 {
@@ -60,10 +111,12 @@ enum { ROW_BYTES = CHUNK * sizeof(uint32_t), WORD_BYTES = PANEL * sizeof(uint32_
     } while (0)
 
 /* n_step times 16 words, or once fewer. two: there are more than BLOCK rows. */
-static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, const uint32_t *x,
-                                   size_t x_step, const uint32_t *w, int n_step,
-                                   const struct amx_sums *sums, struct ahead ahead)
+static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct late *late,
+                                   const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
+                                   const struct sums *sums, struct ahead ahead)
 {
+    const int late_step =
+        GELU_VECS * ((late->n - late->i + GELU_VECS * n_step - 1) / (GELU_VECS * n_step));
     const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
     const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
     LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
@@ -83,6 +136,10 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, const uin
             PRODUCT(2, 5, 6);
             PRODUCT(3, 5, 7);
         }
+        if (late->i < late->n) {
+            const int end = late->i + late_step;
+            finish_late(late, end < late->n ? end : late->n);
+        }
         x += x_step;
         w += BLOCK * PANEL;
     }
@@ -92,14 +149,14 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, const uin
     }
 }
 
-typedef void multiply_fn(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
-                         const struct amx_sums *sums, struct ahead ahead);
+typedef void multiply_fn(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,
+                         int n_step, const struct sums *sums, struct ahead ahead);
 
 #define MULTIPLY(name, two, is_int8)                                                               \
-    static void name(const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,              \
-                     const struct amx_sums *sums, struct ahead ahead)                              \
+    static void name(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,       \
+                     int n_step, const struct sums *sums, struct ahead ahead)                      \
     {                                                                                              \
-        multiply(two, is_int8, x, x_step, w, n_step, sums, ahead);                                 \
+        multiply(two, is_int8, late, x, x_step, w, n_step, sums, ahead);                           \
     }
 
 MULTIPLY(few_pairs, false, false)
@@ -107,35 +164,125 @@ MULTIPLY(many_pairs, true, false)
 MULTIPLY(few_bytes, false, true)
 MULTIPLY(many_bytes, true, true)
 
-void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
-                    struct amx_sums sums, struct ahead ahead)
+static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const uint32_t *w,
+                          int n_word, struct sums sums, struct ahead ahead)
 {
-    static multiply_fn *const runs[2][2] = {{few_pairs, many_pairs}, {few_bytes, many_bytes}};
-    multiply_fn *const run = runs[amx->is_int8][n_row > BLOCK];
+    static multiply_fn *const multiply_fns[2][2] = {{few_pairs, many_pairs},
+                                                    {few_bytes, many_bytes}};
+    multiply_fn *const run_tile = multiply_fns[run->is_int8][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
     WRITTEN(sums.from);
     if (n_step > 0) {
-        amx_rows(amx, n_row, BLOCK);
-        run(x, x_step, w, n_step, &sums, ahead);
+        amx_rows(&run->amx, n_row, BLOCK);
+        run_tile(&run->late, x, x_step, w, n_step, &sums, ahead);
         sums.from = sums.to;
         sums.from_bytes = sums.to_bytes;
     }
     if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
-        amx_rows(amx, n_row, n_word % BLOCK);
-        run(x + (size_t)n_step * x_step, x_step, w + (size_t)n_step * BLOCK * PANEL, 1, &sums,
-            (struct ahead){w, 1});
+        amx_rows(&run->amx, n_row, n_word % BLOCK);
+        run_tile(&run->late, x + (size_t)n_step * x_step, x_step,
+                 w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct ahead){w, 1});
     }
 }
 
-void SIMD(amx_release)(void)
+/* A span is cut into pieces, between which the sums wait in sum [n_row, PANEL]; between spans they
+ * wait in y, where each has its place. */
+struct piece {
+    struct span span;
+    bool is_first, is_last; /* of its span's */
+};
+
+static void multiply_piece(struct run *run, const struct piece *piece, const struct place *at,
+                           struct ahead ahead, float *sum)
 {
+    enum { SUM_BYTES = PANEL * sizeof *sum };
+    const struct gemm *const g = run->g;
+    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
+    const bool is_whole = at->n_col == PANEL;
+    const bool to_y = is_whole && piece->is_last && !piece->span.is_last;
+    struct sums sums = {.from = sum,
+                        .to = to_y ? at->y : sum,
+                        .from_bytes = SUM_BYTES,
+                        .to_bytes = to_y ? y_bytes : SUM_BYTES};
+    if (piece->span.first == 0) {
+        sums.from = NULL;
+    } else if (piece->is_first && is_whole) {
+        sums.from = at->y;
+        sums.from_bytes = y_bytes;
+    } else if (piece->is_first) {
+        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
+    }
+    multiply_tile(run, at->n_row, at->x, at->w, piece->span.n_word, sums, ahead);
+    if (to_y || !piece->is_last) {
+        return;
+    }
+    if (!piece->span.is_last) {
+        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
+    } else if (is_whole) {
+        finish_later(&run->late, g, at, sum);
+    } else {
+        finish_rest(&run->late);
+        finish_tile(g, at, sum);
+    }
+}
+
+/* Words of a span that the tiles meet before the next ones: 32 KiB of W stay in L1 while the rows
+ * of x stream by, loaded so that they do not displace it. */
+static int piece_words(const struct span *span, int n_tile)
+{
+    enum { PIECE = 16 * CHUNK, TILES = 4 };
+    return n_tile < TILES || span->n_word <= PIECE ? span->n_word : PIECE;
+}
+
+static void multiply_panel(struct run *run, const struct span *span, int panel,
+                           const uint32_t *next, int tile, int n_tile)
+{
+    const enum kind kind = kind_of(run->g);
+    const int step = piece_words(span, n_tile);
+    for (int k = 0; k < span->n_word; k += step) {
+        const int left = span->n_word - k;
+        const bool is_last = left <= step;
+        const struct piece piece = {
+            {span->first + k, is_last ? left : step, span->is_last && is_last}, k == 0, is_last};
+        for (int t = 0; t < n_tile; t++) {
+            const struct place at = place_of(run->g, kind, &piece.span, panel, tile + t);
+            const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
+            run->slot = step < span->n_word ? t : !run->slot;
+            multiply_piece(run, &piece, &at, ahead_of(after, &piece.span, kind, t, n_tile),
+                           run->sum[run->slot]);
+        }
+    }
+}
+
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
+{
+    struct run run;
+    run.g = g;
+    run.is_int8 = g->dtype == DTYPE_I8;
+    run.amx = (struct amx){0};
+    run.late.n = run.late.i = 0;
+    run.slot = 0;
+    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
+    const int n_word = gemm_k_words(g->n_in, g->dtype);
+    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
+    const int step = span_words(g, kind_of(g), n_row, n_tile);
+    for (int k = 0; k < n_word; k += step) {
+        const int left = n_word - k;
+        const struct span span = {k, left < step ? left : step, left <= step};
+        for (int panel = first; panel < first + n; panel++) {
+            const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
+            multiply_panel(&run, &span, panel, panel + 1 < first + n ? w + panel_words : w, tile,
+                           n_tile);
+        }
+    }
+    finish_rest(&run.late);
     _tile_release();
 }
 
 static ALWAYS_INLINE void peak(const bool is_int8, int64_t n, double *flops)
 {
-    struct amx amx = {.is_int8 = is_int8};
+    struct amx amx = {0};
     amx_rows(&amx, 2 * BLOCK, BLOCK);
     for (int64_t i = 0; i < n; i++) {
         PRODUCT(0, 4, 6);
@@ -159,20 +306,13 @@ void SIMD(peak_amx_int8)(int64_t n, double *flops)
 
 #else
 
-void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
-                    struct amx_sums sums, struct ahead ahead)
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
 {
-    (void)n_row;
-    (void)x;
-    (void)w;
-    (void)n_word;
-    (void)sums;
-    (void)ahead;
-    CHECK(amx == NULL); /* machine.c asks for it on machines that have it */
-}
-
-void SIMD(amx_release)(void)
-{
+    (void)first;
+    (void)n;
+    (void)tile;
+    (void)n_tile;
+    CHECK(g == NULL); /* machine.c asks for it on machines that have it */
 }
 
 #endif

@@ -25,6 +25,12 @@ static inline void amx_shape(struct amx_palette *p, int reg, int n_row, int n_wo
     p->row_bytes[reg] = (uint16_t)(n_row > 0 ? n_word * (int)sizeof(uint32_t) : 0);
 }
 
+/* What the unit is set up for on this thread: zeroed before the first use, and _tile_release()
+ * after the last. */
+struct amx {
+    int n_first, n_second, n_word;
+};
+
 /* For blocks of n_first and n_second rows and steps of n_word words. Empties the registers. */
 static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_word)
 {

@@ -296,7 +296,7 @@ static void attend_two(const struct attend *a, const struct group *g, struct amx
 
 void SIMD(amx_attend)(const struct attend *a)
 {
-    struct amx amx = {.is_int8 = false};
+    struct amx amx = {0};
     const size_t n_query = attend_amx_query_words(a->d_head);
     for (int r = 0; r < a->n_row;) {
         struct group g[2];
@@ -318,7 +318,7 @@ void SIMD(amx_attend)(const struct attend *a)
         g[1].score = a->score + attend_amx_score_words(n_page);
         (n == 2 ? attend_two : attend_one)(a, g, &amx);
     }
-    SIMD(amx_release)();
+    _tile_release();
 }
 
 #else

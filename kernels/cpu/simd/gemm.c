@@ -6,8 +6,7 @@
  * memory (bound: bytes of W). Many rows: the panel stays in L2 while the tiles pass over it (bound:
  * multiply-adds; 12 x 32 floats take 24 of AVX-512's 32 registers, 14 loads feed 24 fma).
  * Shares reached: see SPEED.md. */
-#include "kernels/cpu/simd/gemm.h"
-#include "kernels/cpu/simd/vmath.h"
+#include "kernels/cpu/simd/gemm_tile.h"
 
 /* Vectors per row of a tile of n rows: what fits the registers beside TILE_ROWS. */
 #if defined(ISA_AVX512)
@@ -17,13 +16,6 @@
 #else
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
-
-/* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. Of a panel
- * 128 KiB of F32: it passes once for each tile, while the next one comes in beside it. */
-enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
-
-/* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
-enum { AMX_CHUNKS = 32 };
 
 static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf sum)
 {
@@ -180,162 +172,6 @@ static tile_fn *const tiles[][TILE_ROWS] = {
 
 /* ---- products ---------------------------------------------------------------------------------*/
 
-/* Part of the work of one call: chunks first .. first+n-1 of K, the last ones or not. */
-struct span {
-    int first, n_word; /* words of K */
-    bool is_last;
-};
-
-/* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
- * memory while the others leave memory idle. So each tile fetches its share of the next panel. */
-static struct ahead ahead_of(const uint32_t *next, const struct span *span, enum kind kind,
-                             int tile, int n_tile)
-{
-    const int n_chunk = span->n_word / CHUNK_WORDS(kind);
-    if (n_tile == 1 || n_chunk == 0) {
-        return (struct ahead){next, 0};
-    }
-    const int n_line = span->n_word * (PANEL / LINE_WORDS) / n_tile;
-    return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
-                          (n_line + n_chunk - 1) / n_chunk};
-}
-
-static void load_sums(float *sum, const float *y, int64_t y_stride, int n_row, int n_col)
-{
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < PANEL; c += LANES) {
-            const int n = n_col - c < LANES ? n_col - c : LANES;
-            v_store(sum + r * PANEL + c, n > 0 ? v_load_n(y + r * y_stride + c, n) : v_set1(0));
-        }
-    }
-}
-
-static void store_sums(float *y, int64_t y_stride, const float *sum, int n_row, int n_col)
-{
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < n_col; c += LANES) {
-            v_store_n(y + r * y_stride + c, v_load(sum + r * PANEL + c),
-                      n_col - c < LANES ? n_col - c : LANES);
-        }
-    }
-}
-
-/* Where the work of one tile, one panel, one span is. */
-struct place {
-    const uint32_t *x, *w;
-    float *y;
-    int row, col, n_row, n_col;
-};
-
-enum { PANEL_VECS = PANEL / LANES };
-
-/* What outputs are made with, by vectors of a panel. */
-struct outputs {
-    vf bias[PANEL_VECS], scale[PANEL_VECS];
-    vi offset[PANEL_VECS];
-};
-
-static struct outputs outputs_of(const struct gemm *g, const struct place *at)
-{
-    struct outputs o;
-    const uint32_t *const end =
-        g->w + (size_t)(at->col / PANEL + 1) * gemm_panel_words(g->n_in, g->dtype);
-    for (int v = 0; v < PANEL_VECS; v++) {
-        const int c = v * LANES;
-        const int n = at->n_col - c < LANES ? at->n_col - c : LANES;
-        o.bias[v] = g->bias != NULL && n > 0 ? v_load_n(g->bias + at->col + c, n) : v_set1(0);
-        o.scale[v] = v_set1(1);
-        o.offset[v] = vi_set1(0);
-        if (g->dtype == DTYPE_I8) {
-            o.scale[v] = v_load(end - 2 * PANEL + c);
-#if defined(ISA_AVX512) /* elsewhere their bytes of x have a sign */
-            o.offset[v] = vi_load(end - PANEL + c);
-#endif
-        }
-    }
-    return o;
-}
-
-/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS, become outputs. */
-static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *at,
-                                      const struct outputs *o, const float *sum, int i, const int n,
-                                      const bool is_whole)
-{
-    vf z[GELU_VECS];
-    UNROLL
-    for (int j = 0; j < GELU_VECS; j++) {
-        if (j >= n) {
-            z[j] = v_set1(0);
-            continue;
-        }
-        const int v = (i + j) % PANEL_VECS;
-        z[j] = v_load(sum + (i + j) * LANES);
-        if (g->dtype == DTYPE_I8) {
-            const float x_scale = g->x_scale[at->row + (i + j) / PANEL_VECS];
-            z[j] = v_from_i32((vi)z[j] + o->offset[v]) * (v_set1(x_scale) * o->scale[v]);
-        }
-        if (g->bias != NULL) {
-            z[j] = z[j] + o->bias[v];
-        }
-    }
-    if (g->act == ACT_GELU) {
-        v_gelu(z);
-    }
-    UNROLL
-    for (int j = 0; j < n; j++) {
-        const int c = (i + j) % PANEL_VECS * LANES;
-        float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
-        const vf out = g->act == ACT_RELU ? v_relu(z[j]) : z[j];
-        if (is_whole) {
-            v_store(y, out);
-        } else if (c < at->n_col) {
-            v_store_n(y, out, lanes_left(at->n_col, c));
-        }
-    }
-}
-
-/* What a tile's sums [n_row, PANEL] become when K is done. */
-static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place *at,
-                                       const float *sum, const bool is_whole)
-{
-    const struct outputs o = outputs_of(g, at);
-    const int n = at->n_row * PANEL_VECS;
-    int i = 0;
-    for (; i + GELU_VECS <= n; i += GELU_VECS) {
-        finish_vecs(g, at, &o, sum, i, GELU_VECS, is_whole);
-    }
-    for (; i < n; i++) {
-        finish_vecs(g, at, &o, sum, i, 1, is_whole);
-    }
-}
-
-static void finish_tile(const struct gemm *g, const struct place *at, const float *sum)
-{
-    if (at->n_col == PANEL) {
-        finish_panel(g, at, sum, true);
-    } else {
-        finish_panel(g, at, sum, false);
-    }
-}
-
-static struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
-                             int panel, int tile)
-{
-    const int row = gemm_tile_row(g, tile);
-    const int n_row = gemm_tile_row(g, tile + 1) - row;
-    const int col = panel * PANEL;
-    const size_t x_first = (size_t)(span->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
-    const size_t w_first =
-        (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
-    return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
-                          .w = g->w + w_first,
-                          .y = g->y + row * g->y_stride + col,
-                          .row = row,
-                          .col = col,
-                          .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
-                          .n_row = n_row};
-}
-
 /* Rows of y lie on pages of their own: 3 % of the time. */
 static void fetch_y(const struct gemm *g, const struct place *at)
 {
@@ -397,105 +233,23 @@ static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct
     }
 }
 
-/* The same by the matrix unit, which reads and writes whole panels of y itself. A span may be cut
- * into pieces, between which the sums wait in sum [n_row, PANEL]. */
-struct piece {
-    struct span span;
-    bool is_first, is_last; /* of its span's */
-};
-
-static void multiply_tile_amx(const struct gemm *g, const struct piece *piece,
-                              const struct place *at, struct ahead ahead, struct amx *amx,
-                              float *sum)
-{
-    enum { SUM_BYTES = PANEL * sizeof *sum };
-    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
-    const bool is_whole = at->n_col == PANEL;
-    const bool to_y = is_whole && piece->is_last && !piece->span.is_last;
-    struct amx_sums sums = {.from = sum,
-                            .to = to_y ? at->y : sum,
-                            .from_bytes = SUM_BYTES,
-                            .to_bytes = to_y ? y_bytes : SUM_BYTES};
-    if (piece->is_last) {
-        fetch_y(g, at);
-    }
-    if (piece->span.first == 0) {
-        sums.from = NULL;
-    } else if (piece->is_first && is_whole) {
-        sums.from = at->y;
-        sums.from_bytes = y_bytes;
-    } else if (piece->is_first) {
-        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
-    }
-    SIMD(amx_tile)(amx, at->n_row, at->x, at->w, piece->span.n_word, sums, ahead);
-    if (to_y || !piece->is_last) {
-        return;
-    }
-    if (piece->span.is_last) {
-        finish_tile(g, at, sum);
-    } else {
-        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
-    }
-}
-
-/* Words of a span that the tiles meet before the next ones: a piece of W stays in L1 while the rows
- * of x stream by. As much as 32 KiB if that is all; else less, beside the sums that wait. */
-static int piece_words(const struct span *span, int n_tile)
-{
-    enum { WHOLE = 16 * CHUNK, PIECE = 8 * CHUNK, TILES = 4 };
-    return n_tile < TILES || span->n_word <= WHOLE ? span->n_word : PIECE;
-}
-
-static void multiply_panel_amx(const struct gemm *g, enum kind kind, const struct span *span,
-                               int panel, const uint32_t *next, int tile, int n_tile,
-                               struct amx *amx)
-{
-    _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][AMX_ROWS * PANEL];
-    const int step = piece_words(span, n_tile);
-    for (int k = 0; k < span->n_word; k += step) {
-        const int left = span->n_word - k;
-        const bool is_last = left <= step;
-        const struct piece piece = {
-            {span->first + k, is_last ? left : step, span->is_last && is_last}, k == 0, is_last};
-        for (int t = 0; t < n_tile; t++) {
-            const struct place at = place_of(g, kind, &piece.span, panel, tile + t);
-            const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
-            multiply_tile_amx(g, &piece, &at, ahead_of(after, &piece.span, kind, t, n_tile), amx,
-                              sum[step < span->n_word ? t : 0]);
-        }
-    }
-}
-
-/* Words of K that are done for all panels before the next ones: so many that the packed rows of the
- * tiles stay in L2 beside a panel while the panels pass. One tile goes through at once. */
-static int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
-{
-    const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int most = is_amx(kind) ? AMX_CHUNKS : MAX_CHUNKS;
-    const int wanted = L2_WORDS / (n_row * CHUNK);
-    const int n_chunk = wanted < MIN_CHUNKS ? MIN_CHUNKS : wanted > most ? most : wanted;
-    const int words = n_chunk * CHUNK_WORDS(kind);
-    return n_tile == 1 || words > n_word ? n_word : words;
-}
-
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
 {
     const enum kind kind = kind_of(g);
+    if (is_amx(kind)) {
+        SIMD(amx_panels)(g, first, n, tile, n_tile);
+        return;
+    }
     const int n_word = gemm_k_words(g->n_in, g->dtype);
     const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
     const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
     const int step = span_words(g, kind, n_row, n_tile);
-    struct amx amx = {.is_int8 = kind == AMX_BYTES};
     for (int k = 0; k < n_word; k += step) {
         const int left = n_word - k;
         const struct span span = {k, left < step ? left : step, left <= step};
         for (int panel = first; panel < first + n; panel++) {
             const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
             const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
-            if (is_amx(kind)) {
-                multiply_panel_amx(g, kind, &span, panel, next, tile, n_tile, &amx);
-                continue;
-            }
             if (n_tile > 1 && n_tile <= TURN_TILES) {
                 multiply_in_turns(g, kind, &span, panel, tile, n_tile);
                 continue;
@@ -505,9 +259,6 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
                 multiply_tile(g, kind, &span, &at, ahead_of(next, &span, kind, t, n_tile));
             }
         }
-    }
-    if (is_amx(kind)) {
-        SIMD(amx_release)();
     }
 }
 

@@ -39,21 +39,8 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
     }
 }
 
-/* amx.c: sums of a tile of x, up to AMX_ROWS rows of BF16 pairs or bytes, with n_word words of a
- * panel. amx: what the unit is set up for on this thread; zeroed but for is_int8 before the first
- * tile, released after the last. Sums of bytes are I32 in the places of the floats. */
-struct amx {
-    bool is_int8;
-    int n_first, n_second, n_word;
-};
-struct amx_sums {
-    const float *from;            /* [n_row, PANEL] what is added to; NULL = 0 */
-    float *to;                    /* [n_row, PANEL] may be from */
-    int64_t from_bytes, to_bytes; /* from row to row */
-};
-void SIMD(amx_tile)(struct amx *amx, int n_row, const uint32_t *x, const uint32_t *w, int n_word,
-                    struct amx_sums sums, struct ahead ahead);
-void SIMD(amx_release)(void);
+/* amx.c: gemm_panels of AMX kinds. */
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
 
 /* gemm.c */
 void SIMD(gemm_pack)(const struct gemm *g, int tile);

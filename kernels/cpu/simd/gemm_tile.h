@@ -1,0 +1,183 @@
+/* What the tiles of gemm.c and amx.c share: where their work is, and what their sums become. */
+#ifndef KERNELS_CPU_SIMD_GEMM_TILE_H
+#define KERNELS_CPU_SIMD_GEMM_TILE_H
+
+#include "kernels/cpu/simd/gemm.h"
+#include "kernels/cpu/simd/vmath.h"
+
+/* Part of the work of one call: chunks first .. first+n-1 of K, the last ones or not. */
+struct span {
+    int first, n_word; /* words of K */
+    bool is_last;
+};
+
+/* Packed rows kept in L2: 1 MiB. Less costs more in partial sums than it saves in rows. Of a panel
+ * 128 KiB of F32: it passes once for each tile, while the next one comes in beside it. */
+enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
+
+/* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
+enum { AMX_CHUNKS = 32 };
+
+/* Words of K that are done for all panels before the next ones: so many that the packed rows of the
+ * tiles stay in L2 beside a panel while the panels pass. One tile goes through at once. */
+static inline int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
+{
+    const int n_word = gemm_k_words(g->n_in, g->dtype);
+    const int most = is_amx(kind) ? AMX_CHUNKS : MAX_CHUNKS;
+    const int wanted = L2_WORDS / (n_row * CHUNK);
+    const int n_chunk = wanted < MIN_CHUNKS ? MIN_CHUNKS : wanted > most ? most : wanted;
+    const int words = n_chunk * CHUNK_WORDS(kind);
+    return n_tile == 1 || words > n_word ? n_word : words;
+}
+
+/* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
+ * memory while the others leave memory idle. So each tile fetches its share of the next panel. */
+static inline struct ahead ahead_of(const uint32_t *next, const struct span *span, enum kind kind,
+                                    int tile, int n_tile)
+{
+    const int n_chunk = span->n_word / CHUNK_WORDS(kind);
+    if (n_tile == 1 || n_chunk == 0) {
+        return (struct ahead){next, 0};
+    }
+    const int n_line = span->n_word * (PANEL / LINE_WORDS) / n_tile;
+    return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
+                          (n_line + n_chunk - 1) / n_chunk};
+}
+
+/* Where the work of one tile, one panel, one span is. */
+struct place {
+    const uint32_t *x, *w;
+    float *y;
+    int row, col, n_row, n_col;
+};
+
+static inline struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
+                                    int panel, int tile)
+{
+    const int row = gemm_tile_row(g, tile);
+    const int n_row = gemm_tile_row(g, tile + 1) - row;
+    const int col = panel * PANEL;
+    const size_t x_first = (size_t)(span->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
+    const size_t w_first =
+        (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
+    return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
+                          .w = g->w + w_first,
+                          .y = g->y + row * g->y_stride + col,
+                          .row = row,
+                          .col = col,
+                          .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
+                          .n_row = n_row};
+}
+
+static inline void load_sums(float *sum, const float *y, int64_t y_stride, int n_row, int n_col)
+{
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < PANEL; c += LANES) {
+            const int n = n_col - c < LANES ? n_col - c : LANES;
+            v_store(sum + r * PANEL + c, n > 0 ? v_load_n(y + r * y_stride + c, n) : v_set1(0));
+        }
+    }
+}
+
+static inline void store_sums(float *y, int64_t y_stride, const float *sum, int n_row, int n_col)
+{
+    for (int r = 0; r < n_row; r++) {
+        for (int c = 0; c < n_col; c += LANES) {
+            v_store_n(y + r * y_stride + c, v_load(sum + r * PANEL + c),
+                      n_col - c < LANES ? n_col - c : LANES);
+        }
+    }
+}
+
+enum { PANEL_VECS = PANEL / LANES };
+
+/* What outputs are made with, by vectors of a panel. */
+struct outputs {
+    vf bias[PANEL_VECS], scale[PANEL_VECS];
+    vi offset[PANEL_VECS];
+};
+
+static inline struct outputs outputs_of(const struct gemm *g, const struct place *at)
+{
+    struct outputs o;
+    const uint32_t *const end =
+        g->w + (size_t)(at->col / PANEL + 1) * gemm_panel_words(g->n_in, g->dtype);
+    for (int v = 0; v < PANEL_VECS; v++) {
+        const int c = v * LANES;
+        const int n = at->n_col - c < LANES ? at->n_col - c : LANES;
+        o.bias[v] = g->bias != NULL && n > 0 ? v_load_n(g->bias + at->col + c, n) : v_set1(0);
+        o.scale[v] = v_set1(1);
+        o.offset[v] = vi_set1(0);
+        if (g->dtype == DTYPE_I8) {
+            o.scale[v] = v_load(end - 2 * PANEL + c);
+#if defined(ISA_AVX512) /* elsewhere their bytes of x have a sign */
+            o.offset[v] = vi_load(end - PANEL + c);
+#endif
+        }
+    }
+    return o;
+}
+
+/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS, become outputs. */
+static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *at,
+                                      const struct outputs *o, const float *sum, int i, const int n,
+                                      const bool is_whole)
+{
+    vf z[GELU_VECS];
+    UNROLL
+    for (int j = 0; j < GELU_VECS; j++) {
+        if (j >= n) {
+            z[j] = v_set1(0);
+            continue;
+        }
+        const int v = (i + j) % PANEL_VECS;
+        z[j] = v_load(sum + (i + j) * LANES);
+        if (g->dtype == DTYPE_I8) {
+            const float x_scale = g->x_scale[at->row + (i + j) / PANEL_VECS];
+            z[j] = v_from_i32((vi)z[j] + o->offset[v]) * (v_set1(x_scale) * o->scale[v]);
+        }
+        if (g->bias != NULL) {
+            z[j] = z[j] + o->bias[v];
+        }
+    }
+    if (g->act == ACT_GELU) {
+        v_gelu(z);
+    }
+    UNROLL
+    for (int j = 0; j < n; j++) {
+        const int c = (i + j) % PANEL_VECS * LANES;
+        float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
+        const vf out = g->act == ACT_RELU ? v_relu(z[j]) : z[j];
+        if (is_whole) {
+            v_store(y, out);
+        } else if (c < at->n_col) {
+            v_store_n(y, out, lanes_left(at->n_col, c));
+        }
+    }
+}
+
+/* What a tile's sums [n_row, PANEL] become when K is done. */
+static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place *at,
+                                       const float *sum, const bool is_whole)
+{
+    const struct outputs o = outputs_of(g, at);
+    const int n = at->n_row * PANEL_VECS;
+    int i = 0;
+    for (; i + GELU_VECS <= n; i += GELU_VECS) {
+        finish_vecs(g, at, &o, sum, i, GELU_VECS, is_whole);
+    }
+    for (; i < n; i++) {
+        finish_vecs(g, at, &o, sum, i, 1, is_whole);
+    }
+}
+
+static inline void finish_tile(const struct gemm *g, const struct place *at, const float *sum)
+{
+    if (at->n_col == PANEL) {
+        finish_panel(g, at, sum, true);
+    } else {
+        finish_panel(g, at, sum, false);
+    }
+}
+
+#endif
