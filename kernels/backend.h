@@ -192,6 +192,13 @@ static inline int32_t step_page(const struct step *step, int seq, int pos)
 
 /* ---- attention with spans ----------------------------------------------------------------- */
 
+/* A feed-forward network: two linear layers. Everything is borrowed. */
+struct ffn {
+    const struct weight *up, *down;   /* [n_hidden, n_in], [n_out, n_hidden] */
+    struct tensor up_bias, down_bias; /* as linear's bias */
+    enum act act;
+};
+
 /* What a head of span_attention sees (Sukhbaatar et al. 2019, "Augmenting Self-attention with
  * Persistent Memory" and "Adaptive Attention Span in Transformers"): the window positions before
  * its own, and keys and values that are parameters; either may be none. F32, in the backend's
@@ -323,6 +330,10 @@ struct backend_ops {
      * y does not overlap x. */
     void (*linear)(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act);
+    /* y[n, n_out] = act(x·Upᵀ + up_bias)·Downᵀ + down_bias, as linear twice makes it, to the bit.
+     * hidden [n, rows of up] is scratch: what it holds afterwards is not said. None overlaps. */
+    void (*ffn)(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+                const struct ffn *ffn);
     /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].
      * k_pages, v_pages: [n_page, KV_PAGE·d] F32, or BF16, which they are rounded to, where d_head
      * is even; the order inside a page is the backend's own. */

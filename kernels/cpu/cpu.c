@@ -142,6 +142,7 @@ static void cpu_close(struct backend *be)
     struct cpu_backend *const cpu = cpu_of(be);
     pool_free(cpu->pool);
     free(cpu->words.data);
+    free(cpu->hidden_words.data);
     free(cpu->thread.data);
     free(cpu->blocks.data);
     free(cpu->row_seq.data);
@@ -170,6 +171,7 @@ static const struct backend_ops cpu_ops = {
     .add_norm = cpu_add_norm,
     .unit_norm = cpu_unit_norm,
     .linear = cpu_linear,
+    .ffn = cpu_ffn,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
     .span_attention = cpu_span_attention,

@@ -79,15 +79,16 @@ struct vocab_scratch {
 struct cpu_backend {
     struct backend base; /* first: the engine's pointer to it is ours */
     const struct simd_kernels *simd;
-    enum gemm_bf16 bf16;      /* struct gemm */
-    float x_scale[GEMM_ROWS]; /* of rows of x packed as INT8 */
-    struct pool *pool;        /* Owner */
-    struct scratch words;     /* packed rows of x: GEMM_ROWS rows of the widest weight */
-    struct scratch thread;    /* n_thread slices of slice_bytes */
-    size_t slice_bytes;       /* scratch of one thread */
-    struct scratch blocks;    /* row_block [n_tok_max] of the step begun last */
-    struct scratch row_seq;   /* int32_t [n_tok_max]: sequence of each row */
-    struct scratch parts;     /* logit_part [n_out_max, LOGIT_BLOCKS] */
+    enum gemm_bf16 bf16;         /* struct gemm */
+    float x_scale[GEMM_ROWS];    /* of rows of x packed as INT8 */
+    struct pool *pool;           /* Owner */
+    struct scratch words;        /* packed rows of x: GEMM_ROWS rows of the widest weight */
+    struct scratch hidden_words; /* the same, of ffn's hidden layer */
+    struct scratch thread;       /* n_thread slices of slice_bytes */
+    size_t slice_bytes;          /* scratch of one thread */
+    struct scratch blocks;       /* row_block [n_tok_max] of the step begun last */
+    struct scratch row_seq;      /* int32_t [n_tok_max]: sequence of each row */
+    struct scratch parts;        /* logit_part [n_out_max, LOGIT_BLOCKS] */
     int n_block;
 };
 
@@ -155,6 +156,8 @@ size_t cpu_weight_bytes(const struct weight *weight);
  * kernels/backend.h */
 void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);
+void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+             const struct ffn *ffn);
 void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
                const struct weight *tok, const struct weight *pos, const struct weight *lang);
 void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,

@@ -1,4 +1,5 @@
-/* The linear layer: packs the rows of x, then lets the threads stream the panels of W.
+/* The linear layer: packs the rows of x, then lets the threads stream the panels of W; and two of
+ * them, where the first one's outputs become the second one's packed rows at once.
  *
  * Up to STREAM_ROWS rows the op is bound by the bytes of W, and each thread streams its own part of
  * it. With more rows it is bound by multiply-adds; panels (and tiles, where panels are fewer than
@@ -46,16 +47,20 @@ static void multiply(void *arg, int thread, int first, int n)
     }
 }
 
-static void linear_block(struct cpu_backend *cpu, struct linear_job *job)
+/* Divides the rows among tiles and packs them. */
+static void pack(struct cpu_backend *cpu, struct linear_job *job)
 {
     struct gemm *const g = &job->gemm;
-    const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->simd->tile_rows;
-    g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
     if ((int64_t)g->n_row * g->n_in <= PACK_ALONE) {
         pack_tiles(job, 0, 0, g->n_tile);
     } else {
         pool_for(cpu->pool, g->n_tile, POOL_DYNAMIC, pack_tiles, job);
     }
+}
+
+static void multiply_packed(struct cpu_backend *cpu, struct linear_job *job)
+{
+    const struct gemm *const g = &job->gemm;
     job->n_part = 1;
     if (g->n_row <= STREAM_ROWS) {
         pool_for(cpu->pool, job->n_panel, POOL_STREAM, multiply, job);
@@ -69,22 +74,21 @@ static void linear_block(struct cpu_backend *cpu, struct linear_job *job)
     pool_for(cpu->pool, job->n_panel * job->n_part, POOL_STREAM, multiply, job);
 }
 
-void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,
-                struct tensor bias, enum act act)
+static struct linear_job job_of(const struct cpu_backend *cpu, struct tensor y, struct tensor x,
+                                const struct weight *weight, struct tensor bias, enum act act)
 {
-    struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const w = cpu_weight_of(weight);
     CHECK(w->desc.kind == WEIGHT_MATRIX);
     CHECK_VIEW(x, DTYPE_F32, y.rows, w->cols);
     CHECK_VIEW(y, DTYPE_F32, x.rows, w->rows);
     CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == w->rows));
     CHECK(act == ACT_NONE || act == ACT_RELU || act == ACT_GELU);
-    struct linear_job job = {
+    return (struct linear_job){
         .simd = cpu->simd,
         .gemm = {.y_stride = y.stride,
                  .x_stride = x.stride,
                  .words = cpu->words.data,
-                 .x_scale = cpu->x_scale,
+                 .x_scale = (float *)cpu->x_scale,
                  .w = w->data,
                  .bias = bias.data,
                  .n_in = (int)w->cols,
@@ -94,10 +98,50 @@ void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const stru
                  .act = act},
         .n_panel = gemm_n_panel((int)w->rows),
     };
+}
+
+/* Takes up to GEMM_ROWS rows from row on. */
+static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, int64_t row)
+{
+    struct gemm *const g = &job->gemm;
+    g->n_row = y.rows - row < GEMM_ROWS ? (int)(y.rows - row) : GEMM_ROWS;
+    g->y = row_f32(y, row);
+    g->x = row_f32(x, row);
+    const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->simd->tile_rows;
+    g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
+}
+
+void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,
+                struct tensor bias, enum act act)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    struct linear_job job = job_of(cpu, y, x, weight, bias, act);
     for (int64_t row = 0; row < y.rows; row += GEMM_ROWS) {
-        job.gemm.n_row = y.rows - row < GEMM_ROWS ? (int)(y.rows - row) : GEMM_ROWS;
-        job.gemm.y = row_f32(y, row);
-        job.gemm.x = row_f32(x, row);
-        linear_block(cpu, &job);
+        set_rows(&job, y, x, row);
+        pack(cpu, &job);
+        multiply_packed(cpu, &job);
+    }
+}
+
+void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+             const struct ffn *ffn)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    struct linear_job up = job_of(cpu, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+    struct linear_job down = job_of(cpu, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
+    if (up.gemm.dtype == DTYPE_I8 || up.gemm.dtype != down.gemm.dtype ||
+        up.gemm.n_out % PANEL != 0) { /* the scale of bytes is known when a row is whole */
+        cpu_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+        cpu_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
+        return;
+    }
+    up.gemm.next_words = cpu->hidden_words.data;
+    down.gemm.words = cpu->hidden_words.data;
+    for (int64_t row = 0; row < y.rows; row += GEMM_ROWS) {
+        set_rows(&up, hidden, x, row);
+        pack(cpu, &up);
+        multiply_packed(cpu, &up);
+        set_rows(&down, y, hidden, row);
+        multiply_packed(cpu, &down);
     }
 }

@@ -326,7 +326,9 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
 {
     if (w->desc.kind == WEIGHT_MATRIX) {
         const size_t row_words = gemm_row_words((int)w->cols);
-        return cpu_reserve(&cpu->words, GEMM_ROWS * row_words * sizeof(uint32_t), name, err);
+        const size_t bytes = GEMM_ROWS * row_words * sizeof(uint32_t);
+        const enum err_code code = cpu_reserve(&cpu->words, bytes, name, err);
+        return code == ERR_OK ? cpu_reserve(&cpu->hidden_words, bytes, name, err) : code;
     }
     if (w->desc.kind == WEIGHT_KEYS) {
         const int n_key = (int)(w->rows / w->desc.n_group);

@@ -243,6 +243,7 @@ static const struct backend_ops cuda_ops = {
     .add_norm = op_add_norm,
     .unit_norm = op_unit_norm,
     .linear = op_linear,
+    .ffn = op_ffn,
     .kv_store = op_kv_store,
     .attention = op_attention,
     .span_attention = op_span_attention,

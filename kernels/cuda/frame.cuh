@@ -119,6 +119,8 @@ void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct te
 void op_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
 void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                struct tensor bias, enum act act);
+void op_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+            const struct ffn *ffn);
 void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                  struct tensor v, const struct step *step, int n_head);
 void op_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,

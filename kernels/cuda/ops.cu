@@ -90,6 +90,13 @@ void op_linear(struct backend *be, struct tensor y, struct tensor x, const struc
     command_append(cuda_of(be), &c);
 }
 
+void op_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+            const struct ffn *ffn)
+{
+    op_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+    op_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
+}
+
 static void check_pages(const struct step *step, struct tensor k_pages, struct tensor v_pages,
                         int64_t d, int n_head)
 {

@@ -70,3 +70,10 @@ void ref_linear(struct backend *be, struct tensor y, struct tensor x, const stru
         }
     }
 }
+
+void ref_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+             const struct ffn *ffn)
+{
+    ref_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+    ref_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
+}

@@ -98,6 +98,7 @@ static const struct backend_ops ref_ops = {
     .add_norm = ref_add_norm,
     .unit_norm = ref_unit_norm,
     .linear = ref_linear,
+    .ffn = ref_ffn,
     .kv_store = ref_kv_store,
     .attention = ref_attention,
     .span_attention = ref_span_attention,

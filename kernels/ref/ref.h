@@ -71,6 +71,8 @@ void ref_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_r
 /* linear.c */
 void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);
+void ref_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+             const struct ffn *ffn);
 
 /* attention.c */
 /* Element of column 0 of position pos of sequence s in a cache. */

@@ -275,7 +275,7 @@ def check_bits(run):
 
 # ---- single ops, and under the sanitizers -----------------------------------------------------
 
-OPS = ["transfer", "embed", "norm", "add_norm", "linear", "attention", "span_attention",
+OPS = ["transfer", "embed", "norm", "add_norm", "linear", "ffn", "attention", "span_attention",
        "pkm_search", "pkm_ties", "pkm_nan", "unit_norm", "pkm_rescore", "pkm_read", "gather",
        "log_softmax", "logprobs", "sample"]
 

@@ -297,3 +297,84 @@ void check_linear_many(struct check *c)
     const int n_in = check_dim(c, 80);
     check_linear_of(c, n_tok, n_in, check_int(c, 1100, 1600));
 }
+
+/* ---- ffn ------------------------------------------------------------------------------------ */
+
+/* Linear, which has its own check, twice. */
+struct ffn_case {
+    int n, n_in, n_hidden, n_out;
+    enum act act;
+    const float *x;                   /* [n, n_in] */
+    const float *up_bias, *down_bias; /* [n_hidden], [n_out]; or both NULL */
+    struct weight *up[SIDE_N], *down[SIDE_N];
+    bool is_apart; /* by linear */
+};
+
+static void ffn_run(struct check *c, enum side side, const void *data, int first, int n,
+                    uint32_t *out)
+{
+    const struct ffn_case *const k = data;
+    const struct backend_ops *const op = c->side[side]->op;
+    struct backend *const be = c->side[side];
+    const struct tensor x =
+        check_in(c, side, "x", k->x + (size_t)first * (size_t)k->n_in, n, k->n_in, DTYPE_F32);
+    const struct tensor hidden = check_out(c, side, "hidden", n, k->n_hidden, DTYPE_F32);
+    const struct tensor y = check_out(c, side, "y", n, k->n_out, DTYPE_F32);
+    struct ffn ffn = {.up = k->up[side], .down = k->down[side], .act = k->act};
+    if (k->up_bias != NULL) {
+        ffn.up_bias = check_in(c, side, "up_bias", k->up_bias, 1, k->n_hidden, DTYPE_F32);
+        ffn.down_bias = check_in(c, side, "down_bias", k->down_bias, 1, k->n_out, DTYPE_F32);
+    }
+    if (k->is_apart) {
+        op->linear(be, hidden, x, ffn.up, ffn.up_bias, ffn.act);
+        op->linear(be, y, hidden, ffn.down, ffn.down_bias, ACT_NONE);
+    } else {
+        op->ffn(be, y, hidden, x, &ffn);
+    }
+    check_get(c, side, y, out);
+}
+
+/* Of ref only that it does the same: hidden outputs are rounded, and what lies near the middle goes
+ * this way or that. */
+void check_ffn(struct check *c)
+{
+    const bool is_many = check_chance(c, 0.1);
+    struct ffn_case k = {.n = is_many ? check_int(c, 250, 300) : check_int(c, 1, N_TOK_MAX),
+                         .n_in = check_dim(c, check_chance(c, 0.05) ? 2100 : 150),
+                         .n_hidden =
+                             check_chance(c, 0.8) ? 32 * check_int(c, 1, 6) : check_dim(c, 150),
+                         .n_out = check_dim(c, 100),
+                         .act = (enum act)check_int(c, ACT_NONE, ACT_GELU)};
+    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
+    const struct weight_desc desc = check_desc(c, WEIGHT_MATRIX, source);
+    const struct tensor up =
+        check_host_tensor(c, k.n_hidden, k.n_in, source, 1 / sqrtf((float)k.n_in));
+    const struct tensor down =
+        check_host_tensor(c, k.n_out, k.n_hidden, source, 1 / sqrtf((float)k.n_hidden));
+    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1.5f);
+    k.x = x;
+    if (check_chance(c, 0.7)) {
+        k.up_bias = check_normal(c, (size_t)k.n_hidden, 1);
+        k.down_bias = check_normal(c, (size_t)k.n_out, 1);
+    }
+    for (int side = 0; side < SIDE_N; side++) {
+        k.up[side] = check_weight(c, (enum side)side, &up, &desc);
+        k.down[side] = check_weight(c, (enum side)side, &down, &desc);
+    }
+    check_shape(c, "n_tok %d, n_in %d, n_hidden %d, n_out %d, %s from %s, %s, act %d", k.n, k.n_in,
+                k.n_hidden, k.n_out, dtype_name(desc.dtype), dtype_name(source),
+                k.up_bias == NULL ? "no bias" : "bias", (int)k.act);
+    const size_t n = (size_t)k.n * (size_t)k.n_out;
+    float *const apart = check_host(c, n, sizeof *apart);
+    float *const got = check_host(c, n, sizeof *got);
+    static const enum side sides[] = {SIDE_REF, SIDE_ONE};
+    for (int i = 0; i < 2; i++) {
+        k.is_apart = true;
+        ffn_run(c, sides[i], &k, 0, k.n, (uint32_t *)apart);
+        k.is_apart = false;
+        ffn_run(c, sides[i], &k, 0, k.n, (uint32_t *)got);
+        check_words(c, i == 0 ? "ref's y" : "y", apart, got, k.n, k.n_out);
+    }
+    check_invariance(c, ffn_run, &k, k.n, k.n_out, (const uint32_t *)got);
+    check_isolation(c, ffn_run, &k, x, k.n_in, k.n, k.n_out, (const uint32_t *)got);
+}

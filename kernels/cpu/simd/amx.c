@@ -40,8 +40,8 @@ static ALWAYS_INLINE void finish_late(struct late *late, int end)
 static void finish_rest(struct late *late)
 {
     finish_late(late, late->n);
-    for (; late->i < late->n; late->i++) {
-        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, 1, true);
+    for (; late->i < late->n; late->i += REST_VECS) {
+        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, REST_VECS, true);
     }
 }
 

@@ -25,6 +25,11 @@ static inline bool is_amx(enum kind kind)
     return kind == AMX || kind == AMX_BYTES;
 }
 
+static inline bool is_pairs(enum kind kind)
+{
+    return kind == PAIRS || kind == AMX;
+}
+
 static inline enum kind kind_of(const struct gemm *g)
 {
     static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};

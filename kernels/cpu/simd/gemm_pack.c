@@ -92,13 +92,12 @@ static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_ro
 void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
                      enum kind kind)
 {
-    const bool is_pairs = kind == PAIRS || kind == AMX;
-    const int step = is_pairs ? 2 * CHUNK : CHUNK;
+    const int step = is_pairs(kind) ? 2 * CHUNK : CHUNK;
     for (int k = 0; k < n_in; k += step) {
         const int n = n_in - k < step ? n_in - k : step;
         for (int r = 0; r < n_row; r++) {
             const float *const from = x + r * x_stride + k;
-            if (is_pairs) {
+            if (is_pairs(kind)) {
                 pack_pairs(to, from, n);
             } else {
                 pack_floats(to, from, n, kind == WIDE);

@@ -89,7 +89,8 @@ static inline void store_sums(float *y, int64_t y_stride, const float *sum, int 
     }
 }
 
-enum { PANEL_VECS = PANEL / LANES };
+/* What is left of a tile after steps of GELU_VECS are steps of REST_VECS. */
+enum { PANEL_VECS = PANEL / LANES, REST_VECS = PANEL_VECS < GELU_VECS ? PANEL_VECS : GELU_VECS };
 
 /* What outputs are made with, by vectors of a panel. */
 struct outputs {
@@ -118,7 +119,34 @@ static inline struct outputs outputs_of(const struct gemm *g, const struct place
     return o;
 }
 
-/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS, become outputs. */
+/* Vectors i .. i+n-1 of a tile's outputs as packed words: see pack_tile. */
+static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct place *at, const vf *z,
+                                       int i, const int n)
+{
+    const enum kind kind = kind_of(g);
+    uint32_t *const tile = g->next_words + (size_t)at->row * gemm_row_words(g->n_out);
+#if defined(ISA_AVX512)
+    if (is_pairs(kind)) { /* a row's two vectors are a chunk */
+        UNROLL
+        for (int j = 0; j < n; j += PANEL_VECS) {
+            const size_t chunk = (size_t)(at->col / PANEL) * (size_t)at->n_row;
+            const __m512bh pairs = _mm512_cvtne2ps_pbh(z[j + 1], z[j]);
+            memcpy(tile + (chunk + (size_t)((i + j) / PANEL_VECS)) * CHUNK, &pairs, sizeof pairs);
+        }
+        return;
+    }
+#endif
+    UNROLL
+    for (int j = 0; j < n; j++) {
+        const int col = at->col + (i + j) % PANEL_VECS * LANES;
+        const size_t row = (size_t)((i + j) / PANEL_VECS);
+        uint32_t *const to = tile + ((size_t)(col / CHUNK) * (size_t)at->n_row + row) * CHUNK;
+        v_store(to + col % CHUNK, kind == WIDE ? v_round_bf16(z[j]) : z[j]);
+    }
+}
+
+/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS and whole rows of them or none, become
+ * outputs. */
 static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *at,
                                       const struct outputs *o, const float *sum, int i, const int n,
                                       const bool is_whole)
@@ -143,15 +171,24 @@ static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *
     if (g->act == ACT_GELU) {
         v_gelu(z);
     }
+    if (g->act == ACT_RELU) {
+        UNROLL
+        for (int j = 0; j < n; j++) {
+            z[j] = v_relu(z[j]);
+        }
+    }
+    if (g->next_words != NULL) {
+        pack_outputs(g, at, z, i, n);
+        return;
+    }
     UNROLL
     for (int j = 0; j < n; j++) {
         const int c = (i + j) % PANEL_VECS * LANES;
         float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
-        const vf out = g->act == ACT_RELU ? v_relu(z[j]) : z[j];
         if (is_whole) {
-            v_store(y, out);
+            v_store(y, z[j]);
         } else if (c < at->n_col) {
-            v_store_n(y, out, lanes_left(at->n_col, c));
+            v_store_n(y, z[j], lanes_left(at->n_col, c));
         }
     }
 }
@@ -166,8 +203,8 @@ static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place 
     for (; i + GELU_VECS <= n; i += GELU_VECS) {
         finish_vecs(g, at, &o, sum, i, GELU_VECS, is_whole);
     }
-    for (; i < n; i++) {
-        finish_vecs(g, at, &o, sum, i, 1, is_whole);
+    for (; i < n; i += REST_VECS) {
+        finish_vecs(g, at, &o, sum, i, REST_VECS, is_whole);
     }
 }
 

@@ -43,10 +43,13 @@ struct gemm {
     float *y;       /* [n_row, n_out], n_row <= GEMM_ROWS */
     const float *x; /* [n_row, n_in] */
     int64_t y_stride, x_stride;
-    uint32_t *words;   /* packed x: [n_row, gemm_row_words(n_in)] */
-    float *x_scale;    /* [n_row] of INT8 weights: written by gemm_pack */
-    const uint32_t *w; /* packed weights: [n_panel, gemm_panel_words] */
-    const float *bias; /* [n_out] or NULL */
+    uint32_t *words;      /* packed x: [n_row, gemm_row_words(n_in)] */
+    float *x_scale;       /* [n_row] of INT8 weights: written by gemm_pack */
+    const uint32_t *w;    /* packed weights: [n_panel, gemm_panel_words] */
+    const float *bias;    /* [n_out] or NULL */
+    uint32_t *next_words; /* NULL, or where outputs go instead: packed rows of a product that
+                           * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
+                           * not I8; n_out is a multiple of PANEL. y is scratch then */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
