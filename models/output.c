@@ -5,6 +5,9 @@
  * fit. */
 enum { CHUNK_ROWS_MAX = 256, LOGITS_BYTES_MAX = 64 << 20 };
 
+/* Rows of logits begin with a cache line: so backends may write them past their caches. */
+enum { LINE_FLOATS = 16 };
+
 void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
                  const char *name, bool tails_have_bias)
 {
@@ -32,8 +35,9 @@ void output_lay_out(struct output *output, struct blocks_arena *arena,
     const struct adaptive *const adaptive = &output->adaptive;
     const int64_t n_chunk = chunk_rows(output->n_vocab, limits);
     output->rows = blocks_arena_take(arena, n_chunk, d_model, DTYPE_F32);
-    output->logits =
-        blocks_arena_take(arena, n_chunk, adaptive_extra(adaptive) + output->n_vocab, DTYPE_F32);
+    const int64_t n_logit = adaptive_extra(adaptive) + output->n_vocab;
+    const int64_t stride = (n_logit + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
+    output->logits = tensor_cols(blocks_arena_take(arena, n_chunk, stride, DTYPE_F32), 0, n_logit);
     output->narrow = blocks_arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
 }
 

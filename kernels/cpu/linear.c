@@ -10,6 +10,10 @@ enum {
     STREAM_ROWS = 16,
     /* A hand-over to the threads takes about as long as copying this many floats. */
     PACK_ALONE = 1 << 14,
+    /* More outputs than the caches next to the cores hold beside all else: written past them, a
+     * line need not be read first. That is an eighth of the vocabulary's product, at 8 rows too. */
+    STREAM_BYTES = 1 << 20,
+    LINE_BYTES = 64,
     ITEMS_PER_THREAD = 4, /* enough that the last ones end together */
 };
 
@@ -74,7 +78,7 @@ static void multiply_packed(struct cpu_backend *cpu, struct linear_job *job)
     pool_for(cpu->pool, job->n_panel * job->n_part, POOL_STREAM, multiply, job);
 }
 
-static struct linear_job job_of(const struct cpu_backend *cpu, struct tensor y, struct tensor x,
+static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct tensor x,
                                 const struct weight *weight, struct tensor bias, enum act act)
 {
     const struct cpu_weight *const w = cpu_weight_of(weight);
@@ -88,7 +92,7 @@ static struct linear_job job_of(const struct cpu_backend *cpu, struct tensor y, 
         .gemm = {.y_stride = y.stride,
                  .x_stride = x.stride,
                  .words = cpu->words.data,
-                 .x_scale = (float *)cpu->x_scale,
+                 .x_scale = cpu->x_scale,
                  .w = w->data,
                  .bias = bias.data,
                  .n_in = (int)w->cols,
@@ -107,6 +111,9 @@ static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, i
     g->n_row = y.rows - row < GEMM_ROWS ? (int)(y.rows - row) : GEMM_ROWS;
     g->y = row_f32(y, row);
     g->x = row_f32(x, row);
+    const size_t y_bytes = (size_t)g->n_row * (size_t)g->n_out * sizeof *g->y;
+    g->is_streamed = y_bytes > STREAM_BYTES && (uintptr_t)g->y % LINE_BYTES == 0 &&
+                     g->y_stride * (int64_t)sizeof *g->y % LINE_BYTES == 0;
     const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->simd->tile_rows;
     g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
 }

@@ -209,6 +209,7 @@ struct linear_case {
     const float *x;    /* [n, n_in] */
     const float *bias; /* [n_out] or NULL */
     struct weight *w[SIDE_N];
+    bool is_aligned; /* y, as a model's are */
 };
 
 static void linear_run(struct check *c, enum side side, const void *data, int first, int n,
@@ -218,7 +219,8 @@ static void linear_run(struct check *c, enum side side, const void *data, int fi
     struct backend *const be = c->side[side];
     const struct tensor x =
         check_in(c, side, "x", k->x + (size_t)first * (size_t)k->n_in, n, k->n_in, DTYPE_F32);
-    const struct tensor y = check_out(c, side, "y", n, k->n_out, DTYPE_F32);
+    const struct tensor y = k->is_aligned ? check_pages(c, side, "y", n, k->n_out, DTYPE_F32)
+                                          : check_out(c, side, "y", n, k->n_out, DTYPE_F32);
     struct tensor bias = {0};
     if (k->bias != NULL) {
         bias = check_in(c, side, "bias", k->bias, 1, k->n_out, DTYPE_F32);
@@ -246,12 +248,13 @@ static double *linear_magnitude(struct check *c, const struct linear_case *k,
     return magnitude;
 }
 
-static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out)
+static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out, bool is_aligned)
 {
     struct linear_case k = {.n = n_tok,
                             .n_in = n_in,
                             .n_out = n_out,
-                            .act = (enum act)check_int(c, ACT_NONE, ACT_GELU)};
+                            .act = (enum act)check_int(c, ACT_NONE, ACT_GELU),
+                            .is_aligned = is_aligned};
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
     const struct weight_desc desc = check_desc(c, WEIGHT_MATRIX, source);
     const struct tensor w = check_host_tensor(c, k.n_out, k.n_in, source, 1 / sqrtf((float)k.n_in));
@@ -286,7 +289,7 @@ void check_linear(struct check *c)
     const bool is_wide = check_chance(c, 0.07);
     const int n_tok = check_int(c, 1, N_TOK_MAX);
     const int n_in = check_dim(c, is_long ? 2600 : is_wide ? 70 : 200);
-    check_linear_of(c, n_tok, n_in, check_dim(c, is_wide ? 2500 : 150));
+    check_linear_of(c, n_tok, n_in, check_dim(c, is_wide ? 2500 : 150), false);
 }
 
 /* So many rows and outputs that a backend with a kernel of its own for many rows takes it, whatever
@@ -295,7 +298,15 @@ void check_linear_many(struct check *c)
 {
     const int n_tok = check_int(c, 65, 140);
     const int n_in = check_dim(c, 80);
-    check_linear_of(c, n_tok, n_in, check_int(c, 1100, 1600));
+    check_linear_of(c, n_tok, n_in, check_int(c, 1100, 1600), false);
+}
+
+/* More than a MiB of outputs on whole cache lines: some backends write them past the caches. */
+void check_linear_stream(struct check *c)
+{
+    const int n_tok = check_int(c, 150, 300);
+    const int n_in = check_dim(c, 40);
+    check_linear_of(c, n_tok, n_in, 16 * check_int(c, 115, 125), true);
 }
 
 /* ---- ffn ------------------------------------------------------------------------------------ */

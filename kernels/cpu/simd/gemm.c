@@ -175,7 +175,7 @@ static tile_fn *const tiles[][TILE_ROWS] = {
 /* Rows of y lie on pages of their own: 3 % of the time. */
 static void fetch_y(const struct gemm *g, const struct place *at)
 {
-    for (int r = 0; r < at->n_row && g->next_words == NULL; r++) {
+    for (int r = 0; r < at->n_row && g->next_words == NULL && !g->is_streamed; r++) {
         __builtin_prefetch(at->y + r * g->y_stride, 1, 2);
         __builtin_prefetch(at->y + r * g->y_stride + LINE_WORDS, 1, 2);
     }
@@ -238,6 +238,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
     const enum kind kind = kind_of(g);
     if (is_amx(kind)) {
         SIMD(amx_panels)(g, first, n, tile, n_tile);
+        stream_end();
         return;
     }
     const int n_word = gemm_k_words(g->n_in, g->dtype);
@@ -260,6 +261,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
             }
         }
     }
+    stream_end();
 }
 
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,

@@ -186,7 +186,11 @@ static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *
         const int c = (i + j) % PANEL_VECS * LANES;
         float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
         if (is_whole) {
-            v_store(y, z[j]);
+            if (g->is_streamed) {
+                v_stream(y, z[j]);
+            } else {
+                v_store(y, z[j]);
+            }
         } else if (c < at->n_col) {
             v_store_n(y, z[j], lanes_left(at->n_col, c));
         }

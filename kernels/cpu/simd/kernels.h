@@ -50,6 +50,7 @@ struct gemm {
     uint32_t *next_words; /* NULL, or where outputs go instead: packed rows of a product that
                            * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
                            * not I8; n_out is a multiple of PANEL. y is scratch then */
+    bool is_streamed;     /* y is written past the caches: it and its rows are aligned to a line */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */

@@ -96,6 +96,26 @@ static ALWAYS_INLINE void v_store(void *to, vf v)
     memcpy(to, &v, sizeof v);
 }
 
+/* Past the caches, which need not read the line first: to an address that is a multiple of the
+ * vector's size, and before another thread reads it, stream_end(). */
+static ALWAYS_INLINE void v_stream(float *to, vf v)
+{
+#if defined(ISA_AVX512)
+    _mm512_stream_ps(to, v);
+#elif defined(ISA_AVX2)
+    _mm256_stream_ps(to, v);
+#else
+    v_store(to, v);
+#endif
+}
+
+static ALWAYS_INLINE void stream_end(void)
+{
+#if defined(ISA_AVX512) || defined(ISA_AVX2)
+    _mm_sfence();
+#endif
+}
+
 static ALWAYS_INLINE vi vi_load(const void *from)
 {
     vi v;
