@@ -1,4 +1,4 @@
-/* The key/value cache and attention: an item is one head of up to ATTEND_ROWS rows of a sequence,
+/* The key/value cache and attention: an item is some heads of up to ATTEND_ROWS rows of a sequence,
  * or all heads of them where they are stored. */
 #include "kernels/cpu/cpu.h"
 
@@ -31,6 +31,7 @@ struct cache_job {
     struct tensor y, q, k_pages, v_pages; /* kv_store: y, q are the rows of k and v */
     const struct step *step;
     int n_head, d_head;
+    int n_item_head; /* attention: heads of an item, the last ones may be fewer */
     float scale;
 };
 
@@ -115,7 +116,9 @@ static void attend_items(void *arg, int thread, int first, int n)
     const struct row_block *const blocks = cpu->blocks.data;
     for (int item = first; item < first + n; item++) {
         const struct row_block block = blocks[item % cpu->n_block];
-        const int64_t col = (int64_t)(item / cpu->n_block) * job->d_head;
+        const int head = item / cpu->n_block * job->n_item_head;
+        const int left = job->n_head - head;
+        const int64_t col = (int64_t)head * job->d_head;
         float *const scratch = cpu_slice(cpu, thread);
         const int n_page = job->step->limits.n_page_max;
         const bool is_pairs = job->k_pages.dtype == DTYPE_BF16;
@@ -135,6 +138,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .v_stride = cpu_page_words(job->v_pages, job->v_pages.stride),
             .n_row = block.n_row,
             .pos = job->step->pos[block.row],
+            .n_head = left < job->n_item_head ? left : job->n_item_head,
             .d_head = job->d_head,
             .is_pairs = is_pairs,
             .scale = job->scale,
@@ -155,14 +159,34 @@ static void check_pages(const struct step *step, int64_t n_page)
     }
 }
 
+/* As many heads as leave each thread ITEMS items: side by side they are one stream of memory. */
+static int item_heads(const struct cpu_backend *cpu, int n_head)
+{
+    enum { ITEMS = 8 };
+    const int wanted = cpu->n_block > 0 ? ITEMS * cpu->base.n_thread / cpu->n_block + 1 : 1;
+    const int n_part = wanted < n_head ? wanted : n_head;
+    const int n = (n_head + n_part - 1) / n_part;
+    return n < ATTEND_HEADS ? n : ATTEND_HEADS;
+}
+
 void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                    struct tensor v_pages, const struct step *step, int n_head, float scale)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     check_cache(y, q, k_pages, v_pages, step, n_head);
     check_pages(step, k_pages.rows);
-    struct cache_job job = {cpu, y, q, k_pages, v_pages, step, n_head, (int)y.cols / n_head, scale};
-    const int64_t n_item = (int64_t)cpu->n_block * n_head;
+    const int n_item_head = item_heads(cpu, n_head);
+    struct cache_job job = {.cpu = cpu,
+                            .y = y,
+                            .q = q,
+                            .k_pages = k_pages,
+                            .v_pages = v_pages,
+                            .step = step,
+                            .n_head = n_head,
+                            .d_head = (int)y.cols / n_head,
+                            .n_item_head = n_item_head,
+                            .scale = scale};
+    const int64_t n_item = (int64_t)cpu->n_block * ((n_head + n_item_head - 1) / n_item_head);
     CHECK(n_item <= INT32_MAX);
     pool_for(cpu->pool, (int)n_item, POOL_DYNAMIC, attend_items, &job);
 }

@@ -21,24 +21,30 @@ enum {
     PAIR_WORDS = KV_PAGE / 2, /* of the positions of a page */
     GROUP_WORDS = BLOCK * CHUNK,
     ROW_BYTES = CHUNK * sizeof(uint32_t),
-    STEP = 2 * CHUNK /* columns */
+    STEP = 2 * CHUNK /* columns: a row of queries in a register, or two registers of sums */
 };
 
 struct group {
     const float *q;
     float *y;
-    float *query;   /* [steps][BLOCK][CHUNK] words of pairs; the last step may have zeros first */
-    float *score;   /* [pages][BLOCK][KV_PAGE] scores, then pairs of shares, KV_PAGE / 2 words of a
+    float *query;   /* [steps][room][CHUNK] words of pairs; the last step may have zeros first */
+    float *score;   /* [pages][room][KV_PAGE] scores, then pairs of shares, KV_PAGE / 2 words of a
                      * row;   of the own page shares as floats */
     int n_row, pos; /* of the first row */
     int own;        /* page of the rows' own positions */
+    int room;       /* for rows: BLOCK, or 1 */
 };
 
-/* The first word of step i of a head's columns; the last step begins early if it must. */
+/* The first column of step i of a head's; the last step begins early if it must. */
+static int step_column(int i, int d_head)
+{
+    const int last = d_head - STEP;
+    return i * STEP < last ? i * STEP : last;
+}
+
 static int step_word(int i, int d_head)
 {
-    const int last = (d_head - STEP) / 2;
-    return i * CHUNK < last ? i * CHUNK : last;
+    return step_column(i, d_head) / 2;
 }
 
 static void pack_queries(const struct attend *a, const struct group *g)
@@ -52,7 +58,7 @@ static void pack_queries(const struct attend *a, const struct group *g)
             const __m512bh pairs =
                 _mm512_cvtne2ps_pbh(v_load(q + LANES) * a->scale, v_load(q) * a->scale);
             const __mmask16 fresh = (__mmask16)(0xffffu << taken);
-            _mm512_storeu_si512(g->query + i * GROUP_WORDS + r * CHUNK,
+            _mm512_storeu_si512(g->query + (i * g->room + r) * CHUNK,
                                 _mm512_maskz_mov_epi32(fresh, (__m512i)pairs));
         }
     }
@@ -78,7 +84,7 @@ static ALWAYS_INLINE void prefetch_rows(const float *from, int64_t stride, int n
 /* Scores of the groups' rows with pages first and first + 1 of n_page; where that is none, with the
  * last one again, into a place nobody reads. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group *g, const bool two,
-                                      int first, int n_page)
+                                      const int room, int first, int n_page)
 {
     const int last = n_page - 1;
     const int ahead = first + 2 < last ? first + 2 : last;
@@ -89,21 +95,26 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group
     zero_sums(two);
     for (int i = 0; i * STEP < a->d_head; i++) {
         const int64_t at = (int64_t)step_word(i, a->d_head) * KV_PAGE;
-        _tile_loadd(4, g[0].query + i * GROUP_WORDS, ROW_BYTES);
+        _tile_loadd(4, g[0].query + i * room * CHUNK, ROW_BYTES);
         _tile_loadd(6, key0 + at, KV_PAGE * sizeof(float));
         _tile_loadd(7, key1 + at, KV_PAGE * sizeof(float));
-        prefetch_rows(next0 + at, KV_PAGE, CHUNK);
+        if (room > 1) {
+            prefetch_rows(next0 + at, KV_PAGE, CHUNK);
+        }
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        prefetch_rows(next1 + at, KV_PAGE, CHUNK);
+        if (room > 1) {
+            prefetch_rows(next1 + at, KV_PAGE, CHUNK);
+        }
         if (two) {
             _tile_loadd(5, g[1].query + i * GROUP_WORDS, ROW_BYTES);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    _tile_stored(0, g[0].score + (int64_t)first * GROUP_WORDS, ROW_BYTES);
-    _tile_stored(1, g[0].score + (int64_t)(first + 1) * GROUP_WORDS, ROW_BYTES);
+    float *const score = g[0].score + (int64_t)first * room * KV_PAGE;
+    _tile_stored(0, score, ROW_BYTES);
+    _tile_stored(1, score + room * KV_PAGE, ROW_BYTES);
     if (two) {
         _tile_stored(2, g[1].score + (int64_t)first * GROUP_WORDS, ROW_BYTES);
         _tile_stored(3, g[1].score + (int64_t)(first + 1) * GROUP_WORDS, ROW_BYTES);
@@ -114,7 +125,8 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group
  * total. Rows in step: see v_exp_n. */
 static ALWAYS_INLINE void share_rows(const struct group *g, int row, const int n_row, float *total)
 {
-    float *const own = g->score + (int64_t)g->own * GROUP_WORDS + row * KV_PAGE;
+    const int page_words = g->room * KV_PAGE;
+    float *const own = g->score + (int64_t)g->own * page_words + row * KV_PAGE;
     vf max[EXP_VECS];
     vf sum[EXP_VECS];
     UNROLL
@@ -124,7 +136,7 @@ static ALWAYS_INLINE void share_rows(const struct group *g, int row, const int n
         v_store(own + r * KV_PAGE, max[r]);
         sum[r] = v_set1(0);
     }
-    for (const float *s = g->score + row * KV_PAGE; s < own; s += GROUP_WORDS) {
+    for (const float *s = g->score + row * KV_PAGE; s < own; s += page_words) {
         UNROLL
         for (int r = 0; r < n_row; r++) {
             max[r] = v_max(v_load(s + r * KV_PAGE), max[r]);
@@ -134,7 +146,7 @@ static ALWAYS_INLINE void share_rows(const struct group *g, int row, const int n
     for (int r = 0; r < n_row; r++) {
         max[r] = v_set1(v_max_of(max[r]));
     }
-    for (float *s = g->score + row * KV_PAGE; s <= own; s += GROUP_WORDS) {
+    for (float *s = g->score + row * KV_PAGE; s <= own; s += page_words) {
         vf e[EXP_VECS];
         UNROLL
         for (int r = 0; r < n_row; r++) {
@@ -199,7 +211,7 @@ static ALWAYS_INLINE void weigh_own(const struct attend *a, const struct group *
                                     const float *total)
 {
     const int at = (g->pos + row) % KV_PAGE;
-    const float *const share = g->score + (int64_t)g->own * GROUP_WORDS + row * CHUNK;
+    const float *const share = g->score + ((int64_t)g->own * g->room + row) * KV_PAGE;
     const float *const piece = a->v_pages + a->page[g->own] * a->v_stride + c;
     float *const y = g->y + row * a->y_stride + c;
     tile_sums sum;
@@ -269,15 +281,15 @@ static ALWAYS_INLINE void attend_groups(const struct attend *a, const struct gro
     }
     amx_set_up(amx, g[0].n_row, n_second, CHUNK);
     for (int p = 0; p < n_page; p += 2) {
-        score_pages(a, g, two, p, n_page);
+        score_pages(a, g, two, BLOCK, p, n_page);
     }
     for (int i = 0; i <= two; i++) {
         share_group(&g[i], total[i]);
         WRITTEN(g[i].score);
     }
     amx_set_up(amx, g[0].n_row, n_second, PAIR_WORDS);
-    for (int c = 0; c < a->d_head; c += 2 * BLOCK) { /* the last columns may be summed twice */
-        weigh_pages(a, g, two, c + 2 * BLOCK < a->d_head ? c : a->d_head - 2 * BLOCK);
+    for (int i = 0; i * STEP < a->d_head; i++) { /* columns may be summed twice */
+        weigh_pages(a, g, two, step_column(i, a->d_head));
     }
     for (int i = 0; i <= two; i++) {
         finish_group(a, &g[i], total[i]);
@@ -294,9 +306,8 @@ static void attend_two(const struct attend *a, const struct group *g, struct amx
     attend_groups(a, g, true, amx);
 }
 
-void SIMD(amx_attend)(const struct attend *a)
+static void attend_rows(const struct attend *a, struct amx *amx)
 {
-    struct amx amx = {0};
     const size_t n_query = attend_amx_query_words(a->d_head);
     for (int r = 0; r < a->n_row;) {
         struct group g[2];
@@ -310,13 +321,128 @@ void SIMD(amx_attend)(const struct attend *a)
                                   .query = a->query + (size_t)n * n_query,
                                   .n_row = left < room ? left : room,
                                   .pos = pos,
-                                  .own = pos / KV_PAGE};
+                                  .own = pos / KV_PAGE,
+                                  .room = BLOCK};
             r += g[n].n_row;
         }
         const int n_page = g[n - 1].own + 1;
         g[0].score = a->score;
         g[1].score = a->score + attend_amx_score_words(n_page);
-        (n == 2 ? attend_two : attend_one)(a, g, &amx);
+        (n == 2 ? attend_two : attend_one)(a, g, amx);
+    }
+}
+
+/* ---- one row, several heads --------------------------------------------------------------------
+ *
+ * Heads' pieces of a page lie side by side. Page by page they are one stream of memory; head by
+ * head, a piece here and a piece there. */
+
+static ALWAYS_INLINE void prefetch_piece(const struct attend *a, const float *piece)
+{
+    prefetch_rows(piece, LINE_WORDS, a->d_head / 2);
+}
+
+/* Scores of head h, that of a row alone, with two pages; the next piece is asked for: the next
+ * head's, or the first head's of the next pages, or of values. */
+static ALWAYS_INLINE void score_head(const struct attend *a, const struct group *g, int h, int p)
+{
+    const struct attend head = attend_head(a, h);
+    const bool is_last = h + 1 == a->n_head;
+    const int own = g->own;
+    const int first = is_last ? p + 2 : p;
+    const bool is_value = first > own;
+    const int page = is_value ? 0 : first;
+    const float *const next =
+        (is_value ? a->v_pages : a->k_pages) + (is_last ? 0 : (h + 1) * attend_piece_words(a));
+    const int64_t stride = is_value ? a->v_stride : a->k_stride;
+    prefetch_piece(a, next + a->page[page] * stride);
+    prefetch_piece(a, next + a->page[page < own ? page + 1 : own] * stride);
+    score_pages(&head, g, false, 1, p, own + 1);
+}
+
+/* Adds page p to the sums of head h, [steps][STEP] columns. */
+static ALWAYS_INLINE void weigh_head(const struct attend *a, const struct group *g, float *sum,
+                                     int h, int p)
+{
+    const struct attend head = attend_head(a, h);
+    const size_t row_bytes = (size_t)a->d_head * sizeof(uint32_t);
+    const float *const v = head.v_pages + a->page[p] * a->v_stride;
+    if (h + 1 < a->n_head) {
+        prefetch_piece(a, v + attend_piece_words(a));
+    } else {
+        prefetch_piece(a, a->v_pages + a->page[p + 1] * a->v_stride);
+    }
+    _tile_loadd(4, g->score + p * KV_PAGE, ROW_BYTES);
+    for (int i = 0; i * STEP < a->d_head; i++, sum += STEP) {
+        const int c = step_column(i, a->d_head);
+        _tile_loadd(6, v + c, row_bytes);
+        _tile_loadd(7, v + c + BLOCK, row_bytes);
+        _tile_loadd(0, sum, ROW_BYTES);
+        _tile_loadd(1, sum + BLOCK, ROW_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_stored(0, sum, ROW_BYTES);
+        _tile_stored(1, sum + BLOCK, ROW_BYTES);
+    }
+}
+
+static void attend_heads(const struct attend *a, struct amx *amx)
+{
+    const size_t n_query = attend_amx_query_words(a->d_head) / BLOCK;
+    const int own = a->pos / KV_PAGE;
+    struct group g[ATTEND_HEADS];
+    float total[ATTEND_HEADS];
+    for (int h = 0; h < a->n_head; h++) {
+        const struct attend head = attend_head(a, h);
+        g[h] = (struct group){.q = head.q,
+                              .y = head.y,
+                              .query = a->query + (size_t)h * n_query,
+                              .score = a->score + (int64_t)h * (own + 2) * KV_PAGE,
+                              .n_row = 1,
+                              .pos = a->pos,
+                              .own = own,
+                              .room = 1};
+        pack_queries(&head, &g[h]);
+    }
+    WRITTEN(a->query);
+    amx_set_up(amx, 1, 0, CHUNK);
+    for (int p = 0; p <= own; p += 2) {
+        for (int h = 0; h < a->n_head; h++) {
+            score_head(a, &g[h], h, p);
+        }
+    }
+    for (int h = 0; h < a->n_head; h++) {
+        share_group(&g[h], &total[h]);
+    }
+    float *const sum = a->query; /* read by now: two words for one */
+    memset(sum, 0, (size_t)a->n_head * 2 * n_query * sizeof *sum);
+    WRITTEN(a->score);
+    amx_set_up(amx, 1, 0, PAIR_WORDS);
+    for (int p = 0; p < own; p++) {
+        for (int h = 0; h < a->n_head; h++) {
+            weigh_head(a, &g[h], sum + (size_t)h * 2 * n_query, h, p);
+        }
+    }
+    for (int h = 0; h < a->n_head; h++) {
+        const struct attend head = attend_head(a, h);
+        for (int i = 0; i * STEP < a->d_head; i++) {
+            memcpy(head.y + step_column(i, a->d_head), sum + (size_t)h * 2 * n_query + i * STEP,
+                   STEP * sizeof *sum);
+        }
+        finish_group(&head, &g[h], &total[h]);
+    }
+}
+
+void SIMD(amx_attend)(const struct attend *a)
+{
+    struct amx amx = {0};
+    if (a->n_row == 1) {
+        attend_heads(a, &amx);
+    } else {
+        for (int h = 0; h < a->n_head; h++) {
+            const struct attend head = attend_head(a, h);
+            attend_rows(&head, &amx);
+        }
     }
     _tile_release();
 }

@@ -113,6 +113,20 @@ static void store_value_pairs(float *piece, const struct kv_rows *a, const float
     }
 }
 
+/* Asks for the lines that the first row of a head will be written to; each word of a key has its
+ * own. */
+static ALWAYS_INLINE void fetch_pieces(const struct kv_rows *a, const float *k_piece,
+                                       const float *v_piece)
+{
+    const int n_part = a->is_pairs ? 2 : 1;
+    for (int c = 0; c < a->d_head / n_part; c++) {
+        __builtin_prefetch(k_piece + (int64_t)c * KV_PAGE, 1);
+    }
+    for (int c = 0; c < a->d_head; c += LINE_WORDS) {
+        __builtin_prefetch(v_piece + (int64_t)(a->offset / n_part) * a->d_head + c, 1);
+    }
+}
+
 void SIMD(kv_rows)(const struct kv_rows *a)
 {
     const int64_t piece = (int64_t)KV_PAGE * a->d_head / (a->is_pairs ? 2 : 1);
@@ -121,6 +135,9 @@ void SIMD(kv_rows)(const struct kv_rows *a)
         float *const v_piece = a->v_page + h * piece;
         const float *const k = a->k + (int64_t)h * a->d_head;
         const float *const v = a->v + (int64_t)h * a->d_head;
+        if (h + 1 < a->n_head) {
+            fetch_pieces(a, k_piece + piece, v_piece + piece);
+        }
         if (a->is_pairs) {
             store_key_pairs(k_piece, a, k);
             store_value_pairs(v_piece, a, v);
@@ -314,7 +331,7 @@ struct size {
     void (*attend)(const struct attend *);
 };
 
-void SIMD(attend)(const struct attend *a)
+static void attend_one(const struct attend *a)
 {
 #define TILE(n) {n, attend_##n},
 #define TILE_PAIRS(n) {n, attend_pairs_##n},
@@ -330,5 +347,13 @@ void SIMD(attend)(const struct attend *a)
         part.q += r * a->q_stride;
         part.pos += r;
         size->attend(&part);
+    }
+}
+
+void SIMD(attend)(const struct attend *a)
+{
+    for (int h = 0; h < a->n_head; h++) {
+        const struct attend head = attend_head(a, h);
+        attend_one(&head);
     }
 }

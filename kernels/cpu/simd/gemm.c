@@ -173,7 +173,7 @@ static tile_fn *const tiles[][TILE_ROWS] = {
 /* ---- products ---------------------------------------------------------------------------------*/
 
 /* Rows of y lie on pages of their own: 3 % of the time. */
-static void fetch_y(const struct gemm *g, const struct place *at)
+static ALWAYS_INLINE void fetch_y(const struct gemm *g, const struct place *at)
 {
     for (int r = 0; r < at->n_row && g->next_words == NULL && !g->is_streamed; r++) {
         __builtin_prefetch(at->y + r * g->y_stride, 1, 2);

@@ -134,20 +134,40 @@ struct kv_rows {
 };
 
 struct attend {
-    float *y;             /* first row, first column of the head */
+    float *y;             /* first row, first column of the first head */
     const float *q;       /* same */
-    const float *k_pages; /* page 0, first word of the head's piece */
+    const float *k_pages; /* page 0, first word of the first head's piece */
     const float *v_pages;
     const int32_t *page; /* of the sequence */
     float *query;        /* [attend_columns(d_head), tile_rows] scratch */
     float *score;        /* [pages, tile_rows, KV_PAGE] scratch */
     int64_t y_stride, q_stride, k_stride, v_stride;
-    int n_row; /* consecutive positions */
-    int pos;   /* of the first row */
-    int d_head;
-    bool is_pairs; /* the pages hold */
+    int n_row;          /* consecutive positions */
+    int pos;            /* of the first row */
+    int n_head, d_head; /* heads side by side: up to ATTEND_HEADS */
+    bool is_pairs;      /* the pages hold */
     float scale;
 };
+
+enum { ATTEND_HEADS = 16 };
+
+/* Words of a head's piece of a page. */
+static inline int64_t attend_piece_words(const struct attend *a)
+{
+    return (int64_t)KV_PAGE * a->d_head / (a->is_pairs ? 2 : 1);
+}
+
+/* One of the heads. */
+static inline struct attend attend_head(const struct attend *a, int head)
+{
+    struct attend one = *a;
+    one.y += (int64_t)head * a->d_head;
+    one.q += (int64_t)head * a->d_head;
+    one.k_pages += head * attend_piece_words(a);
+    one.v_pages += head * attend_piece_words(a);
+    one.n_head = 1;
+    return one;
+}
 
 /* The matrix unit takes heads of this many columns and more, 16 rows of one page at a time, and two
  * such groups: words of a group's packed query, and of its scores with n_page pages. */
