@@ -26,8 +26,12 @@ struct candidates {
     int n;
 };
 
-/* The largest score, and one that at least min(GROUPS, k) scores reach, or -infinity. */
-static void first_bounds(const float *score, int n, float *low, float *high)
+/* Of the groups' maxima the least, which GROUPS scores reach, the largest and the mean. */
+struct bounds {
+    float low, high, mean;
+};
+
+static struct bounds first_bounds(const float *score, int n)
 {
     vf best[GROUP_VECS];
     for (int v = 0; v < GROUP_VECS; v++) {
@@ -46,12 +50,16 @@ static void first_bounds(const float *score, int n, float *low, float *high)
     for (; i < n; i++) {
         lane[i % GROUPS] = score[i] > lane[i % GROUPS] ? score[i] : lane[i % GROUPS];
     }
-    *low = lane[0];
-    *high = lane[0];
-    for (int l = 1; l < GROUPS; l++) {
-        *low = lane[l] < *low ? lane[l] : *low;
-        *high = lane[l] > *high ? lane[l] : *high;
+    vf least = v_load(lane);
+    vf most = least;
+    vf sum = least;
+    for (int l = LANES; l < GROUPS; l += LANES) {
+        const vf v = v_load(lane + l);
+        least = -v_max(-least, -v);
+        most = v_max(most, v);
+        sum = sum + v;
     }
+    return (struct bounds){-v_max_of(-least), v_max_of(most), v_sum(sum) / GROUPS};
 }
 
 struct threshold {
@@ -60,20 +68,30 @@ struct threshold {
     int n_above; /* if n_reach > k + SELECT_SLACK: scores > value, fewer than k */
 };
 
-/* k numbers exist. */
+/* The middle between the least group maximum and their mean is mostly one already. */
 static struct threshold find_threshold(const float *score, int n, int k)
 {
-    float low_value;
-    float high_value;
-    first_bounds(score, n, &low_value, &high_value);
-    if (k > GROUPS) {
-        low_value = -INFINITY;
-    }
+    const struct bounds bounds = first_bounds(score, n);
+    const float low_value = k > GROUPS ? -INFINITY : bounds.low;
     int64_t low = key_of(low_value);
-    int64_t high = (int64_t)key_of(high_value) + 1;
-    struct threshold t = {low_value, SIMD(logit_count)(score, n, low_value), 0};
+    int64_t high = (int64_t)key_of(bounds.high) + 1;
+    struct threshold t = {0.5f * (bounds.low + bounds.mean), 0, 0};
+    int64_t middle = isfinite(t.value) ? key_of(t.value) : low;
+    if (middle > low && middle < high) {
+        t.n_reach = SIMD(logit_count)(score, n, t.value);
+        if (t.n_reach >= k) {
+            low = middle;
+        } else {
+            t.n_above = t.n_reach;
+            high = middle;
+        }
+    }
+    if (t.n_reach < k) {
+        t.value = low_value;
+        t.n_reach = SIMD(logit_count)(score, n, low_value);
+    }
     while (t.n_reach > k + SELECT_SLACK && high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
+        middle = low + (high - low) / 2;
         const float value = number_of_key((int32_t)middle);
         const int n_reach = SIMD(logit_count)(score, n, value);
         if (n_reach >= k) {
@@ -88,13 +106,34 @@ static struct threshold find_threshold(const float *score, int n, int k)
     return t;
 }
 
+static void collect_all(struct candidates *c, const float *score, const int32_t *ids, int n,
+                        float least)
+{
+    c->n = 0;
+    for (int i = 0; i < n; i += LANES) {
+        const int n_lane = n - i < LANES ? n - i : LANES;
+        const vf v = n_lane == LANES ? v_load(score + i) : v_load_n(score + i, n_lane);
+        const vf id = ids == NULL       ? (vf)(v_lane() + i)
+                      : n_lane == LANES ? v_load(ids + i)
+                                        : v_load_n((const float *)(const void *)(ids + i), n_lane);
+        const uint32_t bits = v_bits((vi)(v >= least)) & (0xffffffffu >> (32 - n_lane));
+        v_store_some(c->score + c->n, v, bits);
+        v_store_some((float *)(void *)(c->id + c->n), id, bits);
+        c->n += __builtin_popcount(bits);
+    }
+}
+
 /* Collects the scores that reach the threshold in ascending order of position. ids NULL: the id is
  * the position, and of scores equal to a tied threshold only the first ones are taken. */
 static void collect(struct candidates *c, const float *score, const int32_t *ids, int n, int k,
                     const struct threshold *t)
 {
     const bool is_tied = ids == NULL && t->n_reach > k + SELECT_SLACK;
-    int n_equal = is_tied ? k - t->n_above : 0; /* how many equal ones may still be taken */
+    if (!is_tied) {
+        collect_all(c, score, ids, n, t->value);
+        return;
+    }
+    int n_equal = k - t->n_above; /* how many equal ones may still be taken */
     c->n = 0;
     for (int i = 0; i < n; i += LANES) {
         const int n_lane = n - i < LANES ? n - i : LANES;
@@ -102,44 +141,80 @@ static void collect(struct candidates *c, const float *score, const int32_t *ids
         uint32_t bits = v_bits((vi)(v >= t->value)) & (0xffffffffu >> (32 - n_lane));
         for (; bits != 0; bits &= bits - 1) {
             const int at = i + __builtin_ctz(bits);
-            if (is_tied && !(score[at] > t->value)) {
+            if (!(score[at] > t->value)) {
                 if (n_equal == 0) {
                     continue;
                 }
                 n_equal--;
             }
             c->score[c->n] = score[at];
-            c->id[c->n] = ids == NULL ? at : ids[at];
+            c->id[c->n] = at;
             c->n++;
         }
     }
 }
 
-/* Writes the k best candidates in order. A candidate's place is the number of candidates before
- * it. */
+/* Candidates before those of a vector, ties by id. */
+static vi count_before(const struct candidates *c, vf score, vi id)
+{
+    vi before = vi_set1(0);
+    for (int j = 0; j < c->n; j++) {
+        const vf other = v_set1(c->score[j]);
+        const vi tie = (vi)(other == score) & (vi)(vi_set1(c->id[j]) < id);
+        before -= (vi)(other > score) | tie;
+    }
+    return before;
+}
+
+/* Candidates that are no worse than those of a vector, but for themselves. */
+static vi count_others(const struct candidates *c, vf score)
+{
+    vi count = vi_set1(-1);
+    for (int j = 0; j < c->n; j++) {
+        count = vi_count_where(count, vm_ge(v_set1(c->score[j]), score));
+    }
+    return count;
+}
+
+/* Writes candidates i .. to their places, as far as those are below k: without a branch, which
+ * nobody could foretell. Returns the sum of the places. */
+static int put_places(const struct candidates *c, int i, vi places, int k, int32_t *best,
+                      float *best_score)
+{
+    int32_t place[LANES];
+    int32_t no_id;
+    float no_score;
+    int sum = 0;
+    vi_store(place, places);
+    for (int l = 0; l < LANES && i + l < c->n; l++) {
+        int32_t *const id = place[l] < k ? best + place[l] : &no_id;
+        float *const score = place[l] < k ? best_score + place[l] : &no_score;
+        *id = c->id[i + l];
+        *score = c->score[i + l];
+        sum += place[l];
+    }
+    return sum;
+}
+
+/* Writes the k best candidates in order. A candidate's place is the number of candidates before it;
+ * where no two are alike, of those that are no worse. */
 static void rank(struct candidates *c, int k, int32_t *best, float *best_score)
 {
     for (int i = 0; i < SELECT_PAD; i++) {
         c->score[c->n + i] = -INFINITY;
         c->id[c->n + i] = INT32_MAX;
     }
+    int sum = 0;
     for (int i = 0; i < c->n; i += LANES) {
-        const vf score = v_load(c->score + i);
-        const vi id = vi_load(c->id + i);
-        vi before = vi_set1(0);
-        for (int j = 0; j < c->n; j++) {
-            const vf other = v_set1(c->score[j]);
-            const vi tie = (vi)(other == score) & (vi)(vi_set1(c->id[j]) < id);
-            before -= (vi)(other > score) | tie;
-        }
-        int32_t place[LANES];
-        vi_store(place, before);
-        for (int l = 0; l < LANES && i + l < c->n; l++) {
-            if (place[l] < k) {
-                best[place[l]] = c->id[i + l];
-                best_score[place[l]] = c->score[i + l];
-            }
-        }
+        const vi places = count_others(c, v_load(c->score + i));
+        sum += put_places(c, i, places, k, best, best_score);
+    }
+    if (sum == c->n * (c->n - 1) / 2) {
+        return;
+    }
+    for (int i = 0; i < c->n; i += LANES) {
+        const vi places = count_before(c, v_load(c->score + i), vi_load(c->id + i));
+        (void)put_places(c, i, places, k, best, best_score);
     }
 }
 
