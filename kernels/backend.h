@@ -66,6 +66,8 @@ struct weight_desc {
                        * source's dtype, whatever it is */
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
+    bool is_split;          /* KEYS: queries and keys may be taken as sums of two BF16 numbers, and
+                             * scores without the lower two's products: within 2^-16 of Σ|q·k| */
     const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
                              * PLACEMENT_MMAP as long as the weight lives. Else NULL */
     double loss_max;        /* I8 made of other numbers w: refused (ERR_NUMERICAL) where

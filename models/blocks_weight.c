@@ -93,8 +93,12 @@ static const struct weight *make_weight(struct blocks_loader *loader, const stru
 const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name)
 {
-    const struct weight_desc desc = {
-        .kind = kind, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = n_group};
+    const struct weight_desc desc = {.kind = kind,
+                                     .dtype = DTYPE_F32,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = n_group,
+                                     .is_split =
+                                         kind == WEIGHT_KEYS && loader->info->dtype != DTYPE_F32};
     return make_weight(loader, host, &desc, name, &loader->info->weight_bytes);
 }
 

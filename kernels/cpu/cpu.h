@@ -34,6 +34,7 @@ struct cpu_weight {
     int64_t row_bytes;      /* TABLE */
     enum dtype row_dtype;   /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
+    bool is_split;          /* KEYS: packed so, for the matrix unit */
 };
 
 /* Words of n elements of a cache's pages. */
@@ -184,7 +185,7 @@ void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
 
 /* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
-size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half);
+size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);
 size_t cpu_span_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits);

@@ -19,11 +19,18 @@ static int64_t score_stride(int n_key)
     return (int64_t)gemm_n_panel(n_key) * PANEL;
 }
 
-/* Scores of a tile for all halves, then the packed queries of one half. */
-size_t cpu_keys_slice_bytes(const struct simd_kernels *simd, int n_key, int d_half, int n_half)
+static int tile_rows_of(const struct cpu_backend *cpu, const struct cpu_weight *keys)
 {
-    const size_t n_score = (size_t)n_half * (size_t)score_stride(n_key);
-    return (size_t)simd->tile_rows * (n_score + gemm_row_words(d_half)) * sizeof(float);
+    return keys->is_split ? AMX_ROWS : cpu->simd->tile_rows;
+}
+
+/* Scores of a tile for two halves, then the packed queries of one. */
+size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys)
+{
+    const int n_key = (int)(keys->rows / keys->desc.n_group);
+    const size_t n_score = 2 * (size_t)score_stride(n_key);
+    return (size_t)tile_rows_of(cpu, keys) * (n_score + gemm_row_words((int)keys->cols)) *
+           sizeof(float);
 }
 
 struct search_job {
@@ -47,16 +54,17 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
     const size_t group_words =
         (size_t)gemm_n_panel(shape->n_key) * gemm_panel_words(d_half, DTYPE_F32);
     float *const score = cpu_slice(job->cpu, thread);
-    uint32_t *const words = (uint32_t *)(void *)(score + simd->tile_rows * stride);
+    uint32_t *const words =
+        (uint32_t *)(void *)(score + tile_rows_of(job->cpu, job->keys) * stride);
     for (int half = 0; half < job->n_half; half++) {
         const size_t group = job->keys->desc.n_group == 1 /* a single one serves all */
                                  ? 0
                                  : (size_t)head * (size_t)job->n_half + (size_t)half;
         const float *const q =
             row_f32(job->query, row) + (int64_t)head * shape->d_key + half * d_half;
-        simd->gemm_scores(score + half * half_stride, stride, q, job->query.stride, n_row,
-                          (const uint32_t *)job->keys->data + group * group_words, d_half,
-                          shape->n_key, words);
+        (job->keys->is_split ? simd->amx_scores : simd->gemm_scores)(
+            score + half * half_stride, stride, q, job->query.stride, n_row,
+            (const uint32_t *)job->keys->data + group * group_words, d_half, shape->n_key, words);
     }
     const int64_t col = (int64_t)head * shape->k_top;
     for (int r = 0; r < n_row; r++) {
@@ -71,6 +79,19 @@ static void search_items(void *arg, int thread, int first, int n)
     for (int item = first; item < first + n; item++) {
         search_tile(job, thread, item / job->shape->n_head, item % job->shape->n_head);
     }
+}
+
+/* Full tiles, or smaller ones that leave each thread two items. */
+static int64_t search_tiles(const struct cpu_backend *cpu, const struct cpu_weight *keys,
+                            int64_t n_row, int n_head)
+{
+    enum { ITEMS = 2, ROWS_MIN = 8 };
+    const int64_t tile_rows = tile_rows_of(cpu, keys);
+    const int64_t least = (n_row + tile_rows - 1) / tile_rows;
+    const int64_t most = (n_row + ROWS_MIN - 1) / ROWS_MIN;
+    const int64_t wanted = (ITEMS * cpu->base.n_thread + n_head - 1) / n_head;
+    const int64_t n_tile = wanted < most ? wanted : most;
+    return n_tile > least ? n_tile : least;
 }
 
 void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
@@ -89,8 +110,7 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
     CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
     CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
-    const int64_t tile_rows = cpu->simd->tile_rows;
-    const int64_t n_tile = (query.rows + tile_rows - 1) / tile_rows;
+    const int64_t n_tile = search_tiles(cpu, keys, query.rows, shape->n_head);
     CHECK(n_tile * shape->n_head <= INT32_MAX);
     struct search_job job = {cpu, slots, shares, query, keys, shape, n_half, (int)n_tile};
     pool_for(cpu->pool, (int)n_tile * shape->n_head, POOL_DYNAMIC, search_items, &job);

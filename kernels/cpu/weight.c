@@ -29,6 +29,7 @@ struct pack {
     struct loss *loss; /* [n_thread] of I8 made of other numbers */
     int n_out;         /* outputs of one group */
     int n_panel;       /* panels of one group */
+    bool is_split;     /* F32 words become those of two BF16 halves */
 };
 
 static const char *host_row(const struct tensor *host, int64_t row)
@@ -191,6 +192,19 @@ static void put_words(uint32_t *to, const float *from, int n, bool is_bf16)
     }
 }
 
+/* The same of numbers as sums of two: see kernels.h. */
+static void put_split(uint32_t *to, const float *from, int n)
+{
+    for (int k = 0; k < n; k += 2 * CHUNK, to += (size_t)2 * CHUNK * PANEL) {
+        float low[2 * CHUNK];
+        for (int i = 0; i < 2 * CHUNK; i++) {
+            low[i] = from[k + i] - bf16_to_f32(bf16_from_f32(from[k + i]));
+        }
+        put_words(to, from + k, 2 * CHUNK, true);
+        put_words(to + (size_t)CHUNK * PANEL, low, 2 * CHUNK, true);
+    }
+}
+
 /* Packs panels first .. first+n-1 of all groups. Outputs past the last one are zeros. */
 static void pack_panels(void *arg, int thread, int first, int n)
 {
@@ -214,7 +228,11 @@ static void pack_panels(void *arg, int thread, int first, int n)
             uint32_t *const to = panel + (size_t)gemm_k_words(k, p->dtype) * PANEL;
             for (int o = 0; o < n_row; o++) {
                 widen(value, p, row + o, k, n_k);
-                put_words(to + o, value, n_k, p->dtype == DTYPE_BF16);
+                if (p->is_split) {
+                    put_split(to + o, value, n_k);
+                } else {
+                    put_words(to + o, value, n_k, p->dtype == DTYPE_BF16);
+                }
             }
         }
     }
@@ -271,6 +289,7 @@ static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const str
     const enum dtype dtype = w->desc.kind == WEIGHT_MATRIX ? w->desc.dtype : DTYPE_F32;
     const int n_out = (int)(host->rows / w->desc.n_group);
     const int n_panel = gemm_n_panel(n_out);
+    w->is_split = w->desc.is_split && cpu->bf16 == GEMM_AMX && host->cols % (2 * CHUNK) == 0;
     const int64_t n_item = (int64_t)n_panel * w->desc.n_group;
     if (n_item > INT32_MAX ||
         !weight_alloc(w, (size_t)n_item,
@@ -283,7 +302,8 @@ static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const str
                      .to = w->owned,
                      .loss = loss,
                      .n_out = n_out,
-                     .n_panel = n_panel};
+                     .n_panel = n_panel,
+                     .is_split = w->is_split};
     pool_for(cpu->pool, (int)n_item, POOL_STREAM, pack_panels, &p);
     return true;
 }
@@ -331,9 +351,7 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
         return code == ERR_OK ? cpu_reserve(&cpu->hidden_words, bytes, name, err) : code;
     }
     if (w->desc.kind == WEIGHT_KEYS) {
-        const int n_key = (int)(w->rows / w->desc.n_group);
-        return cpu_reserve_slices(cpu, cpu_keys_slice_bytes(cpu->simd, n_key, (int)w->cols, 2),
-                                  name, err);
+        return cpu_reserve_slices(cpu, cpu_keys_slice_bytes(cpu, w), name, err);
     }
     return ERR_OK;
 }

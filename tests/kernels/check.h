@@ -137,7 +137,9 @@ enum tolerance {
     TOL_ATTENTION,
     TOL_ATTENTION_BF16, /* scores and shares may be rounded */
     TOL_SCORE,
+    TOL_SCORE_SPLIT,
     TOL_SHARE,
+    TOL_SHARE_SPLIT,
     TOL_READ,
     TOL_LOGPROB,
     TOL_ENTROPY,

@@ -14,6 +14,7 @@ enum { N_TOK_MAX = 24, N_TOK_MANY = 40 };
 struct search_case {
     struct pkm_shape shape;
     bool is_shared;     /* one key set for all halves and heads */
+    bool is_split;      /* struct weight_desc */
     int n, n_col;       /* rows; n_head·k_top */
     const float *query; /* [n, n_head·d_key] */
     struct tensor keys; /* on the host */
@@ -55,9 +56,11 @@ static struct search_case search_new(struct check *c)
     k.n_col = k.shape.n_head * k.shape.k_top;
     k.shape.scores = check_chance(c, 0.25);
     k.is_shared = check_chance(c, 0.2);
-    check_shape(c, "%s%s, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d%s",
-                k.is_shared ? "shared " : "", is_product ? "product" : "flat", k.n, k.shape.n_head,
-                k.shape.n_key, k.shape.k_top, k.shape.d_key, k.shape.scores ? ", scores" : "");
+    k.is_split = check_chance(c, 0.5);
+    check_shape(c, "%s%s%s, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d%s",
+                k.is_shared ? "shared " : "", k.is_split ? "split " : "",
+                is_product ? "product" : "flat", k.n, k.shape.n_head, k.shape.n_key, k.shape.k_top,
+                k.shape.d_key, k.shape.scores ? ", scores" : "");
     return k;
 }
 
@@ -72,7 +75,8 @@ static void search_keys(struct check *c, struct search_case *k, struct tensor ke
     const struct weight_desc desc = {.kind = WEIGHT_KEYS,
                                      .dtype = DTYPE_F32,
                                      .placement = PLACEMENT_DEVICE,
-                                     .n_group = group_count(k)};
+                                     .n_group = group_count(k),
+                                     .is_split = k->is_split};
     k->keys = keys;
     for (int side = 0; side < SIDE_N; side++) {
         k->w[side] = check_weight(c, (enum side)side, &keys, &desc);
@@ -153,14 +157,16 @@ static void compare_head(struct check *c, const struct search_case *k, int r, in
         const double ref_score = slot_score(k, r, h, ref_slots[j], &magnitude[0]);
         const double score = slot_score(k, r, h, slots[j], &magnitude[1]);
         const double scale = fmax(magnitude[0], magnitude[1]);
-        if (fabs(score - ref_score) > 2 * check_tolerance(TOL_SCORE) * scale) {
+        const enum tolerance score_tolerance = k->is_split ? TOL_SCORE_SPLIT : TOL_SCORE;
+        if (fabs(score - ref_score) > 2 * check_tolerance(score_tolerance) * scale) {
             check_fail(c,
                        "slots[%d], head %d, rank %d: expected slot %d (score %.9g), got slot %d "
                        "(score %.9g)",
                        r, h, j, ref_slots[j], ref_score, slots[j], score);
             return;
         }
-        if (!check_close(ref_shares[j], shares[j], TOL_SHARE, 1 + scale)) {
+        if (!check_close(ref_shares[j], shares[j], k->is_split ? TOL_SHARE_SPLIT : TOL_SHARE,
+                         1 + scale)) {
             check_fail(c, "shares[%d], head %d, rank %d: expected %.9g from ref, got %.9g", r, h, j,
                        (double)ref_shares[j], (double)shares[j]);
             return;

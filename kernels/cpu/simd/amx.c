@@ -110,7 +110,23 @@ enum { ROW_BYTES = CHUNK * sizeof(uint32_t), WORD_BYTES = PANEL * sizeof(uint32_
         }                                                                                          \
     } while (0)
 
-/* n_step times 16 words, or once fewer. two: there are more than BLOCK rows. */
+/* The products of 16 words, or once fewer. two: there are more than BLOCK rows. */
+static ALWAYS_INLINE void add_step(const bool two, const bool is_int8, const uint32_t *x,
+                                   const uint32_t *w)
+{
+    _tile_stream_loadd(4, x, ROW_BYTES);
+    _tile_loadd(6, w, WORD_BYTES);
+    _tile_loadd(7, w + BLOCK, WORD_BYTES);
+    PRODUCT(0, 4, 6);
+    PRODUCT(1, 4, 7);
+    if (two) {
+        _tile_stream_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
+        PRODUCT(2, 5, 6);
+        PRODUCT(3, 5, 7);
+    }
+}
+
+/* n_step steps, and beside them what is late. */
 static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct late *late,
                                    const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
                                    const struct sums *sums, struct ahead ahead)
@@ -126,16 +142,7 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct la
     }
     for (int i = 0; i < n_step; i++) {
         fetch(w, &ahead);
-        _tile_stream_loadd(4, x, ROW_BYTES);
-        _tile_loadd(6, w, WORD_BYTES);
-        _tile_loadd(7, w + BLOCK, WORD_BYTES);
-        PRODUCT(0, 4, 6);
-        PRODUCT(1, 4, 7);
-        if (two) {
-            _tile_stream_loadd(5, x + BLOCK * CHUNK, ROW_BYTES);
-            PRODUCT(2, 5, 6);
-            PRODUCT(3, 5, 7);
-        }
+        add_step(two, is_int8, x, w);
         if (late->i < late->n) {
             const int end = late->i + late_step;
             finish_late(late, end < late->n ? end : late->n);
@@ -280,6 +287,74 @@ void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_ti
     _tile_release();
 }
 
+/* ---- scores ------------------------------------------------------------------------------------
+ *
+ * Queries and keys as sums of two BF16 numbers each: (q + q')(k + k') without q'k', which is 2^-18
+ * of qk, like what the halves leave out. Three products instead of one, and still a fifth of the
+ * time of F32. */
+
+/* 2·CHUNK columns of each row: words of the higher halves, then of the lower ones. */
+static void pack_split(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in)
+{
+    for (int k = 0; k < n_in; k += 2 * CHUNK, to += 2 * n_row * CHUNK) {
+        for (int r = 0; r < n_row; r++) {
+            const vf a = v_load(x + r * x_stride + k);
+            const vf b = v_load(x + r * x_stride + k + LANES);
+            const vf high_a = v_round_bf16(a);
+            const vf high_b = v_round_bf16(b);
+            const __m512bh high = _mm512_cvtne2ps_pbh(high_b, high_a);
+            const __m512bh low = _mm512_cvtne2ps_pbh(b - high_b, a - high_a);
+            memcpy(to + r * CHUNK, &high, sizeof high);
+            memcpy(to + (n_row + r) * CHUNK, &low, sizeof low);
+        }
+    }
+}
+
+static ALWAYS_INLINE void multiply_split(const bool two, const uint32_t *x, int n_row,
+                                         const uint32_t *w, int n_in, float *score, int64_t stride)
+{
+    const size_t x_low = (size_t)n_row * CHUNK;
+    const size_t w_low = BLOCK * PANEL;
+    const int64_t stride_bytes = stride * (int64_t)sizeof *score;
+    struct ahead ahead = {NULL, 0};
+    LOAD_SUMS(0, 1, (const float *)NULL, 0);
+    if (two) {
+        LOAD_SUMS(2, 3, (const float *)NULL, 0);
+    }
+    for (int k = 0; k < n_in; k += 2 * CHUNK) {
+        fetch(w, &ahead);
+        fetch(w + w_low, &ahead);
+        add_step(two, false, x, w);
+        add_step(two, false, x + x_low, w);
+        add_step(two, false, x, w + w_low);
+        x += 2 * x_low;
+        w += 2 * w_low;
+    }
+    STORE_SUMS(0, 1, score, stride_bytes);
+    if (two) {
+        STORE_SUMS(2, 3, score + BLOCK * stride, stride_bytes);
+    }
+}
+
+void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                      const uint32_t *w, int n_in, int n_out, uint32_t *words)
+{
+    struct amx amx = {0};
+    pack_split(words, x, x_stride, n_row, n_in);
+    WRITTEN(words);
+    amx_rows(&amx, n_row, BLOCK);
+    const size_t panel_words = gemm_panel_words(n_in, DTYPE_F32);
+    for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
+        const uint32_t *const from = w + (size_t)panel * panel_words;
+        if (n_row > BLOCK) {
+            multiply_split(true, words, n_row, from, n_in, score + panel * PANEL, stride);
+        } else {
+            multiply_split(false, words, n_row, from, n_in, score + panel * PANEL, stride);
+        }
+    }
+    _tile_release();
+}
+
 static ALWAYS_INLINE void peak(const bool is_int8, int64_t n, double *flops)
 {
     struct amx amx = {0};
@@ -313,6 +388,20 @@ void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_ti
     (void)tile;
     (void)n_tile;
     CHECK(g == NULL); /* machine.c asks for it on machines that have it */
+}
+
+void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                      const uint32_t *w, int n_in, int n_out, uint32_t *words)
+{
+    (void)stride;
+    (void)x;
+    (void)x_stride;
+    (void)n_row;
+    (void)w;
+    (void)n_in;
+    (void)n_out;
+    (void)words;
+    CHECK(score == NULL);
 }
 
 #endif

@@ -25,6 +25,9 @@
  * matrix unit loads: 16 words of 16 outputs, and 16 words of 16 rows. INT8 without such an
  * instruction: the pair of inputs 4k and 4k+2 as 16-bit numbers, then that of 4k+1 and 4k+3.
  *
+ * Split: each number as the sum of two BF16 numbers, where n_in is a multiple of 2·CHUNK. Of
+ * 2·CHUNK inputs CHUNK words of the higher halves come first, then as many of the lower ones.
+ *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
  *           ..                              row 0: words 16..31 ..
@@ -285,6 +288,9 @@ struct simd_kernels {
      * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
     void (*gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                         const uint32_t *w, int n_in, int n_out, uint32_t *words);
+    /* The same by the matrix unit of a matrix packed as split words, up to AMX_ROWS rows. */
+    void (*amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
+                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
 
     void (*row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
     /* y = layer norm of x (+ r where r is not NULL) */

@@ -6,6 +6,7 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .gemm_pack = SIMD(gemm_pack),
     .gemm_panels = SIMD(gemm_panels),
     .gemm_scores = SIMD(gemm_scores),
+    .amx_scores = SIMD(amx_scores),
     .row_sum = SIMD(row_sum),
     .row_norm = SIMD(row_norm),
     .kv_rows = SIMD(kv_rows),
