@@ -66,8 +66,9 @@ struct weight_desc {
                        * source's dtype, whatever it is */
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
-    bool is_split;          /* KEYS: queries and keys may be taken as sums of two BF16 numbers, and
-                             * scores without the lower two's products: within 2^-16 of Σ|q·k| */
+    bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be taken as sums of two
+                             * BF16 numbers, and the products without those of the lower two:
+                             * within 2^-16 of Σ|x·w| */
     const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
                              * PLACEMENT_MMAP as long as the weight lives. Else NULL */
     double loss_max;        /* I8 made of other numbers w: refused (ERR_NUMERICAL) where

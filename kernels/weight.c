@@ -15,7 +15,9 @@ void weight_check(const struct tensor *host, const struct weight_desc *desc)
     CHECK(desc->kind != WEIGHT_KEYS || (host->dtype != DTYPE_I8 && desc->dtype != DTYPE_I8));
     CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
     CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);
-    CHECK(desc->kind == WEIGHT_KEYS || (desc->n_group == 1 && !desc->is_split));
+    CHECK(desc->kind == WEIGHT_KEYS || desc->n_group == 1);
+    CHECK(!desc->is_split || desc->kind == WEIGHT_KEYS ||
+          (desc->kind == WEIGHT_MATRIX && desc->dtype == DTYPE_F32));
 }
 
 enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,

@@ -34,7 +34,7 @@ struct cpu_weight {
     int64_t row_bytes;      /* TABLE */
     enum dtype row_dtype;   /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
-    bool is_split;          /* KEYS: packed so, for the matrix unit */
+    bool is_split;          /* MATRIX and KEYS: packed so, for the matrix unit */
 };
 
 /* Words of n elements of a cache's pages. */

@@ -98,6 +98,7 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
                  .n_in = (int)w->cols,
                  .n_out = (int)w->rows,
                  .dtype = w->desc.dtype,
+                 .is_split = w->is_split,
                  .bf16 = cpu->bf16,
                  .act = act},
         .n_panel = gemm_n_panel((int)w->rows),
@@ -136,7 +137,8 @@ void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct t
     struct cpu_backend *const cpu = cpu_of(be);
     struct linear_job up = job_of(cpu, hidden, x, ffn->up, ffn->up_bias, ffn->act);
     struct linear_job down = job_of(cpu, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
-    if (up.gemm.dtype == DTYPE_I8 || up.gemm.dtype != down.gemm.dtype ||
+    if (up.gemm.dtype == DTYPE_I8 || up.gemm.dtype != down.gemm.dtype || up.gemm.is_split ||
+        down.gemm.is_split ||
         up.gemm.n_out % PANEL != 0) { /* the scale of bytes is known when a row is whole */
         cpu_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
         cpu_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);

@@ -134,6 +134,7 @@ enum tolerance {
     TOL_LINEAR_F32,
     TOL_LINEAR_BF16,
     TOL_LINEAR_GELU,
+    TOL_LINEAR_SPLIT,
     TOL_ATTENTION,
     TOL_ATTENTION_BF16, /* scores and shares may be rounded */
     TOL_SCORE,

@@ -265,15 +265,16 @@ static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out, boo
         k.w[side] = check_weight(c, (enum side)side, &w, &desc);
     }
     static const char *const act_name[] = {"none", "relu", "gelu"};
-    check_shape(c, "n_tok %d, n_in %d, n_out %d, %s from %s, %s, act %s", k.n, k.n_in, k.n_out,
-                dtype_name(desc.dtype), dtype_name(source), k.bias == NULL ? "no bias" : "bias",
-                act_name[k.act]);
+    check_shape(c, "n_tok %d, n_in %d, n_out %d, %s%s from %s, %s, act %s", k.n, k.n_in, k.n_out,
+                desc.is_split ? "split " : "", dtype_name(desc.dtype), dtype_name(source),
+                k.bias == NULL ? "no bias" : "bias", act_name[k.act]);
     const size_t n = (size_t)k.n * (size_t)k.n_out;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);
     linear_run(c, SIDE_REF, &k, 0, k.n, (uint32_t *)expected);
     linear_run(c, SIDE_ONE, &k, 0, k.n, (uint32_t *)got);
-    const enum tolerance tolerance = k.act == ACT_GELU          ? TOL_LINEAR_GELU
+    const enum tolerance tolerance = desc.is_split              ? TOL_LINEAR_SPLIT
+                                     : k.act == ACT_GELU        ? TOL_LINEAR_GELU
                                      : desc.dtype == DTYPE_BF16 ? TOL_LINEAR_BF16
                                                                 : TOL_LINEAR_F32;
     check_values(c, "y", expected, got, k.n, k.n_out, tolerance, linear_magnitude(c, &k, &w),
@@ -288,7 +289,10 @@ void check_linear(struct check *c)
     const bool is_long = check_chance(c, 0.07);
     const bool is_wide = check_chance(c, 0.07);
     const int n_tok = check_int(c, 1, N_TOK_MAX);
-    const int n_in = check_dim(c, is_long ? 2600 : is_wide ? 70 : 200);
+    const int n_in = check_chance(c, 0.3) ? 32 * check_int(c, 1, 8) /* split words */
+                                          : check_dim(c, is_long   ? 2600
+                                                         : is_wide ? 70
+                                                                   : 200);
     check_linear_of(c, n_tok, n_in, check_dim(c, is_wide ? 2500 : 150), false);
 }
 

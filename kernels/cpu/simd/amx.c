@@ -5,7 +5,9 @@
  * for vectors. Two blocks of rows by two of outputs fill the unit's eight registers: four loads
  * feed four products, and four chains hide their latency. Each output is one chain in ascending k,
  * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
- * the output, whatever other rows there are; of bytes it adds whole numbers. Few rows: bound by the
+ * the output, whatever other rows there are; of bytes it adds whole numbers. Of numbers as sums of
+ * two BF16, (x + x')(w + w') without x'w', which is 2^-18 of xw like what the halves leave out, a
+ * step is three products, and still a fifth of the time of F32 by vectors. Few rows: bound by the
  * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/gemm_tile.h"
@@ -55,7 +57,7 @@ static void finish_later(struct late *late, const struct gemm *g, const struct p
 /* Tiles of x times panels of W. */
 struct run {
     const struct gemm *g;
-    bool is_int8;
+    enum kind kind;
     struct amx amx;
     struct late late;
     int slot; /* of sum: a tile's, or where tiles go through at once one of two in turn */
@@ -127,12 +129,15 @@ static ALWAYS_INLINE void add_step(const bool two, const bool is_int8, const uin
 }
 
 /* n_step steps, and beside them what is late. */
-static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct late *late,
+static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct late *late,
                                    const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
                                    const struct sums *sums, struct ahead ahead)
 {
-    const int late_step =
-        GELU_VECS * ((late->n - late->i + GELU_VECS * n_step - 1) / (GELU_VECS * n_step));
+    enum { W_STEP = BLOCK * PANEL };
+    const bool is_int8 = kind == AMX_BYTES;
+    const int step = kind == AMX_SPLIT ? 2 : 1;
+    const int n_late = GELU_VECS * (n_step / step);
+    const int late_step = GELU_VECS * ((late->n - late->i + n_late - 1) / n_late);
     const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
     const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
     LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
@@ -140,15 +145,20 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct la
         const float *const below = sums->from != NULL ? sums->from + from_block : NULL;
         LOAD_SUMS(2, 3, below, sums->from_bytes);
     }
-    for (int i = 0; i < n_step; i++) {
+    for (int i = 0; i < n_step; i += step) {
         fetch(w, &ahead);
         add_step(two, is_int8, x, w);
+        if (kind == AMX_SPLIT) {
+            fetch(w + W_STEP, &ahead);
+            add_step(two, is_int8, x + x_step, w);
+            add_step(two, is_int8, x, w + W_STEP);
+        }
         if (late->i < late->n) {
             const int end = late->i + late_step;
             finish_late(late, end < late->n ? end : late->n);
         }
-        x += x_step;
-        w += BLOCK * PANEL;
+        x += (size_t)step * x_step;
+        w += step * W_STEP;
     }
     STORE_SUMS(0, 1, sums->to, sums->to_bytes);
     if (two) {
@@ -159,24 +169,36 @@ static ALWAYS_INLINE void multiply(const bool two, const bool is_int8, struct la
 typedef void multiply_fn(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,
                          int n_step, const struct sums *sums, struct ahead ahead);
 
-#define MULTIPLY(name, two, is_int8)                                                               \
+#define MULTIPLY(name, two, kind)                                                                  \
     static void name(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,       \
                      int n_step, const struct sums *sums, struct ahead ahead)                      \
     {                                                                                              \
-        multiply(two, is_int8, late, x, x_step, w, n_step, sums, ahead);                           \
+        multiply(two, kind, late, x, x_step, w, n_step, sums, ahead);                              \
     }
 
-MULTIPLY(few_pairs, false, false)
-MULTIPLY(many_pairs, true, false)
-MULTIPLY(few_bytes, false, true)
-MULTIPLY(many_bytes, true, true)
+MULTIPLY(few_pairs, false, AMX)
+MULTIPLY(many_pairs, true, AMX)
+MULTIPLY(few_bytes, false, AMX_BYTES)
+MULTIPLY(many_bytes, true, AMX_BYTES)
+MULTIPLY(few_split, false, AMX_SPLIT)
+MULTIPLY(many_split, true, AMX_SPLIT)
+
+static void start(struct run *run, const struct gemm *g, enum kind kind)
+{
+    run->g = g;
+    run->kind = kind;
+    run->amx = (struct amx){0};
+    run->late.n = run->late.i = 0;
+    run->slot = 0;
+}
 
 static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const uint32_t *w,
                           int n_word, struct sums sums, struct ahead ahead)
 {
-    static multiply_fn *const multiply_fns[2][2] = {{few_pairs, many_pairs},
-                                                    {few_bytes, many_bytes}};
-    multiply_fn *const run_tile = multiply_fns[run->is_int8][n_row > BLOCK];
+    static multiply_fn *const multiply_fns[][2] = {[AMX] = {few_pairs, many_pairs},
+                                                   [AMX_BYTES] = {few_bytes, many_bytes},
+                                                   [AMX_SPLIT] = {few_split, many_split}};
+    multiply_fn *const run_tile = multiply_fns[run->kind][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
     WRITTEN(sums.from);
@@ -245,7 +267,6 @@ static int piece_words(const struct span *span, int n_tile)
 static void multiply_panel(struct run *run, const struct span *span, int panel,
                            const uint32_t *next, int tile, int n_tile)
 {
-    const enum kind kind = kind_of(run->g);
     const int step = piece_words(span, n_tile);
     for (int k = 0; k < span->n_word; k += step) {
         const int left = span->n_word - k;
@@ -253,10 +274,10 @@ static void multiply_panel(struct run *run, const struct span *span, int panel,
         const struct piece piece = {
             {span->first + k, is_last ? left : step, span->is_last && is_last}, k == 0, is_last};
         for (int t = 0; t < n_tile; t++) {
-            const struct place at = place_of(run->g, kind, &piece.span, panel, tile + t);
+            const struct place at = place_of(run->g, run->kind, &piece.span, panel, tile + t);
             const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
             run->slot = step < span->n_word ? t : !run->slot;
-            multiply_piece(run, &piece, &at, ahead_of(after, &piece.span, kind, t, n_tile),
+            multiply_piece(run, &piece, &at, ahead_of(after, &piece.span, run->kind, t, n_tile),
                            run->sum[run->slot]);
         }
     }
@@ -265,15 +286,11 @@ static void multiply_panel(struct run *run, const struct span *span, int panel,
 void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
 {
     struct run run;
-    run.g = g;
-    run.is_int8 = g->dtype == DTYPE_I8;
-    run.amx = (struct amx){0};
-    run.late.n = run.late.i = 0;
-    run.slot = 0;
+    start(&run, g, kind_of(g));
     const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
     const int n_word = gemm_k_words(g->n_in, g->dtype);
     const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
-    const int step = span_words(g, kind_of(g), n_row, n_tile);
+    const int step = span_words(g, run.kind, n_row, n_tile);
     for (int k = 0; k < n_word; k += step) {
         const int left = n_word - k;
         const struct span span = {k, left < step ? left : step, left <= step};
@@ -287,70 +304,18 @@ void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_ti
     _tile_release();
 }
 
-/* ---- scores ------------------------------------------------------------------------------------
- *
- * Queries and keys as sums of two BF16 numbers each: (q + q')(k + k') without q'k', which is 2^-18
- * of qk, like what the halves leave out. Three products instead of one, and still a fifth of the
- * time of F32. */
-
-/* 2·CHUNK columns of each row: words of the higher halves, then of the lower ones. */
-static void pack_split(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in)
-{
-    for (int k = 0; k < n_in; k += 2 * CHUNK, to += 2 * n_row * CHUNK) {
-        for (int r = 0; r < n_row; r++) {
-            const vf a = v_load(x + r * x_stride + k);
-            const vf b = v_load(x + r * x_stride + k + LANES);
-            const vf high_a = v_round_bf16(a);
-            const vf high_b = v_round_bf16(b);
-            const __m512bh high = _mm512_cvtne2ps_pbh(high_b, high_a);
-            const __m512bh low = _mm512_cvtne2ps_pbh(b - high_b, a - high_a);
-            memcpy(to + r * CHUNK, &high, sizeof high);
-            memcpy(to + (n_row + r) * CHUNK, &low, sizeof low);
-        }
-    }
-}
-
-static ALWAYS_INLINE void multiply_split(const bool two, const uint32_t *x, int n_row,
-                                         const uint32_t *w, int n_in, float *score, int64_t stride)
-{
-    const size_t x_low = (size_t)n_row * CHUNK;
-    const size_t w_low = BLOCK * PANEL;
-    const int64_t stride_bytes = stride * (int64_t)sizeof *score;
-    struct ahead ahead = {NULL, 0};
-    LOAD_SUMS(0, 1, (const float *)NULL, 0);
-    if (two) {
-        LOAD_SUMS(2, 3, (const float *)NULL, 0);
-    }
-    for (int k = 0; k < n_in; k += 2 * CHUNK) {
-        fetch(w, &ahead);
-        fetch(w + w_low, &ahead);
-        add_step(two, false, x, w);
-        add_step(two, false, x + x_low, w);
-        add_step(two, false, x, w + w_low);
-        x += 2 * x_low;
-        w += 2 * w_low;
-    }
-    STORE_SUMS(0, 1, score, stride_bytes);
-    if (two) {
-        STORE_SUMS(2, 3, score + BLOCK * stride, stride_bytes);
-    }
-}
-
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                       const uint32_t *w, int n_in, int n_out, uint32_t *words)
 {
-    struct amx amx = {0};
-    pack_split(words, x, x_stride, n_row, n_in);
-    WRITTEN(words);
-    amx_rows(&amx, n_row, BLOCK);
+    struct run run;
+    start(&run, NULL, AMX_SPLIT);
+    SIMD(pack_tile)(words, x, x_stride, n_row, n_in, AMX_SPLIT);
     const size_t panel_words = gemm_panel_words(n_in, DTYPE_F32);
+    const int64_t stride_bytes = stride * (int64_t)sizeof *score;
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
-        const uint32_t *const from = w + (size_t)panel * panel_words;
-        if (n_row > BLOCK) {
-            multiply_split(true, words, n_row, from, n_in, score + panel * PANEL, stride);
-        } else {
-            multiply_split(false, words, n_row, from, n_in, score + panel * PANEL, stride);
-        }
+        const struct sums sums = {.to = score + panel * PANEL, .to_bytes = stride_bytes};
+        multiply_tile(&run, n_row, words, w + (size_t)panel * panel_words, n_in, sums,
+                      (struct ahead){w, 0});
     }
     _tile_release();
 }

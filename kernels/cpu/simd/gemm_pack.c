@@ -19,6 +19,24 @@ static void pack_pairs(uint32_t *to, const float *from, int n)
 #endif
 }
 
+/* 2·CHUNK elements as sums of two BF16 numbers: CHUNK pairs of the higher, and of the lower. */
+static void pack_split(uint32_t *to, uint32_t *to_low, const float *from)
+{
+#if defined(ISA_AVX512)
+    float low[2 * CHUNK];
+    for (int c = 0; c < 2 * CHUNK; c += LANES) {
+        const vf x = v_load(from + c);
+        v_store(low + c, x - v_round_bf16(x));
+    }
+    pack_pairs(to, from, 2 * CHUNK);
+    pack_pairs(to_low, low, 2 * CHUNK);
+#else
+    (void)from;
+    (void)to_low;
+    CHECK(to == NULL);
+#endif
+}
+
 /* LANES floats of a row that has n left, 0 past its end. */
 static ALWAYS_INLINE vf load_left(const float *from, int n)
 {
@@ -92,6 +110,14 @@ static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_ro
 void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
                      enum kind kind)
 {
+    if (kind == AMX_SPLIT) {
+        for (int k = 0; k < n_in; k += 2 * CHUNK, to += 2 * n_row * CHUNK) {
+            for (int r = 0; r < n_row; r++) {
+                pack_split(to + r * CHUNK, to + (n_row + r) * CHUNK, x + r * x_stride + k);
+            }
+        }
+        return;
+    }
     const int step = is_pairs(kind) ? 2 * CHUNK : CHUNK;
     for (int k = 0; k < n_in; k += step) {
         const int n = n_in - k < step ? n_in - k : step;

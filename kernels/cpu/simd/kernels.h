@@ -57,6 +57,7 @@ struct gemm {
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
+    bool is_split;       /* F32 weights are packed as split words */
     enum gemm_bf16 bf16; /* of the machine */
     enum act act;
 };
@@ -67,7 +68,7 @@ static inline bool gemm_is_amx(const struct gemm *g)
 {
     enum { FEW_ROWS = 8 };
     return g->bf16 == GEMM_AMX &&
-           (g->dtype == DTYPE_BF16 || (g->dtype == DTYPE_I8 && g->n_row > FEW_ROWS));
+           (g->dtype == DTYPE_BF16 || g->is_split || (g->dtype == DTYPE_I8 && g->n_row > FEW_ROWS));
 }
 
 static inline size_t gemm_row_words(int n_in)
