@@ -60,10 +60,9 @@ static void run_feed_forward(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
     const struct backend_ops *const op = s->b->be->op;
-    const struct tensor none = {0};
-    const struct tensor wide = tensor_head(m->wide, s->rows);
-    op->linear(s->b->be, wide, window(m, m->x, copy, s->rows), m->up[copy], none, ACT_GELU);
-    op->linear(s->b->be, tensor_head(m->y, s->rows), wide, m->down[copy], none, ACT_NONE);
+    const struct ffn ffn = {.up = m->up[copy], .down = m->down[copy], .act = ACT_GELU};
+    op->ffn(s->b->be, tensor_head(m->y, s->rows), tensor_head(m->wide, s->rows),
+            window(m, m->x, copy, s->rows), &ffn);
 }
 
 /* ---- making --------------------------------------------------------------------------------- */
