@@ -178,6 +178,7 @@ void check_norm(struct check *c);
 void check_add_norm(struct check *c);
 void check_linear(struct check *c);
 void check_linear_many(struct check *c);
+void check_linear_deep(struct check *c);
 void check_linear_stream(struct check *c);
 void check_ffn(struct check *c);
 void check_attention(struct check *c); /* check_attention.c */

@@ -305,6 +305,14 @@ void check_linear_many(struct check *c)
     check_linear_of(c, n_tok, n_in, check_int(c, 1100, 1600), false);
 }
 
+/* Many rows and long sums: where a backend lets sums wait between parts of k. */
+void check_linear_deep(struct check *c)
+{
+    const int n_tok = check_int(c, 97, 280);
+    const int n_in = 32 * check_int(c, 8, 72) + (check_chance(c, 0.5) ? check_int(c, 0, 31) : 0);
+    check_linear_of(c, n_tok, n_in, check_dim(c, 70), false);
+}
+
 /* More than a MiB of outputs on whole cache lines: some backends write them past the caches. */
 void check_linear_stream(struct check *c)
 {

@@ -14,6 +14,7 @@ const struct check_row check_rows[] = {
     {"add_norm", check_add_norm, 60},
     {"linear", check_linear, 150},
     {"linear_many", check_linear_many, 10},
+    {"linear_deep", check_linear_deep, 6},
     {"linear_stream", check_linear_stream, 4},
     {"ffn", check_ffn, 60},
     {"attention", check_attention, 30}, /* with kv_store */

@@ -47,10 +47,10 @@ static void finish_rest(struct late *late)
     }
 }
 
+/* What was late before has been finished. */
 static void finish_later(struct late *late, const struct gemm *g, const struct place *at,
                          const float *sum)
 {
-    finish_rest(late);
     *late = (struct late){g, *at, outputs_of(g, at), sum, 0, at->n_row * PANEL_VECS};
 }
 
@@ -213,6 +213,7 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
         run_tile(&run->late, x + (size_t)n_step * x_step, x_step,
                  w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct ahead){w, 1});
     }
+    finish_rest(&run->late); /* of an odd row: the next piece may need the place of its sums */
 }
 
 /* A span is cut into pieces, between which the sums wait in sum [n_row, PANEL]; between spans they
@@ -251,7 +252,6 @@ static void multiply_piece(struct run *run, const struct piece *piece, const str
     } else if (is_whole) {
         finish_later(&run->late, g, at, sum);
     } else {
-        finish_rest(&run->late);
         finish_tile(g, at, sum);
     }
 }
