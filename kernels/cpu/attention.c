@@ -95,6 +95,12 @@ void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
     pool_for(cpu->pool, cpu->n_block, POOL_STREAM, store_blocks, &job);
 }
 
+/* Rows of a tile, or heads of a row. */
+static int scratch_rows(const struct cpu_backend *cpu)
+{
+    return cpu->simd->tile_rows > ATTEND_HEADS ? cpu->simd->tile_rows : ATTEND_HEADS;
+}
+
 /* Scores of a tile, then its packed queries. */
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits)
 {
@@ -102,8 +108,8 @@ size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct ste
         return 0;
     }
     const int d_head = limits->d_model / limits->n_head;
-    const size_t n_tile = (size_t)cpu->simd->tile_rows *
-                          ((size_t)limits->n_page_max * KV_PAGE + attend_columns(d_head));
+    const size_t n_tile =
+        (size_t)scratch_rows(cpu) * ((size_t)limits->n_page_max * KV_PAGE + attend_columns(d_head));
     const size_t n_amx = ATTEND_AMX_GROUPS * (attend_amx_score_words(limits->n_page_max) +
                                               attend_amx_query_words(d_head));
     return (cpu->bf16 == GEMM_AMX && n_amx > n_tile ? n_amx : n_tile) * sizeof(float);
@@ -131,7 +137,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .page = pages_of(job->step, block.seq),
             .score = scratch,
             .query = scratch + (is_amx ? ATTEND_AMX_GROUPS * attend_amx_score_words(n_page)
-                                       : (size_t)n_page * KV_PAGE * (size_t)cpu->simd->tile_rows),
+                                       : (size_t)n_page * KV_PAGE * (size_t)scratch_rows(cpu)),
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
             .k_stride = cpu_page_words(job->k_pages, job->k_pages.stride),

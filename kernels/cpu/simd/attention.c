@@ -171,17 +171,17 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         key[v] = (struct tile_vec){from + a->page[page] * a->k_stride,
                                    from + a->page[next] * a->k_stride};
     }
-    tile_dots(sum, n_row, n_vec, is_pairs, a->query, a->d_head, key, KV_PAGE, LANES);
-    tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
+    tile_dots(sum, n_row, n_vec, is_pairs, a->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
 /* Positions behind a row's own get -infinity: they are not written yet, or hold another's data. */
-static void hide_later(const struct attend *a, int n_row, int n_page)
+static void hide_later(const struct attend *a, int chunk, int n_row, int n_page)
 {
     for (int p = (a->pos + 1) / KV_PAGE; p < n_page; p++) {
         for (int r = 0; r < n_row; r++) {
             for (int u = 0; u < KV_PAGE; u += LANES) {
-                float *const at = a->score + (int64_t)p * TILE_CHUNK + r * KV_PAGE + u;
+                float *const at = a->score + (int64_t)p * chunk + r * KV_PAGE + u;
                 const vi is_later = v_lane() + u > a->pos + r - p * KV_PAGE;
                 v_store(at, v_select(is_later, v_set1(-INFINITY), v_load(at)));
             }
@@ -191,9 +191,10 @@ static void hide_later(const struct attend *a, int n_row, int n_page)
 
 /* Turns the scores of n_row rows into exp(score - max) and writes their sums to total. Rows in
  * step: see v_exp_n. */
-static ALWAYS_INLINE void exp_scores(float *score, const int n_row, int n_page, float *total)
+static ALWAYS_INLINE void exp_scores(float *score, const int chunk, const int n_row, int n_page,
+                                     float *total)
 {
-    float *const end = score + (int64_t)n_page * TILE_CHUNK;
+    float *const end = score + (int64_t)n_page * chunk;
     vf max[EXP_VECS];
     vf sum[EXP_VECS];
     UNROLL
@@ -201,7 +202,7 @@ static ALWAYS_INLINE void exp_scores(float *score, const int n_row, int n_page, 
         max[r] = v_set1(-INFINITY);
         sum[r] = v_set1(0);
     }
-    for (const float *page = score; page < end; page += TILE_CHUNK) {
+    for (const float *page = score; page < end; page += chunk) {
         UNROLL
         for (int u = 0; u < KV_PAGE; u += LANES) {
             UNROLL
@@ -214,7 +215,7 @@ static ALWAYS_INLINE void exp_scores(float *score, const int n_row, int n_page, 
     for (int r = 0; r < n_row; r++) {
         max[r] = v_set1(v_max_of(max[r]));
     }
-    for (float *page = score; page < end; page += TILE_CHUNK) {
+    for (float *page = score; page < end; page += chunk) {
         UNROLL
         for (int u = 0; u < KV_PAGE; u += LANES) {
             vf e[EXP_VECS];
@@ -240,10 +241,10 @@ static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
 {
     const int in_step = n_row / EXP_VECS * EXP_VECS;
     for (int r = 0; r < in_step; r += EXP_VECS) {
-        exp_scores(a->score + r * KV_PAGE, EXP_VECS, n_page, total + r);
+        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, EXP_VECS, n_page, total + r);
     }
     for (int r = in_step; r < n_row; r++) {
-        exp_scores(a->score + r * KV_PAGE, 1, n_page, total + r);
+        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, 1, n_page, total + r);
     }
 }
 
@@ -293,7 +294,7 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
     const int n_vec = ATTEND_VECS(n_row);
     const int group = n_vec / PAGE_VECS;
     const int n_page = (a->pos + n_row - 1) / KV_PAGE + 1;
-    tile_pack(a->query, a->q, a->q_stride, n_row, a->d_head, a->scale);
+    tile_pack(a->query, TILE_CHUNK, a->q, a->q_stride, n_row, a->d_head, a->scale);
     int p = 0;
     for (; p + group <= n_page; p += group) {
         score_pages(a, n_row, group, is_pairs, p, n_page);
@@ -301,7 +302,7 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
     for (; p < n_page; p++) {
         score_pages(a, n_row, 1, is_pairs, p, n_page);
     }
-    hide_later(a, n_row, n_page);
+    hide_later(a, TILE_CHUNK, n_row, n_page);
     float total[TILE_ROWS];
     exp_all(a, n_row, n_page, total);
     int c = 0;
@@ -312,6 +313,119 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
         weigh_values(a, n_row, 1, is_pairs, total, c, lanes_left(a->d_head, c));
     }
 }
+
+/* ---- one row, several heads --------------------------------------------------------------------
+ *
+ * Heads' pieces of a page lie side by side. Page by page they are one stream of memory; head by
+ * head, a piece here and a piece there. */
+
+/* Scores of one head, its query and scores at a->query and a->score, with n_page pages from first
+ * on. After them comes the head next, from page next_first on. */
+static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend *next,
+                                     int next_first, const int n_page, const bool is_pairs,
+                                     int first)
+{
+    const int n_vec = n_page * PAGE_VECS;
+    struct tile_vec key[ATTEND_VECS(1)];
+    tile_sums sum;
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        const int page = v / PAGE_VECS;
+        const int lane = v % PAGE_VECS * LANES;
+        key[v].from = a->k_pages + a->page[first + page] * a->k_stride + lane;
+        key[v].ahead = next->k_pages + a->page[next_first + page] * a->k_stride + lane;
+    }
+    tile_dots(sum, 1, n_vec, is_pairs, a->query, CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_store_pages(a->score + (int64_t)first * CHUNK, CHUNK, sum, 1, n_vec, LANES);
+}
+
+/* Adds page p of one head to the sums, which wait in y, in n_vec vectors from column c on; after
+ * the last page divides them by total. */
+static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead, const int n_vec,
+                                     const bool is_pairs, int p, const float *total, int c,
+                                     int n_lane)
+{
+    const int left = a->pos + 1 - p * KV_PAGE;
+    float *const y = a->y + c;
+    tile_sums sum;
+    struct tile_vec value[ATTEND_VECS(1)];
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        const int64_t at = a->page[p] * a->v_stride + c + v * LANES;
+        value[v] = (struct tile_vec){a->v_pages + at, ahead + c + v * LANES};
+        sum[0][v] = p == 0 ? v_set1(0) : v_load_n(y + v * LANES, n_lane);
+    }
+    tile_add(sum, 1, n_vec, is_pairs, a->score + (int64_t)p * CHUNK, value, a->d_head, false,
+             left < KV_PAGE ? left : KV_PAGE, n_lane);
+    if (left <= KV_PAGE) {
+        tile_store_means(y, a->y_stride, sum, 1, n_vec, total, n_lane);
+        return;
+    }
+    UNROLL
+    for (int v = 0; v < n_vec; v++) {
+        v_store_n(y + v * LANES, sum[0][v], n_lane);
+    }
+}
+
+static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pairs)
+{
+    enum { VECS = ATTEND_VECS(1), PAGES = VECS / PAGE_VECS };
+    const int n_page = a->pos / KV_PAGE + 1;
+    const int64_t n_query = (int64_t)attend_columns(a->d_head);
+    struct attend head[ATTEND_HEADS];
+    float total[ATTEND_HEADS];
+    for (int h = 0; h < a->n_head; h++) {
+        head[h] = attend_head(a, h);
+        head[h].query += h * n_query;
+        head[h].score += (int64_t)h * n_page * CHUNK;
+        tile_pack(head[h].query, CHUNK, head[h].q, 0, 1, a->d_head, a->scale);
+    }
+    for (int p = 0; p < n_page;) {
+        const int n = p + PAGES <= n_page ? PAGES : 1;
+        for (int h = 0; h < a->n_head; h++) {
+            const bool is_last = h + 1 == a->n_head;
+            const struct attend *const next = &head[is_last ? 0 : h + 1];
+            const int next_first = is_last && p + 2 * n <= n_page ? p + n : p;
+            if (n == PAGES) {
+                score_head(&head[h], next, next_first, PAGES, is_pairs, p);
+            } else {
+                score_head(&head[h], next, next_first, 1, is_pairs, p);
+            }
+        }
+        p += n;
+    }
+    for (int h = 0; h < a->n_head; h++) {
+        hide_later(&head[h], CHUNK, 1, n_page);
+        exp_scores(head[h].score, CHUNK, 1, n_page, &total[h]);
+    }
+    for (int p = 0; p < n_page; p++) {
+        for (int h = 0; h < a->n_head; h++) {
+            const bool is_last = h + 1 == a->n_head;
+            const int next = is_last && p + 1 < n_page ? p + 1 : p;
+            const float *const ahead =
+                head[is_last ? 0 : h + 1].v_pages + a->page[next] * a->v_stride;
+            int c = 0;
+            for (; c + VECS * LANES <= a->d_head; c += VECS * LANES) {
+                weigh_page(&head[h], ahead, VECS, is_pairs, p, &total[h], c, LANES);
+            }
+            for (; c < a->d_head; c += LANES) {
+                weigh_page(&head[h], ahead, 1, is_pairs, p, &total[h], c, lanes_left(a->d_head, c));
+            }
+        }
+    }
+}
+
+static void attend_heads_floats(const struct attend *a)
+{
+    attend_heads(a, false);
+}
+
+static void attend_heads_pairs(const struct attend *a)
+{
+    attend_heads(a, true);
+}
+
+/* ---- several rows, one head ------------------------------------------------------------------ */
 
 #define ATTEND(n)                                                                                  \
     static void attend_##n(const struct attend *a)                                                 \
@@ -331,7 +445,7 @@ struct size {
     void (*attend)(const struct attend *);
 };
 
-static void attend_one(const struct attend *a)
+static void attend_tiles(const struct attend *a)
 {
 #define TILE(n) {n, attend_##n},
 #define TILE_PAIRS(n) {n, attend_pairs_##n},
@@ -352,8 +466,12 @@ static void attend_one(const struct attend *a)
 
 void SIMD(attend)(const struct attend *a)
 {
+    if (a->n_row == 1) {
+        (a->is_pairs ? attend_heads_pairs : attend_heads_floats)(a);
+        return;
+    }
     for (int h = 0; h < a->n_head; h++) {
         const struct attend head = attend_head(a, h);
-        attend_one(&head);
+        attend_tiles(&head);
     }
 }

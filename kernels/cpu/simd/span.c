@@ -54,8 +54,8 @@ static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row
         key[v].from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane;
         key[v].ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane;
     }
-    tile_dots(sum, n_row, n_vec, is_pairs, t->query, a->d_head, key, KV_PAGE, LANES);
-    tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, sum, n_row, n_vec, LANES);
+    tile_dots(sum, n_row, n_vec, is_pairs, t->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
 /* Of n_vec vectors of columns from i on, in a table whose rows are columns of the head. */
@@ -68,7 +68,7 @@ static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum
     for (int v = 0; v < n_vec; v++) { /* rows lie on pages of their own: nothing to ask for */
         key[v].from = key[v].ahead = table + i + v * LANES;
     }
-    tile_dots(sum, n_row, n_vec, false, t->query, t->a->d_head, key, stride, n_lane);
+    tile_dots(sum, n_row, n_vec, false, t->query, TILE_CHUNK, t->a->d_head, key, stride, n_lane);
 }
 
 static ALWAYS_INLINE void score_distances(const struct span_tile *t, const int n_row,
@@ -91,8 +91,8 @@ static ALWAYS_INLINE void score_persistent(const struct span_tile *t, const int 
     tile_sums sum;
     float *const score = t->score + (int64_t)t->n_page * TILE_CHUNK;
     score_columns(t, sum, n_row, n_vec, t->a->key, t->a->key_stride, i, n_lane);
-    tile_store_pages(score + (int64_t)(i / KV_PAGE) * TILE_CHUNK + i % KV_PAGE, sum, n_row, n_vec,
-                     n_lane);
+    tile_store_pages(score + (int64_t)(i / KV_PAGE) * TILE_CHUNK + i % KV_PAGE, TILE_CHUNK, sum,
+                     n_row, n_vec, n_lane);
 }
 
 static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row, const bool is_pairs)
@@ -327,7 +327,7 @@ static ALWAYS_INLINE void attend_rows(const struct span_tile *t, const int n_row
                                       const bool is_pairs)
 {
     float total[TILE_ROWS];
-    tile_pack(t->query, t->q, t->a->q_stride, n_row, t->a->d_head, t->a->scale);
+    tile_pack(t->query, TILE_CHUNK, t->q, t->a->q_stride, n_row, t->a->d_head, t->a->scale);
     score_all(t, n_row, is_pairs);
     share_all(t, n_row, total);
     if (n_row == 1 || t->reach == 0 || t->reach >= n_row) {

@@ -20,7 +20,7 @@
 #define ATTEND_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-enum { PAGE_VECS = KV_PAGE / LANES, TILE_CHUNK = TILE_ROWS * CHUNK };
+enum { PAGE_VECS = KV_PAGE / LANES, TILE_CHUNK = TILE_ROWS * CHUNK }; /* floats to the next chunk */
 
 typedef vf tile_sums[TILE_ROWS][ATTEND_VECS(1)];
 
@@ -101,14 +101,14 @@ static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_v
     }
 }
 
-/* Sums over d columns: of packed queries and the keys of n_vec vectors. */
+/* Sums over d columns: of queries packed by chunk floats, and the keys of n_vec vectors. */
 static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_vec,
-                                    const bool is_pairs, const float *query, int d,
+                                    const bool is_pairs, const float *query, const int chunk, int d,
                                     struct tile_vec *key, int64_t stride, int n_lane)
 {
     tile_zero(sum, n_row, n_vec);
     for (int c = 0; c < d; c += CHUNK) {
-        tile_add(sum, n_row, n_vec, is_pairs, query + c * TILE_ROWS, key, stride, false,
+        tile_add(sum, n_row, n_vec, is_pairs, query + c / CHUNK * chunk, key, stride, false,
                  d - c < CHUNK ? d - c : CHUNK, n_lane);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
@@ -119,14 +119,14 @@ static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_
 }
 
 /* Sums as chunks of a page's positions. */
-static ALWAYS_INLINE void tile_store_pages(float *to, tile_sums sum, const int n_row,
-                                           const int n_vec, int n_lane)
+static ALWAYS_INLINE void tile_store_pages(float *to, const int chunk, tile_sums sum,
+                                           const int n_row, const int n_vec, int n_lane)
 {
     UNROLL
     for (int r = 0; r < n_row; r++) {
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            float *const at = to + v / PAGE_VECS * TILE_CHUNK + r * KV_PAGE + v % PAGE_VECS * LANES;
+            float *const at = to + v / PAGE_VECS * chunk + r * KV_PAGE + v % PAGE_VECS * LANES;
             if (n_vec == 1) {
                 v_store_n(at, sum[r][v], n_lane);
             } else {
@@ -188,13 +188,13 @@ static ALWAYS_INLINE void tile_store_means(float *y, int64_t y_stride, tile_sums
 }
 
 /* Scales n columns of n_row rows of q and lays them out in chunks. */
-static inline void tile_pack(float *to, const float *q, int64_t q_stride, int n_row, int n,
-                             float scale)
+static inline void tile_pack(float *to, int chunk, const float *q, int64_t q_stride, int n_row,
+                             int n, float scale)
 {
     for (int c = 0; c < n; c += LANES) {
         for (int r = 0; r < n_row; r++) {
             const int n_lane = lanes_left(n, c);
-            v_store_n(to + c / CHUNK * TILE_CHUNK + r * CHUNK + c % CHUNK,
+            v_store_n(to + c / CHUNK * chunk + r * CHUNK + c % CHUNK,
                       v_load_n(q + r * q_stride + c, n_lane) * scale, n_lane);
         }
     }
