@@ -193,7 +193,7 @@ static inline int32_t step_page(const struct step *step, int seq, int pos)
     return step->page[(int64_t)seq * n + pos / KV_PAGE % n];
 }
 
-/* ---- attention with spans ----------------------------------------------------------------- */
+/* ---- feed-forward networks ------------------------------------------------------------------ */
 
 /* A feed-forward network: two linear layers. Everything is borrowed. */
 struct ffn {
@@ -201,6 +201,8 @@ struct ffn {
     struct tensor up_bias, down_bias; /* as linear's bias */
     enum act act;
 };
+
+/* ---- attention with spans ----------------------------------------------------------------- */
 
 /* What a head of span_attention sees (Sukhbaatar et al. 2019, "Augmenting Self-attention with
  * Persistent Memory" and "Adaptive Attention Span in Transformers"): the window positions before
