@@ -342,11 +342,7 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
     apply(be, s->q, s->y, &layer->out, ACT_NONE);
     op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
     if (model->d_ff > 0) {
-        const struct ffn ffn = {.up = layer->up.weight,
-                                .down = layer->down.weight,
-                                .up_bias = layer->up.bias,
-                                .down_bias = layer->down.bias,
-                                .act = ACT_RELU};
+        const struct ffn ffn = blocks_ffn(&layer->up, &layer->down, ACT_RELU);
         op->ffn(be, s->q, s->ff, s->x, &ffn);
         op->add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
     }

@@ -19,6 +19,17 @@ struct blocks_linear {
     struct tensor bias;          /* [1, n_out]; data NULL = none */
 };
 
+/* The two of a feed-forward network, as the op takes them. */
+static inline struct ffn blocks_ffn(const struct blocks_linear *up,
+                                    const struct blocks_linear *down, enum act act)
+{
+    return (struct ffn){.up = up->weight,
+                        .down = down->weight,
+                        .up_bias = up->bias,
+                        .down_bias = down->bias,
+                        .act = act};
+}
+
 struct blocks_norm {
     struct tensor gamma, beta; /* [1, d] */
 };

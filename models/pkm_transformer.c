@@ -320,11 +320,7 @@ static void run_layer(const struct pkm_transformer *model, const struct layer *l
     if (layer->in != NULL) {
         remember(model, layer->in, s->y, NO_TENSOR, s, tap);
     } else {
-        const struct ffn ffn = {.up = layer->up.weight,
-                                .down = layer->down.weight,
-                                .up_bias = layer->up.bias,
-                                .down_bias = layer->down.bias,
-                                .act = model->act};
+        const struct ffn ffn = blocks_ffn(&layer->up, &layer->down, model->act);
         op->ffn(be, s->y, s->ff, s->x, &ffn);
     }
     op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);

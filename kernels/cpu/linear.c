@@ -51,7 +51,7 @@ static void multiply(void *arg, int thread, int first, int n)
     }
 }
 
-/* Divides the rows among tiles and packs them. */
+/* Packs the rows of all tiles. */
 static void pack(struct cpu_backend *cpu, struct linear_job *job)
 {
     struct gemm *const g = &job->gemm;
@@ -105,7 +105,7 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
     };
 }
 
-/* Takes up to GEMM_ROWS rows from row on. */
+/* Takes up to GEMM_ROWS rows from row on, divided among tiles. */
 static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, int64_t row)
 {
     struct gemm *const g = &job->gemm;

@@ -7,7 +7,7 @@
  * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
  * the output, whatever other rows there are; of bytes it adds whole numbers. Of numbers as sums of
  * two BF16, (x + x')(w + w') without x'w', which is 2^-18 of xw like what the halves leave out, a
- * step is three products, and still a fifth of the time of F32 by vectors. Few rows: bound by the
+ * step is three products, and less than half of the time of F32 by vectors. Few rows: bound by the
  * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/gemm_tile.h"

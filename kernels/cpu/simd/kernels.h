@@ -143,8 +143,8 @@ struct attend {
     const float *k_pages; /* page 0, first word of the first head's piece */
     const float *v_pages;
     const int32_t *page; /* of the sequence */
-    float *query;        /* [attend_columns(d_head), tile_rows] scratch */
-    float *score;        /* [pages, tile_rows, KV_PAGE] scratch */
+    float *query;        /* scratch: [attend_columns(d_head), tile_rows], of one row [.., n_head] */
+    float *score;        /* scratch: [pages, tile_rows, KV_PAGE], of one row [n_head, pages, ..] */
     int64_t y_stride, q_stride, k_stride, v_stride;
     int n_row;          /* consecutive positions */
     int pos;            /* of the first row */
