@@ -92,7 +92,7 @@ def test_a_full_server_is_tried_again_until_there_is_room():
             for thread in threads:
                 thread.join()
             assert len(done) == 5 and all(d.usage.completion_tokens == 60 for d in done)
-            assert s.metric('requests_rejected_total{reason="queue_full"}') > 0
+            eventually(lambda: s.metric('requests_rejected_total{reason="queue_full"}') > 0, "counted")
 
 
 def test_leaving_a_stream_cancels_it(client, server):

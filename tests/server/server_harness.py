@@ -14,6 +14,8 @@ import requests
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.environ.get("PKMSERVE", os.path.join(ROOT, "build", "pkmserve"))
 DEMO = os.path.join(ROOT, "models", "demo")
+UNBOUNDED = os.path.join(ROOT, "models", "demo-bytes")  # its streams end where they are told to
+FOREVER = {"prompt": "It was", "max_tokens": 400000, "ignore_eos": True}  # of UNBOUNDED, minutes
 PATIENCE = 120  # seconds before a test gives up: a sanitizer build on a busy machine is slow
 
 
@@ -96,6 +98,11 @@ class Server:
             if line.startswith("pkmserve_" + name + " "):
                 return float(line.split()[-1])
         return 0.0
+
+    def counted(self, name, value=1):
+        """Waits until a sample has this value: requests are counted once their answer has gone out,
+        so a client that asks at once may be earlier."""
+        eventually(lambda: self.metric(name) == value, "%s is %d" % (name, value))
 
     def connect(self):
         s = socket.create_connection(("127.0.0.1", self.port))

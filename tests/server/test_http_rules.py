@@ -7,11 +7,10 @@ import time
 
 import pytest
 
-from server_harness import (PATIENCE, Server, error_of, eventually, head, read_answer,
-                            read_to_end)
+from server_harness import (FOREVER, PATIENCE, UNBOUNDED, Server, error_of, eventually, head,
+                            read_answer, read_to_end)
 
 GENERATE = json.dumps({"prompt": "It was", "max_tokens": 2, "temperature": 0}).encode()
-FOREVER = json.dumps({"prompt": "It was", "max_tokens": 500, "ignore_eos": True}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -125,66 +124,67 @@ def test_pipelined_requests_are_answered_in_order(server):
 # Rule 3: a client that leaves a waiting request is noticed.
 
 
-def leave(server, body):
+@pytest.fixture(scope="module")
+def unbounded():
+    with Server("--max-seqs", "1", model=UNBOUNDED) as s:
+        yield s
+
+
+def leave(server, body=FOREVER, path="/generate"):
+    """Sends a request and returns its connection, to be closed before the answer."""
     s = server.connect()
-    s.sendall(head("/generate", body))
+    s.sendall(head(path, json.dumps(body).encode()))
     return s
 
 
-def test_leaving_a_running_request_stops_it(server):
+def test_leaving_a_running_request_stops_it(unbounded):
     name = 'requests_cancelled_total{stage="decode"}'
-    before = server.metric(name)
-    s = leave(server, FOREVER)
-    eventually(lambda: server.metric("num_requests_running") >= 1, "running")
-    steps = server.metric("generation_tokens_total")
-    eventually(lambda: server.metric("generation_tokens_total") > steps, "decoding")
+    before = unbounded.metric(name)
+    s = leave(unbounded)
+    eventually(lambda: unbounded.metric("num_requests_running") >= 1, "running")
+    steps = unbounded.metric("generation_tokens_total")
+    eventually(lambda: unbounded.metric("generation_tokens_total") > steps, "decoding")
     s.close()
-    eventually(lambda: server.metric(name) == before + 1, "cancelled")
-    eventually(lambda: server.metric("num_requests_running") == 0, "idle")
-    assert server.metric('requests_total{route="/generate",code="499"}') >= 1
+    eventually(lambda: unbounded.metric(name) == before + 1, "cancelled")
+    eventually(lambda: unbounded.metric("num_requests_running") == 0, "idle")
+    name = 'requests_total{route="/generate",code="499"}'
+    eventually(lambda: unbounded.metric(name) >= 1, "counted")
 
 
-def test_half_closing_counts_as_leaving(server):
+def test_half_closing_counts_as_leaving(unbounded):
     name = 'requests_cancelled_total{stage="decode"}'
-    before = server.metric(name)
-    with leave(server, FOREVER) as s:
-        eventually(lambda: server.metric("num_requests_running") >= 1, "running")
-        steps = server.metric("generation_tokens_total")
-        eventually(lambda: server.metric("generation_tokens_total") > steps, "decoding")
+    before = unbounded.metric(name)
+    with leave(unbounded) as s:
+        eventually(lambda: unbounded.metric("num_requests_running") >= 1, "running")
+        steps = unbounded.metric("generation_tokens_total")
+        eventually(lambda: unbounded.metric("generation_tokens_total") > steps, "decoding")
         s.shutdown(socket.SHUT_WR)
-        eventually(lambda: server.metric(name) == before + 1, "cancelled")
+        eventually(lambda: unbounded.metric(name) == before + 1, "cancelled")
 
 
-def test_leaving_a_stream_stops_it(server):
+def test_leaving_a_stream_stops_it(unbounded):
     name = 'requests_cancelled_total{stage="decode"}'
-    before = server.metric(name)
-    body = json.dumps({**json.loads(FOREVER), "stream": True}).encode()
-    s = leave(server, body)
+    before = unbounded.metric(name)
+    s = leave(unbounded, {**FOREVER, "stream": True})
     data = b""
     while data.count(b"data: ") < 2:
         data += s.recv(4096)
     s.close()
-    eventually(lambda: server.metric(name) == before + 1, "cancelled")
-    eventually(lambda: server.metric("num_requests_running") == 0, "idle")
+    eventually(lambda: unbounded.metric(name) == before + 1, "cancelled")
+    eventually(lambda: unbounded.metric("num_requests_running") == 0, "idle")
 
 
-def test_leaving_the_queue_and_a_score():
-    with Server("--max-seqs", "1") as s:
-        first = leave(s, FOREVER)
-        eventually(lambda: s.metric("num_requests_running") == 1, "running")
-        second = leave(s, FOREVER)
-        eventually(lambda: s.metric("num_requests_waiting") == 1, "waiting")
-        second.close()
-        eventually(lambda: s.metric('requests_cancelled_total{stage="queued"}') == 1, "cancelled")
-        first.close()
-        eventually(lambda: s.metric("num_requests_running") == 0, "idle")
-        text = json.dumps({"text": "the quick brown fox " * 4000, "stride": 8}).encode()
-        scorer = s.connect()
-        scorer.sendall(head("/score", text))
-        eventually(lambda: s.metric("num_requests_running") == 1, "scoring")
-        scorer.close()
-        eventually(lambda: s.metric('requests_cancelled_total{stage="score"}') == 1, "cancelled")
-        eventually(lambda: s.metric("num_requests_running") == 0, "idle")
+def test_leaving_the_queue_and_a_score(unbounded):
+    with leave(unbounded):
+        eventually(lambda: unbounded.metric("num_requests_running") == 1, "running")
+        with leave(unbounded):
+            eventually(lambda: unbounded.metric("num_requests_waiting") == 1, "waiting")
+        unbounded.counted('requests_cancelled_total{stage="queued"}')
+    eventually(lambda: unbounded.metric("num_requests_running") == 0, "idle")
+    with leave(unbounded, {"text": "the quick brown fox " * 12000}, "/score"):
+        eventually(lambda: unbounded.metric("num_requests_running") == 1, "scoring")
+    unbounded.counted('requests_cancelled_total{stage="score"}')
+    eventually(lambda: unbounded.metric("num_requests_running") == 0, "idle")
 
 
 # Long bodies are read by a thread of their own.
