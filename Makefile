@@ -262,10 +262,11 @@ tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) $(GPU_PROGRAMS) $(B)/p
 deps-test:
 	@.ci/deps build test
 
+TEST_JOBS ?= 2 # areas of tests side by side
 # Each variant is a make of its own, so that its objects live in a folder of their own.
 test: deps-test ## build and run every test
 	@$(MAKE) --no-print-directory tests
-	@PYTHON=$(PYTHON) tests/run.sh $(B)
+	@TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) tests/run.sh $(B)
 
 # Where threads of the server meet; what one thread parses and prints is left to the other variants.
 TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py

@@ -5,7 +5,7 @@
 # one test file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
-# alone, else on ref and cpu.
+# alone, else on ref and cpu. TEST_JOBS areas run side by side (1); each is shown when it is over.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=$1
@@ -18,8 +18,9 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
 python=${PYTHON:-/usr/bin/python3}
 passed=0 failed=0 skipped=0 reported=0
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+logs=$(mktemp -d)
+output=$logs/main
+trap 'rm -rf "$logs"' EXIT
 
 # report NAME PASSED FAILED SKIPPED RERUN: one line when all is well, else also the end of the output and
 # how to rerun.
@@ -91,14 +92,16 @@ convert_golden() {
 areas=("$@")
 [ ${#areas[@]} -gt 0 ] || areas=(kernels cuda_host models convert golden engine server cli gpu fuzz bench docker)
 case " ${areas[*]} " in *models* | *golden* | *server*) convert_golden ;; esac
-for area in "${areas[@]}"; do
+# One area: the files of its folder, or the file it names.
+run_area() {
+    local area=$1 source
     if [ -f "tests/$area.c" ]; then
         run_c "$area"
-        continue
+        return
     fi
     if [ -f "tests/$area" ]; then
         run_python "$area"
-        continue
+        return
     fi
     for source in tests/"$area"/test_*.c; do
         [ -f "$source" ] && run_c "$area/$(basename "$source" .c)"
@@ -114,7 +117,30 @@ for area in "${areas[@]}"; do
     if compgen -G "tests/$area/test_*.py" >/dev/null; then
         run_python "$area"
     fi
+}
+
+# In a process of its own, which leaves its counts in a file.
+run_apart() {
+    output=$logs/$BASHPID passed=0 failed=0 skipped=0 reported=$SECONDS
+    if [ "${TEST_JOBS:-1}" -eq 1 ]; then
+        run_area "$1"
+    else
+        run_area "$1" >"$output.shown"
+        cat "$output.shown"
+    fi
+    echo "$passed $failed $skipped" >"$output.sum"
+}
+
+for area in "${areas[@]}"; do
+    [ "$(jobs -rp | wc -l)" -lt "${TEST_JOBS:-1}" ] || wait -n
+    run_apart "$area" &
 done
+wait
+for area in "$logs"/*.sum; do
+    read -r p f s <"$area"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+done
+[ "$(find "$logs" -name '*.sum' | wc -l)" -eq ${#areas[@]} ] || failed=$((failed + 1))
 [ "$skipped" -eq 0 ] || echo "$skipped skipped"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
