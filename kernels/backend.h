@@ -391,14 +391,12 @@ struct backend_ops {
      * base [n, 1], a column that is not among y's, or data NULL for 0. A row with NaN or
      * +infinity, or with -infinity alone, becomes NaN. */
     void (*log_softmax)(struct backend *be, struct tensor y, struct tensor base);
-    /* Draws out_token for the rows first .. first+logits.rows-1 that want OUT_SAMPLE. logits
-     * [n, n_vocab] stay as they are. */
-    void (*sample)(struct backend *be, struct tensor logits, struct step *step, int first);
-    /* Fills out_logprob, out_rank, top_*, out_entropy for the rows that want them. Runs after
-     * sample. A row with a logit of NaN or +infinity, or with all at -infinity, gets NaN for
-     * every log-probability and the entropy, rank 0 and top_id -1. Entries of top_* past n_vocab
-     * get id -1 and -infinity. */
-    void (*logprobs)(struct backend *be, struct tensor logits, struct step *step, int first);
+    /* What the rows first .. first+logits.rows-1 want of logits [n, n_vocab], which stay as they
+     * are: draws out_token, then fills out_logprob, out_rank, top_*, out_entropy, whose bits do
+     * not depend on whether a row also draws. A row with a logit of NaN or +infinity, or with all
+     * at -infinity, gets NaN for every log-probability and the entropy, rank 0 and top_id -1.
+     * Entries of top_* past n_vocab get id -1 and -infinity. */
+    void (*outputs)(struct backend *be, struct tensor logits, struct step *step, int first);
 };
 
 struct backend {

@@ -59,7 +59,6 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
             op->linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
         }
         model_see(tap, "logits", first, &logits);
-        op->sample(be, logits, step, first);
-        op->logprobs(be, logits, step, first);
+        op->outputs(be, logits, step, first);
     }
 }

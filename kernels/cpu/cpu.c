@@ -180,8 +180,7 @@ static const struct backend_ops cpu_ops = {
     .pkm_read = cpu_pkm_read,
     .gather = ref_gather,
     .log_softmax = cpu_log_softmax,
-    .sample = cpu_sample,
-    .logprobs = cpu_logprobs,
+    .outputs = cpu_outputs,
 };
 
 enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)

@@ -180,9 +180,8 @@ void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shar
                      struct tensor slot_map, const struct pkm_rescore *rescore);
 void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                   struct tensor shares, const struct weight *values);
-void cpu_sample(struct backend *be, struct tensor logits, struct step *step, int first);
 void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base);
-void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
+void cpu_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
 
 /* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);

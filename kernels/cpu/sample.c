@@ -1,4 +1,4 @@
-/* Drawing the next token: a row is an item.
+/* Drawing the next token of a row.
  *
  * The largest logit, and a draw from the whole distribution, need no order: blocks of the row are
  * summed and stepped over. With top_k, top_p or min_p: sample_rank.c. What is rare (allow lists,
@@ -9,13 +9,6 @@
 #include <string.h>
 
 enum { WALK = 64 }; /* tokens added up at a time while looking for the drawn one */
-
-struct sample_job {
-    const struct cpu_backend *cpu;
-    struct tensor logits;
-    struct step *step;
-    int first;
-};
 
 /* Scratch of the ops on the vocabulary, carved from a thread's slice. */
 struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread,
@@ -59,11 +52,24 @@ static const float *adjust(const struct step *step, const struct sample_params *
     return z;
 }
 
-/* False if a logit is no number to draw by. */
-static bool find_max(struct draw *d)
+/* Finds the largest logit, and in first a token before which it is not. False if a logit is no
+ * number to draw by. */
+static bool find_max(struct draw *d, const struct logit_part *part, int *first)
 {
     d->max = -INFINITY;
-    return d->simd->logit_max(&d->max, d->z, d->n_vocab);
+    *first = 0;
+    if (part == NULL) {
+        return d->simd->logit_max(&d->max, d->z, d->n_vocab);
+    }
+    bool is_good = true;
+    for (int b = 0; b < LOGIT_BLOCKS; b++) {
+        is_good = is_good && part[b].is_good;
+        if (part[b].max > d->max) {
+            d->max = part[b].max;
+            *first = cpu_block_first(d->n_vocab, b);
+        }
+    }
+    return is_good;
 }
 
 /* Draws among all tokens in id order: the first whose cumulative share exceeds u. Blocks, then runs
@@ -106,14 +112,15 @@ static int32_t draw_by_id(const struct draw *d)
     return last;
 }
 
-static int32_t draw_row(struct draw *d)
+static int32_t draw_row(struct draw *d, const struct logit_part *part)
 {
     const struct sample_params *const p = d->params;
-    if (!find_max(d) || d->max == -INFINITY) {
+    int first = 0;
+    if (!find_max(d, part, &first) || d->max == -INFINITY) {
         return NOT_DRAWN;
     }
     if (p->temperature == 0) {
-        return d->simd->logit_find(d->z, d->n_vocab, d->max, 0);
+        return first + d->simd->logit_find(d->z + first, d->n_vocab - first, d->max, 0);
     }
     if (!isfinite(1.0f / p->temperature)) {
         return NOT_DRAWN;
@@ -122,45 +129,25 @@ static int32_t draw_row(struct draw *d)
     return is_filtered ? cpu_draw_by_rank(d) : draw_by_id(d);
 }
 
-static void sample_rows(void *arg, int thread, int first, int n)
+int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,
+                 const struct logit_row *row)
 {
-    const struct sample_job *const job = arg;
-    const int n_vocab = (int)job->logits.cols;
-    const int n_thread = pool_n_thread(job->cpu->pool);
-    for (int row = first; row < first + n; row++) {
-        const int out = job->first + row;
-        if ((job->step->out_want[out] & OUT_SAMPLE) == 0) {
-            continue;
-        }
-        const struct sample_params *const p = &job->step->sample[out];
-        CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
-        CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
-        const float *const logits = row_f32(job->logits, row);
-        struct draw d = {
-            .simd = job->cpu->simd,
-            .params = p,
-            .next = row + n_thread < job->logits.rows ? row_f32(job->logits, row + n_thread) : NULL,
-            .n_vocab = n_vocab,
-            .scratch = cpu_vocab_scratch(job->cpu, thread, &job->step->limits)};
-        int32_t id = NOT_DRAWN;
-        if (p->n_allow == 0) {
-            d.z = adjust(job->step, p, logits, n_vocab, d.scratch.z);
-            id = draw_row(&d);
-        }
-        if (id == NOT_DRAWN) { /* adjusted anew, in memory that nothing is kept in any more */
-            int32_t *const candidate = (int32_t *)(void *)d.scratch.share;
-            id = ref_sample_row(job->step, out, logits, n_vocab, d.scratch.z, candidate);
-        }
-        job->step->out_token[out] = id;
+    const struct sample_params *const p = &step->sample[out];
+    CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
+    CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
+    struct draw d = {.simd = cpu->simd,
+                     .params = p,
+                     .next = row->next,
+                     .n_vocab = row->n_vocab,
+                     .scratch = cpu_vocab_scratch(cpu, thread, &step->limits)};
+    int32_t id = NOT_DRAWN;
+    if (p->n_allow == 0) {
+        d.z = adjust(step, p, row->z, row->n_vocab, d.scratch.z);
+        id = draw_row(&d, d.z == row->z ? row->part : NULL);
     }
-}
-
-void cpu_sample(struct backend *be, struct tensor logits, struct step *step, int first)
-{
-    const struct cpu_backend *const cpu = cpu_of(be);
-    CHECK(first >= 0 && first + logits.rows <= step->n_out);
-    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
-    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
-    struct sample_job job = {cpu, logits, step, first};
-    pool_for(cpu->pool, (int)logits.rows, POOL_DYNAMIC, sample_rows, &job);
+    if (id == NOT_DRAWN) { /* adjusted anew, in memory that nothing is kept in any more */
+        int32_t *const candidate = (int32_t *)(void *)d.scratch.share;
+        id = ref_sample_row(step, out, row->z, row->n_vocab, d.scratch.z, candidate);
+    }
+    return id;
 }

@@ -1,8 +1,20 @@
-/* What sample.c and sample_rank.c share. */
+/* Drawing from a row of logits: what vocab.c, sample.c and sample_rank.c share. */
 #ifndef KERNELS_CPU_SAMPLE_H
 #define KERNELS_CPU_SAMPLE_H
 
 #include "kernels/cpu/cpu.h"
+
+/* A row of logits, and what is known of it. */
+struct logit_row {
+    const float *z; /* [n_vocab] */
+    int n_vocab;
+    const struct logit_part *part; /* [LOGIT_BLOCKS], or NULL */
+    const float *next;             /* the row that this thread probably does next, or NULL */
+};
+
+/* The token of output out, which wants OUT_SAMPLE. */
+int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,
+                 const struct logit_row *row);
 
 /* One row that is being drawn from. */
 struct draw {

@@ -1,13 +1,16 @@
-/* Log-probabilities, ranks, best tokens and entropy of rows of logits; log softmax.
+/* What is wanted of rows of logits: a drawn token, log-probabilities, ranks, best tokens, entropy;
+ * log softmax.
  *
  * Each row is cut into LOGIT_BLOCKS blocks, always the same ones for a vocabulary, and their sums
- * are merged in block order: so a row may be done by one thread or by many with the same bits. The
- * blocks are the items of a first pass, the rows those of a second. */
-#include "kernels/cpu/cpu.h"
+ * are merged in block order: so a row may be done by one thread or by many with the same bits. Of
+ * rows that are only scored the blocks are the items of a first pass, the rows those of a second. A
+ * row that draws is read from memory once: a thread sums its blocks, which say where its largest
+ * logit is, and draws while the row is near. */
+#include "kernels/cpu/sample.h"
 
 #include <math.h>
 
-struct logprob_job {
+struct outputs_job {
     const struct cpu_backend *cpu;
     struct tensor logits;
     struct step *step;
@@ -35,45 +38,89 @@ static int32_t rank_before(const struct simd_kernels *simd, const float *z, int 
            simd->logit_count(z + first + n_smaller, n - n_smaller, nextafterf(z[id], INFINITY));
 }
 
-/* Where the block after this one begins, which the same thread mostly does next. */
-static const float *next_block(const struct logprob_job *job, int item)
+static struct logit_part *parts_of(const struct outputs_job *job, int row)
 {
-    const int next = item + 1;
-    return next == job->logits.rows * LOGIT_BLOCKS
-               ? NULL
-               : row_f32(job->logits, next / LOGIT_BLOCKS) +
-                     cpu_block_first((int)job->logits.cols, next % LOGIT_BLOCKS);
+    return (struct logit_part *)job->cpu->parts.data + (size_t)row * LOGIT_BLOCKS;
 }
 
-static void part_items(void *arg, int thread, int first, int n)
+/* next: the block that the same thread does next, or NULL. */
+static void sum_block(const struct outputs_job *job, int row, int block, const float *next)
+{
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const int n_vocab = (int)job->logits.cols;
+    const int first = cpu_block_first(n_vocab, block);
+    const int n = cpu_block_first(n_vocab, block + 1) - first;
+    const float *const z = row_f32(job->logits, row) + first;
+    struct logit_part part = {0};
+    part.is_good = simd->logit_max(&part.max, z, n);
+    if (part.is_good && part.max > -INFINITY) {
+        part.sum = simd->logit_sum(z, next, n, part.max, 1.0f);
+        if ((job->step->out_want[job->first + row] & OUT_ENTROPY) != 0) {
+            part.moment = simd->logit_moment(z, n, part.max);
+        }
+    }
+    parts_of(job, row)[block] = part;
+}
+
+static bool is_only_scored(int want)
+{
+    return (want & OUT_SAMPLE) == 0 && (want & OUT_OF_LOGITS) != 0;
+}
+
+static void block_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
-    const struct logprob_job *const job = arg;
-    const struct simd_kernels *const simd = job->cpu->simd;
+    const struct outputs_job *const job = arg;
     const int n_vocab = (int)job->logits.cols;
     for (int item = first; item < first + n; item++) {
         const int row = item / LOGIT_BLOCKS;
+        const int block = item % LOGIT_BLOCKS;
         const int out = job->first + row;
         const int want = job->step->out_want[out];
-        if ((want & OUT_OF_LOGITS) == 0) {
+        if (!is_only_scored(want)) {
             continue;
         }
-        const float *const z = row_f32(job->logits, row);
-        const int from = cpu_block_first(n_vocab, item % LOGIT_BLOCKS);
-        const int n_id = cpu_block_first(n_vocab, item % LOGIT_BLOCKS + 1) - from;
-        struct logit_part part = {0};
-        part.is_good = simd->logit_max(&part.max, z + from, n_id);
-        if (part.is_good && part.max > -INFINITY) {
-            part.sum = simd->logit_sum(z + from, next_block(job, item), n_id, part.max, 1.0f);
-            if ((want & OUT_ENTROPY) != 0) {
-                part.moment = simd->logit_moment(z + from, n_id, part.max);
-            }
-        }
+        const int next = item + 1;
+        sum_block(job, row, block,
+                  next == job->logits.rows * LOGIT_BLOCKS
+                      ? NULL
+                      : row_f32(job->logits, next / LOGIT_BLOCKS) +
+                            cpu_block_first(n_vocab, next % LOGIT_BLOCKS));
         if ((want & OUT_LOGPROB) != 0) {
+            const int from = cpu_block_first(n_vocab, block);
+            const int n_id = cpu_block_first(n_vocab, block + 1) - from;
             const int32_t id = target_of(job->step, out, n_vocab);
-            part.n_before = rank_before(simd, z, from, n_id, id);
+            parts_of(job, row)[block].n_before =
+                rank_before(job->cpu->simd, row_f32(job->logits, row), from, n_id, id);
         }
-        ((struct logit_part *)job->cpu->parts.data)[item] = part;
+    }
+}
+
+/* Of a row that draws: sums its blocks if they are wanted, draws, and ranks the target. */
+static void draw_item(const struct outputs_job *job, int thread, int row)
+{
+    const int n_vocab = (int)job->logits.cols;
+    const int out = job->first + row;
+    const int want = job->step->out_want[out];
+    const float *const z = row_f32(job->logits, row);
+    const int after = row + pool_n_thread(job->cpu->pool);
+    struct logit_row r = {
+        .z = z,
+        .n_vocab = n_vocab,
+        .next = after < job->logits.rows ? row_f32(job->logits, after) : NULL,
+    };
+    if ((want & OUT_OF_LOGITS) != 0) {
+        for (int b = 0; b < LOGIT_BLOCKS; b++) {
+            const bool is_last = b + 1 == LOGIT_BLOCKS;
+            sum_block(job, row, b, is_last ? r.next : z + cpu_block_first(n_vocab, b + 1));
+        }
+        r.part = parts_of(job, row);
+        r.next = NULL;
+    }
+    job->step->out_token[out] = cpu_draw(job->cpu, thread, job->step, out, &r);
+    if ((want & OUT_LOGPROB) != 0) {
+        const int32_t id = target_of(job->step, out, n_vocab);
+        parts_of(job, row)->n_before = rank_before(job->cpu->simd, z, 0, n_vocab, id);
     }
 }
 
@@ -118,7 +165,7 @@ static float logprob(const struct distribution *d, float z)
 }
 
 /* The n_top best tokens; entries past the vocabulary, and all of a broken row, name no token. */
-static void write_top(const struct logprob_job *job, int thread, const struct distribution *d,
+static void write_top(const struct outputs_job *job, int thread, const struct distribution *d,
                       const float *z, int out)
 {
     struct step *const step = job->step;
@@ -137,18 +184,20 @@ static void write_top(const struct logprob_job *job, int thread, const struct di
     }
 }
 
-static void logprob_rows(void *arg, int thread, int first, int n)
+static void row_items(void *arg, int thread, int first, int n)
 {
-    const struct logprob_job *const job = arg;
-    const struct logit_part *const parts = job->cpu->parts.data;
+    const struct outputs_job *const job = arg;
     for (int row = first; row < first + n; row++) {
         const int out = job->first + row;
         const int want = job->step->out_want[out];
+        if ((want & OUT_SAMPLE) != 0) {
+            draw_item(job, thread, row);
+        }
         if ((want & OUT_OF_LOGITS) == 0) {
             continue;
         }
         const float *const z = row_f32(job->logits, row);
-        const struct distribution d = merge_parts(parts + (size_t)row * LOGIT_BLOCKS);
+        const struct distribution d = merge_parts(parts_of(job, row));
         if ((want & OUT_LOGPROB) != 0) {
             const int32_t id = target_of(job->step, out, job->logits.cols);
             job->step->out_logprob[out] = logprob(&d, z[id]);
@@ -163,16 +212,23 @@ static void logprob_rows(void *arg, int thread, int first, int n)
     }
 }
 
-void cpu_logprobs(struct backend *be, struct tensor logits, struct step *step, int first)
+void cpu_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    CHECK(first >= 0 && first + logits.rows <= step->n_out && logits.cols <= INT32_MAX);
+    CHECK(first >= 0 && first + logits.rows <= step->n_out);
+    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
     CHECK(step->n_out <= INT32_MAX / LOGIT_BLOCKS);
     CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
-    struct logprob_job job = {cpu, logits, step, first};
+    struct outputs_job job = {cpu, logits, step, first};
     const int n_row = (int)logits.rows;
-    pool_for(cpu->pool, n_row * LOGIT_BLOCKS, POOL_STREAM, part_items, &job);
-    pool_for(cpu->pool, n_row, POOL_DYNAMIC, logprob_rows, &job);
+    bool is_scored = false;
+    for (int row = 0; row < n_row; row++) {
+        is_scored = is_scored || is_only_scored(step->out_want[first + row]);
+    }
+    if (is_scored) {
+        pool_for(cpu->pool, n_row * LOGIT_BLOCKS, POOL_STREAM, block_items, &job);
+    }
+    pool_for(cpu->pool, n_row, POOL_DYNAMIC, row_items, &job);
 }
 
 /* ---- log softmax ------------------------------------------------------------------------------*/

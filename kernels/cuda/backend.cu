@@ -252,8 +252,7 @@ static const struct backend_ops cuda_ops = {
     .pkm_read = op_pkm_read,
     .gather = op_gather,
     .log_softmax = op_log_softmax,
-    .sample = op_sample,
-    .logprobs = op_logprobs,
+    .outputs = op_outputs,
 };
 
 static enum err_code cuda_open(struct backend **be, const struct backend_options *options,

@@ -84,8 +84,7 @@ struct step_bounds {
 };
 const struct step_bounds *step_bounds(const struct cuda_step *step);
 /* Outputs first .. first+n-1 will have been computed when the step ends: finish hands them out. */
-void step_will_sample(const struct step *step, int64_t first, int64_t n);
-void step_will_score(const struct step *step, int64_t first, int64_t n);
+void step_will_output(const struct step *step, int64_t first, int64_t n);
 
 /* ---- resources: resource.cu ----------------------------------------------------------------- */
 
@@ -137,8 +136,7 @@ void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, st
 void op_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                int first);
 void op_log_softmax(struct backend *be, struct tensor y, struct tensor base);
-void op_sample(struct backend *be, struct tensor logits, struct step *step, int first);
-void op_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
+void op_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
 
 void measure_rates(struct backend *be, struct machine_rate *rate);
 

@@ -282,7 +282,7 @@ static void check_sample_row(const struct step *step, int64_t i, int64_t n_vocab
     }
 }
 
-void op_sample(struct backend *be, struct tensor logits, struct step *step, int first)
+void op_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     CHECK(first >= 0 && first + logits.rows <= step->n_out);
     CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
@@ -291,33 +291,18 @@ void op_sample(struct backend *be, struct tensor logits, struct step *step, int 
         if ((step->out_want[i] & OUT_SAMPLE) != 0) {
             check_sample_row(step, i, logits.cols);
         }
-    }
-    step_will_sample(step, first, logits.rows);
-    struct command c = {};
-    c.op = COMMAND_SAMPLE;
-    c.n = first;
-    c.step = cuda_step_of(step);
-    c.tensor[0] = logits;
-    command_append(cuda_of(be), &c);
-}
-
-void op_logprobs(struct backend *be, struct tensor logits, struct step *step, int first)
-{
-    CHECK(first >= 0 && first + logits.rows <= step->n_out && logits.cols <= INT32_MAX);
-    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
-    for (int64_t i = first; i < first + logits.rows; i++) {
-        if ((step->out_want[i] & OUT_LOGPROB) == 0) {
-            continue;
-        }
         const int32_t target = step->target[i];
-        CHECK(target == TARGET_SAMPLED ? (step->out_want[i] & OUT_SAMPLE) != 0
-                                       : target >= 0 && target < logits.cols);
+        CHECK((step->out_want[i] & OUT_LOGPROB) == 0 ||
+              (target == TARGET_SAMPLED ? (step->out_want[i] & OUT_SAMPLE) != 0
+                                        : target >= 0 && target < logits.cols));
     }
-    step_will_score(step, first, logits.rows);
+    step_will_output(step, first, logits.rows);
     struct command c = {};
-    c.op = COMMAND_LOGPROBS;
     c.n = first;
     c.step = cuda_step_of(step);
     c.tensor[0] = logits;
+    c.op = COMMAND_SAMPLE;
+    command_append(cuda_of(be), &c);
+    c.op = COMMAND_LOGPROBS;
     command_append(cuda_of(be), &c);
 }

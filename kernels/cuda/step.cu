@@ -35,7 +35,7 @@ struct step_inside {
     struct step_view view;         /* of this step */
     size_t down_first, down_bytes; /* of this step, in device */
     struct step_bounds bounds;
-    struct out_range sampled, scored;
+    struct out_range ready;
 };
 
 static struct step_inside *inside_of(const struct cuda_step *step)
@@ -320,7 +320,7 @@ void step_begin(struct backend *be, const struct step *step)
     const struct step_bounds bounds = bounds_of(step);
     command_begin(cu, s);
     in->bounds = bounds;
-    in->sampled = in->scored = {INT64_MAX, 0};
+    in->ready = {INT64_MAX, 0};
     struct pack p = {in->up, in->device, 0};
     const int n_page = pages_used(step, bounds.pos);
     in->view = pack_step(&p, step, n_page, &in->down_first);
@@ -338,20 +338,11 @@ void step_begin(struct backend *be, const struct step *step)
     }
 }
 
-static void range_add(struct out_range *range, int64_t first, int64_t n)
+void step_will_output(const struct step *step, int64_t first, int64_t n)
 {
-    range->first = first < range->first ? first : range->first;
-    range->end = first + n > range->end ? first + n : range->end;
-}
-
-void step_will_sample(const struct step *step, int64_t first, int64_t n)
-{
-    range_add(&inside_of(cuda_step_of(step))->sampled, first, n);
-}
-
-void step_will_score(const struct step *step, int64_t first, int64_t n)
-{
-    range_add(&inside_of(cuda_step_of(step))->scored, first, n);
+    struct out_range *const ready = &inside_of(cuda_step_of(step))->ready;
+    ready->first = first < ready->first ? first : ready->first;
+    ready->end = first + n > ready->end ? first + n : ready->end;
 }
 
 void step_submit(struct backend *be, struct step *step)
@@ -379,15 +370,13 @@ static void results_copy(struct step *step, const struct step_inside *in)
 {
     const struct step_view *const v = &in->view;
     const int32_t *const token = down_at(in, v->out_token);
-    for (int64_t i = in->sampled.first; i < in->sampled.end; i++) {
-        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
-            step->out_token[i] = token[i];
-        }
-    }
     const float *const logprob = down_at(in, v->out_logprob);
     const int32_t *const rank = down_at(in, v->out_rank);
     const float *const entropy = down_at(in, v->out_entropy);
-    for (int64_t i = in->scored.first; i < in->scored.end; i++) {
+    for (int64_t i = in->ready.first; i < in->ready.end; i++) {
+        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
+            step->out_token[i] = token[i];
+        }
         if ((step->out_want[i] & OUT_LOGPROB) != 0) {
             step->out_logprob[i] = logprob[i];
             step->out_rank[i] = rank[i];

@@ -107,8 +107,7 @@ static const struct backend_ops ref_ops = {
     .pkm_read = ref_pkm_read,
     .gather = ref_gather,
     .log_softmax = ref_log_softmax,
-    .sample = ref_sample,
-    .logprobs = ref_logprobs,
+    .outputs = ref_outputs,
 };
 
 enum err_code ref_open(struct backend **be, struct err *err)

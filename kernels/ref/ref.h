@@ -110,10 +110,9 @@ void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
 void ref_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                 int first);
 void ref_log_softmax(struct backend *be, struct tensor y, struct tensor base);
-void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, int first);
+void ref_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
 
 /* sample.c */
-void ref_sample(struct backend *be, struct tensor logits, struct step *step, int first);
 /* A logit after one token's correction. */
 float ref_adjusted(float z, const struct sample_adjust *a, const struct sample_params *p);
 /* Draws for output i (index into step->sample) from logits[n_vocab]. logit and candidate are

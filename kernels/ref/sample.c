@@ -202,19 +202,3 @@ int32_t ref_sample_row(const struct step *step, int i, const float *logits, int 
     }
     return draw_by_rank(logit, n_vocab, max, p, candidate);
 }
-
-void ref_sample(struct backend *be, struct tensor logits, struct step *step, int first)
-{
-    (void)be;
-    const struct step_scratch *const scratch = ref_step_scratch(step);
-    CHECK(first >= 0 && first + logits.rows <= step->n_out);
-    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
-    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
-    for (int64_t r = 0; r < logits.rows; r++) {
-        const int i = first + (int)r;
-        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
-            step->out_token[i] = ref_sample_row(step, i, row_f32(logits, r), (int)logits.cols,
-                                                scratch->logit, scratch->candidate);
-        }
-    }
-}

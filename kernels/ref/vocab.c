@@ -121,13 +121,19 @@ void ref_log_softmax(struct backend *be, struct tensor y, struct tensor base)
     }
 }
 
-void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, int first)
+void ref_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     (void)be;
-    CHECK(first >= 0 && first + logits.rows <= step->n_out && logits.cols <= INT32_MAX);
+    const struct step_scratch *const scratch = ref_step_scratch(step);
+    CHECK(first >= 0 && first + logits.rows <= step->n_out);
+    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
     CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
     for (int64_t r = 0; r < logits.rows; r++) {
-        const int64_t i = first + r;
+        const int i = first + (int)r;
+        if ((step->out_want[i] & OUT_SAMPLE) != 0) {
+            step->out_token[i] = ref_sample_row(step, i, row_f32(logits, r), (int)logits.cols,
+                                                scratch->logit, scratch->candidate);
+        }
         if ((step->out_want[i] & (OUT_LOGPROB | OUT_TOP | OUT_ENTROPY)) == 0) {
             continue;
         }
@@ -141,7 +147,7 @@ void ref_logprobs(struct backend *be, struct tensor logits, struct step *step, i
             step->out_rank[i] = rank_of(&p, id);
         }
         if ((step->out_want[i] & OUT_TOP) != 0) {
-            const int64_t at = i * step->limits.n_top_max;
+            const int64_t at = (int64_t)i * step->limits.n_top_max;
             top(&p, step->n_top, step->top_id + at, step->top_logprob + at);
         }
         if ((step->out_want[i] & OUT_ENTROPY) != 0) {

@@ -128,7 +128,7 @@ static struct step *make_step(struct bench *b, int n_seq, int n_row)
     for (int r = 0; r < s->n_tok; r++) {
         s->pos[r] = CONTEXT - n_row + r % n_row;
         s->out_row[r] = r;
-        s->out_want[r] = OUT_SAMPLE | OUT_LOGPROB;
+        s->out_want[r] = OUT_SAMPLE;
         s->target[r] = TARGET_SAMPLED;
         s->sample[r] =
             (struct sample_params){.u = 0.5, .temperature = 1, .top_p = 0.9f, .repetition = 1};
@@ -315,23 +315,32 @@ static void run_read(struct bench *b, int rows)
                         tensor_head(b->shares, rows), b->values);
 }
 
-static void run_sample(struct bench *b, int rows, float temperature)
+static void run_outputs(struct bench *b, int rows, int want, float temperature)
 {
+    struct step *const step = step_of(b, rows);
     for (int i = 0; i < rows; i++) {
-        step_of(b, rows)->sample[i].temperature = temperature;
+        step->out_want[i] = (uint8_t)want;
+        step->target[i] = (want & OUT_SAMPLE) != 0 ? TARGET_SAMPLED : 0;
+        step->sample[i].temperature = temperature;
     }
-    b->be->op->sample(b->be, tensor_head(b->logits, rows), step_of(b, rows), 0);
+    b->be->op->outputs(b->be, tensor_head(b->logits, rows), step, 0);
 }
 
 static void run_greedy(struct bench *b, int rows)
 {
-    run_sample(b, rows, 0);
+    run_outputs(b, rows, OUT_SAMPLE, 0);
+}
+
+/* As the engine asks for it. */
+static void run_greedy_logprob(struct bench *b, int rows)
+{
+    run_outputs(b, rows, OUT_SAMPLE | OUT_LOGPROB, 0);
 }
 
 /* Random logits are nearly flat: top_p keeps most of the vocabulary, the worst case. */
 static void run_flat(struct bench *b, int rows)
 {
-    run_sample(b, rows, 1);
+    run_outputs(b, rows, OUT_SAMPLE, 1);
 }
 
 /* Of its own results, which takes as long. */
@@ -343,7 +352,7 @@ static void run_softmax(struct bench *b, int rows)
 
 static void run_logprobs(struct bench *b, int rows)
 {
-    b->be->op->logprobs(b->be, tensor_head(b->logits, rows), step_of(b, rows), 0);
+    run_outputs(b, rows, OUT_LOGPROB, 0);
 }
 
 /* One whole step without the embedding: what a model's forward does. */
@@ -603,6 +612,7 @@ int main(int argc, char **argv)
     bench_other(&b, "memory: search", run_search, n_round);
     bench_other(&b, "memory: read", run_read, n_round);
     bench_other(&b, "sample, greedy", run_greedy, n_round);
+    bench_other(&b, "sample, greedy, its logprob", run_greedy_logprob, n_round);
     bench_other(&b, "sample, top_p 0.9, flat", run_flat, n_round);
     bench_other(&b, "logprobs", run_logprobs, n_round);
     bench_other(&b, "log_softmax", run_softmax, n_round);

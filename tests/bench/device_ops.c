@@ -193,16 +193,10 @@ static void bench_attention(const struct bench *b, const char *name, int n_seq, 
 
 /* ---- the vocabulary ------------------------------------------------------------------------- */
 
-static void run_sample(const struct sweep *s, int copy)
+static void run_outputs(const struct sweep *s, int copy)
 {
     (void)copy;
-    s->b->be->op->sample(s->b->be, *(const struct tensor *)s->ctx, s->step, 0);
-}
-
-static void run_logprobs(const struct sweep *s, int copy)
-{
-    (void)copy;
-    s->b->be->op->logprobs(s->b->be, *(const struct tensor *)s->ctx, s->step, 0);
+    s->b->be->op->outputs(s->b->be, *(const struct tensor *)s->ctx, s->step, 0);
 }
 
 static void want(struct step *step, enum out_want wanted, float temperature, float top_p)
@@ -219,7 +213,7 @@ static void bench_vocabulary(const struct bench *b, int rows)
 {
     const double bytes = 4.0 * rows * b->shape.vocab;
     struct tensor logits = bench_buffer(b, rows, b->shape.vocab, DTYPE_F32);
-    struct sweep s = {b, run_sample, &logits, bench_step(b, rows, 1, 0, b->shape.vocab), 1, rows};
+    struct sweep s = {b, run_outputs, &logits, bench_step(b, rows, 1, 0, b->shape.vocab), 1, rows};
     want(s.step, OUT_SAMPLE, 0, 1);
     struct timing t = sweep_time(&s);
     bench_print(b, "op", "sample, greedy", rows, &t, bytes, 0);
@@ -227,7 +221,6 @@ static void bench_vocabulary(const struct bench *b, int rows)
     t = sweep_time(&s);
     bench_print(b, "op", "sample, top_p 0.9", rows, &t, bytes, 0);
     want(s.step, OUT_LOGPROB, 0, 1);
-    s.run = run_logprobs;
     t = sweep_time(&s);
     bench_print(b, "op", "logprobs", rows, &t, bytes, 0);
     b->be->op->step_free(b->be, s.step);

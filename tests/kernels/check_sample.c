@@ -187,7 +187,10 @@ static void sample_run(struct check *c, enum side side, const void *data, int fi
     memcpy(step->allow, k->allow, (size_t)k->n_allow * sizeof *k->allow);
     for (int i = 0; i < n_out; i++) {
         step->pos[i] = step->out_row[i] = i;
-        step->out_want[i] = i >= lead && (first + i - lead) % 7 == 6 ? OUT_LOGPROB : OUT_SAMPLE;
+        const int r = i < lead ? 0 : first + i - lead;
+        const int beside = r % 3 == 1 ? OUT_LOGPROB | OUT_ENTROPY : 0; /* drawn and scored */
+        step->out_want[i] = (uint8_t)(r % 7 == 6 ? OUT_LOGPROB : OUT_SAMPLE | beside);
+        step->target[i] = r % 7 == 6 ? 0 : TARGET_SAMPLED;
         step->out_token[i] = -77;
         step->sample[i] = k->params[i < lead ? first : first + i - lead];
     }
@@ -195,7 +198,7 @@ static void sample_run(struct check *c, enum side side, const void *data, int fi
         check_in(c, side, "logits", k->logits + (size_t)first * (size_t)k->n_vocab, n, k->n_vocab,
                  DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->sample(be, logits, step, lead);
+    be->op->outputs(be, logits, step, lead);
     check_finish(c, side, step);
     for (int i = 0; i < lead; i++) {
         if (step->out_token[i] != -77) {

@@ -111,7 +111,14 @@ void check_log_softmax(struct check *c)
 /* ---- logprobs ------------------------------------------------------------------------------- */
 
 /* One row's results, as words: token, logprob, rank, entropy, top ids, top log-probabilities. */
-enum { AT_LOGPROB, AT_RANK, AT_ENTROPY, AT_TOP_ID, AT_TOP_LOGPROB = AT_TOP_ID + N_TOP_MAX };
+enum {
+    AT_TOKEN,
+    AT_LOGPROB,
+    AT_RANK,
+    AT_ENTROPY,
+    AT_TOP_ID,
+    AT_TOP_LOGPROB = AT_TOP_ID + N_TOP_MAX
+};
 enum { N_WORD = AT_TOP_LOGPROB + N_TOP_MAX };
 
 struct logprobs_case {
@@ -119,10 +126,9 @@ struct logprobs_case {
     const float *logits;   /* [n, n_vocab] */
     const uint8_t *want;   /* [n] */
     const int32_t *target; /* [n] */
-    const int32_t *token;  /* [n] what sample has drawn */
 };
 
-/* A step of n outputs, as after sample; its results are poisoned. lead outputs come before. */
+/* A step of n outputs, drawn greedily; its results are poisoned. lead outputs come before. */
 static struct step *logprobs_step(struct check *c, enum side side, const struct logprobs_case *k,
                                   int first, int n, int lead)
 {
@@ -146,7 +152,8 @@ static struct step *logprobs_step(struct check *c, enum side side, const struct 
         step->out_want[i] =
             i < lead ? OUT_LOGPROB | OUT_TOP | OUT_ENTROPY : k->want[first + i - lead];
         step->target[i] = i < lead ? 0 : k->target[first + i - lead];
-        step->out_token[i] = i < lead ? 0 : k->token[first + i - lead];
+        step->sample[i] = (struct sample_params){.top_p = 1, .repetition = 1};
+        step->out_token[i] = -12345;
         step->out_logprob[i] = step->out_entropy[i] = poison;
         step->out_rank[i] = -12345;
         for (int j = 0; j < N_TOP_MAX; j++) {
@@ -159,6 +166,7 @@ static struct step *logprobs_step(struct check *c, enum side side, const struct 
 
 static void results_get(const struct step *step, int i, uint32_t *out)
 {
+    memcpy(out + AT_TOKEN, &step->out_token[i], 4);
     memcpy(out + AT_LOGPROB, &step->out_logprob[i], 4);
     memcpy(out + AT_RANK, &step->out_rank[i], 4);
     memcpy(out + AT_ENTROPY, &step->out_entropy[i], 4);
@@ -181,7 +189,7 @@ static void logprobs_run(struct check *c, enum side side, const void *data, int 
     if (lead > 0) {
         results_get(step, lead - 1, untouched[0]);
     }
-    be->op->logprobs(be, logits, step, lead);
+    be->op->outputs(be, logits, step, lead);
     check_finish(c, side, step);
     if (lead > 0) {
         results_get(step, lead - 1, untouched[1]);
@@ -249,6 +257,7 @@ static void compare_row(struct check *c, const struct logprobs_case *k, int r, c
         check_fail(c, "entropy[%d]: expected %.9g, got %.9g", r, (double)a[AT_ENTROPY],
                    (double)b[AT_ENTROPY]);
     }
+    check_words(c, "out_token", ref + AT_TOKEN, row + AT_TOKEN, 1, 1);
     if (ref[AT_RANK] != row[AT_RANK]) {
         check_fail(c, "rank[%d]: expected %d, got %d", r, (int)ref[AT_RANK], (int)row[AT_RANK]);
     }
@@ -261,23 +270,43 @@ static void compare_row(struct check *c, const struct logprobs_case *k, int r, c
     }
 }
 
+/* What is taken of the logits has the same bits where no token is drawn beside it. */
+static void check_undrawn(struct check *c, struct logprobs_case k, const uint32_t *drawn)
+{
+    uint8_t *const want = check_host(c, (size_t)k.n, 1);
+    int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);
+    uint32_t *const got = check_host(c, (size_t)k.n * N_WORD, sizeof *got);
+    for (int r = 0; r < k.n; r++) {
+        const int32_t token = (int32_t)drawn[(size_t)r * N_WORD + AT_TOKEN];
+        want[r] = (uint8_t)(k.want[r] == OUT_SAMPLE ? OUT_LOGPROB : k.want[r] & ~OUT_SAMPLE);
+        target[r] = k.target[r] == TARGET_SAMPLED ? token : k.target[r];
+    }
+    struct logprobs_case undrawn = k;
+    undrawn.want = want;
+    undrawn.target = target;
+    logprobs_run(c, SIDE_ONE, &undrawn, 0, k.n, got);
+    for (int r = 0; r < k.n; r++) {
+        if (k.want[r] != OUT_SAMPLE) {
+            const size_t at = (size_t)r * N_WORD + AT_LOGPROB;
+            check_words(c, "without drawing", drawn + at, got + at, 1, N_WORD - AT_LOGPROB);
+        }
+    }
+}
+
 static void check_logprobs_of(struct check *c, struct logprobs_case k)
 {
     float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 3);
     uint8_t *const want = check_host(c, (size_t)k.n, 1);
     int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);
-    int32_t *const token = check_host(c, (size_t)k.n, sizeof *token);
     for (int r = 0; r < k.n; r++) {
         spoil_row(c, logits + (size_t)r * (size_t)k.n_vocab, k.n_vocab);
         want[r] = (uint8_t)check_int(c, 1, 15);
-        token[r] = check_int(c, 0, k.n_vocab - 1);
         const bool is_sampled = (want[r] & OUT_SAMPLE) != 0 && check_chance(c, 0.5);
         target[r] = is_sampled ? TARGET_SAMPLED : check_int(c, 0, k.n_vocab - 1);
     }
     k.logits = logits;
     k.want = want;
     k.target = target;
-    k.token = token;
     check_shape(c, "outputs %d, n_vocab %d, n_top %d", k.n, k.n_vocab, k.n_top);
     uint32_t *const expected = check_host(c, (size_t)k.n * N_WORD, sizeof *expected);
     uint32_t *const got = check_host(c, (size_t)k.n * N_WORD, sizeof *got);
@@ -286,6 +315,7 @@ static void check_logprobs_of(struct check *c, struct logprobs_case k)
     for (int r = 0; r < k.n; r++) {
         compare_row(c, &k, r, expected + (size_t)r * N_WORD, got + (size_t)r * N_WORD);
     }
+    check_undrawn(c, k, got);
     check_invariance(c, logprobs_run, &k, k.n, N_WORD, got);
 }
 

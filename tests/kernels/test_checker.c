@@ -201,7 +201,7 @@ static void read_drops_column(struct backend *be, struct tensor y, struct tensor
 static void logprobs_ranks_ties(struct backend *be, struct tensor logits, struct step *step,
                                 int first)
 {
-    ref_logprobs(be, logits, step, first);
+    ref_outputs(be, logits, step, first);
     for (int64_t r = 0; r < logits.rows; r++) {
         const int64_t i = first + r;
         if ((step->out_want[i] & OUT_LOGPROB) == 0 || step->out_rank[i] == 0) {
@@ -218,7 +218,7 @@ static void logprobs_ranks_ties(struct backend *be, struct tensor logits, struct
 static void logprobs_leaves_chunk(struct backend *be, struct tensor logits, struct step *step,
                                   int first)
 {
-    ref_logprobs(be, logits, step, first);
+    ref_outputs(be, logits, step, first);
     if (first > 0) {
         step->out_logprob[first - 1] = 0;
     }
@@ -232,7 +232,7 @@ static void sample_cuts_early(struct backend *be, struct tensor logits, struct s
     for (int64_t r = 0; r < logits.rows; r++) {
         p[first + r].top_p *= p[first + r].top_p < 1 ? 0.9f : 1;
     }
-    ref_sample(be, logits, step, first);
+    ref_outputs(be, logits, step, first);
 }
 
 /* Applies a quarter of the bias once more. */
@@ -242,7 +242,7 @@ static void sample_exaggerates_bias(struct backend *be, struct tensor logits, st
     for (int i = 0; i < step->n_adjust; i++) {
         step->adjust[i].bias *= 1.25f;
     }
-    ref_sample(be, logits, step, first);
+    ref_outputs(be, logits, step, first);
 }
 
 static void embed_forgets_language(struct backend *be, struct tensor y, const struct step *step,
@@ -335,10 +335,10 @@ TEST_BUG(pkm_rescore, rescore_takes_upper, "pkm_rescore")
 TEST_BUG(pkm_rescore, rescore_maps_alike, "pkm_rescore")
 TEST_BUG(unit_norm, unit_norm_joins_runs, "unit_norm")
 TEST_BUG(pkm_read, read_drops_column, "pkm_read")
-TEST_BUG(logprobs, logprobs_ranks_ties, "logprobs")
-TEST_BUG(logprobs, logprobs_leaves_chunk, "logprobs")
-TEST_BUG(sample, sample_cuts_early, "sample")
-TEST_BUG(sample, sample_exaggerates_bias, "sample")
+TEST_BUG(outputs, logprobs_ranks_ties, "logprobs")
+TEST_BUG(outputs, logprobs_leaves_chunk, "logprobs")
+TEST_BUG(outputs, sample_cuts_early, "sample")
+TEST_BUG(outputs, sample_exaggerates_bias, "sample")
 TEST_BUG(embed, embed_forgets_language, "embed")
 TEST_BUG(gather, gather_ignores_first, "gather")
 TEST_BUG(upload, upload_ignores_stride, "transfer")

@@ -463,7 +463,7 @@ static void test_logprobs_by_hand(void **state)
     step->out_want[0] = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY;
     step->target[0] = 2;
     step->n_top = 4;
-    be->op->logprobs(be, rows_of(logits, 1, 4), step, 0);
+    be->op->outputs(be, rows_of(logits, 1, 4), step, 0);
     const float p_low = logf(0.2f);
     const float p_high = logf(0.6f);
     expect_floats("logprob", &p_low, step->out_logprob, 1, 1e-6);
@@ -506,7 +506,7 @@ static void test_top_of_a_small_vocabulary(void **state)
     const float logits[2] = {0, 1};
     step->out_want[0] = OUT_TOP;
     step->n_top = 4;
-    be->op->logprobs(be, rows_of(logits, 1, 2), step, 0);
+    be->op->outputs(be, rows_of(logits, 1, 2), step, 0);
     assert_memory_equal(step->top_id, ((const int32_t[4]){1, 0, -1, -1}), 16);
     assert_true(step->top_logprob[2] == -INFINITY && step->top_logprob[3] == -INFINITY);
     be->op->step_free(be, step);
@@ -521,7 +521,7 @@ static void test_broken_logits_give_nan(void **state)
         step->out_want[0] = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY;
         step->target[0] = 1;
         step->n_top = 1;
-        be->op->logprobs(be, rows_of(rows[i], 1, 2), step, 0);
+        be->op->outputs(be, rows_of(rows[i], 1, 2), step, 0);
         assert_true(isnan(step->out_logprob[0]) && isnan(step->out_entropy[0]));
         assert_true(isnan(step->top_logprob[0]));
         assert_int_equal(step->out_rank[0], 0);
