@@ -72,15 +72,17 @@ static bool find_max(struct draw *d, const struct logit_part *part, int *first)
     return is_good;
 }
 
-/* Draws among all tokens in id order: the first whose cumulative share exceeds u. Blocks, then runs
- * of WALK tokens, are stepped over by their sums. */
-static int32_t draw_by_id(const struct draw *d)
+/* Draws among all tokens in id order: the first whose cumulative share exceeds u. Blocks, whose
+ * sums may be known, then runs of WALK tokens, are stepped over by their sums. */
+static int32_t draw_by_id(const struct draw *d, const struct logit_part *part)
 {
+    const bool is_summed = part != NULL && d->params->temperature == 1;
     double block_sum[LOGIT_BLOCKS];
     double total = 0;
     for (int b = 0; b < LOGIT_BLOCKS; b++) {
         const int from = cpu_block_first(d->n_vocab, b);
-        block_sum[b] = draw_sum(d, from, cpu_block_first(d->n_vocab, b + 1) - from);
+        block_sum[b] = is_summed ? exp((double)part[b].max - (double)d->max) * part[b].sum
+                                 : draw_sum(d, from, cpu_block_first(d->n_vocab, b + 1) - from);
         total += block_sum[b];
     }
     const double goal = d->params->u * total;
@@ -126,7 +128,7 @@ static int32_t draw_row(struct draw *d, const struct logit_part *part)
         return NOT_DRAWN;
     }
     const bool is_filtered = p->top_k != 0 || p->top_p < 1 || p->min_p > 0;
-    return is_filtered ? cpu_draw_by_rank(d) : draw_by_id(d);
+    return is_filtered ? cpu_draw_by_rank(d) : draw_by_id(d, part);
 }
 
 int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,

@@ -28,38 +28,67 @@ static int32_t target_of(const struct step *step, int out, int64_t n_vocab)
     return id;
 }
 
-/* How many of the tokens first .. first+n-1 rank before this one: those of smaller ids with the
- * same logit do, those of larger ids need a larger one. */
-static int32_t rank_before(const struct simd_kernels *simd, const float *z, int first, int n,
-                           int32_t id)
+/* A block of a row; its largest logit is not known yet. */
+static struct logit_max block_of(const struct outputs_job *job, int row, int block)
 {
-    const int n_smaller = id < first ? 0 : id - first < n ? id - first : n;
-    return simd->logit_count(z + first, n_smaller, z[id]) +
-           simd->logit_count(z + first + n_smaller, n - n_smaller, nextafterf(z[id], INFINITY));
-}
-
-static struct logit_part *parts_of(const struct outputs_job *job, int row)
-{
-    return (struct logit_part *)job->cpu->parts.data + (size_t)row * LOGIT_BLOCKS;
-}
-
-/* next: the block that the same thread does next, or NULL. */
-static void sum_block(const struct outputs_job *job, int row, int block, const float *next)
-{
-    const struct simd_kernels *const simd = job->cpu->simd;
     const int n_vocab = (int)job->logits.cols;
     const int first = cpu_block_first(n_vocab, block);
-    const int n = cpu_block_first(n_vocab, block + 1) - first;
-    const float *const z = row_f32(job->logits, row) + first;
-    struct logit_part part = {0};
-    part.is_good = simd->logit_max(&part.max, z, n);
-    if (part.is_good && part.max > -INFINITY) {
-        part.sum = simd->logit_sum(z, next, n, part.max, 1.0f);
-        if ((job->step->out_want[job->first + row] & OUT_ENTROPY) != 0) {
-            part.moment = simd->logit_moment(z, n, part.max);
+    return (struct logit_max){.z = row_f32(job->logits, row) + first,
+                              .n = cpu_block_first(n_vocab, block + 1) - first};
+}
+
+static struct logit_part *part_of(const struct outputs_job *job, int row, int block)
+{
+    return (struct logit_part *)job->cpu->parts.data + (size_t)row * LOGIT_BLOCKS + block;
+}
+
+/* Sums n blocks of a row. after: what the same thread sums next, or NULL. */
+static void sum_blocks(const struct outputs_job *job, int row, int first, int n, const float *after)
+{
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const bool wants_entropy = (job->step->out_want[job->first + row] & OUT_ENTROPY) != 0;
+    struct logit_max block = block_of(job, row, first);
+    block.is_good = simd->logit_max(&block.max, block.z, block.n);
+    for (int b = first; b < first + n; b++) {
+        struct logit_part part = {.max = block.max, .is_good = block.is_good};
+        const bool has_share = block.is_good && block.max > -INFINITY;
+        const bool has_next = b + 1 < first + n;
+        struct logit_max next = has_next ? block_of(job, row, b + 1) : (struct logit_max){0};
+        if (has_share && has_next) {
+            part.sum = simd->logit_sum_max(block.z, block.n, block.max, &next);
+        } else if (has_share) {
+            part.sum = simd->logit_sum(block.z, after, block.n, block.max, 1.0f);
+        } else if (has_next) {
+            next.is_good = simd->logit_max(&next.max, next.z, next.n);
         }
+        if (has_share && wants_entropy) {
+            part.moment = simd->logit_moment(block.z, block.n, block.max);
+        }
+        *part_of(job, row, b) = part;
+        block = next;
     }
-    parts_of(job, row)[block] = part;
+}
+
+/* Finds how many tokens of these blocks rank before the target: those of smaller ids with the same
+ * logit do, those of larger ids need a larger one. A block whose largest logit is smaller has none.
+ */
+static void rank_blocks(const struct outputs_job *job, int row, int first, int n)
+{
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const int32_t id = target_of(job->step, job->first + row, job->logits.cols);
+    const float least = row_f32(job->logits, row)[id];
+    for (int b = first; b < first + n; b++) {
+        const struct logit_max block = block_of(job, row, b);
+        struct logit_part *const part = part_of(job, row, b);
+        if (part->max < least) {
+            continue;
+        }
+        const int64_t from = block.z - row_f32(job->logits, row);
+        const int n_smaller = id < from ? 0 : id - from < block.n ? (int)(id - from) : block.n;
+        part->n_before = simd->logit_count(block.z, n_smaller, least) +
+                         simd->logit_count(block.z + n_smaller, block.n - n_smaller,
+                                           nextafterf(least, INFINITY));
+    }
 }
 
 static bool is_only_scored(int want)
@@ -71,32 +100,26 @@ static void block_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct outputs_job *const job = arg;
-    const int n_vocab = (int)job->logits.cols;
-    for (int item = first; item < first + n; item++) {
+    for (int item = first; item < first + n;) {
         const int row = item / LOGIT_BLOCKS;
         const int block = item % LOGIT_BLOCKS;
-        const int out = job->first + row;
-        const int want = job->step->out_want[out];
+        const int in_row = LOGIT_BLOCKS - block;
+        const int n_block = first + n - item < in_row ? first + n - item : in_row;
+        const int want = job->step->out_want[job->first + row];
+        item += n_block;
         if (!is_only_scored(want)) {
             continue;
         }
-        const int next = item + 1;
-        sum_block(job, row, block,
-                  next == job->logits.rows * LOGIT_BLOCKS
-                      ? NULL
-                      : row_f32(job->logits, next / LOGIT_BLOCKS) +
-                            cpu_block_first(n_vocab, next % LOGIT_BLOCKS));
+        sum_blocks(job, row, block, n_block,
+                   item < first + n ? row_f32(job->logits, item / LOGIT_BLOCKS) : NULL);
         if ((want & OUT_LOGPROB) != 0) {
-            const int from = cpu_block_first(n_vocab, block);
-            const int n_id = cpu_block_first(n_vocab, block + 1) - from;
-            const int32_t id = target_of(job->step, out, n_vocab);
-            parts_of(job, row)[block].n_before =
-                rank_before(job->cpu->simd, row_f32(job->logits, row), from, n_id, id);
+            rank_blocks(job, row, block, n_block);
         }
     }
 }
 
-/* Of a row that draws: sums its blocks if they are wanted, draws, and ranks the target. */
+/* Of a row that draws: sums its blocks if they are wanted or serve the draw, which must not depend
+ * on what else is wanted; draws, and ranks the target. */
 static void draw_item(const struct outputs_job *job, int thread, int row)
 {
     const int n_vocab = (int)job->logits.cols;
@@ -109,18 +132,14 @@ static void draw_item(const struct outputs_job *job, int thread, int row)
         .n_vocab = n_vocab,
         .next = after < job->logits.rows ? row_f32(job->logits, after) : NULL,
     };
-    if ((want & OUT_OF_LOGITS) != 0) {
-        for (int b = 0; b < LOGIT_BLOCKS; b++) {
-            const bool is_last = b + 1 == LOGIT_BLOCKS;
-            sum_block(job, row, b, is_last ? r.next : z + cpu_block_first(n_vocab, b + 1));
-        }
-        r.part = parts_of(job, row);
+    if ((want & OUT_OF_LOGITS) != 0 || job->step->sample[out].temperature == 1) {
+        sum_blocks(job, row, 0, LOGIT_BLOCKS, r.next);
+        r.part = part_of(job, row, 0);
         r.next = NULL;
     }
     job->step->out_token[out] = cpu_draw(job->cpu, thread, job->step, out, &r);
     if ((want & OUT_LOGPROB) != 0) {
-        const int32_t id = target_of(job->step, out, n_vocab);
-        parts_of(job, row)->n_before = rank_before(job->cpu->simd, z, 0, n_vocab, id);
+        rank_blocks(job, row, 0, LOGIT_BLOCKS);
     }
 }
 
@@ -197,7 +216,7 @@ static void row_items(void *arg, int thread, int first, int n)
             continue;
         }
         const float *const z = row_f32(job->logits, row);
-        const struct distribution d = merge_parts(parts_of(job, row));
+        const struct distribution d = merge_parts(part_of(job, row, 0));
         if ((want & OUT_LOGPROB) != 0) {
             const int32_t id = target_of(job->step, out, job->logits.cols);
             job->step->out_logprob[out] = logprob(&d, z[id]);

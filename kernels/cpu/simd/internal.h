@@ -76,6 +76,7 @@ void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t
 /* logits.c */
 bool SIMD(logit_max)(float *max, const float *z, int n);
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip);
+double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *next);
 double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
                        float inverse_temperature);
 double SIMD(logit_moment)(const float *z, int n, float max);

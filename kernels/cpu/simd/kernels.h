@@ -277,6 +277,14 @@ struct logit_room {
     float *z, *share; /* [n + LOGIT_PAD] */
 };
 
+/* Logits, and the largest of them as logit_max finds it. */
+struct logit_max {
+    const float *z; /* [n] */
+    int n;
+    float max;
+    bool is_good;
+};
+
 enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
 
 struct simd_kernels {
@@ -322,6 +330,8 @@ struct simd_kernels {
      * probably read next, to be brought near meanwhile; NULL = none. */
     double (*logit_sum)(const float *z, const float *next, int n, float max,
                         float inverse_temperature);
+    /* The same of scale 1, while the largest of the next ones are found. */
+    double (*logit_sum_max)(const float *z, int n, float max, struct logit_max *next);
     /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
     double (*logit_moment)(const float *z, int n, float max);
     /* The same; share = the terms. */

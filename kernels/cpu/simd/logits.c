@@ -79,12 +79,11 @@ static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, floa
     v_exp_n(e, EXP_VECS);
 }
 
-/* The sum of the shares, which are stored if to is not NULL. Exponentials leave the memory idle:
- * meanwhile it brings what is summed next. */
-static ALWAYS_INLINE double sum_shares(float *to, const float *z, const float *next, int n,
-                                       float max, float scale)
+/* total and the sum of the shares, which are stored if to is not NULL. Exponentials leave the
+ * memory idle: meanwhile it brings what is summed next. */
+static ALWAYS_INLINE double sum_shares(double total, float *to, const float *z, const float *next,
+                                       int n, float max, float scale)
 {
-    double total = 0;
     int i = 0;
     for (; i + SUM_VECS * LANES <= n; i += SUM_VECS * LANES) {
         vf sum = v_set1(0);
@@ -122,13 +121,53 @@ static ALWAYS_INLINE double sum_shares(float *to, const float *z, const float *n
 double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
                        float inverse_temperature)
 {
-    return sum_shares(NULL, z, next, n, max, inverse_temperature);
+    return sum_shares(0, NULL, z, next, n, max, inverse_temperature);
+}
+
+double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *next)
+{
+    enum { NEAR = 512, FAR = 1024 }; /* asked for into L1 and into L2, as by the products */
+    vf best[EXP_VECS];
+    vm is_nan = {0};
+    UNROLL
+    for (int v = 0; v < EXP_VECS; v++) {
+        best[v] = v_set1(-INFINITY);
+    }
+    double total = 0;
+    int i = 0;
+    for (; i + SUM_VECS * LANES <= n && i + SUM_VECS * LANES <= next->n; i += SUM_VECS * LANES) {
+        vf sum = v_set1(0);
+        for (int v = 0; v < SUM_VECS; v += EXP_VECS) {
+            const float *const ahead = next->z + i + v * LANES;
+            for (int j = 0; j < EXP_VECS * LANES; j += LINE_WORDS) {
+                __builtin_prefetch(ahead + NEAR + j, 0, 3);
+                __builtin_prefetch(ahead + FAR + j, 0, 2);
+            }
+            vf e[EXP_VECS];
+            shares(e, z + i + v * LANES, max, 1.0f);
+            vf x[EXP_VECS];
+            UNROLL
+            for (int j = 0; j < EXP_VECS; j++) {
+                sum = sum + e[j];
+                x[j] = v_load(ahead + j * LANES);
+                best[j] = v_max(x[j], best[j]);
+            }
+            is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
+        }
+        total += v_sum_wide(sum);
+    }
+    float rest = -INFINITY;
+    const bool is_good = SIMD(logit_max)(&rest, next->z + i, next->n - i);
+    next->max = v_max_of(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
+    next->max = rest > next->max ? rest : next->max;
+    next->is_good = is_good && vm_bits(is_nan) == 0 && next->max < INFINITY;
+    return sum_shares(total, NULL, z + i, NULL, n - i, max, 1.0f);
 }
 
 double SIMD(logit_shares)(float *to, const float *z, const float *next, int n, float max,
                           float inverse_temperature)
 {
-    return sum_shares(to, z, next, n, max, inverse_temperature);
+    return sum_shares(0, to, z, next, n, max, inverse_temperature);
 }
 
 double SIMD(logit_moment)(const float *z, int n, float max)

@@ -19,6 +19,7 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .logit_max = SIMD(logit_max),
     .logit_find = SIMD(logit_find),
     .logit_sum = SIMD(logit_sum),
+    .logit_sum_max = SIMD(logit_sum_max),
     .logit_moment = SIMD(logit_moment),
     .logit_shares = SIMD(logit_shares),
     .logit_pick = SIMD(logit_pick),
