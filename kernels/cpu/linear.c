@@ -18,6 +18,7 @@ enum {
 };
 
 struct linear_job {
+    const struct cpu_backend *cpu;
     const struct simd_kernels *simd;
     struct gemm gemm;
     int n_panel;
@@ -36,7 +37,6 @@ static void pack_tiles(void *arg, int thread, int first, int n)
 /* Items are panels, once for each part of the tiles. */
 static void multiply(void *arg, int thread, int first, int n)
 {
-    (void)thread;
     const struct linear_job *const job = arg;
     const int n_tile = job->gemm.n_tile;
     for (int item = first; item < first + n;) {
@@ -46,7 +46,8 @@ static void multiply(void *arg, int thread, int first, int n)
         const int n_panel = first + n - item < left ? first + n - item : left;
         const int tile = (int)((int64_t)n_tile * part / job->n_part);
         const int end = (int)((int64_t)n_tile * (part + 1) / job->n_part);
-        job->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile);
+        job->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile,
+                               cpu_slice(job->cpu, thread));
         item += n_panel;
     }
 }
@@ -88,6 +89,7 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
     CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == w->rows));
     CHECK(act == ACT_NONE || act == ACT_RELU || act == ACT_GELU);
     return (struct linear_job){
+        .cpu = cpu,
         .simd = cpu->simd,
         .gemm = {.y_stride = y.stride,
                  .x_stride = x.stride,

@@ -308,9 +308,11 @@ void check_linear_many(struct check *c)
 /* Many rows and long sums: where a backend lets sums wait between parts of k. */
 void check_linear_deep(struct check *c)
 {
-    const int n_tok = check_int(c, 97, 280);
-    const int n_in = 32 * check_int(c, 8, 72) + (check_chance(c, 0.5) ? check_int(c, 0, 31) : 0);
-    check_linear_of(c, n_tok, n_in, check_dim(c, 70), false);
+    const bool is_wide = check_chance(c, 0.35); /* more outputs than may wait at a time */
+    const int n_tok = is_wide ? check_int(c, 33, 64) : check_int(c, 97, 280);
+    const int n_in = 32 * (is_wide ? check_int(c, 33, 44) : check_int(c, 8, 72)) +
+                     (check_chance(c, 0.5) ? check_int(c, 0, 31) : 0);
+    check_linear_of(c, n_tok, n_in, is_wide ? check_int(c, 600, 760) : check_dim(c, 70), false);
 }
 
 /* More than a MiB of outputs on whole cache lines: some backends write them past the caches. */

@@ -216,43 +216,17 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
     finish_rest(&run->late); /* of an odd row: the next piece may need the place of its sums */
 }
 
-/* A span is cut into pieces, between which the sums wait in sum [n_row, PANEL]; between spans they
- * wait in y, where each has its place. */
-struct piece {
-    struct span span;
-    bool is_first, is_last; /* of its span's */
-};
-
-static void multiply_piece(struct run *run, const struct piece *piece, const struct place *at,
+/* Words of K of a tile, whose sums [n_row, PANEL] go on. */
+static void multiply_piece(struct run *run, const struct span *piece, const struct place *at,
                            struct ahead ahead, float *sum)
 {
     enum { SUM_BYTES = PANEL * sizeof *sum };
-    const struct gemm *const g = run->g;
-    const int64_t y_bytes = g->y_stride * (int64_t)sizeof *at->y;
-    const bool is_whole = at->n_col == PANEL;
-    const bool to_y = is_whole && piece->is_last && !piece->span.is_last;
-    struct sums sums = {.from = sum,
-                        .to = to_y ? at->y : sum,
-                        .from_bytes = SUM_BYTES,
-                        .to_bytes = to_y ? y_bytes : SUM_BYTES};
-    if (piece->span.first == 0) {
-        sums.from = NULL;
-    } else if (piece->is_first && is_whole) {
-        sums.from = at->y;
-        sums.from_bytes = y_bytes;
-    } else if (piece->is_first) {
-        load_sums(sum, at->y, g->y_stride, at->n_row, at->n_col);
-    }
-    multiply_tile(run, at->n_row, at->x, at->w, piece->span.n_word, sums, ahead);
-    if (to_y || !piece->is_last) {
-        return;
-    }
-    if (!piece->span.is_last) {
-        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
-    } else if (is_whole) {
-        finish_later(&run->late, g, at, sum);
-    } else {
-        finish_tile(g, at, sum);
+    const struct sums sums = {piece->first == 0 ? NULL : sum, sum, SUM_BYTES, SUM_BYTES};
+    multiply_tile(run, at->n_row, at->x, at->w, piece->n_word, sums, ahead);
+    if (piece->is_last && at->n_col == PANEL) {
+        finish_later(&run->late, run->g, at, sum);
+    } else if (piece->is_last) {
+        finish_tile(run->g, at, sum);
     }
 }
 
@@ -264,40 +238,40 @@ static int piece_words(const struct span *span, int n_tile)
     return n_tile < TILES || span->n_word <= PIECE ? span->n_word : PIECE;
 }
 
+/* sum: where the panel's sums wait for the next span, or NULL where there is one span. */
 static void multiply_panel(struct run *run, const struct span *span, int panel,
-                           const uint32_t *next, int tile, int n_tile)
+                           const uint32_t *next, int tile, int n_tile, float *sum)
 {
     const int step = piece_words(span, n_tile);
     for (int k = 0; k < span->n_word; k += step) {
         const int left = span->n_word - k;
         const bool is_last = left <= step;
-        const struct piece piece = {
-            {span->first + k, is_last ? left : step, span->is_last && is_last}, k == 0, is_last};
+        const struct span piece = {span->first + k, is_last ? left : step,
+                                   span->is_last && is_last};
         for (int t = 0; t < n_tile; t++) {
-            const struct place at = place_of(run->g, run->kind, &piece.span, panel, tile + t);
+            const struct place at = place_of(run->g, run->kind, &piece, panel, tile + t);
             const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
             run->slot = step < span->n_word ? t : !run->slot;
-            multiply_piece(run, &piece, &at, ahead_of(after, &piece.span, run->kind, t, n_tile),
-                           run->sum[run->slot]);
+            multiply_piece(run, &piece, &at, ahead_of(after, &piece, run->kind, t, n_tile),
+                           sum != NULL ? sum + at.row * PANEL : run->sum[run->slot]);
         }
     }
 }
 
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
 {
     struct run run;
     start(&run, g, kind_of(g));
-    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
-    const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
-    const int step = span_words(g, run.kind, n_row, n_tile);
-    for (int k = 0; k < n_word; k += step) {
-        const int left = n_word - k;
-        const struct span span = {k, left < step ? left : step, left <= step};
-        for (int panel = first; panel < first + n; panel++) {
-            const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
-            multiply_panel(&run, &span, panel, panel + 1 < first + n ? w + panel_words : w, tile,
-                           n_tile);
+    const struct spans spans = spans_of(g, run.kind, n, tile, n_tile);
+    for (int group = first; group < first + n; group += spans.n_panel) {
+        const int left = first + n - group;
+        const int end = group + (left < spans.n_panel ? left : spans.n_panel);
+        for (int k = 0; k < spans.n_word; k += spans.step) {
+            const struct span span = span_at(&spans, k);
+            for (int panel = group; panel < end; panel++) {
+                multiply_panel(&run, &span, panel, next_words(g, &spans, group, end, panel, k),
+                               tile, n_tile, sums_of(&spans, sums, panel - group));
+            }
         }
     }
     finish_rest(&run.late);
@@ -346,12 +320,13 @@ void SIMD(peak_amx_int8)(int64_t n, double *flops)
 
 #else
 
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
 {
     (void)first;
     (void)n;
     (void)tile;
     (void)n_tile;
+    (void)sums;
     CHECK(g == NULL); /* machine.c asks for it on machines that have it */
 }
 

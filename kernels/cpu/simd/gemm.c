@@ -181,19 +181,28 @@ static ALWAYS_INLINE void fetch_y(const struct gemm *g, const struct place *at)
     }
 }
 
-/* Between spans the sums wait in y, where each has its place; a sum that is stored and loaded again
- * is the same sum. */
-static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
-                          const struct place *at, struct ahead ahead)
+/* The sums of a tile: where they wait for the next span, or here where there is one span. */
+static float *start_sums(const struct span *span, const struct place *at, float *waiting,
+                         float here[TILE_ROWS * PANEL])
 {
-    _Alignas(64) float sum[TILE_ROWS * PANEL];
-    fetch_y(g, at);
-    load_sums(sum, at->y, g->y_stride, at->n_row, span->first > 0 ? at->n_col : 0);
+    float *const sum = waiting != NULL ? waiting + at->row * PANEL : here;
+    if (span->first == 0) {
+        memset(sum, 0, (size_t)at->n_row * PANEL * sizeof *sum);
+    }
+    return sum;
+}
+
+static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
+                          const struct place *at, struct ahead ahead, float *waiting)
+{
+    _Alignas(64) float here[TILE_ROWS * PANEL];
+    float *const sum = start_sums(span, at, waiting, here);
+    if (span->is_last) {
+        fetch_y(g, at);
+    }
     tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
     if (span->is_last) {
         finish_tile(g, at, sum);
-    } else {
-        store_sums(at->y, g->y_stride, sum, at->n_row, at->n_col);
     }
 }
 
@@ -203,14 +212,17 @@ static void multiply_tile(const struct gemm *g, enum kind kind, const struct spa
 enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
 
 static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct span *span,
-                              int panel, int tile, int n_tile)
+                              int panel, int tile, int n_tile, float *waiting)
 {
-    _Alignas(64) float sum[TURN_TILES][TILE_ROWS * PANEL];
+    _Alignas(64) float here[TURN_TILES][TILE_ROWS * PANEL];
+    float *sum[TURN_TILES];
     struct place at[TURN_TILES];
     for (int t = 0; t < n_tile; t++) {
         at[t] = place_of(g, kind, span, panel, tile + t);
-        fetch_y(g, &at[t]);
-        load_sums(sum[t], at[t].y, g->y_stride, at[t].n_row, span->first > 0 ? at[t].n_col : 0);
+        sum[t] = start_sums(span, &at[t], waiting, here[t]);
+        if (span->is_last) {
+            fetch_y(g, &at[t]);
+        }
     }
     for (int k = 0; k < span->n_word; k += TURN_WORDS) {
         const int left = span->n_word - k;
@@ -224,40 +236,41 @@ static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct
             ahead.n_line = TURN_LINES;
         }
     }
-    for (int t = 0; t < n_tile; t++) {
-        if (span->is_last) {
-            finish_tile(g, &at[t], sum[t]);
-        } else {
-            store_sums(at[t].y, g->y_stride, sum[t], at[t].n_row, at[t].n_col);
-        }
+    for (int t = 0; t < n_tile && span->is_last; t++) {
+        finish_tile(g, &at[t], sum[t]);
     }
 }
 
-void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile)
+static void multiply_panel(const struct gemm *g, enum kind kind, const struct span *span, int panel,
+                           const uint32_t *next, int tile, int n_tile, float *waiting)
+{
+    if (n_tile > 1 && n_tile <= TURN_TILES) {
+        multiply_in_turns(g, kind, span, panel, tile, n_tile, waiting);
+        return;
+    }
+    for (int t = 0; t < n_tile; t++) {
+        const struct place at = place_of(g, kind, span, panel, tile + t);
+        multiply_tile(g, kind, span, &at, ahead_of(next, span, kind, t, n_tile), waiting);
+    }
+}
+
+void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
 {
     const enum kind kind = kind_of(g);
     if (is_amx(kind)) {
-        SIMD(amx_panels)(g, first, n, tile, n_tile);
+        SIMD(amx_panels)(g, first, n, tile, n_tile, sums);
         stream_end();
         return;
     }
-    const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
-    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
-    const int step = span_words(g, kind, n_row, n_tile);
-    for (int k = 0; k < n_word; k += step) {
-        const int left = n_word - k;
-        const struct span span = {k, left < step ? left : step, left <= step};
-        for (int panel = first; panel < first + n; panel++) {
-            const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
-            const uint32_t *const next = panel + 1 < first + n ? w + panel_words : w;
-            if (n_tile > 1 && n_tile <= TURN_TILES) {
-                multiply_in_turns(g, kind, &span, panel, tile, n_tile);
-                continue;
-            }
-            for (int t = 0; t < n_tile; t++) {
-                const struct place at = place_of(g, kind, &span, panel, tile + t);
-                multiply_tile(g, kind, &span, &at, ahead_of(next, &span, kind, t, n_tile));
+    const struct spans spans = spans_of(g, kind, n, tile, n_tile);
+    for (int group = first; group < first + n; group += spans.n_panel) {
+        const int left = first + n - group;
+        const int end = group + (left < spans.n_panel ? left : spans.n_panel);
+        for (int k = 0; k < spans.n_word; k += spans.step) {
+            const struct span span = span_at(&spans, k);
+            for (int panel = group; panel < end; panel++) {
+                multiply_panel(g, kind, &span, panel, next_words(g, &spans, group, end, panel, k),
+                               tile, n_tile, sums_of(&spans, sums, panel - group));
             }
         }
     }

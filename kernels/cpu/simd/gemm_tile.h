@@ -18,16 +18,52 @@ enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
 /* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
 enum { AMX_CHUNKS = 32 };
 
-/* Words of K that are done for all panels before the next ones: so many that the packed rows of the
- * tiles stay in L2 beside a panel while the panels pass. One tile goes through at once. */
-static inline int span_words(const struct gemm *g, enum kind kind, int n_row, int n_tile)
+/* How K is divided. */
+struct spans {
+    int n_word, step; /* words of K, and of a span */
+    int n_panel;      /* that meet a span before the next one */
+};
+
+/* A span has so many words of K that the packed rows of the tiles stay in L2 beside a panel while
+ * GEMM_SUM_PANELS panels pass, whose sums wait meanwhile. One tile goes through at once. */
+static inline struct spans spans_of(const struct gemm *g, enum kind kind, int n_panel, int tile,
+                                    int n_tile)
 {
+    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
     const int n_word = gemm_k_words(g->n_in, g->dtype);
     const int most = is_amx(kind) ? AMX_CHUNKS : MAX_CHUNKS;
     const int wanted = L2_WORDS / (n_row * CHUNK);
     const int n_chunk = wanted < MIN_CHUNKS ? MIN_CHUNKS : wanted > most ? most : wanted;
     const int words = n_chunk * CHUNK_WORDS(kind);
-    return n_tile == 1 || words > n_word ? n_word : words;
+    return n_tile == 1 || words >= n_word ? (struct spans){n_word, n_word, n_panel}
+                                          : (struct spans){n_word, words, GEMM_SUM_PANELS};
+}
+
+static inline struct span span_at(const struct spans *spans, int first)
+{
+    const int left = spans->n_word - first;
+    const bool is_last = left <= spans->step;
+    return (struct span){first, is_last ? left : spans->step, is_last};
+}
+
+/* Where the sums of a panel [GEMM_ROWS, PANEL] wait between spans; NULL where there is one span. */
+static inline float *sums_of(const struct spans *spans, float *sums, int i)
+{
+    return spans->step < spans->n_word ? sums + (size_t)i * GEMM_ROWS * PANEL : NULL;
+}
+
+/* The words that are met after those of this panel and span. */
+static inline const uint32_t *next_words(const struct gemm *g, const struct spans *spans, int group,
+                                         int end, int panel, int k)
+{
+    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
+    const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
+    if (panel + 1 < end) {
+        return w + panel_words;
+    }
+    return k + spans->step < spans->n_word
+               ? g->w + (size_t)group * panel_words + (size_t)(k + spans->step) * PANEL
+               : w;
 }
 
 /* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
@@ -67,26 +103,6 @@ static inline struct place place_of(const struct gemm *g, enum kind kind, const 
                           .col = col,
                           .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
                           .n_row = n_row};
-}
-
-static inline void load_sums(float *sum, const float *y, int64_t y_stride, int n_row, int n_col)
-{
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < PANEL; c += LANES) {
-            const int n = n_col - c < LANES ? n_col - c : LANES;
-            v_store(sum + r * PANEL + c, n > 0 ? v_load_n(y + r * y_stride + c, n) : v_set1(0));
-        }
-    }
-}
-
-static inline void store_sums(float *y, int64_t y_stride, const float *sum, int n_row, int n_col)
-{
-    for (int r = 0; r < n_row; r++) {
-        for (int c = 0; c < n_col; c += LANES) {
-            v_store_n(y + r * y_stride + c, v_load(sum + r * PANEL + c),
-                      n_col - c < LANES ? n_col - c : LANES);
-        }
-    }
 }
 
 /* What is left of a tile after steps of GELU_VECS are steps of REST_VECS. */

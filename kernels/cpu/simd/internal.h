@@ -40,13 +40,13 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
 }
 
 /* amx.c: gemm_panels of AMX kinds; the rest: see the table's entries. */
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
+void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
 
 /* gemm.c */
 void SIMD(gemm_pack)(const struct gemm *g, int tile);
-void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
+void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                        const uint32_t *w, int n_in, int n_out, uint32_t *words);
 

@@ -42,6 +42,10 @@ enum { AMX_ROWS = 32 };
 /* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
 enum { GEMM_ROWS = 256 };
 
+/* Panels of W that meet part of a long K before the next part: 512 KiB of sums, which stay in L2.
+ */
+enum { GEMM_SUM_PANELS = 16 };
+
 struct gemm {
     float *y;       /* [n_row, n_out], n_row <= GEMM_ROWS */
     const float *x; /* [n_row, n_in] */
@@ -52,7 +56,7 @@ struct gemm {
     const float *bias;    /* [n_out] or NULL */
     uint32_t *next_words; /* NULL, or where outputs go instead: packed rows of a product that
                            * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
-                           * not I8; n_out is a multiple of PANEL. y is scratch then */
+                           * not I8; n_out is a multiple of PANEL */
     bool is_streamed;     /* y is written past the caches: it and its rows are aligned to a line */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
@@ -291,8 +295,9 @@ struct simd_kernels {
     int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
 
     void (*gemm_pack)(const struct gemm *g, int tile);
-    /* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. */
-    void (*gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile);
+    /* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. sums [GEMM_SUM_PANELS,
+     * GEMM_ROWS, PANEL]: where those of a long K wait. */
+    void (*gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
     /* score[n_row, stride] = x·Wᵀ of one packed F32 matrix; up to tile_rows rows of x. stride is a
      * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
     void (*gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
