@@ -76,7 +76,7 @@ static bool find_max(struct draw *d, const struct logit_part *part, int *first)
  * sums may be known, then runs of WALK tokens, are stepped over by their sums. */
 static int32_t draw_by_id(const struct draw *d, const struct logit_part *part)
 {
-    const bool is_summed = part != NULL && d->params->temperature == 1;
+    const bool is_summed = part != NULL && draw_takes_sums(d->params);
     double block_sum[LOGIT_BLOCKS];
     double total = 0;
     for (int b = 0; b < LOGIT_BLOCKS; b++) {
@@ -127,8 +127,7 @@ static int32_t draw_row(struct draw *d, const struct logit_part *part)
     if (!isfinite(1.0f / p->temperature)) {
         return NOT_DRAWN;
     }
-    const bool is_filtered = p->top_k != 0 || p->top_p < 1 || p->min_p > 0;
-    return is_filtered ? cpu_draw_by_rank(d) : draw_by_id(d, part);
+    return draw_is_filtered(p) ? cpu_draw_by_rank(d) : draw_by_id(d, part);
 }
 
 int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,

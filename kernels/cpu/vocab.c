@@ -132,7 +132,7 @@ static void draw_item(const struct outputs_job *job, int thread, int row)
         .n_vocab = n_vocab,
         .next = after < job->logits.rows ? row_f32(job->logits, after) : NULL,
     };
-    if ((want & OUT_OF_LOGITS) != 0 || job->step->sample[out].temperature == 1) {
+    if ((want & OUT_OF_LOGITS) != 0 || draw_takes_sums(&job->step->sample[out])) {
         sum_blocks(job, row, 0, LOGIT_BLOCKS, r.next);
         r.part = part_of(job, row, 0);
         r.next = NULL;
