@@ -56,8 +56,7 @@ static void finish_later(struct late *late, const struct gemm *g, const struct p
 
 /* Tiles of x times panels of W. */
 struct run {
-    const struct gemm *g;
-    enum kind kind;
+    struct product product;
     struct amx amx;
     struct late late;
     int slot; /* of sum: a tile's, or where tiles go through at once one of two in turn */
@@ -183,10 +182,9 @@ MULTIPLY(many_bytes, true, AMX_BYTES)
 MULTIPLY(few_split, false, AMX_SPLIT)
 MULTIPLY(many_split, true, AMX_SPLIT)
 
-static void start(struct run *run, const struct gemm *g, enum kind kind)
+static void start(struct run *run, const struct product *product)
 {
-    run->g = g;
-    run->kind = kind;
+    run->product = *product;
     run->amx = (struct amx){0};
     run->late.n = run->late.i = 0;
     run->slot = 0;
@@ -198,7 +196,7 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
     static multiply_fn *const multiply_fns[][2] = {[AMX] = {few_pairs, many_pairs},
                                                    [AMX_BYTES] = {few_bytes, many_bytes},
                                                    [AMX_SPLIT] = {few_split, many_split}};
-    multiply_fn *const run_tile = multiply_fns[run->kind][n_row > BLOCK];
+    multiply_fn *const run_tile = multiply_fns[run->product.kind][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
     WRITTEN(sums.from);
@@ -224,9 +222,9 @@ static void multiply_piece(struct run *run, const struct span *piece, const stru
     const struct sums sums = {piece->first == 0 ? NULL : sum, sum, SUM_BYTES, SUM_BYTES};
     multiply_tile(run, at->n_row, at->x, at->w, piece->n_word, sums, ahead);
     if (piece->is_last && at->n_col == PANEL) {
-        finish_later(&run->late, run->g, at, sum);
+        finish_later(&run->late, run->product.g, at, sum);
     } else if (piece->is_last) {
-        finish_tile(run->g, at, sum);
+        finish_tile(run->product.g, at, sum);
     }
 }
 
@@ -238,22 +236,23 @@ static int piece_words(const struct span *span, int n_tile)
     return n_tile < TILES || span->n_word <= PIECE ? span->n_word : PIECE;
 }
 
-/* sum: where the panel's sums wait for the next span, or NULL where there is one span. */
-static void multiply_panel(struct run *run, const struct span *span, int panel,
-                           const uint32_t *next, int tile, int n_tile, float *sum)
+static void multiply_panel(void *ctx, const struct span *span, int panel, const uint32_t *next,
+                           float *waiting)
 {
-    const int step = piece_words(span, n_tile);
+    struct run *const run = ctx;
+    const struct product *const p = &run->product;
+    const int step = piece_words(span, p->n_tile);
     for (int k = 0; k < span->n_word; k += step) {
         const int left = span->n_word - k;
         const bool is_last = left <= step;
         const struct span piece = {span->first + k, is_last ? left : step,
                                    span->is_last && is_last};
-        for (int t = 0; t < n_tile; t++) {
-            const struct place at = place_of(run->g, run->kind, &piece, panel, tile + t);
+        for (int t = 0; t < p->n_tile; t++) {
+            const struct place at = place_of(p->g, p->kind, &piece, panel, p->tile + t);
             const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
             run->slot = step < span->n_word ? t : !run->slot;
-            multiply_piece(run, &piece, &at, ahead_of(after, &piece, run->kind, t, n_tile),
-                           sum != NULL ? sum + at.row * PANEL : run->sum[run->slot]);
+            multiply_piece(run, &piece, &at, ahead_of(after, &piece, p->kind, t, p->n_tile),
+                           waiting != NULL ? waiting + at.row * PANEL : run->sum[run->slot]);
         }
     }
 }
@@ -261,19 +260,8 @@ static void multiply_panel(struct run *run, const struct span *span, int panel,
 void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
 {
     struct run run;
-    start(&run, g, kind_of(g));
-    const struct spans spans = spans_of(g, run.kind, n, tile, n_tile);
-    for (int group = first; group < first + n; group += spans.n_panel) {
-        const int left = first + n - group;
-        const int end = group + (left < spans.n_panel ? left : spans.n_panel);
-        for (int k = 0; k < spans.n_word; k += spans.step) {
-            const struct span span = span_at(&spans, k);
-            for (int panel = group; panel < end; panel++) {
-                multiply_panel(&run, &span, panel, next_words(g, &spans, group, end, panel, k),
-                               tile, n_tile, sums_of(&spans, sums, panel - group));
-            }
-        }
-    }
+    start(&run, &(struct product){g, kind_of(g), tile, n_tile});
+    for_panels(&run.product, first, n, sums, multiply_panel, &run);
     finish_rest(&run.late);
     _tile_release();
 }
@@ -282,7 +270,7 @@ void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_st
                       const uint32_t *w, int n_in, int n_out, uint32_t *words)
 {
     struct run run;
-    start(&run, NULL, AMX_SPLIT);
+    start(&run, &(struct product){.kind = AMX_SPLIT});
     SIMD(pack_tile)(words, x, x_stride, n_row, n_in, AMX_SPLIT);
     const size_t panel_words = gemm_panel_words(n_in, DTYPE_F32);
     const int64_t stride_bytes = stride * (int64_t)sizeof *score;

@@ -192,17 +192,17 @@ static float *start_sums(const struct span *span, const struct place *at, float 
     return sum;
 }
 
-static void multiply_tile(const struct gemm *g, enum kind kind, const struct span *span,
-                          const struct place *at, struct ahead ahead, float *waiting)
+static void multiply_tile(const struct product *p, const struct span *span, const struct place *at,
+                          struct ahead ahead, float *waiting)
 {
     _Alignas(64) float here[TILE_ROWS * PANEL];
     float *const sum = start_sums(span, at, waiting, here);
     if (span->is_last) {
-        fetch_y(g, at);
+        fetch_y(p->g, at);
     }
-    tiles[kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
+    tiles[p->kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
     if (span->is_last) {
-        finish_tile(g, at, sum);
+        finish_tile(p->g, at, sum);
     }
 }
 
@@ -211,17 +211,17 @@ static void multiply_tile(const struct gemm *g, enum kind kind, const struct spa
  * own requests. Tile by tile, memory would wait for all but the first. */
 enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
 
-static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct span *span,
-                              int panel, int tile, int n_tile, float *waiting)
+static void multiply_in_turns(const struct product *p, const struct span *span, int panel,
+                              float *waiting)
 {
     _Alignas(64) float here[TURN_TILES][TILE_ROWS * PANEL];
     float *sum[TURN_TILES];
     struct place at[TURN_TILES];
-    for (int t = 0; t < n_tile; t++) {
-        at[t] = place_of(g, kind, span, panel, tile + t);
+    for (int t = 0; t < p->n_tile; t++) {
+        at[t] = place_of(p->g, p->kind, span, panel, p->tile + t);
         sum[t] = start_sums(span, &at[t], waiting, here[t]);
         if (span->is_last) {
-            fetch_y(g, &at[t]);
+            fetch_y(p->g, &at[t]);
         }
     }
     for (int k = 0; k < span->n_word; k += TURN_WORDS) {
@@ -229,50 +229,39 @@ static void multiply_in_turns(const struct gemm *g, enum kind kind, const struct
         const int n_word = left < TURN_WORDS ? left : TURN_WORDS;
         const uint32_t *const w = at[0].w + (size_t)k * PANEL;
         struct ahead ahead = {w + (size_t)n_word * PANEL + FAR_WORDS, 0};
-        for (int t = 0; t < n_tile; t++) {
-            const size_t x = (size_t)(k / CHUNK_WORDS(kind)) * CHUNK * (size_t)at[t].n_row;
-            tiles[kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], ahead);
+        for (int t = 0; t < p->n_tile; t++) {
+            const size_t x = (size_t)(k / CHUNK_WORDS(p->kind)) * CHUNK * (size_t)at[t].n_row;
+            tiles[p->kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], ahead);
             ahead.w += ahead.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
             ahead.n_line = TURN_LINES;
         }
     }
-    for (int t = 0; t < n_tile && span->is_last; t++) {
-        finish_tile(g, &at[t], sum[t]);
+    for (int t = 0; t < p->n_tile && span->is_last; t++) {
+        finish_tile(p->g, &at[t], sum[t]);
     }
 }
 
-static void multiply_panel(const struct gemm *g, enum kind kind, const struct span *span, int panel,
-                           const uint32_t *next, int tile, int n_tile, float *waiting)
+static void multiply_panel(void *ctx, const struct span *span, int panel, const uint32_t *next,
+                           float *waiting)
 {
-    if (n_tile > 1 && n_tile <= TURN_TILES) {
-        multiply_in_turns(g, kind, span, panel, tile, n_tile, waiting);
+    const struct product *const p = ctx;
+    if (p->n_tile > 1 && p->n_tile <= TURN_TILES) {
+        multiply_in_turns(p, span, panel, waiting);
         return;
     }
-    for (int t = 0; t < n_tile; t++) {
-        const struct place at = place_of(g, kind, span, panel, tile + t);
-        multiply_tile(g, kind, span, &at, ahead_of(next, span, kind, t, n_tile), waiting);
+    for (int t = 0; t < p->n_tile; t++) {
+        const struct place at = place_of(p->g, p->kind, span, panel, p->tile + t);
+        multiply_tile(p, span, &at, ahead_of(next, span, p->kind, t, p->n_tile), waiting);
     }
 }
 
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
 {
-    const enum kind kind = kind_of(g);
-    if (is_amx(kind)) {
+    struct product product = {g, kind_of(g), tile, n_tile};
+    if (is_amx(product.kind)) {
         SIMD(amx_panels)(g, first, n, tile, n_tile, sums);
-        stream_end();
-        return;
-    }
-    const struct spans spans = spans_of(g, kind, n, tile, n_tile);
-    for (int group = first; group < first + n; group += spans.n_panel) {
-        const int left = first + n - group;
-        const int end = group + (left < spans.n_panel ? left : spans.n_panel);
-        for (int k = 0; k < spans.n_word; k += spans.step) {
-            const struct span span = span_at(&spans, k);
-            for (int panel = group; panel < end; panel++) {
-                multiply_panel(g, kind, &span, panel, next_words(g, &spans, group, end, panel, k),
-                               tile, n_tile, sums_of(&spans, sums, panel - group));
-            }
-        }
+    } else {
+        for_panels(&product, first, n, sums, multiply_panel, &product);
     }
     stream_end();
 }

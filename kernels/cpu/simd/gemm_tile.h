@@ -18,52 +18,55 @@ enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
 /* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
 enum { AMX_CHUNKS = 32 };
 
-/* How K is divided. */
-struct spans {
-    int n_word, step; /* words of K, and of a span */
-    int n_panel;      /* that meet a span before the next one */
+/* Tiles of x that meet panels of W. */
+struct product {
+    const struct gemm *g;
+    enum kind kind;
+    int tile, n_tile;
 };
 
-/* A span has so many words of K that the packed rows of the tiles stay in L2 beside a panel while
+/* Words of K in a span: so many that the packed rows of the tiles stay in L2 beside a panel while
  * GEMM_SUM_PANELS panels pass, whose sums wait meanwhile. One tile goes through at once. */
-static inline struct spans spans_of(const struct gemm *g, enum kind kind, int n_panel, int tile,
-                                    int n_tile)
+static inline int span_words(const struct product *p)
 {
-    const int n_row = gemm_tile_row(g, tile + n_tile) - gemm_tile_row(g, tile);
-    const int n_word = gemm_k_words(g->n_in, g->dtype);
-    const int most = is_amx(kind) ? AMX_CHUNKS : MAX_CHUNKS;
+    const int n_row = gemm_tile_row(p->g, p->tile + p->n_tile) - gemm_tile_row(p->g, p->tile);
+    const int n_word = gemm_k_words(p->g->n_in, p->g->dtype);
+    const int most = is_amx(p->kind) ? AMX_CHUNKS : MAX_CHUNKS;
     const int wanted = L2_WORDS / (n_row * CHUNK);
     const int n_chunk = wanted < MIN_CHUNKS ? MIN_CHUNKS : wanted > most ? most : wanted;
-    const int words = n_chunk * CHUNK_WORDS(kind);
-    return n_tile == 1 || words >= n_word ? (struct spans){n_word, n_word, n_panel}
-                                          : (struct spans){n_word, words, GEMM_SUM_PANELS};
+    const int words = n_chunk * CHUNK_WORDS(p->kind);
+    return p->n_tile == 1 || words > n_word ? n_word : words;
 }
 
-static inline struct span span_at(const struct spans *spans, int first)
-{
-    const int left = spans->n_word - first;
-    const bool is_last = left <= spans->step;
-    return (struct span){first, is_last ? left : spans->step, is_last};
-}
+/* A span of one panel. next: the words that are met after those. waiting [GEMM_ROWS, PANEL]: where
+ * the panel's sums wait for the next span; NULL where there is one span. */
+typedef void panel_fn(void *ctx, const struct span *span, int panel, const uint32_t *next,
+                      float *waiting);
 
-/* Where the sums of a panel [GEMM_ROWS, PANEL] wait between spans; NULL where there is one span. */
-static inline float *sums_of(const struct spans *spans, float *sums, int i)
+/* Panels first .. first+n-1: as many as may wait meet one span after another. */
+static inline void for_panels(const struct product *p, int first, int n, float *sums, panel_fn *fn,
+                              void *ctx)
 {
-    return spans->step < spans->n_word ? sums + (size_t)i * GEMM_ROWS * PANEL : NULL;
-}
-
-/* The words that are met after those of this panel and span. */
-static inline const uint32_t *next_words(const struct gemm *g, const struct spans *spans, int group,
-                                         int end, int panel, int k)
-{
-    const size_t panel_words = gemm_panel_words(g->n_in, g->dtype);
-    const uint32_t *const w = g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
-    if (panel + 1 < end) {
-        return w + panel_words;
+    const size_t panel_words = gemm_panel_words(p->g->n_in, p->g->dtype);
+    const int n_word = gemm_k_words(p->g->n_in, p->g->dtype);
+    const int step = span_words(p);
+    const int n_together = step < n_word && GEMM_SUM_PANELS < n ? GEMM_SUM_PANELS : n;
+    for (int group = first; group < first + n; group += n_together) {
+        const int left = first + n - group;
+        const int end = group + (left < n_together ? left : n_together);
+        for (int k = 0; k < n_word; k += step) {
+            const bool is_last = n_word - k <= step;
+            const struct span span = {k, is_last ? n_word - k : step, is_last};
+            for (int panel = group; panel < end; panel++) {
+                const uint32_t *const w = p->g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
+                const size_t i = (size_t)(panel - group);
+                const uint32_t *const next = panel + 1 < end ? w + panel_words
+                                             : is_last       ? w
+                                                       : w - i * panel_words + (size_t)step * PANEL;
+                fn(ctx, &span, panel, next, step < n_word ? sums + i * GEMM_ROWS * PANEL : NULL);
+            }
+        }
     }
-    return k + spans->step < spans->n_word
-               ? g->w + (size_t)group * panel_words + (size_t)(k + spans->step) * PANEL
-               : w;
 }
 
 /* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
