@@ -19,7 +19,6 @@ enum {
 
 struct linear_job {
     const struct cpu_backend *cpu;
-    const struct simd_kernels *simd;
     struct gemm gemm;
     int n_panel;
     int n_part; /* parts the tiles are divided into */
@@ -30,7 +29,7 @@ static void pack_tiles(void *arg, int thread, int first, int n)
     (void)thread;
     const struct linear_job *const job = arg;
     for (int tile = first; tile < first + n; tile++) {
-        job->simd->gemm_pack(&job->gemm, tile);
+        job->cpu->simd->gemm_pack(&job->gemm, tile);
     }
 }
 
@@ -46,8 +45,8 @@ static void multiply(void *arg, int thread, int first, int n)
         const int n_panel = first + n - item < left ? first + n - item : left;
         const int tile = (int)((int64_t)n_tile * part / job->n_part);
         const int end = (int)((int64_t)n_tile * (part + 1) / job->n_part);
-        job->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile,
-                               cpu_slice(job->cpu, thread));
+        job->cpu->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile,
+                                    cpu_slice(job->cpu, thread));
         item += n_panel;
     }
 }
@@ -90,7 +89,6 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
     CHECK(act == ACT_NONE || act == ACT_RELU || act == ACT_GELU);
     return (struct linear_job){
         .cpu = cpu,
-        .simd = cpu->simd,
         .gemm = {.y_stride = y.stride,
                  .x_stride = x.stride,
                  .words = cpu->words.data,
@@ -117,7 +115,7 @@ static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, i
     const size_t y_bytes = (size_t)g->n_row * (size_t)g->n_out * sizeof *g->y;
     g->is_streamed = y_bytes > STREAM_BYTES && (uintptr_t)g->y % LINE_BYTES == 0 &&
                      g->y_stride * (int64_t)sizeof *g->y % LINE_BYTES == 0;
-    const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->simd->tile_rows;
+    const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->cpu->simd->tile_rows;
     g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
 }
 

@@ -52,30 +52,27 @@ static const float *adjust(const struct step *step, const struct sample_params *
     return z;
 }
 
-/* Finds the largest logit, and in first a token before which it is not. False if a logit is no
- * number to draw by. */
-static bool find_max(struct draw *d, const struct logit_part *part, int *first)
+/* Finds the largest logit, and in first a token before which it is not. False if there is none to
+ * draw by. */
+static bool find_max(struct draw *d, int *first)
 {
-    d->max = -INFINITY;
     *first = 0;
-    if (part == NULL) {
-        return d->simd->logit_max(&d->max, d->z, d->n_vocab);
+    if (d->part == NULL) {
+        return d->simd->logit_max(&d->max, d->z, d->n_vocab) && d->max > -INFINITY;
     }
-    bool is_good = true;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
-        is_good = is_good && part[b].is_good;
-        if (part[b].max > d->max) {
-            d->max = part[b].max;
-            *first = cpu_block_first(d->n_vocab, b);
-        }
+    const int best = cpu_best_block(d->part);
+    if (best >= 0) {
+        d->max = d->part[best].max;
+        *first = cpu_block_first(d->n_vocab, best);
     }
-    return is_good;
+    return best >= 0;
 }
 
 /* Draws among all tokens in id order: the first whose cumulative share exceeds u. Blocks, whose
  * sums may be known, then runs of WALK tokens, are stepped over by their sums. */
-static int32_t draw_by_id(const struct draw *d, const struct logit_part *part)
+static int32_t draw_by_id(const struct draw *d)
 {
+    const struct logit_part *const part = d->part;
     const bool is_summed = part != NULL && draw_takes_sums(d->params);
     double block_sum[LOGIT_BLOCKS];
     double total = 0;
@@ -114,11 +111,11 @@ static int32_t draw_by_id(const struct draw *d, const struct logit_part *part)
     return last;
 }
 
-static int32_t draw_row(struct draw *d, const struct logit_part *part)
+static int32_t draw_row(struct draw *d)
 {
     const struct sample_params *const p = d->params;
     int first = 0;
-    if (!find_max(d, part, &first) || d->max == -INFINITY) {
+    if (!find_max(d, &first)) {
         return NOT_DRAWN;
     }
     if (p->temperature == 0) {
@@ -127,7 +124,7 @@ static int32_t draw_row(struct draw *d, const struct logit_part *part)
     if (!isfinite(1.0f / p->temperature)) {
         return NOT_DRAWN;
     }
-    return draw_is_filtered(p) ? cpu_draw_by_rank(d) : draw_by_id(d, part);
+    return draw_is_filtered(p) ? cpu_draw_by_rank(d) : draw_by_id(d);
 }
 
 int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,
@@ -144,7 +141,8 @@ int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *s
     int32_t id = NOT_DRAWN;
     if (p->n_allow == 0) {
         d.z = adjust(step, p, row->z, row->n_vocab, d.scratch.z);
-        id = draw_row(&d, d.z == row->z ? row->part : NULL);
+        d.part = d.z == row->z ? row->part : NULL;
+        id = draw_row(&d);
     }
     if (id == NOT_DRAWN) { /* adjusted anew, in memory that nothing is kept in any more */
         int32_t *const candidate = (int32_t *)(void *)d.scratch.share;

@@ -153,16 +153,11 @@ struct distribution {
 
 static struct distribution merge_parts(const struct logit_part *part)
 {
-    float max = -INFINITY;
-    bool is_good = true;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
-        max = part[b].max > max ? part[b].max : max;
-        is_good = is_good && part[b].is_good;
+    const int best = cpu_best_block(part);
+    if (best < 0) {
+        return (struct distribution){(double)NAN, (double)NAN, (double)NAN, -1};
     }
-    if (!is_good || max == -INFINITY) {
-        return (struct distribution){(double)max, (double)NAN, (double)NAN, -1};
-    }
-    struct distribution d = {.max = (double)max};
+    struct distribution d = {.max = (double)part[best].max};
     double total = 0;
     double moment = 0;
     for (int b = 0; b < LOGIT_BLOCKS; b++) {

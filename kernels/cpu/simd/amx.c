@@ -14,11 +14,12 @@
 
 #if defined(ISA_AVX512)
 
-/* Sums of BLOCK rows or two times as many, in registers: where they come from and go to. */
+/* Sums of BLOCK rows or two times as many, in registers: where they go to and, unless they begin at
+ * 0, come from. */
 struct sums {
-    const float *from;            /* [n_row, PANEL] what is added to; NULL = 0 */
-    float *to;                    /* [n_row, PANEL] may be from */
-    int64_t from_bytes, to_bytes; /* from row to row */
+    float *at;         /* [n_row, PANEL] */
+    int64_t row_bytes; /* from row to row */
+    bool is_begun;
 };
 
 /* Sums of a tile [n_row, PANEL] that have yet to become outputs: that is done beside the next
@@ -83,14 +84,14 @@ static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
 }
 
 /* Sums of BLOCK rows: registers a and b, which must be numbers. */
-#define LOAD_SUMS(a, b, from, stride)                                                              \
+#define LOAD_SUMS(a, b, from, stride, is_begun)                                                    \
     do {                                                                                           \
-        if ((from) == NULL) {                                                                      \
-            _tile_zero(a);                                                                         \
-            _tile_zero(b);                                                                         \
-        } else {                                                                                   \
+        if (is_begun) {                                                                            \
             _tile_loadd(a, from, stride);                                                          \
             _tile_loadd(b, (from) + BLOCK, stride);                                                \
+        } else {                                                                                   \
+            _tile_zero(a);                                                                         \
+            _tile_zero(b);                                                                         \
         }                                                                                          \
     } while (0)
 
@@ -137,12 +138,10 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
     const int step = kind == AMX_SPLIT ? 2 : 1;
     const int n_late = GELU_VECS * (n_step / step);
     const int late_step = GELU_VECS * ((late->n - late->i + n_late - 1) / n_late);
-    const size_t from_block = BLOCK * (size_t)sums->from_bytes / sizeof(float);
-    const size_t to_block = BLOCK * (size_t)sums->to_bytes / sizeof(float);
-    LOAD_SUMS(0, 1, sums->from, sums->from_bytes);
+    const size_t below = BLOCK * (size_t)sums->row_bytes / sizeof(float);
+    LOAD_SUMS(0, 1, sums->at, sums->row_bytes, sums->is_begun);
     if (two) {
-        const float *const below = sums->from != NULL ? sums->from + from_block : NULL;
-        LOAD_SUMS(2, 3, below, sums->from_bytes);
+        LOAD_SUMS(2, 3, sums->at + below, sums->row_bytes, sums->is_begun);
     }
     for (int i = 0; i < n_step; i += step) {
         fetch(w, &ahead);
@@ -159,9 +158,9 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
         x += (size_t)step * x_step;
         w += step * W_STEP;
     }
-    STORE_SUMS(0, 1, sums->to, sums->to_bytes);
+    STORE_SUMS(0, 1, sums->at, sums->row_bytes);
     if (two) {
-        STORE_SUMS(2, 3, sums->to + to_block, sums->to_bytes);
+        STORE_SUMS(2, 3, sums->at + below, sums->row_bytes);
     }
 }
 
@@ -199,12 +198,11 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
     multiply_fn *const run_tile = multiply_fns[run->product.kind][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
-    WRITTEN(sums.from);
+    WRITTEN(sums.at);
     if (n_step > 0) {
         amx_rows(&run->amx, n_row, BLOCK);
         run_tile(&run->late, x, x_step, w, n_step, &sums, ahead);
-        sums.from = sums.to;
-        sums.from_bytes = sums.to_bytes;
+        sums.is_begun = true;
     }
     if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
         amx_rows(&run->amx, n_row, n_word % BLOCK);
@@ -219,7 +217,7 @@ static void multiply_piece(struct run *run, const struct span *piece, const stru
                            struct ahead ahead, float *sum)
 {
     enum { SUM_BYTES = PANEL * sizeof *sum };
-    const struct sums sums = {piece->first == 0 ? NULL : sum, sum, SUM_BYTES, SUM_BYTES};
+    const struct sums sums = {sum, SUM_BYTES, piece->first > 0};
     multiply_tile(run, at->n_row, at->x, at->w, piece->n_word, sums, ahead);
     if (piece->is_last && at->n_col == PANEL) {
         finish_later(&run->late, run->product.g, at, sum);
@@ -257,10 +255,10 @@ static void multiply_panel(void *ctx, const struct span *span, int panel, const 
     }
 }
 
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
+void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums)
 {
     struct run run;
-    start(&run, &(struct product){g, kind_of(g), tile, n_tile});
+    start(&run, product);
     for_panels(&run.product, first, n, sums, multiply_panel, &run);
     finish_rest(&run.late);
     _tile_release();
@@ -275,7 +273,7 @@ void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_st
     const size_t panel_words = gemm_panel_words(n_in, DTYPE_F32);
     const int64_t stride_bytes = stride * (int64_t)sizeof *score;
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
-        const struct sums sums = {.to = score + panel * PANEL, .to_bytes = stride_bytes};
+        const struct sums sums = {score + panel * PANEL, stride_bytes, false};
         multiply_tile(&run, n_row, words, w + (size_t)panel * panel_words, n_in, sums,
                       (struct ahead){w, 0});
     }
@@ -308,14 +306,12 @@ void SIMD(peak_amx_int8)(int64_t n, double *flops)
 
 #else
 
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums)
+void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums)
 {
     (void)first;
     (void)n;
-    (void)tile;
-    (void)n_tile;
     (void)sums;
-    CHECK(g == NULL); /* machine.c asks for it on machines that have it */
+    CHECK(product == NULL); /* machine.c asks for it on machines that have it */
 }
 
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,

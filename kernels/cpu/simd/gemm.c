@@ -259,7 +259,7 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
 {
     struct product product = {g, kind_of(g), tile, n_tile};
     if (is_amx(product.kind)) {
-        SIMD(amx_panels)(g, first, n, tile, n_tile, sums);
+        SIMD(amx_panels)(&product, first, n, sums);
     } else {
         for_panels(&product, first, n, sums, multiply_panel, &product);
     }

@@ -57,12 +57,13 @@ static inline void for_panels(const struct product *p, int first, int n, float *
         for (int k = 0; k < n_word; k += step) {
             const bool is_last = n_word - k <= step;
             const struct span span = {k, is_last ? n_word - k : step, is_last};
+            const uint32_t *const begin = p->g->w + (size_t)group * panel_words + (size_t)k * PANEL;
             for (int panel = group; panel < end; panel++) {
-                const uint32_t *const w = p->g->w + (size_t)panel * panel_words + (size_t)k * PANEL;
                 const size_t i = (size_t)(panel - group);
-                const uint32_t *const next = panel + 1 < end ? w + panel_words
-                                             : is_last       ? w
-                                                       : w - i * panel_words + (size_t)step * PANEL;
+                const uint32_t *next = begin + (i + 1) * panel_words;
+                if (panel + 1 == end) {
+                    next = is_last ? begin + i * panel_words : begin + (size_t)step * PANEL;
+                }
                 fn(ctx, &span, panel, next, step < n_word ? sums + i * GEMM_ROWS * PANEL : NULL);
             }
         }

@@ -40,7 +40,8 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
 }
 
 /* amx.c: gemm_panels of AMX kinds; the rest: see the table's entries. */
-void SIMD(amx_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
+struct product; /* gemm_tile.h */
+void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums);
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
 

@@ -12,33 +12,56 @@
  * below that of the logits. */
 enum { SUM_VECS = 16 };
 
-/* Several vectors at a time, each with a maximum of its own: one would wait for itself. */
-bool SIMD(logit_max)(float *max, const float *z, int n)
+/* The largest of many numbers: several vectors at a time, each with a maximum of its own, since one
+ * would wait for itself. */
+enum { MAX_VECS = 4 };
+struct maxima {
+    vf best[MAX_VECS];
+    vm is_nan;
+};
+
+static ALWAYS_INLINE struct maxima maxima_of_none(void)
 {
-    enum { VECS = 4 };
-    vf best[VECS];
-    vm is_nan = {0};
+    const vm none = {0};
+    struct maxima m;
+    m.is_nan = none;
     UNROLL
-    for (int v = 0; v < VECS; v++) {
-        best[v] = v_set1(-INFINITY);
+    for (int v = 0; v < MAX_VECS; v++) {
+        m.best[v] = v_set1(-INFINITY);
     }
+    return m;
+}
+
+static ALWAYS_INLINE void maxima_add(struct maxima *m, const float *z)
+{
+    vf x[MAX_VECS];
+    UNROLL
+    for (int v = 0; v < MAX_VECS; v++) {
+        x[v] = v_load(z + v * LANES);
+        m->best[v] = v_max(x[v], m->best[v]);
+    }
+    m->is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
+}
+
+/* Adds the rest, n numbers, as logit_max does. */
+static ALWAYS_INLINE bool maxima_end(struct maxima m, float *max, const float *z, int n)
+{
     int i = 0;
-    for (; i + VECS * LANES <= n; i += VECS * LANES) {
-        vf x[VECS];
-        UNROLL
-        for (int v = 0; v < VECS; v++) {
-            x[v] = v_load(z + i + v * LANES);
-            best[v] = v_max(x[v], best[v]);
-        }
-        is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
+    for (; i + MAX_VECS * LANES <= n; i += MAX_VECS * LANES) {
+        maxima_add(&m, z + i);
     }
-    bool is_good = vm_bits(is_nan) == 0;
-    *max = v_max_of(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
+    bool is_good = vm_bits(m.is_nan) == 0;
+    *max = v_max_of(v_max(v_max(m.best[0], m.best[1]), v_max(m.best[2], m.best[3])));
     for (; i < n; i++) {
         *max = z[i] > *max ? z[i] : *max;
         is_good = is_good && !isnan(z[i]);
     }
     return is_good && *max < INFINITY;
+}
+
+bool SIMD(logit_max)(float *max, const float *z, int n)
+{
+    return maxima_end(maxima_of_none(), max, z, n);
 }
 
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip)
@@ -127,12 +150,7 @@ double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
 double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *next)
 {
     enum { NEAR = 512, FAR = 1024 }; /* asked for into L1 and into L2, as by the products */
-    vf best[EXP_VECS];
-    vm is_nan = {0};
-    UNROLL
-    for (int v = 0; v < EXP_VECS; v++) {
-        best[v] = v_set1(-INFINITY);
-    }
+    struct maxima maxima = maxima_of_none();
     double total = 0;
     int i = 0;
     for (; i + SUM_VECS * LANES <= n && i + SUM_VECS * LANES <= next->n; i += SUM_VECS * LANES) {
@@ -145,22 +163,17 @@ double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *n
             }
             vf e[EXP_VECS];
             shares(e, z + i + v * LANES, max, 1.0f);
-            vf x[EXP_VECS];
             UNROLL
             for (int j = 0; j < EXP_VECS; j++) {
                 sum = sum + e[j];
-                x[j] = v_load(ahead + j * LANES);
-                best[j] = v_max(x[j], best[j]);
             }
-            is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
+            for (int j = 0; j < EXP_VECS; j += MAX_VECS) {
+                maxima_add(&maxima, ahead + j * LANES);
+            }
         }
         total += v_sum_wide(sum);
     }
-    float rest = -INFINITY;
-    const bool is_good = SIMD(logit_max)(&rest, next->z + i, next->n - i);
-    next->max = v_max_of(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
-    next->max = rest > next->max ? rest : next->max;
-    next->is_good = is_good && vm_bits(is_nan) == 0 && next->max < INFINITY;
+    next->is_good = maxima_end(maxima, &next->max, next->z + i, next->n - i);
     return sum_shares(total, NULL, z + i, NULL, n - i, max, 1.0f);
 }
 
