@@ -397,6 +397,11 @@ struct backend_ops {
      * at -infinity, gets NaN for every log-probability and the entropy, rank 0 and top_id -1.
      * Entries of top_* past n_vocab get id -1 and -infinity. */
     void (*outputs)(struct backend *be, struct tensor logits, struct step *step, int first);
+    /* What linear, without an activation, and outputs make of x one after the other, to the bit.
+     * logits [n, n_vocab] is room: what it holds afterwards is not said. None overlaps. */
+    void (*linear_outputs)(struct backend *be, struct tensor logits, struct tensor x,
+                           const struct weight *w, struct tensor bias, struct step *step,
+                           int first);
 };
 
 struct backend {

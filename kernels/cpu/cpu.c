@@ -103,14 +103,15 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
     struct cpu_backend *const cpu = cpu_of(be);
     enum err_code code = ref_step_new(be, step, limits, err);
     const size_t n_tok = (size_t)limits->n_tok_max;
-    const size_t n_part = (size_t)limits->n_out_max * LOGIT_BLOCKS;
+    const size_t n_out = (size_t)limits->n_out_max;
     const struct {
         struct scratch *scratch;
         size_t bytes;
     } needs[] = {
         {&cpu->blocks, n_tok * sizeof(struct row_block)},
         {&cpu->row_seq, n_tok * sizeof(int32_t)},
-        {&cpu->parts, n_part * sizeof(struct logit_part)},
+        {&cpu->goals, n_out * sizeof(struct logit_goal)},
+        {&cpu->parts, n_out * LOGIT_BLOCKS * sizeof(struct logit_part)},
     };
     for (size_t i = 0; code == ERR_OK && i < sizeof needs / sizeof *needs; i++) {
         code = cpu_reserve(needs[i].scratch, needs[i].bytes, "step", err);
@@ -146,6 +147,7 @@ static void cpu_close(struct backend *be)
     free(cpu->thread.data);
     free(cpu->blocks.data);
     free(cpu->row_seq.data);
+    free(cpu->goals.data);
     free(cpu->parts.data);
     free(cpu);
 }
@@ -181,6 +183,7 @@ static const struct backend_ops cpu_ops = {
     .gather = ref_gather,
     .log_softmax = cpu_log_softmax,
     .outputs = cpu_outputs,
+    .linear_outputs = cpu_linear_outputs,
 };
 
 enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)

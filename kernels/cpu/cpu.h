@@ -19,7 +19,7 @@
 #include "kernels/ref/ref.h"
 
 enum {
-    LOGIT_BLOCKS = 16, /* blocks of a row of logits */
+    LOGIT_BLOCKS = 32, /* blocks of a row of logits, at most */
     DRAW_SAMPLE = 64,  /* tokens that stand for all in a search by rank */
 };
 
@@ -54,12 +54,10 @@ struct row_block {
     int32_t seq, row, n_row;
 };
 
-/* Partial results of one block of a row's logits. */
-struct logit_part {
-    double sum, moment;
-    float max;
-    int32_t n_before;
-    bool is_good;
+/* A block of the logits of each row that a product makes. */
+struct logit_rows {
+    struct logit_block block[GEMM_ROWS];
+    struct logit_more more[GEMM_ROWS];
 };
 
 /* Memory that ops work in, reserved when a weight or a step is made and grown to the largest need.
@@ -89,6 +87,7 @@ struct cpu_backend {
     size_t slice_bytes;          /* scratch of one thread */
     struct scratch blocks;       /* row_block [n_tok_max] of the step begun last */
     struct scratch row_seq;      /* int32_t [n_tok_max]: sequence of each row */
+    struct scratch goals;        /* logit_goal [n_out_max] */
     struct scratch parts;        /* logit_part [n_out_max, LOGIT_BLOCKS] */
     int n_block;
 };
@@ -116,10 +115,44 @@ static inline size_t cpu_select_max(const struct step_limits *limits)
     return n_top > DRAW_SAMPLE ? n_top : DRAW_SAMPLE;
 }
 
-/* First token of a block; block LOGIT_BLOCKS starts where the vocabulary ends. */
+/* Blocks of a row of logits: whole panels, so many that a block is worth its sums' merging. */
+static inline int cpu_n_block(int n_vocab)
+{
+    enum { PANELS = 16 };
+    const int n = gemm_n_panel(n_vocab) / PANELS;
+    return n < 1 ? 1 : n < LOGIT_BLOCKS ? n : LOGIT_BLOCKS;
+}
+
+/* First panel of a block; block cpu_n_block starts where the panels end. */
+static inline int cpu_block_panel(int n_vocab, int block)
+{
+    return (int)((int64_t)gemm_n_panel(n_vocab) * block / cpu_n_block(n_vocab));
+}
+
+/* First token of a block; block cpu_n_block starts where the vocabulary ends. */
 static inline int cpu_block_first(int n_vocab, int block)
 {
-    return (int)((int64_t)n_vocab * block / LOGIT_BLOCKS);
+    return block < cpu_n_block(n_vocab) ? cpu_block_panel(n_vocab, block) * PANEL : n_vocab;
+}
+
+static inline struct logit_goal *cpu_goals(const struct cpu_backend *cpu)
+{
+    return cpu->goals.data;
+}
+
+/* The blocks of a row. */
+static inline struct logit_part *cpu_parts(const struct cpu_backend *cpu, int row)
+{
+    return (struct logit_part *)cpu->parts.data + (size_t)row * LOGIT_BLOCKS;
+}
+
+/* Of a thread's slice: sums of a product that wait, or one packed row. Behind it: struct
+ * logit_rows. */
+static inline size_t cpu_linear_slice_bytes(int n_in)
+{
+    const size_t sum_bytes = (size_t)GEMM_SUM_PANELS * GEMM_ROWS * PANEL * sizeof(float);
+    const size_t row_bytes = gemm_row_words(n_in) * sizeof(uint32_t);
+    return row_bytes > sum_bytes ? row_bytes : sum_bytes;
 }
 
 /* sample.c */
@@ -182,6 +215,14 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
                   struct tensor shares, const struct weight *values);
 void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void cpu_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
+void cpu_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                        const struct weight *w, struct tensor bias, struct step *step, int first);
+
+/* vocab.c, for linear_outputs: the goals of the logits' rows, which are outputs from first on,
+ * without their targets' logits; and what they want when the parts of their blocks are known. */
+void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct step *step,
+                   int first);
+void cpu_write_outputs(struct cpu_backend *cpu, struct tensor logits, struct step *step, int first);
 
 /* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);

@@ -1,5 +1,6 @@
-/* The linear layer: packs the rows of x, then lets the threads stream the panels of W; and two of
- * them, where the first one's outputs become the second one's packed rows at once.
+/* The linear layer: packs the rows of x, then lets the threads stream the panels of W; two of them,
+ * where the first one's outputs become the second one's packed rows at once; and the last one,
+ * where the sums that log-probabilities are made of are taken while logits are still in registers.
  *
  * Up to STREAM_ROWS rows the op is bound by the bytes of W, and each thread streams its own part of
  * it. With more rows it is bound by multiply-adds; panels (and tiles, where panels are fewer than
@@ -62,19 +63,17 @@ static void pack(struct cpu_backend *cpu, struct linear_job *job)
     }
 }
 
+/* Parts that the tiles are divided into, so that n panels or blocks are items for all threads. */
+static int part_of_tiles(const struct linear_job *job, int n)
+{
+    const int wanted = job->cpu->base.n_thread * ITEMS_PER_THREAD;
+    const int n_part = (wanted + n - 1) / n;
+    return n_part < job->gemm.n_tile ? n_part : job->gemm.n_tile;
+}
+
 static void multiply_packed(struct cpu_backend *cpu, struct linear_job *job)
 {
-    const struct gemm *const g = &job->gemm;
-    job->n_part = 1;
-    if (g->n_row <= STREAM_ROWS) {
-        pool_for(cpu->pool, job->n_panel, POOL_STREAM, multiply, job);
-        return;
-    }
-    const int wanted = cpu->base.n_thread * ITEMS_PER_THREAD;
-    if (job->n_panel < wanted) {
-        const int n_part = (wanted + job->n_panel - 1) / job->n_panel;
-        job->n_part = n_part < g->n_tile ? n_part : g->n_tile;
-    }
+    job->n_part = job->gemm.n_row <= STREAM_ROWS ? 1 : part_of_tiles(job, job->n_panel);
     pool_for(cpu->pool, job->n_panel * job->n_part, POOL_STREAM, multiply, job);
 }
 
@@ -152,5 +151,91 @@ void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct t
         multiply_packed(cpu, &up);
         set_rows(&down, y, hidden, row);
         multiply_packed(cpu, &down);
+    }
+}
+
+/* ---- logits ---------------------------------------------------------------------------------- */
+
+/* The target's logit of rows whose target is known: a product of the row and one panel, with the
+ * bits that it has among others. */
+static void target_items(void *arg, int thread, int first, int n)
+{
+    const struct linear_job *const job = arg;
+    const size_t panel_words = gemm_panel_words(job->gemm.n_in, job->gemm.dtype);
+    for (int row = first; row < first + n; row++) {
+        struct logit_goal *const goal = &cpu_goals(job->cpu)[row];
+        if (goal->target < 0) {
+            continue;
+        }
+        const int panel = goal->target / PANEL;
+        float y[PANEL];
+        float x_scale;
+        struct gemm one = job->gemm;
+        one.x += row * one.x_stride;
+        one.words = cpu_slice(job->cpu, thread);
+        one.x_scale = &x_scale;
+        one.y = y;
+        one.is_streamed = false;
+        one.w += (size_t)panel * panel_words;
+        one.bias = one.bias != NULL ? one.bias + panel * PANEL : NULL;
+        one.n_out = one.n_out - panel * PANEL < PANEL ? one.n_out - panel * PANEL : PANEL;
+        one.n_row = one.n_tile = 1;
+        job->cpu->simd->gemm_pack(&one, 0);
+        job->cpu->simd->gemm_panels(&one, 0, 1, 0, 1, NULL);
+        goal->target_z = y[goal->target % PANEL];
+    }
+}
+
+/* Items are blocks of logits, once for each part of the tiles. */
+static void multiply_blocks(void *arg, int thread, int first, int n)
+{
+    const struct linear_job *const job = arg;
+    const struct cpu_backend *const cpu = job->cpu;
+    const int n_vocab = job->gemm.n_out;
+    const int n_block = cpu_n_block(n_vocab);
+    char *const slice = cpu_slice(cpu, thread);
+    struct gemm g = job->gemm;
+    struct logit_rows *const room = (void *)(slice + cpu_linear_slice_bytes(g.n_in));
+    g.logits = room->block;
+    for (int item = first; item < first + n; item++) {
+        const int block = item % n_block;
+        const int part = item / n_block;
+        const int panel = cpu_block_panel(n_vocab, block);
+        const int tile = (int)((int64_t)g.n_tile * part / job->n_part);
+        const int end = (int)((int64_t)g.n_tile * (part + 1) / job->n_part);
+        for (int row = gemm_tile_row(&g, tile); row < gemm_tile_row(&g, end); row++) {
+            logit_begin(&room->block[row], &room->more[row], &cpu_goals(cpu)[row]);
+        }
+        cpu->simd->gemm_panels(&g, panel, cpu_block_panel(n_vocab, block + 1) - panel, tile,
+                               end - tile, (float *)(void *)slice);
+        for (int row = gemm_tile_row(&g, tile); row < gemm_tile_row(&g, end); row++) {
+            cpu->simd->logit_end(cpu_parts(cpu, row) + block, &room->block[row]);
+        }
+    }
+}
+
+void cpu_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                        const struct weight *weight, struct tensor bias, struct step *step,
+                        int first)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    if (logits.rows <= STREAM_ROWS) { /* the bytes of W take the time, and logits stay near */
+        cpu_linear(be, logits, x, weight, bias, ACT_NONE);
+        cpu_outputs(be, logits, step, first);
+        return;
+    }
+    struct linear_job job = job_of(cpu, logits, x, weight, bias, ACT_NONE);
+    const int n_block = cpu_n_block(job.gemm.n_out);
+    for (int64_t row = 0; row < logits.rows; row += GEMM_ROWS) {
+        set_rows(&job, logits, x, row);
+        struct tensor part = logits;
+        part.data = row_f32(logits, row);
+        part.rows = job.gemm.n_row;
+        cpu_set_goals(cpu, part, step, first + (int)row);
+        pack(cpu, &job);
+        pool_for(cpu->pool, job.gemm.n_row, POOL_DYNAMIC, target_items, &job);
+        job.n_part = part_of_tiles(&job, n_block);
+        pool_for(cpu->pool, n_block * job.n_part, POOL_STREAM, multiply_blocks, &job);
+        cpu_write_outputs(cpu, part, step, first + (int)row);
     }
 }

@@ -60,7 +60,7 @@ static bool find_max(struct draw *d, int *first)
     if (d->part == NULL) {
         return d->simd->logit_max(&d->max, d->z, d->n_vocab) && d->max > -INFINITY;
     }
-    const int best = cpu_best_block(d->part);
+    const int best = cpu_best_block(d->part, cpu_n_block(d->n_vocab));
     if (best >= 0) {
         d->max = d->part[best].max;
         *first = cpu_block_first(d->n_vocab, best);
@@ -73,21 +73,22 @@ static bool find_max(struct draw *d, int *first)
 static int32_t draw_by_id(const struct draw *d)
 {
     const struct logit_part *const part = d->part;
-    const bool is_summed = part != NULL && draw_takes_sums(d->params);
+    const bool is_summed = part != NULL && d->params->temperature == 1;
+    const int n_block = cpu_n_block(d->n_vocab);
     double block_sum[LOGIT_BLOCKS];
     double total = 0;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
+    for (int b = 0; b < n_block; b++) {
         const int from = cpu_block_first(d->n_vocab, b);
-        block_sum[b] = is_summed ? exp((double)part[b].max - (double)d->max) * part[b].sum
+        block_sum[b] = is_summed ? exp((double)part[b].base - (double)d->max) * part[b].sum
                                  : draw_sum(d, from, cpu_block_first(d->n_vocab, b + 1) - from);
         total += block_sum[b];
     }
     const double goal = d->params->u * total;
     double sum = 0;
     int32_t last = NOT_DRAWN;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
+    for (int b = 0; b < n_block; b++) {
         const int end = cpu_block_first(d->n_vocab, b + 1);
-        if (sum + block_sum[b] <= goal && b < LOGIT_BLOCKS - 1) {
+        if (sum + block_sum[b] <= goal && b < n_block - 1) {
             sum += block_sum[b];
             continue;
         }

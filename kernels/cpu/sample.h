@@ -10,16 +10,16 @@
 struct logit_row {
     const float *z; /* [n_vocab] */
     int n_vocab;
-    const struct logit_part *part; /* [LOGIT_BLOCKS], or NULL */
+    const struct logit_part *part; /* [cpu_n_block], or NULL */
     const float *next;             /* the row that this thread probably does next, or NULL */
 };
 
 /* The first block that holds its row's largest logit; -1 where the logits have no distribution. */
-static inline int cpu_best_block(const struct logit_part part[LOGIT_BLOCKS])
+static inline int cpu_best_block(const struct logit_part *part, int n_block)
 {
     int best = 0;
     bool is_good = true;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
+    for (int b = 0; b < n_block; b++) {
         is_good = is_good && part[b].is_good;
         best = part[b].max > part[best].max ? b : best;
     }
@@ -30,12 +30,6 @@ static inline int cpu_best_block(const struct logit_part part[LOGIT_BLOCKS])
 static inline bool draw_is_filtered(const struct sample_params *p)
 {
     return p->top_k != 0 || p->top_p < 1 || p->min_p > 0;
-}
-
-/* The sums of a row's blocks, of e^z, serve this draw. */
-static inline bool draw_takes_sums(const struct sample_params *p)
-{
-    return p->temperature == 1 && !draw_is_filtered(p);
 }
 
 /* The token of output out, which wants OUT_SAMPLE. */
@@ -50,7 +44,7 @@ struct draw {
     const float *next; /* the row that this thread probably does next, or NULL */
     int n_vocab;
     float max;
-    const struct logit_part *part; /* of z [LOGIT_BLOCKS], or NULL */
+    const struct logit_part *part; /* of z [cpu_n_block], or NULL */
     struct vocab_scratch scratch;
 };
 

@@ -1,11 +1,10 @@
 /* What is wanted of rows of logits: a drawn token, log-probabilities, ranks, best tokens, entropy;
  * log softmax.
  *
- * Each row is cut into LOGIT_BLOCKS blocks, always the same ones for a vocabulary, and their sums
- * are merged in block order: so a row may be done by one thread or by many with the same bits. Of
- * rows that are only scored the blocks are the items of a first pass, the rows those of a second. A
- * row that draws is read from memory once: a thread sums its blocks, which say where its largest
- * logit is, and draws while the row is near. */
+ * Each row is cut into blocks, always the same ones for a vocabulary, and their parts are merged in
+ * block order: so a row may be done by one thread or by many with the same bits. The parts come
+ * from a first pass over the logits, or where many rows share a product from the threads that make
+ * these (linear.c), which then need not be kept but for rows that draw or want the best tokens. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -19,153 +18,119 @@ struct outputs_job {
 
 enum { OUT_OF_LOGITS = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY };
 
-static int32_t target_of(const struct step *step, int out, int64_t n_vocab)
+void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct step *step,
+                   int first)
 {
-    CHECK(step->target[out] != TARGET_SAMPLED || (step->out_want[out] & OUT_SAMPLE) != 0);
-    const int32_t id =
-        step->target[out] == TARGET_SAMPLED ? step->out_token[out] : step->target[out];
-    CHECK(id >= 0 && id < n_vocab);
-    return id;
-}
-
-/* A block of a row; its largest logit is not known yet. */
-static struct logit_max block_of(const struct outputs_job *job, int row, int block)
-{
-    const int n_vocab = (int)job->logits.cols;
-    const int first = cpu_block_first(n_vocab, block);
-    return (struct logit_max){.z = row_f32(job->logits, row) + first,
-                              .n = cpu_block_first(n_vocab, block + 1) - first};
-}
-
-static struct logit_part *part_of(const struct outputs_job *job, int row, int block)
-{
-    return (struct logit_part *)job->cpu->parts.data + (size_t)row * LOGIT_BLOCKS + block;
-}
-
-/* Sums n blocks of a row. after: what the same thread sums next, or NULL. */
-static void sum_blocks(const struct outputs_job *job, int row, int first, int n, const float *after)
-{
-    const struct simd_kernels *const simd = job->cpu->simd;
-    const bool wants_entropy = (job->step->out_want[job->first + row] & OUT_ENTROPY) != 0;
-    struct logit_max block = block_of(job, row, first);
-    block.is_good = simd->logit_max(&block.max, block.z, block.n);
-    for (int b = first; b < first + n; b++) {
-        struct logit_part part = {.max = block.max, .is_good = block.is_good};
-        const bool has_share = block.is_good && block.max > -INFINITY;
-        const bool has_next = b + 1 < first + n;
-        struct logit_max next = has_next ? block_of(job, row, b + 1) : (struct logit_max){0};
-        if (has_share && has_next) {
-            part.sum = simd->logit_sum_max(block.z, block.n, block.max, &next);
-        } else if (has_share) {
-            part.sum = simd->logit_sum(block.z, after, block.n, block.max, 1.0f);
-        } else if (has_next) {
-            next.is_good = simd->logit_max(&next.max, next.z, next.n);
-        }
-        if (has_share && wants_entropy) {
-            part.moment = simd->logit_moment(block.z, block.n, block.max);
-        }
-        *part_of(job, row, b) = part;
-        block = next;
+    CHECK(first >= 0 && first + logits.rows <= step->n_out);
+    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
+    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
+    CHECK(step->n_out <= INT32_MAX / LOGIT_BLOCKS);
+    for (int row = 0; row < logits.rows; row++) {
+        const int want = step->out_want[first + row];
+        const int32_t target = step->target[first + row];
+        const bool is_known = (want & OUT_LOGPROB) != 0 && target != TARGET_SAMPLED;
+        CHECK(!is_known || (target >= 0 && target < logits.cols));
+        cpu_goals(cpu)[row] = (struct logit_goal){
+            .target_z = INFINITY,
+            .target = is_known ? target : -1,
+            .is_summed = (want & OUT_OF_LOGITS) != 0 || step->sample[first + row].temperature == 1,
+            .is_entropy = (want & OUT_ENTROPY) != 0,
+            .is_kept = (want & (OUT_SAMPLE | OUT_TOP)) != 0,
+        };
     }
 }
 
-/* Finds how many tokens of these blocks rank before the target: those of smaller ids with the same
- * logit do, those of larger ids need a larger one. A block whose largest logit is smaller has none.
- */
-static void rank_blocks(const struct outputs_job *job, int row, int first, int n)
-{
-    const struct simd_kernels *const simd = job->cpu->simd;
-    const int32_t id = target_of(job->step, job->first + row, job->logits.cols);
-    const float least = row_f32(job->logits, row)[id];
-    for (int b = first; b < first + n; b++) {
-        const struct logit_max block = block_of(job, row, b);
-        struct logit_part *const part = part_of(job, row, b);
-        if (part->max < least) {
-            continue;
-        }
-        const int64_t from = block.z - row_f32(job->logits, row);
-        const int n_smaller = id < from ? 0 : id - from < block.n ? (int)(id - from) : block.n;
-        part->n_before = simd->logit_count(block.z, n_smaller, least) +
-                         simd->logit_count(block.z + n_smaller, block.n - n_smaller,
-                                           nextafterf(least, INFINITY));
-    }
-}
-
-static bool is_only_scored(int want)
-{
-    return (want & OUT_SAMPLE) == 0 && (want & OUT_OF_LOGITS) != 0;
-}
-
+/* The parts of blocks, each an item. */
 static void block_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct outputs_job *const job = arg;
-    for (int item = first; item < first + n;) {
-        const int row = item / LOGIT_BLOCKS;
-        const int block = item % LOGIT_BLOCKS;
-        const int in_row = LOGIT_BLOCKS - block;
-        const int n_block = first + n - item < in_row ? first + n - item : in_row;
-        const int want = job->step->out_want[job->first + row];
-        item += n_block;
-        if (!is_only_scored(want)) {
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const int n_vocab = (int)job->logits.cols;
+    const int n_block = cpu_n_block(n_vocab);
+    for (int item = first; item < first + n; item++) {
+        const int row = item / n_block;
+        const struct logit_goal *const goal = &cpu_goals(job->cpu)[row];
+        if (!goal->is_summed) {
             continue;
         }
-        sum_blocks(job, row, block, n_block,
-                   item < first + n ? row_f32(job->logits, item / LOGIT_BLOCKS) : NULL);
-        if ((want & OUT_LOGPROB) != 0) {
-            rank_blocks(job, row, block, n_block);
+        const int from = cpu_block_first(n_vocab, item % n_block);
+        const int end = cpu_block_first(n_vocab, item % n_block + 1);
+        struct logit_block block;
+        struct logit_more more;
+        logit_begin(&block, &more, goal);
+        simd->logit_add(&block, row_f32(job->logits, row) + from, end - from, from);
+        simd->logit_end(cpu_parts(job->cpu, row) + item % n_block, &block);
+    }
+}
+
+static int32_t draw(const struct outputs_job *job, int thread, int row)
+{
+    const int after = row + pool_n_thread(job->cpu->pool);
+    const struct logit_row r = {
+        .z = row_f32(job->logits, row),
+        .n_vocab = (int)job->logits.cols,
+        .part = cpu_goals(job->cpu)[row].is_summed ? cpu_parts(job->cpu, row) : NULL,
+        .next = after < job->logits.rows ? row_f32(job->logits, after) : NULL,
+    };
+    return cpu_draw(job->cpu, thread, job->step, job->first + row, &r);
+}
+
+/* The token just drawn is the target: those of smaller ids with the same logit rank before it,
+ * those of larger ids need a larger one. A block whose largest logit is smaller has none. */
+static void aim_at_drawn(const struct outputs_job *job, int row)
+{
+    const struct simd_kernels *const simd = job->cpu->simd;
+    const float *const z = row_f32(job->logits, row);
+    const int n_vocab = (int)job->logits.cols;
+    struct logit_part *const part = cpu_parts(job->cpu, row);
+    struct logit_goal *const goal = &cpu_goals(job->cpu)[row];
+    const int id = job->step->out_token[job->first + row];
+    CHECK((job->step->out_want[job->first + row] & OUT_SAMPLE) != 0 && id >= 0 && id < n_vocab);
+    goal->target = id;
+    goal->target_z = z[id];
+    for (int b = 0; b < cpu_n_block(n_vocab); b++) {
+        const int from = cpu_block_first(n_vocab, b);
+        const int n = cpu_block_first(n_vocab, b + 1) - from;
+        const int n_smaller = id < from ? 0 : id - from < n ? id - from : n;
+        part[b].n_before = 0;
+        if (part[b].max >= z[id]) {
+            part[b].n_before =
+                simd->logit_count(z + from, n_smaller, z[id]) +
+                simd->logit_count(z + from + n_smaller, n - n_smaller, nextafterf(z[id], INFINITY));
         }
     }
 }
 
-/* Of a row that draws: sums its blocks if they are wanted or serve the draw, which must not depend
- * on what else is wanted; draws, and ranks the target. */
-static void draw_item(const struct outputs_job *job, int thread, int row)
-{
-    const int n_vocab = (int)job->logits.cols;
-    const int out = job->first + row;
-    const int want = job->step->out_want[out];
-    const float *const z = row_f32(job->logits, row);
-    const int after = row + pool_n_thread(job->cpu->pool);
-    struct logit_row r = {
-        .z = z,
-        .n_vocab = n_vocab,
-        .next = after < job->logits.rows ? row_f32(job->logits, after) : NULL,
-    };
-    if ((want & OUT_OF_LOGITS) != 0 || draw_takes_sums(&job->step->sample[out])) {
-        sum_blocks(job, row, 0, LOGIT_BLOCKS, r.next);
-        r.part = part_of(job, row, 0);
-        r.next = NULL;
-    }
-    job->step->out_token[out] = cpu_draw(job->cpu, thread, job->step, out, &r);
-    if ((want & OUT_LOGPROB) != 0) {
-        rank_blocks(job, row, 0, LOGIT_BLOCKS);
-    }
-}
-
-/* A row's distribution: log p(i) = z[i] - max - log_total. */
+/* A row's distribution: log p(i) = z[i] - base - log_total. */
 struct distribution {
-    double max;
+    double base;
     double log_total; /* NaN if the logits have no distribution */
     double entropy;
     int32_t n_before;
 };
 
-static struct distribution merge_parts(const struct logit_part *part)
+static struct distribution merge_parts(const struct logit_part *part, int n_block)
 {
-    const int best = cpu_best_block(part);
-    if (best < 0) {
+    float base = -INFINITY;
+    bool is_good = true;
+    for (int b = 0; b < n_block; b++) {
+        is_good = is_good && part[b].is_good;
+        base = part[b].base > base ? part[b].base : base;
+    }
+    if (!is_good || base == -INFINITY) {
         return (struct distribution){(double)NAN, (double)NAN, (double)NAN, -1};
     }
-    struct distribution d = {.max = (double)part[best].max};
+    struct distribution d = {.base = (double)base};
     double total = 0;
     double moment = 0;
-    for (int b = 0; b < LOGIT_BLOCKS; b++) {
+    for (int b = 0; b < n_block; b++) {
         d.n_before += part[b].n_before;
-        if (part[b].max > -INFINITY) { /* from the block's own maximum to the row's */
-            const double down = (double)part[b].max - d.max;
-            total += exp(down) * part[b].sum;
-            moment += exp(down) * (part[b].moment + down * part[b].sum);
+        if (part[b].base > -INFINITY) { /* from the block's own base to the row's */
+            const double down = (double)part[b].base - d.base;
+            const double scale = exp(down);
+            total += scale * part[b].sum;
+            moment += scale * (part[b].moment + down * part[b].sum);
         }
     }
     d.log_total = log(total);
@@ -175,7 +140,7 @@ static struct distribution merge_parts(const struct logit_part *part)
 
 static float logprob(const struct distribution *d, float z)
 {
-    return (float)((double)z - d->max - d->log_total);
+    return (float)((double)z - d->base - d->log_total);
 }
 
 /* The n_top best tokens; entries past the vocabulary, and all of a broken row, name no token. */
@@ -201,48 +166,55 @@ static void write_top(const struct outputs_job *job, int thread, const struct di
 static void row_items(void *arg, int thread, int first, int n)
 {
     const struct outputs_job *const job = arg;
+    struct step *const step = job->step;
     for (int row = first; row < first + n; row++) {
         const int out = job->first + row;
-        const int want = job->step->out_want[out];
+        const int want = step->out_want[out];
+        const struct logit_goal *const goal = &cpu_goals(job->cpu)[row];
         if ((want & OUT_SAMPLE) != 0) {
-            draw_item(job, thread, row);
+            step->out_token[out] = draw(job, thread, row);
         }
         if ((want & OUT_OF_LOGITS) == 0) {
             continue;
         }
-        const float *const z = row_f32(job->logits, row);
-        const struct distribution d = merge_parts(part_of(job, row, 0));
+        if ((want & OUT_LOGPROB) != 0 && goal->target < 0) {
+            aim_at_drawn(job, row);
+        }
+        const struct distribution d =
+            merge_parts(cpu_parts(job->cpu, row), cpu_n_block((int)job->logits.cols));
         if ((want & OUT_LOGPROB) != 0) {
-            const int32_t id = target_of(job->step, out, job->logits.cols);
-            job->step->out_logprob[out] = logprob(&d, z[id]);
-            job->step->out_rank[out] = d.n_before + 1; /* 0 of a broken row */
+            step->out_logprob[out] = logprob(&d, goal->target_z);
+            step->out_rank[out] = d.n_before + 1; /* 0 of a broken row */
         }
         if ((want & OUT_TOP) != 0) {
-            write_top(job, thread, &d, z, out);
+            write_top(job, thread, &d, row_f32(job->logits, row), out);
         }
         if ((want & OUT_ENTROPY) != 0) {
-            job->step->out_entropy[out] = (float)d.entropy;
+            step->out_entropy[out] = (float)d.entropy;
         }
     }
 }
 
+void cpu_write_outputs(struct cpu_backend *cpu, struct tensor logits, struct step *step, int first)
+{
+    struct outputs_job job = {cpu, logits, step, first};
+    pool_for(cpu->pool, (int)logits.rows, POOL_DYNAMIC, row_items, &job);
+}
+
 void cpu_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
-    const struct cpu_backend *const cpu = cpu_of(be);
-    CHECK(first >= 0 && first + logits.rows <= step->n_out);
-    CHECK(logits.cols > 0 && logits.cols <= step->limits.n_vocab);
-    CHECK(step->n_out <= INT32_MAX / LOGIT_BLOCKS);
-    CHECK_VIEW(logits, DTYPE_F32, logits.rows, logits.cols);
-    struct outputs_job job = {cpu, logits, step, first};
+    struct cpu_backend *const cpu = cpu_of(be);
     const int n_row = (int)logits.rows;
-    bool is_scored = false;
+    cpu_set_goals(cpu, logits, step, first);
     for (int row = 0; row < n_row; row++) {
-        is_scored = is_scored || is_only_scored(step->out_want[first + row]);
+        struct logit_goal *const goal = &cpu_goals(cpu)[row];
+        if (goal->target >= 0) {
+            goal->target_z = row_f32(logits, row)[goal->target];
+        }
     }
-    if (is_scored) {
-        pool_for(cpu->pool, n_row * LOGIT_BLOCKS, POOL_STREAM, block_items, &job);
-    }
-    pool_for(cpu->pool, n_row, POOL_DYNAMIC, row_items, &job);
+    struct outputs_job job = {cpu, logits, step, first};
+    pool_for(cpu->pool, n_row * cpu_n_block((int)logits.cols), POOL_STREAM, block_items, &job);
+    cpu_write_outputs(cpu, logits, step, first);
 }
 
 /* ---- log softmax ------------------------------------------------------------------------------*/

@@ -347,10 +347,10 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
     if (w->desc.kind == WEIGHT_MATRIX) {
         const size_t row_words = gemm_row_words((int)w->cols);
         const size_t bytes = GEMM_ROWS * row_words * sizeof(uint32_t);
-        const size_t sum_bytes = (size_t)GEMM_SUM_PANELS * GEMM_ROWS * PANEL * sizeof(float);
+        const size_t slice_bytes = cpu_linear_slice_bytes((int)w->cols) + sizeof(struct logit_rows);
         enum err_code code = cpu_reserve(&cpu->words, bytes, name, err);
         code = code == ERR_OK ? cpu_reserve(&cpu->hidden_words, bytes, name, err) : code;
-        return code == ERR_OK ? cpu_reserve_slices(cpu, sum_bytes, name, err) : code;
+        return code == ERR_OK ? cpu_reserve_slices(cpu, slice_bytes, name, err) : code;
     }
     if (w->desc.kind == WEIGHT_KEYS) {
         return cpu_reserve_slices(cpu, cpu_keys_slice_bytes(cpu, w), name, err);

@@ -253,6 +253,7 @@ static const struct backend_ops cuda_ops = {
     .gather = op_gather,
     .log_softmax = op_log_softmax,
     .outputs = op_outputs,
+    .linear_outputs = op_linear_outputs,
 };
 
 static enum err_code cuda_open(struct backend **be, const struct backend_options *options,

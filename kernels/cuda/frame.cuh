@@ -137,6 +137,8 @@ void op_gather(struct backend *be, struct tensor y, struct tensor x, const struc
                int first);
 void op_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void op_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
+void op_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                       const struct weight *w, struct tensor bias, struct step *step, int first);
 
 void measure_rates(struct backend *be, struct machine_rate *rate);
 

@@ -306,3 +306,10 @@ void op_outputs(struct backend *be, struct tensor logits, struct step *step, int
     c.op = COMMAND_LOGPROBS;
     command_append(cuda_of(be), &c);
 }
+
+void op_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                       const struct weight *w, struct tensor bias, struct step *step, int first)
+{
+    op_linear(be, logits, x, w, bias, ACT_NONE);
+    op_outputs(be, logits, step, first);
+}

@@ -108,6 +108,7 @@ static const struct backend_ops ref_ops = {
     .gather = ref_gather,
     .log_softmax = ref_log_softmax,
     .outputs = ref_outputs,
+    .linear_outputs = ref_linear_outputs,
 };
 
 enum err_code ref_open(struct backend **be, struct err *err)

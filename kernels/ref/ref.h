@@ -111,6 +111,8 @@ void ref_gather(struct backend *be, struct tensor y, struct tensor x, const stru
                 int first);
 void ref_log_softmax(struct backend *be, struct tensor y, struct tensor base);
 void ref_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
+void ref_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                        const struct weight *w, struct tensor bias, struct step *step, int first);
 
 /* sample.c */
 /* A logit after one token's correction. */

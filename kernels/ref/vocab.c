@@ -155,3 +155,10 @@ void ref_outputs(struct backend *be, struct tensor logits, struct step *step, in
         }
     }
 }
+
+void ref_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                        const struct weight *w, struct tensor bias, struct step *step, int first)
+{
+    ref_linear(be, logits, x, w, bias, ACT_NONE);
+    ref_outputs(be, logits, step, first);
+}

@@ -315,15 +315,29 @@ static void run_read(struct bench *b, int rows)
                         tensor_head(b->shares, rows), b->values);
 }
 
-static void run_outputs(struct bench *b, int rows, int want, float temperature)
+static struct step *step_wanting(struct bench *b, int rows, int want, float temperature)
 {
     struct step *const step = step_of(b, rows);
     for (int i = 0; i < rows; i++) {
         step->out_want[i] = (uint8_t)want;
-        step->target[i] = (want & OUT_SAMPLE) != 0 ? TARGET_SAMPLED : 0;
+        step->target[i] = (want & OUT_SAMPLE) != 0 ? TARGET_SAMPLED : i * 37 % N_VOCAB;
         step->sample[i].temperature = temperature;
     }
+    return step;
+}
+
+static void run_outputs(struct bench *b, int rows, int want, float temperature)
+{
+    struct step *const step = step_wanting(b, rows, want, temperature);
     b->be->op->outputs(b->be, tensor_head(b->logits, rows), step, 0);
+}
+
+static void run_linear_outputs(struct bench *b, int rows, int want)
+{
+    struct step *const step = step_wanting(b, rows, want, 0);
+    const struct tensor none = {.data = NULL};
+    b->be->op->linear_outputs(b->be, tensor_head(b->logits, rows), tensor_head(b->x, rows),
+                              b->vocab, none, step, 0);
 }
 
 static void run_greedy(struct bench *b, int rows)
@@ -358,7 +372,6 @@ static void run_logprobs(struct bench *b, int rows)
 /* One whole step without the embedding: what a model's forward does. */
 static void run_step(struct bench *b, int rows)
 {
-    const struct product vocab = {"", &b->vocab, 1, D, N_VOCAB, ACT_NONE};
     for (int layer = 0; layer < N_LAYER; layer++) {
         const struct product qkvo = {"", b->square + 4 * (size_t)layer, 4, D, D, ACT_NONE};
         const struct product up = {"", b->up + layer, 1, D, D_FF, ACT_GELU};
@@ -377,8 +390,7 @@ static void run_step(struct bench *b, int rows)
         run_norm(b, rows);
     }
     const int n_out = rows == ROWS_MAX ? 1 : rows; /* a prompt wants its last row's alone */
-    run_product(b, &vocab, n_out);
-    run_greedy(b, n_out);
+    run_linear_outputs(b, n_out, OUT_SAMPLE);
 }
 
 /* ---- statistics -------------------------------------------------------------------------------*/
@@ -457,6 +469,37 @@ static void bench_products(struct bench *b, int n_round)
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             bench_product(b, &products[p], rows[r], n_round);
         }
+    }
+}
+
+/* The product that makes logits, the log-probabilities that are taken of them, and both as one op,
+ * which does not keep the logits. */
+static void bench_scores(struct bench *b, int n_round)
+{
+    static const int rows[] = {8, 32, 64, ROWS_MAX};
+    const struct product vocab = {"", &b->vocab, 1, D, N_VOCAB, ACT_NONE};
+    (void)printf(
+        "\n| rows | 1024 → 60000, us | log-probabilities | both as one op | one op over the "
+        "product |\n|---|---|---|---|---|\n");
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        struct series us[3] = {{.n = 0}};
+        struct series ratio = {.n = 0};
+        for (int round = 0; round < n_round; round++) {
+            const double start = now_s();
+            run_product(b, &vocab, rows[r]);
+            const double product = now_s();
+            run_logprobs(b, rows[r]);
+            const double logprobs = now_s();
+            run_linear_outputs(b, rows[r], OUT_LOGPROB);
+            const double end = now_s();
+            add(&us[0], 1e6 * (product - start));
+            add(&us[1], 1e6 * (logprobs - product));
+            add(&us[2], 1e6 * (end - logprobs));
+            add(&ratio, (end - logprobs) / (product - start));
+        }
+        (void)printf("| %d | %.0f | %.0f | %.0f |", rows[r], median(&us[0]), median(&us[1]),
+                     median(&us[2]));
+        print_share(&ratio);
     }
 }
 
@@ -605,6 +648,7 @@ int main(int argc, char **argv)
     bench_steps(&b, n_round);
     bench_memory(&b, n_round);
     bench_products(&b, n_round);
+    bench_scores(&b, n_round);
     (void)printf("\n| other ops, us | 1 row | 8 rows | 256 rows |\n|---|---|---|---|\n");
     bench_other(&b, "attention and kv_store, context 512", run_attention, n_round);
     bench_other(&b, "add_norm", run_norm, n_round);

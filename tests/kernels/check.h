@@ -193,6 +193,7 @@ void check_gather(struct check *c); /* check_vocab.c */
 void check_log_softmax(struct check *c);
 void check_logprobs(struct check *c);
 void check_logprobs_large(struct check *c);
+void check_linear_outputs(struct check *c);
 void check_sample(struct check *c); /* check_sample.c */
 void check_sample_large(struct check *c);
 

@@ -1,4 +1,4 @@
-/* Checks of gather, log_softmax and logprobs. */
+/* Checks of gather, log_softmax, outputs' log-probabilities and linear_outputs. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -123,7 +123,12 @@ enum { N_WORD = AT_TOP_LOGPROB + N_TOP_MAX };
 
 struct logprobs_case {
     int n, n_vocab, n_top;
-    const float *logits;   /* [n, n_vocab] */
+    const float *logits; /* [n, n_vocab]; NULL = made of what follows */
+    int n_in;
+    const float *x;    /* [n, n_in] */
+    const float *bias; /* [n_vocab] or NULL */
+    struct weight *w[SIDE_N];
+    bool is_apart;         /* by linear and outputs */
     const uint8_t *want;   /* [n] */
     const int32_t *target; /* [n] */
 };
@@ -136,7 +141,7 @@ static struct step *logprobs_step(struct check *c, enum side side, const struct 
     const int n_out = lead + n;
     const struct step_limits limits = {.n_tok_max = n_out,
                                        .n_seq_max = 1,
-                                       .n_page_max = 8,
+                                       .n_page_max = n_out / KV_PAGE + 1,
                                        .n_out_max = n_out,
                                        .n_top_max = N_TOP_MAX,
                                        .n_vocab = k->n_vocab};
@@ -174,6 +179,32 @@ static void results_get(const struct step *step, int i, uint32_t *out)
     memcpy(out + AT_TOP_LOGPROB, &step->top_logprob[i * N_TOP_MAX], (size_t)N_TOP_MAX * 4);
 }
 
+/* The op, of n rows from first on, which are outputs lead .. of the step. */
+static void outputs_of(struct check *c, enum side side, const struct logprobs_case *k, int first,
+                       int n, struct step *step, int lead)
+{
+    struct backend *const be = c->side[side];
+    if (k->logits != NULL) {
+        const float *const host = k->logits + (size_t)first * (size_t)k->n_vocab;
+        be->op->outputs(be, check_in(c, side, "logits", host, n, k->n_vocab, DTYPE_F32), step,
+                        lead);
+        return;
+    }
+    const struct tensor x =
+        check_in(c, side, "x", k->x + (size_t)first * (size_t)k->n_in, n, k->n_in, DTYPE_F32);
+    const struct tensor logits = check_out(c, side, "logits", n, k->n_vocab, DTYPE_F32);
+    struct tensor bias = {0};
+    if (k->bias != NULL) {
+        bias = check_in(c, side, "bias", k->bias, 1, k->n_vocab, DTYPE_F32);
+    }
+    if (k->is_apart) {
+        be->op->linear(be, logits, x, k->w[side], bias, ACT_NONE);
+        be->op->outputs(be, logits, step, lead);
+    } else {
+        be->op->linear_outputs(be, logits, x, k->w[side], bias, step, lead);
+    }
+}
+
 static void logprobs_run(struct check *c, enum side side, const void *data, int first, int n,
                          uint32_t *out)
 {
@@ -182,14 +213,11 @@ static void logprobs_run(struct check *c, enum side side, const void *data, int 
     const int lead = check_int(c, 0, 3);
     struct step *const step = logprobs_step(c, side, k, first, n, lead);
     uint32_t untouched[2][N_WORD];
-    const struct tensor logits =
-        check_in(c, side, "logits", k->logits + (size_t)first * (size_t)k->n_vocab, n, k->n_vocab,
-                 DTYPE_F32);
     be->op->step_begin(be, step);
     if (lead > 0) {
         results_get(step, lead - 1, untouched[0]);
     }
-    be->op->outputs(be, logits, step, lead);
+    outputs_of(c, side, k, first, n, step, lead);
     check_finish(c, side, step);
     if (lead > 0) {
         results_get(step, lead - 1, untouched[1]);
@@ -293,20 +321,29 @@ static void check_undrawn(struct check *c, struct logprobs_case k, const uint32_
     }
 }
 
+/* Draws what the rows want: *want, *target [n]. */
+static void draw_wants(struct check *c, struct logprobs_case *k)
+{
+    uint8_t *const want = check_host(c, (size_t)k->n, 1);
+    int32_t *const target = check_host(c, (size_t)k->n, sizeof *target);
+    const bool is_scored = check_chance(c, 0.3); /* nothing else */
+    for (int r = 0; r < k->n; r++) {
+        want[r] = (uint8_t)(is_scored ? OUT_LOGPROB : check_int(c, 1, 15));
+        const bool is_sampled = (want[r] & OUT_SAMPLE) != 0 && check_chance(c, 0.5);
+        target[r] = is_sampled ? TARGET_SAMPLED : check_int(c, 0, k->n_vocab - 1);
+    }
+    k->want = want;
+    k->target = target;
+}
+
 static void check_logprobs_of(struct check *c, struct logprobs_case k)
 {
     float *const logits = check_normal(c, (size_t)k.n * (size_t)k.n_vocab, 3);
-    uint8_t *const want = check_host(c, (size_t)k.n, 1);
-    int32_t *const target = check_host(c, (size_t)k.n, sizeof *target);
     for (int r = 0; r < k.n; r++) {
         spoil_row(c, logits + (size_t)r * (size_t)k.n_vocab, k.n_vocab);
-        want[r] = (uint8_t)check_int(c, 1, 15);
-        const bool is_sampled = (want[r] & OUT_SAMPLE) != 0 && check_chance(c, 0.5);
-        target[r] = is_sampled ? TARGET_SAMPLED : check_int(c, 0, k.n_vocab - 1);
     }
     k.logits = logits;
-    k.want = want;
-    k.target = target;
+    draw_wants(c, &k);
     check_shape(c, "outputs %d, n_vocab %d, n_top %d", k.n, k.n_vocab, k.n_top);
     uint32_t *const expected = check_host(c, (size_t)k.n * N_WORD, sizeof *expected);
     uint32_t *const got = check_host(c, (size_t)k.n * N_WORD, sizeof *got);
@@ -335,4 +372,66 @@ void check_logprobs_large(struct check *c)
                                     .n_top =
                                         check_int(c, check_chance(c, 0.5) ? 2049 : 10, N_TOP_MAX)};
     check_logprobs_of(c, k);
+}
+
+/* ---- linear_outputs ------------------------------------------------------------------------- */
+
+/* x whose logits have the properties that break a careless sum: of each row one, and of the weights
+ * some that give the same logit. */
+static void spoil_input(struct check *c, float *x, int n_in)
+{
+    const float scale = check_int(c, 0, 4) == 0 ? 300 : 1; /* exp would overflow */
+    for (int i = 0; i < n_in; i++) {
+        x[i] *= scale;
+    }
+    if (check_chance(c, 0.1)) {
+        x[check_int(c, 0, n_in - 1)] = check_chance(c, 0.5) ? NAN : INFINITY;
+    } else if (check_chance(c, 0.1)) { /* every logit is its bias */
+        memset(x, 0, sizeof *x * (size_t)n_in);
+    }
+}
+
+/* linear, then outputs, each of which has its own check. */
+void check_linear_outputs(struct check *c)
+{
+    const bool is_many = check_chance(c, 0.2);
+    struct logprobs_case k = {.n = is_many ? check_int(c, 250, 300) : check_int(c, 1, 80),
+                              .n_in = check_dim(c, check_chance(c, 0.05) ? 2100 : 80),
+                              .n_vocab = check_dim(c, is_many ? 300 : 3000),
+                              .n_top = check_int(c, 0, 5)};
+    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
+    const struct weight_desc desc = check_desc(c, WEIGHT_MATRIX, source);
+    const struct tensor w =
+        check_host_tensor(c, k.n_vocab, k.n_in, source, 3 / sqrtf((float)k.n_in));
+    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1);
+    for (int r = 0; r < k.n; r++) {
+        spoil_input(c, x + (size_t)r * (size_t)k.n_in, k.n_in);
+    }
+    k.x = x;
+    if (check_chance(c, 0.5)) {
+        float *const bias = check_small(c, (size_t)k.n_vocab);
+        for (int i = 0; i < k.n_vocab; i++) {
+            bias[i] = check_chance(c, 0.1) ? -INFINITY : bias[i];
+        }
+        k.bias = bias;
+    }
+    draw_wants(c, &k);
+    for (int side = 0; side < SIDE_N; side++) {
+        k.w[side] = check_weight(c, (enum side)side, &w, &desc);
+    }
+    check_shape(c, "outputs %d, n_in %d, n_vocab %d, n_top %d, %s from %s, %s", k.n, k.n_in,
+                k.n_vocab, k.n_top, dtype_name(desc.dtype), dtype_name(source),
+                k.bias == NULL ? "no bias" : "bias");
+    uint32_t *const apart = check_host(c, (size_t)k.n * N_WORD, sizeof *apart);
+    uint32_t *const got = check_host(c, (size_t)k.n * N_WORD, sizeof *got);
+    static const enum side sides[] = {SIDE_REF, SIDE_ONE};
+    for (int i = 0; i < 2; i++) {
+        k.is_apart = true;
+        logprobs_run(c, sides[i], &k, 0, k.n, apart);
+        k.is_apart = false;
+        logprobs_run(c, sides[i], &k, 0, k.n, got);
+        check_words(c, i == 0 ? "ref's outputs" : "outputs", apart, got, k.n, N_WORD);
+    }
+    check_invariance(c, logprobs_run, &k, k.n, N_WORD, got);
+    check_isolation(c, logprobs_run, &k, x, k.n_in, k.n, N_WORD, got);
 }

@@ -29,22 +29,25 @@ struct late {
     struct place at;
     struct outputs outputs;
     const float *sum;
-    int i, n; /* vectors done, and in all */
+    int row, n_row; /* done, and in all */
 };
 
-/* Vectors up to end, by GELU_VECS. */
-static ALWAYS_INLINE void finish_late(struct late *late, int end)
+/* Rows up to end, but for an odd one. */
+static ALWAYS_INLINE void finish_late(struct late *late, const enum kind kind, int end)
 {
-    for (; late->i + GELU_VECS <= end; late->i += GELU_VECS) {
-        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, GELU_VECS, true);
+    for (; late->row + DONE_ROWS <= end; late->row += DONE_ROWS) {
+        finish_part(late->g, &late->at, &late->outputs, late->sum, (struct part){late->row, 0},
+                    DONE_ROWS, kind, true);
     }
 }
 
-static void finish_rest(struct late *late)
+static void finish_rest(struct late *late, enum kind kind)
 {
-    finish_late(late, late->n);
-    for (; late->i < late->n; late->i += REST_VECS) {
-        finish_vecs(late->g, &late->at, &late->outputs, late->sum, late->i, REST_VECS, true);
+    finish_late(late, kind, late->n_row);
+    if (late->row < late->n_row) {
+        finish_part(late->g, &late->at, &late->outputs, late->sum, (struct part){late->row, 0}, 1,
+                    kind, true);
+        late->row++;
     }
 }
 
@@ -52,7 +55,7 @@ static void finish_rest(struct late *late)
 static void finish_later(struct late *late, const struct gemm *g, const struct place *at,
                          const float *sum)
 {
-    *late = (struct late){g, *at, outputs_of(g, at), sum, 0, at->n_row * PANEL_VECS};
+    *late = (struct late){g, *at, outputs_of(g, at), sum, 0, at->n_row};
 }
 
 /* Tiles of x times panels of W. */
@@ -136,8 +139,8 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
     enum { W_STEP = BLOCK * PANEL };
     const bool is_int8 = kind == AMX_BYTES;
     const int step = kind == AMX_SPLIT ? 2 : 1;
-    const int n_late = GELU_VECS * (n_step / step);
-    const int late_step = GELU_VECS * ((late->n - late->i + n_late - 1) / n_late);
+    const int n_late = DONE_ROWS * (n_step / step);
+    const int late_rows = DONE_ROWS * ((late->n_row - late->row + n_late - 1) / n_late);
     const size_t below = BLOCK * (size_t)sums->row_bytes / sizeof(float);
     LOAD_SUMS(0, 1, sums->at, sums->row_bytes, sums->is_begun);
     if (two) {
@@ -145,15 +148,15 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
     }
     for (int i = 0; i < n_step; i += step) {
         fetch(w, &ahead);
+        if (late->row < late->n_row) { /* first, while the last step's products go on */
+            const int end = late->row + late_rows;
+            finish_late(late, kind, end < late->n_row ? end : late->n_row);
+        }
         add_step(two, is_int8, x, w);
         if (kind == AMX_SPLIT) {
             fetch(w + W_STEP, &ahead);
             add_step(two, is_int8, x + x_step, w);
             add_step(two, is_int8, x, w + W_STEP);
-        }
-        if (late->i < late->n) {
-            const int end = late->i + late_step;
-            finish_late(late, end < late->n ? end : late->n);
         }
         x += (size_t)step * x_step;
         w += step * W_STEP;
@@ -185,7 +188,7 @@ static void start(struct run *run, const struct product *product)
 {
     run->product = *product;
     run->amx = (struct amx){0};
-    run->late.n = run->late.i = 0;
+    run->late.n_row = run->late.row = 0;
     run->slot = 0;
 }
 
@@ -209,7 +212,8 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
         run_tile(&run->late, x + (size_t)n_step * x_step, x_step,
                  w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct ahead){w, 1});
     }
-    finish_rest(&run->late); /* of an odd row: the next piece may need the place of its sums */
+    /* an odd row is left: the next piece may need the place of its sums */
+    finish_rest(&run->late, run->product.kind);
 }
 
 /* Words of K of a tile, whose sums [n_row, PANEL] go on. */
@@ -260,7 +264,7 @@ void SIMD(amx_panels)(const struct product *product, int first, int n, float *su
     struct run run;
     start(&run, product);
     for_panels(&run.product, first, n, sums, multiply_panel, &run);
-    finish_rest(&run.late);
+    finish_rest(&run.late, product->kind);
     _tile_release();
 }
 

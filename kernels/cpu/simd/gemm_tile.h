@@ -109,8 +109,12 @@ static inline struct place place_of(const struct gemm *g, enum kind kind, const 
                           .n_row = n_row};
 }
 
-/* What is left of a tile after steps of GELU_VECS are steps of REST_VECS. */
-enum { PANEL_VECS = PANEL / LANES, REST_VECS = PANEL_VECS < GELU_VECS ? PANEL_VECS : GELU_VECS };
+/* Sums become outputs GELU_VECS vectors at a time: of so many rows, so many of each. */
+enum {
+    PANEL_VECS = PANEL / LANES,
+    DONE_VECS = PANEL_VECS < GELU_VECS ? PANEL_VECS : GELU_VECS,
+    DONE_ROWS = GELU_VECS / DONE_VECS,
+};
 
 /* What outputs are made with, by vectors of a panel. */
 struct outputs {
@@ -139,53 +143,103 @@ static inline struct outputs outputs_of(const struct gemm *g, const struct place
     return o;
 }
 
-/* Vectors i .. i+n-1 of a tile's outputs as packed words: see pack_tile. */
-static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct place *at, const vf *z,
-                                       int i, const int n)
+/* n_row rows of a tile from row on, and DONE_VECS vectors of each from column col of the panel on;
+ * n_row is at most DONE_ROWS. */
+struct part {
+    int row, col;
+};
+
+/* Outputs as packed words: see pack_tile. */
+static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct place *at,
+                                       struct part part, const int n_row, const enum kind kind,
+                                       const vf *z)
 {
-    const enum kind kind = kind_of(g);
     uint32_t *const tile = g->next_words + (size_t)at->row * gemm_row_words(g->n_out);
+    const size_t col = (size_t)at->col + (size_t)part.col;
 #if defined(ISA_AVX512)
     if (is_pairs(kind)) { /* a row's two vectors are a chunk */
+        uint32_t *const to = tile + (col / PANEL * (size_t)at->n_row + (size_t)part.row) * CHUNK;
         UNROLL
-        for (int j = 0; j < n; j += PANEL_VECS) {
-            const size_t chunk = (size_t)(at->col / PANEL) * (size_t)at->n_row;
-            const __m512bh pairs = _mm512_cvtne2ps_pbh(z[j + 1], z[j]);
-            memcpy(tile + (chunk + (size_t)((i + j) / PANEL_VECS)) * CHUNK, &pairs, sizeof pairs);
+        for (int r = 0; r < n_row; r++) {
+            const __m512bh pairs = _mm512_cvtne2ps_pbh(z[r * DONE_VECS + 1], z[r * DONE_VECS]);
+            memcpy(to + r * CHUNK, &pairs, sizeof pairs);
         }
         return;
     }
 #endif
     UNROLL
-    for (int j = 0; j < n; j++) {
-        const int col = at->col + (i + j) % PANEL_VECS * LANES;
-        const size_t row = (size_t)((i + j) / PANEL_VECS);
-        uint32_t *const to = tile + ((size_t)(col / CHUNK) * (size_t)at->n_row + row) * CHUNK;
-        v_store(to + col % CHUNK, kind == WIDE ? v_round_bf16(z[j]) : z[j]);
+    for (int i = 0; i < n_row * DONE_VECS; i++) {
+        const size_t c = col + (size_t)(i % DONE_VECS * LANES);
+        const size_t row = (size_t)(part.row + i / DONE_VECS);
+        uint32_t *const to = tile + (c / CHUNK * (size_t)at->n_row + row) * CHUNK;
+        v_store(to + c % CHUNK, kind == WIDE ? v_round_bf16(z[i]) : z[i]);
     }
 }
 
-/* Vectors i .. i+n-1 of a tile's sums, n <= GELU_VECS and whole rows of them or none, become
- * outputs. */
-static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *at,
-                                      const struct outputs *o, const float *sum, int i, const int n,
-                                      const bool is_whole)
+/* Outputs are logits: see struct gemm. */
+static ALWAYS_INLINE void add_logits(const struct gemm *g, const struct place *at, struct part part,
+                                     const int n_row, const vf *z, const bool is_whole)
 {
-    vf z[GELU_VECS];
+    vf of_panel[GELU_VECS];
     UNROLL
-    for (int j = 0; j < GELU_VECS; j++) {
-        if (j >= n) {
-            z[j] = v_set1(0);
+    for (int i = 0; i < GELU_VECS; i++) { /* zeros past n_row are not looked at */
+        const int c = part.col + i % DONE_VECS * LANES;
+        of_panel[i] =
+            is_whole ? z[i] : v_select((vi)(v_lane() < at->n_col - c), z[i], v_set1(-INFINITY));
+    }
+    SIMD(logit_add_vecs)
+    (g->logits + at->row + part.row, of_panel[0], of_panel[1], of_panel[2], of_panel[3], n_row,
+     DONE_VECS, at->col + part.col);
+}
+
+static ALWAYS_INLINE void store_outputs(const struct gemm *g, const struct place *at,
+                                        struct part part, const int n_row, const vf *z,
+                                        const bool is_whole)
+{
+    const struct logit_block *const logits = g->logits != NULL ? g->logits + at->row : NULL;
+    float *y = at->y + part.row * g->y_stride + part.col;
+    UNROLL
+    for (int r = 0; r < n_row; r++, y += g->y_stride) {
+        if (logits != NULL && !logits[part.row + r].goal.is_kept) {
             continue;
         }
-        const int v = (i + j) % PANEL_VECS;
-        z[j] = v_load(sum + (i + j) * LANES);
-        if (g->dtype == DTYPE_I8) {
-            const float x_scale = g->x_scale[at->row + (i + j) / PANEL_VECS];
-            z[j] = v_from_i32((vi)z[j] + o->offset[v]) * (v_set1(x_scale) * o->scale[v]);
+        UNROLL
+        for (int v = 0; v < DONE_VECS; v++) {
+            const int c = v * LANES;
+            if (is_whole && g->is_streamed) {
+                v_stream(y + c, z[r * DONE_VECS + v]);
+            } else if (is_whole) {
+                v_store(y + c, z[r * DONE_VECS + v]);
+            } else if (part.col + c < at->n_col) {
+                v_store_n(y + c, z[r * DONE_VECS + v], lanes_left(at->n_col, part.col + c));
+            }
+        }
+    }
+}
+
+/* A part of a tile's sums becomes outputs. */
+static ALWAYS_INLINE void finish_part(const struct gemm *g, const struct place *at,
+                                      const struct outputs *o, const float *sum, struct part part,
+                                      const int n_row, const enum kind kind, const bool is_whole)
+{
+    vf z[GELU_VECS];
+    const int first = (int)((unsigned)part.col / LANES);
+    sum += part.row * PANEL + part.col;
+    UNROLL
+    for (int i = 0; i < GELU_VECS; i++) {
+        const int r = i / DONE_VECS;
+        const int v = i % DONE_VECS;
+        if (r >= n_row) {
+            z[i] = v_set1(0);
+            continue;
+        }
+        z[i] = v_load(sum + r * PANEL + v * LANES);
+        if (kind == BYTES || kind == AMX_BYTES) {
+            const vf scale = v_set1(g->x_scale[at->row + part.row + r]) * o->scale[first + v];
+            z[i] = v_from_i32((vi)z[i] + o->offset[first + v]) * scale;
         }
         if (g->bias != NULL) {
-            z[j] = z[j] + o->bias[v];
+            z[i] = z[i] + o->bias[first + v];
         }
     }
     if (g->act == ACT_GELU) {
@@ -193,28 +247,18 @@ static ALWAYS_INLINE void finish_vecs(const struct gemm *g, const struct place *
     }
     if (g->act == ACT_RELU) {
         UNROLL
-        for (int j = 0; j < n; j++) {
-            z[j] = v_relu(z[j]);
+        for (int i = 0; i < n_row * DONE_VECS; i++) {
+            z[i] = v_relu(z[i]);
         }
     }
     if (g->next_words != NULL) {
-        pack_outputs(g, at, z, i, n);
+        pack_outputs(g, at, part, n_row, kind, z);
         return;
     }
-    UNROLL
-    for (int j = 0; j < n; j++) {
-        const int c = (i + j) % PANEL_VECS * LANES;
-        float *const y = at->y + (i + j) / PANEL_VECS * g->y_stride + c;
-        if (is_whole) {
-            if (g->is_streamed) {
-                v_stream(y, z[j]);
-            } else {
-                v_store(y, z[j]);
-            }
-        } else if (c < at->n_col) {
-            v_store_n(y, z[j], lanes_left(at->n_col, c));
-        }
+    if (g->logits != NULL) {
+        add_logits(g, at, part, n_row, z, is_whole);
     }
+    store_outputs(g, at, part, n_row, z, is_whole);
 }
 
 /* What a tile's sums [n_row, PANEL] become when K is done. */
@@ -222,13 +266,15 @@ static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place 
                                        const float *sum, const bool is_whole)
 {
     const struct outputs o = outputs_of(g, at);
-    const int n = at->n_row * PANEL_VECS;
-    int i = 0;
-    for (; i + GELU_VECS <= n; i += GELU_VECS) {
-        finish_vecs(g, at, &o, sum, i, GELU_VECS, is_whole);
-    }
-    for (; i < n; i += REST_VECS) {
-        finish_vecs(g, at, &o, sum, i, REST_VECS, is_whole);
+    const enum kind kind = kind_of(g);
+    for (int col = 0; col < PANEL; col += DONE_VECS * LANES) {
+        int row = 0;
+        for (; row + DONE_ROWS <= at->n_row; row += DONE_ROWS) {
+            finish_part(g, at, &o, sum, (struct part){row, col}, DONE_ROWS, kind, is_whole);
+        }
+        if (row < at->n_row) { /* of two */
+            finish_part(g, at, &o, sum, (struct part){row, col}, 1, kind, is_whole);
+        }
     }
 }
 

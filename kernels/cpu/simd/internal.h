@@ -77,15 +77,18 @@ void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t
 /* logits.c */
 bool SIMD(logit_max)(float *max, const float *z, int n);
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip);
-double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *next);
 double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
                        float inverse_temperature);
-double SIMD(logit_moment)(const float *z, int n, float max);
 double SIMD(logit_shares)(float *share, const float *z, const float *next, int n, float max,
                           float inverse_temperature);
 double SIMD(logit_pick)(struct logit_list *to, const struct logit_room *room,
                         const struct logit_list *from, float low, float high);
 int SIMD(logit_count)(const float *z, int n, float least);
+void SIMD(logit_add)(struct logit_block *block, const float *z, int n, int first);
+void SIMD(logit_end)(struct logit_part *part, const struct logit_block *block);
+/* The same as logit_add with n_row · n_vec <= EXP_VECS vectors, of one or two rows. */
+void SIMD(logit_add_vecs)(struct logit_block *block, vf a, vf b, vf c, vf d, int n_row, int n_vec,
+                          int first);
 
 /* peak.c */
 double SIMD(sum_bytes)(const void *data, size_t bytes);

@@ -8,6 +8,8 @@
 
 #include "kernels/backend.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 /* ---- matrix products ----------------------------------------------------------------------------
@@ -50,14 +52,16 @@ struct gemm {
     float *y;       /* [n_row, n_out], n_row <= GEMM_ROWS */
     const float *x; /* [n_row, n_in] */
     int64_t y_stride, x_stride;
-    uint32_t *words;      /* packed x: [n_row, gemm_row_words(n_in)] */
-    float *x_scale;       /* [n_row] of INT8 weights: written by gemm_pack */
-    const uint32_t *w;    /* packed weights: [n_panel, gemm_panel_words] */
-    const float *bias;    /* [n_out] or NULL */
-    uint32_t *next_words; /* NULL, or where outputs go instead: packed rows of a product that
-                           * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
-                           * not I8; n_out is a multiple of PANEL */
-    bool is_streamed;     /* y is written past the caches: it and its rows are aligned to a line */
+    uint32_t *words;            /* packed x: [n_row, gemm_row_words(n_in)] */
+    float *x_scale;             /* [n_row] of INT8 weights: written by gemm_pack */
+    const uint32_t *w;          /* packed weights: [n_panel, gemm_panel_words] */
+    const float *bias;          /* [n_out] or NULL */
+    uint32_t *next_words;       /* NULL, or where outputs go instead: packed rows of a product that
+                                 * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
+                                 * not I8; n_out is a multiple of PANEL */
+    struct logit_block *logits; /* [n_row], or NULL: outputs are logits, and added to these as well;
+                                 * y gets those of rows that are kept */
+    bool is_streamed; /* y is written past the caches: it and its rows are aligned to a line */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
@@ -281,12 +285,52 @@ struct logit_room {
     float *z, *share; /* [n + LOGIT_PAD] */
 };
 
-/* Logits, and the largest of them as logit_max finds it. */
-struct logit_max {
-    const float *z; /* [n] */
-    int n;
-    float max;
-    bool is_good;
+/* What is wanted of a row of logits. */
+struct logit_goal {
+    float target_z; /* counted are tokens that rank before the target: +infinity = none */
+    int32_t target;
+    bool is_summed;  /* sums are wanted, or serve the draw */
+    bool is_entropy; /* moments are wanted */
+    bool is_kept;    /* the logits are wanted after their sums */
+};
+
+/* A block of a row's logits, which are added as they are made or read, a vector at a time: lane l
+ * has those whose number is l modulo the lanes. Sums are relative to a base that follows where a
+ * logit exceeds it by far: so nothing overflows, and mostly nothing is rescaled. */
+enum { LOGIT_LANES = 16 }; /* at most */
+struct logit_more {
+    _Alignas(64) float max[LOGIT_LANES];
+    float moment[LOGIT_LANES]; /* Σ e^(z - base) · (z - base) */
+};
+struct logit_block {
+    _Alignas(64) float base;
+    int32_t n_before; /* tokens: larger logit than the target, or as large and a smaller id */
+    struct logit_goal goal;
+    struct logit_more *more;             /* NULL unless the goal is entropy or to keep */
+    _Alignas(64) float sum[LOGIT_LANES]; /* Σ e^(z - base); NaN if a logit is NaN or +infinity */
+};
+
+/* An empty block. more: room. */
+static inline void logit_begin(struct logit_block *block, struct logit_more *more,
+                               const struct logit_goal *goal)
+{
+    *block = (struct logit_block){.base = -FLT_MAX, .goal = *goal};
+    if (goal->is_entropy || goal->is_kept) {
+        block->more = more;
+        for (int l = 0; l < LOGIT_LANES; l++) {
+            more->max[l] = -INFINITY;
+            more->moment[l] = 0;
+        }
+    }
+}
+
+/* What a block comes to. */
+struct logit_part {
+    double sum, moment; /* Σ e^(z - base), Σ e^(z - base) · (z - base) */
+    float base;         /* -infinity where the sum is 0 */
+    float max;          /* where the goal was to keep */
+    int32_t n_before;
+    bool is_good; /* no logit is NaN or +infinity */
 };
 
 enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
@@ -335,10 +379,6 @@ struct simd_kernels {
      * probably read next, to be brought near meanwhile; NULL = none. */
     double (*logit_sum)(const float *z, const float *next, int n, float max,
                         float inverse_temperature);
-    /* The same of scale 1, while the largest of the next ones are found. */
-    double (*logit_sum_max)(const float *z, int n, float max, struct logit_max *next);
-    /* Σ e^(z - max) · (z - max); logits of -infinity add nothing */
-    double (*logit_moment)(const float *z, int n, float max);
     /* The same; share = the terms. */
     double (*logit_shares)(float *share, const float *z, const float *next, int n, float max,
                            float inverse_temperature);
@@ -348,6 +388,10 @@ struct simd_kernels {
                          const struct logit_list *from, float low, float high);
     /* How many are at least so large. */
     int (*logit_count)(const float *z, int n, float least);
+    /* Adds logits first .. first+n-1 of a row to a block, all of them in order; all but the last
+     * call with whole panels. */
+    void (*logit_add)(struct logit_block *block, const float *z, int n, int first);
+    void (*logit_end)(struct logit_part *part, const struct logit_block *block);
 
     double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
     void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */

@@ -1,5 +1,6 @@
 /* Passes over a row's logits or a block of them. For log-probabilities a row is cut into a fixed
- * number of blocks, whatever the number of threads, and their results are merged in block order.
+ * number of blocks, whatever the number of threads, and their results are merged in block order;
+ * a block has the same bits whether its logits are read or come from the product that makes them.
  *
  * Bound: bytes for the comparisons; arithmetic for the exponentials (3 ns per 16); for picking the
  * instruction that compresses, 6 cycles per 16 with AVX-512. */
@@ -12,56 +13,32 @@
  * below that of the logits. */
 enum { SUM_VECS = 16 };
 
-/* The largest of many numbers: several vectors at a time, each with a maximum of its own, since one
- * would wait for itself. */
-enum { MAX_VECS = 4 };
-struct maxima {
+bool SIMD(logit_max)(float *max, const float *z, int n)
+{
+    enum { MAX_VECS = 4 }; /* each with a maximum of its own, since one would wait for itself */
     vf best[MAX_VECS];
-    vm is_nan;
-};
-
-static ALWAYS_INLINE struct maxima maxima_of_none(void)
-{
-    const vm none = {0};
-    struct maxima m;
-    m.is_nan = none;
     UNROLL
     for (int v = 0; v < MAX_VECS; v++) {
-        m.best[v] = v_set1(-INFINITY);
+        best[v] = v_set1(-INFINITY);
     }
-    return m;
-}
-
-static ALWAYS_INLINE void maxima_add(struct maxima *m, const float *z)
-{
-    vf x[MAX_VECS];
-    UNROLL
-    for (int v = 0; v < MAX_VECS; v++) {
-        x[v] = v_load(z + v * LANES);
-        m->best[v] = v_max(x[v], m->best[v]);
-    }
-    m->is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
-}
-
-/* Adds the rest, n numbers, as logit_max does. */
-static ALWAYS_INLINE bool maxima_end(struct maxima m, float *max, const float *z, int n)
-{
+    vm is_nan = {0};
     int i = 0;
     for (; i + MAX_VECS * LANES <= n; i += MAX_VECS * LANES) {
-        maxima_add(&m, z + i);
+        vf x[MAX_VECS];
+        UNROLL
+        for (int v = 0; v < MAX_VECS; v++) {
+            x[v] = v_load(z + i + v * LANES);
+            best[v] = v_max(x[v], best[v]);
+        }
+        is_nan |= vm_unordered(x[0], x[1]) | vm_unordered(x[2], x[3]);
     }
-    bool is_good = vm_bits(m.is_nan) == 0;
-    *max = v_max_of(v_max(v_max(m.best[0], m.best[1]), v_max(m.best[2], m.best[3])));
+    bool is_good = vm_bits(is_nan) == 0;
+    *max = v_max_of(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
     for (; i < n; i++) {
         *max = z[i] > *max ? z[i] : *max;
         is_good = is_good && !isnan(z[i]);
     }
     return is_good && *max < INFINITY;
-}
-
-bool SIMD(logit_max)(float *max, const float *z, int n)
-{
-    return maxima_end(maxima_of_none(), max, z, n);
 }
 
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip)
@@ -147,57 +124,10 @@ double SIMD(logit_sum)(const float *z, const float *next, int n, float max,
     return sum_shares(0, NULL, z, next, n, max, inverse_temperature);
 }
 
-double SIMD(logit_sum_max)(const float *z, int n, float max, struct logit_max *next)
-{
-    enum { NEAR = 512, FAR = 1024 }; /* asked for into L1 and into L2, as by the products */
-    struct maxima maxima = maxima_of_none();
-    double total = 0;
-    int i = 0;
-    for (; i + SUM_VECS * LANES <= n && i + SUM_VECS * LANES <= next->n; i += SUM_VECS * LANES) {
-        vf sum = v_set1(0);
-        for (int v = 0; v < SUM_VECS; v += EXP_VECS) {
-            const float *const ahead = next->z + i + v * LANES;
-            for (int j = 0; j < EXP_VECS * LANES; j += LINE_WORDS) {
-                __builtin_prefetch(ahead + NEAR + j, 0, 3);
-                __builtin_prefetch(ahead + FAR + j, 0, 2);
-            }
-            vf e[EXP_VECS];
-            shares(e, z + i + v * LANES, max, 1.0f);
-            UNROLL
-            for (int j = 0; j < EXP_VECS; j++) {
-                sum = sum + e[j];
-            }
-            for (int j = 0; j < EXP_VECS; j += MAX_VECS) {
-                maxima_add(&maxima, ahead + j * LANES);
-            }
-        }
-        total += v_sum_wide(sum);
-    }
-    next->is_good = maxima_end(maxima, &next->max, next->z + i, next->n - i);
-    return sum_shares(total, NULL, z + i, NULL, n - i, max, 1.0f);
-}
-
 double SIMD(logit_shares)(float *to, const float *z, const float *next, int n, float max,
                           float inverse_temperature)
 {
     return sum_shares(0, to, z, next, n, max, inverse_temperature);
-}
-
-double SIMD(logit_moment)(const float *z, int n, float max)
-{
-    double total = 0;
-    for (int i = 0; i < n;) {
-        vf sum = v_set1(0);
-        for (int v = 0; v < SUM_VECS && i < n; v++, i += LANES) {
-            const int n_lane = n - i < LANES ? n - i : LANES;
-            const vf e = share(z + i, n_lane, max, 1.0f);
-            const vf term = e * (v_load_n(z + i, n_lane) - max);
-            /* 0 · -infinity is no number: such tokens have no share */
-            sum = sum + v_select(e > 0.0f, term, v_set1(0));
-        }
-        total += v_sum_wide(sum);
-    }
-    return total;
 }
 
 /* What a pass over a list moves and adds up. */
@@ -278,4 +208,161 @@ int SIMD(logit_count)(const float *z, int n, float least)
         sum += z[i] >= least;
     }
     return sum;
+}
+
+/* ---- a block of a row, as its logits pass -----------------------------------------------------*/
+
+enum { SLACK = 32 }; /* a logit may exceed the base by it */
+
+/* Adds a vector to sums and moments. */
+static ALWAYS_INLINE void add_terms(struct logit_block *b, vf z, vf e)
+{
+    v_store(b->sum, v_load(b->sum) + e);
+    if (b->more != NULL) { /* 0 · -infinity is no number: such tokens have no share */
+        const vf term = v_select((vi)(e > 0.0f), e * (z - b->base), v_set1(0));
+        v_store(b->more->moment, v_load(b->more->moment) + term);
+    }
+}
+
+/* The same, after the base has been raised to the largest of them if that exceeds it by far. */
+static __attribute__((noinline)) void add_above(struct logit_block *b, vf z)
+{
+    const float top = v_max_of(z);
+    if (top > b->base + (float)SLACK) {
+        const float above = b->base - top;
+        const vf sum = v_load(b->sum);
+        const vf down = v_exp(v_set1(above));
+        v_store(b->sum, sum * down);
+        if (b->more != NULL) {
+            const vf moved = v_select((vi)(sum > 0.0f), above * sum, v_set1(0));
+            v_store(b->more->moment, (v_load(b->more->moment) + moved) * down);
+        }
+        b->base = top;
+    }
+    add_terms(b, z, v_exp(z - b->base));
+}
+
+/* Tokens of some vectors that rank before the target, whose logit is in one of them; first: id of
+ * the first token. */
+static __attribute__((noinline)) int count_around(const struct logit_goal *goal, const vf *z,
+                                                  int n_vec, int first)
+{
+    int n = 0;
+    for (int v = 0; v < n_vec; v++, first += LANES) {
+        const vf target = v_set1(goal->target_z);
+        const int n_smaller = goal->target < first           ? 0
+                              : goal->target - first < LANES ? goal->target - first
+                                                             : LANES;
+        const uint32_t as_large = vm_bits(vm_ge(z[v], target)) & ((1u << n_smaller) - 1);
+        n += v_count_bits(vm_bits(vm_gt(z[v], target)) | as_large);
+    }
+    return n;
+}
+
+static ALWAYS_INLINE int count_before(const struct logit_goal *goal, const vf *z, const int n_vec,
+                                      int first)
+{
+    const vf target = v_set1(goal->target_z);
+    int n = 0;
+    if (goal->target >= first + n_vec * LANES) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            n += v_count_bits(vm_bits(vm_ge(z[v], target)));
+        }
+    } else if (goal->target < first) {
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            n += v_count_bits(vm_bits(vm_gt(z[v], target)));
+        }
+    } else {
+        n = count_around(goal, z, n_vec, first);
+    }
+    return n;
+}
+
+static ALWAYS_INLINE void add_vecs(struct logit_block *row, const vf *z, const int n_row,
+                                   const int n_vec, int first)
+{
+    vf e[EXP_VECS];
+    vm is_above = {0};
+    UNROLL
+    for (int r = 0; r < n_row; r++) {
+        struct logit_block *const b = &row[r];
+        const vf *const of_row = z + r * n_vec;
+        vf top = of_row[0];
+        UNROLL
+        for (int v = 1; v < n_vec; v++) {
+            top = v_max(of_row[v], top);
+        }
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            e[r * n_vec + v] = of_row[v] - b->base;
+        }
+        is_above |= vm_gt(top, v_set1(b->base + (float)SLACK));
+        if (b->more != NULL) {
+            v_store(b->more->max, v_max(top, v_load(b->more->max)));
+        }
+        b->n_before += count_before(&b->goal, of_row, n_vec, first);
+    }
+    if (vm_bits(is_above) != 0) {
+        for (int i = 0; i < n_row * n_vec; i++) {
+            add_above(&row[i / n_vec], z[i]);
+        }
+        return;
+    }
+    v_exp_n(e, n_row * n_vec);
+    UNROLL
+    for (int i = 0; i < n_row * n_vec; i++) {
+        add_terms(&row[i / n_vec], z[i], e[i]);
+    }
+}
+
+void SIMD(logit_add_vecs)(struct logit_block *block, vf a, vf b, vf c, vf d, int n_row, int n_vec,
+                          int first)
+{
+    const vf z[EXP_VECS] = {a, b, c, d};
+    if (n_row == 2) {
+        add_vecs(block, z, 2, 2, first);
+    } else if (n_vec == EXP_VECS) {
+        add_vecs(block, z, 1, EXP_VECS, first);
+    } else {
+        add_vecs(block, z, 1, 2, first);
+    }
+}
+
+void SIMD(logit_add)(struct logit_block *block, const float *z, int n, int first)
+{
+    enum { NEAR = 512, FAR = 1024 }; /* asked for into L1 and into L2, as by the products */
+    int i = 0;
+    for (; i + EXP_VECS * LANES <= n; i += EXP_VECS * LANES) {
+        vf v[EXP_VECS];
+        UNROLL
+        for (int j = 0; j < EXP_VECS; j++) {
+            v[j] = v_load(z + i + j * LANES);
+        }
+        for (int j = 0; j < EXP_VECS * LANES; j += LINE_WORDS) {
+            __builtin_prefetch(z + i + NEAR + j, 0, 3);
+            __builtin_prefetch(z + i + FAR + j, 0, 2);
+        }
+        add_vecs(block, v, 1, EXP_VECS, first + i);
+    }
+    for (; i < n; i += LANES) {
+        const int n_lane = lanes_left(n, i);
+        const vi is_token = (vi)(v_lane() < n_lane);
+        const vf v = v_select(is_token, v_load_n(z + i, n_lane), v_set1(-INFINITY));
+        add_vecs(block, &v, 1, 1, first + i);
+    }
+}
+
+void SIMD(logit_end)(struct logit_part *part, const struct logit_block *block)
+{
+    const double sum = v_sum_wide(v_load(block->sum));
+    *part = (struct logit_part){.sum = sum,
+                                .base = sum > 0 ? block->base : -INFINITY,
+                                .n_before = block->n_before,
+                                .is_good = !isnan(sum)};
+    if (block->more != NULL) {
+        part->max = v_max_of(v_load(block->more->max));
+        part->moment = v_sum_wide(v_load(block->more->moment));
+    }
 }

@@ -19,11 +19,11 @@ const struct simd_kernels SIMD(simd_kernels) = {
     .logit_max = SIMD(logit_max),
     .logit_find = SIMD(logit_find),
     .logit_sum = SIMD(logit_sum),
-    .logit_sum_max = SIMD(logit_sum_max),
-    .logit_moment = SIMD(logit_moment),
     .logit_shares = SIMD(logit_shares),
     .logit_pick = SIMD(logit_pick),
     .logit_count = SIMD(logit_count),
+    .logit_add = SIMD(logit_add),
+    .logit_end = SIMD(logit_end),
     .sum_bytes = SIMD(sum_bytes),
     .peak_f32 = SIMD(peak_f32),
 #if defined(ISA_AVX512)
