@@ -11,9 +11,12 @@ enum {
     STREAM_ROWS = 16,
     /* A hand-over to the threads takes about as long as copying this many floats. */
     PACK_ALONE = 1 << 14,
-    /* More outputs than the caches next to the cores hold beside all else: written past them, a
-     * line need not be read first. That is an eighth of the vocabulary's product, at 8 rows too. */
+    /* More outputs than the caches next to the cores hold beside all else are written past them: so
+     * a line need not be read first. That is an eighth of the vocabulary's product. And outputs of
+     * few rows: W has driven their lines out of the caches, and while it streams by each line that
+     * is fetched takes the place of one of its own. */
     STREAM_BYTES = 1 << 20,
+    STREAM_FEW_ROWS = 32,
     LINE_BYTES = 64,
     ITEMS_PER_THREAD = 4, /* enough that the last ones end together */
 };
@@ -22,15 +25,22 @@ struct linear_job {
     const struct cpu_backend *cpu;
     struct gemm gemm;
     int n_panel;
-    int n_part; /* parts the tiles are divided into */
+    int n_part; /* parts that the tiles are divided into, or each tile's rows when they are packed
+                 */
 };
 
+/* Items are tiles, or n_part parts of their rows. */
 static void pack_tiles(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct linear_job *const job = arg;
-    for (int tile = first; tile < first + n; tile++) {
-        job->cpu->simd->gemm_pack(&job->gemm, tile);
+    for (int item = first; item < first + n; item++) {
+        const int tile = item / job->n_part;
+        const int part = item % job->n_part;
+        const int n_row = gemm_tile_row(&job->gemm, tile + 1) - gemm_tile_row(&job->gemm, tile);
+        const int row = n_row * part / job->n_part;
+        const int end = n_row * (part + 1) / job->n_part;
+        job->cpu->simd->gemm_pack(&job->gemm, tile, row, end - row);
     }
 }
 
@@ -55,12 +65,16 @@ static void multiply(void *arg, int thread, int first, int n)
 /* Packs the rows of all tiles. */
 static void pack(struct cpu_backend *cpu, struct linear_job *job)
 {
-    struct gemm *const g = &job->gemm;
+    const struct gemm *const g = &job->gemm;
+    job->n_part = 1;
     if ((int64_t)g->n_row * g->n_in <= PACK_ALONE) {
         pack_tiles(job, 0, 0, g->n_tile);
-    } else {
-        pool_for(cpu->pool, g->n_tile, POOL_DYNAMIC, pack_tiles, job);
+        return;
     }
+    if (g->n_tile < cpu->base.n_thread) {
+        job->n_part = (cpu->base.n_thread + g->n_tile - 1) / g->n_tile;
+    }
+    pool_for(cpu->pool, g->n_tile * job->n_part, POOL_DYNAMIC, pack_tiles, job);
 }
 
 /* Parts that the tiles are divided into, so that n panels or blocks are items for all threads. */
@@ -112,7 +126,8 @@ static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, i
     g->y = row_f32(y, row);
     g->x = row_f32(x, row);
     const size_t y_bytes = (size_t)g->n_row * (size_t)g->n_out * sizeof *g->y;
-    g->is_streamed = y_bytes > STREAM_BYTES && (uintptr_t)g->y % LINE_BYTES == 0 &&
+    const bool is_few = g->n_row <= STREAM_FEW_ROWS && g->dtype != DTYPE_F32;
+    g->is_streamed = (is_few || y_bytes > STREAM_BYTES) && (uintptr_t)g->y % LINE_BYTES == 0 &&
                      g->y_stride * (int64_t)sizeof *g->y % LINE_BYTES == 0;
     const int tile_rows = gemm_is_amx(g) ? AMX_ROWS : job->cpu->simd->tile_rows;
     g->n_tile = (g->n_row + tile_rows - 1) / tile_rows;
@@ -180,7 +195,7 @@ static void target_items(void *arg, int thread, int first, int n)
         one.bias = one.bias != NULL ? one.bias + panel * PANEL : NULL;
         one.n_out = one.n_out - panel * PANEL < PANEL ? one.n_out - panel * PANEL : PANEL;
         one.n_row = one.n_tile = 1;
-        job->cpu->simd->gemm_pack(&one, 0);
+        job->cpu->simd->gemm_pack(&one, 0, 0, 1);
         job->cpu->simd->gemm_panels(&one, 0, 1, 0, 1, NULL);
         goal->target_z = y[goal->target % PANEL];
     }

@@ -90,19 +90,49 @@ static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
 #endif
 }
 
-static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_row)
+/* Rows first .. first+n-1 of a tile of n_row rows, whose packed words begin at to. */
+struct rows {
+    uint32_t *to;
+    const float *x; /* of the tile's first row */
+    int64_t x_stride;
+    int n_row, first, n;
+};
+
+static void pack_byte_rows(const struct rows *rows, int n_in, float *x_scale)
 {
     enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
     struct int8_scale scale[AMX_ROWS];
-    for (int r = 0; r < n_row; r++) {
-        scale[r] = scale_of(g->x + (row + r) * g->x_stride, g->n_in);
-        g->x_scale[row + r] = scale[r].scale;
+    for (int r = 0; r < rows->n; r++) {
+        scale[r] = scale_of(rows->x + (rows->first + r) * rows->x_stride, n_in);
+        x_scale[rows->first + r] = scale[r].scale;
     }
-    for (int k = 0; k < g->n_in; k += INPUTS) {
-        const int n = g->n_in - k < INPUTS ? g->n_in - k : INPUTS;
-        for (int r = 0; r < n_row; r++) {
-            pack_bytes(to, g->x + (row + r) * g->x_stride + k, n, scale[r].inverse);
-            to += CHUNK;
+    uint32_t *to = rows->to + rows->first * CHUNK;
+    for (int k = 0; k < n_in; k += INPUTS, to += rows->n_row * CHUNK) {
+        const int n = n_in - k < INPUTS ? n_in - k : INPUTS;
+        const float *const from = rows->x + rows->first * rows->x_stride + k;
+        for (int r = 0; r < rows->n; r++) {
+            pack_bytes(to + r * CHUNK, from + r * rows->x_stride, n, scale[r].inverse);
+        }
+    }
+}
+
+static void pack_rows(const struct rows *rows, int n_in, enum kind kind)
+{
+    const int step = is_pairs(kind) || kind == AMX_SPLIT ? 2 * CHUNK : CHUNK;
+    const int n_chunk = kind == AMX_SPLIT ? 2 : 1;
+    uint32_t *to = rows->to + rows->first * CHUNK;
+    for (int k = 0; k < n_in; k += step, to += n_chunk * rows->n_row * CHUNK) {
+        const int n = n_in - k < step ? n_in - k : step;
+        for (int r = 0; r < rows->n; r++) {
+            const float *const from = rows->x + (rows->first + r) * rows->x_stride + k;
+            uint32_t *const at = to + r * CHUNK;
+            if (kind == AMX_SPLIT) {
+                pack_split(at, at + rows->n_row * CHUNK, from);
+            } else if (is_pairs(kind)) {
+                pack_pairs(at, from, n);
+            } else {
+                pack_floats(at, from, n, kind == WIDE);
+            }
         }
     }
 }
@@ -110,37 +140,22 @@ static void pack_byte_rows(const struct gemm *g, uint32_t *to, int row, int n_ro
 void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
                      enum kind kind)
 {
-    if (kind == AMX_SPLIT) {
-        for (int k = 0; k < n_in; k += 2 * CHUNK, to += 2 * n_row * CHUNK) {
-            for (int r = 0; r < n_row; r++) {
-                pack_split(to + r * CHUNK, to + (n_row + r) * CHUNK, x + r * x_stride + k);
-            }
-        }
-        return;
-    }
-    const int step = is_pairs(kind) ? 2 * CHUNK : CHUNK;
-    for (int k = 0; k < n_in; k += step) {
-        const int n = n_in - k < step ? n_in - k : step;
-        for (int r = 0; r < n_row; r++) {
-            const float *const from = x + r * x_stride + k;
-            if (is_pairs(kind)) {
-                pack_pairs(to, from, n);
-            } else {
-                pack_floats(to, from, n, kind == WIDE);
-            }
-            to += CHUNK;
-        }
-    }
+    const struct rows all = {to, x, x_stride, n_row, 0, n_row};
+    pack_rows(&all, n_in, kind);
 }
 
-void SIMD(gemm_pack)(const struct gemm *g, int tile)
+void SIMD(gemm_pack)(const struct gemm *g, int tile, int first, int n)
 {
     const int row = gemm_tile_row(g, tile);
-    const int n_row = gemm_tile_row(g, tile + 1) - row;
-    uint32_t *const to = g->words + (size_t)row * gemm_row_words(g->n_in);
+    const struct rows rows = {g->words + (size_t)row * gemm_row_words(g->n_in),
+                              g->x + row * g->x_stride,
+                              g->x_stride,
+                              gemm_tile_row(g, tile + 1) - row,
+                              first,
+                              n};
     if (g->dtype == DTYPE_I8) {
-        pack_byte_rows(g, to, row, n_row);
+        pack_byte_rows(&rows, g->n_in, g->x_scale + row);
     } else {
-        SIMD(pack_tile)(to, g->x + row * g->x_stride, g->x_stride, n_row, g->n_in, kind_of(g));
+        pack_rows(&rows, g->n_in, kind_of(g));
     }
 }

@@ -46,7 +46,7 @@ void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_st
                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
 
 /* gemm.c */
-void SIMD(gemm_pack)(const struct gemm *g, int tile);
+void SIMD(gemm_pack)(const struct gemm *g, int tile, int first, int n);
 void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                        const uint32_t *w, int n_in, int n_out, uint32_t *words);

@@ -338,7 +338,8 @@ enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
 struct simd_kernels {
     int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
 
-    void (*gemm_pack)(const struct gemm *g, int tile);
+    /* Rows first .. first+n-1 of a tile. */
+    void (*gemm_pack)(const struct gemm *g, int tile, int first, int n);
     /* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. sums [GEMM_SUM_PANELS,
      * GEMM_ROWS, PANEL]: where those of a long K wait. */
     void (*gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
