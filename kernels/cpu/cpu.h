@@ -32,9 +32,11 @@ struct cpu_weight {
     void *owned; /* Owner: the weight; NULL with PLACEMENT_MMAP */
     size_t owned_bytes;
     int64_t row_bytes;      /* TABLE */
-    enum dtype row_dtype;   /* TABLE: what is stored, which with PLACEMENT_MMAP may be F16 */
+    enum dtype stored;      /* of a TABLE's rows, with PLACEMENT_MMAP maybe F16; of panels' words */
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
-    bool is_split;          /* MATRIX and KEYS: packed so, for the matrix unit */
+    bool is_split;          /* MATRIX and KEYS, for the matrix unit: packed as sums of two BF16
+                             * numbers, or stored as BF16 because all of them are, and multiplied by
+                             * rows that are such sums */
 };
 
 /* Words of n elements of a cache's pages. */

@@ -110,7 +110,7 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
                  .bias = bias.data,
                  .n_in = (int)w->cols,
                  .n_out = (int)w->rows,
-                 .dtype = w->desc.dtype,
+                 .dtype = w->stored,
                  .is_split = w->is_split,
                  .bf16 = cpu->bf16,
                  .act = act},

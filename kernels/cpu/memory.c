@@ -52,7 +52,7 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
     const int64_t half_stride = score_stride(shape->n_key);
     const int64_t stride = half_stride * job->n_half;
     const size_t group_words =
-        (size_t)gemm_n_panel(shape->n_key) * gemm_panel_words(d_half, DTYPE_F32);
+        (size_t)gemm_n_panel(shape->n_key) * gemm_panel_words(d_half, job->keys->stored);
     float *const score = cpu_slice(job->cpu, thread);
     uint32_t *const words =
         (uint32_t *)(void *)(score + tile_rows_of(job->cpu, job->keys) * stride);
@@ -62,9 +62,14 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
                                  : (size_t)head * (size_t)job->n_half + (size_t)half;
         const float *const q =
             row_f32(job->query, row) + (int64_t)head * shape->d_key + half * d_half;
-        (job->keys->is_split ? simd->amx_scores : simd->gemm_scores)(
-            score + half * half_stride, stride, q, job->query.stride, n_row,
-            (const uint32_t *)job->keys->data + group * group_words, d_half, shape->n_key, words);
+        const uint32_t *const w = (const uint32_t *)job->keys->data + group * group_words;
+        if (job->keys->is_split) {
+            simd->amx_scores(score + half * half_stride, stride, q, job->query.stride, n_row, w,
+                             job->keys->stored, d_half, shape->n_key, words);
+        } else {
+            simd->gemm_scores(score + half * half_stride, stride, q, job->query.stride, n_row, w,
+                              d_half, shape->n_key, words);
+        }
     }
     const int64_t col = (int64_t)head * shape->k_top;
     for (int r = 0; r < n_row; r++) {
@@ -138,7 +143,7 @@ static void read_items(void *arg, int thread, int first, int n)
     const struct read_job *const job = arg;
     const struct cpu_weight *const values = job->values;
     const struct value_table table = {values->data, values->row_scale, values->row_bytes,
-                                      values->row_dtype};
+                                      values->stored};
     for (int item = first; item < first + n; item++) {
         const int row = item / job->n_part;
         const int64_t col = part_col(job, item % job->n_part);

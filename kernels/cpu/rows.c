@@ -37,7 +37,7 @@ struct embed_job {
 static struct row_source source_of(const struct cpu_weight *w, int32_t row)
 {
     CHECK(row >= 0 && row < w->rows);
-    return (struct row_source){(const char *)w->data + row * w->row_bytes, w->row_dtype,
+    return (struct row_source){(const char *)w->data + row * w->row_bytes, w->stored,
                                w->row_scale != NULL ? w->row_scale[row] : 1.0f};
 }
 

@@ -286,24 +286,27 @@ static bool weight_alloc(struct cpu_weight *w, size_t n, size_t item_bytes)
 static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host,
                         struct loss *loss)
 {
-    const enum dtype dtype = w->desc.kind == WEIGHT_MATRIX ? w->desc.dtype : DTYPE_F32;
     const int n_out = (int)(host->rows / w->desc.n_group);
     const int n_panel = gemm_n_panel(n_out);
     w->is_split = w->desc.is_split && cpu->bf16 == GEMM_AMX && host->cols % (2 * CHUNK) == 0;
+    w->stored = w->desc.kind == WEIGHT_MATRIX ? w->desc.dtype : DTYPE_F32;
+    if (w->is_split && host->dtype == DTYPE_BF16) { /* the lower halves are 0 */
+        w->stored = DTYPE_BF16;
+    }
     const int64_t n_item = (int64_t)n_panel * w->desc.n_group;
     if (n_item > INT32_MAX ||
         !weight_alloc(w, (size_t)n_item,
-                      gemm_panel_words((int)host->cols, dtype) * sizeof(uint32_t))) {
+                      gemm_panel_words((int)host->cols, w->stored) * sizeof(uint32_t))) {
         return false;
     }
     struct pack p = {.host = host,
                      .desc = &w->desc,
-                     .dtype = dtype,
+                     .dtype = w->stored,
                      .to = w->owned,
                      .loss = loss,
                      .n_out = n_out,
                      .n_panel = n_panel,
-                     .is_split = w->is_split};
+                     .is_split = w->is_split && w->stored == DTYPE_F32};
     pool_for(cpu->pool, (int)n_item, POOL_STREAM, pack_panels, &p);
     return true;
 }
@@ -313,14 +316,14 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
 {
     if (w->desc.placement == PLACEMENT_MMAP) {
         w->data = host->data;
-        w->row_dtype = host->dtype;
+        w->stored = host->dtype;
         w->row_scale = host->dtype == DTYPE_I8 ? w->desc.row_scale : NULL;
         w->row_bytes = host->stride * (int64_t)dtype_bytes(host->dtype);
         return true;
     }
-    w->row_dtype = w->desc.dtype;
-    w->row_bytes = host->cols * (int64_t)dtype_bytes(w->row_dtype);
-    const bool is_int8 = w->row_dtype == DTYPE_I8;
+    w->stored = w->desc.dtype;
+    w->row_bytes = host->cols * (int64_t)dtype_bytes(w->stored);
+    const bool is_int8 = w->stored == DTYPE_I8;
     const size_t scale_bytes = is_int8 ? sizeof(float) : 0;
     if (!weight_alloc(w, (size_t)host->rows, (size_t)w->row_bytes + scale_bytes)) {
         return false;
@@ -332,7 +335,7 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
     w->row_scale = is_int8 ? scale : NULL;
     struct pack p = {.host = host,
                      .desc = &w->desc,
-                     .dtype = w->row_dtype,
+                     .dtype = w->stored,
                      .to = rows,
                      .scale = scale,
                      .loss = loss};

@@ -81,10 +81,22 @@ static struct weight *make_weight(struct bench *b, enum weight_kind kind, enum d
                                      .placement = PLACEMENT_DEVICE,
                                      .n_group = n_group,
                                      .is_split = dtype == DTYPE_F32 && b->dtype != DTYPE_F32};
-    const struct tensor host = tensor_make(b->host, rows, cols, DTYPE_F32);
+    struct tensor host = tensor_make(b->host, rows, cols, DTYPE_F32);
+    uint16_t *stored = NULL;
+    if (b->dtype == DTYPE_BF16 && dtype == DTYPE_F32) { /* as a file of BF16 has them */
+        stored = malloc(sizeof *stored * (size_t)(rows * cols));
+        if (stored == NULL) {
+            die("no memory");
+        }
+        for (int64_t i = 0; i < rows * cols; i++) {
+            stored[i] = bf16_from_f32(b->host[i]);
+        }
+        host = tensor_make(stored, rows, cols, DTYPE_BF16);
+    }
     if (b->be->op->weight_new(b->be, &w, &host, &desc, "bench", &err) != ERR_OK) {
         die(err.message);
     }
+    free(stored);
     return w;
 }
 

@@ -7,8 +7,9 @@
  * in steps of 16 words; within a step the unit adds up the even and the odd products of the row and
  * the output, whatever other rows there are; of bytes it adds whole numbers. Of numbers as sums of
  * two BF16, (x + x')(w + w') without x'w', which is 2^-18 of xw like what the halves leave out, a
- * step is three products, and less than half of the time of F32 by vectors. Few rows: bound by the
- * bytes of W, as in gemm.c. Many: by the unit. Share reached: see SPEED.md. */
+ * step is three products, and less than half of the time of F32 by vectors; of weights that are
+ * BF16 two products. Few rows: bound by the bytes of W, as in gemm.c. Many: by the unit. Share
+ * reached: see SPEED.md. */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/gemm_tile.h"
 
@@ -153,12 +154,14 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
             finish_late(late, kind, end < late->n_row ? end : late->n_row);
         }
         add_step(two, is_int8, x, w);
+        if (kind == AMX_SPLIT || kind == AMX_SPLIT_X) {
+            add_step(two, is_int8, x + x_step, w);
+        }
         if (kind == AMX_SPLIT) {
             fetch(w + W_STEP, &ahead);
-            add_step(two, is_int8, x + x_step, w);
             add_step(two, is_int8, x, w + W_STEP);
         }
-        x += (size_t)step * x_step;
+        x += (size_t)(kind == AMX_SPLIT_X ? 2 : step) * x_step;
         w += step * W_STEP;
     }
     STORE_SUMS(0, 1, sums->at, sums->row_bytes);
@@ -183,6 +186,8 @@ MULTIPLY(few_bytes, false, AMX_BYTES)
 MULTIPLY(many_bytes, true, AMX_BYTES)
 MULTIPLY(few_split, false, AMX_SPLIT)
 MULTIPLY(many_split, true, AMX_SPLIT)
+MULTIPLY(few_split_x, false, AMX_SPLIT_X)
+MULTIPLY(many_split_x, true, AMX_SPLIT_X)
 
 static void start(struct run *run, const struct product *product)
 {
@@ -197,7 +202,8 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
 {
     static multiply_fn *const multiply_fns[][2] = {[AMX] = {few_pairs, many_pairs},
                                                    [AMX_BYTES] = {few_bytes, many_bytes},
-                                                   [AMX_SPLIT] = {few_split, many_split}};
+                                                   [AMX_SPLIT] = {few_split, many_split},
+                                                   [AMX_SPLIT_X] = {few_split_x, many_split_x}};
     multiply_fn *const run_tile = multiply_fns[run->product.kind][n_row > BLOCK];
     const size_t x_step = (size_t)n_row * CHUNK;
     const int n_step = n_word / BLOCK;
@@ -269,17 +275,18 @@ void SIMD(amx_panels)(const struct product *product, int first, int n, float *su
 }
 
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                      const uint32_t *w, int n_in, int n_out, uint32_t *words)
+                      const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words)
 {
     struct run run;
-    start(&run, &(struct product){.kind = AMX_SPLIT});
-    SIMD(pack_tile)(words, x, x_stride, n_row, n_in, AMX_SPLIT);
-    const size_t panel_words = gemm_panel_words(n_in, DTYPE_F32);
+    const enum kind kind = dtype == DTYPE_F32 ? AMX_SPLIT : AMX_SPLIT_X;
+    start(&run, &(struct product){.kind = kind});
+    SIMD(pack_tile)(words, x, x_stride, n_row, n_in, kind);
+    const size_t panel_words = gemm_panel_words(n_in, dtype);
     const int64_t stride_bytes = stride * (int64_t)sizeof *score;
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
         const struct sums sums = {score + panel * PANEL, stride_bytes, false};
-        multiply_tile(&run, n_row, words, w + (size_t)panel * panel_words, n_in, sums,
-                      (struct ahead){w, 0});
+        multiply_tile(&run, n_row, words, w + (size_t)panel * panel_words,
+                      gemm_k_words(n_in, dtype), sums, (struct ahead){w, 0});
     }
     _tile_release();
 }
@@ -319,8 +326,9 @@ void SIMD(amx_panels)(const struct product *product, int first, int n, float *su
 }
 
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                      const uint32_t *w, int n_in, int n_out, uint32_t *words)
+                      const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words)
 {
+    (void)dtype;
     (void)stride;
     (void)x;
     (void)x_stride;

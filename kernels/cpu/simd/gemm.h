@@ -6,13 +6,14 @@
 
 /* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
  * BF16 widened to two floats, four bytes, whose sums are I32 in the place of floats; or a pair or
- * four bytes by the matrix unit: see amx.c; or there a number as the sum of two BF16. */
-enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES, AMX_SPLIT };
+ * four bytes by the matrix unit: see amx.c; or there a number of both, or of x alone, as the sum of
+ * two BF16. */
+enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES, AMX_SPLIT, AMX_SPLIT_X };
 
 /* Words of x that meet a word of W: where pairs are widened, or bytes are (for want of the
- * instruction for four of them), two. */
+ * instruction for four of them), or of x there are two numbers, two. */
 #if defined(ISA_AVX512)
-#define X_WORDS(kind) ((kind) == WIDE ? 2 : 1)
+#define X_WORDS(kind) ((kind) == WIDE || (kind) == AMX_SPLIT_X ? 2 : 1)
 #else
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == BYTES ? 2 : 1)
 #endif
@@ -22,7 +23,7 @@ enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES, AMX_SPLIT };
 
 static inline bool is_amx(enum kind kind)
 {
-    return kind == AMX || kind == AMX_BYTES || kind == AMX_SPLIT;
+    return kind == AMX || kind == AMX_BYTES || kind == AMX_SPLIT || kind == AMX_SPLIT_X;
 }
 
 static inline bool is_pairs(enum kind kind)
@@ -33,7 +34,7 @@ static inline bool is_pairs(enum kind kind)
 static inline enum kind kind_of(const struct gemm *g)
 {
     static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
-    return g->is_split              ? AMX_SPLIT
+    return g->is_split              ? (g->dtype == DTYPE_F32 ? AMX_SPLIT : AMX_SPLIT_X)
            : g->dtype == DTYPE_F32  ? F32
            : g->dtype == DTYPE_BF16 ? kinds[g->bf16]
            : gemm_is_amx(g)         ? AMX_BYTES

@@ -118,15 +118,16 @@ static void pack_byte_rows(const struct rows *rows, int n_in, float *x_scale)
 
 static void pack_rows(const struct rows *rows, int n_in, enum kind kind)
 {
-    const int step = is_pairs(kind) || kind == AMX_SPLIT ? 2 * CHUNK : CHUNK;
-    const int n_chunk = kind == AMX_SPLIT ? 2 : 1;
+    const bool is_split = kind == AMX_SPLIT || kind == AMX_SPLIT_X;
+    const int step = is_pairs(kind) || is_split ? 2 * CHUNK : CHUNK;
+    const int n_chunk = is_split ? 2 : 1;
     uint32_t *to = rows->to + rows->first * CHUNK;
     for (int k = 0; k < n_in; k += step, to += n_chunk * rows->n_row * CHUNK) {
         const int n = n_in - k < step ? n_in - k : step;
         for (int r = 0; r < rows->n; r++) {
             const float *const from = rows->x + (rows->first + r) * rows->x_stride + k;
             uint32_t *const at = to + r * CHUNK;
-            if (kind == AMX_SPLIT) {
+            if (is_split) {
                 pack_split(at, at + rows->n_row * CHUNK, from);
             } else if (is_pairs(kind)) {
                 pack_pairs(at, from, n);

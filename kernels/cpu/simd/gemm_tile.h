@@ -75,7 +75,7 @@ static inline void for_panels(const struct product *p, int first, int n, float *
 static inline struct ahead ahead_of(const uint32_t *next, const struct span *span, enum kind kind,
                                     int tile, int n_tile)
 {
-    const int n_chunk = span->n_word / CHUNK_WORDS(kind);
+    const int n_chunk = span->n_word / (is_amx(kind) ? CHUNK : CHUNK_WORDS(kind));
     if (n_tile == 1 || n_chunk == 0) {
         return (struct ahead){next, 0};
     }

@@ -43,7 +43,7 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
 struct product; /* gemm_tile.h */
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums);
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                      const uint32_t *w, int n_in, int n_out, uint32_t *words);
+                      const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words);
 
 /* gemm.c */
 void SIMD(gemm_pack)(const struct gemm *g, int tile, int first, int n);

@@ -29,6 +29,7 @@
  *
  * Split: each number as the sum of two BF16 numbers, where n_in is a multiple of 2·CHUNK. Of
  * 2·CHUNK inputs CHUNK words of the higher halves come first, then as many of the lower ones.
+ * Weights of BF16, which have no lower halves, are packed as ever and meet both of x.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
@@ -65,7 +66,7 @@ struct gemm {
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
-    bool is_split;       /* F32 weights are packed as split words */
+    bool is_split;       /* F32 weights are packed as split words; or of BF16, x alone is */
     enum gemm_bf16 bf16; /* of the machine */
     enum act act;
 };
@@ -347,9 +348,10 @@ struct simd_kernels {
      * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
     void (*gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                         const uint32_t *w, int n_in, int n_out, uint32_t *words);
-    /* The same by the matrix unit of a matrix packed as split words, up to AMX_ROWS rows. */
+    /* The same by the matrix unit of a matrix packed as split words (dtype F32) or of BF16, and of
+     * split rows, up to AMX_ROWS of them. */
     void (*amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                       const uint32_t *w, int n_in, int n_out, uint32_t *words);
+                       const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words);
 
     void (*row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
     /* y = layer norm of x (+ r where r is not NULL) */
