@@ -73,7 +73,7 @@ static bool find_max(struct draw *d, int *first)
 static int32_t draw_by_id(const struct draw *d)
 {
     const struct logit_part *const part = d->part;
-    const bool is_summed = part != NULL && d->params->temperature == 1;
+    const bool is_summed = part != NULL && draw_takes_sums(d->params);
     const int n_block = cpu_n_block(d->n_vocab);
     double block_sum[LOGIT_BLOCKS];
     double total = 0;

@@ -32,6 +32,12 @@ static inline bool draw_is_filtered(const struct sample_params *p)
     return p->top_k != 0 || p->top_p < 1 || p->min_p > 0;
 }
 
+/* The sums of a row's blocks, of e^z, serve this draw. */
+static inline bool draw_takes_sums(const struct sample_params *p)
+{
+    return p->temperature == 1 && !draw_is_filtered(p);
+}
+
 /* The token of output out, which wants OUT_SAMPLE. */
 int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,
                  const struct logit_row *row);

@@ -33,7 +33,7 @@ void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct s
         cpu_goals(cpu)[row] = (struct logit_goal){
             .target_z = INFINITY,
             .target = is_known ? target : -1,
-            .is_summed = (want & OUT_OF_LOGITS) != 0 || step->sample[first + row].temperature == 1,
+            .is_summed = (want & OUT_OF_LOGITS) != 0 || draw_takes_sums(&step->sample[first + row]),
             .is_entropy = (want & OUT_ENTROPY) != 0,
             .is_kept = (want & (OUT_SAMPLE | OUT_TOP)) != 0,
         };

@@ -302,7 +302,9 @@ static ALWAYS_INLINE void add_vecs(struct logit_block *row, const vf *z, const i
         if (b->more != NULL) {
             v_store(b->more->max, v_max(top, v_load(b->more->max)));
         }
-        b->n_before += count_before(&b->goal, of_row, n_vec, first);
+        if (vm_bits(vm_ge(top, v_set1(b->goal.target_z))) != 0) {
+            b->n_before += count_before(&b->goal, of_row, n_vec, first);
+        }
     }
     if (vm_bits(is_above) != 0) {
         for (int i = 0; i < n_row * n_vec; i++) {
