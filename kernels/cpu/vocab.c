@@ -133,6 +133,7 @@ static struct distribution merge_parts(const struct logit_part *part, int n_bloc
             moment += scale * (part[b].moment + down * part[b].sum);
         }
     }
+    CHECK(total > 0); /* the block with this base is in it */
     d.log_total = log(total);
     d.entropy = d.log_total - moment / total;
     return d;

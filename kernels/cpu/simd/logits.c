@@ -351,8 +351,8 @@ void SIMD(logit_add)(struct logit_block *block, const float *z, int n, int first
     for (; i < n; i += LANES) {
         const int n_lane = lanes_left(n, i);
         const vi is_token = (vi)(v_lane() < n_lane);
-        const vf v = v_select(is_token, v_load_n(z + i, n_lane), v_set1(-INFINITY));
-        add_vecs(block, &v, 1, 1, first + i);
+        const vf v[EXP_VECS] = {v_select(is_token, v_load_n(z + i, n_lane), v_set1(-INFINITY))};
+        add_vecs(block, v, 1, 1, first + i);
     }
 }
 
