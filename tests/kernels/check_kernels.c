@@ -29,7 +29,7 @@ const struct check_row check_rows[] = {
     {"log_softmax", check_log_softmax, 60},
     {"logprobs", check_logprobs, 60},
     {"logprobs_large", check_logprobs_large, 30},
-    {"linear_outputs", check_linear_outputs, 40},
+    {"linear_outputs", check_linear_outputs, 20},
     {"sample", check_sample, 100},
     {"sample_large", check_sample_large, 40},
     {NULL, NULL, 0},
