@@ -53,15 +53,14 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
         const struct tensor whole = tensor_head(output->logits, n);
         const struct tensor logits = tensor_cols(whole, adaptive_extra(adaptive), output->n_vocab);
         op->gather(be, rows, x, step, first);
-        if (adaptive->n_tail == 0 && tap == NULL) {
+        if (adaptive->n_tail > 0) {
+            adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
+        } else if (tap != NULL) {
+            op->linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
+        } else {
             op->linear_outputs(be, logits, rows, output->head.weight, output->head.bias, step,
                                first);
             continue;
-        }
-        if (adaptive->n_tail > 0) {
-            adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
-        } else {
-            op->linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
         }
         model_see(tap, "logits", first, &logits);
         op->outputs(be, logits, step, first);

@@ -25,37 +25,42 @@ struct linear_job {
     const struct cpu_backend *cpu;
     struct gemm gemm;
     int n_panel;
-    int n_part; /* parts that the tiles are divided into, or each tile's rows when they are packed
-                 */
+    int n_part;     /* parts that the tiles are divided into */
+    int n_row_part; /* parts that each tile's rows are packed by */
 };
 
-/* Items are tiles, or n_part parts of their rows. */
+/* Items are parts of a tile's rows. */
 static void pack_tiles(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct linear_job *const job = arg;
     for (int item = first; item < first + n; item++) {
-        const int tile = item / job->n_part;
-        const int part = item % job->n_part;
+        const int tile = item / job->n_row_part;
+        const int part = item % job->n_row_part;
         const int n_row = gemm_tile_row(&job->gemm, tile + 1) - gemm_tile_row(&job->gemm, tile);
-        const int row = n_row * part / job->n_part;
-        const int end = n_row * (part + 1) / job->n_part;
+        const int row = n_row * part / job->n_row_part;
+        const int end = n_row * (part + 1) / job->n_row_part;
         job->cpu->simd->gemm_pack(&job->gemm, tile, row, end - row);
     }
+}
+
+/* First tile of a part; part n_part starts where the tiles end. */
+static int part_tile(const struct linear_job *job, int part)
+{
+    return (int)((int64_t)job->gemm.n_tile * part / job->n_part);
 }
 
 /* Items are panels, once for each part of the tiles. */
 static void multiply(void *arg, int thread, int first, int n)
 {
     const struct linear_job *const job = arg;
-    const int n_tile = job->gemm.n_tile;
     for (int item = first; item < first + n;) {
         const int part = item / job->n_panel;
         const int panel = item % job->n_panel;
         const int left = job->n_panel - panel;
         const int n_panel = first + n - item < left ? first + n - item : left;
-        const int tile = (int)((int64_t)n_tile * part / job->n_part);
-        const int end = (int)((int64_t)n_tile * (part + 1) / job->n_part);
+        const int tile = part_tile(job, part);
+        const int end = part_tile(job, part + 1);
         job->cpu->simd->gemm_panels(&job->gemm, panel, n_panel, tile, end - tile,
                                     cpu_slice(job->cpu, thread));
         item += n_panel;
@@ -66,15 +71,15 @@ static void multiply(void *arg, int thread, int first, int n)
 static void pack(struct cpu_backend *cpu, struct linear_job *job)
 {
     const struct gemm *const g = &job->gemm;
-    job->n_part = 1;
+    job->n_row_part = 1;
     if ((int64_t)g->n_row * g->n_in <= PACK_ALONE) {
         pack_tiles(job, 0, 0, g->n_tile);
         return;
     }
     if (g->n_tile < cpu->base.n_thread) {
-        job->n_part = (cpu->base.n_thread + g->n_tile - 1) / g->n_tile;
+        job->n_row_part = (cpu->base.n_thread + g->n_tile - 1) / g->n_tile;
     }
-    pool_for(cpu->pool, g->n_tile * job->n_part, POOL_DYNAMIC, pack_tiles, job);
+    pool_for(cpu->pool, g->n_tile * job->n_row_part, POOL_DYNAMIC, pack_tiles, job);
 }
 
 /* Parts that the tiles are divided into, so that n panels or blocks are items for all threads. */
@@ -216,8 +221,8 @@ static void multiply_blocks(void *arg, int thread, int first, int n)
         const int block = item % n_block;
         const int part = item / n_block;
         const int panel = cpu_block_panel(n_vocab, block);
-        const int tile = (int)((int64_t)g.n_tile * part / job->n_part);
-        const int end = (int)((int64_t)g.n_tile * (part + 1) / job->n_part);
+        const int tile = part_tile(job, part);
+        const int end = part_tile(job, part + 1);
         for (int row = gemm_tile_row(&g, tile); row < gemm_tile_row(&g, end); row++) {
             logit_begin(&room->block[row], &room->more[row], &cpu_goals(cpu)[row]);
         }

@@ -60,12 +60,15 @@ static bool find_max(struct draw *d, int *first)
     if (d->part == NULL) {
         return d->simd->logit_max(&d->max, d->z, d->n_vocab) && d->max > -INFINITY;
     }
-    const int best = cpu_best_block(d->part, cpu_n_block(d->n_vocab));
-    if (best >= 0) {
-        d->max = d->part[best].max;
-        *first = cpu_block_first(d->n_vocab, best);
+    bool is_good = true;
+    int best = 0; /* the first block that holds the largest one */
+    for (int b = 0; b < cpu_n_block(d->n_vocab); b++) {
+        is_good = is_good && d->part[b].is_good;
+        best = d->part[b].max > d->part[best].max ? b : best;
     }
-    return best >= 0;
+    d->max = d->part[best].max;
+    *first = cpu_block_first(d->n_vocab, best);
+    return is_good && d->max > -INFINITY;
 }
 
 /* Draws among all tokens in id order: the first whose cumulative share exceeds u. Blocks, whose

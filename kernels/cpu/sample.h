@@ -4,8 +4,6 @@
 
 #include "kernels/cpu/cpu.h"
 
-#include <math.h>
-
 /* A row of logits, and what is known of it. */
 struct logit_row {
     const float *z; /* [n_vocab] */
@@ -13,18 +11,6 @@ struct logit_row {
     const struct logit_part *part; /* [cpu_n_block], or NULL */
     const float *next;             /* the row that this thread probably does next, or NULL */
 };
-
-/* The first block that holds its row's largest logit; -1 where the logits have no distribution. */
-static inline int cpu_best_block(const struct logit_part *part, int n_block)
-{
-    int best = 0;
-    bool is_good = true;
-    for (int b = 0; b < n_block; b++) {
-        is_good = is_good && part[b].is_good;
-        best = part[b].max > part[best].max ? b : best;
-    }
-    return is_good && part[best].max > -INFINITY ? best : -1;
-}
 
 /* top_k, top_p or min_p leave tokens out. */
 static inline bool draw_is_filtered(const struct sample_params *p)
