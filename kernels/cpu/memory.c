@@ -144,8 +144,15 @@ static void read_items(void *arg, int thread, int first, int n)
     const struct cpu_weight *const values = job->values;
     const struct value_table table = {values->data, values->row_scale, values->row_bytes,
                                       values->stored};
+    for (int row = first / job->n_part; row <= (first + n - 1) / job->n_part; row++) {
+        const int32_t *const slots = row_i32(job->slots, row);
+        for (int64_t j = 0; j < job->slots.cols; j++) {
+            CHECK(slots[j] >= 0 && slots[j] < values->rows);
+        }
+    }
     for (int item = first; item < first + n; item++) {
         const int row = item / job->n_part;
+        const bool is_last = job->n_part > 1 || item + 1 == first + n;
         const int64_t col = part_col(job, item % job->n_part);
         const int64_t n_col = part_col(job, item % job->n_part + 1) - col;
         float *const y = row_f32(job->y, row) + col;
@@ -154,12 +161,9 @@ static void read_items(void *arg, int thread, int first, int n)
         } else {
             memmove(y, row_f32(job->residual, row) + col, (size_t)n_col * sizeof *y);
         }
-        const int32_t *const slots = row_i32(job->slots, row);
-        for (int64_t j = 0; j < job->slots.cols; j++) {
-            CHECK(slots[j] >= 0 && slots[j] < values->rows);
-        }
-        job->cpu->simd->pkm_read(y, slots, row_f32(job->shares, row), (int)job->slots.cols, &table,
-                                 col, n_col);
+        job->cpu->simd->pkm_read(y, row_i32(job->slots, row), row_f32(job->shares, row),
+                                 (int)job->slots.cols, &table, col, n_col,
+                                 is_last ? NULL : row_i32(job->slots, row + 1));
     }
 }
 
@@ -182,5 +186,5 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
     }
     CHECK(y.rows * n_part <= INT32_MAX);
     struct read_job job = {cpu, y, residual, slots, shares, values, (int)n_part};
-    pool_for(cpu->pool, (int)(y.rows * n_part), POOL_DYNAMIC, read_items, &job);
+    pool_for(cpu->pool, (int)(y.rows * n_part), POOL_STREAM, read_items, &job);
 }

@@ -56,7 +56,8 @@ void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int6
 void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
                     int64_t d, float eps);
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                    const struct value_table *table, int64_t first, int64_t n);
+                    const struct value_table *table, int64_t first, int64_t n,
+                    const int32_t *next_slots);
 
 /* attention.c */
 void SIMD(kv_rows)(const struct kv_rows *a);

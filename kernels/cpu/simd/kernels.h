@@ -369,9 +369,11 @@ struct simd_kernels {
      * keys, score[half_stride ..]. */
     void (*pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
                        const struct pkm_shape *shape);
-    /* y[d] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table */
+    /* y[n] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
+     * next_slots: as many that are read next, asked for meanwhile; NULL = none. */
     void (*pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                     const struct value_table *table, int64_t first, int64_t n);
+                     const struct value_table *table, int64_t first, int64_t n,
+                     const int32_t *next_slots);
 
     /* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
      * +infinity. */

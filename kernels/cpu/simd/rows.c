@@ -69,81 +69,126 @@ void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma
     }
 }
 
-/* ---- value rows -------------------------------------------------------------------------------*/
+/* ---- value rows -------------------------------------------------------------------------------
+ *
+ * Rows are read side by side, a block of each in turn, and each is asked for some bytes ahead, at
+ * its end the row that takes its place: a core draws more from many streams than from one, and most
+ * rows are too short for the processor to notice that they are read in order. */
+enum {
+    READ_GROUP = 16, /* rows */
+    READ_AHEAD = 512,
+    LONG_BYTES =
+        4096, /* of a row that it does notice; such rows also meet in the same sets of L1 */
+    LONG_GROUP = 8,
+    LONG_AHEAD = 256,
+    BLOCK = 8 * LANES, /* bytes: 2 vectors of F32, 8 of I8 */
+    LINE = 64,
+};
 
-/* Rows added in one pass over y, so that y is loaded and stored once for all of them, and as many
- * are read side by side. The beginnings of the next group are asked for meanwhile: the processor
- * notices what is read in order and goes ahead by itself, faster than if it is asked for every
- * line. */
-enum { READ_GROUP = 8, PREFETCH_BYTES = 512 };
+struct read_group {
+    const char *row[READ_GROUP]; /* those past n are the first one */
+    float share[READ_GROUP];
+    int n;
+};
 
-static void prefetch_row(const char *row, int64_t bytes)
+/* The first of n slots, most at most. */
+static void set_group(struct read_group *group, const int32_t *slots, const float *shares, int n,
+                      int most, const struct value_table *table, int64_t first_byte)
 {
-    for (int64_t b = 0; b < bytes && b < PREFETCH_BYTES; b += 64) {
-        __builtin_prefetch(row + b);
+    group->n = n < most ? n : most;
+    for (int i = 0; i < READ_GROUP; i++) {
+        const int j = i < group->n ? i : 0;
+        group->row[i] = (const char *)table->data + slots[j] * table->row_bytes + first_byte;
+        group->share[i] = shares[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
     }
 }
 
-/* y[n] += Σ_j shares[j] · rows[j], j ascending; from: byte offset of the first column. */
-static ALWAYS_INLINE void add_rows(float *y, const char *const *row, const float *share,
-                                   const int n_row, enum dtype dtype, int64_t n)
+/* y[n] += Σ_j shares[j] · rows[j], j ascending. */
+static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
+                                    const struct read_group *next, const enum dtype dtype,
+                                    int64_t n, int64_t ahead)
 {
+    const int64_t elem_bytes = (int64_t)dtype_bytes(dtype);
+    const int n_vec = (int)(BLOCK / (LANES * elem_bytes));
+    const int64_t end = n * elem_bytes;
     int64_t c = 0;
-    for (; c + LANES <= n; c += LANES) {
-        vf sum = v_load(y + c);
-        for (int j = 0; j < n_row; j++) {
-            sum = v_fma(v_set1(share[j]), v_load_as(row[j], dtype, c, LANES), sum);
+    for (; c + n_vec * LANES <= n; c += n_vec * LANES) {
+        const int64_t to = c * elem_bytes + ahead;
+        const struct read_group *const from = to < end ? group : next;
+        vf sum[BLOCK / LANES];
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            sum[v] = v_load(y + c + v * LANES);
         }
-        v_store(y + c, sum);
+        for (int j = 0; j < group->n; j++) {
+            for (int b = 0; b < BLOCK; b += LINE) {
+                __builtin_prefetch(from->row[j] + (to < end ? to : to - end) + b);
+            }
+            const vf share = v_set1(group->share[j]);
+            UNROLL
+            for (int v = 0; v < n_vec; v++) {
+                sum[v] =
+                    v_fma(share, v_load_as(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
+            }
+        }
+        UNROLL
+        for (int v = 0; v < n_vec; v++) {
+            v_store(y + c + v * LANES, sum[v]);
+        }
     }
-    if (c < n) {
-        vf sum = v_load_n(y + c, (int)(n - c));
-        for (int j = 0; j < n_row; j++) {
-            sum = v_fma(v_set1(share[j]), v_load_as(row[j], dtype, c, (int)(n - c)), sum);
+    for (; c < n; c += LANES) {
+        const int n_lane = lanes_left(n, c);
+        vf sum = v_load_n(y + c, n_lane);
+        for (int j = 0; j < group->n; j++) {
+            sum = v_fma(v_set1(group->share[j]), v_load_as(group->row[j], dtype, c, n_lane), sum);
         }
-        v_store_n(y + c, sum, (int)(n - c));
+        v_store_n(y + c, sum, n_lane);
     }
 }
 
-static void add_group(float *y, const char *const *row, const float *share, int n_row,
-                      enum dtype dtype, int64_t n)
-{
-    if (n_row == READ_GROUP && dtype == DTYPE_F32) {
-        add_rows(y, row, share, READ_GROUP, DTYPE_F32, n);
-    } else if (n_row == READ_GROUP && dtype == DTYPE_BF16) {
-        add_rows(y, row, share, READ_GROUP, DTYPE_BF16, n);
-    } else if (n_row == READ_GROUP && dtype == DTYPE_I8) {
-        add_rows(y, row, share, READ_GROUP, DTYPE_I8, n);
-    } else {
-        add_rows(y, row, share, n_row, dtype, n);
+#define ADD_GROUP(name, dtype)                                                                     \
+    static void name(float *y, const struct read_group *group, const struct read_group *next,      \
+                     int64_t n, int64_t ahead)                                                     \
+    {                                                                                              \
+        add_group(y, group, next, dtype, n, ahead);                                                \
     }
-}
+
+ADD_GROUP(add_f32, DTYPE_F32)
+ADD_GROUP(add_f16, DTYPE_F16)
+ADD_GROUP(add_bf16, DTYPE_BF16)
+ADD_GROUP(add_i8, DTYPE_I8)
 
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                    const struct value_table *table, int64_t first, int64_t n)
+                    const struct value_table *table, int64_t first, int64_t n,
+                    const int32_t *next_slots)
 {
+    static void (*const add_fns[])(float *, const struct read_group *, const struct read_group *,
+                                   int64_t, int64_t) = {
+        [DTYPE_F32] = add_f32, [DTYPE_F16] = add_f16, [DTYPE_BF16] = add_bf16, [DTYPE_I8] = add_i8};
     const int64_t elem_bytes = (int64_t)dtype_bytes(table->dtype);
-    const int64_t row_bytes = table->row_bytes;
-    const char *const base = (const char *)table->data + first * elem_bytes;
+    const int64_t first_byte = first * elem_bytes;
     const int64_t n_bytes = n * elem_bytes;
-    for (int j = 0; j < n_slot && j < READ_GROUP; j++) {
-        prefetch_row(base + slots[j] * row_bytes, n_bytes);
-    }
-    for (int j = 0; j < n_slot; j += READ_GROUP) {
-        const int n_row = n_slot - j < READ_GROUP ? n_slot - j : READ_GROUP;
-        const char *row[READ_GROUP];
-        float share[READ_GROUP];
-        for (int i = 0; i < n_row; i++) {
-            row[i] = base + slots[j + i] * row_bytes;
-            share[i] = shares[j + i];
-            if (table->scale != NULL) {
-                share[i] *= table->scale[slots[j + i]];
-            }
-            const int ahead = j + i + READ_GROUP;
-            if (ahead < n_slot) {
-                prefetch_row(base + slots[ahead] * row_bytes, n_bytes);
-            }
+    const bool is_long = n_bytes >= LONG_BYTES;
+    const int most = is_long ? LONG_GROUP : READ_GROUP;
+    const int64_t ahead = is_long ? LONG_AHEAD : n_bytes < READ_AHEAD ? n_bytes : READ_AHEAD;
+    struct read_group groups[2];
+    set_group(&groups[0], slots, shares, n_slot, most, table, first_byte);
+    for (int i = 0; i < groups[0].n; i++) {
+        for (int64_t b = 0; b < ahead; b += LINE) {
+            __builtin_prefetch(groups[0].row[i] + b);
         }
-        add_group(y, row, share, n_row, table->dtype, n);
+    }
+    for (int j = 0; j < n_slot; j += most) {
+        const struct read_group *const group = &groups[j / most % 2];
+        struct read_group *const next = &groups[(j / most + 1) % 2];
+        const int left = n_slot - j - most;
+        if (left > 0) {
+            set_group(next, slots + j + most, shares + j + most, left, most, table, first_byte);
+        } else if (next_slots != NULL) {
+            set_group(next, next_slots, shares, n_slot, most, table, first_byte);
+        } else {
+            *next = *group;
+        }
+        add_fns[table->dtype](y, group, next, n, ahead);
     }
 }
