@@ -168,7 +168,7 @@ static void check_pages(const struct step *step, int64_t n_page)
 /* As many heads as leave each thread ITEMS items: side by side they are one stream of memory. */
 static int item_heads(const struct cpu_backend *cpu, int n_head)
 {
-    enum { ITEMS = 8 };
+    enum { ITEMS = 4 };
     const int wanted = cpu->n_block > 0 ? ITEMS * cpu->base.n_thread / cpu->n_block + 1 : 1;
     const int n_part = wanted < n_head ? wanted : n_head;
     const int n = (n_head + n_part - 1) / n_part;

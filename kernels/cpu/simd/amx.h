@@ -1,5 +1,6 @@
 /* The registers of Intel's matrix unit (AMX), as amx.c and amx_attention.c use them: 0 to 3 hold
- * sums, 4 and 5 rows of two blocks, 6 and 7 what they meet. */
+ * sums, 4 and 5 rows of two blocks, 6 and 7 what they meet. Without a second block 2 and 3 are the
+ * first one's too, and 5 is one more of what it meets. */
 #ifndef KERNELS_CPU_SIMD_AMX_H
 #define KERNELS_CPU_SIMD_AMX_H
 
@@ -43,10 +44,11 @@ static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_
     _Alignas(64) struct amx_palette p = {.id = 1};
     for (int i = 0; i < 2; i++) {
         amx_shape(&p, i, n_first, BLOCK);
-        amx_shape(&p, 2 + i, n_second, BLOCK);
-        amx_shape(&p, 4 + i, i == 0 ? n_first : n_second, n_word);
+        amx_shape(&p, 2 + i, n_second > 0 ? n_second : n_first, BLOCK);
         amx_shape(&p, 6 + i, n_word, BLOCK);
     }
+    amx_shape(&p, 4, n_first, n_word);
+    amx_shape(&p, 5, n_second > 0 ? n_second : n_word, n_second > 0 ? n_word : BLOCK);
     WRITTEN(&p);
     _tile_loadconfig(&p);
 }

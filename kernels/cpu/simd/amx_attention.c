@@ -84,7 +84,7 @@ static ALWAYS_INLINE void prefetch_rows(const float *from, int64_t stride, int n
 /* Scores of the groups' rows with pages first and first + 1 of n_page; where that is none, with the
  * last one again, into a place nobody reads. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group *g, const bool two,
-                                      const int room, int first, int n_page)
+                                      int first, int n_page)
 {
     const int last = n_page - 1;
     const int ahead = first + 2 < last ? first + 2 : last;
@@ -95,26 +95,22 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group
     zero_sums(two);
     for (int i = 0; i * STEP < a->d_head; i++) {
         const int64_t at = (int64_t)step_word(i, a->d_head) * KV_PAGE;
-        _tile_loadd(4, g[0].query + i * room * CHUNK, ROW_BYTES);
+        _tile_loadd(4, g[0].query + i * GROUP_WORDS, ROW_BYTES);
         _tile_loadd(6, key0 + at, KV_PAGE * sizeof(float));
         _tile_loadd(7, key1 + at, KV_PAGE * sizeof(float));
-        if (room > 1) {
-            prefetch_rows(next0 + at, KV_PAGE, CHUNK);
-        }
+        prefetch_rows(next0 + at, KV_PAGE, CHUNK);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        if (room > 1) {
-            prefetch_rows(next1 + at, KV_PAGE, CHUNK);
-        }
+        prefetch_rows(next1 + at, KV_PAGE, CHUNK);
         if (two) {
             _tile_loadd(5, g[1].query + i * GROUP_WORDS, ROW_BYTES);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    float *const score = g[0].score + (int64_t)first * room * KV_PAGE;
+    float *const score = g[0].score + (int64_t)first * GROUP_WORDS;
     _tile_stored(0, score, ROW_BYTES);
-    _tile_stored(1, score + room * KV_PAGE, ROW_BYTES);
+    _tile_stored(1, score + GROUP_WORDS, ROW_BYTES);
     if (two) {
         _tile_stored(2, g[1].score + (int64_t)first * GROUP_WORDS, ROW_BYTES);
         _tile_stored(3, g[1].score + (int64_t)(first + 1) * GROUP_WORDS, ROW_BYTES);
@@ -281,7 +277,7 @@ static ALWAYS_INLINE void attend_groups(const struct attend *a, const struct gro
     }
     amx_set_up(amx, g[0].n_row, n_second, CHUNK);
     for (int p = 0; p < n_page; p += 2) {
-        score_pages(a, g, two, BLOCK, p, n_page);
+        score_pages(a, g, two, p, n_page);
     }
     for (int i = 0; i <= two; i++) {
         share_group(&g[i], total[i]);
@@ -334,55 +330,123 @@ static void attend_rows(const struct attend *a, struct amx *amx)
 
 /* ---- one row, several heads --------------------------------------------------------------------
  *
- * Heads' pieces of a page lie side by side. Page by page they are one stream of memory; head by
- * head, a piece here and a piece there. */
+ * Heads' pieces of a page lie side by side. Some pages at a time, each is a stream of memory, and a
+ * core draws more from several of them than from one; head by head, a piece here and a piece there.
+ */
 
-static ALWAYS_INLINE void prefetch_piece(const struct attend *a, const float *piece)
-{
-    prefetch_rows(piece, LINE_WORDS, a->d_head / 2);
-}
+enum { ROW_PAGES = 4 };
 
-/* Scores of head h, that of a row alone, with two pages; the next piece is asked for: the next
- * head's, or the first head's of the next pages, or of values. */
-static ALWAYS_INLINE void score_head(const struct attend *a, const struct group *g, int h, int p)
-{
-    const struct attend head = attend_head(a, h);
-    const bool is_last = h + 1 == a->n_head;
-    const int own = g->own;
-    const int first = is_last ? p + 2 : p;
-    const bool is_value = first > own;
-    const int page = is_value ? 0 : first;
-    const float *const next =
-        (is_value ? a->v_pages : a->k_pages) + (is_last ? 0 : (h + 1) * attend_piece_words(a));
-    const int64_t stride = is_value ? a->v_stride : a->k_stride;
-    prefetch_piece(a, next + a->page[page] * stride);
-    prefetch_piece(a, next + a->page[page < own ? page + 1 : own] * stride);
-    score_pages(&head, g, false, 1, p, own + 1);
-}
+/* Up to ROW_PAGES pages from one on. */
+struct pages {
+    const float *at[ROW_PAGES]; /* the first of some heads' pieces; the last one for those past n */
+    int n;
+};
 
-/* Adds page p to the sums of head h, [steps][STEP] columns. */
-static ALWAYS_INLINE void weigh_head(const struct attend *a, const struct group *g, float *sum,
-                                     int h, int p)
+static struct pages pages_from(const struct attend *a, const float *pages, int64_t stride,
+                               int first, int end)
 {
-    const struct attend head = attend_head(a, h);
-    const size_t row_bytes = (size_t)a->d_head * sizeof(uint32_t);
-    const float *const v = head.v_pages + a->page[p] * a->v_stride;
-    if (h + 1 < a->n_head) {
-        prefetch_piece(a, v + attend_piece_words(a));
-    } else {
-        prefetch_piece(a, a->v_pages + a->page[p + 1] * a->v_stride);
+    struct pages of;
+    of.n = end - first < ROW_PAGES ? end - first : ROW_PAGES;
+    for (int i = 0; i < ROW_PAGES; i++) {
+        const int page = first + i < end ? first + i : end - 1;
+        of.at[i] = pages + a->page[page] * stride;
     }
-    _tile_loadd(4, g->score + p * KV_PAGE, ROW_BYTES);
-    for (int i = 0; i * STEP < a->d_head; i++, sum += STEP) {
-        const int c = step_column(i, a->d_head);
-        _tile_loadd(6, v + c, row_bytes);
-        _tile_loadd(7, v + c + BLOCK, row_bytes);
+    return of;
+}
+
+/* Scores of a row alone with piece of each page; next's pieces are asked for. sum and keys:
+ * registers, which must be numbers. */
+#define SCORE_PAGE(i, sum, keys)                                                                   \
+    do {                                                                                           \
+        if ((i) < pages->n) {                                                                      \
+            _tile_loadd(keys, pages->at[i] + piece + at, KV_PAGE * sizeof(float));                 \
+            prefetch_rows(next->at[i] + next_piece + at, KV_PAGE, CHUNK);                          \
+            _tile_dpbf16ps(sum, 4, keys);                                                          \
+        }                                                                                          \
+    } while (0)
+
+#define STORE_SCORE(i, sum)                                                                        \
+    do {                                                                                           \
+        if ((i) < pages->n) {                                                                      \
+            _tile_stored(sum, score + (i)*KV_PAGE, ROW_BYTES);                                     \
+        }                                                                                          \
+    } while (0)
+
+static ALWAYS_INLINE void score_row(const struct group *g, int d_head, float *score,
+                                    const struct pages *pages, int64_t piece,
+                                    const struct pages *next, int64_t next_piece)
+{
+    zero_sums(true);
+    for (int i = 0; i * STEP < d_head; i++) {
+        const int64_t at = (int64_t)step_word(i, d_head) * KV_PAGE;
+        _tile_loadd(4, g->query + i * CHUNK, ROW_BYTES);
+        SCORE_PAGE(0, 0, 5);
+        SCORE_PAGE(1, 1, 6);
+        SCORE_PAGE(2, 2, 7);
+        SCORE_PAGE(3, 3, 5);
+    }
+    STORE_SCORE(0, 0);
+    STORE_SCORE(1, 1);
+    STORE_SCORE(2, 2);
+    STORE_SCORE(3, 3);
+}
+
+/* Adds piece of each page to the sums of a row alone, [steps][STEP] columns. */
+static ALWAYS_INLINE void weigh_row(const float *share, int d_head, float *sum,
+                                    const struct pages *pages, int64_t piece,
+                                    const struct pages *next, int64_t next_piece)
+{
+    const size_t row_bytes = (size_t)d_head * sizeof(uint32_t);
+    for (int i = 0; i * STEP < d_head; i++, sum += STEP) {
+        const int c = step_column(i, d_head);
         _tile_loadd(0, sum, ROW_BYTES);
         _tile_loadd(1, sum + BLOCK, ROW_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        for (int p = 0; p < pages->n; p++) {
+            const float *const v = pages->at[p] + piece + c;
+            const float *const ahead = next->at[p] + next_piece + c;
+            _tile_loadd(4, share + p * KV_PAGE, ROW_BYTES);
+            _tile_loadd(6, v, row_bytes);
+            _tile_loadd(7, v + BLOCK, row_bytes);
+            prefetch_rows(ahead, d_head, PAIR_WORDS);
+            _tile_dpbf16ps(0, 4, 6);
+            prefetch_rows(ahead + BLOCK, d_head, PAIR_WORDS);
+            _tile_dpbf16ps(1, 4, 7);
+        }
         _tile_stored(0, sum, ROW_BYTES);
         _tile_stored(1, sum + BLOCK, ROW_BYTES);
+    }
+}
+
+static void score_heads(const struct attend *a, const struct group *g, int own)
+{
+    const int64_t piece = attend_piece_words(a);
+    struct pages pages = pages_from(a, a->k_pages, a->k_stride, 0, own + 1);
+    for (int p = 0; p <= own; p += ROW_PAGES) {
+        const struct pages after =
+            p + ROW_PAGES <= own ? pages_from(a, a->k_pages, a->k_stride, p + ROW_PAGES, own + 1)
+                                 : pages_from(a, a->v_pages, a->v_stride, 0, own + 1);
+        for (int h = 0; h < a->n_head; h++) {
+            const bool is_last = h + 1 == a->n_head;
+            score_row(&g[h], a->d_head, g[h].score + p * KV_PAGE, &pages, h * piece,
+                      is_last ? &after : &pages, is_last ? 0 : (h + 1) * piece);
+        }
+        pages = after;
+    }
+}
+
+/* sum: a head's after another's, stride apart. */
+static void weigh_heads(const struct attend *a, const struct group *g, float *sum, size_t stride,
+                        int own)
+{
+    const int64_t piece = attend_piece_words(a);
+    for (int p = 0; p < own; p += ROW_PAGES) {
+        const struct pages pages = pages_from(a, a->v_pages, a->v_stride, p, own);
+        const struct pages after = pages_from(a, a->v_pages, a->v_stride, p + pages.n, own + 1);
+        for (int h = 0; h < a->n_head; h++) {
+            const bool is_last = h + 1 == a->n_head;
+            weigh_row(g[h].score + p * KV_PAGE, a->d_head, sum + (size_t)h * stride, &pages,
+                      h * piece, is_last ? &after : &pages, is_last ? 0 : (h + 1) * piece);
+        }
     }
 }
 
@@ -406,11 +470,7 @@ static void attend_heads(const struct attend *a, struct amx *amx)
     }
     WRITTEN(a->query);
     amx_set_up(amx, 1, 0, CHUNK);
-    for (int p = 0; p <= own; p += 2) {
-        for (int h = 0; h < a->n_head; h++) {
-            score_head(a, &g[h], h, p);
-        }
-    }
+    score_heads(a, g, own);
     for (int h = 0; h < a->n_head; h++) {
         share_group(&g[h], &total[h]);
     }
@@ -418,11 +478,7 @@ static void attend_heads(const struct attend *a, struct amx *amx)
     memset(sum, 0, (size_t)a->n_head * 2 * n_query * sizeof *sum);
     WRITTEN(a->score);
     amx_set_up(amx, 1, 0, PAIR_WORDS);
-    for (int p = 0; p < own; p++) {
-        for (int h = 0; h < a->n_head; h++) {
-            weigh_head(a, &g[h], sum + (size_t)h * 2 * n_query, h, p);
-        }
-    }
+    weigh_heads(a, g, sum, 2 * n_query, own);
     for (int h = 0; h < a->n_head; h++) {
         const struct attend head = attend_head(a, h);
         for (int i = 0; i * STEP < a->d_head; i++) {
