@@ -9,7 +9,13 @@
 enum {
     SMALL_ALIGN = 128, /* two cache lines: neighbours are prefetched in pairs */
     HUGE_PAGE = 2 << 20,
+    HUGE_MIN = HUGE_PAGE / 2, /* bytes that are worth one: a matrix of 1024 x 1024 in int8 */
 };
+
+static size_t align_of(size_t bytes)
+{
+    return bytes >= HUGE_MIN ? HUGE_PAGE : SMALL_ALIGN;
+}
 
 static size_t round_up(size_t bytes, size_t to)
 {
@@ -21,7 +27,7 @@ void *cpu_alloc(size_t bytes)
     if (bytes > SIZE_MAX - HUGE_PAGE) {
         return NULL;
     }
-    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : SMALL_ALIGN;
+    const size_t align = align_of(bytes);
     const size_t padded = round_up(bytes + (bytes == 0), align);
     void *const data = aligned_alloc(align, padded);
     if (data != NULL && align == HUGE_PAGE) {
@@ -71,8 +77,8 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
 static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t bytes,
                                     const char *purpose, struct err *err)
 {
-    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : SMALL_ALIGN;
-    const size_t room = align + sizeof(void *);
+    const size_t align = align_of(bytes);
+    const size_t room = 2 * align; /* to begin at one and to end at one */
     char *const base = bytes <= SIZE_MAX - room ? calloc(1, bytes + room) : NULL;
     *data = NULL;
     if (base == NULL) {
@@ -83,7 +89,7 @@ static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t byte
     void **const buffer = (void **)(void *)(base + (first - (size_t)(uintptr_t)base));
     buffer[-1] = base;
     if (align == HUGE_PAGE) {
-        (void)madvise(buffer, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+        (void)madvise(buffer, round_up(bytes, HUGE_PAGE), MADV_HUGEPAGE);
     }
     *data = buffer;
     return ERR_OK;
