@@ -11,12 +11,14 @@
  * from then on one graph launch replaces a hundred kernel launches. Graphs are found by a hash over
  * all arguments of all commands, with the number of commands beside it. The table is bounded; when
  * it is full, or a list was cut by a download in mid-step or by its own length, the list runs
- * eagerly. What a graph's kernels read is named by address: so freeing anything drops all graphs.
+ * eagerly. A list that cannot be captured stays eager too, and the first one is said on standard
+ * error. What a graph's kernels read is named by address: so freeing anything drops all graphs.
  *
  * Both ways launch the same kernels with the same arguments, hence give the same bits.
  * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel. */
 #include "kernels/cuda/frame.cuh"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +41,7 @@ struct cuda_command_list {
     bool is_cut;                  /* part of the step's commands has run already */
     bool is_busy;                 /* started and not waited for */
     bool has_graphs;
+    bool has_said; /* that a list could not be captured */
     struct graph graph[GRAPH_SLOTS];
     int n_graph;
 };
@@ -229,6 +232,18 @@ static struct graph *graph_find(struct cuda_command_list *list, uint64_t hash)
     }
 }
 
+/* Steps are then right, but slower by what a hundred launches cost: an operator would wonder. */
+static void capture_failed(struct cuda *cu, const char *what)
+{
+    if (!cu->list->has_said) {
+        (void)fprintf(stderr,
+                      "cuda: a decode step cannot become a graph: %.*s; steps like it are launched "
+                      "op by op, which is slower\n",
+                      static_cast<int>(strcspn(what, ";")), what);
+    }
+    cu->list->has_said = true;
+}
+
 /* Records the list's launches. A list that cannot be recorded stays eager: no failure, since all
  * its commands have just run. */
 static cudaGraphExec_t graph_capture(struct cuda *cu)
@@ -236,19 +251,21 @@ static cudaGraphExec_t graph_capture(struct cuda *cu)
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     const struct err before = cu->failure;
-    if (cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
+    struct err failure = before;
+    cudaError_t status = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
+    if (status == cudaSuccess) {
+        run_all(cu);
+        failure = cu->failure;
+        cu->failure = before;
+        status = cudaStreamEndCapture(cu->stream, &graph);
     }
-    run_all(cu);
-    const bool has_failed = cu->failure.code != ERR_OK;
-    cu->failure = before;
-    if (cudaStreamEndCapture(cu->stream, &graph) == cudaSuccess && !has_failed) {
-        if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) {
-            exec = NULL;
-        } else {
-            (void)cudaGraphUpload(exec, cu->stream); /* now, not at its first launch */
-        }
+    const bool is_whole = status == cudaSuccess && failure.code == ERR_OK;
+    status = is_whole ? cudaGraphInstantiate(&exec, graph, 0) : status;
+    if (is_whole && status == cudaSuccess) {
+        (void)cudaGraphUpload(exec, cu->stream); /* now, not at its first launch */
+    } else {
+        exec = NULL;
+        capture_failed(cu, failure.code != ERR_OK ? failure.message : cudaGetErrorString(status));
     }
     if (graph != NULL) {
         (void)cudaGraphDestroy(graph);

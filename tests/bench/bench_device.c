@@ -312,6 +312,14 @@ static int n_prompt_seq(const struct bench *b, int rows)
     return (rows + b->shape.positions - 1) / b->shape.positions;
 }
 
+/* How many of the steps ran as the backend had prepared them: all but the first, if all is well. */
+static void print_prepared(int rows, int64_t n_prepared)
+{
+    (void)printf("{\"part\":\"prepared\",\"rows\":%d,\"steps\":%lld}\n", rows,
+                 (long long)n_prepared);
+    (void)fflush(stdout);
+}
+
 static void measure_steps(struct steps *t, const char *part, const struct bench_rows *rows)
 {
     const bool decode = strcmp(part, "decode") == 0;
@@ -330,8 +338,12 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
         const struct bench_cost cost = bench_cost_of(&t->model.info, &shape);
         t->rows = n;
         t->at = 0;
+        const int64_t n_prepared = t->b->be->n_prepared;
         const struct timing timing = bench_time(t->b, decode ? run_decode : run_prompt, t);
         bench_print(t->b, part, "step", n, &timing, cost.bytes, cost.flops);
+        if (decode && n <= t->b->be->capture_max) {
+            print_prepared(n, t->b->be->n_prepared - n_prepared);
+        }
     }
 }
 

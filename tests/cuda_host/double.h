@@ -25,7 +25,14 @@ enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 };
 
 enum thread_order { ORDER_FORWARD, ORDER_REVERSE, ORDER_RANDOM };
 enum driver { DRIVER_FINE, DRIVER_NONE, DRIVER_OLD, DRIVER_NO_DEVICE };
-enum injection { INJECT_MALLOC, INJECT_HOST_ALLOC, INJECT_LAUNCH, INJECT_SYNC, INJECT_N };
+enum injection {
+    INJECT_MALLOC,
+    INJECT_HOST_ALLOC,
+    INJECT_LAUNCH,
+    INJECT_SYNC,
+    INJECT_CAPTURE,
+    INJECT_N
+};
 
 struct environment {
     enum driver driver;

@@ -98,6 +98,7 @@ void environment_read(void)
     read_injection(INJECT_HOST_ALLOC, "CUDA_HOST_FAIL_HOST_ALLOC", cudaErrorMemoryAllocation);
     read_injection(INJECT_LAUNCH, "CUDA_HOST_FAIL_LAUNCH", cudaErrorLaunchOutOfResources);
     read_injection(INJECT_SYNC, "CUDA_HOST_FAIL_SYNC", cudaErrorLaunchFailure);
+    read_injection(INJECT_CAPTURE, "CUDA_HOST_FAIL_CAPTURE", cudaErrorStreamCaptureInvalidated);
     state.hang = getenv("CUDA_HOST_HANG");
 }
 

@@ -26,6 +26,10 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (stream == nullptr || stream->capture != nullptr) {
         return api_end(cudaErrorStreamCaptureUnsupported);
     }
+    const cudaError_t error = inject(INJECT_CAPTURE);
+    if (error != cudaSuccess) {
+        return api_end(error);
+    }
     stream->capture = new cuda_host_graph{};
     stream->is_spoilt = false;
     return api_end(cudaSuccess);
@@ -40,9 +44,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     }
     struct cuda_host_graph *const capture = stream->capture;
     stream->capture = nullptr;
-    if (stream->is_spoilt) {
+    const cudaError_t error =
+        stream->is_spoilt ? cudaErrorStreamCaptureInvalidated : inject(INJECT_CAPTURE);
+    if (error != cudaSuccess) {
         cudaGraphDestroy(capture);
-        return api_end(cudaErrorStreamCaptureInvalidated);
+        return api_end(error);
     }
     *graph = capture;
     return api_end(cudaSuccess);
@@ -52,6 +58,10 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 {
     API_BEGIN;
     (void)flags;
+    const cudaError_t error = inject(INJECT_CAPTURE);
+    if (error != cudaSuccess) {
+        return api_end(error);
+    }
     *exec = new cuda_host_graph_exec{};
     for (const struct work &node : graph->nodes) {
         (*exec)->graph.nodes.push_back(work_share(&node));

@@ -41,6 +41,17 @@ SMALL_RUNS = [
 ]
 
 
+def eager_steps(records):
+    """Row counts of the decode steps that should have become graphs and did not."""
+    return [r["rows"] for r in records if r.get("part") == "prepared" and r["steps"] == 0]
+
+
+def graph_line(text):
+    """What the backend said of it."""
+    return next((line for line in text.splitlines() if "cannot become a graph" in line),
+                "the backend does not say why")
+
+
 def check_speed(run):
     usual = ["--device", run.device]
     usual += [*SMALL, "--seconds", "0.001", "--cold-mb", "0"] if run.small else ["--seconds", "0.15"]
@@ -48,6 +59,9 @@ def check_speed(run):
         done = run.command([run.program("tests/bench/bench_device"), *usual, *flags, *parts],
                            env=env)
         run.records += [{**record, "tag": tag} for record in done.records()]
+        for rows in eager_steps(done.records()):
+            run.fail("bench_device %s: no decode step of %d rows ran as a graph: %s" % (
+                " ".join(flags + parts), rows, graph_line(done.err)))
         if done.status == 124:
             run.note("cut: bench_device %s: %s" % (" ".join(flags + parts), done.why()))
         elif not done.good:

@@ -96,6 +96,21 @@ def test_a_backend_that_runs_lists_is_measured_too(tools, tmp_path):
     assert "None of what was run." in section(text, "Failures")
 
 
+def test_decode_without_graphs_is_a_failure(tools, tmp_path):
+    library = BUILD / "libpkmserve_cudahost.so"
+    if not library.exists():
+        pytest.skip("no double: make cuda-host")
+    done, text = rehearse(tools, tmp_path, "cuda", "--only", "speed", CUDA_HOST_FAIL_CAPTURE="1",
+                          PKMSERVE_CUDA_LIBRARY=str(library))
+    assert done.returncode == 1, done.stdout + done.stderr + text
+    assert re.search(r"no decode step of 1 rows ran as a graph: cuda: a decode step cannot become a "
+                     r"graph: operation failed due to a previous error during capture;",
+                     section(text, "Failures")), text
+    done, text = rehearse(tools, tmp_path, "cuda", "--only", "speed", CUDA_HOST_FAIL_CAPTURE="1",
+                          PKMSERVE_CUDA_GRAPHS="0", PKMSERVE_CUDA_LIBRARY=str(library))
+    assert done.returncode == 0, done.stdout + done.stderr + text
+
+
 def test_torch_baseline_runs_and_is_the_same_model(tools, tmp_path):
     pytest.importorskip("torch", reason="no PyTorch in this Python")
     done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,speed,torch")
