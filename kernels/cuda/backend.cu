@@ -64,6 +64,27 @@ void cuda_check(struct cuda *cu, const char *op)
     (void)cuda_ok(cu, cudaGetLastError(), op);
 }
 
+bool cuda_shared_at_least(struct cuda *cu, const void *kernel, size_t bytes, const char *op)
+{
+    int i = 0;
+    while (i < cu->n_shared && cu->shared[i].kernel != kernel) {
+        i++;
+    }
+    if (i < cu->n_shared && cu->shared[i].bytes >= bytes) {
+        return true;
+    }
+    CHECK(i < CUDA_KERNEL_MAX);
+    if (!cuda_ok(cu,
+                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(bytes)),
+                 op)) {
+        return false;
+    }
+    cu->shared[i] = {kernel, bytes};
+    cu->n_shared = i < cu->n_shared ? cu->n_shared : i + 1;
+    return true;
+}
+
 /* ---- opening -------------------------------------------------------------------------------- */
 
 /* The number of a CUDA version as people write it: 13000 is 13.0. */

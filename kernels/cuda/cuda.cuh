@@ -144,6 +144,13 @@ struct cuda_source {
 
 struct cuda_command_list; /* command.cu */
 
+/* Bytes of dynamic shared memory that a kernel has been allowed. */
+struct cuda_kernel_shared {
+    const void *kernel;
+    size_t bytes;
+};
+enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
+
 struct cuda {
     struct backend be; /* first */
     int device;
@@ -154,6 +161,8 @@ struct cuda {
     struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_command_list *list;
+    struct cuda_kernel_shared shared[CUDA_KERNEL_MAX];
+    int n_shared;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */
     size_t staging_bytes;
     cudaEvent_t staging_read[2]; /* recorded when the device has read a half */
@@ -172,15 +181,15 @@ bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op);
 void cuda_check(struct cuda *cu, const char *op);
 void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *what);
 
-/* Lets op's kernel use so many bytes of dynamic shared memory; false after a failure. */
+/* Lets op's kernel use so many bytes of dynamic shared memory; false after a failure. What a kernel
+ * may use never shrinks: a graph that was captured needs what it needed then. Kernels that may have
+ * them cost a look into the table. */
+bool cuda_shared_at_least(struct cuda *cu, const void *kernel, size_t bytes, const char *op);
+
 template <typename K>
 static inline bool cuda_shared(struct cuda *cu, K *kernel, size_t bytes, const char *op)
 {
-    return cuda_ok(cu,
-                   cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)),
-                   op);
+    return cuda_shared_at_least(cu, reinterpret_cast<const void *>(kernel), bytes, op);
 }
 
 /* ---- ops: one function each, by file -------------------------------------------------------- */

@@ -381,6 +381,27 @@ bool is_refused(dim3 grid, dim3 block, size_t shared_bytes, cudaError_t error)
     return got == error && cudaGetLastError() == cudaSuccess;
 }
 
+/* A graph whose kernel is allowed less than when it was captured. */
+bool graph_is_refused(void)
+{
+    const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    int *const y = device_array<int>(N);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaFuncSetAttribute(write_dynamic, attribute, 60 * 1024) == cudaSuccess);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    LAUNCH(write_dynamic, 1, 1, 60 * 1024, stream, y, 0);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph) == cudaSuccess);
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    REQUIRE(cudaFuncSetAttribute(write_dynamic, attribute, 50 * 1024) == cudaSuccess);
+    const bool is_refused = cudaGraphLaunch(exec, stream) == cudaErrorInvalidValue &&
+                            cudaGetLastError() == cudaErrorInvalidValue;
+    return cudaStreamSynchronize(stream) == cudaSuccess && is_refused;
+}
+
 bool launch_limits(void)
 {
     const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -395,7 +416,7 @@ bool launch_limits(void)
            cudaGetLastError() == cudaErrorInvalidValue &&
            cudaFuncSetAttribute(write_dynamic, attribute, 227 * 1024) == cudaSuccess &&
            is_refused(1, 32, 227 * 1024, cudaSuccess) &&
-           is_refused(1, 32, 227 * 1024 + 1, cudaErrorInvalidValue);
+           is_refused(1, 32, 227 * 1024 + 1, cudaErrorInvalidValue) && graph_is_refused();
 }
 
 /* ---- what the environment asks for ---------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* Captured work. A graph holds what was appended to its stream: launches with copies of their
- * arguments, copies and fills with their addresses. Replaying it appends them again. */
+ * arguments, copies and fills with their addresses. Replaying it appends them again, if its kernels
+ * are still allowed what they were captured with. */
 #include "tests/cuda_host/stream.h"
 
 struct cuda_host_graph_exec {
@@ -80,6 +81,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     API_BEGIN;
     cudaError_t error = inject(INJECT_LAUNCH);
+    for (const struct work &node : exec->graph.nodes) {
+        if (error == cudaSuccess && node.kind == WORK_CALL) {
+            error = launch_error(node.call);
+        }
+    }
     for (const struct work &node : exec->graph.nodes) {
         if (error == cudaSuccess) {
             struct work work = work_share(&node);

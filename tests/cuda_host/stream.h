@@ -47,6 +47,8 @@ struct cuda_host_stream {
 struct cuda_host_stream *stream_of(cudaStream_t stream);
 /* Takes work over: to the end of the stream's queue, or into the graph that is being captured. */
 cudaError_t stream_append(struct cuda_host_stream *stream, struct work *work);
+/* What a launch of this call would say now: of its grid, and of what its kernel is allowed. */
+cudaError_t launch_error(const struct cuda_host_call *call);
 /* Runs all that was handed to it. */
 void stream_run(struct cuda_host_stream *stream);
 /* What every function that waits for the device does first: whether the device is still there. If

@@ -4,9 +4,6 @@
 
 #include <stdlib.h>
 
-namespace
-{
-
 cudaError_t launch_error(const struct cuda_host_call *call)
 {
     const dim3 grid = call->grid, block = call->block;
@@ -26,6 +23,9 @@ cudaError_t launch_error(const struct cuda_host_call *call)
     }
     return cudaSuccess;
 }
+
+namespace
+{
 
 bool is_kind(enum cudaMemcpyKind kind, enum memory_kind dst, enum memory_kind src)
 {

@@ -449,6 +449,72 @@ static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
     norms_free(&n);
 }
 
+/* A search of many rows: n_key keys of d columns in both halves, one head. */
+struct search {
+    struct weight *keys;
+    struct pkm_shape shape;
+    struct tensor slots, shares, query;
+};
+
+enum { SEARCH_ROWS = 40, SEARCH_KEYS_MAX = 512, SEARCH_D_MAX = 64, SEARCH_K = 4 };
+
+static struct search search_new(struct backend *be, void *memory, int n_key, int d)
+{
+    static const float zero[2 * SEARCH_KEYS_MAX * SEARCH_D_MAX];
+    float *const at = memory;
+    const struct tensor host = tensor_make((void *)(uintptr_t)zero, 2 * n_key, d, DTYPE_F32);
+    const struct weight_desc desc = {
+        .kind = WEIGHT_KEYS, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 2};
+    struct search s = {
+        .shape = {PKM_PRODUCT, 1, SEARCH_K, n_key, 2 * d, false},
+        .slots = tensor_make(at, SEARCH_ROWS, SEARCH_K, DTYPE_I32),
+        .shares = tensor_make(at + SEARCH_ROWS * SEARCH_K, SEARCH_ROWS, SEARCH_K, DTYPE_F32),
+        .query = tensor_make(at + 2 * SEARCH_ROWS * SEARCH_K, SEARCH_ROWS, 2 * d, DTYPE_F32),
+    };
+    assert_int_equal(be->op->weight_new(be, &s.keys, &host, &desc, "keys", NULL), ERR_OK);
+    return s;
+}
+
+static void search_run(struct backend *be, const struct search *s)
+{
+    be->op->pkm_search(be, s->slots, s->shares, s->query, s->keys, &s->shape);
+}
+
+/* A graph's kernel keeps the shared memory that it was captured with when the same kernel has run
+ * with less in between. */
+static void test_a_graph_keeps_its_shared_memory(void **state)
+{
+    (void)state;
+    need_library();
+    struct backend *const be = fine_open();
+    const struct step_limits limits = {
+        .n_tok_max = 1, .n_seq_max = 1, .n_page_max = 1, .n_out_max = 1};
+    struct step *step = NULL;
+    void *memory = NULL;
+    struct err err = {0};
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    assert_int_equal(be->op->buffer_new(be, &memory, 64 << 10, "search", NULL), ERR_OK);
+    const struct search large = search_new(be, memory, SEARCH_KEYS_MAX, SEARCH_D_MAX);
+    const struct search small = search_new(be, memory, 32, 4);
+    step->n_tok = step->n_seq = step->n_out = step->seq_first[1] = 1;
+    step->out_want[0] = OUT_SAMPLE;
+    step->sample[0] = (struct sample_params){.top_p = 1, .repetition = 1};
+    for (int i = 0; i < 4; i++) {
+        search_run(be, &small);
+        be->op->step_begin(be, step);
+        search_run(be, &large);
+        if (be->op->finish(be, step, &err) != ERR_OK) {
+            fail_msg("step %d: %s", i, err.message);
+        }
+    }
+    assert_int_equal(be->n_prepared, 3);
+    be->op->weight_free(be, large.keys);
+    be->op->weight_free(be, small.keys);
+    be->op->step_free(be, step);
+    be->op->buffer_free(be, memory);
+    backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,6 +533,7 @@ int main(void)
         cmocka_unit_test_setup(test_failed_launch_stays_and_names_the_op, fine_device),
         cmocka_unit_test_setup(test_lost_device_stays, fine_device),
         cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_beyond_the_list, fine_device),
+        cmocka_unit_test_setup(test_a_graph_keeps_its_shared_memory, fine_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
