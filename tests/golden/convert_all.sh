@@ -21,6 +21,7 @@ for source in tests/golden/xlm/*/checkpoint.pth; do
     convert_case "$source"
 done
 for source in tests/golden/allattention/*/checkpoint.pt; do
+    [ -e "$source" ] || break # a GPU machine may do without them
     set -- --vocab "$(dirname "$source")/vocab.txt"
     case $source in
     */g-span-epsilon/*) set -- "$@" --set adapt_span_ramp=16 ;; # the others have the default

@@ -5,8 +5,9 @@
 
 Needs nvcc, a GPU, a C compiler, make, Python with NumPy; PyTorch for the comparison; no network. The parts
 run one after the other, each within a budget, all within --budget seconds; the report is written after each,
-so a part that fails, hangs or is cut costs the others nothing. Exit status: 0 all is well, 1 something
-failed, 2 the check could not start (then there is no report).
+so a part that fails, hangs or is cut costs the others nothing. Beside it, as FILE with the suffix .log,
+stands all that each command said. Exit status: 0 all is well, 1 something failed, 2 the check could not start
+(then there is neither).
 """
 
 import argparse
@@ -82,7 +83,7 @@ def run_parts(run, options, path):
 
 
 def summary(run, path):
-    say("%s; %d failures, %d notes" % (path, len(run.failures), len(run.notes)))
+    say("%s, %s; %d failures, %d notes" % (path, run.log.name, len(run.failures), len(run.notes)))
     for part, text in run.failures:
         say("FAILED %s: %s" % (part, text))
 
@@ -133,6 +134,7 @@ def main(argv):
     if run is None:
         return 2
     path = options.report or Path("tests/bench/results/gpu-%s.md" % time.strftime("%Y-%m-%d"))
+    run.log_to(path.with_suffix(".log"))
 
     def cut(number, frame):
         run.stop()

@@ -250,6 +250,8 @@ def head_lines(run, f):
         "CUDA " + m.get("cuda", "-"), "PyTorch " + f.rates.get("torch", {}).get("torch", "-")])),
         "- backend: %s" % (own["description"] if own else "not measured"),
         "- command: `%s`, commit %s" % (m.get("command", "make check-gpu"), m.get("commit"))]
+    if run.log is not None:
+        lines.append("- log: `%s` beside this report: all that each command said" % run.log.name)
     for name, (rate, who), unit, scale in ((COPY, f.bandwidth(), "TB/s", 1e12),
                                            (MATRIX, f.matrix(), "TFLOP/s", 1e12)):
         lines.append("- %s: %s (%s)" % (

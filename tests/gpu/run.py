@@ -7,6 +7,7 @@ command: a failure is a line of the report.
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 
 
 @dataclass
@@ -39,6 +41,18 @@ class Done:
         how = "its time (%.0f s) was over" % self.seconds if self.status == 124 else (
             "exit status %d" % self.status)
         return "%s: %s" % (how, said[:300])
+
+    def log_entry(self, part, env):
+        """All of it, for the log."""
+        settings = ["%s=%s" % item for item in sorted((env or {}).items())]
+        command = shlex.join([*(["env"] if env else []), *settings, *self.args])
+        lines = ["==== %s: %s" % (part, command),
+                 "exit status %d after %.1f s" % (self.status, self.seconds)]
+        for name, text in (("stdout", self.out), ("stderr", self.err)):
+            if len(text) > LOG_MAX:
+                text = text[:LOG_MAX // 2] + "\n[...]\n" + text[-LOG_MAX // 2:]
+            lines += ["---- " + name, text.rstrip("\n")] if text else []
+        return "\n".join(lines) + "\n\n"
 
     def records(self):
         """The JSON lines among its output."""
@@ -66,6 +80,8 @@ class Run:
     tables: dict = field(default_factory=dict)    # part -> list of Markdown rows of its own
     records: list = field(default_factory=list)   # JSON lines of the benchmarks
     seconds: dict = field(default_factory=dict)   # part -> time taken
+    log: Path = None                # where all that commands say is kept; before it is known, in early
+    early: list = field(default_factory=list)
     part: str = ""
     part_end: float = field(default_factory=time.monotonic)
     running: set = field(default_factory=set)
@@ -97,6 +113,23 @@ class Run:
             self.notes.append((self.part, text))
         say("  " + text)
 
+    # ---- the log -----------------------------------------------------------------------------
+
+    def log_to(self, path):
+        """From now on; begins with what commands have said so far."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock:
+            path.write_text("".join(self.early))
+            self.log = path
+
+    def keep(self, entry):
+        with self.lock:
+            if self.log is None:
+                self.early.append(entry)
+            else:
+                with self.log.open("a") as file:
+                    file.write(entry)
+
     # ---- commands ----------------------------------------------------------------------------
 
     def program(self, name):
@@ -104,6 +137,11 @@ class Run:
 
     def command(self, args, seconds=None, env=None):
         """Runs it in the repository's root, for at most so long and no longer than the part."""
+        done = self.run_command(args, seconds, env)
+        self.keep(done.log_entry(self.part, env))
+        return done
+
+    def run_command(self, args, seconds, env):
         limit = self.left() if seconds is None else min(seconds, self.left())
         args = [str(a) for a in args]
         begun = time.monotonic()

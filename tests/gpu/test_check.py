@@ -63,6 +63,10 @@ def rehearse(tools, tmp_path, device, *arguments, **env):
     return done, path.read_text()
 
 
+def path_of_log(text, folder):
+    return folder / re.search(r"^- log: `([^`/]+)` beside this report", text, re.M).group(1)
+
+
 def section(text, title):
     return text.split("## %s\n" % title)[1].split("\n## ")[0]
 
@@ -127,6 +131,9 @@ def test_a_failing_part_costs_the_others_nothing(tools, tmp_path):
     failures = section(text, "Failures")
     assert "ops: op linear against ref" in failures and "nonsense" in failures, failures
     assert "bits: forward" in failures and "speed: bench_device" in failures, failures
+    log = path_of_log(text, tmp_path).read_text()
+    assert re.search(r"==== ops: env CHECK_BACKEND=nonsense CHECK_OP=linear .*run_check\nexit status [1-9]", log)
+    assert re.search(r"---- stderr\n.*nonsense", log), log[:2000]
     assert "not measured" in section(text, "Aims")
 
 
@@ -142,11 +149,27 @@ def test_what_outlasts_its_time_is_cut_and_said(tmp_path):
     assert late.status == 124 and "no time was left" in late.why()
 
 
+def test_the_log_keeps_all_that_commands_said(tmp_path):
+    run = Run(tmp_path, "cpu", True, sys.executable, time.monotonic() + 60)
+    run.begin("early", 30)
+    run.command(["sh", "-c", "echo before"])
+    run.log_to(tmp_path / "new" / "report.log")
+    run.command(["sh", "-c", "echo out; echo err >&2; exit 3"], env={"SETTING": "a b"})
+    run.command(["no such program"])
+    run.command(["sh", "-c", "echo first; yes | head -c 9999999; echo last"])
+    log = (tmp_path / "new" / "report.log").read_text()
+    assert "==== early: sh -c 'echo before'\nexit status 0" in log and "---- stdout\nbefore\n" in log
+    assert "==== early: env 'SETTING=a b' sh -c 'echo out; echo err >&2; exit 3'\nexit status 3" in log
+    assert "---- stdout\nout\n---- stderr\nerr\n" in log
+    assert "exit status 127" in log and "No such file" in log
+    assert "first\n" in log and "\n[...]\n" in log and "last\n" in log and len(log) < 300000
+
+
 def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tools, tmp_path):
     path = tmp_path / "report.md"
     (tools / "nvidia-smi").unlink()
     done = check(tools, "--report", path, path=str(tools))
-    assert done.returncode == 2 and not path.exists()
+    assert done.returncode == 2 and not list(tmp_path.glob("report*"))
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("check-gpu: no GPU here: nvidia-smi"), done.stderr
     assert done.stdout == ""
