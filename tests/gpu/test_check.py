@@ -137,6 +137,25 @@ def test_a_failing_part_costs_the_others_nothing(tools, tmp_path):
     assert "not measured" in section(text, "Aims")
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_sanitizer_that_cannot_run_is_a_note(tools, tmp_path, status):
+    fake(tools, "compute-sanitizer", "echo '========= COMPUTE-SANITIZER'\n"
+         "echo '========= Error: Device not supported.'\nexit %d\n" % status)
+    done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,sanitizers")
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert ("memcheck, racecheck, synccheck not run: compute-sanitizer: ========= Error: Device not "
+            "supported." in section(text, "Not run, and notes")), text
+    assert "Not measured." in section(text, "compute-sanitizer")
+
+
+def test_what_a_sanitizer_finds_is_a_failure(tools, tmp_path):
+    fake(tools, "compute-sanitizer", "while [ \"$1\" != \"${1#--}\" ]; do shift 2; done\n"
+         "echo '========= Invalid write'\n\"$@\"\nexit 9\n")
+    done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,sanitizers")
+    assert done.returncode == 1
+    assert "memcheck of pkm_search: ========= Invalid write" in section(text, "Failures"), text
+
+
 def test_what_outlasts_its_time_is_cut_and_said(tmp_path):
     run = Run(tmp_path, "cpu", True, sys.executable, time.monotonic() + 60)
     run.begin("part", 1.0)
