@@ -261,5 +261,8 @@ size_t vocab_scratch(const struct step_limits *limits); /* sample.cu; enough for
 
 /* The element at [row, col] as F32. resource.cu */
 float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col);
+/* dst[n] of dtype, F32 or BF16 ← columns col .. col+n-1 of a row. A model has some 10^8 of them. */
+void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, int64_t col,
+                      int64_t n, enum dtype dtype);
 
 #endif

@@ -17,6 +17,7 @@ enum {
     PASS_ROWS_MIN = 128,
     PASS_BYTES = 64 << 20,
     PREPARE_THREADS = 128,
+    PACK_COLUMNS = 512, /* of a row that are converted at once; a multiple of 4 */
     DIM_MAX = 65535 * 64
 };
 
@@ -78,26 +79,39 @@ static size_t place_of(const struct linear_map *map, int64_t r, int64_t k, enum 
                                          : at + k % 8 / 4 * map->half + half * 4);
 }
 
+/* Columns k .. k+n-1 of row r, which stand in piece as PACK_COLUMNS elements with zeros after n. */
+static void pack_columns(unsigned char *dst, const struct linear_map *map, const void *piece,
+                         int64_t r, int64_t k, int64_t n, enum dtype dtype, bool row_major)
+{
+    const unsigned char *from = static_cast<const unsigned char *>(piece);
+    for (int64_t i = 0; i < n; i += 4) {
+        unsigned char *const at = dst + place_of(map, r, k + i, dtype, row_major);
+        if (dtype == DTYPE_F32) {
+            memcpy(at, from, 16);
+            from += 16;
+        } else {
+            memcpy(at, from, 4);
+            memcpy(at + (row_major ? 4 : 8), from + 4, 4);
+            from += 8;
+        }
+    }
+}
+
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major)
 {
     const struct tensor *const host = &source->view;
     const struct linear_map map = map_of(host->cols, dtype, row_major);
-    const size_t gap = row_major ? 4 : 8; /* of BF16, from k to k+2 */
     memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
-        for (int64_t k = 0; k < host->cols; k += 4) {
-            unsigned char *const at =
-                static_cast<unsigned char *>(dst) + place_of(&map, r, k, dtype, row_major);
-            for (int64_t i = 0; i < 4 && k + i < host->cols; i++) {
-                const float value = cuda_host_value(source, r, k + i);
-                const uint16_t half = bf16_round(value);
-                if (dtype == DTYPE_F32) {
-                    memcpy(at + static_cast<size_t>(i) * 4, &value, sizeof value);
-                } else {
-                    memcpy(at + static_cast<size_t>(i / 2) * gap + static_cast<size_t>(i % 2) * 2,
-                           &half, sizeof half);
-                }
-            }
+        for (int64_t k = 0; k < host->cols; k += PACK_COLUMNS) {
+            alignas(16) unsigned char piece[PACK_COLUMNS * sizeof(float)];
+            const int64_t left = host->cols - k;
+            const int64_t n = left < PACK_COLUMNS ? left : static_cast<int64_t>(PACK_COLUMNS);
+            const size_t elem = dtype_bytes(dtype);
+            cuda_host_values(piece, source, r, k, n, dtype);
+            memset(piece + static_cast<size_t>(n) * elem, 0,
+                   static_cast<size_t>(round_up(n, 4) - n) * elem);
+            pack_columns(static_cast<unsigned char *>(dst), &map, piece, r, k, n, dtype, row_major);
         }
     }
 }

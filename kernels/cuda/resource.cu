@@ -170,28 +170,46 @@ float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col
     return host->dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
+void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, int64_t col,
+                      int64_t n, enum dtype dtype)
+{
+    const struct tensor *const host = &source->view;
+    const char *const from =
+        static_cast<const char *>(host->data) +
+        static_cast<size_t>(row * host->stride + col) * dtype_bytes(host->dtype);
+    if (host->dtype == dtype) {
+        memcpy(dst, from, static_cast<size_t>(n) * dtype_bytes(dtype));
+        return;
+    }
+    float *const wide = static_cast<float *>(dst);
+    uint16_t *const half = static_cast<uint16_t *>(dst);
+    if (host->dtype == DTYPE_F32) { /* to BF16 */
+        for (int64_t i = 0; i < n; i++) {
+            float value;
+            memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
+            half[i] = bf16_from_f32(value);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const float value = cuda_host_value(source, row, col + i);
+        if (dtype == DTYPE_F32) {
+            wide[i] = value;
+        } else {
+            half[i] = bf16_from_f32(value);
+        }
+    }
+}
+
 /* Rows first .. first+n-1 of host as dst[n, cols] of the table's type. */
 static void table_rows(void *dst, const struct cuda_source *source, enum dtype dtype, int64_t first,
                        int64_t n)
 {
-    const struct tensor *const host = &source->view;
-    const size_t elem = dtype_bytes(dtype);
-    const size_t row_bytes = static_cast<size_t>(host->cols) * elem;
+    const int64_t cols = source->view.cols;
+    const size_t row_bytes = static_cast<size_t>(cols) * dtype_bytes(dtype);
     for (int64_t r = 0; r < n; r++) {
-        char *const out = static_cast<char *>(dst) + static_cast<size_t>(r) * row_bytes;
-        if (host->dtype == dtype) {
-            memcpy(out,
-                   static_cast<const char *>(host->data) +
-                       static_cast<size_t>((first + r) * host->stride) * elem,
-                   row_bytes);
-            continue;
-        }
-        for (int64_t c = 0; c < host->cols; c++) {
-            const float value = cuda_host_value(source, first + r, c);
-            const uint16_t half = bf16_from_f32(value);
-            memcpy(out + static_cast<size_t>(c) * elem,
-                   dtype == DTYPE_F32 ? static_cast<const void *>(&value) : &half, elem);
-        }
+        cuda_host_values(static_cast<char *>(dst) + static_cast<size_t>(r) * row_bytes, source,
+                         first + r, 0, cols, dtype);
     }
 }
 
