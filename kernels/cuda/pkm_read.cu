@@ -80,6 +80,9 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *s
             v[j] = load_columns<T, paired>(values + slot * n_column, column,
                                            static_cast<int>(n_column));
         }
+        if constexpr (sizeof(T) == 4) { /* else nvcc 13.0 mixes sums among the loads, and spills */
+            __syncwarp();
+        }
 #pragma unroll
         for (int j = 0; j < WARP; j++) {
             const float share = __shfl_sync(0xffffffffu, my_share, j);
