@@ -10,8 +10,9 @@
  *
  * All four are one kernel, in two forms that give the same bits:
  *   split  up to SPLIT_ROWS rows. Latency counts: the keys of a head (512 KiB for 2·512 keys of
- * 128) are read by many blocks at once, 64 keys each; their scores go to scratch, and the last
- *          block of a head to arrive selects. grid (2·n_key / 64, n_head, rows / T), 64 threads.
+ *          128) are read by many blocks at once, a key per thread; their scores go to scratch, and
+ *          the last block of a head to arrive selects. T = 1 row and 64 threads, or 4 and 128,
+ *          grid (2·n_key / threads, n_head, rows / T).
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
  * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_any.cu
@@ -35,25 +36,40 @@ enum {
     N_KEY_MAX = 2048,
     D_MAX = 512, /* columns of a sub-key */
     SPLIT_ROWS = 32,
-    SPLIT_THREADS = 64,
-    TILE_THREADS = 256
+    TILE_THREADS = 256,
+    LOADS = 8 /* of a thread in flight, where a block loads its queries */
 };
+
+/* Of the split kernel for T rows: a warp for each, for a single one two. */
+template <int T> constexpr int split_threads = (T > 2 ? T : 2) * SELECT_WARP;
 
 /* ---- selecting ------------------------------------------------------------------------------- */
 
-/* Fills pair with the ranks (from 0) i·32 + j of all pairs with (i+1)(j+1) <= k and returns their
- * number. The threads of the block share the work; a barrier follows. */
-__device__ int list_pairs(uint16_t *pair, int k)
+/* Ranks (from 0) i·32 + j of all pairs with (i+1)(j+1) <= k. */
+struct pairs {
+    int n;
+    uint16_t pair[PAIR_MAX];
+};
+
+/* On the host: a division for each i would be on the way of the block that selects. */
+struct pairs pairs_of(int k)
 {
-    int n = 0;
+    struct pairs list = {};
     for (int i = 0; i < k; i++) {
-        const int n_j = k / (i + 1);
-        for (int j = threadIdx.x; j < n_j; j += blockDim.x) {
-            pair[n + j] = static_cast<uint16_t>(i * K_MAX + j);
+        for (int j = 0; j < k / (i + 1); j++) {
+            list.pair[list.n++] = static_cast<uint16_t>(i * K_MAX + j);
         }
-        n += n_j;
     }
-    return n;
+    return list;
+}
+
+/* to[PAIR_MAX] ← the list, by the whole block, since lanes that read different arguments of a
+ * kernel wait for one another. A barrier follows. */
+__device__ __forceinline__ void load_pairs(uint16_t *to, const struct pairs &list)
+{
+    for (int p = threadIdx.x; p < list.n; p += blockDim.x) {
+        to[p] = list.pair[p];
+    }
 }
 
 /* best[0 .. k-1] ← the best of the n_key ranks, by one warp. V·32 >= n_key. */
@@ -112,14 +128,28 @@ template <int T>
 __device__ void load_queries(float *to, const struct search *s, int64_t first, int head)
 {
     const int width = static_cast<int>(s->layout.d_quad) * 4;
-    for (int i = threadIdx.x; i < T * 2 * width; i += blockDim.x) {
-        const int64_t row = first + i / (2 * width);
-        const int half = i / width % 2;
-        const int c = i % width;
-        const bool is_there = row < s->query.rows && c < s->d;
-        to[i] = is_there ? static_cast<const float *>(
-                               s->query.data)[row * s->query.stride + (2 * head + half) * s->d + c]
+    const int n = T * 2 * width;
+    for (int at = threadIdx.x; at < n; at += LOADS * blockDim.x) {
+        float value[LOADS];
+#pragma unroll
+        for (int v = 0; v < LOADS; v++) {
+            const int i = at + v * static_cast<int>(blockDim.x);
+            const int half = i / width; /* of all rows */
+            const int c = i - half * width;
+            const int64_t row = first + half / 2;
+            const bool is_there = i < n && row < s->query.rows && c < s->d;
+            const int64_t column = (2 * head + half % 2) * s->d + c;
+            value[v] =
+                is_there ? static_cast<const float *>(s->query.data)[row * s->query.stride + column]
                          : 0;
+        }
+#pragma unroll
+        for (int v = 0; v < LOADS; v++) {
+            const int i = at + v * static_cast<int>(blockDim.x);
+            if (i < n) {
+                to[i] = value[v];
+            }
+        }
     }
 }
 
@@ -138,44 +168,45 @@ struct split_scratch {
     unsigned *arrived; /* [SPLIT_ROWS, n_head]: blocks of a tile and head that are done */
 };
 
-/* The last block of a tile and head selects for each of its rows; a warp per half. */
-__device__ void split_select(const struct search *s, const uint32_t *ranks, int64_t first,
-                             int n_row, int head)
+/* The last block of a tile and head selects for its rows, each half and then each row by a warp. */
+template <int T>
+__device__ void split_select(const struct search *s, const uint32_t *ranks, const uint16_t *pair,
+                             int n_pair, int64_t first, int n_row, int head)
 {
-    __shared__ struct candidate best[2][K_MAX];
-    __shared__ struct candidate chosen[K_MAX];
-    __shared__ uint16_t pair[PAIR_MAX];
+    constexpr int n_warp = split_threads<T> / SELECT_WARP;
+    __shared__ struct candidate best[T][2][K_MAX];
+    __shared__ struct candidate chosen[n_warp][K_MAX];
     const int64_t padded = s->layout.n_key_padded;
-    const int half = threadIdx.x / SELECT_WARP;
-    const int n_pair = list_pairs(pair, s->k_top);
-    for (int t = 0; t < n_row; t++) {
+    const int warp = threadIdx.x / SELECT_WARP;
+    for (int i = warp; i < 2 * n_row; i += n_warp) {
         const uint32_t *const mine =
-            ranks + (first + t) * 2 * s->n_head * padded + (2 * head + half) * padded;
+            ranks + ((first + i / 2) * s->n_head + head) * 2 * padded + i % 2 * padded;
         if (s->n_key <= 16 * SELECT_WARP) {
-            select_keys<16>(best[half], mine, s->n_key, s->k_top);
+            select_keys<16>(best[i / 2][i % 2], mine, s->n_key, s->k_top);
         } else {
-            select_keys<64>(best[half], mine, s->n_key, s->k_top);
+            select_keys<64>(best[i / 2][i % 2], mine, s->n_key, s->k_top);
         }
-        __syncthreads();
-        if (half == 0) {
-            select_slots(s, best[0], best[1], chosen, pair, n_pair, first + t, head);
-        }
-        __syncthreads();
+    }
+    __syncthreads();
+    for (int t = warp; t < n_row; t += n_warp) {
+        select_slots(s, best[t][0], best[t][1], chosen[warp], pair, n_pair, first + t, head);
     }
 }
 
 template <int T>
-__global__ void __launch_bounds__(SPLIT_THREADS)
-    split_kernel(struct search s, struct split_scratch scratch)
+__global__ void __launch_bounds__(split_threads<T>)
+    split_kernel(struct search s, struct pairs pairs, struct split_scratch scratch)
 {
     DYN_SHARED(float, queries);
+    __shared__ uint16_t pair[PAIR_MAX];
     __shared__ bool is_last;
     const int head = blockIdx.y;
     const int64_t first = static_cast<int64_t>(blockIdx.z) * T;
     const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
     const int64_t padded = s.layout.n_key_padded;
-    const int64_t at = static_cast<int64_t>(blockIdx.x) * SPLIT_THREADS + threadIdx.x;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * split_threads<T> + threadIdx.x;
     load_queries<T>(queries, &s, first, head);
+    load_pairs(pair, pairs);
     __syncthreads();
     if (at < 2 * padded) {
         const int half = at >= padded ? 1 : 0;
@@ -184,7 +215,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS)
         const float4 *const keys = s.keys + (2 * head + half) * s.layout.group_quads + key;
         const float4 *const q = reinterpret_cast<const float4 *>(queries) + half * n_quad;
         float sum[T] = {};
-#pragma unroll 8
+#pragma unroll 16
         for (int c = 0; c < n_quad; c++) {
             const float4 column = __ldg(keys + c * padded);
 #pragma unroll
@@ -209,7 +240,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS)
             atomicExch(arrived, 0u); /* for the next launch */
         }
         __threadfence();
-        split_select(&s, scratch.ranks, first, n_row, head);
+        split_select<T>(&s, scratch.ranks, pair, pairs.n, first, n_row, head);
     }
 }
 
@@ -246,7 +277,8 @@ __device__ void tile_scores(uint32_t *ranks, const float4 *queries, const struct
     }
 }
 
-template <int T, int V> __global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s)
+template <int T, int V>
+__global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s, struct pairs pairs)
 {
     DYN_SHARED(float4, queries);
     __shared__ struct candidate best[T][2][K_MAX];
@@ -259,7 +291,7 @@ template <int T, int V> __global__ void __launch_bounds__(TILE_THREADS) tile_ker
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + T * 2 * s.layout.d_quad);
     const int warp = threadIdx.x / SELECT_WARP;
     load_queries<T>(reinterpret_cast<float *>(queries), &s, first, head);
-    const int n_pair = list_pairs(pair, s.k_top);
+    load_pairs(pair, pairs);
     __syncthreads();
     tile_scores<T>(ranks, queries, &s, head, 0);
     tile_scores<T>(ranks, queries, &s, head, 1);
@@ -269,7 +301,7 @@ template <int T, int V> __global__ void __launch_bounds__(TILE_THREADS) tile_ker
     }
     __syncthreads();
     for (int t = warp; t < n_row; t += TILE_THREADS / SELECT_WARP) {
-        select_slots(&s, best[t][0], best[t][1], chosen[warp], pair, n_pair, first + t, head);
+        select_slots(&s, best[t][0], best[t][1], chosen[warp], pair, pairs.n, first + t, head);
     }
 }
 
@@ -284,11 +316,13 @@ template <int T> void launch_split(struct cuda *cu, const struct search *s)
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(behind);
     const struct split_scratch scratch = {
         ranks, reinterpret_cast<unsigned *>(ranks + SPLIT_ROWS * n_group * padded)};
-    const dim3 grid(static_cast<unsigned>((2 * padded + SPLIT_THREADS - 1) / SPLIT_THREADS),
+    constexpr int n_thread = split_threads<T>;
+    const dim3 grid(static_cast<unsigned>((2 * padded + n_thread - 1) / n_thread),
                     static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
     const size_t bytes = T * 2 * static_cast<size_t>(s->layout.d_quad) * sizeof(float4);
-    LAUNCH(split_kernel<T>, grid, dim3(SPLIT_THREADS), bytes, cu->stream, *s, scratch);
+    LAUNCH(split_kernel<T>, grid, dim3(n_thread), bytes, cu->stream, *s, pairs_of(s->k_top),
+           scratch);
 }
 
 /* False if the scores of T rows do not fit the shared memory of this GPU. */
@@ -305,7 +339,8 @@ template <int T, int V> bool launch_tile(struct cuda *cu, const struct search *s
     const dim3 grid(static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
     if (cuda_shared(cu, tile_kernel<T, V>, bytes, "pkm_search")) {
-        LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s);
+        LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s,
+               pairs_of(s->k_top));
     }
     return true;
 }
