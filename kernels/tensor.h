@@ -47,6 +47,13 @@ static inline struct tensor tensor_head(struct tensor t, int64_t rows)
     return t;
 }
 
+/* Rows first .. first+rows-1 of t. */
+static inline struct tensor tensor_rows(struct tensor t, int64_t first, int64_t rows)
+{
+    t.data = (char *)t.data + (size_t)(first * t.stride) * dtype_bytes(t.dtype);
+    return tensor_head(t, rows);
+}
+
 static inline float bf16_to_f32(uint16_t bits)
 {
     union {

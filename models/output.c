@@ -41,6 +41,22 @@ void output_lay_out(struct output *output, struct blocks_arena *arena,
     output->narrow = blocks_arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
 }
 
+/* The rows of x that the n outputs from first on are made of: x itself where they follow one
+ * another, as in decoding and scoring, else gathered. */
+static struct tensor wanted_rows(struct backend *be, const struct output *output, struct tensor x,
+                                 const struct step *step, int first, int n)
+{
+    const int32_t *const row = step->out_row + first;
+    for (int i = 1; i < n; i++) {
+        if (row[i] != row[0] + i) {
+            const struct tensor rows = tensor_head(output->rows, n);
+            be->op->gather(be, rows, x, step, first);
+            return rows;
+        }
+    }
+    return tensor_rows(x, row[0], n);
+}
+
 void output_run(struct backend *be, const struct output *output, struct tensor x, struct step *step,
                 const struct model_tap *tap)
 {
@@ -49,10 +65,9 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
     const int n_chunk = (int)output->logits.rows;
     for (int first = 0; first < step->n_out; first += n_chunk) {
         const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
-        const struct tensor rows = tensor_head(output->rows, n);
+        const struct tensor rows = wanted_rows(be, output, x, step, first, n);
         const struct tensor whole = tensor_head(output->logits, n);
         const struct tensor logits = tensor_cols(whole, adaptive_extra(adaptive), output->n_vocab);
-        op->gather(be, rows, x, step, first);
         if (adaptive->n_tail > 0) {
             adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
         } else if (tap != NULL) {

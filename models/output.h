@@ -11,7 +11,7 @@ struct output {
     struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
     struct adaptive adaptive;
     /* Views of the workspace, of a chunk. */
-    struct tensor rows;   /* [n_chunk, d_model] the rows whose logits are wanted */
+    struct tensor rows;   /* [n_chunk, d_model] wanted rows that do not stand side by side */
     struct tensor logits; /* [n_chunk, adaptive_extra + n_vocab] */
     struct tensor narrow; /* [n_chunk, adaptive_width] */
 };

@@ -351,7 +351,7 @@ static void test_any_launch_may_fail(void **state)
     need_double();
     const size_t before = memory_left();
     int n_failed = 0;
-    for (int n = 1; n < 400; n += n < 20 ? 1 : 13) {
+    for (int n = 1; n < 100; n += n < 20 ? 1 : 3) {
         struct rig r;
         struct err err = {0};
         struct answer answer;

@@ -386,6 +386,74 @@ static void test_vocabulary_chunks_keep_bits(void **state)
     folder_free(&f);
 }
 
+static const struct backend_ops *honest; /* ops of the backend that is watched */
+static int n_gather;
+
+static void counted_gather(struct backend *be, struct tensor y, struct tensor x,
+                           const struct step *step, int first)
+{
+    n_gather++;
+    honest->gather(be, y, x, step, first);
+}
+
+/* A step of one text, with these rows as outputs: its log-probabilities, and how often rows were
+ * gathered. */
+static int outputs_of(struct runner *run, const struct piece *piece, const int32_t *row, int n,
+                      float *logprob)
+{
+    struct err err = {0};
+    struct step *const s = run->step;
+    s->n_tok = s->n_seq = s->n_out = s->n_top = s->n_adjust = s->n_allow = s->seq_first[0] = 0;
+    runner_add(run, piece);
+    for (int i = 0; i < n; i++) { /* ascending, so what is read has not been written */
+        s->target[i] = piece->ids[row[i] + 1];
+        s->out_row[i] = row[i];
+    }
+    s->n_out = n;
+    n_gather = 0;
+    run->be->op->step_begin(run->be, s);
+    model_forward(run->model, s, NULL);
+    assert_int_equal(run->be->op->finish(run->be, s, &err), ERR_OK);
+    memcpy(logprob, s->out_logprob, (size_t)n * sizeof *logprob);
+    return n_gather;
+}
+
+/* Outputs whose rows follow one another are computed in place, others from copies of the rows: with
+ * the same bits. As many outputs as rows need not be all rows. */
+static void test_rows_in_a_run_are_not_gathered(void **state)
+{
+    enum { N = 6 };
+    static const int32_t ids[N + 1] = {3, 10, 17, 24, 31, 38, 5};
+    static const struct {
+        int32_t row[N];
+        int n, n_gather;
+    } cases[] = {{{0, 1, 2, 3, 4, 5}, 6, 0}, {{2, 3, 4}, 3, 0},          {{5}, 1, 0},
+                 {{0, 2, 3}, 3, 1},          {{0, 0, 2, 3, 4, 5}, 6, 1}, {{4, 4}, 2, 1}};
+    struct folder f;
+    struct runner run;
+    float all[N];
+    (void)state;
+    folder_new(&f, V);
+    folder_save(&f);
+    assert_true(runner_open(&run, "ref", f.dir, &F32));
+    honest = run.be->op;
+    struct backend_ops watched = *honest;
+    watched.gather = counted_gather;
+    run.be->op = &watched;
+    const struct piece piece = {.ids = ids, .n_ids = N + 1, .n = N};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float logprob[N];
+        const int n = outputs_of(&run, &piece, cases[i].row, cases[i].n, i == 0 ? all : logprob);
+        assert_int_equal(n, cases[i].n_gather);
+        for (int j = 0; i > 0 && j < cases[i].n; j++) {
+            assert_memory_equal(&logprob[j], &all[cases[i].row[j]], sizeof *all);
+        }
+    }
+    run.be->op = honest;
+    runner_close(&run);
+    folder_free(&f);
+}
+
 /* The batch norm after the query is what its formula says. */
 static void test_batch_norm_is_folded(void **state)
 {
@@ -821,6 +889,7 @@ int main(void)
         cmocka_unit_test(test_placement_keeps_bits),
         cmocka_unit_test(test_shards_keep_bits),
         cmocka_unit_test(test_vocabulary_chunks_keep_bits),
+        cmocka_unit_test(test_rows_in_a_run_are_not_gathered),
         cmocka_unit_test(test_batch_norm_is_folded),
         cmocka_unit_test(test_refuses_tensors),
         cmocka_unit_test(test_refuses_slot_maps),
