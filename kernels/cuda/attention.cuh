@@ -42,10 +42,11 @@ constexpr int ROW_COLS = D_HEAD_MAX / BLOCK; /* columns that a thread sums for a
 static_assert(SPLIT == KV_PAGE * BLOCK_WARPS, "each warp loads a page of a split");
 
 struct attention_args {
-    float *y;                      /* [n_tok, n_head·d_head] */
-    const float *q;                /* [n_tok, n_head·d_head] */
-    const void *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] of T */
-    int64_t y_stride, q_stride, k_page_stride, v_page_stride;
+    float *y;                /* [n_tok, n_head·d_head] */
+    const float *q;          /* [n_tok, n_head·d_head] */
+    const float *k, *v;      /* the same, of rows that are to be stored first; or NULL */
+    void *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] of T */
+    int64_t y_stride, q_stride, k_stride, v_stride, k_page_stride, v_page_stride;
     int n_head, d_head;
     int d_pad;       /* columns of a row in shared memory, see above */
     int stride;      /* from row to row there, of queries */

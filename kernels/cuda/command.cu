@@ -101,8 +101,8 @@ static void run_one(struct cuda *cu, const struct command *c)
         break;
     case COMMAND_KV_STORE: cuda_kv_store(cu, t[0], t[1], t[2], t[3], view, c->n); break;
     case COMMAND_ATTENTION:
-        cuda_attention(cu, t[0], t[1], t[2], t[3], view, scratch, c->step->step.limits.n_page_max,
-                       c->n, c->f);
+        cuda_attention(cu, t[0], t[1], t[2], t[3], t[4], t[5], view, scratch,
+                       c->step->step.limits.n_page_max, c->n, c->f);
         break;
     case COMMAND_SPAN_ATTENTION:
         cuda_span_attention(cu, t[0], t[1], t[2], t[3], view, &c->span);
@@ -320,6 +320,11 @@ void command_append(struct cuda *cu, const struct command *command)
         run_pending(cu);
     }
     list->command[list->n++] = *command;
+}
+
+struct command *command_last(struct cuda *cu)
+{
+    return cu->list->n > 0 ? &cu->list->command[cu->list->n - 1] : NULL;
 }
 
 void command_begin(struct cuda *cu, const struct cuda_step *step)

@@ -108,6 +108,17 @@ __device__ __forceinline__ float widen(uint16_t value)
     return bf16_widen(value);
 }
 
+/* Into the cache. */
+__device__ __forceinline__ void cache_store(float *to, float value)
+{
+    *to = value;
+}
+
+__device__ __forceinline__ void cache_store(uint16_t *to, float value)
+{
+    *to = static_cast<uint16_t>(bf16_pair(value, 0));
+}
+
 /* Four columns, which start at a multiple of their size. */
 __device__ __forceinline__ float4 widen_group(const float *at)
 {
@@ -206,10 +217,13 @@ void cuda_gather(struct cuda *cu, struct tensor y, struct tensor x, const struct
 void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                    struct tensor v, const struct step_view *view, int n_head);
 
-/* attention.cu. n_tok = y.rows; n_page_max is that of the step's limits. */
+/* attention.cu. n_tok = y.rows; n_page_max is that of the step's limits. k and v [n_tok,
+ * n_head·d_head] of rows that are each a sequence of their own are stored as by kv_store before
+ * they are attended to; data NULL: they have been. y overlaps neither. */
 void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,
-                    struct tensor v_pages, const struct step_view *view,
-                    const struct step_scratch *scratch, int n_page_max, int n_head, float scale);
+                    struct tensor v_pages, struct tensor k, struct tensor v,
+                    const struct step_view *view, const struct step_scratch *scratch,
+                    int n_page_max, int n_head, float scale);
 size_t attention_scratch(const struct step_limits *limits);
 
 /* span.cu. y has rows. */

@@ -35,9 +35,10 @@ enum command_op {
     COMMAND_N
 };
 
-enum { COMMAND_TENSOR_MAX = 5, COMMAND_WEIGHT_MAX = 3 };
+enum { COMMAND_TENSOR_MAX = 6, COMMAND_WEIGHT_MAX = 3 };
 
-/* One op with its arguments, in the order of the op's parameters; what an op does not have is 0. */
+/* One op with its arguments, in the order of the op's parameters; what an op does not have is 0. An
+ * attention that also stores has k and v after its own. */
 struct command {
     enum command_op op;
     int n;   /* n_head, n_run, first or act */
@@ -55,6 +56,8 @@ void command_list_free(struct cuda *cu); /* NULL list is fine */
 
 /* Appends to the list; a full list is run first. */
 void command_append(struct cuda *cu, const struct command *command);
+/* The last of the list, for who may do its work as well and replaces it; NULL if there is none. */
+struct command *command_last(struct cuda *cu);
 /* A step's commands begin here. Runs what was appended before, and waits if the device still works.
  */
 void command_begin(struct cuda *cu, const struct cuda_step *step);

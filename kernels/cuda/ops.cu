@@ -1,5 +1,6 @@
 /* The compute ops of the table: each checks its shapes, as kernels/ref does, and what the kernels
- * would index with, since they cannot CHECK; then it becomes a command. Nothing runs here. */
+ * would index with, since they cannot CHECK; then it becomes a command, or one with the command
+ * before. Nothing runs here. */
 #include "kernels/cuda/frame.cuh"
 
 void op_embed(struct backend *be, struct tensor y, const struct step *step,
@@ -125,6 +126,45 @@ void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_page
     command_append(cuda_of(be), &c);
 }
 
+static bool is_same_view(struct tensor a, struct tensor b)
+{
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride &&
+           a.dtype == b.dtype;
+}
+
+/* Whether some element may be in both; F32. */
+static bool may_overlap(struct tensor a, struct tensor b)
+{
+    const float *const a_first = static_cast<const float *>(a.data);
+    const float *const b_first = static_cast<const float *>(b.data);
+    return a.rows > 0 && b.rows > 0 && a_first < b_first + (b.rows - 1) * b.stride + b.cols &&
+           b_first < a_first + (a.rows - 1) * a.stride + a.cols;
+}
+
+static bool is_decode(const struct step *step)
+{
+    for (int s = 0; s < step->n_seq; s++) {
+        if (step->seq_first[s + 1] - step->seq_first[s] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The kv_store that the attention c follows at once and can do on its way, since each sequence has
+ * one row and each head of it one block that reads what is stored; else NULL. Sequences share pages
+ * that earlier steps have filled and none that this one writes to. */
+static struct command *store_before(struct cuda *cu, const struct command *c)
+{
+    struct command *const last = command_last(cu);
+    const bool is_store = last != NULL && last->op == COMMAND_KV_STORE && last->step == c->step &&
+                          last->n == c->n && is_same_view(last->tensor[0], c->tensor[2]) &&
+                          is_same_view(last->tensor[1], c->tensor[3]) &&
+                          !may_overlap(c->tensor[0], last->tensor[2]) &&
+                          !may_overlap(c->tensor[0], last->tensor[3]);
+    return is_store && is_decode(&c->step->step) ? last : NULL;
+}
+
 void op_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                   struct tensor v_pages, const struct step *step, int n_head, float scale)
 {
@@ -142,7 +182,14 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
     c.tensor[1] = q;
     c.tensor[2] = k_pages;
     c.tensor[3] = v_pages;
-    command_append(cuda_of(be), &c);
+    struct command *const store = store_before(cuda_of(be), &c);
+    if (store == NULL) {
+        command_append(cuda_of(be), &c);
+        return;
+    }
+    c.tensor[4] = store->tensor[2];
+    c.tensor[5] = store->tensor[3];
+    *store = c;
 }
 
 void op_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,

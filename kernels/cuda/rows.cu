@@ -326,16 +326,6 @@ struct store_args {
     const struct step_view *view;
 };
 
-__device__ __forceinline__ void cache_store(float *to, float value)
-{
-    *to = value;
-}
-
-__device__ __forceinline__ void cache_store(uint16_t *to, float value)
-{
-    *to = static_cast<uint16_t>(bf16_pair(value, 0));
-}
-
 __device__ __forceinline__ void cache_store_group(float *to, float4 group)
 {
     *reinterpret_cast<float4 *>(to) = group;

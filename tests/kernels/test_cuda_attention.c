@@ -360,6 +360,116 @@ static void test_heads_that_are_too_wide(void **state)
     crowd_drop(&c);
 }
 
+/* Stores and attends the new rows in one step, and gives y, then all keys and values. cut: a
+ * download between the two ops keeps them apart. */
+static float *store_and_attend(const struct crowd *c, bool cut, struct err *err)
+{
+    struct side side = side_new("cuda", c);
+    struct backend *const be = side.be;
+    const int begin[SEQ_MAX] = {0};
+    int end[SEQ_MAX];
+    for (int s = 0; s < c->n_seq; s++) {
+        end[s] = c->n_old[s] + c->n_new[s];
+    }
+    store(&side, c, begin, c->n_old);
+    fill_step(&side, c, c->n_old, end);
+    const int n_tok = side.step->n_tok;
+    const struct tensor y = tensor_head(side.y, n_tok);
+    const size_t page_bytes = (size_t)side.k_pages.cols * dtype_bytes(c->cache);
+    const size_t pages_bytes = (size_t)side.k_pages.rows * page_bytes;
+    const size_t y_bytes = (size_t)y.rows * (size_t)y.cols * sizeof(float);
+    char *const all = calloc(1, y_bytes + 2 * pages_bytes);
+    assert_non_null(all);
+    be->op->step_begin(be, side.step);
+    be->op->kv_store(be, side.k_pages, side.v_pages, tensor_head(side.k, n_tok),
+                     tensor_head(side.v, n_tok), side.step, c->n_head);
+    if (cut) {
+        be->op->download(be, all, y);
+    }
+    be->op->attention(be, y, tensor_head(side.q, n_tok), side.k_pages, side.v_pages, side.step,
+                      c->n_head, 1 / sqrtf((float)c->d_head));
+    (void)be->op->finish(be, side.step, err);
+    be->op->download(be, all, y);
+    be->op->download(be, all + y_bytes, side.k_pages);
+    be->op->download(be, all + y_bytes + pages_bytes, side.v_pages);
+    side_close(&side, c);
+    return (float *)(void *)all;
+}
+
+static void check_stored_on_the_way(struct crowd *c)
+{
+    struct err err = {0};
+    crowd_fill(c);
+    const int64_t d = (int64_t)c->n_head * c->d_head;
+    const size_t bytes =
+        (size_t)c->n_seq * (size_t)d * sizeof(float) +
+        2 * (size_t)(first_page(c, c->n_seq) * KV_PAGE * d) * dtype_bytes(c->cache);
+    float *const apart = store_and_attend(c, true, &err);
+    for (int turn = 0; turn < 2; turn++) { /* of the double: who comes first must not matter */
+        assert_int_equal(setenv("CUDA_HOST_ORDER", turn == 0 ? "forward" : "reverse", 1), 0);
+        float *const together = store_and_attend(c, false, &err);
+        assert_int_equal(err.code, ERR_OK);
+        if (memcmp(together, apart, bytes) != 0) {
+            fail_msg("%d sequences, %d heads of %d, cache %s: kv_store and attention give other "
+                     "bits when nothing stands between them",
+                     c->n_seq, c->n_head, c->d_head, dtype_name(c->cache));
+        }
+        free(together);
+    }
+    assert_int_equal(unsetenv("CUDA_HOST_ORDER"), 0);
+    free(apart);
+    crowd_drop(c);
+}
+
+/* Where each sequence has one row, attention stores what kv_store was to: the same y and the same
+ * pages, whichever block has the last split, and however many rows there are. */
+static void test_a_decode_step_stores_on_the_way(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    static const struct {
+        int n_seq, n_head, d_head, shift;
+    } cases[] = {{1, 1, 64, 0}, {5, 4, 16, 2}, {32, 2, 7, 0}, {3, 1, 132, 0}, {70, 1, 8, 0}};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        struct crowd c = {.cache = caches[i % 2],
+                          .n_head = cases[i / 2].n_head,
+                          .d_head = cases[i / 2].d_head,
+                          .shift = cases[i / 2].shift};
+        c.d_head += c.cache == DTYPE_BF16 ? c.d_head % 2 : 0;
+        c.gap = c.shift;
+        for (int s = 0; s < cases[i / 2].n_seq; s++) {
+            crowd_add(&c, s * 61 % 331, 1);
+        }
+        check_stored_on_the_way(&c);
+    }
+    struct crowd c = {.n_head = 2, .d_head = 8}; /* not one row: stored before */
+    crowd_add(&c, 20, 2);
+    crowd_add(&c, 30, 0);
+    check_stored_on_the_way(&c);
+}
+
+/* It takes a launch less: of three, the third fails. */
+static void test_a_decode_step_launches_once(void **state)
+{
+    (void)state;
+    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
+        skip();
+    }
+    struct crowd c = {.n_head = 2, .d_head = 8};
+    crowd_add(&c, 20, 1);
+    crowd_fill(&c);
+    assert_int_equal(setenv("CUDA_HOST_FAIL_LAUNCH", "3", 1), 0);
+    for (int cut = 0; cut < 2; cut++) {
+        struct err err = {0};
+        free(store_and_attend(&c, cut == 1, &err));
+        assert_int_equal(err.code, cut == 1 ? ERR_DEVICE : ERR_OK);
+    }
+    assert_int_equal(unsetenv("CUDA_HOST_FAIL_LAUNCH"), 0);
+    crowd_drop(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -369,6 +479,8 @@ int main(void)
         cmocka_unit_test(test_widths_of_heads),
         cmocka_unit_test(test_pages_that_start_anywhere),
         cmocka_unit_test(test_heads_that_are_too_wide),
+        cmocka_unit_test(test_a_decode_step_stores_on_the_way),
+        cmocka_unit_test(test_a_decode_step_launches_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
