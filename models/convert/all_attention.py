@@ -54,9 +54,12 @@ def _dims(weights, name, n_dim):
     if name not in weights:
         raise Refused("tensor '%s' is missing" % name)
     size = weights[name].size
-    if len(size) != n_dim or not all(isinstance(n, int) and n > 0 for n in size):
+    if len(size) != n_dim:
         raise Refused("tensor '%s': %d dimensions expected, got shape %s"
                       % (name, n_dim, show(list(size))))
+    if 0 in size:
+        raise Refused("tensor '%s': sizes of 1 or more expected, got shape %s"
+                      % (name, show(list(size))))
     return size
 
 

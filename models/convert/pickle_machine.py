@@ -16,6 +16,7 @@ import struct
 from fault import Refused, show
 
 OPERATIONS_MAX = 16_000_000  # a dictionary of a million words takes about eight million
+KEY_MAX = 4  # items of a tuple that is a key
 
 # Opcodes that are refused, so that the message can name them.
 REFUSED = {
@@ -57,10 +58,11 @@ class StateDict(dict):
 
 
 def _is_key(value):
-    scalar = (str, int, float, type(None))
-    if isinstance(value, tuple):  # one level: nested tuples can take exponential time to hash
-        return all(isinstance(item, scalar) for item in value)
-    return isinstance(value, scalar)
+    """Text, whole numbers, and XLM's pairs of languages. Tuples hash anew each time, nested ones in
+    exponential time; tuples of numbers, and before Python 3.10 NaN, can be chosen to collide."""
+    if isinstance(value, tuple):
+        return len(value) <= KEY_MAX and all(isinstance(item, str) for item in value)
+    return isinstance(value, (str, int, type(None)))
 
 
 class PickleMachine:

@@ -56,7 +56,7 @@ class Storage:
 
 
 class Tensor:
-    """A view of a storage as the file claims it; nothing is checked before TorchFile.array."""
+    """A view of a storage as the file claims it: counts, which only TorchFile.array compares."""
 
     __slots__ = ("storage", "offset", "size", "stride")
 
@@ -67,7 +67,7 @@ class Tensor:
         self.stride = stride
 
     def __repr__(self):
-        return "<tensor %s>" % show(list(self.size))
+        return "<tensor %s>" % list(self.size)
 
 
 def is_count(value):
@@ -84,8 +84,12 @@ def _make_tensor(arguments):
     if len(arguments) < 6 or not isinstance(arguments[0], Storage):
         raise Refused("a tensor without a storage")
     storage, offset, size, stride = arguments[:4]
-    if not isinstance(size, tuple) or not isinstance(stride, tuple):
-        raise Refused("a tensor whose size or stride is no tuple")
+    # Here and not later, for size may hold tensors that hold tensors, and messages show it.
+    for what, counts in (("size", size), ("strides", stride), ("offset", (offset,))):
+        if not isinstance(counts, tuple) or len(counts) > DIM_MAX \
+                or not all(is_count(n) for n in counts):
+            raise Refused("a tensor's %s: at most %d counts expected, got %s"
+                          % (what, DIM_MAX, show(counts)))
     return Tensor(storage, offset, size, stride)
 
 
@@ -312,10 +316,7 @@ class TorchFile:
     def array(self, tensor):
         """The tensor as a read-only NumPy view of the mapped file, after all checks."""
         storage, size, stride = tensor.storage, tensor.size, tensor.stride
-        if not is_count(tensor.offset) or not all(is_count(n) for n in size):
-            raise Refused("offset %s and size %s are not counts"
-                          % (show(tensor.offset), show(size)))
-        if len(stride) != len(size) or not all(is_count(n) for n in stride) or len(size) > DIM_MAX:
+        if len(stride) != len(size):
             raise Refused("strides %s do not fit size %s" % (show(stride), show(size)))
         numel, last = 1, tensor.offset
         for n, step in zip(size, stride):

@@ -55,7 +55,7 @@ def _expect(p, weights):
     shapes = {"embeddings.weight": (p.n_vocab, p.d_model)}
     position = xlm_memory.size_of(weights, "position_embeddings.weight")
     n_position = position[0] if len(position) == 2 else 0
-    if not isinstance(n_position, int) or not 1 <= n_position <= POSITION_MAX:
+    if not 1 <= n_position <= POSITION_MAX:
         raise Refused("tensor 'position_embeddings.weight': shape [1..%d, %d] expected, got %s"
                       % (POSITION_MAX, p.d_model, show(list(position))))
     shapes["position_embeddings.weight"] = (n_position, p.d_model)

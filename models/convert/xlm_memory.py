@@ -36,7 +36,7 @@ def _n_key(m, name, size):
         raise Refused("tensor '%s': %d dimensions expected, got shape %s"
                       % (name, dims, show(list(size))))
     n_key = size[-2]
-    if not isinstance(n_key, int) or not 1 <= n_key <= 1 << 24:
+    if not 1 <= n_key <= 1 << 24:
         raise Refused("tensor '%s': shape %s" % (name, show(list(size))))
     if m.k_top > n_key:
         raise Refused("params.mem_knn: %d is more than the %d keys of tensor '%s'"

@@ -110,6 +110,7 @@ def test_refusals(tmp_path, refused):
     ("layers.0.attn.proj_val.weight", None, ["proj_val", "missing", "[8, 8]"]),
     ("layers.0.norm1.bias", (7,), ["norm1.bias", "[8]", "[7]"]),
     ("key_pe", (1, 3, SPAN), ["key_pe", "heads"]),
+    ("in_emb.weight", (0, D), ["in_emb.weight", "1 or more", "[0, 8]"]),
     ("layers.0.extra", (2,), ["layers.0.extra"]),
     ("out_emb.cluster_proj.weight", (2, D), ["out_emb.cluster_proj.weight"])])
 def test_tensors_that_do_not_fit(name, size, words, tmp_path, refused):

@@ -114,7 +114,9 @@ DAMAGED_PICKLES = {
     "stack underflow": b"R", "pop below a mark": b"(0(t", "mark missing": b"t",
     "odd items": b"}(K\1u", "memo missing": b"h\x07", "string not UTF-8": b"X\1\0\0\0\xff",
     "list as key": b"}]K\1s",
-    "nested tuple as key": b"}))\x86)\x86K\1s", "long integer": b"\x8a\x20" + b"\1" * 32,
+    "nested tuple as key": b"}))\x86)\x86K\1s", "long tuple as key": b"}(" + text("x") * 5 + b"tK\1s",
+    "numbers as key": b"}K\1K\2\x86K\1s", "NaN as key": b"}G\x7f\xf8" + b"\0" * 6 + b"K\1s",
+    "long integer": b"\x8a\x20" + b"\1" * 32,
     "name without end": b"c" + b"a" * 300, "protocol 5": b"\x80\x05",
     "persistent id of text": text("storage") + b"Q", "persistent id of 3": b"K\1K\2K\3\x87Q",
     "tensor of nothing": tw.global_("torch._utils", "_rebuild_tensor_v2") + b")R",
@@ -298,12 +300,20 @@ def test_legacy_views_that_lie(view, tmp_path, refused):
 # ---- tensors that lie ---------------------------------------------------------------------------
 
 LIES = {
-    "offset": dict(offset=1), "far offset": dict(offset=2**62), "negative offset": dict(offset=-1),
-    "large stride": dict(stride=(2,)), "negative stride": dict(stride=(-1,), offset=7),
+    "offset": dict(offset=1), "far offset": dict(offset=2**62),
+    "large stride": dict(stride=(2,)),
     "too few strides": dict(stride=()), "too many strides": dict(stride=(8, 1)),
-    "stride of text": dict(stride=("1",)), "offset of text": dict(offset="0"),
-    "offset none": dict(offset=None), "boolean size": dict(size=(True,)),
-    "size of floats": dict(size=(8.0,)),
+}
+
+# What no view can be made of, and the part that messages name.
+NO_COUNTS = {
+    "negative offset": (dict(offset=-1), "offset"), "offset of text": (dict(offset="0"), "offset"),
+    "offset none": (dict(offset=None), "offset"),
+    "negative stride": (dict(stride=(-1,), offset=7), "strides"),
+    "stride of text": (dict(stride=("1",)), "strides"), "list of strides": (dict(stride=[1]), "strides"),
+    "boolean size": (dict(size=(True,)), "size"), "size of floats": (dict(size=(8.0,)), "size"),
+    "negative size": (dict(size=(-8,)), "size"), "60 dimensions": (dict(size=(8,) * 60), "size"),
+    "size of tensors": (dict(size=(tw.Tensor(np.zeros(2, np.float32)),) * 6), "size"),
 }
 
 
@@ -315,7 +325,16 @@ def test_views_that_leave_their_storage(name, container, tmp_path, refused):
     refused(tw.WRITERS[container](tmp_path / "c.pth", value), "'layer_norm_emb.bias'")
 
 
-@pytest.mark.parametrize("size", [(2**62, 2**62), (0,), (-8,), (8,) * 60])
+@pytest.mark.parametrize("container", ["zip", "legacy"])
+@pytest.mark.parametrize("name", NO_COUNTS)
+def test_views_that_are_not_counts(name, container, tmp_path, refused):
+    how, part = NO_COUNTS[name]
+    tensor = tw.Tensor(tw.tiny_weights()["layer_norm_emb.bias"], **how)
+    refused(tw.WRITERS[container](tmp_path / "c.pth", tw.tiny(layer_norm_emb__bias=tensor)),
+            "byte", "a tensor's %s:" % part)
+
+
+@pytest.mark.parametrize("size", [(2**62, 2**62), (0,), (8,) * 8])
 def test_sizes_that_cannot_be(size, tmp_path, refused):
     """Positions are the one tensor whose rows are taken from the file."""
     for field in ("position_embeddings__weight", "memories__1_in__keys", "layer_norm_emb__bias"):
