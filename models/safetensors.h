@@ -39,8 +39,10 @@ enum safetensors_dtype {
 
 enum {
     SAFETENSORS_RANK_MAX = 8,
-    SAFETENSORS_NAME_MAX = 256,         /* bytes of a tensor's name, with the final 0 */
-    SAFETENSORS_HEADER_MAX = 100000000, /* bytes of the JSON header: the format's own limit */
+    SAFETENSORS_NAME_MAX = 256, /* bytes of a tensor's name, with the final 0 */
+    /* Bytes of the JSON header: 1024 layers of tensors with long names and scales take 10 MB. The
+     * format allows 100 MB, where small tensors would take half a minute to list. */
+    SAFETENSORS_HEADER_MAX = 16 << 20,
 };
 
 struct safetensors_entry {

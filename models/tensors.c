@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 enum {
-    INDEX_BYTES_MAX = 64 << 20, /* of model.safetensors.index.json */
-    N_SHARD_MAX = 4096,
+    INDEX_BYTES_MAX = SAFETENSORS_HEADER_MAX, /* of model.safetensors.index.json */
+    N_SHARD_MAX = 512,
 };
 
 struct shard {
