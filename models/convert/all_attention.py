@@ -19,7 +19,7 @@ from torch_file import Tensor
 RAMP = 32
 SETTABLE = ["adapt_span_ramp", "vocab_kind"]
 VOCAB_KINDS = ["byte", "char", "word"]
-CLUSTER_MAX, CHUNK_ROWS = 16, 4096
+CLUSTER_MAX = 16
 LAYER_MAX, VOCAB_MAX, WIDTH_MAX, FF_MAX, SPAN_MAX = 1024, 1 << 24, 1 << 16, 1 << 20, 1 << 20
 # Second names of what a layer's attention shares with its persistent vectors, and a constant.
 IGNORED = (".attn.attn.persistent_memory.adaptive_span._mask.current_val",
@@ -191,24 +191,37 @@ def _arrays(file, shapes, weights):
     return arrays
 
 
-def _product(a, b, factor=1.0):
-    """factor · a·b in F32, summed in F64, a few rows at a time."""
-    out = np.empty((len(a), b.shape[1]), np.float32)
-    for i in range(0, len(a), CHUNK_ROWS):
-        rows = a[i:i + CHUNK_ROWS].astype(np.float64)
-        out[i:i + CHUNK_ROWS] = factor * (rows @ b.astype(np.float64))
-    return out
+class Products:
+    """factor · a·b of each pair (a, b), one below the other, in F32, summed in F64. Rows are computed
+    when a slice asks for them, as writing does: the whole may be far larger than the file."""
+
+    ndim, dtype = 2, np.dtype(np.float32)
+
+    def __init__(self, pairs, factor=1.0):
+        self.pairs = [(a, factor * b.astype(np.float64)) for a, b in pairs]
+        self.shape = (sum(len(a) for a, _ in pairs), pairs[0][1].shape[1])
+        self.size = self.shape[0] * self.shape[1]
+
+    def __getitem__(self, rows):
+        first, stop, _ = rows.indices(self.shape[0])
+        out, at = [], 0
+        for a, b in self.pairs:
+            part = a[max(first - at, 0):max(stop - at, 0)]
+            with np.errstate(all="ignore"):  # what is not finite is found when it is written
+                out.append((part.astype(np.float64) @ b).astype(np.float32))
+            at += len(a)
+        return np.concatenate(out)
 
 
 def _adaptive(p, arrays):
     """Embeddings and output of a model with adaptive input and softmax."""
-    yield "embeddings.weight", np.concatenate([
-        _product(arrays["in_emb.emb_layers.%d.weight" % i], arrays["in_emb.emb_projs.%d" % i].T,
-                 p.d_model ** 0.5) for i in range(len(p.rows))])
+    yield "embeddings.weight", Products([
+        (arrays["in_emb.emb_layers.%d.weight" % i], arrays["in_emb.emb_projs.%d" % i].T)
+        for i in range(len(p.rows))], p.d_model ** 0.5)
     # The clusters' entries stand in reverse order in the file.
-    head = np.concatenate([arrays["out_emb.out_layers.0.weight"],
-                           arrays["out_emb.cluster_proj.weight"][::-1]])
-    yield "output.head.weight", _product(head, arrays["out_emb.out_projs.0"].T)
+    yield "output.head.weight", Products([
+        (part, arrays["out_emb.out_projs.0"].T) for part in
+        (arrays["out_emb.out_layers.0.weight"], arrays["out_emb.cluster_proj.weight"][::-1])])
     yield "output.head.bias", np.concatenate([arrays["out_emb.out_layers.0.bias"],
                                               arrays["out_emb.cluster_proj.bias"][::-1]])
     for i in range(1, len(p.rows)):

@@ -13,6 +13,7 @@ tensor is measured, and a tensor beyond LOSS_MAX is refused.
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,7 +68,7 @@ def encode_rows(values):
 
 def _pieces(array):
     """array in runs of whole rows, about CHUNK elements each."""
-    rows = max(1, CHUNK // max(1, array[0].size))
+    rows = max(1, CHUNK // math.prod(array.shape[1:]))
     for i in range(0, array.shape[0], rows):
         yield array[i:i + rows]
 
@@ -131,10 +132,21 @@ def _lay_out(tensors, dtype):
     return plan, header, at
 
 
+def _check_room(file, size):
+    """A small file with adaptive input may become a huge one: said before hours of work."""
+    system = os.fstatvfs(file.fileno())
+    left = system.f_bavail * system.f_frsize
+    if system.f_blocks > 0 and size > left:
+        raise Refused("model.safetensors takes %d bytes, but where --output is %d are left"
+                      % (size, left))
+
+
 def write(file, tensors, dtype, force=False):
-    """Writes tensors, a list of (name, array), to file. force: also what int8 loses too much of.
+    """Writes tensors, a list of (name, array), to file; an array may be anything with the shape, size
+    and slices of one. force: also what int8 loses too much of.
     Returns .parameters, .bytes of data, .loss (largest relative error, tensor) of int8 or None."""
     plan, header, size = _lay_out(tensors, dtype)
+    _check_room(file, size)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % HEADER_ALIGN)
     file.write(len(text).to_bytes(8, "little") + text)

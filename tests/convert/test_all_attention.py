@@ -1,6 +1,9 @@
 """Conversion of the all-attention family: sizes from shapes, both containers, refusals by name."""
 
 import json
+import os
+import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,8 +126,8 @@ def test_tensors_that_do_not_fit(name, size, words, tmp_path, refused):
     refused(source, *words, args=("--vocab", tmp_path / "vocab.txt"))
 
 
-def adaptive_weights(tied):
-    """Clusters of 3 and 2 words, 8 and 2 columns wide."""
+def adaptive_weights(tied, tail=2):
+    """Clusters of 3 and tail words, 8 and 2 columns wide."""
     rng = np.random.default_rng(2)
     w = weights()
     for name in ("in_emb.weight", "out_emb.weight", "out_emb.bias"):
@@ -133,7 +136,7 @@ def adaptive_weights(tied):
     def new(*shape):
         return tw.Tensor(rng.standard_normal(shape).astype(np.float32))
 
-    for i, (rows, width) in enumerate(((3, D), (2, 2))):
+    for i, (rows, width) in enumerate(((3, D), (tail, 2))):
         w["out_emb.out_layers.%d.weight" % i] = new(rows, width)
         w["out_emb.out_layers.%d.bias" % i] = new(rows)
         w["out_emb.out_projs.%d" % i] = new(D, width)
@@ -166,6 +169,36 @@ def test_adaptive_input_and_softmax(tied, tmp_path):
     assert (arrays["output.tail.0.0.weight"] == array(w["out_emb.out_projs.1"]).T).all()
     assert (arrays["output.tail.0.1.weight"] == array(w["out_emb.out_layers.1.weight"])).all()
     assert (arrays["output.tail.0.1.bias"] == array(w["out_emb.out_layers.1.bias"])).all()
+
+
+def test_rows_of_adaptive_input_are_made_as_they_are_written(tmp_path, monkeypatch):
+    """The table is four times as wide as what the file has of it: it is never whole in memory."""
+    import safetensors_file
+    source, n_tail, held = checkpoint(tmp_path, adaptive_weights(True, 1 << 14)), 1 << 14, []
+    (tmp_path / "vocab.txt").write_text("".join("%d\n" % i for i in range(3 + n_tail)))
+    real = safetensors_file.encode
+
+    def encode(values, dtype):
+        arrays = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)])
+        held.append(sum(trace.size for trace in arrays.traces))
+        return real(values, dtype)
+
+    monkeypatch.setattr(safetensors_file, "CHUNK", 1 << 14)
+    monkeypatch.setattr(safetensors_file, "encode", encode)
+    tracemalloc.start()
+    made(tmp_path, source)
+    tracemalloc.stop()
+    assert max(held) < (3 + n_tail) * D * 4, "%d bytes at once" % max(held)
+
+
+def test_a_disk_that_is_too_small(tmp_path, refused, monkeypatch):
+    import safetensors_file
+    real = os.fstatvfs
+    monkeypatch.setattr(safetensors_file.os, "fstatvfs", lambda handle: SimpleNamespace(
+        f_bavail=1, f_frsize=1000, f_blocks=real(handle).f_blocks))
+    refused(checkpoint(tmp_path, weights()), "--output", "takes 1720 bytes", "1000 are left",
+            args=("--vocab", tmp_path / "vocab.txt"))
 
 
 def test_kinds_of_words(tmp_path):
