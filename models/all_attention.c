@@ -17,6 +17,7 @@
 #include "models/output.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- parameters --------------------------------------------------------------------------- */
@@ -102,7 +103,7 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
     for (int h = 0; h < shape->n_head && loader->code == ERR_OK; h++) {
         if (!(span[h] >= 0 && span[h] <= 1)) { /* also NaN */
             loader->code = err_set(loader->err, ERR_NUMERICAL,
-                                   "tensor layers.%d.spans: head %d has %g, but spans are shares "
+                                   "tensor layers.%d.spans: head %d has %.9g, but spans are shares "
                                    "of max_span, 0 to 1",
                                    i, h, (double)span[h]);
         }
@@ -111,14 +112,20 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
         return;
     }
     shape->window = window_of(config, span, shape->n_head);
-    float *const mask = calloc((size_t)shape->n_head * (size_t)shape->window, sizeof *mask);
+    char name[96];
+    (void)snprintf(name, sizeof name, "layers.%d.spans: masks of %d heads for %d distances", i,
+                   shape->n_head, shape->window);
+    const size_t n = (size_t)shape->n_head * (size_t)shape->window;
+    if (!blocks_fits(loader, n * sizeof(float), name)) {
+        return;
+    }
+    float *const mask = calloc(n, sizeof *mask);
     if (mask == NULL) {
-        loader->code = err_set(loader->err, ERR_MEMORY,
-                               "model: no memory for masks of %d distances", shape->window);
+        loader->code = err_set(loader->err, ERR_MEMORY, "%s: no memory", name);
         return;
     }
     fill_mask(mask, config, span, shape);
-    blocks_computed(loader, &shape->mask, mask, shape->n_head, shape->window, "span masks");
+    blocks_computed(loader, &shape->mask, mask, shape->n_head, shape->window, name);
     free(mask);
 }
 

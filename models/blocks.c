@@ -241,7 +241,8 @@ static float *read_array(struct blocks_loader *loader, int64_t n, const int64_t 
                          const struct name *name)
 {
     const struct safetensors_entry *const entry = blocks_take(loader, name, dim, n_dim, FLOATS);
-    float *const host = host_floats(loader, n, name);
+    const bool fits = blocks_fits(loader, (size_t)n * sizeof(float), name->text);
+    float *const host = fits ? host_floats(loader, n, name) : NULL;
     if (host != NULL) {
         CHECK(entry->n_elem == n);
         tensors_widen(host, entry);

@@ -86,7 +86,11 @@ void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t ro
 void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
                             const int64_t dim[3], const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* As blocks_array, of computed numbers; at most one for each tensor of the files. */
+/* Whether bytes more fit into the backend's memory, else the failure that says so: asked before
+ * they are taken, since the system may grant what it cannot give and kill us for it later. */
+bool blocks_fits(struct blocks_loader *loader, size_t bytes, const char *name);
+/* As blocks_array, of computed numbers that were asked to fit; at most one for each tensor of the
+ * files. */
 void blocks_computed(struct blocks_loader *loader, struct tensor *array, const float *host,
                      int64_t rows, int64_t cols, const char *purpose);
 /* name.weight, name.bias, both [n]. */

@@ -21,16 +21,12 @@ static int64_t bytes_left(struct backend *be, const struct model_info *info)
                                       : 0;
 }
 
-/* Refuses what the backend cannot hold before the system kills us for it. */
-static bool fits(struct blocks_loader *loader, const struct tensor *host,
-                 const struct weight_desc *desc, const char *name)
+bool blocks_fits(struct blocks_loader *loader, size_t bytes, const char *name)
 {
     struct backend *const be = loader->store->be;
     const struct model_info *const info = loader->info;
-    const size_t bytes = (size_t)host->rows * (size_t)host->cols * dtype_bytes(desc->dtype);
-    /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
-    if (desc->placement == PLACEMENT_MMAP || (!be->is_host && desc->placement == PLACEMENT_HOST)) {
-        return true;
+    if (loader->code != ERR_OK) {
+        return false;
     }
     const int64_t left = bytes_left(be, info);
     if (left == INT64_MAX || bytes <= (size_t)left) {
@@ -48,6 +44,16 @@ static bool fits(struct blocks_loader *loader, const struct tensor *host,
                            name, bytes, be->is_host ? "the machine's" : "device", (long long)left,
                            info->weight_bytes, info->value_bytes, advice);
     return false;
+}
+
+static bool weight_fits(struct blocks_loader *loader, const struct tensor *host,
+                        const struct weight_desc *desc, const char *name)
+{
+    /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
+    const bool is_free = desc->placement == PLACEMENT_MMAP ||
+                         (!loader->store->be->is_host && desc->placement == PLACEMENT_HOST);
+    const size_t n = (size_t)host->rows * (size_t)host->cols;
+    return is_free || blocks_fits(loader, n * dtype_bytes(desc->dtype), name);
 }
 
 /* Room for one more weight. */
@@ -77,7 +83,8 @@ static const struct weight *make_weight(struct blocks_loader *loader, const stru
 {
     struct blocks_store *const store = loader->store;
     struct weight *weight = NULL;
-    if (loader->code != ERR_OK || !fits(loader, host, desc, name) || !has_room(loader, name)) {
+    if (loader->code != ERR_OK || !weight_fits(loader, host, desc, name) ||
+        !has_room(loader, name)) {
         return NULL;
     }
     loader->code = store->be->op->weight_new(store->be, &weight, host, desc, name, loader->err);

@@ -53,7 +53,8 @@ struct scratch {
 struct pkm_transformer {
     struct backend *be; /* Borrowed */
     struct blocks_store store;
-    int n_vocab, d_model, n_layer, n_head, d_ff;
+    int n_vocab, d_model, n_layer, n_head;
+    int d_ff; /* 0 where every layer has a memory in its place: config.json may then say anything */
     enum dtype cache_dtype;
     enum act act;
     float norm_eps;
@@ -157,7 +158,6 @@ static enum err_code pkm_transformer_open(void **self, struct backend *be,
                                       .d_model = config->d_model,
                                       .n_layer = config->n_layer,
                                       .n_head = config->n_head,
-                                      .d_ff = config->d_ff,
                                       .cache_dtype = info->cache_dtype,
                                       .act = config->act,
                                       .norm_eps = config->norm_eps,
@@ -168,6 +168,9 @@ static enum err_code pkm_transformer_open(void **self, struct backend *be,
         struct layer *const at = &layer[memory->layer];
         *(memory->after ? &at->after : &at->in) = &model->memory[m];
         model->memory[m].index = m;
+    }
+    for (int i = 0; i < config->n_layer; i++) {
+        model->d_ff = layer[i].in == NULL ? config->d_ff : model->d_ff;
     }
     struct blocks_loader loader;
     blocks_begin(&loader, &model->store, be, tensors, options, info, err);

@@ -732,6 +732,103 @@ static void test_refuses_options_and_memory(void **state)
     folder_free(&f);
 }
 
+/* Masks are no tensors: what is to fit is layers times heads times distances. */
+static void test_refuses_span_masks_without_memory(void **state)
+{
+    enum { SPAN = 4096, POSITION_BYTES = SPAN * 4, MASK_BYTES = 2 * SPAN * 4 };
+    static const char *const square[] = {"query", "key", "value", "out"};
+    const int64_t two = 2, matrix[2] = {2, 2}, positions[2] = {1, SPAN};
+    struct folder f = {.w = {.n = 0}};
+    char name[64];
+    (void)state;
+    writer_folder(f.dir);
+    writer_text(f.dir, "config.json",
+                "{\"model_type\":\"all_attention\",\"vocab_size\":2,\"d_model\":2,\"n_layer\":2,"
+                "\"n_head\":2,\"d_ff\":1,\"n_persistent\":0,\"max_span\":4096,\"span_ramp\":1,"
+                "\"norm_eps\":1e-5,\"tie_output\":true}");
+    (void)writer_add(&f.w, "embeddings.weight", 2, matrix);
+    (void)writer_add(&f.w, "positions", 2, positions);
+    (void)writer_add(&f.w, "output.bias", 1, &two);
+    for (int i = 0; i < 2; i++) {
+        for (int p = 0; p < 4; p++) {
+            (void)snprintf(name, sizeof name, "layers.%d.%s.weight", i, square[p]);
+            (void)writer_add(&f.w, name, 2, matrix);
+        }
+        (void)snprintf(name, sizeof name, "layers.%d.norm1", i);
+        add_pair(&f.w, name, 2, 0);
+        (void)snprintf(name, sizeof name, "layers.%d.norm2", i);
+        add_pair(&f.w, name, 2, 0);
+        (void)snprintf(name, sizeof name, "layers.%d.ffn.lin1", i);
+        add_pair(&f.w, name, 1, 2);
+        (void)snprintf(name, sizeof name, "layers.%d.ffn.lin2", i);
+        add_pair(&f.w, name, 2, 1);
+        (void)snprintf(name, sizeof name, "layers.%d.spans", i);
+        float *const span = writer_add(&f.w, name, 1, &two)->value;
+        span[0] = span[1] = 1;
+    }
+    folder_save(&f);
+    refuse(&f, &F32, POSITION_BYTES - 1, ERR_MEMORY, "positions: its 16384 bytes do not fit");
+    refuse(&f, &F32, POSITION_BYTES + 2 * MASK_BYTES - 1, ERR_MEMORY,
+           "layers.1.spans: masks of 2 heads for 4096 distances: its 32768 bytes do not fit");
+    writer_find(&f.w, "layers.1.spans")->value[1] = 1.0000001f;
+    folder_save(&f);
+    refuse(&f, &F32, 0, ERR_NUMERICAL, "layers.1.spans: head 1 has 1.00000012, but");
+    folder_free(&f);
+}
+
+/* A network that no layer has takes no room, whatever its width is said to be. */
+static void test_no_room_for_a_network_that_is_not_there(void **state)
+{
+    struct folder f;
+    struct err err = {0};
+    const struct step_limits limits = {.n_tok_max = 64, .n_out_max = 1};
+    size_t bytes[2] = {0};
+    char config[1024], name[64];
+    (void)state;
+    folder_new(&f, V);
+    for (int p = 0; p < 4; p++) {
+        static const char *const parts[] = {"lin1.weight", "lin1.bias", "lin2.weight", "lin2.bias"};
+        (void)snprintf(name, sizeof name, "ffns.0.%s", parts[p]);
+        writer_drop(&f.w, name);
+    }
+    for (int i = 0, n = f.w.n; i < n; i++) { /* layer 0 gets a memory like that of layer 1 */
+        struct writer_tensor *const from = &f.w.tensor[i];
+        if (strncmp(from->name, "memories.1", 10) == 0) {
+            (void)snprintf(name, sizeof name, "memories.0%s", from->name + 10);
+            struct writer_tensor *const to = writer_add(&f.w, name, from->n_dim, from->dim);
+            memcpy(to->value, from->value, (size_t)to->n_elem * sizeof *to->value);
+        }
+    }
+    folder_save(&f);
+    for (int i = 0; i < 2; i++) {
+        static const char memory[] = "{\"layer\":%d,\"place\":\"in\",\"kind\":\"product\","
+                                     "\"n_head\":2,\"k_top\":3,\"n_key\":5,\"d_key\":4,"
+                                     "\"n_slot\":25,\"query_batch_norm\":true,\"query_bias\":true}";
+        int n = snprintf(config, sizeof config,
+                         "{\"model_type\":\"pkm_transformer\",\"vocab_size\":%d,\"d_model\":8,"
+                         "\"n_layer\":2,\"n_head\":2,\"d_ff\":%d,\"max_position\":64,"
+                         "\"activation\":\"gelu\",\"norm_eps\":1e-12,\"tie_output\":true,"
+                         "\"memories\":[",
+                         V, i == 0 ? 1 : 1 << 20);
+        n += snprintf(config + n, sizeof config - (size_t)n, memory, 0);
+        n += snprintf(config + n, sizeof config - (size_t)n, ",");
+        n += snprintf(config + n, sizeof config - (size_t)n, memory, 1);
+        (void)snprintf(config + n, sizeof config - (size_t)n, "]}");
+        writer_text(f.dir, "config.json", config);
+        struct backend *be = NULL;
+        struct model *model = NULL;
+        assert_int_equal(ref_open(&be, &err), ERR_OK);
+        if (model_open(&model, be, f.dir, &F32, &err) != ERR_OK) {
+            fail_msg("d_ff without a network: %s", err.message);
+        }
+        bytes[i] = model_workspace_bytes(model, &limits);
+        model_close(model);
+        backend_close(be);
+    }
+    assert_int_equal(bytes[0], bytes[1]);
+    folder_free(&f);
+}
+
 /* ---- a device with memory of its own --------------------------------------------------------- */
 
 /* The reference as if it were a GPU: remembers where each weight was placed, and how much fits. */
@@ -898,6 +995,8 @@ int main(void)
         cmocka_unit_test(test_refuses_numbers),
         cmocka_unit_test(test_cache_dtypes),
         cmocka_unit_test(test_refuses_options_and_memory),
+        cmocka_unit_test(test_refuses_span_masks_without_memory),
+        cmocka_unit_test(test_no_room_for_a_network_that_is_not_there),
         cmocka_unit_test(test_device_holds_all_but_the_values),
         cmocka_unit_test(test_device_memory_is_named_when_it_runs_out),
         cmocka_unit_test(test_host_reads_tables_in_place_unasked),
