@@ -150,6 +150,13 @@ static enum err_code check_rescore(struct config_memory *memory, const struct pl
                        "%s: %snormalize after a softmax needs subtract: its shares sum to 1",
                        at->path, at->prefix);
     }
+    if (shape->k_top == 1 && rescore->subtract != PKM_SUBTRACT_NONE && rescore->normalize) {
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: %sk_top is 1: subtract leaves 0 of a single score, and normalize divides "
+            "that by 0",
+            at->path, at->prefix);
+    }
     const bool is_plain = rescore->softmax && rescore->subtract == PKM_SUBTRACT_NONE &&
                           !rescore->normalize && !(temperature < 1 || temperature > 1);
     shape->scores = !is_plain || memory->slot_map || memory->modulo;

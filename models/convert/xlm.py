@@ -63,6 +63,10 @@ def _expect(p, weights):
         shapes["lang_embeddings.weight"] = (len(p.languages), p.d_model)
     _norm(shapes, "layer_norm_emb", p.d_model)
     places = p.memory.places if p.memory else []
+    left_over = [name for name in weights if name.startswith("memories.")]
+    if left_over and not places:
+        raise Refused("tensor '%s' is of a memory, but params.use_memory is false or"
+                      " params.mem_enc_positions empty" % left_over[0])
     for i in range(p.n_layer):
         for part in LAYER_LINEARS:
             _linear(shapes, "attentions.%d.%s" % (i, part), p.d_model, p.d_model)

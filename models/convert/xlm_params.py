@@ -196,6 +196,8 @@ def _refuse_impossible(f, m):
     if f.flag("mem_score_softmax") and f.flag("mem_score_normalize") \
             and f.get("mem_score_subtract") == "":
         refuse("mem_score_normalize", "true after a softmax needs mem_score_subtract")
+    if m.k_top == 1 and f.flag("mem_score_normalize") and f.get("mem_score_subtract") != "":
+        refuse("mem_knn", "1 with mem_score_subtract and mem_score_normalize divides 0 by 0")
     if f.flag("mem_grouped_conv") and not f.flag("mem_multi_query_net"):
         refuse("mem_grouped_conv", "true needs mem_multi_query_net")
     if f.flag("mem_multi_query_net") and m.query_sizes in ([], [0, 0]):
@@ -215,8 +217,8 @@ def _refuse_impossible(f, m):
         refuse("mem_temperature", "1e-6 to 1e6 expected, got %s" % show(m.temperature))
 
 
-def _read_memory(f, p):
-    m = SimpleNamespace(d_model=p.d_model, places=_positions(f, p.n_layer))
+def _read_memory(f, p, places):
+    m = SimpleNamespace(d_model=p.d_model, places=places)
     m.flat = f.get("mem_implementation") == "flat"
     m.n_head = f.count("mem_heads", 1, 1024)
     m.k_top = f.count("mem_knn", 1, 1024)
@@ -267,8 +269,9 @@ def read(params, settings):
         p.cutoffs, p.widths = _adaptive(f, p)
     p.languages = _languages(f)
     p.memory = None
-    if f.flag("use_memory") and f.get("mem_enc_positions"):
-        p.memory = _read_memory(f, p)
+    if f.flag("use_memory"):
+        places = _positions(f, p.n_layer)
+        p.memory = _read_memory(f, p, places) if places else None
     return p
 
 

@@ -43,6 +43,12 @@ IMPOSSIBLE = [
     ({"mem_enc_positions": [(-1, "in")]}, "mem_enc_positions", "-1"),
     ({"mem_enc_positions": [(1, "in"), (1, "in")]}, "mem_enc_positions", "twice"),
     ({"mem_enc_positions": "1,3+"}, "mem_enc_positions", "list"),
+    ({"mem_enc_positions": None}, "mem_enc_positions", "list"),
+    ({"mem_enc_positions": 0}, "mem_enc_positions", "list"),
+    ({"mem_enc_positions": {}}, "mem_enc_positions", "list"),
+    ({"mem_enc_positions": ...}, "mem_enc_positions", "missing"),
+    ({"mem_knn": 1, "mem_score_subtract": "mean", "mem_score_normalize": True}, "mem_knn",
+     "mem_score_subtract and mem_score_normalize"),
     ({"mem_k_dim": 5}, "mem_k_dim", "even"),
     ({"mem_query_layer_sizes": ""}, "mem_k_dim", "emb_dim = 8"),
     ({"mem_query_layer_sizes": [0, "x"]}, "mem_query_layer_sizes", "[0, width, .., 0]"),
@@ -141,7 +147,8 @@ def test_a_left_over_tensor(name, tmp_path, refused):
 
 
 def test_memories_without_use_memory_are_left_over(tmp_path, refused):
-    refused(checkpoint(tmp_path, use_memory=False), "ffns.1.lin1.weight")
+    for how in ({"use_memory": False}, {"mem_enc_positions": []}):
+        refused(checkpoint(tmp_path, **how), "'memories.1_in.", "use_memory", "mem_enc_positions")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -196,6 +196,8 @@ static void test_refuses(void **state)
         {IN, IN ", \"temperature\": 1e300", "memories[0].temperature is inf, outside"},
         {IN, IN ", \"subtract\": \"max\"", "memories[0].subtract is \"max\"; served are"},
         {IN, IN ", \"normalize\": true", "normalize after a softmax needs subtract"},
+        {"\"k_top\": 16", "\"k_top\": 1, \"subtract\": \"min\", \"normalize\": true",
+         "memories[0].k_top is 1: subtract leaves 0 of a single score, and normalize divides"},
         {IN, IN ", \"values_of\": 1", "values_of is 1, not the index of an earlier memory"},
         {AFTER, AFTER ", \"values_of\": 0", "but the table of memories[0] has 1024 rows"},
         {AFTER, AFTER ", \"values_of\": 64", "memories[1].values_of is 64, outside 0 .. 63"},
