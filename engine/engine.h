@@ -198,6 +198,7 @@ struct engine_options {
                                * free, or all but a tenth of a device's own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
+    bool failures_told;       /* a tool: who submits says what has failed, and the log does not */
     bool prefix_cache; /* compute equal beginnings of texts once; off where pages are a ring */
     /* Called once by the engine thread after it has failed and ended all work; must not block and
      * not call back into the engine. May be NULL. */

@@ -376,8 +376,10 @@ static void keep_drain_rate(struct engine *engine, int64_t busy_us)
 static void fail(struct engine *engine, const struct err *error)
 {
     char message[700];
-    log_event(LEVEL_ERROR, "engine_failed", "code=%s error=%s", err_code_name(error->code),
-              log_quote(message, sizeof message, error->message));
+    if (!engine->options.failures_told) {
+        log_event(LEVEL_ERROR, "engine_failed", "code=%s error=%s", err_code_name(error->code),
+                  log_quote(message, sizeof message, error->message));
+    }
     queue_shut(&engine->queue, ERR_CLOSED,
                "the engine has failed, see its log; restart the server");
     atomic_store_explicit(&engine->state, ENGINE_FAILED, memory_order_release);

@@ -154,12 +154,14 @@ void publish_item(struct engine *engine, struct job *job, struct item *item, enu
     }
     /* The first failure stands: the front end may read it from the first failed item on. */
     if (finish == FINISH_ERROR && request->error.code == ERR_OK) {
-        request->error = *error;
         char id[160];
         char message[700];
-        log_event(LEVEL_ERROR, "request_failed", "id=%s code=%s error=%s",
-                  log_quote(id, sizeof id, request->id), err_code_name(error->code),
-                  log_quote(message, sizeof message, error->message));
+        request->error = *error;
+        if (!engine->options.failures_told) {
+            log_event(LEVEL_ERROR, "request_failed", "id=%s code=%s error=%s",
+                      log_quote(id, sizeof id, request->id), err_code_name(error->code),
+                      log_quote(message, sizeof message, error->message));
+        }
     }
     const int n_done = atomic_load_explicit(&request->n_item_done, memory_order_relaxed) + 1;
     if (n_done == request->n_item) {

@@ -79,6 +79,12 @@ static enum err_code run_rows(struct engine *engine, struct probe *probe, int fi
     return code;
 }
 
+/* As printed: the sign of a NaN says nothing. */
+static double shown(float logprob)
+{
+    return isnan(logprob) ? (double)NAN : (double)logprob;
+}
+
 static enum err_code check_finite(const struct probe *probe, const char *how, struct err *err)
 {
     for (int i = 0; i < probe->n; i++) {
@@ -86,7 +92,7 @@ static enum err_code check_finite(const struct probe *probe, const char *how, st
             return err_set(err, ERR_NUMERICAL,
                            "self-test: log-probability %g at position %d %s: the model's weights "
                            "are damaged or out of range; start with --check to find them",
-                           (double)probe->logprob[i], i, how);
+                           shown(probe->logprob[i]), i, how);
         }
     }
     return ERR_OK;
@@ -105,7 +111,7 @@ static enum err_code compare(const struct engine *engine, const struct probe *wh
                            "self-test: position %d has log-probability %.9g when computed whole "
                            "and %.9g %s: this backend does not give reproducible results; try "
                            "another one",
-                           i, (double)whole->logprob[i], (double)other->logprob[i], how);
+                           i, shown(whole->logprob[i]), shown(other->logprob[i]), how);
         }
     }
     return ERR_OK;

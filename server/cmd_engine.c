@@ -46,6 +46,7 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     engine.model.progress_ctx = &progress;
     engine.max_queue_tokens = tokens_unlimited;
     engine.memory_trace = true;
+    engine.failures_told = true;
     const enum err_code code = engine_open(&ce->engine, &engine, err);
     progress_end(&progress);
     if (code != ERR_OK) {

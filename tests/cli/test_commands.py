@@ -73,6 +73,25 @@ def test_a_damaged_model_is_one_line_and_exit_1(tmp_path, damage, wanted):
         assert last.startswith("pkmserve: ") and wanted in last, last
 
 
+def test_what_is_no_number_is_one_line(tmp_path):
+    """The embedding of position 40 is NaN, which the self-test does not reach."""
+    model, ids = tmp_path / "model", tmp_path / "ids"
+    shutil.copytree(MODEL, model)
+    ids.write_text("300 " * 60)
+    data = bytearray((model / "model.safetensors").read_bytes())
+    n = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:8 + n])["position_embeddings.weight"]
+    begin, end = (8 + n + at for at in entry["data_offsets"])
+    row = (end - begin) // entry["shape"][0]
+    data[begin + 40 * row:begin + 41 * row] = b"\xff" * row  # in F32 as in BF16
+    (model / "model.safetensors").write_bytes(data)
+    for command in (["score"], ["score", "--json"]):
+        assert "no number" in fails(1, *command, "--model", model, "--ids", ids)
+    done = run("generate", "--model", model, "--ids", ids.read_text())
+    assert done.returncode == 1 and "no number" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def edit(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))

@@ -91,7 +91,7 @@ static inline void tiny_weights(struct tiny_writer *w, int n_vocab, int nan_posi
     tiny_tensor(w, "embeddings.weight", n_vocab, TINY_D, 0, 0, 0.6f);
     tiny_tensor(w, "position_embeddings.weight", TINY_CONTEXT, TINY_D, 0, 0, 0.6f);
     if (nan_position >= 0) {
-        w->data[w->n_data - (size_t)(TINY_CONTEXT - nan_position) * TINY_D] = NAN;
+        w->data[w->n_data - (size_t)(TINY_CONTEXT - nan_position) * TINY_D] = -NAN;
     }
     tiny_norm(w, "layer_norm_emb");
     static const char *const attention[] = {"q_lin", "k_lin", "v_lin", "out_lin"};
