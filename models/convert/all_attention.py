@@ -238,6 +238,16 @@ def _plain(arrays):
     yield "output.bias", arrays["out_emb.bias"]
 
 
+def _spans(arrays, name):
+    """The shares of attn_span, which the authors' trainer keeps within 0 and 1."""
+    spans = arrays[name].reshape(-1).astype(np.float32)
+    for head, span in enumerate(spans):
+        if span < 0 or span > 1:
+            raise Refused("tensor '%s': head %d has %.9g, but spans are shares of attn_span, 0 to 1"
+                          % (name, head, span))
+    return spans
+
+
 def _layer(p, arrays, i):
     """The tensors of a layer under the names they are served by."""
     layer, inside = "layers.%d." % i, "layers.%d.attn.attn." % i
@@ -250,7 +260,7 @@ def _layer(p, arrays, i):
             (keys.transpose(0, 2, 1) * np.sqrt(p.d_head)).astype(np.float32)
         yield layer + "persistent.values", (values * np.sqrt(p.n_persistent)).astype(np.float32)
     if p.is_adaptive:
-        yield layer + "spans", arrays[inside + "adaptive_span._mask.current_val"].reshape(p.n_head)
+        yield layer + "spans", _spans(arrays, inside + "adaptive_span._mask.current_val")
     for name in ("norm1",) if p.n_persistent else ("norm1", "norm2"):
         for part in (".weight", ".bias"):
             yield layer + name + part, arrays[layer + name + part]

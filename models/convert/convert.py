@@ -27,6 +27,7 @@ except ImportError:
 
 import all_attention
 import safetensors_file
+import text_files
 import xlm
 import xlm_params
 from fault import Refused, one_line, show
@@ -34,7 +35,8 @@ from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
 SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE}
-TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words"}
+TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
+        "xlm": "text split with BPE already"}
 WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
 
 
@@ -126,19 +128,21 @@ def vocabulary(path, words, n_vocab):
                       % ascii(fault.object[fault.start]))
 
 
-def check_words(vocab, path):
-    """What the server will ask of a vocabulary that it reads text with."""
-    source = "dico_id2word" if path is None else "--vocab %s" % path
-    words = vocab.decode().split("\n")
-    for index, word in enumerate(xlm_params.SPECIAL_WORDS):
-        if words[index] != word:
-            raise Refused("%s: line %d: '%s' expected, got %s"
-                          % (source, index + 1, word, show(words[index])))
-    lines = {}
-    for index, word in enumerate(words[:-1] if words[-1] == "" else words):
-        if not word or "\r" in word or "\0" in word or lines.setdefault(word, index) != index:
-            raise Refused("%s: line %d: a word of its own expected, got %s"
-                          % (source, index + 1, show(word)))
+def check_text(args, config, vocab):
+    """The files that text is read with, which the server must not refuse once they are there."""
+    kind = config.get("tokenizer")
+    if args.codes is not None and kind != "xlm":
+        raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
+    if args.tokenizer is not None and kind is not None:
+        raise Refused("--tokenizer %s and --set vocab_kind=%s: text is read with one of them"
+                      % (args.tokenizer, kind))
+    if kind is not None:
+        source = "dico_id2word" if args.vocab is None else "--vocab %s" % args.vocab
+        text_files.check_words(vocab, source, kind)
+    if args.codes is not None:
+        text_files.check_codes(args.codes)
+    if args.tokenizer is not None:
+        text_files.check_tokenizer(args.tokenizer, config["vocab_size"])
 
 
 def write_synced(path, fill):
@@ -258,12 +262,10 @@ def summary(args, model, written):
     lines = family_summary(model.config)
     lines[0] = "%s: %s" % (args.output, lines[0])
     loss = ", relative error at most %.4f (%s)" % written.loss if written.loss else ""
+    text = "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" \
+        if args.codes else TEXT.get(model.config.get("tokenizer"), "token ids in and out")
     lines.append("%d tensors, %d parameters, %d bytes in %s%s; %s" % (
-        len(model.tensors), written.parameters, written.bytes, args.dtype, loss,
-        TEXT.get(model.config.get("tokenizer"), "token ids in and out")
-        if model.config["model_type"] == "all_attention" else
-        "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" if args.codes
-        else "text split with BPE already"))
+        len(model.tensors), written.parameters, written.bytes, args.dtype, loss, text))
     return "\n".join(lines)
 
 
@@ -283,8 +285,8 @@ def convert(args):
         if family == "all-attention":
             all_attention.name_tokens(model.config, vocab, dict(args.settings))
         elif args.tokenizer is None:
-            check_words(vocab, args.vocab)
             model.config["tokenizer"] = "xlm"
+        check_text(args, model.config, vocab)
         written = save(args, model, vocab)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))

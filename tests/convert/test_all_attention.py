@@ -210,6 +210,36 @@ def test_kinds_of_words(tmp_path):
     assert got.status == 1 and "vocab_kind" in got.err and "byte char word" in got.err
 
 
+@pytest.mark.parametrize("kind, text, words", [
+    ("word", "a\r\n<eos>\r\nb\r\nc\r\n", ["line 1", "a word of its own"]),
+    ("word", "a\n<eos>\na\nc\n", ["line 3"]), ("word", "a\n\nb\nc\n", ["line 2"]),
+    ("word", "a\n%s\nb\nc\n" % ("b" * 4097), ["line 2", "4097 bytes, the limit is 4096"]),
+    ("char", "a\n<eos>\nbc\nd\n", ["line 3", "one character", "vocab_kind=char"]),
+    ("byte", "1\n<eos>\n256\n2\n", ["line 3", "a byte's number"]),
+    ("byte", "1\n<eos>\n02\n2\n", ["line 3"]), ("byte", "1\n<eos>\n10\n2\n", ["line 3"])])
+def test_words_that_the_server_would_refuse(kind, text, words, tmp_path, refused):
+    source = checkpoint(tmp_path, weights())
+    (tmp_path / "vocab.txt").write_bytes(text.encode())
+    vocab = ("--vocab", tmp_path / "vocab.txt")
+    refused(source, "--vocab", *words, args=(*vocab, "--set", "vocab_kind=" + kind))
+
+
+def test_one_way_to_read_text(tmp_path, refused):
+    source = checkpoint(tmp_path, weights())
+    vocab = ("--vocab", tmp_path / "vocab.txt", "--set", "vocab_kind=word")
+    refused(source, "--codes", "XLM", args=(*vocab, "--codes", tmp_path / "vocab.txt"))
+    refused(source, "--tokenizer", "vocab_kind=word",
+            args=(*vocab, "--tokenizer", tmp_path / "vocab.txt"))
+
+
+@pytest.mark.parametrize("value", [1.0000001, -0.25])
+def test_spans_are_shares(value, tmp_path, refused):
+    w, name = weights(), "layers.0.attn.attn.adaptive_span._mask.current_val"
+    w[name] = tw.Tensor(np.array([0.5, value], np.float32).reshape(HEADS, 1, 1))
+    refused(checkpoint(tmp_path, w), name, "head 1 has %.9g" % np.float32(value),
+            args=("--vocab", tmp_path / "vocab.txt"))
+
+
 def test_shared_storages_are_refused(tmp_path, refused):
     w = weights()
     w["out_emb.weight"] = w["in_emb.weight"]

@@ -322,11 +322,39 @@ def tiny(tmp_path):
 
 def test_vocab_and_tokenizer_are_copied(tiny, tmp_path):
     (tmp_path / "words").write_bytes(b"w\xc3\xa9\n" * 15 + b"last")
-    (tmp_path / "spm").write_bytes(bytes(range(256)))
-    got = made(tmp_path, tiny, "--vocab", tmp_path / "words", "--tokenizer", tmp_path / "spm")
-    assert (got / "vocab.txt").read_bytes() == (tmp_path / "words").read_bytes()
-    assert (got / "tokenizer.model").read_bytes() == bytes(range(256))
-    assert "tokenizer" not in json.loads((got / "config.json").read_text())
+    for n, unknown in ((16, 0), (17, 16)):  # the last one is no word: it stands for what has none
+        (tmp_path / "spm").write_bytes(pieces(n, unknown))
+        got = made(tmp_path, tiny, "--vocab", tmp_path / "words", "--tokenizer", tmp_path / "spm")
+        assert (got / "vocab.txt").read_bytes() == (tmp_path / "words").read_bytes()
+        assert (got / "tokenizer.model").read_bytes() == pieces(n, unknown)
+        assert "tokenizer" not in json.loads((got / "config.json").read_text())
+
+
+def pieces(n, unknown):
+    """A SentencePiece model of n pieces without any settings: {1: {1: text, 2: score, 3: type}}."""
+    out = b""
+    for i in range(n):
+        piece = b"\x0a\x02%c!" % (65 + i) + b"\x15\0\0\0\0" + b"\x18%c" % (2 if i == unknown else 1)
+        out += b"\x0a%c" % len(piece) + piece
+    return out
+
+
+def test_tokenizers_that_the_server_would_refuse(tiny, tmp_path, refused):
+    for data, word in ((bytes(range(256)), "not a SentencePiece model"), (b"\x0a\x7f", "not a Sen"),
+                       (pieces(16, -1), "got 16 and 0"), (pieces(15, 0), "15 pieces, but"),
+                       (pieces(17, 0), "17 pieces, but the vocabulary has 16 words"),
+                       (pieces(18, 17), "18 pieces, but")):
+        (tmp_path / "spm").write_bytes(data)
+        refused(tiny, "--tokenizer", word, args=("--tokenizer", tmp_path / "spm"))
+
+
+def test_codes_that_the_server_would_refuse(tiny, tmp_path, refused):
+    for data, word in ((b"a b\n", "line 1: 'left right count' expected"), (b"a b 3 4\n", "line 1"),
+                       (b"a b 3\r\n", "line 1"), (b"a b -3\n", "line 1"), (b"a \xff 3\n", "line 1"),
+                       (b"a b 3\n\n", "line 2"), (b" b 3\n", "line 1"), (b"a b 3\nxy z 1", "line 2 joins"),
+                       (b"a b 3\nab c</w> 1\na b 1", "line 3 repeats")):
+        (tmp_path / "fast").write_bytes(data)
+        refused(tiny, "--codes", word, args=("--codes", tmp_path / "fast"))
 
 
 def test_codes_are_copied(tiny, tmp_path, refused):

@@ -234,7 +234,7 @@ def test_the_inverse_dictionary_must_agree(tmp_path, refused):
     refused(checkpoint(tmp_path, value), "dico_word2id", "15")
 
 
-@pytest.mark.parametrize("word", ["two\nlines", "a\rb", "nul\0", "", "\ud800"])
+@pytest.mark.parametrize("word", ["two\nlines", "a\rb", "nul\0", "", "\ud800", "\u00e9" * 2049])
 def test_words_that_cannot_be_lines(word, tmp_path, refused):
     words = tw.tiny_words()
     words[14] = word
