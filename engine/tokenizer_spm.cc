@@ -202,12 +202,11 @@ spelling spelling_of(struct spm_tokenizer *t, int id, bool control)
     return s;
 }
 
-enum err_code fill_pieces(struct spm_tokenizer *t, const char *path, struct err *err)
+enum err_code fill_pieces(struct spm_tokenizer *t, int n, const char *path, struct err *err)
 {
     for (int &id : t->byte_id) {
         id = -1;
     }
-    const int n = t->spm.GetPieceSize();
     t->spellings.reserve(static_cast<size_t>(n)); /* hence no spelling moves */
     if (tokenizer_reserve(t, n, err) != ERR_OK) {
         return ERR_MEMORY;
@@ -264,11 +263,13 @@ enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::s
         return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: %s", path,
                        status.error_message());
     }
-    if (t->spm.GetPieceSize() != n_vocab) {
+    /* A vocabulary without <unk> has the library's behind its last word, as no id of the model. */
+    const int n_piece = t->spm.GetPieceSize();
+    if (n_piece != n_vocab && !(n_piece == n_vocab + 1 && t->spm.IsUnknown(n_vocab))) {
         return err_set(err, ERR_FORMAT,
                        "%s: has %d pieces, the model's vocab_size is %d: they do not belong "
                        "together",
-                       path, t->spm.GetPieceSize(), n_vocab);
+                       path, n_piece, n_vocab);
     }
     const settings s = read_settings(model);
     t->newline_id = s.newline_elsewhere ? -1 : s.newline_id;
@@ -277,7 +278,7 @@ enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::s
     static const char *const types[] = {"", "unigram", "bpe", "word", "char"};
     (void)std::snprintf(t->kind, sizeof t->kind, "sentencepiece-%s",
                         s.model_type >= 1 && s.model_type <= 4 ? types[s.model_type] : "other");
-    return fill_pieces(t, path, err);
+    return fill_pieces(t, n_vocab, path, err);
 }
 
 /* ---- encoding ------------------------------------------------------------------------------ */
@@ -289,30 +290,37 @@ void push(struct encoding *out, int32_t id, size_t offset)
     }
 }
 
-/* Segments text[0 .. bytes) by the library, offsets counted from base. */
-bool encode_span(const struct spm_tokenizer *t, const char *text, size_t bytes, size_t base,
-                 struct encoding *out)
+/* Segments text[begin .. end) by the library. */
+enum err_code encode_span(const struct spm_tokenizer *t, const char *text, size_t begin, size_t end,
+                          struct encoding *out, struct err *err)
 {
-    if (bytes == 0) {
-        return true;
+    if (begin == end) {
+        return ERR_OK;
     }
     sentencepiece::ImmutableSentencePieceText spt;
-    if (!t->spm.Encode(absl::string_view(text, bytes), spt.mutable_proto()).ok()) {
-        return false;
+    if (!t->spm.Encode(absl::string_view(text + begin, end - begin), spt.mutable_proto()).ok()) {
+        return err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
     }
     size_t in_char = 0; /* bytes of a character spelled in byte pieces before this one */
     for (size_t i = 0; i < spt.pieces_size(); i++) {
         const auto p = spt.pieces(static_cast<int>(i));
         const size_t id = p.id();
-        if (id >= t->spellings.size()) {
-            return false;
+        if (id >= t->spellings.size()) { /* the unknown piece, if that is no id */
+            const size_t at = begin + p.begin();
+            const int shown = static_cast<int>(
+                utf8_valid_prefix(text + at, p.end() - p.begin() < 64 ? p.end() - p.begin() : 64));
+            return err_set(
+                err, ERR_ARGUMENT,
+                "the tokenizer has no piece for \"%.*s\" at byte %zu of the text, and the "
+                "model no <unk>",
+                shown, text + at, at);
         }
         /* All byte pieces of a character carry its begin; only the last one has its end. */
         const bool byte = t->spellings[id].byte;
-        push(out, static_cast<int32_t>(id), base + p.begin() + (byte ? in_char : 0));
+        push(out, static_cast<int32_t>(id), begin + p.begin() + (byte ? in_char : 0));
         in_char = byte && p.end() == p.begin() ? in_char + 1 : 0;
     }
-    return true;
+    return ERR_OK;
 }
 
 /* Whether the library must not see the character at text[0], and how many bytes it has. */
@@ -327,8 +335,8 @@ size_t apart_bytes(const struct spm_tokenizer *t, const char *text, size_t left)
     return left >= 3 && std::memcmp(text, space_mark, 3) == 0 && t->byte_id[0xe2] >= 0 ? 3 : 0;
 }
 
-bool encode_text(const struct spm_tokenizer *t, const char *text, size_t bytes,
-                 struct encoding *out)
+enum err_code encode_text(const struct spm_tokenizer *t, const char *text, size_t bytes,
+                          struct encoding *out, struct err *err)
 {
     size_t begin = 0;
     for (size_t at = 0; t->cut && at < bytes;) {
@@ -337,8 +345,9 @@ bool encode_text(const struct spm_tokenizer *t, const char *text, size_t bytes,
             at++;
             continue;
         }
-        if (!encode_span(t, text + begin, at - begin, begin, out)) {
-            return false;
+        const enum err_code code = encode_span(t, text, begin, at, out, err);
+        if (code != ERR_OK) {
+            return code;
         }
         for (size_t i = 0; i < n; i++) {
             const unsigned char byte = static_cast<unsigned char>(text[at + i]);
@@ -347,16 +356,15 @@ bool encode_text(const struct spm_tokenizer *t, const char *text, size_t bytes,
         at += n;
         begin = at;
     }
-    return encode_span(t, text + begin, bytes - begin, begin, out);
+    return encode_span(t, text, begin, bytes, out, err);
 }
 
 enum err_code encode_spm(const struct tokenizer *tokenizer, const char *text, size_t bytes,
                          struct encoding *out, struct err *err)
 {
     try {
-        return encode_text(static_cast<const struct spm_tokenizer *>(tokenizer), text, bytes, out)
-                   ? ERR_OK
-                   : err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
+        return encode_text(static_cast<const struct spm_tokenizer *>(tokenizer), text, bytes, out,
+                           err);
     } catch (const std::exception &) {
         return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", bytes);
     }

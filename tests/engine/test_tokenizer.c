@@ -363,6 +363,54 @@ static void files_that_do_not_fit_are_refused(void **state)
     assert_null(t);
 }
 
+/* Characters "▁", "a", "b" without a piece for what they cannot spell: the library's own stands
+ * behind them and is no id. With 4 ids it is one. */
+static void an_unknown_piece_behind_the_words_is_refused_in_text(void **state)
+{
+    static const unsigned char model[] =
+        "\x0a\x0c\x0a\x03\xe2\x96\x81\x15\0\0\0\0\x18\x01"
+        "\x0a\x0a\x0a\x01"
+        "a\x15\0\0\0\0\x18\x01\x0a\x0a\x0a\x01"
+        "b\x15\0\0\0\0\x18\x01\x0a\x0e\x0a\x05<unk>\x15\0\0\0\0\x18\x02"
+        "\x12\x02\x18\x04"          /* a model of characters */
+        "\x1a\x04\x18\x00\x20\x00"; /* nothing put in front, nothing trimmed */
+    char path[] = "/tmp/test_tokenizer.XXXXXX";
+    struct tokenizer *opened = NULL;
+    struct err err = {0};
+    int32_t *ids = NULL;
+    size_t n_ids = 0;
+    (void)state;
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, model, sizeof model - 1), sizeof model - 1);
+    (void)close(fd);
+    assert_int_equal(tokenizer_open(&opened, NULL, path, NULL, 2, &err), ERR_FORMAT);
+    for (int n_vocab = 3; n_vocab <= 4; n_vocab++) {
+        if (tokenizer_open(&opened, NULL, path, NULL, n_vocab, &err) != ERR_OK) {
+            fail_msg("%d words: %s", n_vocab, err.message);
+        }
+        assert_int_equal(tokenizer_encode(opened, "ab a", 4, true, &ids, &n_ids, NULL, &err),
+                         ERR_OK);
+        assert_int_equal(n_ids, 4);
+        assert_true(ids[0] == 1 && ids[1] == 2 && ids[2] == 0 && ids[3] == 1);
+        free(ids);
+        const enum err_code code = tokenizer_encode(opened,
+                                                    "ab \xc3\xa9"
+                                                    "a",
+                                                    6, true, &ids, &n_ids, NULL, &err);
+        if (n_vocab == 4) {
+            assert_int_equal(code, ERR_OK);
+            assert_int_equal(ids[3], 3);
+            free(ids);
+        } else {
+            assert_int_equal(code, ERR_ARGUMENT);
+            assert_non_null(strstr(err.message, "no piece for \"\xc3\xa9\" at byte 3"));
+        }
+        tokenizer_close(opened);
+    }
+    (void)unlink(path);
+}
+
 static void damaged_models_are_refused_or_work(void **state)
 {
     (void)state;
@@ -412,6 +460,7 @@ int main(void)
         cmocka_unit_test(holds_back_unfinished_characters_only),
         cmocka_unit_test(invalid_utf8_is_refused),
         cmocka_unit_test(files_that_do_not_fit_are_refused),
+        cmocka_unit_test(an_unknown_piece_behind_the_words_is_refused_in_text),
         cmocka_unit_test(damaged_models_are_refused_or_work),
         cmocka_unit_test(tells_its_kind),
     };
