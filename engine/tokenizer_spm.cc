@@ -12,11 +12,11 @@
 extern "C" {
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
+#include "models/file.h"
 }
 
 #include <sentencepiece_processor.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -231,11 +231,10 @@ enum err_code fill_pieces(struct spm_tokenizer *t, int n, const char *path, stru
 enum err_code read_model(const char *path, bool must_exist, std::string *model, struct err *err)
 {
     model->clear();
-    std::FILE *const file = std::fopen(path, "rb");
+    std::FILE *file = nullptr;
+    const enum err_code code = file_open(&file, path, !must_exist, err);
     if (file == nullptr) {
-        return must_exist || errno != ENOENT
-                   ? err_set(err, ERR_IO, "%s: cannot open: %s", path, std::strerror(errno))
-                   : ERR_OK;
+        return code;
     }
     char buffer[1 << 16];
     size_t n = 0;

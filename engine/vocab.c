@@ -1,6 +1,7 @@
 /* See vocab.h. */
 #include "engine/vocab.h"
 #include "engine/utf8.h"
+#include "models/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -47,14 +48,12 @@ enum err_code vocab_read_file(char **text, size_t *bytes, const char *path, size
 {
     *text = NULL;
     *bytes = 0;
-    FILE *const file = fopen(path, "rbe");
-    if (file == NULL) {
-        return optional && errno == ENOENT
-                   ? ERR_OK
-                   : err_set(err, ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    FILE *file = NULL;
+    enum err_code code = file_open(&file, path, optional, err);
+    if (file != NULL) {
+        code = read_open_file(text, bytes, file, path, bytes_max, err);
+        (void)fclose(file);
     }
-    const enum err_code code = read_open_file(text, bytes, file, path, bytes_max, err);
-    (void)fclose(file);
     return code;
 }
 

@@ -1,5 +1,6 @@
 /* Bounded reading of JSON files: see json_file.h. */
 #include "models/json_file.h"
+#include "models/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -26,11 +27,11 @@ enum err_code json_file_parse(json_t **root, const char *text, size_t bytes, con
 enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, struct err *err)
 {
     *root = NULL;
-    enum err_code code = ERR_OK;
     char *text = NULL;
-    FILE *const file = fopen(path, "rbe");
-    if (file == NULL) {
-        return err_set(err, ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    FILE *file = NULL;
+    enum err_code code = file_open(&file, path, false, err);
+    if (code != ERR_OK) {
+        return code;
     }
     /* One byte more than allowed tells a file that is too long, whatever its size claims. */
     text = malloc(bytes_max + 1);

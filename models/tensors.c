@@ -1,9 +1,9 @@
 /* The mapped files of a model directory: see tensors.h. */
 #include "models/tensors.h"
+#include "models/file.h"
 #include "models/json_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,19 +46,18 @@ static enum err_code join_path(char path[PATH_MAX], const char *dir, const char 
 
 static enum err_code map_file(struct shard *shard, struct err *err)
 {
-    enum err_code code = ERR_OK;
-    struct stat status;
-    const int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &status) != 0) {
-        code = err_set(err, ERR_IO, "%s: cannot open: %s", shard->path, strerror(errno));
-        goto done;
+    struct stat status = {0};
+    FILE *file = NULL;
+    enum err_code code = file_open(&file, shard->path, false, err);
+    if (code != ERR_OK) {
+        return code;
     }
-    if (!S_ISREG(status.st_mode) || status.st_size < 8) {
+    if (fstat(fileno(file), &status) != 0 || status.st_size < 8) {
         code =
             err_set(err, ERR_FORMAT, "%s: not a safetensors file of at least 8 bytes", shard->path);
         goto done;
     }
-    void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fileno(file), 0);
     if (map == MAP_FAILED) {
         code = err_set(err, ERR_IO, "%s: cannot map %lld bytes: %s", shard->path,
                        (long long)status.st_size, strerror(errno));
@@ -68,9 +67,7 @@ static enum err_code map_file(struct shard *shard, struct err *err)
     shard->bytes = (size_t)status.st_size;
     code = safetensors_parse(&shard->content, shard->map, shard->bytes, shard->path, err);
 done:
-    if (fd >= 0) {
-        (void)close(fd); /* the mapping stays */
-    }
+    (void)fclose(file); /* the mapping stays */
     return code;
 }
 

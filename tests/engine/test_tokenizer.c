@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -358,6 +359,18 @@ static void files_that_do_not_fit_are_refused(void **state)
     assert_non_null(strstr(err.message, "no/such/file"));
     assert_int_equal(tokenizer_open(&t, NULL, "Makefile", NULL, VOCAB, &err), ERR_FORMAT);
     assert_non_null(strstr(err.message, "Makefile"));
+    /* A pipe is not waited for. */
+    char pipe[] = "/tmp/test_tokenizer.XXXXXX";
+    const int fd = mkstemp(pipe);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    assert_int_equal(unlink(pipe), 0);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(tokenizer_open(&t, NULL, pipe, NULL, VOCAB, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "not a regular file"));
+    assert_int_equal(tokenizer_open(&t, NULL, pipe, "word", VOCAB, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "not a regular file"));
+    assert_int_equal(unlink(pipe), 0);
     /* A folder without one is a model of ids only. */
     assert_int_equal(tokenizer_open(&t, "tests/engine", NULL, NULL, VOCAB, &err), ERR_OK);
     assert_null(t);

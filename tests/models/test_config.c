@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -347,6 +348,10 @@ static void test_file_limits(void **state)
     (void)fclose(file);
     assert_int_equal(config_read(&config, dir, &err), ERR_FORMAT);
     assert_non_null(strstr(err.message, "longer than the limit of 1048576 bytes"));
+    (void)remove(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* which is not waited for */
+    assert_int_equal(config_read(&config, dir, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "/config.json: not a regular file"));
     (void)remove(path);
     (void)remove(dir);
 }

@@ -3,6 +3,8 @@
 #include "models/tensors.h"
 #include "tests/models/writer.h"
 
+#include <sys/stat.h>
+
 /* ---- one file's bytes ----------------------------------------------------------------------- */
 
 static enum err_code parse(const char *header, size_t data_bytes, struct safetensors *st,
@@ -319,6 +321,15 @@ static void test_refuses_files(void **state)
     (void)state;
     writer_folder(dir);
     refuse(dir, ERR_IO, "/model.safetensors: cannot open: No such file");
+    char path[WRITER_PATH_MAX + 32];
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    refuse(dir, ERR_IO, "/model.safetensors: not a regular file");
+    assert_int_equal(remove(path), 0);
+    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    refuse(dir, ERR_IO, "/model.safetensors.index.json: not a regular file");
+    assert_int_equal(remove(path), 0);
     writer_text(dir, "model.safetensors", "");
     refuse(dir, ERR_FORMAT, "not a safetensors file of at least 8 bytes");
     save_header(dir, "{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8);
