@@ -367,7 +367,8 @@ struct backend_ops {
      * of each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top
      * (119 of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys:
      * keys [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the
-     * smaller index. Shares are the softmax of the k_top scores, or with shape->scores these. */
+     * smaller index. Shares are the softmax of the k_top scores, subnormal ones included (a slot
+     * whose share is not 0 counts as used), or with shape->scores these. */
     void (*pkm_search)(struct backend *be, struct tensor slots, struct tensor shares,
                        struct tensor query, const struct weight *keys,
                        const struct pkm_shape *shape);
@@ -380,7 +381,8 @@ struct backend_ops {
     void (*pkm_rescore)(struct backend *be, struct tensor slots, struct tensor shares,
                         struct tensor slot_map, const struct pkm_rescore *rescore);
     /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in
-     * column order, F32 sums. residual may be y, or data NULL (nothing is added). */
+     * column order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal shares
+     * may count as 0. */
     void (*pkm_read)(struct backend *be, struct tensor y, struct tensor residual,
                      struct tensor slots, struct tensor shares, const struct weight *values);
     /* y row i = x row step->out_row[first + i], i < y.rows. */

@@ -193,6 +193,16 @@ static void search_compare(struct check *c, const struct search_case *k, bool is
         for (int h = 0; h < k->shape.n_head; h++) {
             compare_head(c, k, r, h, ref_row, row);
         }
+        for (int j = k->n_col; j < 2 * k->n_col && is_exact; j++) {
+            const float due = ((const float *)ref_row)[j];
+            const float share = ((const float *)row)[j];
+            /* What is not 0 counts as used; the last few subnormal numbers are left to rounding. */
+            if (due > 1e-44f && !(share > 0)) {
+                check_fail(c,
+                           "shares[%d], column %d: expected %.9g, got %.9g, which counts as unused",
+                           r, j - k->n_col, (double)due, (double)share);
+            }
+        }
     }
     check_invariance(c, search_run, k, k->n, (int)n_word, got);
 }
@@ -214,7 +224,7 @@ void check_pkm_ties(struct check *c)
     float *const keys = check_small(c, (size_t)(rows * cols));
     const size_t n_query = (size_t)k.n * (size_t)k.shape.n_head * (size_t)k.shape.d_key;
     float *const query = check_small(c, n_query);
-    switch (check_int(c, 0, 3)) {
+    switch (check_int(c, 0, 4)) {
     case 0: /* all scores are 0 */ memset(query, 0, n_query * sizeof *query); break;
     case 1: /* all keys are one key */
         for (int64_t i = cols; i < rows * cols; i++) {
@@ -225,6 +235,15 @@ void check_pkm_ties(struct check *c)
         for (int64_t r = 1; r < rows; r++) {
             const int64_t from = check_int(c, 0, (int)r - 1);
             memcpy(keys + r * cols, keys + from * cols, (size_t)cols * sizeof *keys);
+        }
+        break;
+    case 3: /* all but one are so far below that their shares are subnormal, or 0 */
+        memset(keys, 0, (size_t)(rows * cols) * sizeof *keys);
+        for (int64_t r = 0; r < rows; r++) {
+            keys[r * cols] = r % k.shape.n_key == 0 ? 0 : -0.5f * (float)check_int(c, 160, 220);
+        }
+        for (size_t i = 0; i < n_query; i++) {
+            query[i] = 1;
         }
         break;
     default: /* small numbers meet often enough by themselves */ break;

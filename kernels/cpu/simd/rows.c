@@ -5,6 +5,7 @@
  * reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
+#include <float.h>
 #include <math.h>
 
 void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int64_t d)
@@ -99,7 +100,8 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
     for (int i = 0; i < READ_GROUP; i++) {
         const int j = i < group->n ? i : 0;
         group->row[i] = (const char *)table->data + slots[j] * table->row_bytes + first_byte;
-        group->share[i] = shares[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
+        const float share = shares[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
+        group->share[i] = fabsf(share) < FLT_MIN ? 0 : share; /* slow, and adds nothing */
     }
 }
 

@@ -261,14 +261,17 @@ void SIMD(select)(int32_t *best, float *best_score, const float *score, int n, i
 
 /* ---- product and flat keys --------------------------------------------------------------------*/
 
-/* Replaces k scores, best first, by their softmax. */
+/* Replaces k scores, best first, by their softmax. A slot counts as used unless its share is 0, so
+ * shares may be subnormal; few memories have scores so far apart. */
 static void softmax(float *score, int k)
 {
     const float max = score[0];
+    const bool is_far = score[k - 1] - max < exp_low;
     vf sum = v_set1(0);
     for (int i = 0; i < k; i += LANES) {
         const int n = k - i < LANES ? k - i : LANES;
-        v_store_n(score + i, v_exp(v_load_n(score + i, n) - max), n);
+        const vf x = v_load_n(score + i, n) - max;
+        v_store_n(score + i, is_far ? v_exp_far(x) : v_exp(x), n);
         sum = sum + v_load_n(score + i, n); /* 0 past the end */
     }
     const float total = v_sum(sum);

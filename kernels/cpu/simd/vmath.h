@@ -8,6 +8,7 @@
 #include "kernels/cpu/simd/simd.h"
 
 enum { EXP_VECS = 4 };
+static const float exp_low = -87.33654f; /* log of the smallest normal float */
 
 /* e^x for n <= EXP_VECS vectors of x <= 0, 0 below the smallest normal result; NaN stays NaN. Step
  * by step: one vector after the other, the chains of dependent steps would fill the scheduler's
@@ -19,7 +20,7 @@ static ALWAYS_INLINE void v_exp_n(vf *x, const int n)
     static const float c[N_FACTOR] = {0.0013814559766462866f, 0.008368735569671118f,
                                       0.04166838986101773f, 0.16666520477666974f,
                                       0.4999999343741225f};
-    const vf low = v_set1(-87.33654f);    /* log of the smallest normal float */
+    const vf low = v_set1(exp_low);
     const vf shift = v_set1(12582912.0f); /* 1.5 · 2^23: adding it rounds to an integer */
     vf shifted[EXP_VECS];
     vf r[EXP_VECS];
@@ -65,6 +66,13 @@ static ALWAYS_INLINE vf v_exp(vf x)
 {
     v_exp_n(&x, 1);
     return x;
+}
+
+/* The same with subnormal results, for where it counts whether something is 0. */
+static ALWAYS_INLINE vf v_exp_far(vf x)
+{
+    const vf root = v_exp(x * 0.5f);
+    return v_select(x < exp_low, root * root, v_exp(x));
 }
 
 enum { GELU_VECS = 4 };
