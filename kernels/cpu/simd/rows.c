@@ -78,8 +78,7 @@ void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma
 enum {
     READ_GROUP = 16, /* rows */
     READ_AHEAD = 512,
-    LONG_BYTES =
-        4096, /* of a row that it does notice; such rows also meet in the same sets of L1 */
+    LONG_BYTES = 4096, /* of a row that it does notice; such rows meet in one set of L1, too */
     LONG_GROUP = 8,
     LONG_AHEAD = 256,
     BLOCK = 8 * LANES, /* bytes: 2 vectors of F32, 8 of I8 */
