@@ -4,6 +4,7 @@
 #include "server/routes.h"
 #include "server/version.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -148,12 +149,34 @@ void api_live(struct server *server, struct exchange *x)
     }
 }
 
+/* What is known without asking the engine for work. */
+static const char *ready_status(struct server *server)
+{
+    struct engine *const engine = atomic_load(&server->engine);
+    if (engine == NULL) {
+        return "loading";
+    }
+    if (engine_state(engine) == ENGINE_FAILED) {
+        return "failed";
+    }
+    if (atomic_load(&server->draining) || engine_state(engine) != ENGINE_READY) {
+        return "draining";
+    }
+    return engine_stalled_ms(engine) >= server->options->stall_ready_s * INT64_C(1000) ? "stalled"
+                                                                                       : "ok";
+}
+
+static void write_ready(struct server *server, struct exchange *x, const char *status)
+{
+    write_health(server, x, status, strcmp(status, "ok") == 0 ? 200 : 503);
+}
+
 /* The deep check runs a request of its own, or waits for another's. */
 struct deep_work {
     struct server *server;   /* Borrowed */
     struct request *request; /* Owner: one reference; NULL = another's check is waited for */
     bool over;               /* probe_end was called */
-    int64_t give_up_us;
+    int64_t begin_us;
 };
 
 static void deep_free(void *data)
@@ -171,6 +194,16 @@ static void deep_gone(void *data)
     (void)data; /* the check goes on for the others: it is one token */
 }
 
+/* The check has no result yet: whether waiting on makes sense. A full server makes steps, but has
+ * no seat for the check: readiness does not hang on that. */
+static bool deep_waits(const struct deep_work *work)
+{
+    const int64_t age_us = engine_now_us() - work->begin_us;
+    const bool seated = work->request == NULL || atomic_load(&work->request->start_us) != 0;
+    const bool moves = engine_stalled_ms(atomic_load(&work->server->engine)) * 2000 < PROBE_SEAT_US;
+    return age_us < (!seated && moves ? PROBE_SEAT_US : PROBE_TIMEOUT_US);
+}
+
 static enum exchange_next deep_next(struct exchange *x, void *data)
 {
     struct deep_work *const work = data;
@@ -180,33 +213,42 @@ static enum exchange_next deep_next(struct exchange *x, void *data)
         return EXCHANGE_ANSWER;
     }
     if (work->request != NULL && !work->over) {
-        if (atomic_load(&work->request->n_item_done) == 0) {
-            x->wake_at_us = work->give_up_us;
-            if (engine_now_us() < work->give_up_us) {
-                return EXCHANGE_WAIT;
-            }
+        if (atomic_load(&work->request->n_item_done) == 0 && deep_waits(work)) {
+            x->wake_at_us = engine_now_us() + 50000;
+            return EXCHANGE_WAIT;
         }
         work->over = true;
+        request_cancel(work->request); /* if it is not done */
         probe_end(&server->probe, work->request);
     }
     const enum probe_state state = probe_ask(&server->probe);
-    if (state == PROBE_RUNNING && engine_now_us() < work->give_up_us) {
+    if (state == PROBE_RUNNING && deep_waits(work)) {
         x->wake_at_us = engine_now_us() + 50000;
         return EXCHANGE_WAIT;
     }
-    if (state == PROBE_YOURS) { /* the other's check was given up */
+    if (state == PROBE_YOURS) { /* the check gave no result, and nobody runs another one */
         probe_end(&server->probe, NULL);
     }
-    if (state == PROBE_OK) {
-        write_health(server, x, "ok", 200);
-    } else {
-        write_health(server, x, state == PROBE_WRONG ? "failed" : "stalled", 503);
-    }
+    const int64_t age_us = engine_stalled_ms(atomic_load(&server->engine)) * 1000;
+    const bool hangs = state != PROBE_OK && age_us >= PROBE_TIMEOUT_US - PROBE_SEAT_US;
+    write_ready(server, x,
+                state == PROBE_WRONG ? "failed"
+                : hangs              ? "stalled"
+                                     : ready_status(server));
     return EXCHANGE_ANSWER;
 }
 
 static const struct exchange_work deep_ops = {
     .next = deep_next, .gone = deep_gone, .free = deep_free};
+
+/* Not by routes_submit: neither a full queue nor a client's limit makes the server unready. */
+static bool deep_submit(struct server *server, struct exchange *x, struct request *request)
+{
+    (void)snprintf(request->id, sizeof request->id, "health");
+    request->wake = exchange_wake;
+    request->wake_ctx = x->waker;
+    return engine_submit(atomic_load(&server->engine), request, NULL) == ERR_OK;
+}
 
 static void deep_check(struct server *server, struct exchange *x)
 {
@@ -216,16 +258,14 @@ static void deep_check(struct server *server, struct exchange *x)
         return;
     }
     work->server = server;
-    work->give_up_us = engine_now_us() + PROBE_TIMEOUT_US;
-    const enum probe_state state = probe_ask(&server->probe);
-    if (state == PROBE_YOURS) {
+    work->begin_us = engine_now_us();
+    if (probe_ask(&server->probe) == PROBE_YOURS) {
         work->request = probe_request(server->limits.info);
-        if (work->request == NULL || !routes_submit(server, x, work->request)) {
-            if (work->request == NULL) {
-                probe_end(&server->probe, NULL);
-                exchange_refuse(x, 500, "out_of_memory", NULL, "no memory for the check");
-            }
-            deep_free(work); /* a full queue says so with its own status */
+        if (work->request == NULL || !deep_submit(server, x, work->request)) {
+            work->over = true;
+            probe_end(&server->probe, NULL);
+            deep_free(work);
+            write_ready(server, x, ready_status(server));
             return;
         }
     }
@@ -235,18 +275,10 @@ static void deep_check(struct server *server, struct exchange *x)
 
 void api_ready(struct server *server, struct exchange *x)
 {
-    struct engine *const engine = atomic_load(&server->engine);
-    if (engine == NULL) {
-        write_health(server, x, "loading", 503);
-    } else if (engine_state(engine) == ENGINE_FAILED) {
-        write_health(server, x, "failed", 503);
-    } else if (atomic_load(&server->draining) || engine_state(engine) != ENGINE_READY) {
-        write_health(server, x, "draining", 503);
-    } else if (engine_stalled_ms(engine) >= server->options->stall_ready_s * INT64_C(1000)) {
-        write_health(server, x, "stalled", 503);
-    } else if (x->deep) {
+    const char *const status = ready_status(server);
+    if (x->deep && strcmp(status, "ok") == 0) {
         deep_check(server, x);
     } else {
-        write_health(server, x, "ok", 200);
+        write_ready(server, x, status);
     }
 }

@@ -49,12 +49,14 @@ void probe_end(struct probe *probe, const struct request *request)
 {
     pthread_mutex_lock(&probe->mutex);
     probe->running = false;
-    if (request != NULL) {
-        const struct item *const item = &request->item[0];
-        const enum finish state = (enum finish)atomic_load(&item->state);
+    const struct item *const item = request != NULL ? &request->item[0] : NULL;
+    const int state = item != NULL ? atomic_load(&item->state) : FINISH_NONE;
+    const bool done = state == FINISH_STOP || state == FINISH_LENGTH;
+    if (done || state == FINISH_ERROR) {
         uint32_t bits = 0;
-        memcpy(&bits, &item->out_logprob[0], sizeof bits);
-        const bool done = state == FINISH_STOP || state == FINISH_LENGTH;
+        if (done) {
+            memcpy(&bits, &item->out_logprob[0], sizeof bits);
+        }
         if (done && !probe->known) {
             probe->known = true;
             probe->token = item->out_id[0];

@@ -3,7 +3,8 @@
  * One token is drawn greedily from one token; the first answer after start-up is the known one, and
  * every later answer must have its bits (with --deterministic off it need only be there: the
  * company it keeps may change it). The result is kept for 10 s, and only one check runs at a
- * time: others wait for it. */
+ * time: others wait for it. A check that a full server cannot run says nothing against the server:
+ * it is not kept, and the answer is that of the plain check. */
 #ifndef SERVER_PROBE_H
 #define SERVER_PROBE_H
 
@@ -13,6 +14,7 @@
 
 enum {
     PROBE_KEEP_US = 10 * 1000000,
+    PROBE_SEAT_US = 500000, /* to begin, while the engine makes steps for others */
     PROBE_TIMEOUT_US = 5 * 1000000,
 };
 
@@ -32,7 +34,7 @@ enum probe_state { PROBE_OK, PROBE_WRONG, PROBE_RUNNING, PROBE_YOURS };
 enum probe_state probe_ask(struct probe *probe);
 /* The check's request, ready to submit; NULL if out of memory. */
 struct request *probe_request(const struct model_info *info);
-/* The check is over; NULL = it could not run or was given up. */
+/* The check is over; NULL = it could not run. One without a result, given up, leaves nothing. */
 void probe_end(struct probe *probe, const struct request *request);
 
 #endif

@@ -1,12 +1,13 @@
 """What tells about the server: models, info, version, health, metrics, tokens."""
 
+import json
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from server_harness import Server, error_of
+from server_harness import FOREVER, UNBOUNDED, Server, error_of, eventually, head
 
 GET_ROUTES = ["/v1/models", "/v1/models/demo", "/info", "/version", "/health", "/health/live",
               "/health/ready", "/ping", "/v1/health", "/livez", "/readyz", "/v2/health/live",
@@ -74,6 +75,29 @@ def test_health(server):
     assert got["status"] == "ok" and got["model"] == "demo" and got["progress"] == 1
     deep = server.get("/health/ready?deep=1")
     assert deep.status_code == 200 and deep.json()["status"] == "ok"
+
+
+def test_a_full_server_is_ready_deep_down():
+    """No seat, then no place in the queue: steps are made, and nothing is remembered against it."""
+    with Server("--max-seqs", "1", "--max-queue", "1", "--threads", "1", model=UNBOUNDED) as s:
+        runs = s.connect()
+        runs.sendall(head("/generate", json.dumps(FOREVER).encode()))
+        eventually(lambda: s.metric("num_requests_running") == 1, "a full server")
+        for waiting in (0, 1):
+            for path in ("/health/ready", "/health/ready?deep=1", "/health/ready?deep=1"):
+                answer = s.get(path)
+                assert (answer.status_code, answer.json()["status"]) == (200, "ok"), answer.text
+            if not waiting:
+                eventually(lambda: s.metric("num_requests_waiting") == 0, "a free place")
+                waits = s.connect()
+                waits.sendall(head("/generate", json.dumps(FOREVER).encode()))
+                eventually(lambda: s.metric("num_requests_waiting") == 1, "a full queue")
+        waits.close()
+        runs.close()
+        eventually(lambda: s.metric("num_requests_running") == 0, "an empty server")
+        before = s.metric("request_success_total{finished_reason=\"length\"}")
+        assert s.get("/health/ready?deep=1").json()["status"] == "ok"
+        s.counted("request_success_total{finished_reason=\"length\"}", before + 1)  # a real check
 
 
 def test_chat_is_refused_by_its_code(server):
