@@ -124,15 +124,17 @@ static void write_one(struct text *out, const char *name, const char *type, cons
 }
 
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
-                           const struct histogram *h)
+                           const struct histogram *h, int every)
 {
     const char *const comma = labels[0] != '\0' ? "," : "";
     text_printf(out, "# HELP %s %s\n# TYPE %s histogram\n", name, help, name);
     long long sum = 0;
     for (int i = 0; i < h->n_bound; i++) {
         sum += get(&h->bucket[i]);
-        text_printf(out, "%s_bucket{%s%sle=\"%.15g\"} %lld\n", name, labels, comma, h->bound[i],
-                    sum);
+        if (i % every == 0) {
+            text_printf(out, "%s_bucket{%s%sle=\"%.15g\"} %lld\n", name, labels, comma, h->bound[i],
+                        sum);
+        }
     }
     /* The count is the sum of the buckets, so that a scrape in the middle of an observation is
      * consistent. */
@@ -169,7 +171,7 @@ static void write_histogram(struct text *out, const char *name, const char *help
     char full[METRICS_NAME_MAX];
     const int n = snprintf(full, sizeof full, "pkmserve_%s", name);
     CHECK(n > 0 && n < (int)sizeof full);
-    metrics_put_histogram(out, full, "", help, h);
+    metrics_put_histogram(out, full, "", help, h, 1);
 }
 
 void metrics_put_label(struct text *out, const char *value)

@@ -44,9 +44,10 @@ void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
 /* Prometheus text of everything. */
 void metrics_write(struct text *out, struct server *server);
 
-/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. */
+/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1 for
+ * all bounds, 3 for each third, beginning with the first. */
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
-                           const struct histogram *h);
+                           const struct histogram *h, int every);
 /* The counter of ended sequences by reason, likewise. */
 void metrics_put_finished(struct text *out, const char *name, const char *labels,
                           const struct engine_stats *stats);

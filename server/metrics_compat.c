@@ -6,6 +6,10 @@
 #include "engine/engine.h"
 #include "server/metrics.h"
 
+/* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most. With every
+ * third bound there is room for them and all of our own within the contract's 64 KiB. */
+enum { COMPAT_VLLM_EVERY = 3 };
+
 struct compat_histogram {
     const char *name, *help;
     const struct histogram *h;
@@ -40,10 +44,10 @@ static void write_values(struct text *out, const struct compat_value *value, siz
 }
 
 static void write_histograms(struct text *out, const struct compat_histogram *all, size_t n,
-                             const char *labels)
+                             const char *labels, int every)
 {
     for (size_t i = 0; i < n; i++) {
-        metrics_put_histogram(out, all[i].name, labels, all[i].help, all[i].h);
+        metrics_put_histogram(out, all[i].name, labels, all[i].help, all[i].h, every);
     }
 }
 
@@ -84,7 +88,7 @@ static void write_vllm(struct text *out, const struct engine_stats *stats, const
         {"vllm:request_params_max_tokens", "The max_tokens of a sequence.", &stats->max_tokens},
         {"vllm:iteration_tokens_total", "Rows of a step.", &stats->step_tokens},
     };
-    write_histograms(out, all, sizeof all / sizeof all[0], labels);
+    write_histograms(out, all, sizeof all / sizeof all[0], labels, COMPAT_VLLM_EVERY);
 }
 
 /* The names that kubernetes-sigs/inference-perf asks for. */
@@ -103,7 +107,7 @@ static void write_tgi(struct text *out, const struct engine_stats *stats)
         {"tgi_request_generated_tokens", "Generated tokens of a sequence.", &stats->generation_len},
     };
     write_values(out, value, sizeof value / sizeof value[0], "");
-    write_histograms(out, all, sizeof all / sizeof all[0], "");
+    write_histograms(out, all, sizeof all / sizeof all[0], "", 1);
 }
 
 void metrics_compat_write(struct text *out, enum metrics_compat names, const char *model_name,

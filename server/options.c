@@ -262,6 +262,30 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
     return ERR_OK;
 }
 
+/* What no row can say alone. Options of other commands have their defaults, which agree. */
+static enum err_code check_together(const struct options *options, struct err *err)
+{
+    if (options->timeout_ms > options->max_timeout_ms) {
+        return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
+                       options->timeout_ms, options->max_timeout_ms);
+    }
+    if (strlen(options->served_model_name) > OPTIONS_MODEL_NAME_MAX) {
+        return err_set(err, ERR_ARGUMENT, "--served-model-name has %zu bytes, but %d are the limit",
+                       strlen(options->served_model_name), OPTIONS_MODEL_NAME_MAX);
+    }
+    if (options->metrics_auth && options->api_key_file[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT,
+                       "--metrics-auth asks for keys, but there are none: give --api-key-file too");
+    }
+    if (options->metrics_auth && options->admin_port != 0) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--metrics-auth and --admin-port %d: the metrics are at that port alone, "
+                       "which asks for no key: give one of the two",
+                       options->admin_port);
+    }
+    return ERR_OK;
+}
+
 enum err_code options_parse(struct options *options, enum command command, int argc, char **argv,
                             struct err *err)
 {
@@ -293,11 +317,7 @@ enum err_code options_parse(struct options *options, enum command command, int a
         return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
                        options->operand[n_operand_max], command_of(command)->name);
     }
-    if (options->default_max_tokens > 0 && options->timeout_ms > options->max_timeout_ms) {
-        return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
-                       options->timeout_ms, options->max_timeout_ms);
-    }
-    return ERR_OK;
+    return check_together(options, err);
 }
 
 /* ---- what follows from the options --------------------------------------------------------- */

@@ -21,7 +21,12 @@ enum command {
     COMMAND_COMPARE = 64,
 };
 
-enum { OPTIONS_PATH_MAX = 4096, OPTIONS_NAME_MAX = 256 };
+enum {
+    OPTIONS_PATH_MAX = 4096,
+    OPTIONS_NAME_MAX = 256,
+    OPTIONS_MODEL_NAME_MAX =
+        96 /* bytes: it is in every answer, and in vLLM's metrics in each line */
+};
 
 /* Every field has its default even when the command does not take the option. Strings are never
  * NULL; "" means not given. */
@@ -116,8 +121,9 @@ struct options {
     int n_operand;
     const char *const *operand; /* Borrowed from argv: [n_operand] */
 
-    char model_path[OPTIONS_PATH_MAX];       /* backs model when the shipped one is taken */
-    char served_name_text[OPTIONS_NAME_MAX]; /* backs served_model_name when it is resolved */
+    char model_path[OPTIONS_PATH_MAX]; /* backs model when the shipped one is taken */
+    char served_name_text[OPTIONS_MODEL_NAME_MAX +
+                          1]; /* backs served_model_name when it is resolved */
 };
 
 /* Fills options from the defaults, the environment and argv[0..argc-1] (what follows the command's

@@ -55,7 +55,8 @@ const struct option_row option_rows[] = {
          "or "
          "tokenizer.model of the model directory"),
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
-         "name in requests and answers; without it the last part of the model's path"),
+         "name in requests and answers, at most 96 bytes; without it the last part of the model's "
+         "path"),
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
            "where to compute; auto takes the GPU where there is one; ref is the slow plain-C "
            "specification"),
@@ -115,7 +116,8 @@ const struct option_row option_rows[] = {
         "serve /metrics there instead, and health; 0 = at the port of all else"),
     TEXT("api-key-file", api_key_file, SERVE, "",
          "keys that requests must bring, one per line; read again on SIGHUP; without it no key"),
-    FLAG("metrics-auth", metrics_auth, SERVE, "ask for a key at /metrics too"),
+    FLAG("metrics-auth", metrics_auth, SERVE,
+         "ask for a key at /metrics too; needs --api-key-file, and there is none at --admin-port"),
     CHOICE("metrics-compat", metrics_compat, SERVE, "none", "none|vllm|tgi",
            "also give the metrics under the names of this server"),
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,

@@ -191,6 +191,22 @@ def test_metrics_under_the_names_of_others(names, prefix, families, labels):
         promtool(text.encode(), lint=False)  # its lint dislikes colons and names without unit
 
 
+def test_metrics_stay_small_with_the_longest_name_and_traffic_on_all_routes():
+    name = "meta-llama/" + "x" * 85
+    with Server("--metrics-compat", "vllm", "--served-model-name", name) as server:
+        paths = server.get("/openapi.json").json()["paths"]
+        for path in list(paths) + GET_ROUTES + ["/nowhere"]:
+            server.get(path)
+            server.post(path, "{}")
+            server.post(path, {"prompt": "A", "inputs": "A", "text": "A", "tokens": [5]})
+        server.ok("/generate", {"prompt": "A", "max_tokens": 3, "ignore_eos": True})
+        server.ok("/score", {"text": "A b"})
+        text = server.get("/metrics").text
+        assert len(text) < 64 * 1024, len(text)
+        bounds = re.findall(r'vllm:e2e_request_latency_seconds_bucket\{.*le="([^"]*)"\} (\d+)', text)
+        assert len(bounds) == 11 and bounds[-1][0] == "+Inf" and int(bounds[-1][1]) > 0, bounds
+
+
 # ---- tokens -----------------------------------------------------------------------------------
 
 TEXT = "The old man\u2019s  boat, \u00e9t\u00e9 \U0001f600 </s> \n x"
