@@ -165,8 +165,8 @@ void api_tokenize(struct server *server, struct exchange *x)
     struct tokenised t = {0};
     char ignored[FIELDS_IGNORED_MAX] = "";
     bool ok = fields_open(&fields, x->body.data, x->body.n, &error);
-    x->tgi = ok && json_object_get(fields.object, "inputs") != NULL &&
-             json_object_get(fields.object, "prompt") == NULL;
+    x->tgi =
+        ok && json_object_get(fields.object, "inputs") != NULL && !fields_has(&fields, "prompt");
     ok = ok && read_text(server, &fields, &t, ignored);
     if (ok && t.list) {
         ok = write_list(&x->out, &t, server->limits.tokenizer, server->limits.info, &error);

@@ -141,35 +141,42 @@ static bool fields_wrong(struct fields *fields, const char *name, const char *ex
                          expected, fields_type_name(value));
 }
 
+static bool fields_given(const struct fields *fields, const char *name)
+{
+    const json_t *const value = json_object_get(fields->object, name);
+    return value != NULL && !json_is_null(value);
+}
+
 json_t *fields_get(struct fields *fields, const char *name, const char *alias)
 {
     fields_see(fields, name);
-    json_t *const value = json_object_get(fields->object, name);
-    json_t *other = NULL;
     if (alias != NULL) {
         fields_see(fields, alias);
-        other = json_object_get(fields->object, alias);
     }
-    const bool has_value = value != NULL && !json_is_null(value);
-    const bool has_other = other != NULL && !json_is_null(other);
+    const bool has_value = fields_given(fields, name);
+    const bool has_other = alias != NULL && fields_given(fields, alias);
     if (has_value && has_other) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", alias,
                             "%s and %s mean the same: give one of them", name, alias);
         return NULL;
     }
-    return has_value ? value : has_other ? other : NULL;
+    return has_value || has_other ? json_object_get(fields->object, has_value ? name : alias)
+                                  : NULL;
 }
 
 bool fields_has(struct fields *fields, const char *name)
 {
-    return fields_get(fields, name, NULL) != NULL;
+    const bool given = fields_given(fields, name);
+    if (!given) {
+        fields_see(fields, name);
+    }
+    return given;
 }
 
 /* The name that the client used. */
 static const char *fields_used(const struct fields *fields, const char *name, const char *alias)
 {
-    const json_t *const value = json_object_get(fields->object, name);
-    return alias != NULL && (value == NULL || json_is_null(value)) ? alias : name;
+    return alias != NULL && !fields_given(fields, name) ? alias : name;
 }
 
 bool fields_is_integer(const json_t *value, int64_t *integer)

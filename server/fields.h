@@ -57,7 +57,8 @@ bool fields_open_in(struct fields *inner, struct fields *fields, const char *nam
 
 /* The value of name, or NULL if it is absent or null. alias may be NULL; both given is an error. */
 json_t *fields_get(struct fields *fields, const char *name, const char *alias);
-/* The same; what is missing is an error. */
+/* Whether name has a value, for telling dialects apart: that is not asking for it, but a null is
+ * settled with it. */
 bool fields_has(struct fields *fields, const char *name);
 
 /* Typed readers: leave *value alone when the field is absent, check bounds when it is there. */

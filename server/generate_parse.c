@@ -46,7 +46,7 @@ static bool dialect_check(struct fields *fields)
         {"input_ids", "input_ids is another server's dialect: send prompt with a list of ids"},
     };
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
-        if (json_object_get(fields->object, other[i][0]) != NULL) {
+        if (fields_has(fields, other[i][0])) {
             return api_error_set(fields->error, 400, "wrong_dialect", other[i][0], "%s",
                                  other[i][1]);
         }
@@ -89,8 +89,7 @@ static int read_max_tokens(struct fields *fields)
 static bool native_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits)
 {
-    const bool has_prompt = json_object_get(fields->object, "prompt") != NULL;
-    if (!has_prompt && json_object_get(fields->object, "inputs") != NULL) {
+    if (!fields_has(fields, "prompt") && json_object_get(fields->object, "inputs") != NULL) {
         job->dialect = &tgi_dialect;
         return tgi_dialect.read(job, fields, sampling, limits);
     }

@@ -12,7 +12,7 @@ static bool dialect_check(struct fields *fields)
 {
     static const char *const native[] = {"text", "tokens", "context", "continuations", "pairs"};
     for (size_t i = 0; i < sizeof native / sizeof native[0]; i++) {
-        if (json_object_get(fields->object, native[i]) != NULL) {
+        if (fields_has(fields, native[i])) {
             return api_error_set(fields->error, 400, "wrong_dialect", native[i],
                                  "/v1/score takes query, items and label_token_ids; %s goes to "
                                  "/score",

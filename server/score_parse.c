@@ -13,7 +13,7 @@ bool score_refuse_similarity(struct fields *fields)
 {
     static const char *const similarity[] = {"text_1", "text_2", "queries", "documents"};
     for (size_t i = 0; i < sizeof similarity / sizeof similarity[0]; i++) {
-        if (json_object_get(fields->object, similarity[i]) != NULL) {
+        if (fields_has(fields, similarity[i])) {
             return api_error_set(fields->error, 400, "wrong_dialect", similarity[i],
                                  "similarity scoring is not offered by a causal LM; see the "
                                  "documentation of /score: it takes text or tokens and gives "
@@ -28,8 +28,8 @@ static bool dialect_check(struct fields *fields)
     if (!score_refuse_similarity(fields)) {
         return false;
     }
-    if (json_object_get(fields->object, "query") != NULL &&
-        json_object_get(fields->object, "items") != NULL) {
+    const bool has_query = fields_has(fields, "query");
+    if (fields_has(fields, "items") && has_query) {
         return api_error_set(fields->error, 400, "wrong_dialect", "query",
                              "query and items are label scoring: that is /v1/score, not /score");
     }

@@ -330,6 +330,21 @@ def test_wrong_field_is_named(server, body, code, param):
     error_of(server.post("/generate", body), 400, code, param)
 
 
+@pytest.mark.parametrize("path, body", [
+    ("/generate", {"prompt": "A", "inputs": None, "sampling_params": None, "text_input": None,
+                   "input_ids": None, "max_tokens": 2}),
+    ("/generate", {"inputs": "A", "prompt": None, "parameters": {"max_new_tokens": 2}}),
+    ("/score", {"text": "A", "text_1": None, "queries": None, "query": None, "items": None}),
+    ("/v1/score", {"query": "A", "items": "B", "label_token_ids": [5], "text": None, "text_1": None}),
+    ("/tokenize", {"inputs": "A", "prompt": None}),
+    ("/tokenize", {"prompt": "A", "inputs": None}),
+])
+def test_null_is_not_given_in_other_dialects_keys_too(server, path, body):
+    answer = server.post(path, body)
+    assert answer.status_code == 200 and "X-Ignored-Fields" not in answer.headers, answer.text
+    assert isinstance(answer.json(), list) == (path == "/tokenize" and body["prompt"] is None)
+
+
 def test_wrong_model_is_404(server):
     error_of(server.post("/generate", {"prompt": "a", "model": "other"}), 404, "model_not_found",
              "model")
