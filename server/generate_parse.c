@@ -8,34 +8,6 @@
 
 /* ---- the native dialect -------------------------------------------------------------------- */
 
-/* Fields of other dialects and servers that would change the answer. */
-static const char *const refused[] = {"suffix",
-                                      "best_of",
-                                      "use_beam_search",
-                                      "length_penalty",
-                                      "typical_p",
-                                      "watermark",
-                                      "truncate",
-                                      "grammar",
-                                      "json_schema",
-                                      "response_format",
-                                      "tools",
-                                      "tool_choice",
-                                      "guided_json",
-                                      "guided_regex",
-                                      "guided_choice",
-                                      "guided_grammar",
-                                      "images",
-                                      "image_data",
-                                      "adapter_id",
-                                      "lora",
-                                      "mirostat",
-                                      "tfs_z",
-                                      "dry_multiplier",
-                                      "bad_words",
-                                      "logits_processors",
-                                      NULL};
-
 static bool dialect_check(struct fields *fields)
 {
     static const char *const other[][2] = {
@@ -96,11 +68,12 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
     if (!dialect_check(fields)) {
         return false;
     }
-    input_refuse(fields, refused);
+    input_refuse(fields);
     generate_read_numbers(fields, sampling, limits->info);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     generate_read_n(fields, job, sampling);
+    generate_read_best_of(fields, job);
     fields_bool(fields, "include_stop", NULL, &sampling->include_stop);
     fields_int(fields, "min_tokens", NULL, 0, INT32_MAX, &sampling->min_tokens);
     read_shape(fields, job, limits);

@@ -168,6 +168,17 @@ void generate_read_n(struct fields *fields, struct generate_job *job,
     }
 }
 
+void generate_read_best_of(struct fields *fields, const struct generate_job *job)
+{
+    int best_of = job->n_sample;
+    fields_int(fields, "best_of", NULL, 1, INT32_MAX, &best_of);
+    if (best_of != job->n_sample) {
+        (void)api_error_set(fields->error, 400, "unsupported_parameter", "best_of",
+                            "best_of is %d, but only n, %d, is supported: all choices are given",
+                            best_of, job->n_sample);
+    }
+}
+
 /* ---- prompts and lengths ------------------------------------------------------------------- */
 
 bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,

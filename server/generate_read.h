@@ -20,6 +20,9 @@ void generate_read_ids(struct fields *fields, struct sampling *sampling,
 void generate_read_n(struct fields *fields, struct generate_job *job,
                      const struct sampling *sampling);
 
+/* best_of, which must be n: drawing more than is shown would need a choice among them. After n. */
+void generate_read_best_of(struct fields *fields, const struct generate_job *job);
+
 /* The prompts in field name, tokenised, with a BOS if the model has one and bos is set. false:
  * there is an error, perhaps an earlier one: wrong requests are not tokenised, that is dear. */
 bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,

@@ -337,13 +337,90 @@ void input_id(struct fields *fields, char *id, size_t id_max)
     memcpy(id, given, strlen(given) + 1);
 }
 
-void input_refuse(struct fields *fields, const char *const *names)
+/* What is left out on purpose, on all routes. off: the number that asks for nothing. */
+static const struct {
+    const char *name;
+    double off;
+} unsupported[] = {
+    /* adapters */
+    {"lora", 0},
+    {"lora_path", 0},
+    {"lora_request", 0},
+    {"adapter_id", 0},
+    /* other inputs than text */
+    {"images", 0},
+    {"image_data", 0},
+    {"audio_data", 0},
+    {"video_data", 0},
+    {"multi_modal_data", 0},
+    {"prompt_embeds", 0},
+    {"input_embeds", 0},
+    /* structured output */
+    {"grammar", 0},
+    {"json_schema", 0},
+    {"response_format", 0},
+    {"structured_outputs", 0},
+    {"guided_json", 0},
+    {"guided_regex", 0},
+    {"guided_choice", 0},
+    {"guided_grammar", 0},
+    /* tools and chat */
+    {"tools", 0},
+    {"tool_choice", 0},
+    {"functions", 0},
+    {"function_call", 0},
+    {"chat_template", 0},
+    {"chat_template_kwargs", 0},
+    /* speculation and disaggregation */
+    {"speculative_config", 0},
+    {"prediction", 0},
+    {"kv_transfer_params", 0},
+    {"disaggregated_params", 0},
+    /* other ways to draw */
+    {"use_beam_search", 0},
+    {"length_penalty", 1},
+    {"early_stopping", 0},
+    {"typical_p", 1},
+    {"tfs_z", 1},
+    {"mirostat", 0},
+    {"dry_multiplier", 0},
+    {"xtc_probability", 0},
+    {"watermark", 0},
+    {"bad_words", 0},
+    {"logits_processors", 0},
+    {"logprob_token_ids", 0},
+    /* another prompt than the given one */
+    {"suffix", 0},
+    {"truncate", 0},
+    {"truncate_prompt_tokens", 0},
+};
+
+/* Clients send what they do not want as false, empty, "none" or a neutral value. */
+static bool input_asks_nothing(const json_t *value, double off)
 {
-    for (int i = 0; names[i] != NULL; i++) {
-        const json_t *const value = fields_get(fields, names[i], NULL);
-        if (value != NULL && !json_is_false(value)) {
-            (void)api_error_set(fields->error, 400, "unsupported_parameter", names[i],
-                                "%s is not supported by this route of this server", names[i]);
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return json_string_length(value) == 0 || strcmp(json_string_value(value), "none") == 0;
+    case JSON_ARRAY: return json_array_size(value) == 0;
+    case JSON_OBJECT: {
+        const char *const type = json_string_value(json_object_get(value, "type"));
+        return json_object_size(value) == 0 ||
+               (json_object_size(value) == 1 && type != NULL && strcmp(type, "text") == 0);
+    }
+    case JSON_INTEGER:
+    case JSON_REAL: return json_number_value(value) >= off && json_number_value(value) <= off;
+    default: return json_is_false(value);
+    }
+}
+
+void input_refuse(struct fields *fields)
+{
+    for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
+        const char *const name = unsupported[i].name;
+        const json_t *const value = fields_get(fields, name, NULL);
+        if (value != NULL && !input_asks_nothing(value, unsupported[i].off)) {
+            (void)api_error_set(fields->error, 400, "unsupported_parameter", name,
+                                "%s is not supported by this server", name);
         }
     }
 }

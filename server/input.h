@@ -87,7 +87,8 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
 /* The client's own name of the request, id or request_id: at most id_max - 1 bytes. "" if not
  * given. */
 void input_id(struct fields *fields, char *id, size_t id_max);
-/* Fields of other servers that would change the answer: each is refused by its name. */
-void input_refuse(struct fields *fields, const char *const *names);
+/* Fields of other servers that would change the answer: each is refused by its name, unless its
+ * value says that it is not wanted. */
+void input_refuse(struct fields *fields);
 
 #endif

@@ -4,42 +4,6 @@
 
 enum { OPENAI_MAX_TOKENS = 16 };
 
-/* What would change the answer and is not offered. */
-static const char *const refused[] = {"suffix",
-                                      "truncate_prompt_tokens",
-                                      "logprob_token_ids",
-                                      "use_beam_search",
-                                      "length_penalty",
-                                      "early_stopping",
-                                      "prompt_embeds",
-                                      "guided_json",
-                                      "guided_regex",
-                                      "guided_choice",
-                                      "guided_grammar",
-                                      "structured_outputs",
-                                      "response_format",
-                                      "logits_processors",
-                                      "bad_words",
-                                      "kv_transfer_params",
-                                      "typical_p",
-                                      "grammar",
-                                      "tools",
-                                      "tool_choice",
-                                      NULL};
-
-/* Drawing more than is shown would need a choice among them: only as many as are shown may be asked
- * for. */
-static void read_best_of(struct fields *fields, const struct generate_job *job)
-{
-    int best_of = job->n_sample;
-    fields_int(fields, "best_of", NULL, 1, INT32_MAX, &best_of);
-    if (best_of != job->n_sample) {
-        (void)api_error_set(fields->error, 400, "unsupported_parameter", "best_of",
-                            "best_of is %d, but only n, %d, is supported: all choices are given",
-                            best_of, job->n_sample);
-    }
-}
-
 /* By name, or as in vLLM a number that grows as the request may wait longer, 0 by default. */
 static void read_priority(struct fields *fields, struct generate_job *job)
 {
@@ -101,11 +65,11 @@ static void read_sampling(struct fields *fields, struct sampling *sampling,
 static bool openai_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits)
 {
-    input_refuse(fields, refused);
+    input_refuse(fields);
     input_model(fields, limits);
     read_sampling(fields, sampling, limits);
     generate_read_n(fields, job, sampling);
-    read_best_of(fields, job);
+    generate_read_best_of(fields, job);
     read_stream(fields, job, limits);
     read_shape(fields, job, limits);
     read_priority(fields, job);

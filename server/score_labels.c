@@ -170,6 +170,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     const json_t *const items = fields_get(fields, "items", NULL);
     bool item_first = false;
     int lang = 0;
+    input_refuse(fields);
     fields_bool(fields, "apply_softmax", NULL, &job->softmax);
     fields_bool(fields, "item_first", NULL, &item_first);
     input_model(fields, limits);

@@ -321,6 +321,7 @@ static bool parse_fields(struct score_job *job, struct fields *fields,
         return false;
     }
     struct wishes wishes = {0};
+    input_refuse(fields);
     read_wishes(fields, job, &wishes, limits);
     const bool ok = make_request(job, fields, &wishes, limits);
     free(wishes.target);

@@ -4,9 +4,6 @@
 
 enum { TGI_MAX_NEW_TOKENS = 100 };
 
-static const char *const refused[] = {"truncate", "typical_p",  "watermark",       "grammar",
-                                      "tools",    "adapter_id", "response_format", NULL};
-
 /* Whether the numbers say how to draw. */
 static bool draws(const struct sampling *s)
 {
@@ -17,17 +14,11 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
                           struct sampling *sampling, const struct api_limits *limits)
 {
     bool do_sample = false;
-    int best_of = 1;
     generate_read_numbers(fields, sampling, limits->info);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     fields_bool(fields, "do_sample", NULL, &do_sample);
-    fields_int(fields, "best_of", NULL, 1, INT32_MAX, &best_of);
-    if (best_of > 1) {
-        (void)api_error_set(fields->error, 400, "unsupported_parameter", "best_of",
-                            "best_of is %d, but 1 is the limit: send the request as often",
-                            best_of);
-    }
+    generate_read_best_of(fields, job);
     if (sampling->temperature <= 0) {
         (void)api_error_set(fields->error, 400, "invalid_value", "temperature",
                             "temperature is 0, but must be above; for the likeliest token leave it "
@@ -67,7 +58,7 @@ static int read_parameters(struct fields *fields, struct generate_job *job,
     struct fields inner;
     int max_tokens = -1;
     const bool given = fields_open_in(&inner, fields, "parameters");
-    input_refuse(&inner, refused);
+    input_refuse(&inner);
     read_sampling(&inner, job, sampling, limits);
     read_shape(&inner, job, limits);
     fields_int(&inner, "max_new_tokens", NULL, 1, INT32_MAX, &max_tokens);
@@ -88,6 +79,7 @@ static bool tgi_read(struct generate_job *job, struct fields *fields, struct sam
 {
     const json_t *const inputs = fields_get(fields, "inputs", NULL);
     fields_bool(fields, "stream", NULL, &job->stream);
+    input_refuse(fields);
     input_model(fields, limits);
     job->deadline_us = input_deadline(fields, limits);
     const int max_tokens = read_parameters(fields, job, sampling, limits);

@@ -119,3 +119,30 @@ def test_no_memory_is_an_error_and_no_crash():
         body = {"tokens": [[300] * 500] * 200, "memory": "tokens"}
         error_of(s.post("/score", body), 500, "out_of_memory")
         assert s.post("/score", {"text": "A small one."}).status_code == 200
+
+
+UNSUPPORTED = re.findall(r'^    \{"(\w+)", ([01])\},$',
+                         open(os.path.join(ROOT, "server", "input.c")).read(), re.M)
+TAKES = {"/generate": {"prompt": "A", "max_tokens": 1}, "/v1/completions": {"prompt": "A", "max_tokens": 1},
+         "/score": {"text": "A"}, "/v1/score": {"query": "A", "items": "B", "label_token_ids": [5]},
+         "/generate_stream": {"inputs": "A", "parameters": {"max_new_tokens": 1}}}
+
+
+@pytest.mark.parametrize("path", TAKES)
+def test_what_is_left_out_is_refused_by_name_on_every_route(server, path):
+    names = [name for name, _ in UNSUPPORTED]
+    assert {"lora_request", "multi_modal_data", "structured_outputs", "json_schema", "tools", "functions",
+            "chat_template", "kv_transfer_params", "suffix", "truncate", "mirostat"} <= set(names)
+    for name in names:
+        body = {**TAKES[path], name: {"some": "thing"}}
+        if path == "/generate_stream":
+            assert name in server.post(path, body).json()["error"]
+            body = {"inputs": "A", "parameters": {name: {"some": "thing"}}}
+            assert name in server.post(path, body).json()["error"]
+        else:
+            error_of(server.post(path, body), 400, "unsupported_parameter", name)
+    for nothing in (None, False, "", [], {}, "none"):
+        answer = server.post(path, {**TAKES[path], **dict.fromkeys(names, nothing)})
+        assert answer.status_code == 200 and "X-Ignored-Fields" not in answer.headers, answer.text
+    neutral = {name: int(off) for name, off in UNSUPPORTED}
+    assert server.post(path, {**TAKES[path], **neutral, "response_format": {"type": "text"}}).status_code == 200
