@@ -49,9 +49,10 @@ static bool fields_parse_error(const json_error_t *from, struct api_error *error
         return api_error_set(error, 400, "invalid_utf8", NULL,
                              "the body is not valid UTF-8 near byte %d", from->position);
     }
-    if (why == json_error_null_character || why == json_error_null_byte_in_key) {
+    if (why == json_error_null_byte_in_key) {
         return api_error_set(error, 400, "invalid_json", NULL,
-                             "the character U+0000 is not accepted (line %d, column %d)",
+                             "the character U+0000 is accepted in texts only, not in names of "
+                             "fields (line %d, column %d)",
                              from->line, from->column);
     }
     if (why == json_error_out_of_memory) {
@@ -70,12 +71,12 @@ bool fields_open(struct fields *fields, const char *body, size_t bytes, struct a
         return api_error_set(error, 400, "invalid_json", NULL,
                              "the body is empty, but must be a JSON object");
     }
+    const size_t strict = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t why;
-    fields->object = json_loadb(body, bytes, JSON_REJECT_DUPLICATES, &why);
+    fields->object = json_loadb(body, bytes, strict, &why);
     if (fields->object == NULL && json_error_code(&why) == json_error_numeric_overflow) {
         /* An integer above 63 bits. As a real it reaches the field's own check, which names it. */
-        fields->object =
-            json_loadb(body, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
+        fields->object = json_loadb(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why);
     }
     if (fields->object == NULL) {
         return fields_parse_error(&why, error);
@@ -367,7 +368,19 @@ const char *fields_string(struct fields *fields, const char *name, const char *a
         (void)fields_wrong(fields, fields_used(fields, name, alias), "a string", given);
         return NULL;
     }
-    return given != NULL ? json_string_value(given) : NULL;
+    const char *const word = fields_word(given);
+    if (given != NULL && word == NULL) {
+        const char *const used = fields_used(fields, name, alias);
+        (void)api_error_set(fields->error, 400, "invalid_value", used,
+                            "%s holds the character U+0000, which only texts may", used);
+    }
+    return word;
+}
+
+const char *fields_word(const json_t *value)
+{
+    const char *const word = json_string_value(value);
+    return word != NULL && strlen(word) == json_string_length(value) ? word : NULL;
 }
 
 /* Appends name to a header value: bytes that a header cannot hold, commas and percents as %XX. */

@@ -1,7 +1,7 @@
 /* Reading a request's JSON strictly.
  *
- * A request body is one JSON object. Duplicate keys, invalid UTF-8, NaN, NUL and bytes after the
- * end are errors; so is a value of another type than the contract's: a boolean is not a number, 1.0
+ * A request body is one JSON object. Duplicate keys, invalid UTF-8, NaN and bytes after the end are
+ * errors; so is a value of another type than the contract's: a boolean is not a number, 1.0
  * is the integer 1, 1.5 is not. null stands for "not given". Names that nobody asked for are
  * collected: the answer lists them in X-Ignored-Fields, or with --strict the request is refused.
  * The first error wins and is sticky, so that a parser reads all its fields in one go and asks
@@ -78,8 +78,11 @@ void fields_bool(struct fields *fields, const char *name, const char *alias, boo
 bool fields_u64(struct fields *fields, const char *name, uint64_t *value);
 /* A string of closed choices; returns the index, or -1 if absent. choices ends with NULL. */
 int fields_choice(struct fields *fields, const char *name, const char *const *choices);
-/* A string value, NULL if absent. */
+/* A name or a word, NULL if absent; U+0000 in it is an error. Texts, which may hold it, are read
+ * with json_string_length. */
 const char *fields_string(struct fields *fields, const char *name, const char *alias);
+/* The same of a value: NULL if it is no string or holds U+0000. */
+const char *fields_word(const json_t *value);
 
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
 bool fields_is_integer(const json_t *value, int64_t *integer);

@@ -269,8 +269,9 @@ void input_language(struct fields *fields, const struct api_limits *limits, int 
         *lang = (int)id;
         return;
     }
-    for (int i = 0; json_is_string(value) && i < info->n_lang; i++) {
-        if (strcmp(info->lang[i], json_string_value(value)) == 0) {
+    const char *const word = fields_word(value);
+    for (int i = 0; word != NULL && i < info->n_lang; i++) {
+        if (strcmp(info->lang[i], word) == 0) {
             *lang = i;
             return;
         }
@@ -291,11 +292,11 @@ enum input_memory input_memory(struct fields *fields, const struct api_limits *l
     if (value == NULL || json_is_false(value)) {
         return MEMORY_OFF;
     }
-    const char *const word = json_is_string(value) ? json_string_value(value) : "";
-    if (strcmp(word, "summary") == 0) {
+    const char *const word = fields_word(value);
+    if (word != NULL && strcmp(word, "summary") == 0) {
         return MEMORY_SUMMARY;
     }
-    if (strcmp(word, "tokens") != 0) {
+    if (word == NULL || strcmp(word, "tokens") != 0) {
         (void)api_error_set(fields->error, 400, "invalid_value", "memory",
                             "memory must be false, \"summary\" or \"tokens\"");
         return MEMORY_OFF;
@@ -398,12 +399,12 @@ static const struct {
 /* Clients send what they do not want as false, empty, "none" or a neutral value. */
 static bool input_asks_nothing(const json_t *value, double off)
 {
+    const char *const word = fields_word(value);
     switch (json_typeof(value)) {
-    case JSON_STRING:
-        return json_string_length(value) == 0 || strcmp(json_string_value(value), "none") == 0;
+    case JSON_STRING: return word != NULL && (word[0] == '\0' || strcmp(word, "none") == 0);
     case JSON_ARRAY: return json_array_size(value) == 0;
     case JSON_OBJECT: {
-        const char *const type = json_string_value(json_object_get(value, "type"));
+        const char *const type = fields_word(json_object_get(value, "type"));
         return json_object_size(value) == 0 ||
                (json_object_size(value) == 1 && type != NULL && strcmp(type, "text") == 0);
     }

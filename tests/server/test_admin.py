@@ -1,13 +1,14 @@
 """What tells about the server: models, info, version, health, metrics, tokens."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from server_harness import FOREVER, UNBOUNDED, Server, error_of, eventually, head
+from server_harness import DEMO, FOREVER, UNBOUNDED, Server, error_of, eventually, head
 
 GET_ROUTES = ["/v1/models", "/v1/models/demo", "/info", "/version", "/health", "/health/live",
               "/health/ready", "/ping", "/v1/health", "/livez", "/readyz", "/v2/health/live",
@@ -274,3 +275,32 @@ def test_check_prints_info_and_exits():
     got = subprocess.run([PROGRAM, "serve", "--model", DEMO, "--check"], capture_output=True,
                          text=True, timeout=120)
     assert got.returncode == 0 and '"model_id":"demo"' in got.stdout
+
+
+@pytest.mark.parametrize("model", [DEMO, UNBOUNDED])
+def test_nul_is_a_character_of_texts_and_of_nothing_else(model):
+    """/detokenize gives it, so every text takes it, whole."""
+    text = "a\0b"
+    with Server("--strict", model=model) as s:
+        name = os.path.basename(model)
+        ids = s.ok("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+        assert s.ok("/detokenize", {"tokens": ids})["prompt"] == text
+        assert s.ok("/tokenize", {"inputs": text})[-1]["stop"] == 3
+        echoed = {"max_tokens": 1, "echo": True, "seed": 1}
+        for path, field in (("/generate", "prompt"), ("/v1/completions", "prompt")):
+            assert s.ok(path, {field: text, **echoed})["choices"][0]["text"].startswith(text)
+        got = s.ok("/generate", {"inputs": text, "parameters": {"max_new_tokens": 1, "return_full_text": True}})
+        assert got["generated_text"].startswith(text)
+        for body in ({"text": text}, {"context": "x", "continuations": [text]},
+                     {"pairs": [{"context": "x", "continuation": text}]}):
+            assert s.ok("/score", body)["results"][0]["n_bytes"] == 3, body
+        s.ok("/v1/score", {"query": text, "items": [text], "label_token_ids": [5]})
+        nul = s.ok("/tokenize", {"prompt": "\0", "add_special_tokens": False})["tokens"]
+        stop = {"prompt": text, "stop": "\0", "max_tokens": 4, "allowed_token_ids": nul}
+        choice = s.ok("/generate", stop)["choices"][0]
+        assert (choice["text"], choice["stop_reason"]) == ("", "\0"), choice
+        for field in ("model", "id", "priority", "memory"):
+            value = {"model": name, "priority": "bulk", "memory": "summary"}.get(field, "me") + "\0x"
+            error_of(s.post("/generate", {"prompt": "a", field: value}),
+                     400, "invalid_value", field)
+        error_of(s.post("/generate", {"prompt": "a", "i\0d": 1}), 400, "invalid_json")

@@ -30,7 +30,7 @@ BODIES = {
     "hex": (b'{"prompt": "a", "max_tokens": 0x10}', "invalid_json"),
     "raw nul": (b'{"prompt": "a\x00b"}', "invalid_json"),
     "nul between": (b'{"prompt":\x00 "a"}', "invalid_json"),
-    "escaped nul": (b'{"prompt": "a\\u0000b"}', "invalid_json"),
+    "escaped nul": (b'{"prompt": "a", "model": "a\\u0000b"}', "invalid_value"),
     "nul in key": (b'{"prompt": "a", "a\\u0000b": 1}', "invalid_json"),
     "raw newline": (b'{"prompt": "a\nb"}', "invalid_json"),
     "latin-1": (b'{"prompt": "\xe9"}', "invalid_utf8"),

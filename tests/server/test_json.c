@@ -171,7 +171,7 @@ static void test_types_are_strict(void **state)
         {"", "invalid_json", ""},
         {"{\"i\":1,\"i\":1}", "invalid_json", ""},
         {"{\"i\":\"\xff\"}", "invalid_utf8", ""},
-        {"{\"i\":\"\\u0000\"}", "invalid_json", ""},
+        {"{\"i\":\"\\u0000\"}", "invalid_value", "i"},
         {"{\"f\":NaN}", "invalid_json", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
