@@ -124,7 +124,12 @@ static bool http_check_framing(struct http_exchange *hx, struct api_error *error
 static bool http_check_head(struct http_exchange *hx, struct api_error *error)
 {
     const struct http_config *const config = &hx->http->config;
-    if (!http_check_framing(hx, error)) {
+    /* First the route, which decides about the form of errors and is counted. */
+    if (!config->head(
+            config->ctx, &hx->x,
+            MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
+            error) ||
+        !http_check_framing(hx, error)) {
         return false;
     }
     if (watch_is_surplus(hx->conn)) {
@@ -143,10 +148,7 @@ static bool http_check_head(struct http_exchange *hx, struct api_error *error)
                                  length, (long long)config->max_body_bytes);
         }
     }
-    return config->head(
-        config->ctx, &hx->x,
-        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
-        error);
+    return true;
 }
 
 /* A number for the client's address, without its port. */

@@ -147,8 +147,10 @@ static const char *watch_reason(int status)
 {
     switch (status) {
     case 400: return "Bad Request";
+    case 401: return "Unauthorized";
     case 408: return "Request Timeout";
     case 413: return "Content Too Large";
+    case 422: return "Unprocessable Content";
     case 429: return "Too Many Requests";
     case 503: return "Service Unavailable";
     default: return "Internal Server Error";

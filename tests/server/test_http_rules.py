@@ -43,6 +43,19 @@ def test_large_content_length_is_refused_before_the_body(strict):
         assert s.recv(10) == b""
 
 
+@pytest.mark.parametrize("path, lengths, status", [
+    ("/generate_stream", [20001], 413), ("/", [20001], 413), ("/generate_stream", [5, 5], 422)])
+def test_a_refused_head_has_its_routes_form_and_counts_there(strict, path, lengths, status):
+    name = 'requests_total{route="%s",code="%d"}' % (path, status)
+    before = strict.metric(name)
+    with strict.connect() as s:
+        s.sendall(("POST %s HTTP/1.1\r\nHost: t\r\n%s\r\n" % (
+            path, "".join("Content-Length: %d\r\n" % n for n in lengths))).encode())
+        got, _, body = read_answer(s)
+        assert got == status and json.loads(body)["error_type"] == "validation", body
+    strict.counted(name, before + 1)
+
+
 def test_large_body_is_refused_also_when_it_is_sent_at_once(strict):
     for _ in range(5):  # an early close would reset the connection now and then
         error_of(strict.post("/generate", b"x" * 3000000), 413, "body_too_large")
