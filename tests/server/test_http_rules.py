@@ -86,6 +86,17 @@ def test_absurd_content_lengths(strict):
             assert read_to_end(s).split(b" ")[1] == b"400", length
 
 
+def test_missing_host_gets_one_answer_in_our_form(server):
+    with server.connect() as s:
+        s.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        got = read_to_end(s)
+        assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 400") == 1, got
+        assert json.loads(got.split(b"\r\n\r\n")[1])["error"]["param"] == "Host"
+    with server.connect() as s:
+        s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert read_to_end(s).split(b" ")[1] == b"200"
+
+
 def test_expect_continue_only_after_the_size_check(strict):
     with strict.connect() as s:
         s.sendall(head("/generate", b"", extra="").replace(
