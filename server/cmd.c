@@ -3,8 +3,12 @@
 
 int cmd_fail(const struct err *err)
 {
-    fprintf(stderr, "pkmserve: %s\n", err->message);
-    return 1;
+    struct err shown = *err;
+    if (err->code == ERR_ARGUMENT) {
+        options_name_flags(&shown);
+    }
+    fprintf(stderr, "pkmserve: %s\n", shown.message);
+    return err->code == ERR_ARGUMENT ? 2 : 1;
 }
 
 void cmd_print(struct text *text)

@@ -79,7 +79,7 @@ static enum err_code check_pieces(const struct comparison *it, struct err *err)
         const char *const piece = tokenizer_piece(it->tokenizer, id);
         const char *const theirs = tokenizer_piece(other, id);
         if (strcmp(piece, theirs) != 0) {
-            code = err_set(err, ERR_ARGUMENT,
+            code = err_set(err, ERR_FORMAT,
                            "%s and %s have different tokenizers: token %d is '%.60s' in one and "
                            "'%.60s' in the other",
                            it->side.path, it->reference.path, id, piece, theirs);
@@ -104,7 +104,7 @@ static enum err_code check_alike(const struct comparison *it, struct err *err)
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
         if (facts[i].ours != facts[i].theirs) {
             return err_set(
-                err, ERR_ARGUMENT, "%s and %s cannot be compared: they differ in %s, %d and %d",
+                err, ERR_FORMAT, "%s and %s cannot be compared: they differ in %s, %d and %d",
                 it->side.path, it->reference.path, facts[i].what, facts[i].ours, facts[i].theirs);
         }
     }
@@ -199,7 +199,7 @@ static enum err_code reserve(struct comparison *it, struct err *err)
     int64_t longest = 0;
     const int64_t n = measure_texts(it->job.request, &longest);
     if (n == 0) {
-        return err_set(err, ERR_ARGUMENT, "nothing to compare: the text has no token to predict");
+        return err_set(err, ERR_FORMAT, "nothing to compare: the text has no token to predict");
     }
     const int64_t row_bytes = (int64_t)sizeof(float) * it->side.info->n_vocab;
     const int64_t fitting = LOGITS_BYTES_MAX / row_bytes > 0 ? LOGITS_BYTES_MAX / row_bytes : 1;

@@ -117,15 +117,20 @@ struct answer_meta cmd_meta(const struct options *options, int64_t begin_us)
                                 .begin_us = begin_us};
 }
 
+enum err_code cmd_refused(const struct api_error *error, struct err *err)
+{
+    *err = error->text;
+    err->code = options_has(error->param) ? ERR_ARGUMENT : ERR_FORMAT;
+    return err->code;
+}
+
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)
 {
     if (error == NULL) {
         cmd_print(out);
-    } else {
-        *err = error->text;
     }
     text_free(out);
-    return error == NULL ? ERR_OK : ERR_NUMERICAL;
+    return error == NULL ? ERR_OK : cmd_refused(error, err);
 }
 
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
@@ -254,8 +259,7 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
     }
     struct api_error error = {0};
     if (code == ERR_OK && !score_parse(job, body.data, body.n, limits, &error)) {
-        *err = error.text;
-        code = ERR_ARGUMENT;
+        code = cmd_refused(&error, err);
     }
     text_free(&body);
     return code;

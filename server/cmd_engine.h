@@ -34,6 +34,8 @@ enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
 
 /* What a printed answer says besides its results. */
 struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
+/* What a parser or writer has against the options (ERR_ARGUMENT) or the input, as err. */
+enum err_code cmd_refused(const struct api_error *error, struct err *err);
 /* Prints out, or with an error hands that on instead; frees out. */
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err);
 

@@ -71,8 +71,7 @@ static enum err_code parse(struct generation *it, struct err *err)
     struct api_error error = {0};
     if (code == ERR_OK &&
         !generate_parse(&it->job, &generate_native, body.data, body.n, &it->ce.limits, &error)) {
-        *err = error.text;
-        code = ERR_ARGUMENT;
+        code = cmd_refused(&error, err);
     }
     text_free(&body);
     return code;
@@ -131,8 +130,7 @@ static enum err_code print_end(const struct generation *it, struct err *err)
     struct api_error error = {0};
     putchar('\n');
     if (!answer_check(request, &error)) {
-        *err = error.text;
-        return ERR_NUMERICAL;
+        return cmd_refused(&error, err);
     }
     if (isatty(STDERR_FILENO) == 1) {
         const int n = atomic_load(&request->item[0].n_out);

@@ -101,16 +101,14 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
     struct score_figures pool = {0};
     struct api_error error = {0};
     if (!answer_check(it->job.request, &error)) {
-        *err = error.text;
-        return ERR_NUMERICAL;
+        return cmd_refused(&error, err);
     }
     printf(" %10s %10s %10s %10s %10s %10s %10s\n", "scored", "words", "bytes", "ppl/token",
            "ppl/word", "ppl/byte", "bits/byte");
     for (int i = 0; i < it->n; i++) {
         struct score_figures figures;
         if (!score_figures_item(&figures, &it->job, i, it->ce.limits.tokenizer, &error)) {
-            *err = error.text;
-            return ERR_MEMORY;
+            return cmd_refused(&error, err);
         }
         score_figures_add(&pool, &figures);
         print_row(&figures, it->path[i]);

@@ -50,6 +50,48 @@ static const struct option_row *row_find(const char *flag, size_t bytes)
     return NULL;
 }
 
+/* The row of a name that is written with underscores, as fields of requests and of structs are. */
+static const struct option_row *row_of_name(const char *name, size_t bytes)
+{
+    char flag[FLAG_MAX];
+    if (bytes >= sizeof flag) {
+        return NULL;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        flag[i] = name[i];
+        if (name[i] == '_') {
+            flag[i] = '-';
+        }
+    }
+    return row_find(flag, bytes);
+}
+
+bool options_has(const char *name)
+{
+    return row_of_name(name, strlen(name)) != NULL;
+}
+
+void options_name_flags(struct err *err)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_-";
+    const struct err given = *err;
+    const char *in = given.message;
+    size_t n = 0;
+    while (*in != '\0' && n + FLAG_MAX + 2 < sizeof err->message) {
+        const size_t bytes = strspn(in, letters);
+        const struct option_row *const row = bytes > 0 ? row_of_name(in, bytes) : NULL;
+        /* What looks like a word is one, but for the subject of the sentence. */
+        if (row && (in == given.message || memchr(in, '_', bytes))) {
+            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "--%s", row->flag);
+        } else {
+            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "%.*s",
+                                  (int)(bytes > 0 ? bytes : 1), in);
+        }
+        in += bytes > 0 ? bytes : 1;
+    }
+    err->message[n < sizeof err->message ? n : sizeof err->message - 1] = '\0';
+}
+
 /* ---- values -------------------------------------------------------------------------------- */
 
 /* where is "--port" or "PKMSERVE_PORT". */
@@ -268,6 +310,14 @@ static enum err_code check_together(const struct options *options, struct err *e
     if (options->timeout_ms > options->max_timeout_ms) {
         return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
                        options->timeout_ms, options->max_timeout_ms);
+    }
+    if (options->max_context > 0 && options->stride > options->max_context) {
+        return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
+                       options->stride, options->max_context);
+    }
+    if (options->min_tokens > options->max_tokens) {
+        return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
+                       options->min_tokens, options->max_tokens);
     }
     if (strlen(options->served_model_name) > OPTIONS_MODEL_NAME_MAX) {
         return err_set(err, ERR_ARGUMENT, "--served-model-name has %zu bytes, but %d are the limit",

@@ -140,6 +140,12 @@ enum err_code options_resolve(struct options *options, struct err *err);
 /* The engine's part of options. Borrows their strings. */
 struct engine_options options_engine(const struct options *options);
 
+/* Whether name is an option's: "top_k" for --top-k. */
+bool options_has(const char *name);
+/* Writes the message of an error about options with their flags: "top_k is ..." as "--top-k is
+ * ...". */
+void options_name_flags(struct err *err);
+
 /* One line per PKMSERVE_ variable that no option reads: most likely a typing error. */
 void options_warn_environment(FILE *out);
 

@@ -71,7 +71,7 @@ const struct option_row option_rows[] = {
            "keys and values of earlier positions; auto takes bf16 beside bf16 and int8 weights"),
     FLAG("force-int8", force_int8, ALL,
          "make int8 weights even where that changes one by more than 3 %"),
-    INT("threads", threads, ALL, "0", 0, 1024, "compute threads; 0 = one per available core"),
+    INT("threads", threads, ALL, "0", 0, 256, "compute threads; 0 = one per available core"),
     CHOICE(
         "memory-placement", memory_placement, ALL, "auto", "auto|device|host|mmap",
         "where value tables live; mmap reads the file in place (CPU), host is pinned memory that "

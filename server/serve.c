@@ -15,6 +15,7 @@
 #include "server/serve.h"
 
 #include "engine/log.h"
+#include "server/cmd.h"
 #include "server/http.h"
 #include "server/info.h"
 #include "server/input.h"
@@ -198,12 +199,6 @@ static bool wait_for_signal(struct server *server, int signal_fd, int event_fd)
 
 /* ---- the whole ----------------------------------------------------------------------------- */
 
-static int serve_fail(const struct err *err)
-{
-    (void)fprintf(stderr, "pkmserve: %s\n", err->message);
-    return 1;
-}
-
 /* --check: loads, runs the self-test, prints /info. */
 static int serve_check(struct server *server)
 {
@@ -211,7 +206,7 @@ static int serve_check(struct server *server)
     struct err err = {0};
     const struct engine_options options = serve_engine_options(server);
     if (engine_open(&engine, &options, &err) != ERR_OK) {
-        return serve_fail(&err);
+        return cmd_fail(&err);
     }
     struct text out = {0};
     info_write(&out, engine, server->options, server->options->served_model_name);
@@ -243,7 +238,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         http_stop(server->admin, 0);
         http_stop(server->http, 0);
         engine_close(engine);
-        return serve_fail(&loader.err);
+        return cmd_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
@@ -312,7 +307,7 @@ int serve_run(const struct options *options)
     log_begin(log_level_of(options->log_level), strcmp(options->log_format, "json") == 0);
     struct server *const server = calloc(1, sizeof *server);
     if (server == NULL) {
-        return serve_fail(&(struct err){.message = "no memory for the server"});
+        return cmd_fail(&(struct err){.message = "no memory for the server"});
     }
     server->options = options;
     server->begin_us = engine_now_us();
@@ -338,7 +333,7 @@ int serve_run(const struct options *options)
     CHECK(signal_fd >= 0);
     struct err err = {0};
     status = serve_open(server, &err) == ERR_OK ? serve_loop(server, &signals, signal_fd)
-                                                : serve_fail(&err);
+                                                : cmd_fail(&err);
     keys_close(server->keys);
     clients_close(&server->clients);
     (void)close(signal_fd);

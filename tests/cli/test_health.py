@@ -105,4 +105,4 @@ def test_nobody_there():
     (["--path", "/a\r\nEvil: 1"], "is not a path"),
 ])
 def test_a_question_that_cannot_be_asked(arguments, wanted):
-    assert wanted in fails(1, "health", *arguments)
+    assert wanted in fails(2, "health", *arguments)

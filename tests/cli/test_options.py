@@ -74,6 +74,27 @@ def test_wrong_usage_is_named(arguments, wanted):
     assert wanted in line, "expected %r in %r" % (wanted, line)
 
 
+@pytest.mark.parametrize("arguments, wanted", [
+    (["generate", "--min-tokens", 6, "--max-tokens", 5, "x"], "--min-tokens 6 is larger than --max-tokens 5"),
+    (["generate", "--top-k", 8193, "x"], "--top-k is 8193, but must be -1 ... 8192"),
+    (["generate", "--stop", "x" * 257, "x"], "--stop[0] must be a string of 1 ... 256 bytes"),
+    (["generate", "--language", "en", "x"], "the model has no language embeddings"),
+    (["generate", "--max-seqs", 9, "--max-batch-tokens", 8, "x"], "--max-seqs 9 exceeds --max-batch-tokens 8"),
+    (["score", "--stride", 600], "--stride is 600, but must be 1 ... 512"),
+    (["score", "--max-context", 513], "--max-context is 513"),
+    (["serve", "--port", 0, "--max-model-len", 513], "--max-model-len is 513, accepted are 0 to 512"),
+    (["serve", "--threads", 257], "--threads: '257' is not a whole number in [0, 256]"),
+])
+def test_a_value_that_does_not_go_with_another_or_the_model_is_wrong_usage(arguments, wanted):
+    done = run(*arguments, stdin="some text")
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert wanted in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_an_unknown_instruction_set_is_wrong_usage():
+    assert "PKMSERVE_ISA: foo is unknown" in fails(2, "generate", "x", env={"PKMSERVE_ISA": "foo"})
+
+
 def test_environment_is_read_and_named_in_errors():
     line = fails(2, "serve", env={"PKMSERVE_MAX_QUEUE": "0"})
     assert "PKMSERVE_MAX_QUEUE: '0' is not a whole number in [1, 65536]" in line
