@@ -55,6 +55,12 @@ static bool fields_parse_error(const json_error_t *from, struct api_error *error
                              "fields (line %d, column %d)",
                              from->line, from->column);
     }
+    if (why == json_error_numeric_overflow) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "a number in the body is beyond what any field takes: %s (line %d, "
+                             "column %d)",
+                             from->text, from->line, from->column);
+    }
     if (why == json_error_out_of_memory) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
     }
@@ -404,6 +410,14 @@ static bool fields_escape(char *out, size_t out_max, const char *name)
     return true;
 }
 
+/* The same of parent.name; parent may be NULL. */
+static bool fields_escape_path(char *out, size_t out_max, const char *parent, const char *name)
+{
+    return (parent == NULL ||
+            (fields_escape(out, out_max, parent) && fields_escape(out, out_max, "."))) &&
+           fields_escape(out, out_max, name);
+}
+
 void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX])
 {
     const size_t list_max = FIELDS_IGNORED_MAX - sizeof ", ...";
@@ -424,7 +438,7 @@ void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNOR
         }
         if (strict) {
             char shown[API_PARAM_MAX] = "";
-            (void)fields_escape(shown, sizeof shown, name);
+            (void)fields_escape_path(shown, sizeof shown, fields->parent, name);
             (void)api_error_set(fields->error, 400, "unknown_field", shown,
                                 "%s is not a field of this route (the server runs with --strict)",
                                 shown);
@@ -434,10 +448,7 @@ void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNOR
         if (before > 0) {
             (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, ", ");
         }
-        const bool fits =
-            fields->parent == NULL || (fields_escape(ignored, list_max, fields->parent) &&
-                                       fields_escape(ignored, list_max, "."));
-        if (!fits || !fields_escape(ignored, list_max, name)) {
+        if (!fields_escape_path(ignored, list_max, fields->parent, name)) {
             (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, "%s...",
                            before > 0 ? ", " : "");
             return;

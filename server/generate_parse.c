@@ -44,18 +44,25 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     job->n_top = job->logprobs < 0 && job->stream ? 0 : job->logprobs;
 }
 
-/* The three names of max_tokens. -1 = none was given. */
-static int read_max_tokens(struct fields *fields)
+/* max_tokens under one of its three names, which is *used. -1 = none was given. */
+static int read_max_tokens(struct fields *fields, const char **used)
 {
+    static const char *const names[] = {"max_tokens", "max_new_tokens", "n_predict"};
     int max_tokens = -1;
-    int n_predict = -1;
-    fields_int(fields, "max_tokens", "max_new_tokens", 0, INT32_MAX, &max_tokens);
-    fields_int(fields, "n_predict", NULL, 0, INT32_MAX, &n_predict);
-    if (n_predict >= 0 && max_tokens >= 0) {
-        (void)api_error_set(fields->error, 400, "conflicting_fields", "n_predict",
-                            "n_predict and max_tokens mean the same: give one of them");
+    *used = names[0];
+    for (int i = 0; i < 3; i++) {
+        int given = -1;
+        fields_int(fields, names[i], NULL, 0, INT32_MAX, &given);
+        if (given >= 0 && max_tokens >= 0) {
+            (void)api_error_set(fields->error, 400, "conflicting_fields", names[i],
+                                "%s and %s mean the same: give one of them", *used, names[i]);
+        }
+        if (given >= 0) {
+            max_tokens = given;
+            *used = names[i];
+        }
     }
-    return max_tokens >= 0 ? max_tokens : n_predict;
+    return max_tokens;
 }
 
 static bool native_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
@@ -77,9 +84,10 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
     fields_bool(fields, "include_stop", NULL, &sampling->include_stop);
     fields_int(fields, "min_tokens", NULL, 0, INT32_MAX, &sampling->min_tokens);
     read_shape(fields, job, limits);
-    const int max_tokens = read_max_tokens(fields);
+    const char *max_name = NULL;
+    const int max_tokens = read_max_tokens(fields, &max_name);
     return generate_read_prompt(fields, job, "prompt", true, limits) &&
-           generate_fit(fields, job, sampling, limits, "max_tokens", max_tokens,
+           generate_fit(fields, job, sampling, limits, max_name, max_tokens,
                         limits->default_max_tokens);
 }
 

@@ -210,8 +210,9 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
     if (longest + least > context && (asked < 0 || room == 0)) {
         return api_error_set(fields->error, 400, "context_length_exceeded", "prompt",
                              "the prompt has %lld tokens, but the model's context is %lld "
-                             "(max_length=%lld), of which at least one is generated: shorten it",
-                             (long long)longest, (long long)context, (long long)context);
+                             "(max_length=%lld)%s: shorten it",
+                             (long long)longest, (long long)context, (long long)context,
+                             least > 0 ? ", of which at least one is generated" : "");
     }
     if (longest + least > context) {
         return api_error_set(fields->error, 400, "context_length_exceeded", name,

@@ -3,6 +3,7 @@
 
 #include "server/version.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,29 +61,47 @@ void input_list_free(struct input_list *list)
 
 /* ---- token ids ----------------------------------------------------------------------------- */
 
-bool input_ids(const json_t *value, const char *name, int64_t max, int n_vocab, int32_t **ids,
+/* The field that a place is in: "pairs" of "pairs[3].context". */
+static const char *param_of(char param[API_PARAM_MAX], const char *place)
+{
+    (void)snprintf(param, API_PARAM_MAX, "%.*s", (int)strcspn(place, "["), place);
+    return param;
+}
+
+bool input_ids(const json_t *value, const char *place, int64_t max, int n_vocab, int32_t **ids,
                int64_t *n_ids, struct api_error *error)
 {
+    char param[API_PARAM_MAX];
     const size_t n = json_array_size(value);
     if ((int64_t)n > max) {
-        return api_error_set(error, 400, "too_many_tokens", name,
-                             "%s has %zu tokens, but %lld are the limit", name, n, (long long)max);
+        return api_error_set(error, 400, "too_many_tokens", param_of(param, place),
+                             "%s has %zu tokens, but %lld are the limit", place, n, (long long)max);
     }
     int32_t *const list = malloc((n > 0 ? n : 1) * sizeof *list);
     if (list == NULL) {
-        return api_error_set(error, 500, "out_of_memory", name, "no memory for %zu tokens", n);
+        return api_error_set(error, 500, "out_of_memory", param_of(param, place),
+                             "no memory for %zu tokens", n);
     }
     for (size_t i = 0; i < n; i++) {
         int64_t id = 0;
-        if (!fields_is_integer(json_array_get(value, i), &id)) {
-            (void)api_error_set(error, 400, "invalid_value", name,
-                                "%s[%zu] must be a token id, an integer", name, i);
+        const json_t *const each = json_array_get(value, i);
+        const double real = json_real_value(each); /* 0 if it is none */
+        if (!fields_is_integer(each, &id) && fabs(real) > 0x1p53) {
+            (void)api_error_set(error, 400, "token_out_of_range", param_of(param, place),
+                                "%s[%zu] is %.17g, but token ids are 0 ... %d", place, i, real,
+                                n_vocab - 1);
+            free(list);
+            return false;
+        }
+        if (!fields_is_integer(each, &id)) {
+            (void)api_error_set(error, 400, "invalid_value", param_of(param, place),
+                                "%s[%zu] must be a token id, an integer", place, i);
             free(list);
             return false;
         }
         if (id < 0 || id >= n_vocab) {
-            (void)api_error_set(error, 400, "token_out_of_range", name,
-                                "%s[%zu] is %lld, but token ids are 0 ... %d", name, i,
+            (void)api_error_set(error, 400, "token_out_of_range", param_of(param, place),
+                                "%s[%zu] is %lld, but token ids are 0 ... %d", place, i,
                                 (long long)id, n_vocab - 1);
             free(list);
             return false;
@@ -96,9 +115,10 @@ bool input_ids(const json_t *value, const char *name, int64_t max, int n_vocab, 
 
 /* ---- one input ----------------------------------------------------------------------------- */
 
-bool input_add_marks(struct input *input, const char *name, struct input_marks marks,
+bool input_add_marks(struct input *input, const char *place, struct input_marks marks,
                      const struct model_info *info, struct api_error *error)
 {
+    char param[API_PARAM_MAX];
     /* An empty text can only start from BOS. */
     const bool empty = input->text != NULL && input->n_ids == 0;
     const bool bos =
@@ -110,13 +130,17 @@ bool input_add_marks(struct input *input, const char *name, struct input_marks m
                              bos ? "beginning-of-text" : "end-of-text");
     }
     if (input->n_ids + bos == 0) {
-        return api_error_set(error, 400, "invalid_value", name,
-                             "%s is empty, and there is no beginning-of-text token to start from",
-                             name);
+        return api_error_set(
+            error, 400, "invalid_value", param_of(param, place),
+            input->text != NULL
+                ? "%s is empty, and there is no beginning-of-text token to start from"
+                : "%s is an empty list of token ids",
+            place);
     }
     int32_t *const ids = realloc(input->ids, (size_t)(input->n_ids + bos + eos) * sizeof *ids);
     if (ids == NULL) {
-        return api_error_set(error, 500, "out_of_memory", name, "no memory for the tokens");
+        return api_error_set(error, 500, "out_of_memory", param_of(param, place),
+                             "no memory for the tokens");
     }
     input->ids = ids;
     if (bos) {
@@ -132,16 +156,17 @@ bool input_add_marks(struct input *input, const char *name, struct input_marks m
     return true;
 }
 
-bool input_tokenise(struct input *input, const char *name, const struct api_limits *limits,
+bool input_tokenise(struct input *input, const char *place, const struct api_limits *limits,
                     struct api_error *error)
 {
+    char param[API_PARAM_MAX];
     size_t n = 0;
     struct err err = {0};
     if (tokenizer_encode(limits->tokenizer, input->text, input->text_bytes, false, &input->ids, &n,
                          &input->offsets, &err) != ERR_OK) {
         return api_error_set(error, err.code == ERR_MEMORY ? 500 : 400,
-                             err.code == ERR_MEMORY ? "out_of_memory" : "invalid_value", name,
-                             "%s: %s", name, err.message);
+                             err.code == ERR_MEMORY ? "out_of_memory" : "invalid_value",
+                             param_of(param, place), "%s: %s", place, err.message);
     }
     input->n_ids = (int64_t)n;
     return true;
@@ -227,7 +252,9 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
     int64_t total = 0;
     for (size_t i = 0; i < n; i++) {
         json_t *const each = whole ? value : json_array_get(value, i);
-        if (!input_read_one(&list->input[i], each, name, marks, max_tokens, limits, error)) {
+        char place[API_PARAM_MAX];
+        (void)snprintf(place, sizeof place, whole ? "%s" : "%s[%zu]", name, i);
+        if (!input_read_one(&list->input[i], each, place, marks, max_tokens, limits, error)) {
             return false;
         }
         total += list->input[i].n_ids;

@@ -66,14 +66,15 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
                 bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
                 const struct api_limits *limits, struct api_error *error);
 
-/* The two halves of reading one: ids and offsets of text, and what goes around the ids. */
-bool input_tokenise(struct input *input, const char *name, const struct api_limits *limits,
+/* The two halves of reading one: ids and offsets of text, and what goes around the ids. place:
+ * where it stands, "pairs[3].context" of the field "pairs", for errors. */
+bool input_tokenise(struct input *input, const char *place, const struct api_limits *limits,
                     struct api_error *error);
-bool input_add_marks(struct input *input, const char *name, struct input_marks marks,
+bool input_add_marks(struct input *input, const char *place, struct input_marks marks,
                      const struct model_info *info, struct api_error *error);
 
 /* A list of token ids below n_vocab, at most max. *ids is malloc'd. false: error. */
-bool input_ids(const json_t *value, const char *name, int64_t max, int n_vocab, int32_t **ids,
+bool input_ids(const json_t *value, const char *place, int64_t max, int n_vocab, int32_t **ids,
                int64_t *n_ids, struct api_error *error);
 
 /* Fields that several requests share. */

@@ -235,10 +235,12 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
         return true;
     }
     exchange_header(x, "WWW-Authenticate", "Bearer");
-    return api_error_set(error, 401, "invalid_api_key", "Authorization",
-                         authorization == NULL || authorization[0] == '\0'
-                             ? "this server asks for an API key: send Authorization: Bearer KEY"
-                             : "the Authorization header brings no valid API key: send Bearer KEY");
+    return api_error_set(
+        error, 401, "invalid_api_key", "Authorization",
+        authorization == NULL || authorization[0] == '\0'
+            ? "this server asks for an API key: send Authorization: Bearer KEY"
+            : "the API key is not valid: the Authorization header must be Bearer KEY with "
+              "a key of this server");
 }
 
 /* What stands in the way of running the route; true = it was answered. */

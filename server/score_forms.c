@@ -100,7 +100,6 @@ static bool half_begin(struct half *half, json_t *value, const struct place *pla
     }
     if (!input_ids(value, place->name, limits->max_score_tokens, limits->info->n_vocab,
                    &half->read.ids, &half->read.n_ids, error)) {
-        (void)snprintf(error->param, sizeof error->param, "%s", place->param);
         return strcmp(error->code, "too_many_tokens") != 0
                    ? false
                    : score_too_many_tokens(error, place->param, limits);
@@ -114,7 +113,7 @@ static bool half_tokenise(struct half *half, size_t bytes, const struct place *p
 {
     half->read.text = half->text;
     half->read.text_bytes = bytes;
-    return input_tokenise(&half->read, place->param, limits, error);
+    return input_tokenise(&half->read, place->name, limits, error);
 }
 
 /* ---- pairs --------------------------------------------------------------------------------- */
@@ -186,7 +185,7 @@ static bool pair_joint(struct input *input, const struct half *context, const st
                        const struct pair_rules *rules, struct api_error *error)
 {
     const size_t n_context = (size_t)context->read.n_ids;
-    if (!input_tokenise(input, place->param, rules->limits, error)) {
+    if (!input_tokenise(input, place->name, rules->limits, error)) {
         return false;
     }
     if ((size_t)input->n_ids <= n_context) {
@@ -253,7 +252,7 @@ static bool pair_make(struct input *input, struct score_entry *entry, const stru
     const bool bos =
         n_context == 0 || (context->text != NULL ? rules->marks.bos_text : rules->marks.bos_ids);
     const struct input_marks marks = {bos, bos, rules->marks.eos};
-    if (!ok || !input_add_marks(input, place->param, marks, rules->limits->info, error)) {
+    if (!ok || !input_add_marks(input, place->name, marks, rules->limits->info, error)) {
         return false;
     }
     entry->first = input->n_bos + n_context;
@@ -350,9 +349,19 @@ static bool read_pair(struct score_job *job, int i, json_t *pair, struct pair_ru
 {
     json_t *const context_value = json_object_get(pair, "context");
     json_t *const ending_value = json_object_get(pair, "continuation");
-    if (context_value == NULL || ending_value == NULL || json_object_size(pair) != 2) {
+    if (context_value == NULL || ending_value == NULL) {
         return api_error_set(error, 400, "invalid_value", "pairs",
                              "pairs[%d] must be {\"context\": ..., \"continuation\": ...}", i);
+    }
+    const char *key = NULL;
+    json_t *value = NULL;
+    json_object_foreach(pair, key, value)
+    {
+        if (value != context_value && value != ending_value && !json_is_null(value)) {
+            return api_error_set(error, 400, "invalid_value", "pairs",
+                                 "pairs[%d].%.40s: a pair takes context and continuation alone", i,
+                                 key);
+        }
     }
     struct half context = {0};
     struct place place = {.param = "pairs"};

@@ -25,6 +25,7 @@ static bool dialect_check(struct fields *fields)
 /* The prompt of one item, of texts or of ids. */
 struct prompt {
     const json_t *part[2]; /* in their order */
+    const char *place[2];
     bool by_text;
 };
 
@@ -36,8 +37,8 @@ static bool join_ids(struct input *input, const struct prompt *prompt,
     const char *const name = "items";
     bool ok = true;
     for (int k = 0; k < 2 && ok; k++) {
-        ok = input_ids(prompt->part[k], name, limits->max_score_tokens, limits->info->n_vocab,
-                       &ids[k], &n[k], error);
+        ok = input_ids(prompt->part[k], prompt->place[k], limits->max_score_tokens,
+                       limits->info->n_vocab, &ids[k], &n[k], error);
     }
     if (ok) {
         input->n_ids = n[0] + n[1];
@@ -125,8 +126,12 @@ static bool read_prompts(struct score_job *job, const json_t *query, const json_
     for (size_t i = 0; i < n; i++) {
         struct input *const input = &job->inputs.input[i];
         const json_t *const each = json_is_array(items) ? json_array_get(items, i) : items;
-        const struct prompt prompt = {{item_first ? each : query, item_first ? query : each},
-                                      job->form == SCORE_TEXT};
+        char place[32];
+        (void)snprintf(place, sizeof place, "items[%zu]", i);
+        const struct prompt prompt = {
+            .part = {item_first ? each : query, item_first ? query : each},
+            .place = {item_first ? place : "query", item_first ? "query" : place},
+            .by_text = job->form == SCORE_TEXT};
         if (!(prompt.by_text ? join_text(input, &prompt, &n_byte, limits, error)
                              : join_ids(input, &prompt, limits, error)) ||
             !input_add_marks(input, "items", marks, limits->info, error)) {

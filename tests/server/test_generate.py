@@ -256,7 +256,7 @@ WRONG = [
     ({"prompt": [1.5]}, "invalid_value", "prompt"),
     ({"prompt": [-1]}, "token_out_of_range", "prompt"),
     ({"prompt": [8192]}, "token_out_of_range", "prompt"),
-    ({"prompt": [10**30]}, "invalid_value", "prompt"),
+    ({"prompt": [10**30]}, "token_out_of_range", "prompt"),
     ({"prompt": ["a"] * 65}, "too_many_items", "prompt"),
     ({"prompt": "a", "max_tokens": True}, "invalid_value", "max_tokens"),
     ({"prompt": "a", "max_tokens": "5"}, "invalid_value", "max_tokens"),
@@ -328,6 +328,33 @@ WRONG = [
 @pytest.mark.parametrize("body, code, param", WRONG, ids=[json.dumps(w[0])[:50] for w in WRONG])
 def test_wrong_field_is_named(server, body, code, param):
     error_of(server.post("/generate", body), 400, code, param)
+
+
+@pytest.mark.parametrize("path, body, message", [
+    ("/generate", {"prompt": [[5], [8192]]}, "prompt[1][0] is 8192, but token ids are 0 ... 8191"),
+    ("/generate", {"prompt": [[], [5]]}, "prompt[0] is an empty list of token ids"),
+    ("/generate", {"prompt": [99999999999999999999]}, "prompt[0] is 1e+20, but token ids are 0 ... 8191"),
+    ("/score", {"tokens": [[5], [6, 8192]]}, "tokens[1][1] is 8192, but token ids are 0 ... 8191"),
+    ("/score", {"pairs": [{"context": "a", "continuation": [5, 8192]}]}, "pairs[0].continuation[1] is 8192, "
+     "but token ids are 0 ... 8191"),
+    ("/score", {"pairs": [{"context": "a", "continuation": "b", "weight": 1}]},
+     "pairs[0].weight: a pair takes context and continuation alone"),
+    ("/v1/score", {"query": [5], "items": [[5], [8192]], "label_token_ids": [5]},
+     "items[1][0] is 8192, but token ids are 0 ... 8191"),
+    ("/v1/score", {"query": [8192], "items": [[5]], "label_token_ids": [5]},
+     "query[0] is 8192, but token ids are 0 ... 8191"),
+    ("/generate", {"prompt": [5], "n_predict": 600}, "the prompt has 1 tokens and n_predict is 600, together 601, "
+     "but the model's context is 512 (max_length=512): ask for at most 511"),
+    ("/generate", {"prompt": [5], "max_new_tokens": 2, "min_tokens": 3}, "min_tokens is 3, but max_new_tokens is 2"),
+    ("/generate", {"prompt": [5], "n_predict": 2, "max_new_tokens": 3},
+     "max_new_tokens and n_predict mean the same: give one of them"),
+    ("/generate", {"prompt": [5] * 513, "max_tokens": 0},
+     "the prompt has 513 tokens, but the model's context is 512 (max_length=512): shorten it"),
+    ("/generate", '{"prompt": [5], "temperature": 1e400}', "a number in the body is beyond what any field takes: "
+     "real number overflow near '1e400' (line 1, column 36)"),
+])
+def test_messages_name_what_was_sent_and_where(server, path, body, message):
+    assert server.post(path, body).json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize("path, body", [

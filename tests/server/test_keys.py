@@ -60,6 +60,11 @@ def test_anything_else_is_401(guarded, header):
     assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
+def test_a_wrong_key_and_a_missing_one_are_told_apart(guarded):
+    assert "API key is not valid" in error_of(get(guarded, "/info", **bearer("wrong")), 401, "invalid_api_key")
+    assert "asks for an API key" in error_of(get(guarded, "/info"), 401, "invalid_api_key")
+
+
 def test_refused_before_the_body_is_read(guarded):
     with guarded.connect() as s:
         s.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")

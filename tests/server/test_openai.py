@@ -362,6 +362,7 @@ def test_strict_server_accepts_what_clients_send():
             "suffix": None}).raise_for_status()
         error_of(s.post("/v1/completions", {"prompt": "a", "usr": 1}), 400, "unknown_field", "usr")
         error_of(s.post("/v1/completions", {"prompt": "a", "stream": True,
-                                            "stream_options": {"x": 1}}), 400, "unknown_field", "x")
+                                            "stream_options": {"x": 1}}), 400, "unknown_field",
+                 "stream_options.x")
         answer = s.post("/generate", {"inputs": "a", "parameters": {"x": 1}})
         assert answer.status_code == 422 and "x is not a field" in answer.json()["error"]
