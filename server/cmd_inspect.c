@@ -36,7 +36,9 @@ struct inspection {
 
 static void add_entry(struct kind_sum *sum, const struct safetensors_entry *entry)
 {
-    sum->n_param += entry->n_elem;
+    /* Running statistics and the scales of int8 weights take bytes, but are no parameters. */
+    const bool learned = !strstr(entry->name, ".running_") && !strstr(entry->name, ".scale");
+    sum->n_param += learned ? entry->n_elem : 0;
     sum->bytes += (int64_t)entry->bytes;
     sum->dtypes |= 1u << tensors_dtype(entry);
 }

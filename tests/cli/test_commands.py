@@ -41,6 +41,8 @@ def test_inspect_tells_what_the_configuration_says():
     assert [(m["layer"], m["slots"], m["heads"], m["knn"]) for m in seen["memories"]] == [
         (m["layer"], m["n_slot"], m["n_head"], m["k_top"]) for m in config["memories"]]
     assert sum(k["parameters"] for k in seen["kinds"]) == seen["total"]["parameters"]
+    served = json.loads(ok("serve", "--check"))
+    assert seen["total"]["parameters"] == served["model"]["n_param"]
     size = (MODEL / "model.safetensors").stat().st_size
     assert seen["total"]["bytes"] <= size < seen["total"]["bytes"] + 100000  # the header
 
