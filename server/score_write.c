@@ -42,7 +42,7 @@ static void write_figures(struct text *out, const struct score_figures *f)
     json_field_double(out, "byte_perplexity", f->byte_perplexity);
     json_field_double(out, "word_perplexity", f->word_perplexity);
     json_field_bool(out, "is_greedy", f->is_greedy);
-    json_field_double(out, "min_logprob", f->n_scored > 0 ? f->min_logprob : (double)NAN);
+    json_field_float(out, "min_logprob", f->n_scored > 0 ? (float)f->min_logprob : NAN);
     if (f->impossible) {
         json_field_bool(out, "impossible", true);
     }
