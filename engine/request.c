@@ -1,6 +1,7 @@
 /* Requests: made and filled by the front end, checked at the door, let go by both. See engine.h. */
 #include "engine/request.h"
 
+#include <float.h>
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -259,10 +260,11 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
 
 /* ---- checked at the door ------------------------------------------------------------------- */
 
+/* The ends are as values are: floats. */
 static enum err_code check_range(double value, double low, double high, const char *field,
                                  struct err *err)
 {
-    if (!(value >= low && value <= high)) { /* NaN is refused too */
+    if (!(value >= (double)(float)low && value <= high)) { /* NaN is refused too */
         return err_set(err, ERR_ARGUMENT, "%s is %g, accepted are %g to %g", field, value, low,
                        high);
     }
@@ -347,7 +349,7 @@ static enum err_code check_sampling(const struct sampling *s, const struct model
                                     bool has_tokenizer, struct err *err)
 {
     if (check_range((double)s->temperature, 0, 1e6, "temperature", err) != ERR_OK ||
-        check_range((double)s->top_p, 1e-12, 1, "top_p", err) != ERR_OK ||
+        check_range((double)s->top_p, FLT_TRUE_MIN, 1, "top_p", err) != ERR_OK ||
         check_range((double)s->min_p, 0, 1 - 1e-9, "min_p", err) != ERR_OK ||
         check_range((double)s->repetition, 1e-6, 1e6, "repetition_penalty", err) != ERR_OK ||
         check_range((double)s->presence, -100, 100, "presence_penalty", err) != ERR_OK ||

@@ -254,9 +254,10 @@ void fields_float(struct fields *fields, const char *name, const char *alias,
     const bool low = range.open_min ? narrow <= range.min : real < range.min;
     const bool high = range.open_max ? narrow >= range.max : real > range.max;
     if (low || high || isnan(real)) {
-        (void)api_error_set(
-            fields->error, 400, "invalid_value", used, "%s is %g, but must be in %c%g, %g%c", used,
-            real, range.open_min ? '(' : '[', range.min, range.max, range.open_max ? ')' : ']');
+        (void)api_error_set(fields->error, 400, "invalid_value", used,
+                            "%s is %.15g, but must be in %c%g, %g%c", used, real,
+                            range.open_min ? '(' : '[', range.min, range.max,
+                            range.open_max ? ')' : ']');
         return;
     }
     *value = (float)real;

@@ -18,7 +18,7 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
     fields_float(fields, "top_p", NULL, (struct fields_range){0, 1, true, false}, &s->top_p);
     fields_float(fields, "min_p", NULL, (struct fields_range){0, 1, false, true}, &s->min_p);
     fields_float(fields, "repetition_penalty", "repeat_penalty",
-                 (struct fields_range){0, 10, true, false}, &s->repetition);
+                 (struct fields_range){1e-6, 10, false, false}, &s->repetition);
     fields_float(fields, "presence_penalty", NULL, (struct fields_range){-2, 2, false, false},
                  &s->presence);
     fields_float(fields, "frequency_penalty", NULL, (struct fields_range){-2, 2, false, false},

@@ -164,7 +164,7 @@ const struct option_row option_rows[] = {
     REAL("top-p", top_p, GENERATE, "1", 0, 1, OPEN_MIN, "draw from the likeliest of this mass"),
     REAL("min-p", min_p, GENERATE, "0", 0, 1, OPEN_MAX,
          "drop tokens below this share of the likeliest one's probability"),
-    REAL("repetition-penalty", repetition_penalty, GENERATE, "1", 0, 10, OPEN_MIN,
+    REAL("repetition-penalty", repetition_penalty, GENERATE, "1", 1e-6, 10, OPEN_NONE,
          "divides positive logits of tokens seen, multiplies negative ones"),
     REAL("presence-penalty", presence_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
          "subtracted from the logits of generated tokens"),

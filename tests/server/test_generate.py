@@ -330,6 +330,10 @@ def test_wrong_field_is_named(server, body, code, param):
     error_of(server.post("/generate", body), 400, code, param)
 
 
+def test_the_least_values_are_taken(server):
+    server.ok("/generate", {"prompt": [5], "max_tokens": 2, "repetition_penalty": 1e-6, "top_p": 1e-30})
+
+
 @pytest.mark.parametrize("path, body, message", [
     ("/generate", {"prompt": [[5], [8192]]}, "prompt[1][0] is 8192, but token ids are 0 ... 8191"),
     ("/generate", {"prompt": [[], [5]]}, "prompt[0] is an empty list of token ids"),
@@ -350,6 +354,8 @@ def test_wrong_field_is_named(server, body, code, param):
      "max_new_tokens and n_predict mean the same: give one of them"),
     ("/generate", {"prompt": [5] * 513, "max_tokens": 0},
      "the prompt has 513 tokens, but the model's context is 512 (max_length=512): shorten it"),
+    ("/generate", {"prompt": [5], "temperature": 2.0000001}, "temperature is 2.0000001, but must be in [0, 2]"),
+    ("/generate", {"prompt": [5], "repeat_penalty": 9e-7}, "repeat_penalty is 9e-07, but must be in [1e-06, 10]"),
     ("/generate", '{"prompt": [5], "temperature": 1e400}', "a number in the body is beyond what any field takes: "
      "real number overflow near '1e400' (line 1, column 36)"),
 ])
