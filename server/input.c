@@ -119,8 +119,8 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
                      const struct model_info *info, struct api_error *error)
 {
     char param[API_PARAM_MAX];
-    /* An empty text can only start from BOS. */
-    const bool empty = input->text != NULL && input->n_ids == 0;
+    /* There must be something to run: of an empty text BOS, which nobody sees. */
+    const bool empty = input->text != NULL && input->n_ids == 0 && !marks.eos;
     const bool bos =
         input->text != NULL ? marks.bos_text || (empty && info->bos_id >= 0) : marks.bos_ids;
     const bool eos = marks.eos;
@@ -129,7 +129,7 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
                              "the model has no %s token",
                              bos ? "beginning-of-text" : "end-of-text");
     }
-    if (input->n_ids + bos == 0) {
+    if (input->n_ids + bos + eos == 0) {
         return api_error_set(
             error, 400, "invalid_value", param_of(param, place),
             input->text != NULL

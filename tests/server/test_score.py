@@ -171,6 +171,14 @@ def test_empty_text(server):
     assert got["is_greedy"] is False
 
 
+def test_empty_text_without_bos_has_nothing_to_score_its_end_from(server):
+    body = {"text": "", "append_eos": True, "logprobs": 0}
+    assert server.ok("/score", body)["results"][0]["n_scored"] == 1
+    got = server.ok("/score", {**body, "add_bos": False})["results"][0]
+    assert (got["n_tokens"], got["n_scored"]) == (1, 0)
+    assert [(t["id"], t["logprob"]) for t in got["tokens"]] == [(1, None)]
+
+
 WRONG = [
     ({}, "missing_field", "text"),
     ({"text": "a", "tokens": [1]}, "conflicting_fields", "tokens"),
