@@ -20,7 +20,7 @@ static void write_model(struct text *out, const struct server *server)
     json_field_string(out, "owned_by", "pkmserve");
     json_field_string(out, "root", server->limits.model_name);
     json_field_null(out, "parent");
-    json_field_int(out, "max_model_len", server->limits.context);
+    json_field_int(out, "max_model_len", engine_context(server->limits.context));
     json_key(out, "permission");
     json_open(out, '[');
     json_close(out, ']');
@@ -30,7 +30,7 @@ static void write_model(struct text *out, const struct server *server)
                       server->limits.tokenizer != NULL ? tokenizer_kind(server->limits.tokenizer)
                                                        : NULL);
     json_field_int(out, "n_vocab", info->n_vocab);
-    json_field_int(out, "n_ctx_train", info->context);
+    json_field_int(out, "n_ctx_train", engine_context(info->context));
     json_field_int(out, "n_embd", info->d_model);
     json_field_int(out, "n_params", info->n_param);
     json_field_int(out, "size", (int64_t)(info->weight_bytes + info->value_bytes));

@@ -114,7 +114,7 @@ static void write_tokens(struct text *out, const struct tokenised *t,
     json_open(out, '{');
     if (!t->content) {
         json_field_int(out, "count", n);
-        json_field_int(out, "max_model_len", limits->context);
+        json_field_int(out, "max_model_len", engine_context(limits->context));
     }
     json_key(out, "tokens");
     json_open(out, '[');
@@ -257,7 +257,7 @@ void api_tokenizer_info(struct server *server, struct exchange *x)
                           special[i].id >= 0 ? tokenizer_piece(tokenizer, special[i].id) : NULL);
     }
     json_field_bool(out, "add_bos_token", info->add_bos);
-    json_field_int(out, "model_max_length", server->limits.context);
+    json_field_int(out, "model_max_length", engine_context(server->limits.context));
     json_field_null(out, "chat_template");
     json_close(out, '}');
     exchange_json(x, 200);

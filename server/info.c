@@ -25,6 +25,16 @@ static void write_peer_names(struct text *out, const struct options *options,
     json_field_null(out, "docker_label");
 }
 
+/* null for a model without a context limit: none was set, and nothing is cut into windows. */
+static void write_context(struct text *out, const char *name, int context)
+{
+    if (context > 0) {
+        json_field_int(out, name, context);
+    } else {
+        json_field_null(out, name);
+    }
+}
+
 static void write_model(struct text *out, const struct model_info *info,
                         const struct tokenizer *tokenizer)
 {
@@ -36,7 +46,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_field_int(out, "n_layer", info->n_layer);
     json_field_int(out, "n_head", info->n_head);
     json_field_int(out, "d_ff", info->d_ff);
-    json_field_int(out, "context", info->context);
+    write_context(out, "context", info->context);
     json_field_string(out, "file_dtype", dtype_name(info->file_dtype));
     json_field_string(out, "dtype", dtype_name(info->dtype));
     json_field_string(out, "kv_cache_dtype", dtype_name(info->cache_dtype));
@@ -81,22 +91,12 @@ static void write_model(struct text *out, const struct model_info *info,
     json_close(out, '}');
 }
 
-/* Of a model without a context limit nothing is cut into windows: null. */
-static void write_context(struct text *out, const char *name, const struct engine_options *limits)
-{
-    if (limits->max_model_len > 0) {
-        json_field_int(out, name, limits->max_model_len);
-    } else {
-        json_field_null(out, name);
-    }
-}
-
 static void write_limits(struct text *out, const struct options *options,
                          const struct engine_options *limits)
 {
     json_key(out, "limits");
     json_open(out, '{');
-    json_field_int(out, "max_model_len", limits->max_model_len);
+    json_field_int(out, "max_model_len", engine_context(limits->max_model_len));
     json_field_int(out, "max_seqs", limits->max_seqs);
     json_field_int(out, "max_batch_tokens", limits->max_batch_tokens);
     json_field_int(out, "kv_tokens", limits->kv_tokens);
@@ -115,8 +115,8 @@ static void write_limits(struct text *out, const struct options *options,
     json_field_int(out, "max_tokens", options->default_max_tokens);
     json_field_double(out, "temperature", 1);
     json_field_int(out, "timeout_ms", options->timeout_ms);
-    write_context(out, "max_context", limits);
-    write_context(out, "stride", limits);
+    write_context(out, "max_context", limits->max_model_len);
+    write_context(out, "stride", limits->max_model_len);
     json_field_bool(out, "strict", options->strict);
     json_field_string(out, "memory_trace", options->memory_trace ? "on" : "off");
     json_field_string(out, "prefix_cache", limits->prefix_cache ? "on" : "off");

@@ -403,7 +403,7 @@ static void write_model(struct text *out, struct server *server, struct engine *
                 "\",family=\"%s\",dtype=\"%s\",n_layer=\"%d\",d_model=\"%d\",n_memory=\"%d\","
                 "max_model_len=\"%d\",memory_placement=\"%s\",deterministic=\"%s\"} 1\n",
                 info->family, dtype_name(info->dtype), info->n_layer, info->d_model, info->n_memory,
-                limits->max_model_len, placement_name(info->value_placement),
+                engine_context(limits->max_model_len), placement_name(info->value_placement),
                 limits->backend.fast_math ? "off" : "on");
 }
 

@@ -270,6 +270,16 @@ def test_tokenizer_info(server):
     assert got["model_max_length"] == 512
 
 
+def test_without_a_context_limit_all_name_the_same_bound():
+    with Server(model=UNBOUNDED) as s:
+        info = s.get("/info").json()
+        model, = s.get("/v1/models").json()["data"]
+        assert info["model"]["context"] is None
+        assert {info["max_total_tokens"], info["limits"]["max_model_len"], model["max_model_len"],
+                model["meta"]["n_ctx_train"], s.ok("/tokenize", {"prompt": "a"})["max_model_len"],
+                s.get("/tokenizer_info").json()["model_max_length"]} == {1 << 28}
+
+
 def test_check_prints_info_and_exits():
     from server_harness import DEMO, PROGRAM
     got = subprocess.run([PROGRAM, "serve", "--model", DEMO, "--check"], capture_output=True,
