@@ -10,6 +10,16 @@
 
 enum { EXIT_USAGE = 2 };
 
+/* A full disk behind a redirection must not look like success. */
+static int check_output(int status)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        return cmd_fail(
+            &(struct err){.code = ERR_IO, .message = "standard output cannot be written"});
+    }
+    return status;
+}
+
 /* `pkmserve help [command]`, `pkmserve --help`. */
 static int print_help(const char *name)
 {
@@ -19,7 +29,7 @@ static int print_help(const char *name)
         return EXIT_USAGE;
     }
     options_help(stdout, command);
-    return 0;
+    return check_output(0);
 }
 
 static bool wants_help(int argc, char **argv)
@@ -70,13 +80,7 @@ static int run_command(const char *name, int argc, char **argv)
     if (command != COMMAND_SERVE) {
         log_begin(LEVEL_WARN, false); /* a tool's output is its result */
     }
-    const int status = run((enum command)command, &options);
-    /* A full disk behind a redirection must not look like success. */
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        err_set(&err, ERR_IO, "standard output cannot be written");
-        return cmd_fail(&err);
-    }
-    return status;
+    return check_output(run((enum command)command, &options));
 }
 
 int main(int argc, char **argv)
@@ -87,7 +91,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
         printf("pkmserve %s\n", PKMSERVE_VERSION);
-        return 0;
+        return check_output(0);
     }
     if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 ||
         strcmp(argv[1], "-h") == 0) {
