@@ -147,11 +147,13 @@ enum err_code cmd_read_file(struct text *text, const char *path, struct err *err
     return code;
 }
 
-static enum err_code put_ids(struct text *body, const struct text *input, const char *path,
-                             struct err *err)
+static enum err_code put_ids(struct text *body, const struct text *input, int n_vocab,
+                             const char *path, struct err *err)
 {
     static const char blanks[] = " \t\r\n";
     size_t at = 0;
+    int line = 1;
+    int64_t n = 0;
     json_open(body, '[');
     while (at < input->n) {
         const size_t begin = at;
@@ -161,26 +163,35 @@ static enum err_code put_ids(struct text *body, const struct text *input, const 
             id = id * 10 + (input->data[at++] - '0');
         }
         const bool blank = at < input->n && memchr(blanks, input->data[at], sizeof blanks - 1);
-        if (id > INT32_MAX || (at < input->n && !blank)) {
+        if (id <= INT32_MAX && at < input->n && !blank) {
+            return err_set(
+                err, ERR_FORMAT,
+                "%s: line %d: byte %zu of the file begins no token id: --ids takes whole "
+                "numbers separated by blanks",
+                path, line, begin);
+        }
+        if (id >= n_vocab) {
             return err_set(err, ERR_FORMAT,
-                           "%s: byte %zu begins no token id: --ids takes whole numbers separated "
-                           "by blanks",
-                           path, begin);
+                           "%s: line %d: byte %zu of the file begins a number beyond the token ids "
+                           "0 ... %d",
+                           path, line, begin, n_vocab - 1);
         }
         if (at > begin) {
             json_put_int(body, id);
+            n++;
         }
+        line += blank && input->data[at] == '\n';
         at += blank;
     }
     json_close(body, ']');
-    return ERR_OK;
+    return n > 0 ? ERR_OK : err_set(err, ERR_FORMAT, "%s: holds no token id", path);
 }
 
-enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, const char *path,
-                            struct err *err)
+enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
+                            const char *path, struct err *err)
 {
     if (ids) {
-        return put_ids(body, input, path, err);
+        return put_ids(body, input, n_vocab, path, err);
     }
     const size_t valid = utf8_valid_prefix(input->data, input->n);
     if (valid < input->n) {
@@ -218,8 +229,8 @@ const char *const *cmd_paths(const struct options *options, int *n)
     return options->n_operand > 0 ? options->operand : standard_input;
 }
 
-static enum err_code put_files(struct text *body, bool ids, const char *const *path, int n,
-                               struct err *err)
+static enum err_code put_files(struct text *body, bool ids, int n_vocab, const char *const *path,
+                               int n, struct err *err)
 {
     json_key(body, ids ? "tokens" : "text");
     json_open(body, '[');
@@ -228,7 +239,7 @@ static enum err_code put_files(struct text *body, bool ids, const char *const *p
         struct text file = {0};
         code = cmd_read_file(&file, path[i], err);
         if (code == ERR_OK) {
-            code = cmd_put_input(body, &file, ids, path[i], err);
+            code = cmd_put_input(body, &file, ids, n_vocab, path[i], err);
         }
         text_free(&file);
     }
@@ -252,7 +263,7 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
         json_field_string(&body, "memory", "summary");
     }
     cmd_put_language(&body, options);
-    enum err_code code = put_files(&body, options->ids, path, n, err);
+    enum err_code code = put_files(&body, options->ids, limits->info->n_vocab, path, n, err);
     json_close(&body, '}');
     if (code == ERR_OK && body.failed) {
         code = err_set(err, ERR_MEMORY, "no memory for the files' text");

@@ -43,9 +43,10 @@ enum err_code cmd_print_answer(struct text *out, const struct api_error *error, 
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err);
 
 /* Writes the contents of a file as the JSON value of a prompt or document: a string, or with ids a
- * list of the token ids that it holds, separated by blanks. path is named in errors. */
-enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, const char *path,
-                            struct err *err);
+ * list of the token ids below n_vocab that it holds, separated by blanks. path is named in errors.
+ */
+enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
+                            const char *path, struct err *err);
 /* "language", if options name one. */
 void cmd_put_language(struct text *body, const struct options *options);
 

@@ -16,7 +16,8 @@ struct generation {
     int n_id_printed; /* --ids */
 };
 
-static enum err_code put_prompt(struct text *body, const struct options *options, struct err *err)
+static enum err_code put_prompt(struct text *body, const struct options *options, int n_vocab,
+                                struct err *err)
 {
     const char *const prompt = options->n_operand > 0 ? options->operand[0] : "-";
     const bool file = prompt[0] == '-' && prompt[1] == '\0';
@@ -29,8 +30,8 @@ static enum err_code put_prompt(struct text *body, const struct options *options
     }
     json_key(body, "prompt");
     if (code == ERR_OK) {
-        code =
-            cmd_put_input(body, &input, options->ids, file ? "standard input" : "the prompt", err);
+        code = cmd_put_input(body, &input, options->ids, n_vocab,
+                             file ? "standard input" : "the prompt", err);
     }
     text_free(&input);
     return code;
@@ -63,7 +64,7 @@ static enum err_code parse(struct generation *it, struct err *err)
     struct text body = {0};
     json_open(&body, '{');
     put_sampling(&body, it->options);
-    enum err_code code = put_prompt(&body, it->options, err);
+    enum err_code code = put_prompt(&body, it->options, it->ce.limits.info->n_vocab, err);
     json_close(&body, '}');
     if (code == ERR_OK && body.failed) {
         code = err_set(err, ERR_MEMORY, "no memory for the prompt");
@@ -123,7 +124,8 @@ static enum err_code print_json(const struct generation *it, int64_t begin_us, s
     return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 
-/* The end of what was streamed; on a terminal also how it went. */
+/* The end of what was streamed; on standard error the seed that was drawn, on a terminal
+ * how it went. */
 static enum err_code print_end(const struct generation *it, struct err *err)
 {
     const struct request *const request = it->job.request;
@@ -132,12 +134,14 @@ static enum err_code print_end(const struct generation *it, struct err *err)
     if (!answer_check(request, &error)) {
         return cmd_refused(&error, err);
     }
+    const unsigned long long seed = request->sampling.seed;
     if (isatty(STDERR_FILENO) == 1) {
         const int n = atomic_load(&request->item[0].n_out);
         const double seconds =
             (double)(atomic_load(&request->done_us) - atomic_load(&request->start_us)) / 1e6;
-        fprintf(stderr, "[%d tokens, %.1f tokens/s, seed %llu]\n", n, n / seconds,
-                (unsigned long long)request->sampling.seed);
+        fprintf(stderr, "[%d tokens, %.1f tokens/s, seed %llu]\n", n, n / seconds, seed);
+    } else if (!it->options->has_seed && request->sampling.temperature > 0) {
+        fprintf(stderr, "[seed %llu]\n", seed);
     }
     return ERR_OK;
 }

@@ -173,7 +173,7 @@ const struct option_row option_rows[] = {
     TEXT("stop", stop, GENERATE, "", "end at this text"),
     FLAG("ignore-eos", ignore_eos, GENERATE, "do not end at the end token"),
     {"seed", OPTION_SEED, offsetof(struct options, seed), GENERATE, "", 0, 0, NULL, 0,
-     "of the random numbers; without it a new one each time, named at the end"},
+     "of the random numbers; without it a new one each time, named at the end on standard error"},
     TEXT("language", language, SCORE | COMPARE | GENERATE, "",
          "name or id, for models with languages"),
     INT("rows", rows, BENCH, "256", 1, 16384, "rows of the prefill measurement"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 import socket
@@ -183,6 +184,24 @@ def test_generate_greedy_is_the_same_each_time_and_stops():
     assert ok(*arguments, "--stop", stop, "He said").rstrip("\n") == text[:text.index(stop)]
 
 
+def test_generate_names_the_seed_that_it_drew():
+    first = run("generate", "--max-tokens", 8, "He said")
+    seed = re.fullmatch(r"\[seed (\d+)\]\n", first.stderr)[1]
+    again = run("generate", "--max-tokens", 8, "--seed", seed, "He said")
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+
+
+def test_wrong_ids_are_named_with_their_place(tmp_path):
+    path = tmp_path / "ids"
+    for text, wanted in (("5 6\n7 8192\n", "line 2: byte 6 of the file begins a number beyond the token ids 0 ... 8191"),
+                         ("5 6\n\n7 x", "line 3: byte 7 of the file begins no token id"),
+                         ("5 99999999999999999999", "line 1: byte 2 of the file begins a number beyond"),
+                         (" \n", "holds no token id")):
+        path.write_text(text)
+        assert "%s: %s" % (path, wanted) in fails(1, "score", "--ids", path)
+    assert "the prompt: line 1: byte 2" in fails(1, "generate", "--ids", "5 8192")
+
+
 def test_generate_refuses_more_than_the_context():
     assert "--max-tokens is 600, together" in fails(2, "generate", "--max-tokens", 600, "x")
 
@@ -267,6 +286,7 @@ def test_check_loads_tests_prints_and_exits():
 
 
 def test_a_full_disk_is_a_failure():
-    with open("/dev/full", "wb") as full:
-        done = run("inspect", stdout=full)
-    assert done.returncode == 1 and "cannot be written" in done.stderr
+    for arguments in (["inspect"], ["--version"], ["help"], ["help", "serve"]):
+        with open("/dev/full", "wb") as full:
+            done = run(*arguments, stdout=full)
+        assert done.returncode == 1 and "cannot be written" in done.stderr, arguments
