@@ -81,10 +81,11 @@ static void http_take_id(struct exchange *x, struct MHD_Connection *mhd)
     }
 }
 
-/* The headers that say where the body ends. */
+/* What a proxy in front and this server must read alike: where the body ends, and whose it is. */
 struct http_framing {
-    int n_length, n_encoding;
+    int n_length, n_encoding, n_host;
     bool chunked;
+    bool spaced; /* a header's name has a space in it, as "Content-Length :" */
 };
 
 static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, const char *key,
@@ -92,6 +93,8 @@ static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, cons
 {
     (void)kind;
     struct http_framing *const framing = cls;
+    framing->spaced = framing->spaced || strpbrk(key, " \t") != NULL;
+    framing->n_host += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
     if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
         framing->n_length++;
     } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
@@ -103,10 +106,25 @@ static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, cons
 
 /* A body whose end two readers could see in two places is how requests are smuggled past a proxy;
  * the library takes the first length, or the encoding before the length. */
-static bool http_check_framing(struct http_exchange *hx, struct api_error *error)
+static bool http_check_framing(struct http_exchange *hx, const char *version,
+                               struct api_error *error)
 {
     struct http_framing framing = {0};
     (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_see_framing, &framing);
+    if (framing.spaced) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "the name of a header has a space in it or behind it");
+    }
+    /* The library would ask for one, but its own refusals of a whole head go out with two heads. */
+    if (framing.n_host == 0 && strcmp(version, MHD_HTTP_VERSION_1_1) == 0) {
+        return api_error_set(error, 400, "missing_field", "Host",
+                             "an HTTP/1.1 request needs a Host header");
+    }
+    if (framing.n_host > 1) {
+        return api_error_set(error, 400, "invalid_value", "Host",
+                             "the request has %d Host headers, but one is the limit",
+                             framing.n_host);
+    }
     if (framing.n_length + framing.n_encoding > 1) {
         return api_error_set(error, 400, "invalid_value", "Content-Length",
                              "the request has %d Content-Length and %d Transfer-Encoding headers, "
@@ -129,14 +147,8 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
             config->ctx, &hx->x,
             MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
             error) ||
-        !http_check_framing(hx, error)) {
+        !http_check_framing(hx, version, error)) {
         return false;
-    }
-    /* The library would do it, but its own refusals of a whole head go out with two heads. */
-    if (strcmp(version, MHD_HTTP_VERSION_1_1) == 0 &&
-        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST) == NULL) {
-        return api_error_set(error, 400, "missing_field", "Host",
-                             "an HTTP/1.1 request needs a Host header");
     }
     if (watch_is_surplus(hx->conn)) {
         exchange_header(&hx->x, "Retry-After", "1");

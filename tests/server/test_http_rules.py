@@ -97,6 +97,19 @@ def test_missing_host_gets_one_answer_in_our_form(server):
         assert read_to_end(s).split(b" ")[1] == b"200"
 
 
+def test_what_a_proxy_could_read_otherwise_is_400(server):
+    """Two hosts, or a length that is none to a reader who wants no space before the colon."""
+    for line, code in ((b"Host: u", "invalid_value"),
+                       (b"Content-Length : %d" % len(GENERATE), "invalid_value"),
+                       (b"Transfer-Encoding\t: chunked", "invalid_value"),
+                       (b"X y: z", "invalid_value")):
+        with server.connect() as s:
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\n" + line + b"\r\n\r\n" + GENERATE)
+            got = read_to_end(s)  # and nothing behind it is taken for a request
+            assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 400") == 1, got
+            assert json.loads(got.split(b"\r\n\r\n")[1])["error"]["code"] == code
+
+
 def test_expect_continue_only_after_the_size_check(strict):
     with strict.connect() as s:
         s.sendall(head("/generate", b"", extra="").replace(
