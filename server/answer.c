@@ -144,63 +144,73 @@ void answer_put_logprob(struct text *out, float value)
     }
 }
 
-/* The bytes of a token: in small if they fit there, else malloc'd. NULL: out of memory. */
-static char *answer_take_bytes(const struct tokenizer *tokenizer, int32_t id, char *small,
-                               size_t small_max, size_t *n)
+/* The bytes of a token behind the token before. */
+struct token_bytes {
+    const char *at; /* [n]; NULL: out of memory */
+    size_t n;
+    char *owned; /* Owner: this; NULL = they are in small */
+    char small[256];
+};
+
+static void bytes_take(struct token_bytes *bytes, const struct tokenizer *tokenizer, int32_t id,
+                       int32_t before)
 {
-    *n = tokenizer_bytes(tokenizer, id, small, small_max);
-    if (*n <= small_max) {
-        return small;
+    bytes->owned = NULL;
+    bytes->at = bytes->small;
+    bytes->n = tokenizer_bytes(tokenizer, id, bytes->small, sizeof bytes->small);
+    if (bytes->n > sizeof bytes->small) {
+        bytes->at = bytes->owned = malloc(bytes->n);
+        if (bytes->owned == NULL) {
+            return;
+        }
+        (void)tokenizer_bytes(tokenizer, id, bytes->owned, bytes->n);
     }
-    char *const bytes = malloc(*n);
-    if (bytes != NULL) {
-        (void)tokenizer_bytes(tokenizer, id, bytes, *n);
+    const bool joined = before >= 0 && tokenizer_joins(tokenizer, before);
+    if (joined && bytes->n > 0 && bytes->at[0] == ' ') {
+        bytes->at++;
+        bytes->n--;
     }
-    return bytes;
 }
 
-static void answer_put_bytes(struct text *out, const struct tokenizer *tokenizer, int32_t id)
+static void answer_put_bytes(struct text *out, const struct tokenizer *tokenizer, int32_t id,
+                             int32_t before)
 {
-    char small[256];
-    size_t n = 0;
-    char *const bytes = answer_take_bytes(tokenizer, id, small, sizeof small, &n);
-    if (bytes == NULL) {
+    struct token_bytes bytes;
+    bytes_take(&bytes, tokenizer, id, before);
+    if (bytes.at == NULL) {
         out->failed = true;
         return;
     }
     json_key(out, "bytes");
     json_open(out, '[');
-    for (size_t i = 0; i < n; i++) {
-        json_put_int(out, (unsigned char)bytes[i]);
+    for (size_t i = 0; i < bytes.n; i++) {
+        json_put_int(out, (unsigned char)bytes.at[i]);
     }
     json_close(out, ']');
-    if (bytes != small) {
-        free(bytes);
-    }
+    free(bytes.owned);
 }
 
-void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id)
+void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id,
+                         int32_t before)
 {
-    char small[256];
     if (tokenizer == NULL) {
-        (void)snprintf(small, sizeof small, "token_id:%d", id);
-        json_put_string(out, small);
+        char text[32];
+        (void)snprintf(text, sizeof text, "token_id:%d", id);
+        json_put_string(out, text);
         return;
     }
     if (tokenizer_is_control(tokenizer, id)) {
         json_put_string(out, tokenizer_piece(tokenizer, id));
         return;
     }
-    size_t n = 0;
-    char *const bytes = answer_take_bytes(tokenizer, id, small, sizeof small, &n);
-    if (bytes == NULL) {
+    struct token_bytes bytes;
+    bytes_take(&bytes, tokenizer, id, before);
+    if (bytes.at == NULL) {
         out->failed = true;
         return;
     }
-    json_string_n(out, bytes, n);
-    if (bytes != small) {
-        free(bytes);
-    }
+    json_string_n(out, bytes.at, bytes.n);
+    free(bytes.owned);
 }
 
 void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32_t id)
@@ -215,7 +225,7 @@ void answer_put_token(struct text *out, const struct tokenizer *tokenizer,
     json_open(out, '{');
     answer_put_piece(out, tokenizer, token->id);
     if (token->has_bytes && tokenizer != NULL) {
-        answer_put_bytes(out, tokenizer, token->id);
+        answer_put_bytes(out, tokenizer, token->id, token->before);
     }
     json_key(out, "offset");
     if (token->offset >= 0) {

@@ -38,6 +38,7 @@ bool answer_check(const struct request *request, struct api_error *error);
 /* One entry of native log-probabilities. */
 struct answer_token {
     int32_t id;
+    int32_t before; /* the id in front of it, -1 = none: after "da@@" no space stands */
     int64_t offset; /* characters of the text before it; -1 = unknown */
     bool first;     /* nothing predicts it: logprob and rank are null */
     bool added;     /* the server put it in front: no part of the text */
@@ -53,9 +54,10 @@ struct answer_token {
 };
 void answer_put_token(struct text *out, const struct tokenizer *tokenizer,
                       const struct answer_token *token);
-/* What a token alone looks like in a text: a control token as it is spelled, bytes that are no
- * character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
-void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id);
+/* What a token looks like behind the token before (-1 = none): a control token as it is spelled,
+ * bytes that are no character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
+void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id,
+                         int32_t before);
 /* "id" and "piece", which is null without a tokenizer. */
 void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32_t id);
 /* "logprob" of value: a number, or null and "impossible" for minus infinity. */

@@ -32,7 +32,11 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
                                    int64_t offset)
 {
     const struct request *const request = job->request;
-    struct answer_token token = {.id = item->out_id[i], .offset = offset, .n_top = -1};
+    const int32_t *const ids = i > 0 ? item->out_id + i : item->ids + item->n_ids;
+    struct answer_token token = {.id = item->out_id[i],
+                                 .before = i > 0 || item->n_ids > 0 ? ids[-1] : -1,
+                                 .offset = offset,
+                                 .n_top = -1};
     if (item->out_logprob != NULL) {
         token.logprob = item->out_logprob[i];
     }
@@ -66,6 +70,7 @@ bool generate_walk_prompt(const struct generate_job *job, int item_index, int64_
                                : tokenizer != NULL ? 0
                                                    : -1;
         struct answer_token token = {.id = item->ids[i],
+                                     .before = i > 0 ? item->ids[i - 1] : -1,
                                      .offset = offset,
                                      .first = i == 0,
                                      .added = !own,

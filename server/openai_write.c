@@ -40,10 +40,10 @@ static void lists_end(struct openai_lists *lists)
 }
 
 /* Appends a spelling to keys and tells where it ends. */
-static size_t lists_spell(struct openai_lists *lists, const struct tokenizer *tokenizer, int32_t id)
+static size_t lists_spell(struct openai_lists *lists, int32_t id, int32_t before)
 {
     lists->keys.comma = false;
-    answer_put_spelling(&lists->keys, tokenizer, id);
+    answer_put_spelling(&lists->keys, lists->tokenizer, id, before);
     return lists->keys.n;
 }
 
@@ -75,10 +75,10 @@ static void lists_put_tops(struct openai_lists *lists, const struct answer_token
     size_t end[OPENAI_TOP_MAX + 1];
     CHECK(k <= OPENAI_TOP_MAX);
     text_clear(&lists->keys);
-    end[0] = lists_spell(lists, lists->tokenizer, token->id);
+    end[0] = lists_spell(lists, token->id, token->before);
     bool listed = false;
     for (int j = 0; j < k; j++) {
-        end[j + 1] = lists_spell(lists, lists->tokenizer, token->top_id[j]);
+        end[j + 1] = lists_spell(lists, token->top_id[j], token->before);
         listed = listed || token->top_id[j] == token->id;
     }
     if (lists->keys.failed) {
@@ -113,7 +113,7 @@ static void lists_put(void *ctx, const struct answer_token *token)
     if (token->added && lists->tokenizer != NULL) {
         json_put_string(&lists->tokens, ""); /* so that each token stands at its offset */
     } else {
-        answer_put_spelling(&lists->tokens, lists->tokenizer, token->id);
+        answer_put_spelling(&lists->tokens, lists->tokenizer, token->id, token->before);
     }
     json_put_int(&lists->offsets, token->offset >= 0 ? token->offset : 0);
     if (token->first) {
@@ -150,8 +150,8 @@ struct openai_prompt {
     const struct tokenizer *tokenizer;
 };
 
-static void prompt_put_id(const struct openai_prompt *prompt, int32_t id, float logprob,
-                          int32_t rank)
+static void prompt_put_id(const struct openai_prompt *prompt, int32_t id, int32_t before,
+                          float logprob, int32_t rank)
 {
     char key[16];
     (void)snprintf(key, sizeof key, "%d", id);
@@ -160,7 +160,7 @@ static void prompt_put_id(const struct openai_prompt *prompt, int32_t id, float 
     json_field_float(prompt->out, "logprob", shown(logprob));
     json_field_int(prompt->out, "rank", rank);
     json_key(prompt->out, "decoded_token");
-    answer_put_spelling(prompt->out, prompt->tokenizer, id);
+    answer_put_spelling(prompt->out, prompt->tokenizer, id, before);
     json_close(prompt->out, '}');
 }
 
@@ -173,10 +173,10 @@ static void prompt_put(void *ctx, const struct answer_token *token)
         return;
     }
     json_open(prompt->out, '{');
-    prompt_put_id(prompt, token->id, token->logprob, token->rank);
+    prompt_put_id(prompt, token->id, token->before, token->logprob, token->rank);
     for (int j = 0; j < asked && j < token->n_top; j++) {
         if (token->top_id[j] != token->id) {
-            prompt_put_id(prompt, token->top_id[j], token->top_logprob[j], j + 1);
+            prompt_put_id(prompt, token->top_id[j], token->before, token->top_logprob[j], j + 1);
         }
     }
     json_close(prompt->out, '}');

@@ -134,6 +134,7 @@ static void write_token(struct score_writer *w, struct text *out)
     const int64_t at = w->token - item->score_from;
     const int32_t id = item->ids[w->token];
     struct answer_token token = {.id = id,
+                                 .before = w->token > 0 ? item->ids[w->token - 1] : -1,
                                  .offset = answer_walk_next(&w->walk, w->token - input->n_bos, id),
                                  .first = !scored,
                                  .has_rank = job->ranks,

@@ -30,7 +30,7 @@ static void put_token(struct text *out, const struct tokenizer *tokenizer,
     if (token->fresh != NULL && !special) {
         json_string_n(out, token->fresh, token->n_fresh);
     } else {
-        answer_put_spelling(out, tokenizer, token->id);
+        answer_put_spelling(out, tokenizer, token->id, token->before);
     }
     put_logprob(out, token->logprob, token->first);
     if (!prefill) {
@@ -45,7 +45,8 @@ static void put_tops(struct text *out, const struct tokenizer *tokenizer,
 {
     json_open(out, '[');
     for (int j = 0; j < token->n_top; j++) {
-        const struct answer_token top = {.id = token->top_id[j], .logprob = token->top_logprob[j]};
+        const struct answer_token top = {
+            .id = token->top_id[j], .before = token->before, .logprob = token->top_logprob[j]};
         put_token(out, tokenizer, &top, false);
     }
     json_close(out, ']');

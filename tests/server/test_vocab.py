@@ -54,6 +54,24 @@ def test_a_text_of_many_lines_is_their_stream(server, due):
         assert got["tokens"] == stream["ids"]
 
 
+def test_a_piece_behind_a_part_of_a_word_has_no_space(server):
+    """The tokens of a text, one after the other, are the text; so are their bytes."""
+    text = "ka fe da@@ ci da@@ ka"
+    echo = {"prompt": text, "max_tokens": 1, "echo": True, "logprobs": 2, "temperature": 0}
+    got = server.ok("/v1/completions", {**echo, "prompt_logprobs": 1})["choices"][0]
+    tokens = got["logprobs"]["tokens"]
+    assert "".join(tokens[1:7]) == " ka fe daci daka", tokens
+    assert all(t in tops for t, tops in zip(tokens[1:], got["logprobs"]["top_logprobs"][1:]))
+    due = [entry for row in got["prompt_logprobs"][1:] for entry in row.values()
+           if entry["decoded_token"] in (" ci", "ci")]
+    assert "ci" in [entry["decoded_token"] for entry in due]
+    # generated after "da@@": the first token is joined to the prompt
+    more = server.ok("/generate", {"prompt": text + " da@@", "max_tokens": 2, "logprobs": 0,
+                                   "temperature": 0, "ignore_eos": True})["choices"][0]
+    first = bytes(more["logprobs"][0]["bytes"]).decode()
+    assert more["text"].startswith(first) and not first.startswith(" "), more
+
+
 def test_pieces_spans_and_back(server):
     text = "ka  fe da@@\tci"
     got = server.ok("/tokenize", {"inputs": text, "add_special_tokens": False})
