@@ -43,13 +43,6 @@ void memory_totals_close(struct memory_totals *totals)
     *totals = (struct memory_totals){0};
 }
 
-static struct tensor rows_of(struct tensor t, int64_t first, int64_t n)
-{
-    t.data = (char *)t.data + (size_t)first * (size_t)t.stride * dtype_bytes(t.dtype);
-    t.rows = n;
-    return t;
-}
-
 void memory_totals_take(struct memory_totals *totals, struct backend *be, const struct model *model,
                         int n_tok)
 {
@@ -70,8 +63,8 @@ void memory_totals_take(struct memory_totals *totals, struct backend *be, const 
         struct tensor slots;
         struct tensor shares;
         model_memory_hits(model, m, n_tok, &slots, &shares);
-        be->op->download(be, totals->slots[m], rows_of(slots, first, n));
-        be->op->download(be, totals->shares[m], rows_of(shares, first, n));
+        be->op->download(be, totals->slots[m], tensor_rows(slots, first, n));
+        be->op->download(be, totals->shares[m], tensor_rows(shares, first, n));
     }
     totals->n_row = n;
 }

@@ -248,9 +248,7 @@ void cpu_linear_outputs(struct backend *be, struct tensor logits, struct tensor 
     const int n_block = cpu_n_block(job.gemm.n_out);
     for (int64_t row = 0; row < logits.rows; row += GEMM_ROWS) {
         set_rows(&job, logits, x, row);
-        struct tensor part = logits;
-        part.data = row_f32(logits, row);
-        part.rows = job.gemm.n_row;
+        const struct tensor part = tensor_rows(logits, row, job.gemm.n_row);
         cpu_set_goals(cpu, part, step, first + (int)row);
         pack(cpu, &job);
         pool_for(cpu->pool, job.gemm.n_row, POOL_DYNAMIC, target_items, &job);

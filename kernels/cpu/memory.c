@@ -172,7 +172,7 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const values = cpu_weight_of(weight);
-    CHECK(values->desc.kind == WEIGHT_TABLE && slots.cols <= INT32_MAX);
+    CHECK(values->desc.kind == WEIGHT_TABLE && slots.cols > 0 && slots.cols <= INT32_MAX);
     CHECK_VIEW(y, DTYPE_F32, slots.rows, values->cols);
     CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
     CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);

@@ -128,9 +128,7 @@ void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct t
 static struct tensor item_rows(struct tensor t, int first, int n)
 {
     const int64_t row = (int64_t)first * ITEM_ROWS;
-    t.data = (char *)t.data + (size_t)(row * t.stride) * dtype_bytes(t.dtype);
-    t.rows = end_row(t, first, n) - row;
-    return t;
+    return tensor_rows(t, row, end_row(t, first, n) - row);
 }
 
 struct unit_job {

@@ -98,13 +98,6 @@ static void product_close(struct product *p, struct backend *be)
     free(p->host_bias.data);
 }
 
-static struct tensor rows_of(struct tensor t, int first, int n)
-{
-    t.data = (float *)t.data + first * t.stride;
-    t.rows = n;
-    return t;
-}
-
 static uint32_t *product_bits(const struct product *p, struct backend *be)
 {
     uint32_t *const bits = malloc((size_t)p->y.rows * (size_t)p->y.cols * sizeof *bits);
@@ -124,7 +117,8 @@ static void check_pieces(struct backend *be, const struct shape *shape, enum dty
     for (int first = 0, i = 0; first < shape->n_tok; i++) {
         const int left = shape->n_tok - first;
         const int n = pieces[i % 8] < left ? pieces[i % 8] : left;
-        be->op->linear(be, rows_of(p.y, first, n), rows_of(p.x, first, n), p.w, p.bias, act);
+        be->op->linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias,
+                       act);
         first += n;
     }
     uint32_t *const cut = product_bits(&p, be);
@@ -184,7 +178,7 @@ static void check_close(struct backend *be, const struct shape *shape, enum dtyp
     const struct tensor expected = random_tensor(shape->n_tok, shape->n_out, 1);
     ref->op->linear(ref, expected, p.host_x, w, has_bias ? p.host_bias : none, act);
     const int n = shape->n_tok - first;
-    be->op->linear(be, rows_of(p.y, first, n), rows_of(p.x, first, n), p.w,
+    be->op->linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w,
                    has_bias ? p.bias : none, act);
     uint32_t *const bits = product_bits(&p, be);
     /* of the sum of a row's absolute products, which is a quarter of √n_in, and the bias */

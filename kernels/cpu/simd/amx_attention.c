@@ -461,7 +461,7 @@ static void attend_heads(const struct attend *a, struct amx *amx)
         g[h] = (struct group){.q = head.q,
                               .y = head.y,
                               .query = a->query + (size_t)h * n_query,
-                              .score = a->score + (int64_t)h * (own + 2) * KV_PAGE,
+                              .score = a->score + (int64_t)h * (own + 1) * KV_PAGE,
                               .n_row = 1,
                               .pos = a->pos,
                               .own = own,

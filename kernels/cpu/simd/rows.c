@@ -82,7 +82,7 @@ enum {
     LONG_GROUP = 8,
     LONG_AHEAD = 256,
     BLOCK = 8 * LANES, /* bytes: 2 vectors of F32, 8 of I8 */
-    LINE = 64,
+    LINE = LINE_WORDS * sizeof(uint32_t),
 };
 
 struct read_group {
