@@ -22,18 +22,52 @@ static size_t round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
+/* What stands in front of the memory. */
+struct owner {
+    void *base;
+    size_t bytes; /* from base on */
+    bool is_mapped;
+};
+
 void *cpu_alloc(size_t bytes)
 {
-    if (bytes > SIZE_MAX - HUGE_PAGE) {
+    const size_t align = align_of(bytes);
+    if (bytes > SIZE_MAX - 3 * align) {
         return NULL;
     }
-    const size_t align = align_of(bytes);
-    const size_t padded = round_up(bytes + (bytes == 0), align);
-    void *const data = aligned_alloc(align, padded);
-    if (data != NULL && align == HUGE_PAGE) {
+    const size_t padded = round_up(bytes, align);
+    struct owner owner = {.bytes = sizeof owner + padded + align, .is_mapped = align == HUGE_PAGE};
+    if (owner.is_mapped) {
+        owner.base =
+            mmap(NULL, owner.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        owner.base = owner.base == MAP_FAILED ? NULL : owner.base;
+    } else {
+        owner.base = calloc(1, owner.bytes);
+    }
+    if (owner.base == NULL) {
+        return NULL;
+    }
+    const size_t base = (size_t)(uintptr_t)owner.base;
+    struct owner *const data =
+        (void *)((char *)owner.base + (round_up(base + sizeof owner, align) - base));
+    data[-1] = owner;
+    if (owner.is_mapped) {
         (void)madvise(data, padded, MADV_HUGEPAGE);
     }
     return data;
+}
+
+void cpu_free(void *data)
+{
+    if (data == NULL) {
+        return;
+    }
+    const struct owner owner = ((struct owner *)data)[-1];
+    if (owner.is_mapped) {
+        (void)munmap(owner.base, owner.bytes);
+    } else {
+        free(owner.base);
+    }
 }
 
 enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
@@ -47,8 +81,8 @@ enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *pur
         return err_set(err, ERR_MEMORY, "%s: no %zu bytes of memory left to work in", purpose,
                        bytes);
     }
-    memset(data, 0, bytes);
-    free(scratch->data);
+    memset(data, 0, bytes); /* taken from the system now, not by the first request */
+    cpu_free(scratch->data);
     *scratch = (struct scratch){data, bytes};
     return ERR_OK;
 }
@@ -71,36 +105,21 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
     return code;
 }
 
-/* Zeros that nobody writes: calloc takes large ones from the system, which gives a page when it is
- * first touched. A cache of gigabytes costs no time before the first request then, and as much
- * memory as was ever used of it. What calloc gave stands in front of the data. */
 static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t bytes,
                                     const char *purpose, struct err *err)
 {
-    const size_t align = align_of(bytes);
-    const size_t room = 2 * align; /* to begin at one and to end at one */
-    char *const base = bytes <= SIZE_MAX - room ? calloc(1, bytes + room) : NULL;
-    *data = NULL;
-    if (base == NULL) {
+    *data = cpu_alloc(bytes);
+    if (*data == NULL) {
         return err_set(err, ERR_MEMORY, "%s: %s has no %zu bytes left; lower the limits", purpose,
                        be->name, bytes);
     }
-    const size_t first = round_up((size_t)(uintptr_t)base + sizeof base, align);
-    void **const buffer = (void **)(void *)(base + (first - (size_t)(uintptr_t)base));
-    buffer[-1] = base;
-    if (align == HUGE_PAGE) {
-        (void)madvise(buffer, round_up(bytes, HUGE_PAGE), MADV_HUGEPAGE);
-    }
-    *data = buffer;
     return ERR_OK;
 }
 
 static void cpu_buffer_free(struct backend *be, void *data)
 {
     (void)be;
-    if (data != NULL) {
-        free(((void **)data)[-1]);
-    }
+    cpu_free(data);
 }
 
 static enum err_code cpu_step_new(struct backend *be, struct step **step,
@@ -148,13 +167,13 @@ static void cpu_close(struct backend *be)
 {
     struct cpu_backend *const cpu = cpu_of(be);
     pool_free(cpu->pool);
-    free(cpu->words.data);
-    free(cpu->hidden_words.data);
-    free(cpu->thread.data);
-    free(cpu->blocks.data);
-    free(cpu->row_seq.data);
-    free(cpu->goals.data);
-    free(cpu->parts.data);
+    cpu_free(cpu->words.data);
+    cpu_free(cpu->hidden_words.data);
+    cpu_free(cpu->thread.data);
+    cpu_free(cpu->blocks.data);
+    cpu_free(cpu->row_seq.data);
+    cpu_free(cpu->goals.data);
+    cpu_free(cpu->parts.data);
     free(cpu);
 }
 

@@ -419,7 +419,7 @@ void cpu_weight_free(struct backend *be, struct weight *weight)
     (void)be;
     if (weight != NULL) {
         struct cpu_weight *const w = (struct cpu_weight *)weight;
-        free(w->owned);
+        cpu_free(w->owned);
         free(w);
     }
 }
