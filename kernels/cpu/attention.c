@@ -40,10 +40,17 @@ static const int32_t *pages_of(const struct step *step, int s)
     return step->page + (int64_t)s * step->limits.n_page_max;
 }
 
+/* Where the matrix unit attends: what stores the keys must know it too. */
+static bool is_amx(const struct cache_job *job)
+{
+    return job->k_pages.dtype == DTYPE_BF16 && job->cpu->bf16 == GEMM_AMX &&
+           job->d_head >= ATTEND_AMX_COLUMNS && job->step->limits.n_span_max == 0;
+}
+
 static void store_blocks(void *arg, int thread, int first, int n)
 {
-    (void)thread;
     const struct cache_job *const job = arg;
+    float *const closing = is_amx(job) ? cpu_slice(job->cpu, thread) : NULL;
     const struct row_block *const blocks = job->cpu->blocks.data;
     for (const struct row_block *b = blocks + first; b < blocks + first + n; b++) {
         for (int r = b->row; r < b->row + b->n_row;) {
@@ -62,7 +69,8 @@ static void store_blocks(void *arg, int thread, int first, int n)
                                          .offset = pos % KV_PAGE,
                                          .n_head = job->n_head,
                                          .d_head = job->d_head,
-                                         .is_pairs = job->k_pages.dtype == DTYPE_BF16};
+                                         .is_pairs = job->k_pages.dtype == DTYPE_BF16,
+                                         .closing = closing};
             job->cpu->simd->kv_rows(&rows);
             r += rows.n_row;
         }
@@ -101,7 +109,7 @@ static int scratch_rows(const struct cpu_backend *cpu)
     return cpu->simd->tile_rows > ATTEND_HEADS ? cpu->simd->tile_rows : ATTEND_HEADS;
 }
 
-/* Scores of a tile, then its packed queries. */
+/* Scores of a tile, then its packed queries; for the matrix unit a piece of keys first. */
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits)
 {
     if (limits->n_head == 0) {
@@ -110,7 +118,8 @@ size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct ste
     const int d_head = limits->d_model / limits->n_head;
     const size_t n_tile =
         (size_t)scratch_rows(cpu) * ((size_t)limits->n_page_max * KV_PAGE + attend_columns(d_head));
-    const size_t n_amx = ATTEND_AMX_GROUPS * (attend_amx_score_words(limits->n_page_max) +
+    const size_t n_amx = attend_amx_key_words(d_head) +
+                         ATTEND_AMX_GROUPS * (attend_amx_score_words(limits->n_page_max) +
                                               attend_amx_query_words(d_head));
     return (cpu->bf16 == GEMM_AMX && n_amx > n_tile ? n_amx : n_tile) * sizeof(float);
 }
@@ -128,16 +137,18 @@ static void attend_items(void *arg, int thread, int first, int n)
         float *const scratch = cpu_slice(cpu, thread);
         const int n_page = job->step->limits.n_page_max;
         const bool is_pairs = job->k_pages.dtype == DTYPE_BF16;
-        const bool is_amx = is_pairs && cpu->bf16 == GEMM_AMX && job->d_head >= ATTEND_AMX_COLUMNS;
+        const bool by_amx = is_amx(job);
+        float *const score = scratch + (by_amx ? attend_amx_key_words(job->d_head) : 0);
         const struct attend a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
             .k_pages = cpu_page(job->k_pages, 0) + cpu_page_words(job->k_pages, col * KV_PAGE),
             .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, col * KV_PAGE),
             .page = pages_of(job->step, block.seq),
-            .score = scratch,
-            .query = scratch + (is_amx ? ATTEND_AMX_GROUPS * attend_amx_score_words(n_page)
-                                       : (size_t)n_page * KV_PAGE * (size_t)scratch_rows(cpu)),
+            .closed = scratch,
+            .score = score,
+            .query = score + (by_amx ? ATTEND_AMX_GROUPS * attend_amx_score_words(n_page)
+                                     : (size_t)n_page * KV_PAGE * (size_t)scratch_rows(cpu)),
             .y_stride = job->y.stride,
             .q_stride = job->q.stride,
             .k_stride = cpu_page_words(job->k_pages, job->k_pages.stride),
@@ -149,7 +160,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .is_pairs = is_pairs,
             .scale = job->scale,
         };
-        (is_amx ? cpu->simd->amx_attend : cpu->simd->attend)(&a);
+        (by_amx ? cpu->simd->amx_attend : cpu->simd->attend)(&a);
     }
 }
 

@@ -32,6 +32,12 @@ struct amx {
     int n_first, n_second, n_word;
 };
 
+static inline void amx_load(const struct amx_palette *p)
+{
+    WRITTEN(p);
+    _tile_loadconfig(p);
+}
+
 /* For blocks of n_first and n_second rows and steps of n_word words. Empties the registers. */
 static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_word)
 {
@@ -49,8 +55,18 @@ static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_
     }
     amx_shape(&p, 4, n_first, n_word);
     amx_shape(&p, 5, n_second > 0 ? n_second : n_word, n_second > 0 ? n_word : BLOCK);
-    WRITTEN(&p);
-    _tile_loadconfig(&p);
+    amx_load(&p);
+}
+
+/* For n_row rows in 4 that meet one column of CHUNK words in 6, with sums in 0. */
+static inline void amx_set_up_column(struct amx *amx, int n_row)
+{
+    *amx = (struct amx){0};
+    _Alignas(64) struct amx_palette p = {.id = 1};
+    amx_shape(&p, 0, n_row, 1);
+    amx_shape(&p, 4, n_row, CHUNK);
+    amx_shape(&p, 6, CHUNK, 1);
+    amx_load(&p);
 }
 
 #endif

@@ -81,17 +81,30 @@ static ALWAYS_INLINE void prefetch_rows(const float *from, int64_t stride, int n
     }
 }
 
+/* The page whose keys lie by position, since the last of the rows is not its last; -1 = none. */
+static int open_page(const struct attend *a)
+{
+    const int end = a->pos + a->n_row;
+    return end % KV_PAGE == 0 ? -1 : end / KV_PAGE;
+}
+
+static ALWAYS_INLINE const float *keys_of(const struct attend *a, int open, int page)
+{
+    return page == open ? a->closed : a->k_pages + a->page[page] * a->k_stride;
+}
+
 /* Scores of the groups' rows with pages first and first + 1 of n_page; where that is none, with the
  * last one again, into a place nobody reads. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group *g, const bool two,
                                       int first, int n_page)
 {
+    const int open = open_page(a);
     const int last = n_page - 1;
     const int ahead = first + 2 < last ? first + 2 : last;
-    const float *const key0 = a->k_pages + a->page[first] * a->k_stride;
-    const float *const key1 = a->k_pages + a->page[first < last ? first + 1 : last] * a->k_stride;
-    const float *const next0 = a->k_pages + a->page[ahead] * a->k_stride;
-    const float *const next1 = a->k_pages + a->page[ahead < last ? ahead + 1 : last] * a->k_stride;
+    const float *const key0 = keys_of(a, open, first);
+    const float *const key1 = keys_of(a, open, first < last ? first + 1 : last);
+    const float *const next0 = keys_of(a, open, ahead);
+    const float *const next1 = keys_of(a, open, ahead < last ? ahead + 1 : last);
     zero_sums(two);
     for (int i = 0; i * STEP < a->d_head; i++) {
         const int64_t at = (int64_t)step_word(i, a->d_head) * KV_PAGE;
@@ -354,6 +367,18 @@ static struct pages pages_from(const struct attend *a, const float *pages, int64
     return of;
 }
 
+/* Asks for a part of n_part of the lines of a head's pieces, n_word words from at on. */
+static ALWAYS_INLINE void prefetch_part(const struct pages *pages, int64_t at, int64_t n_word,
+                                        int part, int n_part)
+{
+    const int64_t n_line = n_word / LINE_WORDS;
+    for (int64_t i = n_line * part / n_part; i < n_line * (part + 1) / n_part; i++) {
+        for (int p = 0; p < pages->n; p++) {
+            __builtin_prefetch(pages->at[p] + at + i * LINE_WORDS);
+        }
+    }
+}
+
 /* Scores of a row alone with piece of each page; next's pieces are asked for. sum and keys:
  * registers, which must be numbers. */
 #define SCORE_PAGE(i, sum, keys)                                                                   \
@@ -417,20 +442,58 @@ static ALWAYS_INLINE void weigh_row(const float *share, int d_head, float *sum,
     }
 }
 
-static void score_heads(const struct attend *a, const struct group *g, int own)
+/* Scores of a row alone with the positions of its own page, whose keys lie by position: those are
+ * the rows, the query a column. The products and their order are those of a full page. */
+static ALWAYS_INLINE void score_open(const struct group *g, int d_head, const float *keys)
+{
+    _tile_zero(0);
+    for (int i = 0; i * STEP < d_head; i++) {
+        _tile_loadd(4, keys + step_word(i, d_head), (size_t)d_head / 2 * sizeof *keys);
+        _tile_loadd(6, g->query + i * CHUNK, sizeof *g->query);
+        _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, g->score + g->own * KV_PAGE, sizeof *g->score);
+}
+
+/* Asks for the keys of the positions up to the row's. */
+static ALWAYS_INLINE void prefetch_open(const struct attend *a, const float *keys)
+{
+    const int n_word = (a->pos % KV_PAGE + 1) * (a->d_head / 2);
+    for (int i = 0; i < n_word; i += LINE_WORDS) {
+        __builtin_prefetch(keys + i);
+    }
+}
+
+static void score_heads(const struct attend *a, const struct group *g, int own, struct amx *amx)
 {
     const int64_t piece = attend_piece_words(a);
-    struct pages pages = pages_from(a, a->k_pages, a->k_stride, 0, own + 1);
-    for (int p = 0; p <= own; p += ROW_PAGES) {
+    const bool is_open = open_page(a) >= 0;
+    const float *const open = a->k_pages + a->page[own] * a->k_stride;
+    const int n_full = is_open ? own : own + 1;
+    struct pages pages = pages_from(a, a->k_pages, a->k_stride, 0, n_full > 0 ? n_full : 1);
+    for (int h = 0; h < a->n_head && n_full == 0; h++) {
+        prefetch_open(a, open + h * piece);
+    }
+    for (int p = 0; p < n_full; p += ROW_PAGES) {
+        const bool is_end = p + ROW_PAGES >= n_full;
         const struct pages after =
-            p + ROW_PAGES <= own ? pages_from(a, a->k_pages, a->k_stride, p + ROW_PAGES, own + 1)
-                                 : pages_from(a, a->v_pages, a->v_stride, 0, own + 1);
+            is_end ? pages_from(a, a->v_pages, a->v_stride, 0, own + 1)
+                   : pages_from(a, a->k_pages, a->k_stride, p + ROW_PAGES, n_full);
         for (int h = 0; h < a->n_head; h++) {
+            if (is_end && is_open) {
+                prefetch_open(a, open + h * piece);
+            }
             const bool is_last = h + 1 == a->n_head;
             score_row(&g[h], a->d_head, g[h].score + p * KV_PAGE, &pages, h * piece,
                       is_last ? &after : &pages, is_last ? 0 : (h + 1) * piece);
         }
         pages = after;
+    }
+    if (is_open) {
+        amx_set_up_column(amx, a->pos % KV_PAGE + 1);
+        for (int h = 0; h < a->n_head; h++) {
+            score_open(&g[h], a->d_head, open + h * piece);
+        }
     }
 }
 
@@ -456,7 +519,11 @@ static void attend_heads(const struct attend *a, struct amx *amx)
     const int own = a->pos / KV_PAGE;
     struct group g[ATTEND_HEADS];
     float total[ATTEND_HEADS];
+    const int64_t piece = attend_piece_words(a);
+    const struct pages keys = pages_from(a, a->k_pages, a->k_stride, 0, own > 0 ? own : 1);
+    const struct pages values = pages_from(a, a->v_pages, a->v_stride, 0, own + 1);
     for (int h = 0; h < a->n_head; h++) {
+        prefetch_part(&keys, 0, piece, h, a->n_head);
         const struct attend head = attend_head(a, h);
         g[h] = (struct group){.q = head.q,
                               .y = head.y,
@@ -470,8 +537,9 @@ static void attend_heads(const struct attend *a, struct amx *amx)
     }
     WRITTEN(a->query);
     amx_set_up(amx, 1, 0, CHUNK);
-    score_heads(a, g, own);
+    score_heads(a, g, own, amx);
     for (int h = 0; h < a->n_head; h++) {
+        prefetch_part(&values, a->n_head > 1 ? piece : 0, piece, h, a->n_head);
         share_group(&g[h], &total[h]);
     }
     float *const sum = a->query; /* read by now: two words for one */
@@ -497,6 +565,12 @@ void SIMD(amx_attend)(const struct attend *a)
     } else {
         for (int h = 0; h < a->n_head; h++) {
             const struct attend head = attend_head(a, h);
+            const int open = open_page(a);
+            if (open >= 0) {
+                SIMD(close_keys)
+                (a->closed, head.k_pages + a->page[open] * a->k_stride, a->d_head / 2);
+                WRITTEN(a->closed);
+            }
             attend_rows(&head, &amx);
         }
     }

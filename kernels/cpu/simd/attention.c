@@ -14,6 +14,8 @@
 
 /* ---- storing ----------------------------------------------------------------------------------*/
 
+enum { FETCH_OPEN = 4 }; /* heads ahead whose few lines are asked for */
+
 /* n words of four positions of a page of keys: 4 x 4 words and positions change places. */
 static void store_keys_4(float *piece, const float *k, int64_t stride, int n)
 {
@@ -88,6 +90,27 @@ static void store_key_pairs(float *piece, const struct kv_rows *a, const float *
     }
 }
 
+/* n_word words of each position of a full page change places with the positions. */
+void SIMD(close_keys)(float *piece, const float *by_position, int n_word)
+{
+    for (int r = 0; r < KV_PAGE; r += 4) {
+        store_keys_4(piece + r, by_position + (int64_t)r * n_word, n_word, n_word);
+    }
+}
+
+/* Rows of k as they lie until the page is full. */
+static void store_open_keys(float *piece, const struct kv_rows *a, const float *k)
+{
+    const int n_word = a->d_head / 2;
+    for (int r = 0; r < a->n_row; r++) {
+        pair_columns(piece + (int64_t)(a->offset + r) * n_word, k + r * a->k_stride, n_word);
+    }
+    if (a->offset + a->n_row == KV_PAGE) {
+        memcpy(a->closing, piece, sizeof *piece * KV_PAGE * (size_t)n_word);
+        SIMD(close_keys)(piece, a->closing, n_word);
+    }
+}
+
 /* The same of v. A position alone leaves the other half of its words to whoever stores it. */
 static void store_value_pairs(float *piece, const struct kv_rows *a, const float *v)
 {
@@ -105,41 +128,60 @@ static void store_value_pairs(float *piece, const struct kv_rows *a, const float
             r += 2;
             continue;
         }
-        for (int c = 0; c < a->d_head; c++) {
-            const uint16_t bits = bf16_from_f32(row[c]);
-            memcpy((char *)(to + c) + u % 2 * (int)sizeof bits, &bits, sizeof bits);
+        for (int c = 0; c < a->d_head; c += LANES) {
+            const int n = lanes_left(a->d_head, c);
+            const vu bits = (vu)v_round_bf16(v_load_n(row + c, n));
+            const vu old = (vu)v_load_n(to + c, n);
+            v_store_n(to + c,
+                      (vf)(u % 2 == 0 ? old >> 16 << 16 | bits >> 16 : (old & 0xffff) | bits), n);
         }
         r++;
     }
 }
 
-/* Asks for the lines that the first row of a head will be written to; each word of a key has its
- * own. */
-static ALWAYS_INLINE void fetch_pieces(const struct kv_rows *a, const float *k_piece,
+static ALWAYS_INLINE void fetch_words(const float *from, int n)
+{
+    for (int c = 0; c < n; c += LINE_WORDS) {
+        __builtin_prefetch(from + c, 1);
+    }
+}
+
+/* Asks for the lines that the first row of a head will be written to. */
+static ALWAYS_INLINE void fetch_pieces(const struct kv_rows *a, bool is_open, const float *k_piece,
                                        const float *v_piece)
 {
     const int n_part = a->is_pairs ? 2 : 1;
-    for (int c = 0; c < a->d_head / n_part; c++) {
-        __builtin_prefetch(k_piece + (int64_t)c * KV_PAGE, 1);
+    const int n_word = a->d_head / n_part;
+    fetch_words(v_piece + (int64_t)(a->offset / n_part) * a->d_head, a->d_head);
+    if (is_open) {
+        fetch_words(k_piece + (int64_t)a->offset * n_word, n_word);
+        return;
     }
-    for (int c = 0; c < a->d_head; c += LINE_WORDS) {
-        __builtin_prefetch(v_piece + (int64_t)(a->offset / n_part) * a->d_head + c, 1);
+    for (int c = 0; c < n_word; c++) { /* each word has a line of its own */
+        __builtin_prefetch(k_piece + (int64_t)c * KV_PAGE + a->offset, 1);
     }
 }
 
 void SIMD(kv_rows)(const struct kv_rows *a)
 {
     const int64_t piece = (int64_t)KV_PAGE * a->d_head / (a->is_pairs ? 2 : 1);
+    const bool is_open = a->closing != NULL && a->n_row < KV_PAGE;
+    const int ahead = is_open ? FETCH_OPEN : 1;
     for (int h = 0; h < a->n_head; h++) {
-        float *const k_piece = a->k_page + h * piece + a->offset;
+        float *const k_page = a->k_page + h * piece;
+        float *const k_piece = k_page + a->offset;
         float *const v_piece = a->v_page + h * piece;
         const float *const k = a->k + (int64_t)h * a->d_head;
         const float *const v = a->v + (int64_t)h * a->d_head;
-        if (h + 1 < a->n_head) {
-            fetch_pieces(a, k_piece + piece, v_piece + piece);
+        if (h + ahead < a->n_head) {
+            fetch_pieces(a, is_open, k_page + ahead * piece, v_piece + ahead * piece);
         }
         if (a->is_pairs) {
-            store_key_pairs(k_piece, a, k);
+            if (is_open) {
+                store_open_keys(k_page, a, k);
+            } else {
+                store_key_pairs(k_piece, a, k);
+            }
             store_value_pairs(v_piece, a, v);
             continue;
         }

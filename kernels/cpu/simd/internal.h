@@ -61,6 +61,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
 
 /* attention.c */
 void SIMD(kv_rows)(const struct kv_rows *a);
+void SIMD(close_keys)(float *piece, const float *by_position, int n_word);
 void SIMD(attend)(const struct attend *a);
 
 /* amx_attention.c */

@@ -136,6 +136,10 @@ struct value_table {
  * without any sum across lanes. In a page of values it is [KV_PAGE][d_head]. Words are floats, or
  * pairs of BF16, low half first: of two columns in a page of keys, which is [d_head/2][KV_PAGE], of
  * two positions in a page of values, [KV_PAGE/2][d_head]. Strides from page to page are in words.
+ *
+ * A position is one word in each line of [d_head/2][KV_PAGE]: to store it, all of a page's keys
+ * would be read and written back. So where amx_attend reads them, the keys of a sequence's last
+ * page lie by position, [KV_PAGE][d_head/2], until the page is full.
  */
 struct kv_rows {
     float *k_page, *v_page;
@@ -144,6 +148,7 @@ struct kv_rows {
     int n_row, offset; /* positions offset .. offset+n_row-1 of the page */
     int n_head, d_head;
     bool is_pairs;
+    float *closing; /* scratch: a piece of keys; NULL = [d_head/2][KV_PAGE] from the first row on */
 };
 
 struct attend {
@@ -154,6 +159,7 @@ struct attend {
     const int32_t *page; /* of the sequence */
     float *query;        /* scratch: [attend_columns(d_head), tile_rows], of one row [.., n_head] */
     float *score;        /* scratch: [pages, tile_rows, KV_PAGE], of one row [n_head, pages, ..] */
+    float *closed;       /* scratch of amx_attend: a piece of keys */
     int64_t y_stride, q_stride, k_stride, v_stride;
     int n_row;          /* consecutive positions */
     int pos;            /* of the first row */
@@ -183,7 +189,8 @@ static inline struct attend attend_head(const struct attend *a, int head)
 }
 
 /* The matrix unit takes heads of this many columns and more, 16 rows of one page at a time, and two
- * such groups: words of a group's packed query, and of its scores with n_page pages. */
+ * such groups: words of a group's packed query, of its scores with n_page pages, and of a head's
+ * piece of a page of keys. */
 enum { ATTEND_AMX_COLUMNS = 32, ATTEND_AMX_ROWS = 16, ATTEND_AMX_GROUPS = 2 };
 
 static inline size_t attend_amx_query_words(int d_head)
@@ -194,6 +201,11 @@ static inline size_t attend_amx_query_words(int d_head)
 static inline size_t attend_amx_score_words(int n_page)
 {
     return ((size_t)n_page + 1) * ATTEND_AMX_ROWS * KV_PAGE;
+}
+
+static inline size_t attend_amx_key_words(int d_head)
+{
+    return (size_t)d_head / 2 * KV_PAGE;
 }
 
 /* Columns of a packed query: whole chunks. */
