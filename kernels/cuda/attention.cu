@@ -222,7 +222,7 @@ void part_launch(struct cuda *cu, const struct attention_args *a, const struct p
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_part),
                     static_cast<unsigned>(n_row));
-    LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cu->stream, *a, *p);
+    LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
 }
 

@@ -394,7 +394,7 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
     const int64_t n_item = static_cast<int64_t>(n_row) * a->n_head; /* units × heads, at most */
     const int64_t n_block = static_cast<int64_t>(BLOCKS_PER_SM) * cu->n_sm;
     LAUNCH(kernel, dim3(static_cast<unsigned>(n_item < n_block ? n_item : n_block)), dim3(BLOCK),
-           bytes, cu->stream, *a);
+           bytes, cuda_queue(cu), *a);
     cuda_check(cu, "attention");
 }
 

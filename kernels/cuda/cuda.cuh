@@ -169,6 +169,7 @@ struct cuda {
     int sm_version;    /* 90 = compute capability 9.0 */
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
     cudaStream_t stream;
+    bool overlaps;               /* kernels: see launch_queue */
     struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_command_list *list;
@@ -183,6 +184,12 @@ struct cuda {
 static inline struct cuda *cuda_of(struct backend *be)
 {
     return reinterpret_cast<struct cuda *>(be);
+}
+
+/* For LAUNCH. */
+static inline struct launch_queue cuda_queue(const struct cuda *cu)
+{
+    return {cu->stream, cu->overlaps};
 }
 
 /* Records the failure of op (ERR_DEVICE; ERR_MEMORY for an allocation) unless one is recorded.

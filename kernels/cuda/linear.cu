@@ -222,11 +222,11 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
     const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
                     static_cast<unsigned>(args->n_tok));
     if (round) {
-        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cu->stream,
+        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
                static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece,
                args->x_is_aligned);
     } else {
-        LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cu->stream,
+        LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
                static_cast<float4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece);
     }
     cuda_check(cu, "linear");

@@ -251,7 +251,7 @@ template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct li
     const dim3 grid(static_cast<unsigned>((a->n_tile + n_mt - 1) / n_mt),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
     LAUNCH((linear_few_bf16<n_mt, n_nt>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cu->stream, *a);
+           cuda_queue(cu), *a);
 }
 
 /* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle: five of

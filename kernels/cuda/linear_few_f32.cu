@@ -216,7 +216,7 @@ void few_f32_launch(struct cuda *cu, const struct linear_args *a)
     const dim3 grid(static_cast<unsigned>(a->n_tile),
                     static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
     LAUNCH((linear_few_f32<n_token, is_row_major>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
-           shared, cu->stream, *a);
+           shared, cuda_queue(cu), *a);
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */

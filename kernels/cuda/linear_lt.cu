@@ -282,7 +282,8 @@ bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype d
     if (args->act == ACT_GELU) {
         const dim3 grid(static_cast<unsigned>((args->n_out + 255) / 256),
                         static_cast<unsigned>(args->n_tok));
-        LAUNCH(linear_gelu, grid, dim3(256), 0, cu->stream, args->y, args->y_stride, args->n_out);
+        LAUNCH(linear_gelu, grid, dim3(256), 0, cuda_queue(cu), args->y, args->y_stride,
+               args->n_out);
         cuda_check(cu, "linear");
     }
     return true;

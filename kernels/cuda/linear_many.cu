@@ -328,7 +328,7 @@ void many_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struc
     }
     const dim3 grid(static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token),
                     static_cast<unsigned>((a->n_out + shape::n_output - 1) / shape::n_output));
-    LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cu->stream, *a);
+    LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cuda_queue(cu), *a);
 }
 
 /* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its

@@ -92,7 +92,7 @@ double copy_rounds(const struct work *work, int n)
 double fma_rounds(const struct work *work, int n)
 {
     const int n_block = work->cu->n_sm * BLOCKS_PER_SM;
-    LAUNCH(fma_kernel, n_block, THREADS, 0, work->cu->stream,
+    LAUNCH(fma_kernel, n_block, THREADS, 0, cuda_queue(work->cu),
            reinterpret_cast<float *>(work->block[0]), n, 0.999f, 0.5f);
     cuda_check(work->cu, "measure");
     return 2.0 * static_cast<double>(CHAINS * THREADS) * n_block;
@@ -101,7 +101,7 @@ double fma_rounds(const struct work *work, int n)
 double mma_rounds(const struct work *work, int n)
 {
     const int n_block = work->cu->n_sm * BLOCKS_PER_SM;
-    LAUNCH(mma_kernel, n_block, THREADS, 0, work->cu->stream,
+    LAUNCH(mma_kernel, n_block, THREADS, 0, cuda_queue(work->cu),
            reinterpret_cast<float *>(work->block[0]), n);
     cuda_check(work->cu, "measure");
     return 2.0 * static_cast<double>(16 * 8 * 16 * MMA_CHAINS * (THREADS / 32)) * n_block;

@@ -247,6 +247,6 @@ void search_any(struct cuda *cu, const struct search *s)
     }
     if (cuda_shared(cu, any_kernel, bytes, "pkm_search")) {
         const dim3 grid(static_cast<unsigned>(s->query.rows), static_cast<unsigned>(s->n_head));
-        LAUNCH(any_kernel, grid, dim3(THREADS), bytes, cu->stream, *s);
+        LAUNCH(any_kernel, grid, dim3(THREADS), bytes, cuda_queue(cu), *s);
     }
 }

@@ -155,10 +155,10 @@ void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct ten
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));
     const dim3 block(SUMS * WARP);
     if (paired) {
-        LAUNCH((read_kernel<T, true>), grid, block, 0, cu->stream, y, residual, slots, shares,
+        LAUNCH((read_kernel<T, true>), grid, block, 0, cuda_queue(cu), y, residual, slots, shares,
                data);
     } else {
-        LAUNCH((read_kernel<T, false>), grid, block, 0, cu->stream, y, residual, slots, shares,
+        LAUNCH((read_kernel<T, false>), grid, block, 0, cuda_queue(cu), y, residual, slots, shares,
                data);
     }
 }

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_arg
 
 void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
 {
-    LAUNCH(unit_kernel, dim3(n_block(x.rows * n_run)), dim3(WARP * ITEMS), 0, cu->stream, y, x,
+    LAUNCH(unit_kernel, dim3(n_block(x.rows * n_run)), dim3(WARP * ITEMS), 0, cuda_queue(cu), y, x,
            n_run);
     cuda_check(cu, "unit_norm");
 }
@@ -152,6 +152,6 @@ void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares
 {
     const struct rescore_args args = {slots, shares, slot_map, *rescore};
     LAUNCH(rescore_kernel, dim3(n_block(slots.rows * rescore->n_head)), dim3(WARP * ITEMS), 0,
-           cu->stream, args);
+           cuda_queue(cu), args);
     cuda_check(cu, "pkm_rescore");
 }

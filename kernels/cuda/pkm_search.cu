@@ -321,7 +321,7 @@ template <int T> void launch_split(struct cuda *cu, const struct search *s)
                     static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
     const size_t bytes = T * 2 * static_cast<size_t>(s->layout.d_quad) * sizeof(float4);
-    LAUNCH(split_kernel<T>, grid, dim3(n_thread), bytes, cu->stream, *s, pairs_of(s->k_top),
+    LAUNCH(split_kernel<T>, grid, dim3(n_thread), bytes, cuda_queue(cu), *s, pairs_of(s->k_top),
            scratch);
 }
 
@@ -339,7 +339,7 @@ template <int T, int V> bool launch_tile(struct cuda *cu, const struct search *s
     const dim3 grid(static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
     if (cuda_shared(cu, tile_kernel<T, V>, bytes, "pkm_search")) {
-        LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cu->stream, *s,
+        LAUNCH((tile_kernel<T, V>), grid, dim3(TILE_THREADS), bytes, cuda_queue(cu), *s,
                pairs_of(s->k_top));
     }
     return true;

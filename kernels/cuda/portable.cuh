@@ -20,14 +20,66 @@
 #include <cuda_runtime.h>
 
 #include <stdint.h>
+#include <type_traits>
+
+/* Where kernels are launched. overlaps: a kernel may begin while the one before it in the stream
+ * still runs, up to its grid_wait (programmatic dependent launch). After a copy, a fill or an event
+ * it begins when that is done, as always. Of compute capability 9.0 and newer. */
+struct launch_queue {
+    cudaStream_t stream;
+    bool overlaps;
+};
 
 #ifdef PKMSERVE_CUDA_HOST
-#include "tests/cuda_host/cuda_host.h" /* LAUNCH, DYN_SHARED, mma_bf16, copy_async* */
+#include "tests/cuda_host/cuda_host.h" /* LAUNCH, DYN_SHARED, mma_bf16, copy_async*, grid_* */
 #else
 
-/* LAUNCH(kernel, grid, block, dynamic shared bytes, stream, arguments...) */
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
-    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+/* LAUNCH(kernel, grid, block, dynamic shared bytes, queue, arguments...) */
+#define LAUNCH(kernel, grid, block, shared_bytes, queue, ...)                                      \
+    launch_kernel((kernel), (grid), (block), (shared_bytes), (queue)__VA_OPT__(, ) __VA_ARGS__)
+
+/* A failure is what cudaGetLastError gives, either way. */
+template <typename... P>
+static inline void launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                                 struct launch_queue queue, std::type_identity_t<P>... args)
+{
+    if (!queue.overlaps) {
+        kernel<<<grid, block, shared_bytes, queue.stream>>>(args...);
+        return;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = queue.stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+/* Comes back when the kernel before is complete and what it wrote can be read; at once in one that
+ * was launched without overlap. Since that kernel has waited too, each of its threads, all before
+ * it are complete as well; a thread that left without would break this chain. README.md's rules say
+ * where the call must stand. */
+__device__ __forceinline__ void grid_wait()
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Once all blocks of this kernel have come here, or have ended, the next kernel may begin. Called
+ * at once after grid_wait: two kernels at most are under way then, and a block of the next one
+ * takes no room that a block of this one still needs, since all of those have begun. */
+__device__ __forceinline__ void grid_next_may_start()
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 /* T *const name: the block's dynamic shared memory, 16-byte aligned. */
 #define DYN_SHARED(T, name)                                                                        \

@@ -256,11 +256,11 @@ template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args
     const int rows_per_block = BLOCK / WARP;
     const dim3 grid(static_cast<unsigned>((a.n_row + rows_per_block - 1) / rows_per_block));
     if (a.d <= 8 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 8>), grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH((norm_kernel<aligned, 8>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else if (a.d <= 16 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 16>), grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH((norm_kernel<aligned, 16>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else {
-        LAUNCH((norm_kernel<aligned, 0>), grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH((norm_kernel<aligned, 0>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
 }
 
@@ -377,9 +377,9 @@ template <typename T>
 void store_launch(struct cuda *cu, const struct store_args &a, bool aligned, dim3 grid)
 {
     if (aligned) {
-        LAUNCH((store_kernel<T, true>), grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH((store_kernel<T, true>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else {
-        LAUNCH((store_kernel<T, false>), grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH((store_kernel<T, false>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
 }
 
@@ -404,9 +404,9 @@ void cuda_embed(struct cuda *cu, struct tensor y, const struct step_view *view,
     /* tables start at 256-byte boundaries, so their rows have groups where cols allow */
     const dim3 grid = groups_grid(y.rows, y.cols);
     if (has_groups(y) && y.cols % GROUP == 0) {
-        LAUNCH(embed_kernel<true>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(embed_kernel<true>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else {
-        LAUNCH(embed_kernel<false>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(embed_kernel<false>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
     cuda_check(cu, "embed");
 }
@@ -442,9 +442,9 @@ void cuda_gather(struct cuda *cu, struct tensor y, struct tensor x, const struct
     };
     const dim3 grid = groups_grid(y.rows, y.cols);
     if (has_groups(y) && has_groups(x) && x.stride % GROUP == 0) {
-        LAUNCH(gather_kernel<true>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(gather_kernel<true>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else {
-        LAUNCH(gather_kernel<false>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(gather_kernel<false>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
     cuda_check(cu, "gather");
 }

@@ -500,11 +500,11 @@ void vocab_run(struct cuda *cu, const struct vocab_op *op, struct tensor logits,
     for (int64_t r = 0; r < logits.rows; r += wave) {
         const unsigned n = static_cast<unsigned>(logits.rows - r < wave ? logits.rows - r : wave);
         const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
-        LAUNCH(op->groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cu->stream, room, z,
+        LAUNCH(op->groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cuda_queue(cu), room, z,
                logits.stride, view, first + static_cast<int>(r));
         cuda_check(cu, op->name);
-        LAUNCH(op->rows, dim3(n), dim3(VOCAB_BLOCK), 0, cu->stream, room, z, logits.stride, view,
-               first + static_cast<int>(r));
+        LAUNCH(op->rows, dim3(n), dim3(VOCAB_BLOCK), 0, cuda_queue(cu), room, z, logits.stride,
+               view, first + static_cast<int>(r));
         cuda_check(cu, op->name);
     }
 }

@@ -71,6 +71,7 @@ void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base)
         .base_stride = base.stride,
         .n = static_cast<int>(y.cols),
     };
-    LAUNCH(log_softmax_rows, dim3(static_cast<unsigned>(y.rows)), dim3(BLOCK), 0, cu->stream, a);
+    LAUNCH(log_softmax_rows, dim3(static_cast<unsigned>(y.rows)), dim3(BLOCK), 0, cuda_queue(cu),
+           a);
     cuda_check(cu, "log_softmax");
 }

@@ -197,9 +197,9 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
     };
     const dim3 grid(static_cast<unsigned>(y.rows), static_cast<unsigned>(shape->n_head));
     if (k_pages.dtype == DTYPE_BF16) {
-        LAUNCH(span_kernel<uint16_t>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(span_kernel<uint16_t>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     } else {
-        LAUNCH(span_kernel<float>, grid, dim3(BLOCK), 0, cu->stream, a);
+        LAUNCH(span_kernel<float>, grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
     cuda_check(cu, "span_attention");
 }

@@ -8,12 +8,19 @@
  * For ThreadSanitizer every thread has a stack and a fiber of its own, and those of two blocks that
  * follow one another are different ones; a launch comes before all its threads, and they before
  * what follows the launch, but nothing orders two blocks except __threadfence: so a race between
- * blocks is seen like one between threads. */
+ * between blocks is seen like one between threads.
+ *
+ * A launch that may overlap with the kernel before it: one of its blocks, the first in the order,
+ * is run as far as grid_wait before that kernel has begun, and kept with all that is its own in a
+ * bank. So what it reads too early is what stood there before, what it writes too early the other
+ * kernel meets, and for ThreadSanitizer nothing orders the two. A thread that leaves without
+ * grid_wait is reported in any block. */
 #include "tests/cuda_host/block.h"
 #include "tests/cuda_host/sanitizer.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <vector>
 
 const uint3 *cuda_host_thread_idx;
 uint3 cuda_host_block_idx;
@@ -37,7 +44,24 @@ enum thread_order order;
 /* Fibers that no thread uses, the last given back first. */
 struct fiber *idle[BLOCK_MAX];
 int n_idle;
-int parity; /* of the block, for ThreadSanitizer */
+
+/* The order of a grid's blocks: around it, in steps that meet every one. */
+struct walk {
+    uint64_t n, at, step;
+};
+
+/* A block that waits at grid_wait, with what another would overwrite. */
+struct begun {
+    bool is_there;
+    struct walk walk;
+    struct block block;
+    uint3 idx;
+    unsigned char *dynamic; /* Owner */
+    std::vector<unsigned char> shared;
+    struct fiber *idle[BLOCK_MAX];
+    int n_idle;
+};
+struct begun begun[2]; /* by bank */
 
 /* What orders threads, for ThreadSanitizer: addresses only, which it tells apart by words. */
 alignas(8) char sync_launch, sync_end, sync_fence;
@@ -190,6 +214,10 @@ void thread_main(void)
         struct thread *const me = self;
         sync_acquire(&sync_launch);
         block.call->run(block.call);
+        if (block.call->overlaps && !me->has_waited) {
+            die("%s left without grid_wait: the kernel may then be complete before those before it",
+                who());
+        }
         sync_release(&sync_end);
 
         struct fiber *const fiber = me->fiber;
@@ -218,7 +246,7 @@ void thread_main(void)
 struct fiber *fiber_take(const struct thread *thread)
 {
     if (tsan_is_on()) {
-        return fiber_get(parity * BLOCK_MAX + thread->i, thread_main);
+        return fiber_get((block.bank * 2 + block.parity) * BLOCK_MAX + thread->i, thread_main);
     }
     return idle[--n_idle];
 }
@@ -231,11 +259,27 @@ void wait_for_others(const struct cuda_host_place *place, unsigned int mask)
     me->place = place;
     me->mask = mask;
     struct thread *const next = next_take();
-    if (next == nullptr) {
+    if (next != nullptr) {
+        thread_switch(next);
+    } else if (block.n_held > 0) {
+        fiber_switch(fiber_caller());
+    } else {
         report_stuck();
     }
-    thread_switch(next);
     me->place = nullptr;
+}
+
+void cuda_host_grid_wait(const struct cuda_host_place &place)
+{
+    struct thread *const me = self;
+    me->has_waited = true;
+    if (block.is_early) {
+        copies_read(me);
+        me->is_held = true;
+        block.n_held++;
+        wait_for_others(&place, 0);
+        sync_acquire(&sync_launch);
+    }
 }
 
 /* ---- the barrier ---------------------------------------------------------------------------- */
@@ -345,10 +389,12 @@ void shared_poison(void)
     memory_fill(cuda_host_dynamic_shared, POISON, block.call->shared_bytes);
 }
 
-void block_prepare(const struct cuda_host_call *call)
+void block_prepare(const struct cuda_host_call *call, int bank)
 {
     const dim3 size = call->block;
+    const int first_fiber = bank * 2 * BLOCK_MAX;
     block.call = call;
+    block.bank = bank;
     block.n_thread = static_cast<int>(size.x * size.y * size.z);
     block.n_warp = (block.n_thread + WARP - 1) / WARP;
     cuda_host_block_dim = size;
@@ -363,10 +409,10 @@ void block_prepare(const struct cuda_host_call *call)
         thread->warp = &block.warp[i / WARP];
         thread->fiber = nullptr;
         thread->place = nullptr;
-        idle[n_idle++] = fiber_get(i, thread_main);
+        idle[n_idle++] = fiber_get(first_fiber + i, thread_main);
         if (tsan_is_on()) {
             /* Made here: a thread comes after who makes its fiber. */
-            fiber_get(BLOCK_MAX + i, thread_main);
+            fiber_get(first_fiber + BLOCK_MAX + i, thread_main);
         }
     }
     for (int i = 0; i < block.n_warp; ++i) {
@@ -375,11 +421,13 @@ void block_prepare(const struct cuda_host_call *call)
     }
 }
 
-void block_run(uint3 idx)
+/* Up to where nobody can run; of an early one that is grid_wait. */
+void block_run(uint3 idx, bool is_early)
 {
     cuda_host_block_idx = idx;
     shared_poison();
-    block.n_done = block.n_arrived = 0;
+    block.n_done = block.n_arrived = block.n_held = 0;
+    block.is_early = is_early;
     for (int i = 0; i < block.n_warp; ++i) {
         struct warp *const warp = &block.warp[i];
         warp->alive = warp->ready = warp->all;
@@ -387,14 +435,61 @@ void block_run(uint3 idx)
     }
     for (int i = 0; i < block.n_thread; ++i) {
         copies_reset(&block.thread[i]);
+        block.thread[i].has_waited = block.thread[i].is_held = false;
     }
     block.warps_ready = block.n_warp == WARP_MAX ? 0xffffffffu : (1u << block.n_warp) - 1;
     n_idle = tsan_is_on() ? 0 : n_idle;
-    parity ^= 1;
+    block.parity ^= 1;
     self = nullptr;
     sync_release(&sync_launch);
     thread_switch(next_take());
     canary_check();
+}
+
+/* Whom grid_wait held goes on. */
+void block_continue(void)
+{
+    block.is_early = false;
+    block.n_held = 0;
+    for (int i = 0; i < block.n_thread; ++i) {
+        struct thread *const thread = &block.thread[i];
+        if (thread->is_held) {
+            warp_wake(thread->warp, 1u << thread->lane);
+        }
+    }
+    self = nullptr;
+    sync_release(&sync_launch);
+    thread_switch(next_take());
+    canary_check();
+}
+
+void block_keep(struct begun *to, const struct walk *walk)
+{
+    to->is_there = true;
+    to->walk = *walk;
+    memory_copy(&to->block, &block, sizeof block);
+    to->idx = cuda_host_block_idx;
+    to->dynamic = cuda_host_dynamic_shared;
+    to->shared.resize(static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin));
+    memory_copy(to->shared.data(), cuda_host_shared_begin, to->shared.size());
+    memory_copy(to->idle, idle, sizeof idle);
+    to->n_idle = n_idle;
+}
+
+void block_restore(struct begun *from)
+{
+    from->is_there = false;
+    memory_copy(&block, &from->block, sizeof block); /* not an assignment, which TSan would see */
+    cuda_host_block_idx = from->idx;
+    cuda_host_block_dim = block.call->block;
+    cuda_host_grid_dim = block.call->grid;
+    cuda_host_dynamic_shared = from->dynamic;
+    if (tsan_is_on()) {
+        map_anew(cuda_host_shared_begin, from->shared.size());
+    }
+    memory_copy(cuda_host_shared_begin, from->shared.data(), from->shared.size());
+    memory_copy(idle, from->idle, sizeof idle);
+    n_idle = from->n_idle;
 }
 
 uint64_t common_divisor(uint64_t a, uint64_t b)
@@ -407,30 +502,76 @@ uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-} // namespace
+struct walk walk_of(dim3 grid)
+{
+    const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    struct walk walk = {n, 0, 1};
+    if (order == ORDER_REVERSE) {
+        walk.at = walk.step = n - 1;
+    } else if (order == ORDER_RANDOM) {
+        walk.at = random_next() % n;
+        do {
+            walk.step = random_next() % n + 1;
+        } while (common_divisor(walk.step, n) != 1);
+    }
+    return walk;
+}
 
-void block_run_grid(const struct cuda_host_call *call)
+void walk_run(struct walk *walk, dim3 grid, bool is_early)
+{
+    const uint64_t at = walk->at;
+    walk->at = (at + walk->step) % walk->n;
+    block_run({static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
+               static_cast<unsigned>(at / grid.x / grid.y)},
+              is_early);
+}
+
+struct walk grid_begin(const struct cuda_host_call *call, int bank)
 {
     order = environment_get()->order;
-    block_prepare(call);
+    block_prepare(call, bank);
     dynamic_shared_new(call->shared_bytes);
-    const dim3 grid = call->grid;
-    const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-    /* Around the grid, in steps that meet every block. */
-    uint64_t at = 0, step = 1;
-    if (order == ORDER_REVERSE) {
-        at = step = n - 1;
-    } else if (order == ORDER_RANDOM) {
-        at = random_next() % n;
-        do {
-            step = random_next() % n + 1;
-        } while (common_divisor(step, n) != 1);
+    return walk_of(call->grid);
+}
+
+} // namespace
+
+int block_begin(const struct cuda_host_call *call, bool other_has_bank)
+{
+    const int n_taken = begun[0].is_there + begun[1].is_there + !other_has_bank;
+    if (n_taken > 1) {
+        return 0;
     }
-    for (uint64_t i = 0; i < n; ++i) {
-        block_run({static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
-                   static_cast<unsigned>(at / grid.x / grid.y)});
-        at = (at + step) % n;
+    const int bank = begun[0].is_there ? 1 : 0;
+    struct walk walk = grid_begin(call, bank);
+    walk_run(&walk, call->grid, true);
+    block_keep(&begun[bank], &walk);
+    return bank + 1;
+}
+
+void block_run_grid(const struct cuda_host_call *call, int bank)
+{
+    struct walk walk;
+    uint64_t n_done = 0;
+    if (bank != 0) {
+        walk = begun[bank - 1].walk;
+        block_restore(&begun[bank - 1]);
+        block_continue();
+        n_done = 1;
+    } else {
+        walk = grid_begin(call, begun[0].is_there ? 1 : 0);
+    }
+    for (; n_done < walk.n; ++n_done) {
+        walk_run(&walk, call->grid, false);
     }
     sync_acquire(&sync_end);
     dynamic_shared_free();
+}
+
+void block_forget(int bank)
+{
+    if (bank != 0) {
+        block_restore(&begun[bank - 1]);
+        dynamic_shared_free();
+    }
 }

@@ -10,6 +10,7 @@ enum { COPY_MAX = 256 };
 struct copy {
     struct cuda_host_copy what;
     int group;
+    unsigned char read[16]; /* by copies_read */
 };
 
 struct thread {
@@ -23,7 +24,8 @@ struct thread {
     unsigned int mask;
     /* Copies under way: [copy_first, copy_end), oldest first. */
     int copy_first, copy_end;
-    int copy_group; /* that copies belong to until the next commit */
+    int copy_group;           /* that copies belong to until the next commit */
+    bool has_waited, is_held; /* at grid_wait */
 };
 
 /* Lanes that wait for one another. */
@@ -48,6 +50,10 @@ struct block {
     int n_thread, n_warp;
     int n_done;
     unsigned int warps_ready; /* those with a ready lane */
+    int bank;                 /* of what must outlive other blocks: fibers, copies */
+    int parity;               /* of the block in its bank, for ThreadSanitizer */
+    bool is_early;            /* grid_wait holds its threads */
+    int n_held;
     /* the barrier */
     int n_arrived, sum, result;
     struct cuda_host_place place;
@@ -82,6 +88,8 @@ void *sync_new(void);
 void warp_thread_ended(struct warp *warp);
 /* The thread's copies under way are dropped. warp.cc */
 void copies_reset(struct thread *thread);
+/* Those under way read their sources: as early as they may. warp.cc */
+void copies_read(const struct thread *thread);
 /* Whether data lies in the block's shared memory. */
 bool is_shared(const void *data);
 /* For messages: "kernel, block (0, 0, 0)", and with ", thread (0, 0, 0)". */

@@ -174,6 +174,73 @@ bool shuffle_outside(void)
     return cudaDeviceSynchronize() == cudaSuccess;
 }
 
+/* ---- between kernels that overlap ----------------------------------------------------------- */
+
+enum early { NOT_EARLY, READS_EARLY, COPIES_EARLY, WRITES_EARLY, LEAVES_EARLY };
+
+/* y = x + 1. x is what the kernel before writes, y what it reads. */
+template <enum early early> __global__ void add_one(int *y, const int *x)
+{
+    __shared__ __align__(16) int copy[N];
+    const int i = static_cast<int>(threadIdx.x);
+    int value = 0;
+    if (early == READS_EARLY) {
+        value = x[i];
+    }
+    if (early == COPIES_EARLY && i % 4 == 0) {
+        copy_async_16(&copy[i], x + i);
+    }
+    if (early == WRITES_EARLY) {
+        y[i] = 0;
+    }
+    if (early == LEAVES_EARLY && i == 5) {
+        return;
+    }
+    grid_wait();
+    grid_next_may_start();
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+    value = early == READS_EARLY ? value : early == COPIES_EARLY ? copy[i] : x[i];
+    y[i] = value + 1;
+}
+
+/* 0 1 2 ... goes from x to y and back, one more each time. */
+template <enum early early> bool overlap(void)
+{
+    int expected[N];
+    for (int i = 0; i < N; ++i) {
+        expected[i] = i + 2;
+    }
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    int *const x = device_array(N, counting()), *const y = device_array<int>(N);
+    const struct launch_queue queue = {stream, true};
+    LAUNCH(add_one<NOT_EARLY>, 1, N, 0, queue, y, x);
+    LAUNCH(add_one<early>, 1, N, 0, queue, x, y);
+    return device_equals(x, expected, N);
+}
+
+bool read_before_grid_wait(void)
+{
+    return overlap<READS_EARLY>();
+}
+
+bool copy_before_grid_wait(void)
+{
+    return overlap<COPIES_EARLY>();
+}
+
+bool write_before_grid_wait(void)
+{
+    return overlap<WRITES_EARLY>();
+}
+
+bool missing_grid_wait(void)
+{
+    return overlap<LEAVES_EARLY>();
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 __global__ void write_static(int *y, int n)
@@ -461,6 +528,10 @@ const struct test_case bug_cases[] = {
     {"different_barriers", different_barriers},
     {"divergent_shuffle", divergent_shuffle},
     {"shuffle_outside", shuffle_outside},
+    {"read_before_grid_wait", read_before_grid_wait},
+    {"copy_before_grid_wait", copy_before_grid_wait},
+    {"write_before_grid_wait", write_before_grid_wait},
+    {"missing_grid_wait", missing_grid_wait},
     {"static_overflow", static_overflow},
     {"static_overflow_by_address", static_overflow_by_address},
     {"dynamic_overflow", dynamic_overflow},

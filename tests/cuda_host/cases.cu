@@ -447,6 +447,99 @@ template <typename T> bool product(cudaDataType type)
     return is_right;
 }
 
+/* ---- overlap -------------------------------------------------------------------------------- */
+
+enum { N_LINK = 5, LINK_BLOCKS = 3, LINK_THREADS = 96, N_CHAIN = LINK_BLOCKS * LINK_THREADS };
+
+/* y = x + w, and w's neighbour in the block; w is constant and comes early, by both kinds of shared
+ * memory, across barriers. */
+__global__ void link(int *y, const int *x, const int *w)
+{
+    DYN_SHARED(int, copy);
+    __shared__ int turned[LINK_THREADS];
+    const int first = static_cast<int>(blockIdx.x) * LINK_THREADS;
+    const int i = static_cast<int>(threadIdx.x);
+    if (i % 4 == 0) {
+        copy_async_16(copy + i, w + first + i);
+    }
+    turned[LINK_THREADS - 1 - i] = w[first + i];
+    __syncthreads();
+    const int other = turned[i];
+    grid_wait();
+    grid_next_may_start();
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    y[first + i] = x[first + i] + copy[i] + (turned[i] == other ? other : 1000000);
+}
+
+/* Of a stream: rooms for what goes in and what each kernel makes of it. */
+struct chain {
+    cudaStream_t stream;
+    cudaEvent_t end;
+    int *y; /* [N_LINK + 1][N_CHAIN] */
+};
+
+void chain_launch(const struct chain *c, const int *w)
+{
+    for (int i = 0; i < N_LINK; ++i) {
+        int *const x = c->y + i * N_CHAIN;
+        LAUNCH(link, LINK_BLOCKS, LINK_THREADS, LINK_THREADS * sizeof(int),
+               (launch_queue{c->stream, true}), x + N_CHAIN, x, w);
+    }
+}
+
+/* Kernels that overlap, after a copy, in two streams by turns: in one as they come, in the other as
+ * a graph. */
+bool overlaps(void)
+{
+    int w[N_CHAIN], start[N_CHAIN], expected[N_CHAIN];
+    for (int i = 0; i < N_CHAIN; ++i) {
+        w[i] = i * 5 % 17;
+        start[i] = i;
+    }
+    for (int i = 0; i < N_CHAIN; ++i) {
+        const int first = i / LINK_THREADS * LINK_THREADS;
+        expected[i] = i + N_LINK * (w[i] + w[first + LINK_THREADS - 1 - i % LINK_THREADS]);
+    }
+    int *const device_w = device_array(N_CHAIN, w), *const x = device_array(N_CHAIN, start);
+    struct chain chain[2];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    for (struct chain &it : chain) {
+        REQUIRE(cudaStreamCreateWithFlags(&it.stream, cudaStreamNonBlocking) == cudaSuccess);
+        REQUIRE(cudaEventCreateWithFlags(&it.end, cudaEventDisableTiming) == cudaSuccess);
+        it.y = device_array<int>((N_LINK + 1) * N_CHAIN);
+        REQUIRE(cudaMemcpyAsync(it.y, x, sizeof start, cudaMemcpyDeviceToDevice, it.stream) ==
+                cudaSuccess);
+    }
+    chain_launch(&chain[0], device_w);
+    REQUIRE(cudaStreamBeginCapture(chain[1].stream, cudaStreamCaptureModeThreadLocal) ==
+            cudaSuccess);
+    chain_launch(&chain[1], device_w);
+    REQUIRE(cudaStreamEndCapture(chain[1].stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph) == cudaSuccess);
+    REQUIRE(cudaGraphLaunch(exec, chain[1].stream) == cudaSuccess);
+    for (struct chain &it : chain) {
+        REQUIRE(cudaEventRecord(it.end, it.stream) == cudaSuccess);
+    }
+    for (int i = 0; i < 4 * N_LINK; ++i) { /* each runs one thing */
+        (void)cudaEventQuery(chain[i % 2].end);
+    }
+    bool is_right = true;
+    for (struct chain &it : chain) {
+        is_right = device_equals(it.y + N_LINK * N_CHAIN, expected, N_CHAIN) && is_right;
+        cudaFree(it.y);
+        cudaEventDestroy(it.end);
+        cudaStreamDestroy(it.stream);
+    }
+    cudaFree(x);
+    cudaFree(device_w);
+    cudaGraphDestroy(graph);
+    cudaGraphExecDestroy(exec);
+    return is_right;
+}
+
 bool products(void)
 {
     return product<uint16_t>(CUDA_R_16BF) && product<float>(CUDA_R_32F);
@@ -465,6 +558,7 @@ const struct test_case good_cases[] = {
     {"graphs", graphs},
     {"capture_rules", capture_rules},
     {"events", events},
+    {"overlaps", overlaps},
     {"products", products},
     {nullptr, nullptr},
 };

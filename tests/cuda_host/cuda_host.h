@@ -19,6 +19,7 @@ struct cuda_host_call {
     const char *name;
     const char *file;
     int line;
+    bool overlaps; /* launch_queue's */
     int n_ref;
     dim3 grid, block;
     size_t shared_bytes;
@@ -54,8 +55,21 @@ void cuda_host_check_arg(const struct cuda_host_call *call, int i, const P &valu
     }
 }
 
+/* A stream, or a launch_queue. */
+struct cuda_host_queue {
+    cudaStream_t stream;
+    bool overlaps;
+    cuda_host_queue(cudaStream_t stream_) : stream(stream_), overlaps(false)
+    {
+    }
+    template <typename Q, typename = decltype(Q::overlaps)>
+    cuda_host_queue(const Q &queue) : stream(queue.stream), overlaps(queue.overlaps)
+    {
+    }
+};
+
 template <typename... P>
-cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cudaStream_t stream,
+cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cuda_host_queue queue,
                                dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(P...),
                                std::type_identity_t<P>... args)
 {
@@ -68,18 +82,31 @@ cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cud
     }
     auto *const call =
         new (memory) call_type{{cuda_host_run<P...>, reinterpret_cast<const void *>(kernel), name,
-                                file, line, 1, grid, block, shared_bytes},
+                                file, line, queue.overlaps, 1, grid, block, shared_bytes},
                                kernel,
                                std::tuple<P...>(args...)};
     int i = 0;
     (cuda_host_check_arg(&call->base, ++i, args), ...);
     (void)i;
-    return cuda_host_launch(&call->base, stream);
+    return cuda_host_launch(&call->base, queue.stream);
 }
 
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
-    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, (stream), (grid), (block),   \
+#define LAUNCH(kernel, grid, block, shared_bytes, queue, ...)                                      \
+    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, (queue), (grid), (block),    \
                                          (shared_bytes), (kernel)__VA_OPT__(, ) __VA_ARGS__))
+
+/* ---- overlap -------------------------------------------------------------------------------- */
+
+/* Of a launch that overlaps, a block comes here before the kernel before it has begun. */
+void cuda_host_grid_wait(const struct cuda_host_place &place);
+
+static inline void grid_wait(CUDA_HOST_HERE)
+{
+    cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait"));
+}
+static inline void grid_next_may_start()
+{
+}
 
 /* ---- dynamic shared memory ------------------------------------------------------------------ */
 

@@ -115,14 +115,19 @@ bool stream_spoils_capture(void);
 
 /* ---- block.cc ------------------------------------------------------------------------------- */
 
-/* Runs all blocks of a call. */
-void block_run_grid(const struct cuda_host_call *call);
+/* Runs one block of a call as far as grid_wait and keeps it there. Returns the bank that it lies
+ * in, for block_run_grid; 0 if there is none free but the one that another call will need. */
+int block_begin(const struct cuda_host_call *call, bool other_has_bank);
+/* Runs all blocks of a call, what is left of them if one has begun. */
+void block_run_grid(const struct cuda_host_call *call, int bank);
+/* The call in the bank will not be run. */
+void block_forget(int bank);
 
 /* ---- fiber.cc ------------------------------------------------------------------------------- */
 
 struct fiber;
 
-/* Fiber number i of 2 · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
+/* Fiber number i of 4 · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
 struct fiber *fiber_get(int i, void (*main)(void));
 /* Makes it begin anew at its next switch; it must not be running. */
 void fiber_restart(struct fiber *fiber);

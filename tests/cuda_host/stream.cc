@@ -2,7 +2,8 @@
  *
  * A real device runs what it is given at some time between the call and the synchronisation that
  * waits for it. The double takes the last moment: who forgets to wait reads what was there before,
- * and who changes an argument's memory too early changes what the work reads. */
+ * and who changes an argument's memory too early changes what the work reads. A kernel that may
+ * overlap with the one before begins at the first moment: before that one has. */
 #include "tests/cuda_host/stream.h"
 
 #include <stdlib.h>
@@ -37,7 +38,7 @@ void run_until(const struct mark *mark);
 void work_run(const struct work *work)
 {
     switch (work->kind) {
-    case WORK_CALL: block_run_grid(work->call); break;
+    case WORK_CALL: block_run_grid(work->call, work->bank); break;
     case WORK_COPY: {
         const char *const src = work->staged != nullptr ? work->staged : work->src;
         for (size_t i = 0; i < work->height; ++i) {
@@ -59,6 +60,12 @@ void run_first(struct cuda_host_stream *stream)
     struct work work = stream->queue.front();
     stream->queue.pop_front();
     memory_open();
+    if (work.kind == WORK_CALL && !stream->queue.empty()) {
+        struct work *const next = &stream->queue.front();
+        if (next->kind == WORK_CALL && next->call->overlaps) {
+            next->bank = block_begin(next->call, work.bank != 0);
+        }
+    }
     work_run(&work);
     memory_close();
     work_drop(&work);
@@ -89,6 +96,7 @@ void lose(struct cuda_host_stream *stream)
         if (work.kind == WORK_MARK) {
             work.mark->is_done = true;
         }
+        block_forget(work.bank);
         work_drop(&work);
     }
     stream->queue.clear();

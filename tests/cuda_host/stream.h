@@ -21,6 +21,7 @@ struct work {
     enum work_kind kind;
     struct cuda_host_call *call; /* Shared */
     struct mark *mark;           /* Shared */
+    int bank;                    /* of block_begin; 0: it has not begun */
     /* COPY and FILL: height rows of width bytes */
     char *dst;
     const char *src;

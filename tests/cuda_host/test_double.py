@@ -45,14 +45,16 @@ def test_what_is_right_works_in_every_order(build):
 
 @pytest.mark.parametrize("case", ["missing_syncthreads", "missing_syncwarp", "missing_copy_wait",
                                   "uninitialised_shared", "uninitialised_device", "missing_sync",
-                                  "source_changed_early"])
+                                  "source_changed_early", "read_before_grid_wait",
+                                  "copy_before_grid_wait", "write_before_grid_wait"])
 def test_wrong_result_shows_in_every_order(case):
     for order, status, output in runs("plain", case, ORDERS):
         assert status == 1 and f"{case}: wrong" in output, f"{order}: {output}"
 
 
 @pytest.mark.parametrize("case", ["missing_syncthreads", "missing_syncwarp", "shuffle_for_syncwarp",
-                                  "missing_copy_wait", "race_of_blocks"])
+                                  "missing_copy_wait", "race_of_blocks", "read_before_grid_wait",
+                                  "copy_before_grid_wait", "write_before_grid_wait"])
 def test_race_is_found_by_thread_sanitizer_in_any_order(case):
     for order, status, output in runs("tsan", case, FEW_ORDERS):
         assert status == 66 and re.search(RACE, output), f"{order}: {output}"
@@ -80,6 +82,7 @@ def test_bad_access_is_found_by_address_sanitizer(case, finding):
     ("divergent_shuffle", r"threads 0-15 wait at .*bugs\.cu:\d+, __shfl_sync with mask ffffffff\n"
                           r".*threads 16-31 wait at .*bugs\.cu:\d+, __syncwarp with mask ffffffff"),
     ("shuffle_outside", r"bugs\.cu:\d+: __shfl_sync of shuffle_from_outside.* lane 20, which does not"),
+    ("missing_grid_wait", r"add_one.*, thread \(5, 0, 0\) left without grid_wait"),
     ("host_pointer_to_kernel", r"bugs\.cu:\d+: argument 1 of add_plainly is an address that the device"),
 ])
 def test_what_hangs_or_faults_on_a_gpu_ends_with_a_report(build, case, finding):

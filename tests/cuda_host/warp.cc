@@ -206,7 +206,13 @@ int cuda_host_lane(void)
 namespace
 {
 
-struct copy copies[BLOCK_MAX][COPY_MAX]; /* a ring: those under way are copy_first .. copy_end-1 */
+/* Of a bank; each a ring: those under way are copy_first .. copy_end-1. */
+struct copy copies[2][BLOCK_MAX][COPY_MAX];
+
+struct copy *copy_at(const struct thread *thread, int i)
+{
+    return &copies[block.bank][thread->i][i % COPY_MAX];
+}
 
 } // namespace
 
@@ -232,7 +238,16 @@ void cuda_host_copy_start(const struct cuda_host_copy &copy, const struct cuda_h
         die("%s:%d: %s of %s: %d copies and no wait", place.file, place.line, place.what, who(),
             COPY_MAX);
     }
-    copies[me->i][me->copy_end++ % COPY_MAX] = {copy, me->copy_group};
+    *copy_at(me, me->copy_end++) = {copy, me->copy_group, {}};
+}
+
+void copies_read(const struct thread *thread)
+{
+    for (int i = thread->copy_first; i < thread->copy_end; ++i) {
+        struct copy *const copy = copy_at(thread, i);
+        memory_copy(copy->read, copy->what.global, static_cast<size_t>(copy->what.n));
+        copy->what.global = copy->read;
+    }
 }
 
 void cuda_host_copy_commit(void)
@@ -246,7 +261,7 @@ bool cuda_host_copy_next(int n, struct cuda_host_copy *copy)
     if (me->copy_first == me->copy_end) {
         return false;
     }
-    const struct copy *const next = &copies[me->i][me->copy_first % COPY_MAX];
+    const struct copy *const next = copy_at(me, me->copy_first);
     if (next->group >= me->copy_group - n) {
         return false;
     }
