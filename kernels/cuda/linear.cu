@@ -173,6 +173,8 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
                              bool x_is_aligned)
 {
     const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    grid_wait();
+    grid_next_may_start();
     if (piece >= n_piece) {
         return;
     }
@@ -199,6 +201,8 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
 __global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_in, int n_piece)
 {
     const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    grid_wait();
+    grid_next_may_start();
     if (piece >= n_piece) {
         return;
     }

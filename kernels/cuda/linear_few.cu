@@ -191,6 +191,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
     /* [n_warp + 1][n_token][stride] */
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const struct few_lane<n_mt, n_nt> lane = few_lane_of<n_mt, n_nt>(a);
+    grid_wait();
+    grid_next_may_start();
     few_fill<n_mt, n_nt>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     const struct few_end end = few_end_of(a, shape::n_token, shape::n_output);
     int next = warp * LINEAR_CHUNK_BLOCKS + shape::n_slot - 1; /* block to copy next */

@@ -153,6 +153,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
     const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token, is_row_major>(a);
+    grid_wait();
+    grid_next_may_start();
     const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
     int next = warp * shape::n_lane_chunk * shape::n_turn; /* block to copy next, its slot */
     int to = shape::n_slot - 1;

@@ -205,6 +205,8 @@ __global__ void __launch_bounds__(split_threads<T>)
     const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
     const int64_t padded = s.layout.n_key_padded;
     const int64_t at = static_cast<int64_t>(blockIdx.x) * split_threads<T> + threadIdx.x;
+    grid_wait();
+    grid_next_may_start();
     load_queries<T>(queries, &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();
@@ -290,6 +292,8 @@ __global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s, str
     const int padded = static_cast<int>(s.layout.n_key_padded);
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + T * 2 * s.layout.d_quad);
     const int warp = threadIdx.x / SELECT_WARP;
+    grid_wait();
+    grid_next_may_start();
     load_queries<T>(reinterpret_cast<float *>(queries), &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();

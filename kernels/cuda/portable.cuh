@@ -11,7 +11,9 @@
  *     __threadfence, __ldg, __popc, __clz, __ffs, __brev, __float_as_uint and its kin, fmaf, expf,
  *     logf, erff, sqrtf, rsqrtf (not for results), int4/uint4/float4/uint2/float2/dim3;
  *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic
- *     counter may finish the work of all.
+ *     counter may finish the work of all;
+ *   - every thread of every kernel calls grid_wait; __ldg, whose reads compilers move past it, is
+ *     for constants of the model.
  * The build passes -fmad=false (-ffp-contract=off): a multiply and an add are fused where fmaf says
  * so and nowhere else, or a row's bits would depend on which kernel computed it. */
 #ifndef KERNELS_CUDA_PORTABLE_CUH

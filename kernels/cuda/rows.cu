@@ -115,6 +115,8 @@ template <bool aligned> __global__ void embed_kernel(struct embed_args a)
     const int64_t row = blockIdx.x;
     const int c = my_first_column();
     const int n = a.d - c;
+    grid_wait();
+    grid_next_may_start();
     if (n <= 0) {
         return;
     }
@@ -200,6 +202,8 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
     const int row = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / WARP);
+    grid_wait();
+    grid_next_may_start();
     if (row >= a.n_row) {
         return;
     }
@@ -309,6 +313,8 @@ template <bool aligned> __global__ void gather_kernel(struct gather_args a)
     const int64_t row = blockIdx.x;
     const int c = my_first_column();
     const int n = a.d - c;
+    grid_wait();
+    grid_next_may_start();
     if (n > 0) {
         const int64_t from = a.view->out_row[a.first + row];
         group_store<aligned>(a.y + row * a.y_stride + c,
@@ -344,6 +350,8 @@ template <typename T, bool aligned> __global__ void store_kernel(struct store_ar
 {
     const int64_t row = blockIdx.x;
     const int first = my_first_column();
+    grid_wait();
+    grid_next_may_start();
     if (first >= a.d) {
         return;
     }

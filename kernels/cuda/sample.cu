@@ -97,6 +97,8 @@ __global__ void __launch_bounds__(VOCAB_SPREAD)
                   const struct step_view *view, int first)
 {
     const int row = static_cast<int>(blockIdx.y);
+    grid_wait();
+    grid_next_may_start();
     if ((view->out_want[first + row] & OUT_SAMPLE) == 0) {
         return;
     }
@@ -445,6 +447,8 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
                 const struct step_view *view, int first)
 {
     const int at = static_cast<int>(blockIdx.x);
+    grid_wait();
+    grid_next_may_start();
     if ((view->out_want[first + at] & OUT_SAMPLE) == 0) {
         return;
     }

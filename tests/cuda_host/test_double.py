@@ -90,6 +90,25 @@ def test_what_hangs_or_faults_on_a_gpu_ends_with_a_report(build, case, finding):
         assert status == -6 and re.search(finding, output), f"{order}: {output}"
 
 
+KERNEL = re.compile(r"\b__global__\b[^{;]*\{(.*?)\n\}", re.S)
+WAIT = "\n    grid_wait();\n    grid_next_may_start();\n"
+
+
+def test_every_kernel_waits_before_it_may_leave():
+    """The double sees what a test runs; this, every kernel's first and only wait, on the way of all threads."""
+    found = 0
+    for path in sorted(Path("kernels/cuda").glob("*.cu*")):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        bodies = KERNEL.findall(text)
+        assert len(bodies) == text.count("__global__"), path
+        for body in bodies:
+            early, *late = body.split(WAIT)
+            assert len(late) == 1, "%s: %s\ngrid_wait and grid_next_may_start once, for all threads" % (path, body)
+            assert not re.search(r"\breturn\b", early), "%s: %s\nleaves before grid_wait" % (path, early)
+            found += 1
+    assert found > 20
+
+
 def test_overflow_of_dynamic_shared_memory_shows_without_sanitizer():
     for order, status, output in runs("plain", "dynamic_overflow", ORDERS):
         assert status == -6 and "wrote past its 256 bytes" in output, f"{order}: {output}"
