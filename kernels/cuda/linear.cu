@@ -285,6 +285,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .act = act,
         .is_row_major = cu->lt != NULL,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
+        .starts_early = cu->overlaps,
     };
 }
 

@@ -67,6 +67,7 @@ struct linear_args {
     enum act act;
     bool is_row_major; /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
+    bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
 };
 
 /* The end of every output's sum. */

@@ -46,21 +46,21 @@ __device__ __forceinline__ struct few_lane<n_mt, n_nt> few_lane_of(const struct 
     return lane;
 }
 
-/* Starts copying block into slot: a lane copies what it will read. left: values of a row from the
- * block's first to the end. */
-template <int n_mt, int n_nt>
+/* Starts copying block's share into slot: a lane copies what it will read. left: values of a row
+ * from the block's first to the end. */
+template <int n_mt, int n_nt, int share = FEW_BOTH>
 __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt, n_nt> &lane,
                                          int block, int block_bytes, int half_bytes, int left)
 {
 #pragma unroll
-    for (int i = 0; i < n_mt; i++) {
+    for (int i = 0; i < n_mt && (share & FEW_W) != 0; i++) {
         const unsigned char *const w = lane.w[i] + static_cast<int64_t>(block) * block_bytes;
         copy_async_16(slot + (2 * i) * 32, w);
         copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
     }
     uint4 *const x_slot = slot + 2 * n_mt * 32;
 #pragma unroll
-    for (int j = 0; j < n_nt; j++) {
+    for (int j = 0; j < n_nt && (share & FEW_X) != 0; j++) {
         const float *const x = lane.x[j] + block * LINEAR_BLOCK_BF16;
         if (left >= LINEAR_BLOCK_BF16) {
             copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
@@ -76,9 +76,9 @@ __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt
     }
 }
 
-/* Fills all slots but one from block on, which begins a chunk. The usual case spends few
- * instructions between the copies: until the last of them is under way, memory waits. */
-template <int n_mt, int n_nt>
+/* Fills all slots but one from block on, which begins a chunk; groups end with x. The usual case
+ * spends few instructions between the copies: until the last of them is under way, memory waits. */
+template <int n_mt, int n_nt, int share>
 __device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt, n_nt> &lane,
                                          const struct linear_args &a, int block)
 {
@@ -96,18 +96,24 @@ __device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt
         }
 #pragma unroll
         for (int i = 0; i < shape::n_slot - 1; i++) {
-            few_copy<n_mt, n_nt>(ring + i * shape::n_piece * 32, from, i, LINEAR_TILE_BLOCK_BYTES,
-                                 LINEAR_TILE_BLOCK_BYTES / 2, LINEAR_BLOCK_BF16);
-            copy_async_commit();
+            few_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, from, i,
+                                        LINEAR_TILE_BLOCK_BYTES, LINEAR_TILE_BLOCK_BYTES / 2,
+                                        LINEAR_BLOCK_BF16);
+            if constexpr ((share & FEW_X) != 0) {
+                copy_async_commit();
+            }
         }
         return;
     }
     for (int i = 0; i < shape::n_slot - 1; i++) {
         if (block + i < a.n_block) {
-            few_copy<n_mt, n_nt>(ring + i * shape::n_piece * 32, lane, block + i, a.map.block,
-                                 a.map.half, a.n_in - (block + i) * LINEAR_BLOCK_BF16);
+            few_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, lane, block + i,
+                                        a.map.block, a.map.half,
+                                        a.n_in - (block + i) * LINEAR_BLOCK_BF16);
         }
-        copy_async_commit(); /* past the last block, too: waits count groups */
+        if constexpr ((share & FEW_X) != 0) {
+            copy_async_commit(); /* past the last block, too: waits count groups */
+        }
     }
 }
 
@@ -191,9 +197,16 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
     /* [n_warp + 1][n_token][stride] */
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const struct few_lane<n_mt, n_nt> lane = few_lane_of<n_mt, n_nt>(a);
+    if (a.starts_early) {
+        few_fill<n_mt, n_nt, FEW_W>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+    }
     grid_wait();
     grid_next_may_start();
-    few_fill<n_mt, n_nt>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+    if (a.starts_early) {
+        few_fill<n_mt, n_nt, FEW_X>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+    } else {
+        few_fill<n_mt, n_nt, FEW_BOTH>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+    }
     const struct few_end end = few_end_of(a, shape::n_token, shape::n_output);
     int next = warp * LINEAR_CHUNK_BLOCKS + shape::n_slot - 1; /* block to copy next */
     int to = shape::n_slot - 1;                                /* slot for it */

@@ -5,7 +5,9 @@
  * ascending order (linear.cuh). With k cut over the warps no two of them want the same weight, so
  * each warp streams its own through a ring of slots in shared memory, by copy_async: bytes under
  * way cost no registers, and no compiler can move the loads to where they are used. The ring runs
- * on across chunks and rounds.
+ * on across chunks and rounds. Where kernels overlap, its first filling is cut in two: weights are
+ * under way while the kernel before still runs, x follows once it is complete; the first wait is
+ * then for the weights of all slots.
  *
  * Bytes: weights once from memory (once more from the second-level cache per further group of
  * tokens), x once per block from that cache, in F32. Operations: 2·n_tok·n_in·n_out. Bound: device
@@ -70,6 +72,9 @@ __device__ __forceinline__ void few_reduce(const struct linear_args &a, const st
         }
     }
 }
+
+/* What of a slot is copied. */
+enum few_share { FEW_W = 1, FEW_X = 2, FEW_BOTH = FEW_W | FEW_X };
 
 /* Bytes of a 16-byte piece of x that lie inside its row, n values left of it. */
 __device__ __forceinline__ int few_piece_bytes(int n)

@@ -85,14 +85,16 @@ __device__ __forceinline__ void few_copy_turned(uint4 *slot, const unsigned char
     }
 }
 
-/* Starts copying block (of the warp's first chunk, and those as far into the other three). */
-template <int n_token, bool is_row_major>
+/* Starts copying the share of block (of the warp's first chunk, and those as far into the other
+ * three). */
+template <int n_token, bool is_row_major, int share = FEW_BOTH>
 __device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_f32<n_token> &mine,
                                              const struct linear_args &a, int block)
 {
     using shape = few_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (is_row_major) {
+    if constexpr ((share & FEW_W) == 0) {
+    } else if constexpr (is_row_major) {
         few_copy_turned<n_token>(slot, mine.w, a, block);
     } else if (block + lane / 8 * shape::n_turn < a.n_block) {
         const unsigned char *const w =
@@ -104,11 +106,30 @@ __device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_
     }
     const int k = block * LINEAR_BLOCK_F32;
 #pragma unroll
-    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
+    for (int i = 0; i < few_lane_f32<n_token>::n_x && (share & FEW_X) != 0; i++) {
         const int n = few_piece_bytes(mine.n_in[i] - k);
         if (n_token % 2 == 0 || lane < 16) { /* an odd number of tokens leaves half a warp free */
             copy_async_16(slot + shape::n_w + i * 32 + lane,
                           n > 0 ? mine.x[i] + k : static_cast<const float *>(a.x), n);
+        }
+    }
+}
+
+/* Fills all slots but one from block on, which begins a chunk; groups end with x. */
+template <int n_token, bool is_row_major, int share>
+__device__ __forceinline__ void few_fill_f32(uint4 *ring, const struct few_lane_f32<n_token> &mine,
+                                             const struct linear_args &a, int block)
+{
+    using shape = few_f32<n_token>;
+    static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
+#pragma unroll
+    for (int i = 0; i < shape::n_slot - 1; i++) {
+        if (block + i < a.n_block) {
+            few_copy_f32<n_token, is_row_major, share>(ring + i * shape::n_piece, mine, a,
+                                                       block + i);
+        }
+        if constexpr ((share & FEW_X) != 0) {
+            copy_async_commit(); /* past the last block, too: waits count groups */
         }
     }
 }
@@ -153,19 +174,20 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
     const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token, is_row_major>(a);
+    const int block = warp * shape::n_lane_chunk * shape::n_turn;
+    if (a.starts_early) {
+        few_fill_f32<n_token, is_row_major, FEW_W>(ring, copied, a, block);
+    }
     grid_wait();
     grid_next_may_start();
     const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
-    int next = warp * shape::n_lane_chunk * shape::n_turn; /* block to copy next, its slot */
-    int to = shape::n_slot - 1;
-    static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
-#pragma unroll
-    for (int i = 0; i < shape::n_slot - 1; i++, next++) {
-        if (next < a.n_block) {
-            few_copy_f32<n_token, is_row_major>(ring + i * shape::n_piece, copied, a, next);
-        }
-        copy_async_commit(); /* past the last block, too: waits count groups */
+    if (a.starts_early) {
+        few_fill_f32<n_token, is_row_major, FEW_X>(ring, copied, a, block);
+    } else {
+        few_fill_f32<n_token, is_row_major, FEW_BOTH>(ring, copied, a, block);
     }
+    int next = block + shape::n_slot - 1; /* block to copy next, its slot */
+    int to = shape::n_slot - 1;
     const auto copy_next = [&]() {
         if (next < a.n_block) {
             few_copy_f32<n_token, is_row_major>(ring + to * shape::n_piece, copied, a, next);

@@ -35,6 +35,7 @@ enum {
     PAIR_V = 4,     /* pairs per lane */
     N_KEY_MAX = 2048,
     D_MAX = 512, /* columns of a sub-key */
+    AHEAD = 32,  /* groups of four of its columns that a thread asks for early */
     SPLIT_ROWS = 32,
     TILE_THREADS = 256,
     LOADS = 8 /* of a thread in flight, where a block loads its queries */
@@ -168,6 +169,20 @@ struct split_scratch {
     unsigned *arrived; /* [SPLIT_ROWS, n_head]: blocks of a tile and head that are done */
 };
 
+/* Lets the first columns of a thread's key come to the second-level cache, which a step's weights
+ * may have driven them out of: 512 KiB a head for 2·512 keys of 128. */
+__device__ __forceinline__ void ask_for_key(const struct search &s, int head, int64_t at)
+{
+    const int64_t padded = s.layout.n_key_padded;
+    const int half = at >= padded ? 1 : 0;
+    const float4 *const key =
+        s.keys + (2 * head + half) * s.layout.group_quads + (at - half * padded);
+    const int n = static_cast<int>(s.layout.d_quad);
+    for (int c = 0; c < n && c < AHEAD; c++) {
+        prefetch_l2(key + c * padded);
+    }
+}
+
 /* The last block of a tile and head selects for its rows, each half and then each row by a warp. */
 template <int T>
 __device__ void split_select(const struct search *s, const uint32_t *ranks, const uint16_t *pair,
@@ -205,6 +220,9 @@ __global__ void __launch_bounds__(split_threads<T>)
     const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
     const int64_t padded = s.layout.n_key_padded;
     const int64_t at = static_cast<int64_t>(blockIdx.x) * split_threads<T> + threadIdx.x;
+    if (s.starts_early && at < 2 * padded) {
+        ask_for_key(s, head, at);
+    }
     grid_wait();
     grid_next_may_start();
     load_queries<T>(queries, &s, first, head);
@@ -378,6 +396,7 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
     s.n_key = shape->n_key;
     s.k_top = shape->k_top;
     s.scores = shape->scores;
+    s.starts_early = cu->overlaps;
     const bool is_shared = keys->n_group == 1; /* one set: each group of keys is the first */
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
     if (is_shared || s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {

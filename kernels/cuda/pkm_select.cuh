@@ -175,8 +175,9 @@ struct search {
     struct tensor slots, shares, query;
     int n_head, n_half; /* n_half 2: product keys; 1: flat */
     int n_key, k_top;
-    int d;       /* columns of one key */
-    bool scores; /* the shares are the scores */
+    int d;             /* columns of one key */
+    bool scores;       /* the shares are the scores */
+    bool starts_early; /* the kernel before may still run, keys need not wait for it */
 };
 
 /* pkm_any.cu: every shape, one block per row and head. */

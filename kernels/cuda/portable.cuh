@@ -83,6 +83,12 @@ __device__ __forceinline__ void grid_next_may_start()
 #endif
 }
 
+/* Asks for the 32 bytes around a global address to come to the second-level cache. */
+__device__ __forceinline__ void prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+}
+
 /* T *const name: the block's dynamic shared memory, 16-byte aligned. */
 #define DYN_SHARED(T, name)                                                                        \
     extern __shared__ __align__(16) unsigned char dyn_shared_bytes[];                              \

@@ -148,6 +148,7 @@ struct norm_args {
     int64_t y_stride, x_stride, r_stride;
     int n_row, d;
     float eps;
+    bool starts_early; /* the kernel before may still run, gamma and beta need not wait for it */
 };
 
 /* The sum over a warp; every lane gets the same bits, because both sides of an exchange add the
@@ -197,11 +198,18 @@ __device__ __forceinline__ float sum_of_group(float4 g)
  * decides. Rows of up to n_held · 128 columns stay in registers, with gamma and beta loaded before
  * they are needed, so a row costs one latency of memory; n_held 0 reads the row again for each of
  * the passes (each lane its own columns, hence y may be x or r), for rows of any width.
- * Bytes per row: 8·d, 12·d with r. */
+ * Bytes per row: 8·d, 12·d with r. A step's weights may drive gamma and beta out of the
+ * second-level cache, so where kernels overlap they are asked for first. */
 template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args a)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
     const int row = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / WARP);
+    if (a.starts_early) {
+        for (int c = lane * GROUP; c < a.d; c += NORM_COLS) {
+            prefetch_l2(a.gamma + c);
+            prefetch_l2(a.beta + c);
+        }
+    }
     grid_wait();
     grid_next_may_start();
     if (row >= a.n_row) {
@@ -287,6 +295,7 @@ void norm_rows(struct cuda *cu, struct tensor y, struct tensor x, struct tensor 
         .n_row = static_cast<int>(y.rows),
         .d = static_cast<int>(y.cols),
         .eps = eps,
+        .starts_early = cu->overlaps,
     };
     if (has_groups(y) && has_groups(x) && (r.data == NULL || has_groups(r)) && has_groups(gamma) &&
         has_groups(beta)) {

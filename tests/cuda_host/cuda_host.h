@@ -107,6 +107,11 @@ static inline void grid_wait(CUDA_HOST_HERE)
 static inline void grid_next_may_start()
 {
 }
+/* A read, so that it is seen. */
+static inline void prefetch_l2(const void *global)
+{
+    (void)*static_cast<const volatile unsigned char *>(global);
+}
 
 /* ---- dynamic shared memory ------------------------------------------------------------------ */
 
