@@ -15,6 +15,7 @@ extern "C" {
 
 enum {
     SM_MIN = 80,             /* BF16 matrix instructions and cp.async */
+    SM_OVERLAP_MIN = 90,     /* programmatic dependent launch */
     CAPTURE_MAX = 256,       /* sequences of a decode step that becomes a graph */
     STAGING_BYTES = 16 << 20 /* two halves, each long enough for the bus's full rate */
 };
@@ -200,6 +201,24 @@ static enum err_code open_fast_math(struct cuda *cu, struct err *err)
     return code;
 }
 
+/* PKMSERVE_CUDA_OVERLAP=1: command.cu. Off while nobody has measured it. A library built for older
+ * devices alone is translated for a newer one without its grid_wait: it must not overlap there. */
+static void open_overlap(struct cuda *cu)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_OVERLAP");
+    if (setting == NULL || strcmp(setting, "1") != 0) {
+        return;
+    }
+    cu->overlaps = cu->sm_version >= SM_OVERLAP_MIN && measure_code_version(cu) >= SM_OVERLAP_MIN;
+    if (!cu->overlaps) {
+        const size_t used = strlen(cu->be.note);
+        (void)snprintf(cu->be.note + used, sizeof cu->be.note - used,
+                       "%skernels do not overlap: that needs a device of compute capability %d.%d "
+                       "or newer, and a library built for such (CUDA_ARCH)",
+                       used > 0 ? "; " : "", SM_OVERLAP_MIN / 10, SM_OVERLAP_MIN % 10);
+    }
+}
+
 static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err)
 {
     enum err_code code = find_device(err);
@@ -299,6 +318,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0) {
         cu->be.capture_max = 0;
     }
+    open_overlap(cu);
     *be = &cu->be;
     return ERR_OK;
 }

@@ -15,7 +15,14 @@
  * error. What a graph's kernels read is named by address: so freeing anything drops all graphs.
  *
  * Both ways launch the same kernels with the same arguments, hence give the same bits.
- * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel. */
+ * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel.
+ *
+ * PKMSERVE_CUDA_OVERLAP=1 lets a kernel begin while the one before it ends (struct launch_queue),
+ * of compute capability 9.0 and newer: between the hundred launches of a decode step the device
+ * idles, and the weights of the next product need not wait. A capture keeps it, as edges that the
+ * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a list
+ * too, waits for it as a whole. A driver that cannot capture it is met as any failing capture. Off
+ * unless asked for: nobody has measured it. The bits are the same. */
 #include "kernels/cuda/frame.cuh"
 
 #include <stdio.h>

@@ -144,5 +144,8 @@ void op_linear_outputs(struct backend *be, struct tensor logits, struct tensor x
                        const struct weight *w, struct tensor bias, struct step *step, int first);
 
 void measure_rates(struct backend *be, struct machine_rate *rate);
+/* The compute capability that the kernels in use were compiled for, before any translation: 90 is
+ * 9.0. 0 after a failure. */
+int measure_code_version(struct cuda *cu);
 
 #endif

@@ -133,6 +133,14 @@ double rate_of(const struct work *work, round_fn *rounds)
 
 } // namespace
 
+int measure_code_version(struct cuda *cu)
+{
+    cudaFuncAttributes attributes = {};
+    return cuda_ok(cu, cudaFuncGetAttributes(&attributes, fma_kernel), "kernel query")
+               ? attributes.ptxVersion
+               : 0;
+}
+
 void measure_rates(struct backend *be, struct machine_rate *rate)
 {
     *rate = {};

@@ -36,7 +36,8 @@ enum injection {
 
 struct environment {
     enum driver driver;
-    int sm; /* 90 = compute capability 9.0 */
+    int sm;   /* 90 = compute capability 9.0 */
+    int code; /* that kernels were compiled for */
     size_t memory_bytes;
     enum thread_order order;
     uint64_t random;  /* state */

@@ -218,6 +218,13 @@ size_t dynamic_shared_max(const void *kernel)
     return SHARED_DEFAULT;
 }
 
+cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes)
+{
+    API_BEGIN;
+    attributes->ptxVersion = environment_get()->code;
+    return api_end(cudaSuccess);
+}
+
 cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr, int value)
 {
     API_BEGIN;

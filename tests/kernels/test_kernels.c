@@ -32,14 +32,17 @@ struct subject {
     const char *isa;
     const char *order; /* CUDA_HOST_ORDER of the double, or NULL */
     int percent;
+    const char *overlap; /* PKMSERVE_CUDA_OVERLAP */
 };
 
 /* avx512-pairs and -wide are what avx512 chooses from by machine: how BF16 weights are multiplied.
  */
 static const struct subject subjects[N_SUBJECT] = {
-    {"ref", NULL, 100},      {"plain", NULL, 100},        {"avx2", NULL, 100},
-    {"amx", NULL, 100},      {"avx512-pairs", NULL, 100}, {"avx512-wide", NULL, 100},
-    {"cuda", "forward", 10}, {"cuda", "reverse", 5},      {"cuda", "random", 10},
+    {"ref", NULL, 100, NULL},          {"plain", NULL, 100, NULL},
+    {"avx2", NULL, 100, NULL},         {"amx", NULL, 100, NULL},
+    {"avx512-pairs", NULL, 100, NULL}, {"avx512-wide", NULL, 100, NULL},
+    {"cuda", "forward", 10, "1"},      {"cuda", "reverse", 5, "0"},
+    {"cuda", "random", 10, "0"},
 };
 
 static enum err_code subject_open(struct backend **be, const struct subject *subject, int n_thread,
@@ -56,6 +59,7 @@ static enum err_code subject_open(struct backend **be, const struct subject *sub
         return err_set(err, ERR_UNSUPPORTED, "no CUDA library: make cuda-host builds the double");
     }
     (void)setenv("CUDA_HOST_ORDER", subject->order, 1);
+    (void)setenv("PKMSERVE_CUDA_OVERLAP", subject->overlap, 1);
     const struct backend_options options = {"cuda", n_thread, false};
     return backend_open(be, &options, err);
 }

@@ -85,7 +85,9 @@ static int fine_device(void **state)
 {
     static const char *const variables[] = {"CUDA_HOST_FAIL_MALLOC",  "CUDA_HOST_FAIL_HOST_ALLOC",
                                             "CUDA_HOST_FAIL_LAUNCH",  "CUDA_HOST_FAIL_SYNC",
-                                            "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS"};
+                                            "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS",
+                                            "PKMSERVE_CUDA_OVERLAP",  "CUDA_HOST_SM",
+                                            "CUDA_HOST_CODE"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         (void)unsetenv(variables[i]);
@@ -230,6 +232,74 @@ static void test_replayed_steps_have_the_bits_of_eager_ones(void **state)
     }
     check_replayed_steps("f32");
     check_replayed_steps("bf16");
+}
+
+static void decode_new(const char *cache_dtype, const char *overlap, const char *graphs,
+                       struct answer *answers)
+{
+    struct rig r;
+    struct err err = {0};
+    assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", overlap, 1), 0);
+    assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", graphs, 1), 0);
+    if (rig_open_cache(&r, model_dir, cache_dtype, &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    decode_all(&r, answers);
+    assert_int_equal(r.be->n_prepared, graphs[0] == '0' ? 0 : N_STEP - N_SEQ);
+    rig_close(&r);
+}
+
+/* A kernel that begins before the one before it has ended reads nothing that this one writes. */
+static void test_overlapping_kernels_give_the_same_bits(void **state)
+{
+    static const char *const caches[] = {"f32", "bf16"};
+    static const char *const graphs[] = {"0", "1"};
+    struct answer apart[N_STEP];
+    struct answer overlapping[N_STEP];
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int i = 0; i < 4; i++) {
+        decode_new(caches[i / 2], "0", "0", apart);
+        decode_new(caches[i / 2], "1", graphs[i % 2], overlapping);
+        for (int s = 0; s < N_STEP; s++) {
+            if (memcmp(&apart[s], &overlapping[s], sizeof apart[s]) != 0) {
+                fail_msg("cache %s, graphs %s, step %d: overlapping kernels give other bits: token "
+                         "%d and %d, log-probability %.9g and %.9g",
+                         caches[i / 2], graphs[i % 2], s, apart[s].token[0],
+                         overlapping[s].token[0], (double)apart[s].logprob[0],
+                         (double)overlapping[s].logprob[0]);
+            }
+        }
+    }
+}
+
+static void test_overlap_that_the_device_has_not_is_said(void **state)
+{
+    static const struct {
+        const char *device, *code;
+        bool overlaps;
+    } machines[] = {{"80", "80", false},  {"89", "86", false}, {"90", "80", false},
+                    {"120", "89", false}, {"90", "90", true},  {"100", "90", true},
+                    {"120", "120", true}};
+    const struct backend_options options = {"cuda", 0, false};
+    struct backend *be = NULL;
+    (void)state;
+    need_double();
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        assert_int_equal(setenv("CUDA_HOST_SM", machines[i].device, 1), 0);
+        assert_int_equal(setenv("CUDA_HOST_CODE", machines[i].code, 1), 0);
+        assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", "1", 1), 0);
+        assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+        assert_int_equal(strstr(be->note, "kernels do not overlap") == NULL, machines[i].overlaps);
+        assert_int_equal(be->note[0] == '\0', machines[i].overlaps);
+        backend_close(be);
+        assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", "0", 1), 0);
+        assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+        assert_string_equal(be->note, "");
+        backend_close(be);
+    }
 }
 
 /* A graph names memory by its address: nothing is replayed once anything was freed. */
@@ -381,6 +451,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_replayed_steps_have_the_bits_of_eager_ones, fine_device),
+        cmocka_unit_test_setup(test_overlapping_kernels_give_the_same_bits, fine_device),
+        cmocka_unit_test_setup(test_overlap_that_the_device_has_not_is_said, fine_device),
         cmocka_unit_test_setup(test_freeing_drops_the_graphs, fine_device),
         cmocka_unit_test_setup(test_a_step_that_cannot_be_captured_is_said, fine_device),
         cmocka_unit_test_setup(test_any_allocation_of_the_device_may_fail, fine_device),

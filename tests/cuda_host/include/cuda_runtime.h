@@ -173,6 +173,10 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
 
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+
 enum cudaStreamCaptureMode {
     cudaStreamCaptureModeGlobal = 0,
     cudaStreamCaptureModeThreadLocal = 1,
@@ -251,6 +255,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr,
                                          int value);
+cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes);
 }
 
 /* C++ conveniences of the real header. */
@@ -271,6 +276,12 @@ template <typename T>
 cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attr, int value)
 {
     return cuda_host_func_set_attribute(reinterpret_cast<const void *>(kernel), attr, value);
+}
+template <typename T>
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *kernel)
+{
+    (void)kernel;
+    return cuda_host_func_get_attributes(attributes);
 }
 
 #endif
