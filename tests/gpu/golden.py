@@ -140,8 +140,13 @@ def check_case(run, case):
     f32 = forward(run, model, sequences, case + ".f32", "--dtype", "f32", "--logits")
     cpu = forward(run, model, sequences, case + ".cpu", "--dtype", "f32", device="cpu")
     bf16 = forward(run, model, sequences, case + ".bf16", "--dtype", "bf16", "--logits")
+    overlapping = forward(run, model, sequences, case + ".overlap", "--dtype", "f32", "--logits",
+                          env=OVERLAP)
     if f32 is None or cpu is None or bf16 is None:
         return
+    wrong = differences(f32, overlapping) if overlapping is not None else []
+    if wrong:
+        run.fail("%s, overlapping kernels: bits differ: %s" % (case, ", ".join(wrong[:4])))
     due = gd.expected(case)
     for error in [*sequence_errors(case, due, items, f32, info), *slot_errors(case, due, f32, info)]:
         run.fail(error)
@@ -226,6 +231,7 @@ def check_golden(run):
 # ---- the same bits ----------------------------------------------------------------------------
 
 EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
+OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 # name, flags, environment: each must give the bits of whole sequences alone.
 WAYS = [
     ("in chunks of 7", ["--rows", "7"], {}),
@@ -236,6 +242,10 @@ WAYS = [
     ("prompts and single tokens mixed", ["--rows", "1,5,64,0", "--together"], {}),
     ("values in host memory", ["--rows", "0", "--placement", "host"], {}),
     ("values in host memory, token by token", ["--rows", "1", "--placement", "host"], {}),
+    ("token by token, overlapping", ["--rows", "1"], OVERLAP),
+    ("token by token, overlapping, eager", ["--rows", "1"], {**OVERLAP, **EAGER}),
+    ("together, token by token, overlapping", ["--rows", "1", "--together"], OVERLAP),
+    ("prompts and single tokens mixed, overlapping", ["--rows", "1,5,64,0", "--together"], OVERLAP),
 ]
 
 
@@ -283,21 +293,25 @@ OPS = ["transfer", "embed", "norm", "add_norm", "linear", "ffn", "attention", "s
        "log_softmax", "logprobs", "sample"]
 
 
-def check_ops(run):
-    percent = "3" if run.small else "60"
+# Per cent of the usual cases: in a rehearsal, on a GPU; other cases where kernels overlap.
+OPS_WAYS = {"": ("3", "45", {}), ", overlapping": ("1", "15", {**OVERLAP, "CHECK_SEED": "2"})}
 
-    def one(op):
+
+def check_ops(run):
+    def one(op, way):
+        small, percent, env = OPS_WAYS[way]
         return run.command([run.program("tests/kernels/run_check")],
                            env={"CHECK_BACKEND": run.device, "CHECK_OP": op,
-                                "CHECK_PERCENT": percent})
+                                "CHECK_PERCENT": small if run.small else percent, **env})
     # linear and attention take longest: they come first.
     ops = sorted(OPS, key=lambda op: op not in ("attention", "linear", "sample"))
-    for op, done in run.parallel([(op, lambda o=op: one(o)) for op in ops], AT_ONCE):
+    jobs = [((op, way), lambda o=op, w=way: one(o, w)) for way in OPS_WAYS for op in ops]
+    for (op, way), done in run.parallel(jobs, AT_ONCE):
         said = done.out.strip().splitlines()
-        run.tables.setdefault("ops", []).append("| %s | %s |" % (
-            op, said[-1].split(": ", 1)[-1] if said else "no result"))
+        run.tables.setdefault("ops", []).append("| %s%s | %s |" % (
+            op, way, said[-1].split(": ", 1)[-1] if said else "no result"))
         if not done.good:
-            run.fail("op %s against ref: %s" % (op, first_lines(done.err) or done.why()))
+            run.fail("op %s%s against ref: %s" % (op, way, first_lines(done.err) or done.why()))
 
 
 def first_lines(text):

@@ -167,7 +167,7 @@ def variant_lines(f):
     """What placement, graphs, determinism and type cost."""
     base, rows = f.base(), []
     for tag, name in (("host", "values in pinned host memory"), ("eager", "no captured graphs"),
-                      ("fast", "--deterministic off"), ("f32", "F32 weights"),
+                      ("overlap", "kernels overlap"), ("fast", "--deterministic off"), ("f32", "F32 weights"),
                       ("f32 fast", "F32 weights, --deterministic off")):
         for part in ("decode", "prefill", "memory"):
             op = "layer" if part == "memory" else "step"
