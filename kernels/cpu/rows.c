@@ -4,9 +4,9 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    ITEM_ROWS = 8,
-    ALONE =
-        1 << 14, /* up to this many elements a hand-over to the threads costs more than it saves */
+    ITEM_ROWS = 4,
+    ALONE = 1 << 12, /* elements: up to as many a hand-over to the threads costs more than it saves,
+                      * though rows that were stored past the caches come from memory */
 };
 
 static void for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg)
