@@ -285,6 +285,13 @@ static enum err_code parse_flag(struct options *options, unsigned command, int a
     return row_set(options, row, where, value, err);
 }
 
+/* Kubernetes tells each pod where the services of its namespace are. Of one that is called pkmserve
+ * it says PKMSERVE_PORT=tcp://10.0.0.7:80, which is not meant for --port. */
+static bool is_service_link(const char *value)
+{
+    return strncmp(value, "tcp://", 6) == 0;
+}
+
 static enum err_code set_defaults(struct options *options, unsigned command, struct err *err)
 {
     for (int i = 0; i < option_n_row; i++) {
@@ -297,6 +304,9 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
         char name[ENV_NAME_MAX];
         env_name(name, option_rows[i].flag);
         const char *const value = getenv(name);
+        if (value && is_service_link(value)) {
+            continue;
+        }
         if (value && row_set(options, &option_rows[i], name, value, err) != ERR_OK) {
             return err->code;
         }

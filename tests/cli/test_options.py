@@ -111,6 +111,13 @@ def test_the_environment_of_another_command_is_no_concern():
     assert "/nowhere" in fails(1, "inspect", "--model", "/nowhere", env={"PKMSERVE_PORT": "x"})
 
 
+@pytest.mark.parametrize("name", ["PKMSERVE_PORT", "PKMSERVE_ADMIN_PORT"])
+def test_where_kubernetes_says_a_service_is_is_no_port_of_ours(name):
+    # Of a service called pkmserve, or pkmserve-admin, in each pod of its namespace.
+    line = fails(1, "serve", "--host", "nowhere.invalid", env={name: "tcp://10.0.0.7:80"})
+    assert "nowhere.invalid" in line
+
+
 def test_a_variable_that_no_option_reads_is_reported():
     done = run("inspect", "--model", "/nowhere", env={"PKMSERVE_PROT": "1"})
     assert "no option reads the variable PKMSERVE_PROT" in done.stderr
