@@ -52,7 +52,7 @@ const char *log_quote(char *out, size_t out_max, const char *text)
         const struct utf8_char c = utf8_next(text + at, bytes - at);
         char escaped[8];
         int width = c.bytes;
-        if (c.status != UTF8_CHAR || c.code < 0x20 || c.code == 0x7f) {
+        if (c.status != UTF8_CHAR || c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0)) {
             width = snprintf(escaped, sizeof escaped, "\\u%04x",
                              c.status == UTF8_CHAR ? c.code : 0xfffdu);
         } else if (c.code == '"' || c.code == '\\') {

@@ -310,6 +310,7 @@ void routes_done(void *ctx, const struct exchange *x)
     }
     const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
     char id[2 * EXCHANGE_ID_MAX];
+    char method[6 * sizeof x->method];
     char path[2 * EXCHANGE_PATH_MAX];
     char trace[TRACE_ID_MAX + TRACE_SPAN_MAX + 32] = "";
     if (x->trace_id[0] != '\0') {
@@ -319,8 +320,8 @@ void routes_done(void *ctx, const struct exchange *x)
     log_event(quiet && (status < 400 || status == 503) ? LEVEL_DEBUG : LEVEL_INFO, "request",
               "id=%s method=%s path=%s status=%d code=%s ms=%.3f prompt_tokens=%lld "
               "generated_tokens=%lld bytes=%zu%s",
-              log_quote(id, sizeof id, x->id), x->method, log_quote(path, sizeof path, x->path),
-              status,
+              log_quote(id, sizeof id, x->id), log_quote(method, sizeof method, x->method),
+              log_quote(path, sizeof path, x->path), status,
               status == 499     ? "client_left"
               : x->code != NULL ? x->code
                                 : "-",

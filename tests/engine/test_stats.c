@@ -98,6 +98,15 @@ static void text_lines_have_stamp_level_and_event(void **state)
     assert_string_equal(text + 24, " level=warn event=slow ms=12 id=\"a \\\"b\\\"\\u000a\"\n");
 }
 
+/* U+009B begins a terminal's sequences as ESC [ does, and U+0085 ends a line for some readers. */
+static void no_control_character_comes_through(void **state)
+{
+    (void)state;
+    char quoted[128];
+    assert_string_equal(log_quote(quoted, sizeof quoted, "\x1b[31m\x7f\xc2\x9b\xc2\x85\xc2\xa0"),
+                        "\"\\u001b[31m\\u007f\\u009b\\u0085\xc2\xa0\"");
+}
+
 static void json_lines_parse(void **state)
 {
     (void)state;
@@ -152,6 +161,7 @@ int main(void)
         cmocka_unit_test(observations_land_in_their_buckets),
         cmocka_unit_test(bounds_ascend_and_fit),
         cmocka_unit_test(text_lines_have_stamp_level_and_event),
+        cmocka_unit_test(no_control_character_comes_through),
         cmocka_unit_test(json_lines_parse),
         cmocka_unit_test(a_line_stays_one_line_and_bounded),
     };

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from server_harness import (DEMO, FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually,
-                            events, head, read_answer)
+                            events, head, read_answer, read_to_end)
 
 SHORT = {"prompt": "It was", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 SECONDS = {**FOREVER, "max_tokens": 8000}
@@ -68,6 +68,21 @@ def test_json_log():
         access = [e for e in lines if e["event"] == "request" and e["path"] == "/generate"][-1]
         assert access["status"] == 200 and access["method"] == "POST"
         assert access["generated_tokens"] == 20 and access["ms"] > 0
+
+
+def test_what_a_client_calls_its_method_does_not_break_the_json_log():
+    with Server("--log-format", "json") as s:
+        for method in (b'"\\', b'G"', b"\xff\xc2\x9b"):
+            c = s.connect()
+            c.sendall(method + b" /odd HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+            read_to_end(c)
+
+        def access():
+            lines = [json.loads(line) for line in s.read_log().splitlines()]
+            return [e["method"] for e in lines if e.get("path") == "/odd"]
+
+        eventually(lambda: len(access()) == 3, "three access lines")
+        assert access() == ['"\\', 'G"', "\ufffd\x9b"]
 
 
 @pytest.mark.parametrize("status", [429, 503])
