@@ -175,7 +175,7 @@ static bool any_equal(const struct key *key, int n, const struct key *given)
     return found;
 }
 
-bool keys_allow(struct keys *keys, const char *authorization)
+bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
 {
     static const char scheme[] = "bearer";
     if (authorization == NULL || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0 ||
@@ -192,6 +192,7 @@ bool keys_allow(struct keys *keys, const char *authorization)
     (void)pthread_rwlock_rdlock(&keys->lock);
     const bool allowed = any_equal(keys->key, keys->n, &given);
     (void)pthread_rwlock_unlock(&keys->lock);
+    *client = allowed ? keys_hash(given.text, given.bytes) : *client;
     return allowed;
 }
 

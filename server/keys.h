@@ -28,8 +28,9 @@ void keys_close(struct keys *keys); /* NULL is fine */
 /* Reads the file again; *n becomes the number of keys. Any thread. */
 enum err_code keys_reload(struct keys *keys, int *n, struct err *err);
 
-/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Any thread. */
-bool keys_allow(struct keys *keys, const char *authorization);
+/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Then *client
+ * stands for that key, however the header is written. Any thread. */
+bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client);
 
 /* A number that stands for a key or an address. */
 uint64_t keys_hash(const void *data, size_t bytes);

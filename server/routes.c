@@ -227,11 +227,8 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     const int flags = routes_flags(x);
     x->tgi = (flags & ROUTE_TGI) != 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
-    if (server->keys != NULL && authorization != NULL) {
-        x->client = keys_hash(authorization, strlen(authorization));
-    }
     if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
-        keys_allow(server->keys, authorization)) {
+        keys_allow(server->keys, authorization, &x->client)) {
         return true;
     }
     exchange_header(x, "WWW-Authenticate", "Bearer");

@@ -140,8 +140,12 @@ def test_one_client_may_not_take_all(key_file):
             refused = post("alpha-key", busy)
             assert "--max-client-requests" in error_of(refused, 429, "client_limit")
             assert int(refused.headers["Retry-After"]) >= 1
+            for other in ("bearer alpha-key", "Bearer   alpha-key"):  # the same key
+                refused = requests.post(server.url + "/generate", json=busy, timeout=PATIENCE,
+                                        headers={"Authorization": other})
+                error_of(refused, 429, "client_limit")
             assert post("beta-key", {"prompt": "A", "max_tokens": 1}).status_code == 200
-            server.counted('requests_rejected_total{reason="client_limit"}')
+            server.counted('requests_rejected_total{reason="client_limit"}', 3)
         eventually(lambda: post("alpha-key", {"prompt": "A", "max_tokens": 1}).status_code == 200,
                    "room again after the first has ended")
 
