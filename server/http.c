@@ -243,8 +243,9 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
     } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max) {
         hx->body_held += n;
         exchange_header(&hx->x, "Retry-After", "1");
+        exchange_header(&hx->x, "retry-after-ms", "1000");
         (void)api_error_set(
-            &error, 429, "queue_full", NULL,
+            &error, http->config.overload_status, "queue_full", NULL,
             "the bodies of all requests together exceed %lld bytes: try again later",
             (long long)(HTTP_BODIES * max));
     } else {

@@ -19,6 +19,7 @@ struct http_config {
     int port; /* 0 = take a free one */
     int max_connections;
     int64_t max_body_bytes;
+    int overload_status; /* of a refusal because all bodies together are too large */
     int keepalive_s, header_timeout_s, body_timeout_s;
     bool admin; /* for its exchanges; one thread is enough */
     /* A head is here: whether to go on. Else error is answered, before the body is read. */

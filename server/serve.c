@@ -282,6 +282,8 @@ static enum err_code serve_open(struct server *server, struct err *err)
                                  .port = options->port,
                                  .max_connections = options->max_connections,
                                  .max_body_bytes = options->max_body_bytes,
+                                 .overload_status =
+                                     strcmp(options->overload_status, "503") == 0 ? 503 : 429,
                                  .keepalive_s = options->keepalive_s,
                                  .header_timeout_s = options->header_timeout_s,
                                  .body_timeout_s = options->body_timeout_s,

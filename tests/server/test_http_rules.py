@@ -339,6 +339,23 @@ def test_idle_connection_is_closed_in_the_end(strict):
 # Rule 5: over the limit of connections clients get an answer, not silence.
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_bodies_together_are_bounded_and_refused_as_any_overload(status):
+    body = json.dumps({"prompt": "x" * 980}).encode()
+    with Server("--max-body-bytes", "1024", "--overload-status", str(status)) as s:
+        held = [s.connect() for _ in range(18)]  # of 16 times 1024 bytes
+        for c in held:
+            c.sendall(head("/generate", body)[:-1])
+        s.counted('requests_rejected_total{reason="queue_full"}', len(held) - 17)
+        c = s.connect()
+        c.sendall(head("/generate", body)[:-1])
+        got, headers, answer = read_answer(c)
+        assert got == status and json.loads(answer)["error"]["code"] == "queue_full"
+        assert headers["retry-after"] == "1" and headers["retry-after-ms"] == "1000"
+        for c in held + [c]:
+            c.close()
+
+
 def test_too_many_connections_get_503():
     with Server("--max-connections", "10") as server:
         held = []
