@@ -419,22 +419,41 @@ static bool fields_escape_path(char *out, size_t out_max, const char *parent, co
            fields_escape(out, out_max, name);
 }
 
-void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX])
+static bool fields_was_seen(const struct fields *fields, const char *name)
+{
+    bool seen = false;
+    for (int i = 0; i < fields->n_seen && !seen; i++) {
+        seen = strcmp(fields->seen[i], name) == 0;
+    }
+    return seen;
+}
+
+/* Appends the name to the list, which then ends with "..." if there is no room. */
+static void fields_ignore(const struct fields *fields, const char *name,
+                          char ignored[FIELDS_IGNORED_MAX])
 {
     const size_t list_max = FIELDS_IGNORED_MAX - sizeof ", ...";
-    const size_t given = strlen(ignored);
-    if (given >= 3 && strcmp(ignored + given - 3, "...") == 0) {
+    const size_t before = strlen(ignored);
+    if (before >= 3 && strcmp(ignored + before - 3, "...") == 0) {
         return;
     }
+    if (before > 0) {
+        (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, ", ");
+    }
+    if (!fields_escape_path(ignored, list_max, fields->parent, name)) {
+        (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, "%s...",
+                       before > 0 ? ", " : "");
+    }
+}
+
+void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX])
+{
     const char *name = NULL;
     json_t *value = NULL;
-    json_object_foreach(fields->object, name, value)
+    void *next = NULL;
+    json_object_foreach_safe(fields->object, next, name, value)
     {
-        bool seen = false;
-        for (int i = 0; i < fields->n_seen && !seen; i++) {
-            seen = strcmp(fields->seen[i], name) == 0;
-        }
-        if (seen) {
+        if (fields_was_seen(fields, name)) {
             continue;
         }
         if (strict) {
@@ -445,14 +464,7 @@ void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNOR
                                 shown);
             return;
         }
-        const size_t before = strlen(ignored);
-        if (before > 0) {
-            (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, ", ");
-        }
-        if (!fields_escape_path(ignored, list_max, fields->parent, name)) {
-            (void)snprintf(ignored + before, FIELDS_IGNORED_MAX - before, "%s...",
-                           before > 0 ? ", " : "");
-            return;
-        }
+        fields_ignore(fields, name, ignored);
+        (void)json_object_del(fields->object, name);
     }
 }

@@ -88,7 +88,9 @@ const char *fields_word(const json_t *value);
 bool fields_is_integer(const json_t *value, int64_t *integer);
 
 /* Appends the names nobody asked for to the list ignored, percent-escaped and comma-separated
- * (unchanged if there are none; ends with "..." if too long); with strict the first is an error. */
+ * (unchanged if there are none; ends with "..." if too long); with strict the first is an error.
+ * Their values are freed: a request lives on with the texts in its body, and small values may take
+ * fifty times the bytes that they came in. */
 void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX]);
 
 #endif
