@@ -130,10 +130,11 @@ static bool next_unit(struct engine *engine, struct job *job, int64_t now_us)
     return false;
 }
 
-/* The whole request has left the queue: its tokens count towards the drain rate. */
+/* The whole request has left the queue: its tokens count towards the drain rate, unless it did not
+ * have to wait for others. */
 static void leave_queue(struct engine *engine, struct job *job)
 {
-    engine->drain_tokens += (double)job->n_token;
+    engine->drain_tokens += engine->backlog ? (double)job->n_token : 0;
     queue_remove(&engine->queue, job);
 }
 
@@ -357,10 +358,15 @@ static enum err_code run_step(struct engine *engine, struct err *err)
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-/* Keeps the rate at which busy seconds empty the queue, over the last ten of them or so. */
+/* Keeps the rate at which a queue with backlog empties, over the last ten seconds of that or so.
+ * Without backlog requests leave the queue as they come, and that says nothing about how fast they
+ * could. */
 static void keep_drain_rate(struct engine *engine, int64_t busy_us)
 {
     const double memory_s = 10;
+    if (!engine->backlog) {
+        return;
+    }
     engine->drain_s += (double)busy_us * 1e-6;
     if (engine->drain_s > memory_s) {
         engine->drain_s /= 2;
@@ -411,6 +417,7 @@ static bool turn(struct engine *engine)
     }
     sweep(engine, begin_us);
     admit(engine, begin_us);
+    engine->backlog = !queue_is_empty(&engine->queue);
     wake_before_step(engine); /* who was cancelled or late need not wait for the step's end */
     struct err error = {.code = ERR_OK};
     const bool stepped = engine->n_active > 0;
@@ -423,9 +430,8 @@ static bool turn(struct engine *engine)
     if (stepped) {
         (void)atomic_fetch_add_explicit(&engine->stats.busy_us, busy_us, memory_order_relaxed);
     }
-    if (engine->n_active > 0) {
-        keep_drain_rate(engine, busy_us);
-    } else if (queue_is_empty(&engine->queue)) {
+    keep_drain_rate(engine, busy_us);
+    if (engine->n_active == 0 && queue_is_empty(&engine->queue)) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
         memory_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {

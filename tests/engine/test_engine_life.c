@@ -212,6 +212,42 @@ static void full_queue_refuses_and_recovers(void **state)
     engine_close(engine);
 }
 
+/* What leaves the queue without waiting is no measure of how fast a full one empties. */
+static void the_drain_rate_is_that_of_a_backlog(void **state)
+{
+    enum { N_ALONE = 50, N_QUEUED = 4, N_TOKEN = 40, STEP_US = 50000 };
+    struct engine_options options = harness_options(harness_dir);
+    options.max_seqs = 1;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *request[N_QUEUED];
+    gate_allow(&gate, N_ALONE); /* a step each */
+    for (int i = 0; i < N_ALONE; i++) {
+        request[0] = harness_score(1, 90, 90);
+        harness_item(engine, request[0], 0, i, N_TOKEN);
+        harness_submit(engine, request[0], &waiter);
+        waiter_wait(&waiter, request[0]);
+        request_release(request[0]);
+    }
+    for (int i = 0; i < N_QUEUED; i++) {
+        request[i] = harness_score(1, 90, 90);
+        harness_item(engine, request[i], 0, N_ALONE + i, N_TOKEN);
+        harness_submit(engine, request[i], &waiter);
+    }
+    for (int i = 0; i < N_QUEUED; i++) {
+        gate_await(&gate, N_ALONE + i + 1);
+        (void)usleep(STEP_US);
+        gate_allow(&gate, 1);
+        waiter_wait(&waiter, request[i]);
+        request_release(request[i]);
+    }
+    const long long per_1000_s = atomic_load(&engine->drain_rate);
+    assert_true(per_1000_s > 0);
+    assert_true(per_1000_s <= 1000LL * N_TOKEN * 1000000 / STEP_US);
+    engine_close(engine);
+}
+
 /* Bulk work fills the machine; an interactive request starts in the next step all the same. */
 static void interactive_overtakes_bulk(void **state)
 {
@@ -642,6 +678,7 @@ int main(void)
         HARNESS_BOTH(released_while_running),
         HARNESS_BOTH(deadlines_end_running_and_queued_work),
         HARNESS_BOTH(full_queue_refuses_and_recovers),
+        HARNESS_BOTH(the_drain_rate_is_that_of_a_backlog),
         HARNESS_BOTH(interactive_overtakes_bulk),
         HARNESS_BOTH(bulk_is_not_starved),
         HARNESS_BOTH(wakes_once_per_request_and_step),
