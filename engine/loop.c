@@ -201,6 +201,7 @@ static void fill_step(struct engine *engine)
         engine->plan[i] = (struct plan_unit){
             .priority = seq->job->request->priority,
             .decode = sequence_decodes(seq),
+            .ordered = !seq->waits,
             .n_left = prefix_advance(engine, seq) ? sequence_rows(seq) : 0,
         };
     }

@@ -6,15 +6,47 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static bool in_class(const struct plan_unit *unit, enum priority priority)
+{
+    return !unit->decode && unit->priority == priority;
+}
+
+/* Serves at most budget rows, shortest prompts and documents first; returns what is left. */
+static int serve_short(struct plan_unit *unit, int n_unit, enum priority priority, int budget)
+{
+    while (budget > 0) {
+        struct plan_unit *shortest = NULL;
+        for (int i = 0; i < n_unit; i++) {
+            const bool fits = in_class(&unit[i], priority) && !unit[i].ordered &&
+                              unit[i].n_take == 0 && unit[i].n_left > 0;
+            if (fits && (shortest == NULL || unit[i].n_left < shortest->n_left)) {
+                shortest = &unit[i];
+            }
+        }
+        if (shortest == NULL) {
+            break;
+        }
+        shortest->n_take = (int)min64(shortest->n_left, budget);
+        budget -= shortest->n_take;
+    }
+    return budget;
+}
+
 /* Serves the prompts and documents of one class from at most budget rows; returns what is left. */
 static int serve_class(struct plan_unit *unit, int n_unit, enum priority priority, int budget)
 {
+    int64_t want = 0;
+    for (int i = 0; i < n_unit; i++) {
+        want += in_class(&unit[i], priority) ? unit[i].n_left : 0;
+    }
+    const int share = want > budget ? budget / PLAN_SHORT_SHARE : 0;
+    budget -= share - serve_short(unit, n_unit, priority, share);
     for (int i = 0; i < n_unit && budget > 0; i++) {
-        if (unit[i].decode || unit[i].priority != priority) {
-            continue;
+        if (in_class(&unit[i], priority)) {
+            const int more = (int)min64(unit[i].n_left - unit[i].n_take, budget);
+            unit[i].n_take += more;
+            budget -= more;
         }
-        unit[i].n_take = (int)min64(unit[i].n_left, budget);
-        budget -= unit[i].n_take;
     }
     return budget;
 }

@@ -5,7 +5,9 @@
  *
  *   1. Every decoding sequence gets its one row. The number of sequences never exceeds the budget.
  *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class
- *      in the order of arrival, each unit as much as it can use.
+ *      in the order of arrival, each unit as much as it can use. Where that is too little for a
+ *      class, one row in PLAN_SHORT_SHARE goes to its shortest ones, wherever they stand: else one
+ *      endless prompt would hold up all that come after it.
  *   3. Bulk work that is ready is never shut out: it gets at least one row in PLAN_BULK_SHARE of
  *      what step 1 left (at least one row).
  *   4. A free sequence slot goes to the interactive queue first; after PLAN_BULK_SHARE - 1
@@ -20,12 +22,13 @@
 
 #include "engine/engine.h"
 
-enum { PLAN_BULK_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
+enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
 
 /* One running unit, in order of admission. */
 struct plan_unit {
     enum priority priority;
     bool decode;    /* wants exactly one row, always served */
+    bool ordered;   /* a window of several: may not overtake the one before it */
     int64_t n_left; /* rows it could use now; 1 if decode, 0 if it waits for another unit */
     int n_take;     /* result: its rows in this step */
 };
@@ -39,8 +42,8 @@ struct plan_pace {
 void plan_learn(struct plan_pace *pace, int n_row, double step_ms, double target_ms, int budget);
 
 /* Shares budget rows out to unit[0 .. n_unit-1], at most bulk_max >= 1 of them to bulk prompts and
- * documents; n_unit <= budget. Within a class a unit gets rows
- * only when all earlier ones have all they can use: results of a text's windows come in order. */
+ * documents; n_unit <= budget. An ordered unit gets rows only when all earlier ones of its class
+ * have all they can use: results of a text's windows come in order. */
 void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max);
 
 /* What admission may look at. */

@@ -28,7 +28,8 @@ struct sequence {
     int n_kept;     /* leading pages that prefix.c is done with: found, or kept for others */
     int64_t n_skip; /* leading positions of which nothing is wanted: others may compute them */
     bool shares;    /* its pages hold one text, from position 0 on: others may use them */
-    bool waits;     /* may wait for a page that another unit is filling */
+    bool waits;     /* may wait for a page that another unit is filling, and overtake others: it is
+                     * not one of a text's windows, whose predictions come in order */
 
     /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;

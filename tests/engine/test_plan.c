@@ -9,7 +9,8 @@
 #include <cmocka.h>
 
 /* One row of the table. Units are written as letters: d, D = decode (interactive, bulk),
- * i, b = prompt or document of that class wanting the given number of rows. */
+ * i, b = prompt or document of that class wanting the given number of rows, w = one of several
+ * windows, interactive. */
 struct row_case {
     const char *name;
     int budget;
@@ -25,7 +26,14 @@ static const struct row_case row_cases[] = {
     {"a long prompt is cut at the budget", 64, "i", {500}, {64}, 0},
     {"decode rows come first", 4, "iddd", {100, 1, 1, 1}, {1, 1, 1, 1}, 0},
     {"the rest goes in order of arrival", 16, "dii", {1, 10, 10}, {1, 10, 5}, 0},
-    {"a later prompt waits for an earlier one", 16, "ii", {16, 4}, {16, 0}, 0},
+    {"a later prompt waits for an earlier one", 7, "ii", {7, 4}, {7, 0}, 0},
+    {"but the shortest gets an eighth", 64, "iii", {500, 400, 5}, {56, 3, 5}, 0},
+    {"which may not be enough for it", 64, "iii", {500, 100, 20}, {56, 0, 8}, 0},
+    {"or for more than one", 64, "iiii", {500, 3, 400, 4}, {56, 3, 1, 4}, 0},
+    {"among bulk units too", 64, "ibb", {32, 500, 3}, {32, 29, 3}, 0},
+    {"no window overtakes another", 64, "www", {500, 400, 5}, {64, 0, 0}, 0},
+    {"nor a prompt before it", 64, "iw", {500, 5}, {64, 0}, 0},
+    {"but a prompt may pass windows", 64, "wwi", {500, 400, 5}, {59, 0, 5}, 0},
     {"bulk comes after interactive", 64, "bi", {30, 40}, {24, 40}, 0},
     {"bulk is never shut out: an eighth", 64, "ib", {500, 500}, {56, 8}, 0},
     {"an eighth of what decode left", 64, "diDb", {1, 500, 1, 500}, {1, 55, 1, 7}, 0},
@@ -53,6 +61,7 @@ static void shares_the_rows_of_a_step(void **state)
             unit[n] = (struct plan_unit){
                 .priority = u == 'D' || u == 'b' ? PRIORITY_BULK : PRIORITY_INTERACTIVE,
                 .decode = u == 'd' || u == 'D',
+                .ordered = u == 'w',
                 .n_left = row->left[n],
                 .n_take = -1,
             };

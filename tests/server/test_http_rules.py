@@ -249,6 +249,16 @@ def test_long_requests_do_not_hold_up_others(server):
     assert done == [400] * 5 and n_done < 5, "health checks waited for all long requests"
 
 
+def test_a_long_prompt_does_not_hold_up_a_short_one():
+    with Server(model=UNBOUNDED) as s:
+        long = s.connect()  # minutes of prefill
+        long.sendall(head("/generate", json.dumps({"prompt": "x " * 2000000}).encode()))
+        eventually(lambda: s.metric("engine_steps_total") >= 2, "its prefill")
+        assert s.post("/generate", {"prompt": "Hello", "max_tokens": 2}).status_code == 200
+        assert s.metric("num_requests_running") == 1
+        long.close()
+
+
 def test_leaving_while_a_long_body_is_read(server):
     name = 'requests_total{route="/score",code="499"}'
     before = server.metric(name)
