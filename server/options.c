@@ -1,6 +1,8 @@
 /* Parses by the option table, resolves what follows from it, prints help from it; see options.h. */
 #include "server/options_table.h"
 
+#include "engine/utf8.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -333,6 +335,12 @@ static enum err_code check_together(const struct options *options, struct err *e
         return err_set(err, ERR_ARGUMENT, "--served-model-name has %zu bytes, but %d are the limit",
                        strlen(options->served_model_name), OPTIONS_MODEL_NAME_MAX);
     }
+    const size_t bytes = strlen(options->served_model_name);
+    const size_t valid = utf8_valid_prefix(options->served_model_name, bytes);
+    if (valid < bytes) {
+        return err_set(err, ERR_ARGUMENT, "--served-model-name is not valid UTF-8 at byte %zu",
+                       valid);
+    }
     if (options->metrics_auth && options->api_key_file[0] == '\0') {
         return err_set(err, ERR_ARGUMENT,
                        "--metrics-auth asks for keys, but there are none: give --api-key-file too");
@@ -420,6 +428,36 @@ static enum err_code find_shipped_model(char path[OPTIONS_PATH_MAX], struct err 
     return ERR_OK;
 }
 
+/* The last part of the model's path, as far as it fits. A path may hold any bytes, but the name is
+ * in JSON and in metrics, and clients send it back: what is no character becomes a '?'. */
+static void name_model(struct options *options)
+{
+    const char *const path = options->model;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    size_t at = end;
+    while (at > 0 && path[at - 1] != '/') {
+        at--;
+    }
+    char *const name = options->served_name_text;
+    size_t n = 0;
+    while (at < end) {
+        const struct utf8_char c = utf8_next(path + at, end - at);
+        const bool valid = c.status == UTF8_CHAR;
+        const size_t bytes = valid ? (size_t)c.bytes : 1;
+        if (n + bytes > OPTIONS_MODEL_NAME_MAX) {
+            break;
+        }
+        memcpy(name + n, valid ? path + at : "?", bytes);
+        n += bytes;
+        at += bytes;
+    }
+    name[n] = '\0';
+    options->served_model_name = name;
+}
+
 enum err_code options_resolve(struct options *options, struct err *err)
 {
     if (options->model[0] == '\0') {
@@ -429,17 +467,7 @@ enum err_code options_resolve(struct options *options, struct err *err)
         options->model = options->model_path;
     }
     if (options->served_model_name[0] == '\0') {
-        size_t end = strlen(options->model);
-        while (end > 1 && options->model[end - 1] == '/') {
-            end--;
-        }
-        size_t first = end;
-        while (first > 0 && options->model[first - 1] != '/') {
-            first--;
-        }
-        snprintf(options->served_name_text, sizeof options->served_name_text, "%.*s",
-                 (int)(end - first), options->model + first);
-        options->served_model_name = options->served_name_text;
+        name_model(options);
     }
     return ERR_OK;
 }

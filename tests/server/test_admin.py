@@ -192,6 +192,17 @@ def test_metrics_under_the_names_of_others(names, prefix, families, labels):
         promtool(text.encode(), lint=False)  # its lint dislikes colons and names without unit
 
 
+@pytest.mark.parametrize("folder, name", [(b"a" + 60 * "\u0434".encode(), "a" + 47 * "\u0434"),
+                                          (b"x\xffy\xd0", "x?y?")])
+def test_a_models_name_is_whole_characters_wherever_it_is(tmp_path, folder, name):
+    path = os.path.join(os.fsencode(tmp_path), folder)
+    os.symlink(DEMO, path)
+    with Server(model=path) as server:
+        assert 'model_info{model_name="%s"' % name in server.get("/metrics").content.decode()
+        assert server.get("/v1/models").json()["data"][0]["id"] == name
+        assert server.ok("/generate", {"prompt": "a", "model": name, "max_tokens": 1})
+
+
 def test_metrics_stay_small_with_the_longest_name_and_traffic_on_all_routes():
     name = "meta-llama/" + "x" * 85
     with Server("--metrics-compat", "vllm", "--served-model-name", name) as server:
