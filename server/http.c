@@ -43,7 +43,8 @@ struct http_exchange {
     struct http *http;          /* Borrowed */
     struct watch_conn *conn;    /* Borrowed */
     struct MHD_Connection *mhd; /* Borrowed */
-    size_t body_held;           /* counted in http->body_bytes */
+    size_t body_seen;           /* bytes of the body that have come */
+    size_t body_held;           /* of them, counted in http->body_bytes */
     size_t out_pos;             /* stream: bytes of x.out already taken */
     bool handled, queued, ended;
     struct worker_task task; /* while lent to the worker */
@@ -236,10 +237,13 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
         return;
     }
     const int64_t max = http->config.max_body_bytes;
-    if (n > (size_t)max - body->n) {
+    hx->body_seen += n;
+    if (hx->body_seen > (size_t)max) {
         (void)api_error_set(&error, 413, "body_too_large", NULL,
                             "the body has more than %lld bytes, the limit (--max-body-bytes)",
                             (long long)max);
+    } else if (hx->x.drops_body) {
+        return;
     } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max) {
         hx->body_held += n;
         exchange_header(&hx->x, "Retry-After", "1");

@@ -226,6 +226,8 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     x->route = routes_find(x->path);
     const int flags = routes_flags(x);
     x->tgi = (flags & ROUTE_TGI) != 0;
+    /* Where no key is asked for, what is sent may not take the room of those who have one. */
+    x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
     if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
         keys_allow(server->keys, authorization, &x->client)) {

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import requests
 
-from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually
+from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, head, read_answer
 
 KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n"
 
@@ -75,6 +75,21 @@ def test_refused_before_the_body_is_read(guarded):
                                   "/readyz", "/v1/health", "/version", "/", "/metrics"])
 def test_open_routes_need_no_key(guarded, path):
     assert get(guarded, path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/health", "/ping"])
+def test_who_has_no_key_cannot_take_the_room_for_bodies(key_file, path):
+    with Server("--api-key-file", str(key_file), "--max-body-bytes", "1024") as server:
+        held = [server.connect() for _ in range(18)]  # of 16 times 1024 bytes
+        for c in held:
+            c.sendall(head(path, b"x" * 1000)[:-1])
+        eventually(lambda: server.metric("http_connections") >= len(held), "the uploads")
+        assert server.post("/generate", BODY, headers=bearer("alpha-key")).status_code == 200
+        for c in held:
+            c.sendall(b"x")
+            assert read_answer(c)[0] == {"/nowhere": 404, "/health": 405, "/ping": 200}[path]
+            c.close()
+        assert server.post("/nowhere", b"x" * 1025).status_code == 413
 
 
 def test_unknown_paths_are_404_without_a_key(guarded):
