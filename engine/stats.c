@@ -3,8 +3,6 @@
 
 #include "kernels/err.h"
 
-#include <math.h>
-
 const double stats_bounds_ttft[] = {.00025, .0005, .001, .002, .005, .01, .02, .04, .06,
                                     .08,    .1,    .25,  .5,   .75,  1,   2.5, 5,   7.5,
                                     10,     20,    40,   80,   160,  640, 2560};
@@ -44,6 +42,9 @@ void histogram_add(struct histogram *h, double value)
         i++;
     }
     (void)atomic_fetch_add_explicit(&h->bucket[i], 1, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&h->sum_micro, llround(value * 1e6), memory_order_relaxed);
+    double sum = atomic_load_explicit(&h->sum, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&h->sum, &sum, sum + value, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+    }
     (void)atomic_fetch_add_explicit(&h->count, 1, memory_order_relaxed);
 }

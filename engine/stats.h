@@ -14,7 +14,7 @@ struct histogram {
     int n_bound;
     atomic_llong bucket[HISTOGRAM_BUCKET_MAX + 1];
     atomic_llong count;
-    atomic_llong sum_micro; /* sum of the observations · 1e6, so that it can be an integer */
+    _Atomic double sum; /* of the observations; an integer of small units would overflow */
 };
 
 void histogram_begin(struct histogram *h, const double *bound, int n_bound);

@@ -143,7 +143,7 @@ void metrics_put_histogram(struct text *out, const char *name, const char *label
     const char *const open = labels[0] != '\0' ? "{" : "";
     const char *const close = labels[0] != '\0' ? "}" : "";
     text_printf(out, "%s_sum%s%s%s %.17g\n", name, open, labels, close,
-                (double)get(&h->sum_micro) * 1e-6);
+                atomic_load_explicit(&h->sum, memory_order_relaxed));
     text_printf(out, "%s_count%s%s%s %lld\n", name, open, labels, close, sum);
 }
 

@@ -20,7 +20,7 @@ static int64_t computed(const struct request *request, int i)
 /* All positions that the engine computed since it was opened. */
 static int64_t steps_tokens(struct engine *engine)
 {
-    return atomic_load(&engine_stats(engine)->step_tokens.sum_micro) / 1000000;
+    return (int64_t)atomic_load(&engine_stats(engine)->step_tokens.sum);
 }
 
 /* n samples of the prompt made from salt. */
