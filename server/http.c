@@ -367,12 +367,17 @@ static void http_handle(struct http_exchange *hx)
     http_drop_body(hx);
 }
 
-/* On the worker thread. The connection sleeps until the last line. */
+/* On the worker thread. The connection sleeps until the last line. Who left may have come again. */
 static void http_handle_long(struct worker_task *task)
 {
     struct http_exchange *const hx =
         (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
-    http_handle(hx);
+    if (watch_has_left(hx->conn)) {
+        atomic_store(&hx->x.gone, true);
+        hx->x.status = 499; /* the body goes when this is over */
+    } else {
+        http_handle(hx);
+    }
     watch_return(hx->conn);
 }
 

@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 #include <linux/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -259,6 +260,14 @@ void watch_return(struct watch_conn *conn)
     conn->lent = false;
     watch_wake_locked(conn);
     pthread_mutex_unlock(&conn->mutex);
+}
+
+bool watch_has_left(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    struct pollfd socket = {.fd = conn->fd, .events = POLLRDHUP};
+    pthread_mutex_unlock(&conn->mutex);
+    return poll(&socket, 1, 0) > 0;
 }
 
 void exchange_wake(void *waker)

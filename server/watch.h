@@ -56,6 +56,8 @@ bool watch_sleep(struct watch_conn *conn, void *connection);
  * exchange. Wakes and leaving in between are kept for later. */
 void watch_lend(struct watch_conn *conn, void *connection);
 void watch_return(struct watch_conn *conn);
+/* Whether the client has hung up already. While lent. */
+bool watch_has_left(struct watch_conn *conn);
 
 /* Wakes all sleepers and shuts all sockets: the server ends. Returns the number of exchanges that
  * are not over yet. */

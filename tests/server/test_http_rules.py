@@ -271,6 +271,22 @@ def test_leaving_while_a_long_body_is_read(server):
     eventually(lambda: server.metric("num_requests_running") == 0, "idle")
 
 
+def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
+    body = head("/score", json.dumps({"text": "word " * 1000000}).encode())
+    with Server() as s:
+        left = [s.connect() for _ in range(8)]
+        for c in left:
+            c.sendall(body)
+        for c in left:
+            c.close()
+        with s.connect() as c:
+            c.sendall(body)
+            assert read_answer(c)[0] == 400  # it has more tokens than are taken, once they are counted
+        # Some of the first may have been read before they left.
+        assert s.metric("request_tokenize_time_seconds_count") <= 5
+        eventually(lambda: s.metric('requests_total{route="/score",code="499"}') >= 4, "499")
+
+
 # Rule 4: deadlines of our own.
 
 
