@@ -367,7 +367,8 @@ static void http_handle(struct http_exchange *hx)
     http_drop_body(hx);
 }
 
-/* On the worker thread. The connection sleeps until the last line. Who left may have come again. */
+/* On the worker thread. The connection sleeps until the last line. Of a client that left nothing is
+ * read: it may have sent the same again, and others wait behind it. */
 static void http_handle_long(struct worker_task *task)
 {
     struct http_exchange *const hx =
