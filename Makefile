@@ -196,14 +196,12 @@ serve: deps ## install what is missing, build, serve the shipped model on port 8
 	@$(MAKE) --no-print-directory all
 	@.ci/serve $(B)/pkmserve $(MODEL) $(PORT)
 
+SHARE = $(DESTDIR)$(PREFIX)/share
 install: all ## install program, model and documents below $(DESTDIR)$(PREFIX)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo \
-	           $(DESTDIR)$(PREFIX)/share/doc/pkmserve
-	install $(B)/pkmserve $(DESTDIR)$(PREFIX)/bin/pkmserve
-	$(if $(CUDA_WANTED),install -d $(DESTDIR)$(PREFIX)/lib/pkmserve)
-	$(if $(CUDA_WANTED),install $(B)/libpkmserve_cuda.so $(DESTDIR)$(PREFIX)/lib/pkmserve)
-	install -m 644 $(wildcard models/demo/*) $(DESTDIR)$(PREFIX)/share/pkmserve/models/demo
-	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pkmserve
+	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(B)/pkmserve
+	$(if $(CUDA_WANTED),install -D -t "$(DESTDIR)$(PREFIX)/lib/pkmserve" $(B)/libpkmserve_cuda.so)
+	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo" $(wildcard models/demo/*)
+	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE
 
 # ---- tests -------------------------------------------------------------------------------------
 
@@ -440,6 +438,6 @@ clean: ## remove the build folder
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	    printf '  make %-10s %s\n' "$$target" "$$text"; done
+	    printf '  make %-16s %s\n' "$$target" "$$text"; done
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

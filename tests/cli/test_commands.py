@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import pytest
 import requests
 
-from cli_harness import LIMIT_S, MODEL, PROGRAM, fails, ok, run
+from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, fails, ok, run
 
 TEXT = ("It is a truth universally acknowledged, that a single man in possession of a good "
         "fortune, must be in want of a wife.\n") * 3
@@ -51,6 +52,18 @@ def test_inspect_tells_what_the_configuration_says():
 def test_inspect_prints_it_for_people():
     text = ok("inspect", "--model", MODEL)
     assert "pkm_transformer" in text and "product keys" in text and "sentencepiece" in text
+
+
+def test_what_was_installed_finds_its_model(tmp_path):
+    """make install, without the build that this would begin with, to a place with a blank in its name."""
+    place = tmp_path / "of two"
+    subprocess.run(["make", "-s", "-o", "all", "install", "CUDA=0", "B=" + os.path.relpath(PROGRAM.parent, ROOT),
+                    "DESTDIR=%s" % place, "PREFIX=/usr"], cwd=ROOT, check=True)
+    told = subprocess.run([place / "usr/bin/pkmserve", "inspect"], cwd="/", timeout=LIMIT_S,
+                          capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith("%s/usr/share/pkmserve/models/demo\n" % place)
+    assert (place / "usr/share/doc/pkmserve/LICENSE").exists()
 
 
 # ---- models that cannot be opened --------------------------------------------------------------
