@@ -6,8 +6,6 @@
 #include "engine/log.h"
 #include "engine/request.h"
 
-#include <math.h>
-
 static void add(atomic_llong *counter, int64_t n)
 {
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
@@ -93,23 +91,12 @@ static void count_finish(struct engine_stats *stats, enum finish finish)
     }
 }
 
-static void count_item(struct engine_stats *stats, const struct request *request,
-                       const struct item *item)
+static void count_generation(struct engine_stats *stats, const struct request *request,
+                             const struct item *item)
 {
-    const int n_out = atomic_load_explicit(&item->n_out, memory_order_relaxed);
-    if (request->kind == REQUEST_GENERATE) {
-        histogram_add(&stats->prompt_len, (double)item->n_ids);
-        histogram_add(&stats->generation_len, n_out);
-        histogram_add(&stats->max_tokens, request->sampling.max_tokens);
-        return;
-    }
-    add(&stats->score_items, 1);
-    add(&stats->score_tokens, n_out);
-    add(&stats->score_positions, item->n_position - item->n_cached);
-    const double nll = -score_sum_item(item).sum_logprob;
-    if (isfinite(nll)) { /* an impossible text would make the counter useless for ever */
-        add(&stats->score_nll_micro, llround(nll * 1e6));
-    }
+    histogram_add(&stats->prompt_len, (double)item->n_ids);
+    histogram_add(&stats->generation_len, atomic_load_explicit(&item->n_out, memory_order_relaxed));
+    histogram_add(&stats->max_tokens, request->sampling.max_tokens);
 }
 
 /* All items of the request are over. */
@@ -149,8 +136,8 @@ void publish_item(struct engine *engine, struct job *job, struct item *item, enu
     struct request *const request = job->request;
     CHECK(atomic_load_explicit(&item->state, memory_order_relaxed) == FINISH_NONE);
     count_finish(&engine->stats, finish);
-    if (finish == FINISH_STOP || finish == FINISH_LENGTH) {
-        count_item(&engine->stats, request, item);
+    if (request->kind == REQUEST_GENERATE && (finish == FINISH_STOP || finish == FINISH_LENGTH)) {
+        count_generation(&engine->stats, request, item);
     }
     /* The first failure stands: the front end may read it from the first failed item on. */
     if (finish == FINISH_ERROR && request->error.code == ERR_OK) {

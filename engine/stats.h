@@ -20,7 +20,7 @@ struct histogram {
 void histogram_begin(struct histogram *h, const double *bound, int n_bound);
 void histogram_add(struct histogram *h, double value);
 
-/* Cancellation stages, score forms: closed label sets of the contract. */
+/* Cancellation stages: a closed label set of the contract. */
 enum stats_stage { STAGE_QUEUED, STAGE_PREFILL, STAGE_DECODE, STAGE_SCORE, STAGE_N };
 
 struct engine_stats {
@@ -29,7 +29,6 @@ struct engine_stats {
     atomic_llong prompt_tokens, generation_tokens;               /* counters */
     atomic_llong success_stop, success_length, aborted, errored; /* sequences by finish */
     atomic_llong cancelled[STAGE_N];
-    atomic_llong score_items, score_tokens, score_positions, score_nll_micro;
     atomic_llong prefix_queries, prefix_hits; /* tokens looked for in the cache, and found */
     atomic_llong steps, last_step_us;
     /* Of the engine's thread: time with work to do, and of it, time in which the model computes and
