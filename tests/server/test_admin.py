@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -120,6 +121,35 @@ def test_metrics_count(server):
     server.get("/nowhere")
     for name, more in zip(before, (3, 2, n, 1, 1, 2, 2, 1)):
         server.counted(name, before[name] + more)
+
+
+def test_metrics_are_what_the_answers_say():
+    """Two generations, of which the second waits for the first, and windows that overlap."""
+    with Server("--max-seqs", "1") as s:
+        both = [{"prompt": "a", "max_tokens": n, "ignore_eos": True} for n in (100, 20)]
+        with ThreadPoolExecutor() as pool:
+            timings = [answer["timings"] for answer in pool.map(lambda b: s.ok("/generate", b), both)]
+        score = s.ok("/score", {"text": "It was a dark night, and nobody came.", "max_context": 8,
+                                "stride": 3})
+        result = score["results"][0]
+        assert result["windows"]["positions_computed"] > result["n_scored"]
+        s.counted('score_items_total{form="text"}')
+        assert s.metric('score_tokens_total{form="text"}') == result["n_scored"]
+        assert s.metric('score_positions_total{form="text"}') == result["windows"]["positions_computed"]
+        assert abs(s.metric('score_nll_nats_total{form="text"}') + result["sum_logprob"]) < 1e-5
+
+        def total_ms(*names):
+            return sum(t[name] for t in timings for name in names)
+
+        queue, scored = score["timings"]["queue_ms"], score["timings"]["prefill_ms"]
+        for name, ms in (("queue_time", total_ms("queue_ms") + queue),
+                         ("prefill_time", total_ms("prefill_ms")),
+                         ("decode_time", total_ms("decode_ms")),
+                         ("inference_time", total_ms("prefill_ms", "decode_ms") + scored)):
+            # each of three times is rounded
+            assert abs(1e3 * s.metric("request_%s_seconds_sum" % name) - ms) < 0.01, name
+        per_token = sum(t["decode_ms"] / (b["max_tokens"] - 1) for t, b in zip(timings, both))
+        assert abs(1e3 * s.metric("request_time_per_output_token_seconds_sum") - per_token) < 0.01
 
 
 def test_metrics_are_small_and_well_formed(server):

@@ -106,6 +106,10 @@ def test_what_is_no_number_is_an_error_500(tmp_path):
         error_of(s.post("/score", {"tokens": [300] * 60}), 500, "numerical_error")
         error_of(s.post("/generate", {"prompt": [300] * 60, "max_tokens": 2}), 500,
                  "numerical_error")
+        tgi = {"inputs": "a b " * 30, "parameters": {"max_new_tokens": 2}}
+        assert s.post("/generate", tgi).status_code == 424
+        s.counted('requests_total{route="/generate",code="424"}')
+        assert s.metric('requests_rejected_total{reason="invalid"}') == 0  # it had been taken
         assert s.get("/health/ready?deep=1").status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -88,7 +89,7 @@ def test_what_a_client_calls_its_method_does_not_break_the_json_log():
 @pytest.mark.parametrize("status", [429, 503])
 def test_full_queue_gets_429_or_what_was_chosen_with_retry_after(status):
     with Server("--max-seqs", "1", "--max-queue", "1", "--overload-status", str(status),
-                model=UNBOUNDED) as s:
+                "--metrics-compat", "vllm", model=UNBOUNDED) as s:
         held = [s.connect() for _ in range(2)]
         held[0].sendall(head("/generate", json.dumps(FOREVER).encode()))
         eventually(lambda: s.metric("num_requests_running") == 1, "running")
@@ -103,6 +104,8 @@ def test_full_queue_gets_429_or_what_was_chosen_with_retry_after(status):
         late = s.connect()
         held[1].close()
         eventually(lambda: s.metric("num_requests_waiting") == 0, "left")
+        theirs = re.findall(r"^vllm:num_requests_(\w+){.*} (\d+)$", s.get("/metrics").text, re.M)
+        assert theirs == [("running", "1"), ("waiting", "0")]
         late.sendall(head("/generate", json.dumps({**SHORT, "timeout_ms": 200}).encode()))
         status, headers, body = read_answer(late)
         assert status == 504 and json.loads(body)["error"]["code"] == "queue_timeout"

@@ -66,4 +66,7 @@ def test_memory_usage_of_all_traffic():
                               re.M)
             assert [row[:2] for row in rows] == [(layer, by) for layer in layers
                                                  for by in ("weight", "count")]
-            assert all(low <= float(row[2]) <= high for row in rows), rows
+            by_weight, by_count = float(rows[0][2]), float(rows[1][2])
+            assert low <= min(by_weight, by_count) and max(by_weight, by_count) <= high, rows
+            # few of the slots that are looked up get much of the weight
+            assert by_weight > by_count if name == "memory_kl_nats" else by_weight < by_count, rows

@@ -123,6 +123,12 @@ def test_equal_endings_rank_the_first(server):
     assert "ranking" not in score(server, text="a")
 
 
+def test_characters_of_several_bytes_rank_by_character_and_by_byte(server):
+    """Dashes are unlikely, but three bytes long each."""
+    got = score(server, context=CONTEXT, continuations=[" xylo", " " + "\u2014" * 12])
+    assert (got["ranking"]["per_char"], got["ranking"]["per_byte"]) == (0, 1)
+
+
 def test_a_greedy_ending_is_said_to_be(server):
     ids = [1] + tokenise(server, CONTEXT)
     greedy = server.ok("/generate", {"prompt": ids, "max_tokens": 4, "temperature": 0,
