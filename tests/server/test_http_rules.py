@@ -300,10 +300,10 @@ def test_slow_head_is_cut_off(strict):
         s.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n")
         begin = time.monotonic()
         try:
-            while time.monotonic() - begin < 30:
+            while time.monotonic() - begin < PATIENCE:
                 s.sendall(b"a: b\r\n")
                 time.sleep(0.1)
-            pytest.fail("still open after 30 s, the limit is 1 s")
+            pytest.fail("still open after %d s, the limit is 1 s" % PATIENCE)
         except OSError:
             pass
 
@@ -317,7 +317,7 @@ def test_slow_head_is_cut_off_also_on_a_kept_connection(strict):
             for c in b"GET /health HTTP/1.1\r\nHost: t\r\n" + b"a: b\r\n" * 1000:
                 s.sendall(bytes([c]))
                 time.sleep(0.1)
-                assert time.monotonic() - begin < 30, "still open, the limit is 1 s"
+                assert time.monotonic() - begin < PATIENCE, "still open, the limit is 1 s"
         except OSError:
             pass
 
@@ -340,9 +340,9 @@ def test_trickling_body_gets_408(strict):
         s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n")
         s.setblocking(False)
         data = b""
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while not data:
-            assert time.monotonic() < end, "no answer in 30 s, the limit is 1 s"
+            assert time.monotonic() < end, "no answer, the limit is 1 s"
             try:
                 s.send(b" ")
             except OSError:
