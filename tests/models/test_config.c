@@ -194,6 +194,7 @@ static void test_refuses(void **state)
         {IN, IN ", \"modulo\": 1", "memories[0].modulo must be true or false"},
         {IN, IN ", \"temperature\": 0", "memories[0].temperature is 0, outside 1e-6 .. 1e6"},
         {IN, IN ", \"temperature\": -1", "memories[0].temperature is -1, outside"},
+        {IN, IN ", \"temperature\": 1.1e6", "memories[0].temperature is 1.1e+06, outside"},
         {IN, IN ", \"temperature\": 1e300", "memories[0].temperature is inf, outside"},
         {IN, IN ", \"subtract\": \"max\"", "memories[0].subtract is \"max\"; served are"},
         {IN, IN ", \"normalize\": true", "normalize after a softmax needs subtract"},

@@ -61,6 +61,7 @@ def test_info_and_version(server):
     for name in ("model_id", "max_concurrent_requests", "max_stop_sequences", "max_input_tokens",
                  "max_total_tokens", "max_client_batch_size", "version", "router"):
         assert name in got
+    assert (got["max_input_tokens"], got["max_total_tokens"]) == (511, 512)
     assert got["model"]["memories"][0]["slots"] == 16384 and got["backend"]["threads"] >= 1
     assert got["limits"]["max_score_tokens"] == 262144
     assert got["backend"]["device"] == "auto" and got["backend"]["why"]

@@ -161,7 +161,9 @@ def test_one_client_may_not_take_all(key_file):
                 refused = requests.post(server.url + "/generate", json=busy, timeout=PATIENCE,
                                         headers={"Authorization": other})
                 error_of(refused, 429, "client_limit")
-            server.counted('requests_rejected_total{reason="client_limit"}', 3)
+            tgi = post("alpha-key", {"inputs": "A"})
+            assert tgi.status_code == 429 and tgi.json()["error_type"] == "overloaded"
+            server.counted('requests_rejected_total{reason="client_limit"}', 4)
             later = post("beta-key", busy, stream=True)  # goes on when the first has ended
             rest = later.iter_lines()
             next(rest)

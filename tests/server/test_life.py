@@ -120,6 +120,10 @@ def test_running_out_of_time_gets_504():
                                    "timeout_ms": 300})
         error_of(answer, 504, "run_timeout")
         assert answer.headers["x-should-retry"] == "false"
+    with Server(model=UNBOUNDED) as s:
+        tgi = {"inputs": "It was", "parameters": {"max_new_tokens": 400000}, "timeout_ms": 300}
+        answer = s.post("/generate", tgi)
+        assert answer.status_code == 504 and answer.json()["error_type"] == "incomplete_generation"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
