@@ -162,10 +162,10 @@ struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread
                                        const struct step_limits *limits);
 
 /* cpu.c */
-/* Zeros, aligned for vectors; NULL if there are none left. Owner: the caller, until cpu_free (which
- * takes NULL). Large ones are mapped in huge pages of their own: of a heap's memory what was touched
- * before stays in small ones. The system gives a page when it is first touched, so a cache of
- * gigabytes costs no time before the first request, and as much memory as was ever used of it. */
+/* Zeros, aligned for vectors; NULL if there are none left. Owner: the caller, until cpu_free, which
+ * takes NULL. Large ones are mapped in huge pages of their own: in a heap what was touched before
+ * stays in small ones. A page is taken when it is first touched, so a cache of gigabytes costs no
+ * time before the first request, and as much memory as was ever used of it. */
 void *cpu_alloc(size_t bytes);
 void cpu_free(void *data);
 enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
