@@ -341,7 +341,8 @@ struct backend_ops {
                 const struct ffn *ffn);
     /* Writes row r of k and v [n_tok, d] into the cache at the page and offset of pos[r].
      * k_pages, v_pages: [n_page, KV_PAGE·d] F32, or BF16, which they are rounded to, where d_head
-     * is even; the order inside a page is the backend's own. */
+     * is even; the order inside a page is the backend's own. A page's positions are stored in
+     * order: to store one again, begin with the page's first. */
     void (*kv_store)(struct backend *be, struct tensor k_pages, struct tensor v_pages,
                      struct tensor k, struct tensor v, const struct step *step, int n_head);
     /* Causal attention over the cache: for each row r, head h with d_head = d/n_head columns,

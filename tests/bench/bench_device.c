@@ -372,7 +372,7 @@ static void open_model(struct steps *t, const struct bench_rows *decode,
         bench_die("--positions %d leaves no position to decode", context);
     }
     t->n_page = (context + KV_PAGE - 1) / KV_PAGE;
-    t->first = context / 2;
+    t->first = context / 2 < KV_PAGE ? context / 2 : context / 2 / KV_PAGE * KV_PAGE;
     t->span = context - t->first < SPAN ? context - t->first : SPAN;
     const int n_decode = bench_rows_max(decode);
     const int n_score = bench_rows_max(score);
