@@ -150,7 +150,6 @@ __global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a,
     const int64_t row = blockIdx.z;
     const int n_part = static_cast<int>(gridDim.y);
     grid_wait();
-    grid_next_may_start();
     const int n_pos = a.view->pos[row] + 1;
     const int n_split = (n_pos + SPLIT - 1) / SPLIT;
     if (first >= n_split) {

@@ -367,7 +367,6 @@ __global__ void __launch_bounds__(BLOCK, blocks_per_sm) tile_kernel(struct atten
     const tile_shared<T> tile = {.q = shared, .k = k, .v = v, .e = e};
     const row_shared<T> single = {.q = shared, .k = k, .v = v, .score = e, .e = e + SPLIT};
     grid_wait();
-    grid_next_may_start();
     for (int64_t item = blockIdx.x;; item += gridDim.x) {
         const int head = static_cast<int>(item % a.n_head);
         struct unit unit;

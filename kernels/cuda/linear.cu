@@ -174,7 +174,6 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
 {
     const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     grid_wait();
-    grid_next_may_start();
     if (piece >= n_piece) {
         return;
     }
@@ -202,7 +201,6 @@ __global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_i
 {
     const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     grid_wait();
-    grid_next_may_start();
     if (piece >= n_piece) {
         return;
     }

@@ -201,7 +201,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
         few_fill<n_mt, n_nt, FEW_W>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     }
     grid_wait();
-    grid_next_may_start();
     if (a.starts_early) {
         few_fill<n_mt, n_nt, FEW_X>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     } else {

@@ -179,7 +179,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
         few_fill_f32<n_token, is_row_major, FEW_W>(ring, copied, a, block);
     }
     grid_wait();
-    grid_next_may_start();
     const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
     if (a.starts_early) {
         few_fill_f32<n_token, is_row_major, FEW_X>(ring, copied, a, block);

@@ -249,7 +249,6 @@ __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
 {
     const int out = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     grid_wait();
-    grid_next_may_start();
     if (out < n_out) {
         float *const at = y + blockIdx.y * y_stride + out;
         *at = linear_finish(*at, 0, ACT_GELU);

@@ -166,7 +166,6 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_bf16(const struct
     const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
     const struct many_source<shape> source = many_source_of<shape>(a);
     grid_wait();
-    grid_next_may_start();
 #pragma unroll
     for (int i = 0; i < MANY_SLOTS - 1; i++) {
         if (i < a.n_block) {
@@ -277,7 +276,6 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct 
     const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
     const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
     grid_wait();
-    grid_next_may_start();
 #pragma unroll
     for (int i = 0; i < MANY_SLOTS - 1; i++) {
         if (i < a.n_block) {

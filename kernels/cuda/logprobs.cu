@@ -57,7 +57,6 @@ __global__ void __launch_bounds__(VOCAB_SPREAD)
 {
     const int row = static_cast<int>(blockIdx.y);
     grid_wait();
-    grid_next_may_start();
     const int want = view->out_want[first + row];
     const int group = static_cast<int>(blockIdx.x * VOCAB_SPREAD_GROUPS + threadIdx.x / VOCAB_WARP);
     if ((want & OUT_OF_LOGITS) == 0 || group >= room.n_group) {
@@ -187,7 +186,6 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
     const int at = static_cast<int>(blockIdx.x);
     const int out = first + at;
     grid_wait();
-    grid_next_may_start();
     const int want = view->out_want[out];
     if ((want & OUT_OF_LOGITS) == 0) {
         return;

@@ -23,7 +23,6 @@ const size_t COPY_BYTES = static_cast<size_t>(512) << 20;
 __global__ void fma_kernel(float *out, int n_round, float a, float b)
 {
     grid_wait();
-    grid_next_may_start();
     float x[CHAINS];
     for (int i = 0; i < CHAINS; i++) {
         x[i] = static_cast<float>(threadIdx.x + i);
@@ -46,7 +45,6 @@ __global__ void fma_kernel(float *out, int n_round, float a, float b)
 __global__ void mma_kernel(float *out, int n_round)
 {
     grid_wait();
-    grid_next_may_start();
     float d[MMA_CHAINS][4] = {};
     const uint32_t one = 0x3f803f80u; /* two BF16 ones */
     const uint32_t a[4] = {one, one, one, one};

@@ -219,7 +219,6 @@ __global__ void __launch_bounds__(THREADS) any_kernel(struct search search)
                               row * search.query.stride +
                               static_cast<int64_t>(head) * search.n_half * search.d;
     grid_wait();
-    grid_next_may_start();
     for (int half = 0; half < search.n_half; half++) {
         __syncthreads(); /* the last half's readers are done with q */
         for (int c = threadIdx.x; c < width; c += THREADS) {

@@ -118,7 +118,6 @@ __global__ void __launch_bounds__(SUMS *WARP)
     const int32_t *const row_slots = static_cast<const int32_t *>(slots.data) + row * slots.stride;
     const float *const row_shares = static_cast<const float *>(shares.data) + row * shares.stride;
     grid_wait();
-    grid_next_may_start();
     float2 total = {0, 0};
     if (warp == 0 && residual.data != NULL) {
         const float *const from = static_cast<const float *>(residual.data) + row * residual.stride;

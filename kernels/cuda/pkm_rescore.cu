@@ -39,7 +39,6 @@ __global__ void __launch_bounds__(WARP *ITEMS)
 {
     const int64_t item = my_item();
     grid_wait();
-    grid_next_may_start();
     if (item >= x.rows * n_run) {
         return;
     }
@@ -125,7 +124,6 @@ __global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_arg
     const int n_head = a.rescore.n_head;
     const int64_t item = my_item();
     grid_wait();
-    grid_next_may_start();
     if (item >= a.slots.rows * n_head) {
         return;
     }

@@ -224,7 +224,6 @@ __global__ void __launch_bounds__(split_threads<T>)
         ask_for_key(s, head, at);
     }
     grid_wait();
-    grid_next_may_start();
     load_queries<T>(queries, &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();
@@ -311,7 +310,6 @@ __global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s, str
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + T * 2 * s.layout.d_quad);
     const int warp = threadIdx.x / SELECT_WARP;
     grid_wait();
-    grid_next_may_start();
     load_queries<T>(reinterpret_cast<float *>(queries), &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();

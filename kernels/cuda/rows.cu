@@ -116,7 +116,6 @@ template <bool aligned> __global__ void embed_kernel(struct embed_args a)
     const int c = my_first_column();
     const int n = a.d - c;
     grid_wait();
-    grid_next_may_start();
     if (n <= 0) {
         return;
     }
@@ -211,7 +210,6 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
         }
     }
     grid_wait();
-    grid_next_may_start();
     if (row >= a.n_row) {
         return;
     }
@@ -323,7 +321,6 @@ template <bool aligned> __global__ void gather_kernel(struct gather_args a)
     const int c = my_first_column();
     const int n = a.d - c;
     grid_wait();
-    grid_next_may_start();
     if (n > 0) {
         const int64_t from = a.view->out_row[a.first + row];
         group_store<aligned>(a.y + row * a.y_stride + c,
@@ -360,7 +357,6 @@ template <typename T, bool aligned> __global__ void store_kernel(struct store_ar
     const int64_t row = blockIdx.x;
     const int first = my_first_column();
     grid_wait();
-    grid_next_may_start();
     if (first >= a.d) {
         return;
     }

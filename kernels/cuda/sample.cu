@@ -98,7 +98,6 @@ __global__ void __launch_bounds__(VOCAB_SPREAD)
 {
     const int row = static_cast<int>(blockIdx.y);
     grid_wait();
-    grid_next_may_start();
     if ((view->out_want[first + row] & OUT_SAMPLE) == 0) {
         return;
     }
@@ -448,7 +447,6 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
 {
     const int at = static_cast<int>(blockIdx.x);
     grid_wait();
-    grid_next_may_start();
     if ((view->out_want[first + at] & OUT_SAMPLE) == 0) {
         return;
     }

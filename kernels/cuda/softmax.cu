@@ -44,7 +44,6 @@ __global__ void __launch_bounds__(BLOCK) log_softmax_rows(struct softmax_args a)
     const int first = static_cast<int>(threadIdx.x);
     float *const z = a.y + row * a.y_stride;
     grid_wait();
-    grid_next_may_start();
     float mine = -INFINITY;
     for (int c = first; c < a.n; c += BLOCK) { /* NaN counts as infinity: both break the row */
         mine = fmaxf(mine, z[c] < INFINITY ? z[c] : INFINITY);

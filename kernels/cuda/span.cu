@@ -112,7 +112,6 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) span_kernel(struc
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t first = static_cast<int64_t>(head) * a.d_head;
     grid_wait();
-    grid_next_may_start();
     for (int c = thread; c < a.d_head; c += BLOCK) {
         q[c] = a.q[row * a.q_stride + first + c];
     }

@@ -197,7 +197,6 @@ template <enum early early> __global__ void add_one(int *y, const int *x)
         return;
     }
     grid_wait();
-    grid_next_may_start();
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();

@@ -466,7 +466,6 @@ __global__ void link(int *y, const int *x, const int *w)
     __syncthreads();
     const int other = turned[i];
     grid_wait();
-    grid_next_may_start();
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();

@@ -104,9 +104,6 @@ static inline void grid_wait(CUDA_HOST_HERE)
 {
     cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait"));
 }
-static inline void grid_next_may_start()
-{
-}
 /* A read, so that it is seen. */
 static inline void prefetch_l2(const void *global)
 {

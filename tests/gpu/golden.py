@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 
-from run import ROOT
+from run import EAGER, OVERLAP, ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
@@ -230,8 +230,6 @@ def check_golden(run):
 
 # ---- the same bits ----------------------------------------------------------------------------
 
-EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
-OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 # name, flags, environment: each must give the bits of whole sequences alone.
 WAYS = [
     ("in chunks of 7", ["--rows", "7"], {}),

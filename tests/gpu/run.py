@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
+OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 
 

@@ -4,6 +4,8 @@ bench_device measures the engine's backend, baseline.py the same model in PyTorc
 all end up in run.records. The report puts them beside one another.
 """
 
+from run import EAGER, OVERLAP
+
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32"]
 KEYS = [128, 256, 1024, 2048]  # per half; 512 is model A's own
@@ -12,8 +14,6 @@ DEEP = ["--layers", "24", "--memory-layer", "-1"]
 WIDE = ["--width", "1600", "--ff", "6400"]
 MEMORY_ROWS = "memory:1,32,256,1024"
 PROMPTS = "512,1024,2048,4096,8192,16384"
-
-OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 
 # tag, flags, parts, environment. The tag tells runs of one shape apart in the report. Most telling first:
 # what the time does not suffice for is at the end.
@@ -26,7 +26,7 @@ RUNS = [
       for n in KEYS],
     ("fast", ["--deterministic", "off"], ["decode:1,32,256", "prefill:512,4096,16384"], {}),
     ("overlap", [], ["decode:1,8,32"], OVERLAP),
-    ("eager", [], ["decode:1,8,32"], {"PKMSERVE_CUDA_GRAPHS": "0"}),
+    ("eager", [], ["decode:1,8,32"], EAGER),
     ("", WIDE, ["decode:1,32", "prefill:4096"], {}),
     ("", WIDE + DEEP, ["decode:1,32", "prefill:4096"], {}),
     *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})

@@ -563,9 +563,9 @@ void SIMD(amx_attend)(const struct attend *a)
     if (a->n_row == 1) {
         attend_heads(a, &amx);
     } else {
+        const int open = open_page(a);
         for (int h = 0; h < a->n_head; h++) {
             const struct attend head = attend_head(a, h);
-            const int open = open_page(a);
             if (open >= 0) {
                 SIMD(close_keys)
                 (a->closed, head.k_pages + a->page[open] * a->k_stride, a->d_head / 2);
