@@ -74,8 +74,9 @@ ISA_avx2   := -DISA_AVX2 -march=x86-64-v3
 ISA_plain  := -DISA_PLAIN
 SIMD_OBJ   := $(foreach isa,avx512 avx2 plain,$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
 # Sanitizers slow the vector kernels tenfold. The kernels' tests run them so; whatever runs a model
-# gets them as they are.
-SIMD_MODEL := $(if $(SANITIZE),$(SIMD_OBJ:.o=.bare.o),$(SIMD_OBJ))
+# gets them as they are: of the build BARE, which has them, or compiled once more.
+BARE       ?=
+SIMD_MODEL := $(if $(SANITIZE),$(if $(BARE),$(SIMD_OBJ:$(B)/%=$(BARE)/%),$(SIMD_OBJ:.o=.bare.o)),$(SIMD_OBJ))
 
 obj = $(patsubst %.cc,$(B)/%.o,$(patsubst %.c,$(B)/%.o,$(1)))
 KERNEL_OBJ := $(call obj,$(KERNEL_SRC)) $(SIMD_OBJ)
@@ -269,21 +270,27 @@ test: deps-test ## build and run every test
 # Where threads of the server meet; what one thread parses and prints is left to the other variants.
 TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
 
-# What it is slow at and other tests of it cover: the double's fibers, whole forwards of the demo model.
+# What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
+# threads, whole forwards of the demo model.
+ASAN_KERNELS := $(filter-out kernels/test_checker,$(patsubst tests/%.c,%,$(wildcard tests/kernels/test_*.c)))
 ASAN_MODELS := $(filter-out models/test_parity,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
 ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
     $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py
 ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
-test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(MAKE) --no-print-directory tests B=$(B)/asan SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
-	@TEST_FEW=1 PYTHON=$(PYTHON) tests/run.sh $(B)/asan kernels $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
+test-asan: deps-test $(SIMD_OBJ) ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	@TEST_FEW=1 CHECK_ORDER=random PYTHON=$(PYTHON) \
+	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
-# Of the kernels, a case of each op; on the CUDA double a missing barrier is a race in any order.
-test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
-	@$(MAKE) --no-print-directory tests B=$(B)/tsan SANITIZE=thread OPT="-O1 -g"
-	@TEST_DEVICE=cpu CHECK_ORDER=forward CHECK_PERCENT=1 PYTHON=$(PYTHON) \
-	    tests/run.sh $(B)/tsan kernels/test_pool kernels/test_kernels engine $(TSAN_SERVER)
+TSAN_KERNELS  := kernels/test_pool kernels/test_kernels
+TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS)) $(patsubst %.c,%,$(wildcard tests/engine/test_*.c))
+# Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in any order.
+test-tsan: deps-test $(SIMD_OBJ) ## the threaded tests and the CUDA kernels under ThreadSanitizer
+	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
+	    SANITIZE=thread OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	@TEST_DEVICE=cpu CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 PYTHON=$(PYTHON) \
+	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) engine $(TSAN_SERVER)
 
 # ---- containers ---------------------------------------------------------------------------------
 

@@ -507,16 +507,16 @@ void check_run_case(struct check *c, const struct check_row *row, uint64_t seed)
 void check_run(struct check *c, const char *only, uint64_t seed, int percent)
 {
     for (const struct check_row *row = check_rows; row->name != NULL; row++) {
+        if (only == NULL ? row->is_host && c->is_double : strcmp(only, row->name) != 0) {
+            continue;
+        }
         uint64_t state = seed;
         for (const char *s = row->name; *s != '\0'; s++) {
             state = state * 31 + (uint64_t)*s;
         }
         const int n_case = row->n_case * percent / 100;
         for (int i = 0; i < (n_case < 1 ? 1 : n_case); i++) {
-            const uint64_t case_seed = random_next(&state);
-            if (only == NULL || strcmp(only, row->name) == 0) {
-                check_run_case(c, row, case_seed);
-            }
+            check_run_case(c, row, random_next(&state));
         }
     }
 }

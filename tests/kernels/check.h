@@ -43,6 +43,7 @@ struct check {
     uint64_t rng;
     char shape[256]; /* of the running case, for messages */
     bool is_quiet;   /* count failures without printing them */
+    bool is_double;  /* the backend runs on the test double: rows of the host alone are left out */
     bool has_failed; /* the running case; its later failures are not reported */
     int n_case, n_failed;
     char message[1024]; /* the first failure, "" without */
@@ -62,12 +63,14 @@ struct check_row {
     const char *name;
     void (*run)(struct check *c);
     int n_case;
+    bool is_host; /* large shapes at which only the host's kernels change their ways */
 };
 
 /* The table of all ops, ended by a row without name. */
 extern const struct check_row check_rows[];
 
-/* Runs percent % of every row's n_case, at least one (of the row named only, unless it is NULL). */
+/* Runs percent % of every row's n_case, at least one (of the row named only, unless it is NULL;
+ * else without rows that a double leaves out). */
 void check_run(struct check *c, const char *only, uint64_t seed, int percent);
 /* Runs the single case of this seed. */
 void check_run_case(struct check *c, const struct check_row *row, uint64_t seed);

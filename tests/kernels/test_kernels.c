@@ -111,6 +111,7 @@ static void test_subject(void **state)
     const char *const isa = subject->isa;
     struct check *const c = calloc(1, sizeof *c);
     assert_non_null(c);
+    c->is_double = subject->order != NULL;
     struct err err = {0};
     const enum err_code code = is_wanted(subject) ? sides_open(c, subject, &err) : ERR_UNSUPPORTED;
     if (code == ERR_UNSUPPORTED) {
@@ -188,7 +189,7 @@ static void bench(void)
         }
         struct err err = {0};
         if (is_wanted(&subjects[i]) && sides_open(c, &subjects[i], &err) == ERR_OK) {
-            const struct check_row row = {"bench", check_bench, 1};
+            const struct check_row row = {"bench", check_bench, 1, false};
             check_run_case(c, &row, 1);
         }
         sides_close(c);
