@@ -278,15 +278,18 @@ ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
     $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py
 ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
-test-asan: deps-test $(SIMD_OBJ) ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
 	@TEST_FEW=1 CHECK_ORDER=random PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS)) $(patsubst %.c,%,$(wildcard tests/engine/test_*.c))
-# Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in any order.
-test-tsan: deps-test $(SIMD_OBJ) ## the threaded tests and the CUDA kernels under ThreadSanitizer
+# Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in
+# any order.
+test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
+	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
 	    SANITIZE=thread OPT="-O1 -g" SIMD_OPT="-O1 -g"
 	@TEST_DEVICE=cpu CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 PYTHON=$(PYTHON) \
