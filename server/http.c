@@ -24,6 +24,9 @@ enum {
     HTTP_BLOCK_BYTES = 16 * 1024,
     HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
     HTTP_BODIES = 16,            /* full-sized bodies that may be held at once */
+    /* So many bytes of answers too, or of bodies of this size if they may be longer: an answer is
+     * up to fifty times its body, and lies here until its client has read it. */
+    HTTP_ANSWER_BYTES = 1 << 20,
 };
 
 struct http {
@@ -35,6 +38,7 @@ struct http {
     int port;
     atomic_bool draining;
     atomic_llong body_bytes; /* held by all exchanges */
+    atomic_llong answer_bytes;
 };
 
 /* An exchange and what the library has to do with it. */
@@ -45,6 +49,7 @@ struct http_exchange {
     struct MHD_Connection *mhd; /* Borrowed */
     size_t body_seen;           /* bytes of the body that have come */
     size_t body_held;           /* of them, counted in http->body_bytes */
+    size_t answer_held;         /* the same of its answer */
     size_t out_pos;             /* stream: bytes of x.out already taken */
     bool handled, queued, ended;
     struct worker_task task; /* while lent to the worker */
@@ -187,6 +192,16 @@ static uint64_t http_address(struct MHD_Connection *mhd)
     return 0;
 }
 
+/* The path of a target: proxies may send it behind scheme and authority (RFC 9112, 3.2.2). */
+static const char *http_path(const char *url)
+{
+    const size_t scheme = strncasecmp(url, "http://", 7) == 0    ? 7
+                          : strncasecmp(url, "https://", 8) == 0 ? 8
+                                                                 : 0;
+    const char *const path = scheme > 0 ? strchr(url + scheme, '/') : url;
+    return path != NULL ? path : "/";
+}
+
 static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
                                         const char *url, const char *method, const char *version)
 {
@@ -205,7 +220,7 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     x->waker = conn;
     x->route = -1;
     (void)snprintf(x->method, sizeof x->method, "%s", method);
-    (void)snprintf(x->path, sizeof x->path, "%s", url);
+    (void)snprintf(x->path, sizeof x->path, "%s", http_path(url));
     x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     x->is_post = strcmp(method, "POST") == 0;
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
@@ -228,6 +243,30 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
 
 /* ---- the body ------------------------------------------------------------------------------ */
 
+static int64_t http_answer_max(const struct http *http)
+{
+    const int64_t max = http->config.max_body_bytes;
+    return HTTP_BODIES * (max > HTTP_ANSWER_BYTES ? max : HTTP_ANSWER_BYTES);
+}
+
+/* So many that no more work may make another. */
+static bool http_has_answers(const struct http *http)
+{
+    return atomic_load(&http->answer_bytes) > http_answer_max(http);
+}
+
+static void http_refuse_full(struct http_exchange *hx, struct api_error *error)
+{
+    const struct http *const http = hx->http;
+    exchange_header(&hx->x, "Retry-After", "1");
+    exchange_header(&hx->x, "retry-after-ms", "1000");
+    (void)api_error_set(error, http->config.overload_status, "queue_full", NULL,
+                        "the bodies of all requests together exceed %lld bytes, or their answers "
+                        "%lld: try again later",
+                        (long long)(HTTP_BODIES * http->config.max_body_bytes),
+                        (long long)http_answer_max(http));
+}
+
 static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
 {
     struct http *const http = hx->http;
@@ -244,14 +283,10 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
                             (long long)max);
     } else if (hx->x.drops_body) {
         return;
-    } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max) {
+    } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max ||
+               http_has_answers(http)) {
         hx->body_held += n;
-        exchange_header(&hx->x, "Retry-After", "1");
-        exchange_header(&hx->x, "retry-after-ms", "1000");
-        (void)api_error_set(
-            &error, http->config.overload_status, "queue_full", NULL,
-            "the bodies of all requests together exceed %lld bytes: try again later",
-            (long long)(HTTP_BODIES * max));
+        http_refuse_full(hx, &error);
     } else {
         hx->body_held += n;
         text_add(body, data, n);
@@ -270,6 +305,13 @@ static void http_drop_body(struct http_exchange *hx)
     text_free(&hx->x.body);
     (void)atomic_fetch_sub(&hx->http->body_bytes, (long long)hx->body_held);
     hx->body_held = 0;
+}
+
+/* From now on the exchange holds an answer of n bytes. */
+static void http_hold_answer(struct http_exchange *hx, size_t n)
+{
+    (void)atomic_fetch_add(&hx->http->answer_bytes, (long long)n - (long long)hx->answer_held);
+    hx->answer_held = n;
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
@@ -314,6 +356,7 @@ static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
                                                      http_read_stream, hx, NULL);
     } else {
         x->sent_bytes = x->out.n;
+        http_hold_answer(hx, x->out.n);
         response = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
         if (response != NULL) {
             x->out = (struct text){0}; /* the response owns it now */
@@ -365,6 +408,7 @@ static void http_handle(struct http_exchange *hx)
 {
     hx->http->config.handle(hx->http->config.ctx, &hx->x);
     http_drop_body(hx);
+    http_hold_answer(hx, hx->x.out.n);
 }
 
 /* On the worker thread. The connection sleeps until the last line. Of a client that left nothing is
@@ -375,7 +419,12 @@ static void http_handle_long(struct worker_task *task)
         (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
     if (watch_has_left(hx->conn)) {
         atomic_store(&hx->x.gone, true);
-        hx->x.status = 499; /* the body goes when this is over */
+        hx->x.status = 499;                  /* the body goes when this is over */
+    } else if (http_has_answers(hx->http)) { /* other bodies of the queue have been answered */
+        struct api_error error = {0};
+        http_refuse_full(hx, &error);
+        exchange_error(&hx->x, &error);
+        http_drop_body(hx);
     } else {
         http_handle(hx);
     }
@@ -436,6 +485,7 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
     }
     http->config.done(http->config.ctx, &hx->x);
     http_drop_body(hx);
+    http_hold_answer(hx, 0);
     exchange_free(&hx->x);
 }
 

@@ -6,7 +6,8 @@
  * What it promises beyond the library: a request with two Content-Length headers is refused; a body
  * is refused by its declared size before it is read, and by its counted size when it is chunked;
  * slow heads and bodies end at a deadline; a client that leaves a waiting request is noticed at
- * once; all bodies together are bounded; http_stop never aborts on a sleeping connection. */
+ * once; all bodies together are bounded, and no new ones are read while answers beyond a bound wait
+ * for their clients; http_stop never aborts on a sleeping connection. */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
 
@@ -19,7 +20,7 @@ struct http_config {
     int port; /* 0 = take a free one */
     int max_connections;
     int64_t max_body_bytes;
-    int overload_status; /* of a refusal because all bodies together are too large */
+    int overload_status; /* of a refusal because all bodies, or answers, are too large together */
     int keepalive_s, header_timeout_s, body_timeout_s;
     bool admin; /* for its exchanges; one thread is enough */
     /* A head is here: whether to go on. Else error is answered, before the body is read. */

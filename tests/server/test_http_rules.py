@@ -382,6 +382,32 @@ def test_bodies_together_are_bounded_and_refused_as_any_overload(status):
             c.close()
 
 
+def test_while_long_answers_wait_for_their_clients_no_more_are_made():
+    # 600 KB of text become a list of some 14 MB, of which 16 MiB may wait.
+    body = json.dumps({"inputs": "a b " * 150000}).encode()
+    with Server("--max-body-bytes", str(1 << 20)) as s:
+        held = [s.connect() for _ in range(4)]
+        for c in held:
+            c.sendall(head("/tokenize", body))
+        answers = []
+
+        def is_refused():
+            with s.connect() as c:
+                c.sendall(head("/tokenize", b'{"prompt":"x"}'))
+                answers.append(read_answer(c))
+            return answers[-1][0] == 429
+
+        eventually(is_refused, "nothing more is taken")
+        assert json.loads(answers[-1][2])["error"]["code"] == "queue_full"
+        assert answers[-1][1]["retry-after"] == "1"
+        # Of the four, those that were read while others' answers lay there are refused too.
+        statuses = [read_answer(c)[0] for c in held]
+        assert set(statuses) == {200, 429}, statuses
+        for c in held:
+            c.close()
+        eventually(lambda: not is_refused(), "the answers are gone")
+
+
 def test_too_many_connections_get_503():
     with Server("--max-connections", "10") as server:
         held = []
@@ -407,6 +433,15 @@ def test_too_many_connections_get_503():
 
 
 # Rule 6: what the library accepts and we do not.
+
+
+@pytest.mark.parametrize("target, status", [
+    ("http://proxy.example/health/live", 200), ("HTTPS://proxy.example:8443/health/live?deep=0", 200),
+    ("http://proxy.example", 200), ("ftp://proxy.example/health/live", 404)])
+def test_a_target_may_be_absolute(server, target, status):
+    with server.connect() as s:
+        s.sendall(head(target, b"", "GET"))
+        assert read_answer(s)[0] == status
 
 
 def test_missing_host_is_400(server):
