@@ -123,11 +123,15 @@ static struct linear_job job_of(struct cpu_backend *cpu, struct tensor y, struct
     };
 }
 
-/* Takes up to GEMM_ROWS rows from row on, divided among tiles. */
+/* Takes as many rows from row on as are packed at a time, divided among tiles. */
 static void set_rows(struct linear_job *job, struct tensor y, struct tensor x, int64_t row)
 {
     struct gemm *const g = &job->gemm;
-    g->n_row = y.rows - row < GEMM_ROWS ? (int)(y.rows - row) : GEMM_ROWS;
+    const int64_t left = y.rows - row;
+    g->n_row = left < GEMM_ROWS ? (int)left : GEMM_ROWS;
+    if (!gemm_is_amx(g) && left > GEMM_VECTOR_ROWS) {
+        g->n_row = GEMM_VECTOR_ROWS;
+    }
     g->y = row_f32(y, row);
     g->x = row_f32(x, row);
     const size_t y_bytes = (size_t)g->n_row * (size_t)g->n_out * sizeof *g->y;
@@ -143,7 +147,7 @@ void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const stru
 {
     struct cpu_backend *const cpu = cpu_of(be);
     struct linear_job job = job_of(cpu, y, x, weight, bias, act);
-    for (int64_t row = 0; row < y.rows; row += GEMM_ROWS) {
+    for (int64_t row = 0; row < y.rows; row += job.gemm.n_row) {
         set_rows(&job, y, x, row);
         pack(cpu, &job);
         multiply_packed(cpu, &job);
@@ -165,7 +169,7 @@ void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct t
     }
     up.gemm.next_words = cpu->hidden_words.data;
     down.gemm.words = cpu->hidden_words.data;
-    for (int64_t row = 0; row < y.rows; row += GEMM_ROWS) {
+    for (int64_t row = 0; row < y.rows; row += up.gemm.n_row) {
         set_rows(&up, hidden, x, row);
         pack(cpu, &up);
         multiply_packed(cpu, &up);
@@ -246,7 +250,7 @@ void cpu_linear_outputs(struct backend *be, struct tensor logits, struct tensor 
     }
     struct linear_job job = job_of(cpu, logits, x, weight, bias, ACT_NONE);
     const int n_block = cpu_n_block(job.gemm.n_out);
-    for (int64_t row = 0; row < logits.rows; row += GEMM_ROWS) {
+    for (int64_t row = 0; row < logits.rows; row += job.gemm.n_row) {
         set_rows(&job, logits, x, row);
         const struct tensor part = tensor_rows(logits, row, job.gemm.n_row);
         cpu_set_goals(cpu, part, step, first + (int)row);

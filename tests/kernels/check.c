@@ -77,6 +77,11 @@ int check_int(struct check *c, int first, int last)
     return first + (int)(check_random(c) % (uint64_t)(last - first + 1));
 }
 
+int check_many(struct check *c)
+{
+    return check_chance(c, 0.5) ? check_int(c, 250, 300) : check_int(c, 500, 540);
+}
+
 int check_dim(struct check *c, int max)
 {
     int dim = 1;

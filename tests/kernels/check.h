@@ -85,9 +85,10 @@ void check_fail(struct check *c, const char *format, ...) __attribute__((format(
 void check_shape(struct check *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 uint64_t check_random(struct check *c);
-int check_int(struct check *c, int first, int last);         /* uniform in first .. last */
-bool check_chance(struct check *c, double probability);      /* true that often */
-double check_uniform(struct check *c);                       /* [0, 1) */
+int check_int(struct check *c, int first, int last);    /* uniform in first .. last */
+bool check_chance(struct check *c, double probability); /* true that often */
+double check_uniform(struct check *c);                  /* [0, 1) */
+int check_many(struct check *c); /* rows: more or fewer than backends take at a time, 256 or 512 */
 int check_dim(struct check *c, int max);                     /* 1 .. max; often near 8, 16, 32.. */
 float *check_normal(struct check *c, size_t n, float sigma); /* host array of the case */
 float *check_small(struct check *c, size_t n);               /* of -1, -1/2, 0, 1/2, 1: exact */

@@ -309,7 +309,9 @@ void check_linear_many(struct check *c)
 void check_linear_deep(struct check *c)
 {
     const bool is_wide = check_chance(c, 0.35); /* more outputs than may wait at a time */
-    const int n_tok = is_wide ? check_int(c, 33, 64) : check_int(c, 97, 280);
+    const int n_tok = is_wide                ? check_int(c, 33, 64)
+                      : check_chance(c, 0.5) ? check_int(c, 97, 250)
+                                             : check_many(c);
     const int n_in = 32 * (is_wide ? check_int(c, 33, 44) : check_int(c, 8, 72)) +
                      (check_chance(c, 0.5) ? check_int(c, 0, 31) : 0);
     check_linear_of(c, n_tok, n_in, is_wide ? check_int(c, 600, 760) : check_dim(c, 70), false);
@@ -318,7 +320,7 @@ void check_linear_deep(struct check *c)
 /* More than a MiB of outputs on whole cache lines: some backends write them past the caches. */
 void check_linear_stream(struct check *c)
 {
-    const int n_tok = check_int(c, 150, 300);
+    const int n_tok = check_chance(c, 0.5) ? check_int(c, 150, 250) : check_many(c);
     const int n_in = check_dim(c, 40);
     check_linear_of(c, n_tok, n_in, 16 * check_int(c, 115, 125), true);
 }
@@ -364,7 +366,7 @@ static void ffn_run(struct check *c, enum side side, const void *data, int first
 void check_ffn(struct check *c)
 {
     const bool is_many = check_chance(c, 0.1);
-    struct ffn_case k = {.n = is_many ? check_int(c, 250, 300) : check_int(c, 1, N_TOK_MAX),
+    struct ffn_case k = {.n = is_many ? check_many(c) : check_int(c, 1, N_TOK_MAX),
                          .n_in = check_dim(c, check_chance(c, 0.05) ? 2100 : 150),
                          .n_hidden =
                              check_chance(c, 0.8) ? 32 * check_int(c, 1, 6) : check_dim(c, 150),

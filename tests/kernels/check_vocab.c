@@ -395,7 +395,7 @@ static void spoil_input(struct check *c, float *x, int n_in)
 void check_linear_outputs(struct check *c)
 {
     const bool is_many = check_chance(c, 0.2);
-    struct logprobs_case k = {.n = is_many ? check_int(c, 250, 300) : check_int(c, 1, 80),
+    struct logprobs_case k = {.n = is_many ? check_many(c) : check_int(c, 1, 80),
                               .n_in = check_dim(c, check_chance(c, 0.05) ? 2100 : 80),
                               .n_vocab = check_dim(c, is_many ? 300 : 3000),
                               .n_top = check_int(c, 0, 5)};

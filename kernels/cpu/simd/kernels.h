@@ -42,11 +42,12 @@ enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 32 };
 enum gemm_bf16 { GEMM_WIDE, GEMM_PAIRS, GEMM_AMX };
 enum { AMX_ROWS = 32 };
 
-/* Rows of x that are packed at a time: 256 rows of 4096 floats stay within a core's share of L3. */
-enum { GEMM_ROWS = 256 };
+/* Rows of x that are packed at a time, by the matrix unit and by vectors: 512 rows of 4096 BF16
+ * numbers, or 256 of floats, stay within a core's share of L3. */
+enum { GEMM_ROWS = 512, GEMM_VECTOR_ROWS = 256 };
 
-/* Panels of W that meet part of a long K before the next part: 512 KiB of sums, which stay in L2.
- */
+/* Panels of W that meet part of a long K before the next part: 512 KiB of sums of 256 rows, which
+ * stay in L2. */
 enum { GEMM_SUM_PANELS = 16 };
 
 struct gemm {
