@@ -3,18 +3,16 @@
 #include "server/http.h"
 
 #include "engine/engine.h"
+#include "server/head.h"
 #include "server/listen.h"
 #include "server/watch.h"
 #include "server/worker.h"
 
 #include <errno.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
@@ -56,36 +54,6 @@ struct http_exchange {
 };
 
 /* ---- the head ------------------------------------------------------------------------------ */
-
-static void http_make_id(char *id)
-{
-    unsigned char random[12];
-    CHECK(getrandom(random, sizeof random, 0) == sizeof random);
-    for (size_t i = 0; i < sizeof random; i++) {
-        (void)snprintf(id + 2 * i, 3, "%02x", random[i]);
-    }
-}
-
-/* Takes the client's id if it fits and is printable without blanks; else makes one. */
-static void http_take_id(struct exchange *x, struct MHD_Connection *mhd)
-{
-    const char *const given = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id");
-    size_t n = given != NULL ? strlen(given) : 0;
-    if (n >= sizeof x->id) {
-        n = 0;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (given[i] <= 0x20 || given[i] >= 0x7f) {
-            n = 0;
-        }
-    }
-    if (n > 0) {
-        memcpy(x->id, given, n);
-        x->id[n] = '\0';
-    } else {
-        http_make_id(x->id);
-    }
-}
 
 /* What a proxy in front and this server must read alike: where the body ends, and whose it is. */
 struct http_framing {
@@ -175,33 +143,6 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
     return true;
 }
 
-/* A number for the client's address, without its port. */
-static uint64_t http_address(struct MHD_Connection *mhd)
-{
-    const union MHD_ConnectionInfo *const info =
-        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    const struct sockaddr *const address = info != NULL ? info->client_addr : NULL;
-    if (address != NULL && address->sa_family == AF_INET) {
-        const struct sockaddr_in *const v4 = (const struct sockaddr_in *)(const void *)address;
-        return keys_hash(&v4->sin_addr, sizeof v4->sin_addr);
-    }
-    if (address != NULL && address->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *const v6 = (const struct sockaddr_in6 *)(const void *)address;
-        return keys_hash(&v6->sin6_addr, sizeof v6->sin6_addr);
-    }
-    return 0;
-}
-
-/* The path of a target: proxies may send it behind scheme and authority (RFC 9112, 3.2.2). */
-static const char *http_path(const char *url)
-{
-    const size_t scheme = strncasecmp(url, "http://", 7) == 0    ? 7
-                          : strncasecmp(url, "https://", 8) == 0 ? 8
-                                                                 : 0;
-    const char *const path = scheme > 0 ? strchr(url + scheme, '/') : url;
-    return path != NULL ? path : "/";
-}
-
 static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
                                         const char *url, const char *method, const char *version)
 {
@@ -220,19 +161,21 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     x->waker = conn;
     x->route = -1;
     (void)snprintf(x->method, sizeof x->method, "%s", method);
-    (void)snprintf(x->path, sizeof x->path, "%s", http_path(url));
+    (void)snprintf(x->path, sizeof x->path, "%s", head_path(url));
     x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     x->is_post = strcmp(method, "POST") == 0;
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
     x->deep = deep != NULL && strcmp(deep, "1") == 0;
     x->admin = http->config.admin;
-    x->client = http_address(mhd);
+    const union MHD_ConnectionInfo *const address =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    x->client = head_client(address != NULL ? address->client_addr : NULL);
     (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
                      x->span_id);
     const char *const accept =
         MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
     x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
-    http_take_id(x, mhd);
+    head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
     watch_body(conn, x);
     struct api_error error = {0};
     if (!http_check_head(hx, version, &error)) {
@@ -503,33 +446,11 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket
     }
 }
 
-static int http_hex(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
-/* Decodes %XX in paths and queries, in place, but leaves %00 as it is: a path that ends early would
- * be another path. */
 static size_t http_unescape(void *cls, struct MHD_Connection *mhd, char *text)
 {
     (void)cls;
     (void)mhd;
-    char *out = text;
-    for (const char *in = text; *in != '\0'; out++) {
-        const int high = in[0] == '%' ? http_hex(in[1]) : -1;
-        const int low = high >= 0 ? http_hex(in[2]) : -1;
-        if (low >= 0 && high + low > 0) {
-            *out = (char)(high * 16 + low);
-            in += 3;
-        } else {
-            *out = *in++;
-        }
-    }
-    *out = '\0';
-    return (size_t)(out - text);
+    return head_unescape(text);
 }
 
 static void http_suspend(void *connection)
