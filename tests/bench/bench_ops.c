@@ -592,18 +592,67 @@ static void bench_other(struct bench *b, const char *name, void (*run)(struct be
     (void)fflush(stdout);
 }
 
-/* The whole step against the plain read of all its weights (few rows) or the peak of its products.
- */
-static void bench_steps(struct bench *b, int n_round)
+enum { STEP_PRODUCTS = 5 };
+
+static void set_step_products(struct bench *b, struct product all[STEP_PRODUCTS])
 {
-    const struct product all[] = {
+    const struct product products[] = {
         {"", b->square, 4 * N_LAYER, D, D, ACT_NONE},
         {"", b->up, N_LAYER - 1, D, D_FF, ACT_GELU},
         {"", b->down, N_LAYER - 1, D_FF, D, ACT_NONE},
         {"", &b->vocab, 1, D, N_VOCAB, ACT_NONE},
         {"", &b->query, 1, D, MEM_HEADS * D_KEY, ACT_NONE},
-        {"", &b->keys, 1, 0, 0, ACT_NONE},
     };
+    memcpy(all, products, sizeof products);
+}
+
+/* The products of a step alone against the tighter of their limits: the plain read of all their
+ * weights, and the peak of the multiply-adds. */
+static void bench_step_products(struct bench *b, int n_round)
+{
+    static const int rows[] = {1, 4, 8, 16, 32, 64, ROWS_MAX};
+    struct product all[STEP_PRODUCTS];
+    set_step_products(b, all);
+    (void)printf("\n| products of a step, rows | ms | plain read, ms | at the peak, ms | share of "
+                 "the tighter |\n|---|---|---|---|---|\n");
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        struct series ms = {.n = 0};
+        struct series read_ms = {.n = 0};
+        struct series peak_ms = {.n = 0};
+        struct series share = {.n = 0};
+        for (int round = 0; round < n_round; round++) {
+            double flops = 0;
+            double start = now_s();
+            for (int i = 0; i < STEP_PRODUCTS; i++) {
+                (void)read_weights(b, &all[i]);
+                flops += 2.0 * rows[r] * all[i].n_in * all[i].n_out * all[i].n_w;
+            }
+            const double read = now_s() - start;
+            const double peak = flops / peak_rate(b);
+            start = now_s();
+            for (int i = 0; i < STEP_PRODUCTS; i++) {
+                run_product(b, &all[i], rows[r]);
+            }
+            const double seconds = now_s() - start;
+            add(&ms, seconds * 1e3);
+            add(&read_ms, read * 1e3);
+            add(&peak_ms, peak * 1e3);
+            add(&share, (read > peak ? read : peak) / seconds);
+        }
+        (void)printf("| %d | %.2f | %.2f | %.2f |", rows[r], median(&ms), median(&read_ms),
+                     median(&peak_ms));
+        print_share(&share);
+    }
+}
+
+/* The whole step against the plain read of all its weights (few rows) or the peak of its products.
+ */
+static void bench_steps(struct bench *b, int n_round)
+{
+    struct product all[STEP_PRODUCTS + 1] = {
+        [STEP_PRODUCTS] = {"", &b->keys, 1, 0, 0, ACT_NONE},
+    };
+    set_step_products(b, all);
     static const int rows[] = {1, 8, ROWS_MAX};
     (void)printf(
         "\n| whole step, context 512 | ms | tokens/s | limit | share |\n|---|---|---|---|---|\n");
@@ -658,6 +707,7 @@ int main(int argc, char **argv)
     make_all(&b);
     (void)printf("%s; %s; medians of %d rounds\n", b.be->description, dtype_name(b.dtype), n_round);
     bench_steps(&b, n_round);
+    bench_step_products(&b, n_round);
     bench_memory(&b, n_round);
     bench_products(&b, n_round);
     bench_scores(&b, n_round);
