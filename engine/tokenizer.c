@@ -131,12 +131,12 @@ bool encoding_push(struct encoding *encoding, int32_t id, size_t offset)
     return true;
 }
 
-/* The control piece that text consists of, or -1. */
-static int32_t control_of(const struct tokenizer *tokenizer, const char *text, size_t bytes)
+/* The piece with a name of its own that text consists of, or -1. */
+static int32_t named_of(const struct tokenizer *tokenizer, const char *text, size_t bytes)
 {
     for (int32_t id = 0; id < tokenizer->n_piece; id++) {
         const struct piece *const piece = &tokenizer->piece[id];
-        if (piece->control && strlen(piece->text) == bytes &&
+        if ((piece->control || piece->named) && strlen(piece->text) == bytes &&
             memcmp(piece->text, text, bytes) == 0) {
             return id;
         }
@@ -156,11 +156,11 @@ static enum err_code encode(const struct tokenizer *tokenizer, const char *text,
         return err_set(err, ERR_ARGUMENT, "the text is not valid UTF-8 at byte %zu", valid);
     }
     /* Room for one: the arrays exist even if they stay empty. */
-    const int32_t control = allow_control ? control_of(tokenizer, text, bytes) : -1;
-    if (!encoding_push(out, control, 0)) {
+    const int32_t named = allow_control ? named_of(tokenizer, text, bytes) : -1;
+    if (!encoding_push(out, named, 0)) {
         return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", bytes);
     }
-    if (control >= 0) {
+    if (named >= 0) {
         return ERR_OK;
     }
     out->n = 0;

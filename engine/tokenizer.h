@@ -8,7 +8,8 @@
  * Control tokens (<s>, </s>, <pad>) that a user types never become the control id (SentencePiece:
  * they are ordinary text; XLM's vocabulary: they are dropped, as by its authors), with one
  * exception that lm-evaluation-harness relies on: text that consists of exactly one control token's
- * piece encodes to its id when allow_control is set. */
+ * piece encodes to its id when allow_control is set. So does "<eos>" alone where a vocabulary of
+ * characters or bytes spells its line feed so, and "<unk>". */
 #ifndef ENGINE_TOKENIZER_H
 #define ENGINE_TOKENIZER_H
 

@@ -14,6 +14,7 @@ struct piece {
     const char *bytes; /* [n_byte] the text, without the space. Owner: the kind */
     uint32_t n_byte;
     bool control; /* adds nothing */
+    bool named;   /* spelled by a name (<eos>) that as a text would be other tokens */
     bool space;   /* stands apart: a space comes before bytes, but not at the start of a text */
     bool joins;   /* what follows it does not stand apart: no space there */
 };

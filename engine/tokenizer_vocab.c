@@ -202,6 +202,8 @@ static enum err_code fill_pieces(struct vocab_tokenizer *t, const char *path, st
             good = t->kind == KIND_CHAR ? fill_char(piece, word.bytes)
                                         : fill_byte(t, piece, word.bytes, id);
         }
+        piece->named =
+            (t->kind == KIND_CHAR || t->kind == KIND_BYTE) && (id == t->eos_id || id == t->unk_id);
         if (!good) {
             return err_set(err, ERR_FORMAT,
                            "%s: line %d is \"%.32s\": expected is <eos>, <unk> or %s", path, id + 1,

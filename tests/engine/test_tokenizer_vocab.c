@@ -307,6 +307,28 @@ static void a_lone_control_word_where_allowed(void **state)
     tokenizer_close(t);
 }
 
+static void a_lone_name_where_allowed(void **state)
+{
+    (void)state;
+    const char *const kinds[] = {"word", "char", "byte"};
+    const char *const vocabs[] = {"a\n<eos>\n<unk>\n", "<\n<eos>\n<unk>\n", "60\n<eos>\n<unk>\n"};
+    for (int i = 0; i < 3; i++) {
+        struct tokenizer *const t = from(kinds[i], vocabs[i], NULL);
+        for (int id = 1; id < 3; id++) {
+            int32_t *ids = NULL;
+            size_t n = 0;
+            assert_int_equal(
+                tokenizer_encode(t, tokenizer_piece(t, id), 5, true, &ids, &n, NULL, NULL), ERR_OK);
+            assert_int_equal(n, 1);
+            assert_int_equal(ids[0], id);
+            free(ids);
+        }
+        const int32_t as_text[] = {i == 0 ? 1 : 0, 2, 2, 2, 2};
+        expect_ids(t, "<eos>", as_text, i == 0 ? 1 : 5);
+        tokenizer_close(t);
+    }
+}
+
 static void lines_of_words_come_back(void **state)
 {
     (void)state;
@@ -523,6 +545,7 @@ int main(void)
         cmocka_unit_test(xlm_is_the_authors),
         cmocka_unit_test(split_words_come_back_whole),
         cmocka_unit_test(a_lone_control_word_where_allowed),
+        cmocka_unit_test(a_lone_name_where_allowed),
         cmocka_unit_test(lines_of_words_come_back),
         cmocka_unit_test(text_that_cannot_be_spelled_is_refused),
         cmocka_unit_test(rules_are_applied),

@@ -279,6 +279,15 @@ def test_control_token_alone_is_its_id(server):
     assert 1 not in server.ok("/tokenize", {"prompt": "a </s>", "add_special_tokens": False})["tokens"]
 
 
+def test_bos_token_of_bytes_is_its_id():
+    with Server(model=UNBOUNDED) as s:
+        name = s.get("/tokenizer_info").json()["bos_token"]
+        body = {"prompt": name, "add_special_tokens": False}
+        bos = s.get("/info").json()["model"]["bos_token_id"]
+        assert s.ok("/tokenize", body)["tokens"] == [bos]
+        assert len(s.ok("/tokenize", {**body, "parse_special": False})["tokens"]) == len(name)
+
+
 @pytest.mark.parametrize("text", [TEXT, "", " ", "a", "  a  ", "\u2581", "\n\n"])
 def test_detokenize_is_the_inverse(server, text):
     ids = server.ok("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
