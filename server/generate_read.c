@@ -201,24 +201,30 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
                   const struct api_limits *limits, const char *name, int asked, int fallback)
 {
     int64_t longest = 0;
+    char which[32] = "the prompt"; /* of several the longest: the one to shorten */
     for (int i = 0; i < job->inputs.n; i++) {
-        longest = job->inputs.input[i].n_ids > longest ? job->inputs.input[i].n_ids : longest;
+        if (job->inputs.input[i].n_ids > longest) {
+            longest = job->inputs.input[i].n_ids;
+            if (job->inputs.n > 1) {
+                (void)snprintf(which, sizeof which, "prompt[%d]", i);
+            }
+        }
     }
     const int64_t context = engine_context(limits->context);
     const int64_t least = asked >= 0 ? asked : 1; /* the fallback shrinks, but not to 0 */
     const int64_t room = longest < context ? context - longest : 0;
     if (longest + least > context && (asked < 0 || room == 0)) {
         return api_error_set(fields->error, 400, "context_length_exceeded", "prompt",
-                             "the prompt has %lld tokens, but the model's context is %lld "
+                             "%s has %lld tokens, but the model's context is %lld "
                              "(max_length=%lld)%s: shorten it",
-                             (long long)longest, (long long)context, (long long)context,
+                             which, (long long)longest, (long long)context, (long long)context,
                              least > 0 ? ", of which at least one is generated" : "");
     }
     if (longest + least > context) {
         return api_error_set(fields->error, 400, "context_length_exceeded", name,
-                             "the prompt has %lld tokens and %s is %d, together %lld, but the "
+                             "%s has %lld tokens and %s is %d, together %lld, but the "
                              "model's context is %lld (max_length=%lld): ask for at most %lld",
-                             (long long)longest, name, asked, (long long)(longest + least),
+                             which, (long long)longest, name, asked, (long long)(longest + least),
                              (long long)context, (long long)context, (long long)room);
     }
     sampling->max_tokens = asked >= 0 ? asked : room < fallback ? (int)room : fallback;

@@ -354,6 +354,10 @@ def test_the_least_values_are_taken(server):
      "max_new_tokens and n_predict mean the same: give one of them"),
     ("/generate", {"prompt": [5] * 513, "max_tokens": 0},
      "the prompt has 513 tokens, but the model's context is 512 (max_length=512): shorten it"),
+    ("/generate", {"prompt": [[5], [5] * 513, [6]]}, "prompt[1] has 513 tokens, but the model's context is 512 "
+     "(max_length=512), of which at least one is generated: shorten it"),
+    ("/v1/completions", {"prompt": [[5], [5] * 2], "max_tokens": 511}, "prompt[1] has 2 tokens and max_tokens is 511, "
+     "together 513, but the model's context is 512 (max_length=512): ask for at most 510"),
     ("/generate", {"prompt": [5], "temperature": 2.0000001}, "temperature is 2.0000001, but must be in [0, 2]"),
     ("/generate", {"prompt": [5], "repeat_penalty": 9e-7}, "repeat_penalty is 9e-07, but must be in [1e-06, 10]"),
     ("/generate", '{"prompt": [5], "temperature": 1e400}', "a number in the body is beyond what any field takes: "
