@@ -95,6 +95,7 @@ struct item {
     int64_t n_ids;
     int sample_index; /* keys the random numbers, with seed and prompt_index */
     int prompt_index;
+    int max_tokens; /* generation: fewer than the request's, for this item; 0 = as many */
     /* Scoring: ids[score_from ..] are scored, what stands before is context, of which nothing is
      * computed but what they attend to. 1 .. n_ids; request_set_item makes 0 a 1. */
     int64_t score_from;
@@ -103,8 +104,8 @@ struct item {
     /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
     atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */
     atomic_int state;    /* enum finish; != FINISH_NONE means nothing more will be written */
-    int32_t *out_id;     /* generation: [max_tokens]; scoring: NULL (the tokens are in ids) */
-    float *out_logprob;  /* generation: [max_tokens] (only if n_top >= 0);
+    int32_t *out_id;     /* generation: [item_max_tokens]; scoring: NULL (the tokens are in ids) */
+    float *out_logprob;  /* generation: [item_max_tokens] (only if n_top >= 0);
                           * scoring: [n_ids-score_from], log p(ids[score_from+i] | its window) */
     int32_t *out_rank;   /* as out_logprob */
     float *out_entropy;  /* scoring with entropy: as out_logprob; else NULL */
@@ -162,12 +163,15 @@ struct request {
     atomic_int wake_guard;
 };
 
+/* Tokens that an item of a generation ends with at the latest. */
+int item_max_tokens(const struct request *request, const struct item *item);
+
 /* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
  * memory. */
 struct request *request_new(enum request_kind kind, int n_item);
 /* Takes the ids (malloc'd, ownership passes) of item i and allocates its result arrays after the
- * fields kind, sampling, n_top, n_target, echo, entropy, trace_* and the item's score_from and bare
- * are set. */
+ * fields kind, sampling, n_top, n_target, echo, entropy, trace_* and the item's max_tokens,
+ * score_from and bare are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
 /* The front end's last use: cancels what still runs and drops the front end's reference; the last

@@ -96,7 +96,7 @@ static void count_generation(struct engine_stats *stats, const struct request *r
 {
     histogram_add(&stats->prompt_len, (double)item->n_ids);
     histogram_add(&stats->generation_len, atomic_load_explicit(&item->n_out, memory_order_relaxed));
-    histogram_add(&stats->max_tokens, request->sampling.max_tokens);
+    histogram_add(&stats->max_tokens, item_max_tokens(request, item));
 }
 
 /* All items of the request are over. */

@@ -110,9 +110,15 @@ void request_wake(struct request *request)
 
 /* ---- result arrays ------------------------------------------------------------------------- */
 
+int item_max_tokens(const struct request *request, const struct item *item)
+{
+    const int most = request->sampling.max_tokens;
+    return item->max_tokens > 0 && item->max_tokens < most ? item->max_tokens : most;
+}
+
 int64_t item_position_max(const struct request *request, const struct item *item)
 {
-    return item->n_ids + (request->kind == REQUEST_GENERATE ? request->sampling.max_tokens : 0);
+    return item->n_ids + (request->kind == REQUEST_GENERATE ? item_max_tokens(request, item) : 0);
 }
 
 /* Shape of one memory's trace within the block of an item. */
@@ -173,7 +179,7 @@ static void *new_array(int64_t n, int64_t width, size_t size)
 
 static bool new_generation(const struct request *request, struct item *item)
 {
-    const int64_t n = request->sampling.max_tokens;
+    const int64_t n = item_max_tokens(request, item);
     const int64_t n_top = request->n_top;
     bool ok = (item->out_id = new_array(n, 1, sizeof(int32_t))) != NULL;
     if (n_top >= 0) {
@@ -240,12 +246,12 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
                        i, (long long)item->score_from, (long long)n_ids);
     }
     const int64_t limit = info->context > 0 ? info->context : ENGINE_TEXT_MAX;
-    if (request->kind == REQUEST_GENERATE &&
-        (request->sampling.max_tokens < 0 || n_ids > limit - request->sampling.max_tokens)) {
+    const int max_tokens = item_max_tokens(request, item);
+    if (request->kind == REQUEST_GENERATE && (max_tokens < 0 || n_ids > limit - max_tokens)) {
         return err_set(err, ERR_ARGUMENT,
                        "item %d: a prompt of %lld tokens and max_tokens %d exceed the context: "
                        "max_length=%lld",
-                       i, (long long)n_ids, request->sampling.max_tokens, (long long)limit);
+                       i, (long long)n_ids, max_tokens, (long long)limit);
     }
     bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
                                                 : new_scores(request, item);
@@ -369,11 +375,11 @@ static enum err_code check_item(const struct request *request, const struct item
         ((!generate || request->n_top >= 0) && item->out_logprob == NULL)) {
         return err_set(err, ERR_ARGUMENT, "an item was not set");
     }
-    if (generate && item->n_ids > context - request->sampling.max_tokens) {
+    if (generate && item->n_ids > context - item_max_tokens(request, item)) {
         return err_set(err, ERR_ARGUMENT,
                        "a prompt of %lld tokens and max_tokens %d exceed the context: "
                        "max_length=%lld",
-                       (long long)item->n_ids, request->sampling.max_tokens, (long long)context);
+                       (long long)item->n_ids, item_max_tokens(request, item), (long long)context);
     }
     if (item->sample_index < 0 || item->prompt_index < 0) {
         return err_set(err, ERR_ARGUMENT, "sample_index %d or prompt_index %d is negative",

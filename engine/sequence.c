@@ -198,7 +198,7 @@ static void fill_output(struct sequence *seq, struct step *step, int row, int64_
         if (item->prompt_logprob != NULL) {
             want_output(seq, step, row, OUT_LOGPROB, item->ids[position + 1], n_top);
         }
-    } else if (seq->ending == FINISH_NONE && request->sampling.max_tokens > 0) {
+    } else if (seq->ending == FINISH_NONE && item_max_tokens(request, item) > 0) {
         /* The log-probability is taken also where nobody asked for it: it is what tells a
          * distribution that is not one. */
         want_output(seq, step, row, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED, n_top);
@@ -337,7 +337,8 @@ static enum finish ending_of(struct sequence *seq, int32_t token, int eos_id, ch
         seq->item->stop_begin = match.begin;
         return FINISH_STOP;
     }
-    return seq->n_out == sampling->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+    return seq->n_out == item_max_tokens(seq->job->request, seq->item) ? FINISH_LENGTH
+                                                                       : FINISH_NONE;
 }
 
 /* Appends the token drawn in output i. */
@@ -383,7 +384,7 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
     if (seq->n_done < seq->n_feed) {
         return result; /* more of the prompt */
     }
-    if (request->sampling.max_tokens == 0) {
+    if (item_max_tokens(request, item) == 0) {
         seq->ending = FINISH_LENGTH;
     }
     /* A memory trace covers all positions of the text, so the last token runs through as well. */

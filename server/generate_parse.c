@@ -108,7 +108,11 @@ static bool make_request(struct generate_job *job, struct request *request,
     size_t trace_bytes = 0;
     for (int i = 0; i < request->n_item; i++) {
         struct input *const input = &job->inputs.input[i / job->n_sample];
-        const int64_t n_position = input->n_ids + request->sampling.max_tokens;
+        /* A default that not every prompt leaves room for: each gets what it would get alone. */
+        const int64_t room = engine_context(limits->context) - input->n_ids;
+        const bool short_of_room = room < request->sampling.max_tokens;
+        request->item[i].max_tokens = short_of_room ? (int)room : 0;
+        const int64_t n_position = input->n_ids + item_max_tokens(request, &request->item[i]);
         if (job->memory == MEMORY_TOKENS && n_position > INPUT_TRACE_POSITIONS_MAX) {
             return api_error_set(error, 400, "invalid_value", "memory",
                                  "memory \"tokens\" takes at most %d positions, but prompt and "

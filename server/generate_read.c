@@ -201,10 +201,13 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
                   const struct api_limits *limits, const char *name, int asked, int fallback)
 {
     int64_t longest = 0;
+    int64_t shortest = INT64_MAX;
     char which[32] = "the prompt"; /* of several the longest: the one to shorten */
     for (int i = 0; i < job->inputs.n; i++) {
-        if (job->inputs.input[i].n_ids > longest) {
-            longest = job->inputs.input[i].n_ids;
+        const int64_t n_ids = job->inputs.input[i].n_ids;
+        shortest = n_ids < shortest ? n_ids : shortest;
+        if (n_ids > longest) {
+            longest = n_ids;
             if (job->inputs.n > 1) {
                 (void)snprintf(which, sizeof which, "prompt[%d]", i);
             }
@@ -227,11 +230,12 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
                              which, (long long)longest, name, asked, (long long)(longest + least),
                              (long long)context, (long long)context, (long long)room);
     }
-    sampling->max_tokens = asked >= 0 ? asked : room < fallback ? (int)room : fallback;
-    if (sampling->min_tokens > sampling->max_tokens) {
+    const int64_t most = context - shortest;
+    const int fewest = asked >= 0 ? asked : room < fallback ? (int)room : fallback;
+    sampling->max_tokens = asked >= 0 ? asked : most < fallback ? (int)most : fallback;
+    if (sampling->min_tokens > fewest) {
         return api_error_set(fields->error, 400, "conflicting_fields", "min_tokens",
-                             "min_tokens is %d, but %s is %d", sampling->min_tokens, name,
-                             sampling->max_tokens);
+                             "min_tokens is %d, but %s is %d", sampling->min_tokens, name, fewest);
     }
     return true;
 }

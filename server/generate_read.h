@@ -28,7 +28,8 @@ void generate_read_best_of(struct fields *fields, const struct generate_job *job
 bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,
                           bool bos, const struct api_limits *limits);
 /* max_tokens: as asked for in field name, or if asked is -1 the fallback, or what the context
- * leaves if that is less. min_tokens must have been read. */
+ * leaves to the shortest prompt if that is less: the others' items get less in turn. min_tokens
+ * must have been read. */
 bool generate_fit(struct fields *fields, struct generate_job *job, struct sampling *sampling,
                   const struct api_limits *limits, const char *name, int asked, int fallback);
 

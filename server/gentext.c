@@ -49,7 +49,7 @@ bool gentext_ready(const struct gentext *gen, int n_out, enum finish state)
 bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state)
 {
     return state == FINISH_NONE && gen->n_token == n_out &&
-           (gen->matched || n_out == gen->request->sampling.max_tokens);
+           (gen->matched || n_out == item_max_tokens(gen->request, gen->item));
 }
 
 /* Whether a stop string ends within the last n_new bytes that are held. */

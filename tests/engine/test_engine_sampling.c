@@ -177,6 +177,17 @@ static void fills_the_context_to_its_last_position(void **state)
     request_release(request);
 }
 
+static void an_item_may_end_before_the_requests_others(void **state)
+{
+    (void)state;
+    struct request *const short_of_room = harness_generation(1, 8);
+    short_of_room->item[0].max_tokens = 3;
+    struct request *const request = generate(short_of_room, TINY_CONTEXT - 3);
+    assert_int_equal(atomic_load(&first(request)->state), FINISH_LENGTH);
+    assert_int_equal(n_out_of(request), 3);
+    request_release(request);
+}
+
 /* ---- stop strings ---- */
 
 /* The text of a generation, and in which token each byte lies. */
@@ -384,6 +395,7 @@ int main(void)
         cmocka_unit_test(stop_strings_are_found_across_tokens),
         cmocka_unit_test(penalties_reach_the_drawing),
         cmocka_unit_test(bias_and_allow_list_reach_the_drawing),
+        cmocka_unit_test(an_item_may_end_before_the_requests_others),
         cmocka_unit_test(submit_checks_what_the_engine_relies_on),
         cmocka_unit_test(set_item_bounds_what_it_allocates),
     };

@@ -130,7 +130,8 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
     if (generate_parse(&job, dialect, body, bytes, limits, &error)) {
         struct request *const request = job.request;
         for (int i = 0; i < request->n_item; i++) {
-            finish_item(request, &request->item[i], request->sampling.max_tokens);
+            struct item *const item = &request->item[i];
+            finish_item(request, item, item_max_tokens(request, item));
         }
         atomic_store(&request->n_item_done, request->n_item);
         struct text out = {0};

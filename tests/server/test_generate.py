@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from server_harness import Server, error_of
+from server_harness import Server, error_of, events
 
 PROMPT = "It was a dark night, and the"
 
@@ -210,6 +210,36 @@ def test_default_max_tokens_shrinks_to_the_context(server):
     got = server.ok("/generate", {"prompt": [300] * (context - 3), "details": True,
                                   "ignore_eos": True})
     assert got["params"]["max_tokens"] == 3 and got["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_prompt_leaves_the_others_their_default(server, path, stream):
+    """What a prompt is continued with does not depend on those beside it: not its length either."""
+    context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = {"ignore_eos": True, "seed": 1, "temperature": 0, "stream": stream}
+    prompts = [[300, 301], [300] * (context - 3), [302]]
+
+    def texts(prompt):
+        got = server.post(path, {**body, "prompt": prompt})
+        assert got.status_code == 200, got.text
+        if not stream:
+            return [(c["text"], c["finish_reason"]) for c in got.json()["choices"]]
+        text = {}
+        for event in events(got.text):
+            for c in event.get("choices", [event]):
+                text[c["index"]] = text.get(c["index"], "") + c["text"]
+                if c.get("finish_reason"):
+                    text[c["index"]] = (text[c["index"]], c["finish_reason"])
+        return [text[i] for i in sorted(text)]
+
+    assert texts(prompts) == [texts([p])[0] for p in prompts]
+    if not stream:
+        default = 16 if path == "/v1/completions" else 128
+        usage = server.ok(path, {**body, "prompt": prompts})["usage"]
+        assert usage["completion_tokens"] == default + 3 + default
+        error_of(server.post(path, {**body, "prompt": prompts, "min_tokens": 4}), 400,
+                 "conflicting_fields", "min_tokens")
 
 
 def test_too_long_names_the_limit(server):
