@@ -120,7 +120,7 @@ bool fields_open_in(struct fields *inner, struct fields *fields, const char *nam
     return true;
 }
 
-static const char *fields_type_name(const json_t *value)
+const char *fields_type_name(const json_t *value)
 {
     switch (json_typeof(value)) {
     case JSON_OBJECT: return "an object";
@@ -212,7 +212,11 @@ static void fields_integer(struct fields *fields, const char *name, const char *
     }
     const char *const used = fields_used(fields, name, alias);
     int64_t integer = 0;
-    if (!fields_is_integer(given, &integer)) {
+    if (json_is_real(given) && !fields_is_integer(given, &integer)) {
+        (void)api_error_set(fields->error, 400, "invalid_value", used,
+                            "%s is %.15g, but must be an integer %lld ... %lld", used,
+                            json_real_value(given), (long long)min, (long long)max);
+    } else if (!fields_is_integer(given, &integer)) {
         (void)fields_wrong(fields, used, "an integer", given);
     } else if (integer < min || integer > max) {
         (void)api_error_set(fields->error, 400, "invalid_value", used,
@@ -345,8 +349,12 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
         *value = sum;
         return true;
     }
+    if (!json_is_number(given)) {
+        return fields_wrong(fields, name, "an integer", given);
+    }
     return api_error_set(fields->error, 400, "invalid_value", name,
-                         "%s must be an integer 0 ... 18446744073709551615", name);
+                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615", name,
+                         json_number_value(given));
 }
 
 int fields_choice(struct fields *fields, const char *name, const char *const *choices)

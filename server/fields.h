@@ -84,6 +84,9 @@ const char *fields_string(struct fields *fields, const char *name, const char *a
 /* The same of a value: NULL if it is no string or holds U+0000. */
 const char *fields_word(const json_t *value);
 
+/* "a list", "a string", ...: what a value is, for messages. */
+const char *fields_type_name(const json_t *value);
+
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
 bool fields_is_integer(const json_t *value, int64_t *integer);
 

@@ -41,9 +41,15 @@ void generate_read_stop(struct fields *fields, struct sampling *s, const struct 
     }
     const bool whole = json_is_string(value);
     const size_t n = whole ? 1 : json_array_size(value);
-    if ((!whole && !json_is_array(value)) || n > STOP_MAX) {
+    if (!whole && !json_is_array(value)) {
         (void)api_error_set(fields->error, 400, "invalid_value", "stop",
-                            "stop must be a string or a list of at most %d strings", STOP_MAX);
+                            "stop must be a string or a list of at most %d strings, not %s",
+                            STOP_MAX, fields_type_name(value));
+        return;
+    }
+    if (n > STOP_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "stop",
+                            "stop has %zu strings, but %d are the limit", n, STOP_MAX);
         return;
     }
     if (n > 0 && limits->tokenizer == NULL) {
@@ -54,9 +60,15 @@ void generate_read_stop(struct fields *fields, struct sampling *s, const struct 
     for (size_t i = 0; i < n; i++) {
         const json_t *const each = whole ? value : json_array_get(value, i);
         const size_t bytes = json_string_length(each);
-        if (!json_is_string(each) || bytes < 1 || bytes > STOP_BYTES_MAX) {
+        if (!json_is_string(each)) {
             (void)api_error_set(fields->error, 400, "invalid_value", "stop",
-                                "stop[%zu] must be a string of 1 ... %d bytes", i, STOP_BYTES_MAX);
+                                "stop[%zu] must be a string, not %s", i, fields_type_name(each));
+            return;
+        }
+        if (bytes < 1 || bytes > STOP_BYTES_MAX) {
+            (void)api_error_set(fields->error, 400, "invalid_value", "stop",
+                                "stop[%zu] has %zu bytes, but must have 1 ... %d", i, bytes,
+                                STOP_BYTES_MAX);
             return;
         }
         memcpy(s->stop[i].text, json_string_value(each), bytes);
@@ -73,9 +85,16 @@ static void read_id_list(struct fields *fields, const char *name, int max, int n
     if (value == NULL) {
         return;
     }
-    if (!json_is_array(value) || json_array_size(value) > (size_t)max) {
+    if (!json_is_array(value)) {
         (void)api_error_set(fields->error, 400, "invalid_value", name,
-                            "%s must be a list of at most %d token ids", name, max);
+                            "%s must be a list of at most %d token ids, not %s", name, max,
+                            fields_type_name(value));
+        return;
+    }
+    if (json_array_size(value) > (size_t)max) {
+        (void)api_error_set(fields->error, 400, "invalid_value", name,
+                            "%s has %zu token ids, but %d are the limit", name,
+                            json_array_size(value), max);
         return;
     }
     int32_t *ids = NULL;
@@ -97,50 +116,68 @@ static void read_id_list(struct fields *fields, const char *name, int max, int n
     free(ids);
 }
 
+/* An entry of logit_bias. */
+static bool read_one_bias(struct fields *fields, struct sampling *s, const char *key,
+                          const json_t *value, int n_vocab)
+{
+    static const char name[] = "logit_bias";
+    struct api_error *const error = fields->error;
+    const size_t digits = strspn(key, "0123456789");
+    if (digits == 0 || digits > 9 || key[digits] != '\0') {
+        return api_error_set(error, 400, "invalid_value", name, "%s: \"%.20s\" is not a token id",
+                             name, key);
+    }
+    const int id = atoi(key);
+    const double bias = json_number_value(value);
+    if (id >= n_vocab) {
+        return api_error_set(error, 400, "token_out_of_range", name,
+                             "%s: %d is not a token id, they are 0 ... %d", name, id, n_vocab - 1);
+    }
+    if (!json_is_number(value)) {
+        return api_error_set(error, 400, "invalid_value", name,
+                             "%s of token %d must be a number, not %s", name, id,
+                             fields_type_name(value));
+    }
+    if (!(bias >= -100 && bias <= 100)) {
+        return api_error_set(error, 400, "invalid_value", name,
+                             "%s of token %d is %.15g, but must be in [-100, 100]", name, id, bias);
+    }
+    for (int i = 0; i < s->n_bias; i++) { /* "7" and "07" */
+        if (s->bias[i].token == id) {
+            return api_error_set(error, 400, "conflicting_fields", name, "%s holds token %d twice",
+                                 name, id);
+        }
+    }
+    s->bias[s->n_bias].token = id;
+    s->bias[s->n_bias++].bias = (float)bias;
+    return true;
+}
+
 static void read_bias(struct fields *fields, struct sampling *s, int n_vocab)
 {
     json_t *const value = fields_get(fields, "logit_bias", NULL);
     if (value == NULL) {
         return;
     }
-    if (!json_is_object(value) || json_object_size(value) > LOGIT_BIAS_MAX) {
+    if (!json_is_object(value)) {
         (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
-                            "logit_bias must be an object of at most %d entries \"id\": number",
-                            LOGIT_BIAS_MAX);
+                            "logit_bias must be an object {\"id\": number}, not %s",
+                            fields_type_name(value));
+        return;
+    }
+    if (json_object_size(value) > LOGIT_BIAS_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
+                            "logit_bias has %zu entries, but %d are the limit",
+                            json_object_size(value), LOGIT_BIAS_MAX);
         return;
     }
     const char *key = NULL;
     json_t *each = NULL;
     json_object_foreach(value, key, each)
     {
-        const size_t digits = strspn(key, "0123456789");
-        if (digits == 0 || digits > 9 || key[digits] != '\0') {
-            (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
-                                "logit_bias: \"%.20s\" is not a token id", key);
+        if (!read_one_bias(fields, s, key, each, n_vocab)) {
             return;
         }
-        const int id = atoi(key);
-        const double bias = json_number_value(each);
-        if (id >= n_vocab) {
-            (void)api_error_set(fields->error, 400, "token_out_of_range", "logit_bias",
-                                "logit_bias: %d is not a token id, they are 0 ... %d", id,
-                                n_vocab - 1);
-            return;
-        }
-        if (!json_is_number(each) || !(bias >= -100 && bias <= 100)) {
-            (void)api_error_set(fields->error, 400, "invalid_value", "logit_bias",
-                                "logit_bias of token %d must be a number in [-100, 100]", id);
-            return;
-        }
-        for (int i = 0; i < s->n_bias; i++) { /* "7" and "07" */
-            if (s->bias[i].token == id) {
-                (void)api_error_set(fields->error, 400, "conflicting_fields", "logit_bias",
-                                    "logit_bias holds token %d twice", id);
-                return;
-            }
-        }
-        s->bias[s->n_bias].token = id;
-        s->bias[s->n_bias++].bias = (float)bias;
     }
 }
 

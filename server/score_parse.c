@@ -1,6 +1,7 @@
 /* From a /score body to a checked request: see score.h. */
 #include "server/score.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -233,9 +234,12 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
         return;
     }
     if (!json_is_array(value) || n == 0 || n > TARGET_MAX) {
+        char count[32] = "";
+        if (n > TARGET_MAX) {
+            (void)snprintf(count, sizeof count, ", and has %zu", n);
+        }
         (void)api_error_set(fields->error, 400, "invalid_value", name,
-                            "%s must be a list of 1 to %d token ids%s", name, TARGET_MAX,
-                            n > TARGET_MAX ? ", and has more" : "");
+                            "%s must be a list of 1 to %d token ids%s", name, TARGET_MAX, count);
         return;
     }
     (void)input_ids(value, name, TARGET_MAX, limits->info->n_vocab, target, n_target,
