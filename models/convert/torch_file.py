@@ -1,6 +1,6 @@
 """Reads what torch.save wrote, without PyTorch and without executing anything.
 
-xlm.py asks for the root object and for single tensors. Both containers are known: the zip archive
+The families' modules ask for the root object and for single tensors. Both containers are known: the zip archive
 (PyTorch >= 1.6: `<stem>/data.pkl` and one stored member per storage) and the legacy file before it
 (five pickles, then each storage as an element count and raw elements). The file is mapped, not
 loaded: a tensor is a NumPy view into the mapping, so an optimizer's state costs nothing unless
@@ -22,7 +22,9 @@ from fault import Refused, show
 from pickle_machine import Constructor, Opaque, PickleMachine, StateDict
 
 DTYPES = {"torch.FloatStorage": "<f4", "torch.HalfStorage": "<f2",
-          "torch.DoubleStorage": "<f8", "torch.LongStorage": "<i8"}
+          "torch.DoubleStorage": "<f8", "torch.LongStorage": "<i8",
+          "torch.BFloat16Storage": "<u2"}
+BF16 = np.dtype("<u2")  # NumPy has none: its bits, and no storage of unsigned numbers is read
 LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 LEGACY_VERSION = 1001
 DIM_MAX = 8
@@ -68,6 +70,25 @@ class Tensor:
 
     def __repr__(self):
         return "<tensor %s>" % list(self.size)
+
+
+class Brain:
+    """A tensor of bfloat16, as safetensors_file.write takes arrays: slices are widened to fp32."""
+
+    dtype = np.dtype(np.float32)  # of the slices
+
+    def __init__(self, bits):
+        self.bits = bits
+
+    shape = property(lambda self: self.bits.shape)
+    ndim = property(lambda self: self.bits.ndim)
+    size = property(lambda self: self.bits.size)
+
+    def reshape(self, shape):
+        return Brain(self.bits.reshape(shape))
+
+    def __getitem__(self, rows):
+        return (self.bits[rows].astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def is_count(value):
@@ -313,8 +334,9 @@ class TorchFile:
                 show(storage.key), storage.root_numel, storage.dtype.itemsize, n_bytes))
         return begin + storage.begin * storage.dtype.itemsize
 
-    def array(self, tensor):
-        """The tensor as a read-only NumPy view of the mapped file, after all checks."""
+    def array(self, tensor, brain=False):
+        """The tensor as a read-only NumPy view of the mapped file, after all checks. brain: whether the
+        caller takes a Brain too."""
         storage, size, stride = tensor.storage, tensor.size, tensor.stride
         if len(stride) != len(size):
             raise Refused("strides %s do not fit size %s" % (show(stride), show(size)))
@@ -325,6 +347,9 @@ class TorchFile:
         if numel == 0 or numel > storage.numel or last >= storage.numel:
             raise Refused("size %s, strides %s, offset %d do not fit a storage of %d elements"
                           % (show(size), show(stride), tensor.offset, storage.numel))
+        if storage.dtype == BF16 and not brain:
+            raise Refused("torch.BFloat16Storage: checkpoints of this family have no bfloat16")
         item = storage.dtype.itemsize
         begin = self.locate(storage) + tensor.offset * item
-        return np.ndarray(size, storage.dtype, self.data, begin, [step * item for step in stride])
+        view = np.ndarray(size, storage.dtype, self.data, begin, [step * item for step in stride])
+        return Brain(view) if storage.dtype == BF16 else view

@@ -357,9 +357,12 @@ def test_storages_whose_count_lies(numel, tmp_path, refused):
     refused(legacy_file(tmp_path, value), "storage")
 
 
-@pytest.mark.parametrize("cls", ["DoubleStorage", "HalfStorage", "ByteStorage", "UntypedStorage"])
+@pytest.mark.parametrize("cls", ["DoubleStorage", "HalfStorage", "BFloat16Storage", "ByteStorage",
+                                 "UntypedStorage"])
 def test_storages_of_another_class(cls, tmp_path, refused):
-    storage = tw.Storage(tw.tiny_weights()["layer_norm_emb.bias"], cls=cls)
+    array = tw.tiny_weights()["layer_norm_emb.bias"]
+    array = array.astype(np.uint16) if cls == "BFloat16Storage" else array
+    storage = tw.Storage(array, cls=cls)
     value = tw.tiny(layer_norm_emb__bias=tw.Tensor(storage.data, storage))
     known = cls in ("DoubleStorage", "HalfStorage")
     refused(zip_file(tmp_path, value), "layer_norm_emb" if known else "torch." + cls)

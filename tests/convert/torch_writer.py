@@ -11,7 +11,7 @@ import numpy as np
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 CLASSES = {"float32": "FloatStorage", "float16": "HalfStorage", "float64": "DoubleStorage",
-           "int64": "LongStorage"}
+           "int64": "LongStorage", "uint16": "BFloat16Storage"}
 
 
 class Raw:
