@@ -288,13 +288,13 @@ def read(file, settings, dtype):
     config = {"model_type": "all_attention", "vocab_size": p.n_vocab, "d_model": p.d_model,
               "n_layer": p.n_layer, "n_head": p.n_head, "d_ff": p.d_ff,
               "n_persistent": p.n_persistent, "max_span": p.span,
-              "norm_eps": 1e-5, "tie_output": False, "dtype": dtype}
+              "norm_eps": 1e-5, "tie_output": False, "dtype": dtype or "f32"}
     if p.is_adaptive:
         config["span_ramp"] = ramp
     if p.rows:
         config["adaptive_cutoffs"] = [int(n) for n in np.cumsum(p.rows[:-1])]
         config["adaptive_widths"] = list(p.widths[1:])
-    return SimpleNamespace(config=config, tensors=tensors, words=None)
+    return SimpleNamespace(config=config, tensors=tensors, words=None, own={})
 
 
 def name_tokens(config, vocab, settings):

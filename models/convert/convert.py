@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from types import SimpleNamespace
 
 sys.dont_write_bytecode = True  # a read-only checkout stays as it is
 
@@ -34,6 +35,7 @@ from fault import Refused, one_line, show
 from torch_file import TorchFile
 
 FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
+MODULES = {"xlm": xlm, "all-attention": all_attention}
 SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE}
 TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
         "xlm": "text split with BPE already"}
@@ -60,7 +62,8 @@ def setting(text):
 def arguments(argv):
     parser = Parser(prog="convert.py",
                     description="Turns an authors' checkpoint into a model directory.")
-    parser.add_argument("source", metavar="SOURCE", help="checkpoint file (XLM: .pth, all-attention: .pt)")
+    parser.add_argument("source", metavar="SOURCE",
+                        help="checkpoint file (XLM: .pth, all-attention: .pt)")
     parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
     parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
     parser.add_argument("--vocab", metavar="FILE",
@@ -70,7 +73,7 @@ def arguments(argv):
                       help="fastBPE codes: the server then splits plain words itself")
     text.add_argument("--tokenizer", metavar="FILE",
                       help="SentencePiece model to use instead of the words")
-    parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES), default="f32",
+    parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES),
                         help="of matrices and tables; vectors stay f32 (default: f32)")
     parser.add_argument("--force", action="store_true",
                         help="with int8: write also a tensor whose relative error exceeds %g"
@@ -131,8 +134,6 @@ def vocabulary(path, words, n_vocab):
 def check_text(args, config, vocab):
     """The files that text is read with, which the server must not refuse once they are there."""
     kind = config.get("tokenizer")
-    if args.codes is not None and kind != "xlm":
-        raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
     if args.tokenizer is not None and kind is not None:
         raise Refused("--tokenizer %s and --set vocab_kind=%s: text is read with one of them"
                       % (args.tokenizer, kind))
@@ -143,6 +144,24 @@ def check_text(args, config, vocab):
         text_files.check_codes(args.codes)
     if args.tokenizer is not None:
         text_files.check_tokenizer(args.tokenizer, config["vocab_size"])
+
+
+def read_text(args, family, model):
+    """What text is read with, and the rest of config. .vocab: bytes of vocab.txt or None; .tokenizer,
+    .codes: paths or None; .how: for the summary."""
+    settings, config = dict(args.settings), model.config
+    if args.codes is not None and family != "xlm":
+        raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
+    text = SimpleNamespace(vocab=None, tokenizer=args.tokenizer, codes=args.codes)
+    text.vocab = vocabulary(args.vocab, model.words, config["vocab_size"])
+    if family == "all-attention":
+        all_attention.name_tokens(config, text.vocab, settings)
+    elif args.tokenizer is None:
+        config["tokenizer"] = "xlm"
+    check_text(args, config, text.vocab)
+    text.how = "text by SentencePiece" if text.tokenizer else "plain text, split by its codes" \
+        if text.codes else TEXT.get(config.get("tokenizer"), "token ids in and out")
+    return text
 
 
 def write_synced(path, fill):
@@ -161,15 +180,17 @@ def sync_directory(path):
         os.close(handle)
 
 
-def fill_directory(directory, model, vocab, args):
+def fill_directory(directory, model, text, args):
     """Writes the files of a model directory. Returns what safetensors_file.write does."""
     config = json.dumps(model.config, indent=1, ensure_ascii=False).encode() + b"\n"
     written = write_synced(os.path.join(directory, "model.safetensors"),
-                           lambda file: safetensors_file.write(file, model.tensors, args.dtype,
-                                                               args.force))
+                           lambda file: safetensors_file.write(file, model.tensors,
+                                                               model.config["dtype"], args.force,
+                                                               model.own))
     write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
-    write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(vocab))
-    for path, name in ((args.tokenizer, "tokenizer.model"), (args.codes, "codes")):
+    if text.vocab is not None:
+        write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(text.vocab))
+    for path, name in ((text.tokenizer, "tokenizer.model"), (text.codes, "codes")):
         if path is not None:
             with open(path, "rb") as source:
                 write_synced(os.path.join(directory, name),
@@ -216,7 +237,7 @@ def publish(staged, output):
         shutil.rmtree(old)
 
 
-def save(args, model, vocab):
+def save(args, model, text):
     output = os.path.abspath(args.output)
     check_place(output)
     made = make_parents(output)
@@ -226,7 +247,7 @@ def save(args, model, vocab):
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(staged, 0o777 & ~mask)  # mkdtemp's own mode is private
-        written = fill_directory(staged, model, vocab, args)
+        written = fill_directory(staged, model, text, args)
         publish(staged, output)
         staged = None
         made = []
@@ -258,14 +279,14 @@ def family_summary(c):
     return lines
 
 
-def summary(args, model, written):
+def summary(args, model, text, written):
     lines = family_summary(model.config)
     lines[0] = "%s: %s" % (args.output, lines[0])
     loss = ", relative error at most %.4f (%s)" % written.loss if written.loss else ""
-    text = "text by SentencePiece" if args.tokenizer else "plain text, split by its codes" \
-        if args.codes else TEXT.get(model.config.get("tokenizer"), "token ids in and out")
-    lines.append("%d tensors, %d parameters, %d bytes in %s%s; %s" % (
-        len(model.tensors), written.parameters, written.bytes, args.dtype, loss, text))
+    own = "".join(", tables in %s" % dtype for dtype in sorted(set(model.own.values())))
+    lines.append("%d tensors, %d parameters, %d bytes in %s%s%s; %s" % (
+        len(model.tensors), written.parameters, written.bytes, model.config["dtype"], own, loss,
+        text.how))
     return "\n".join(lines)
 
 
@@ -276,21 +297,15 @@ def convert(args):
             raise Refused("%s %s is empty" % (option, path))
     try:
         file, family = open_source(args.source, args.family)
-        module = xlm if family == "xlm" else all_attention
         for key, _ in args.settings:
             if key not in SETTABLE[family]:
                 raise Refused("--set %s is not for the %s family" % (key, family))
-        model = module.read(file, dict(args.settings), args.dtype)
-        vocab = vocabulary(args.vocab, model.words, model.config["vocab_size"])
-        if family == "all-attention":
-            all_attention.name_tokens(model.config, vocab, dict(args.settings))
-        elif args.tokenizer is None:
-            model.config["tokenizer"] = "xlm"
-        check_text(args, model.config, vocab)
-        written = save(args, model, vocab)
+        model = MODULES[family].read(file, dict(args.settings), args.dtype)
+        text = read_text(args, family, model)
+        written = save(args, model, text)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))
-    print(summary(args, model, written))
+    print(summary(args, model, text, written))
 
 
 def main(argv):

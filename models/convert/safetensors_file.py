@@ -1,6 +1,6 @@
 """Writes model.safetensors: a JSON header of names, types, shapes and offsets, then the data.
 
-xlm.py says what is written, convert.py where. Each tensor is read, checked, rounded and written
+The families' modules say what is written, convert.py where. Each tensor is read, checked, rounded and written
 in pieces, so that a value table of many gigabytes never has a second copy in memory. Rounding is
 to nearest, ties to even. NaN and infinity are refused by the tensor's name, also those that
 rounding to 16 bits would make.
@@ -116,9 +116,10 @@ def _write_rows(file, name, array):
     return np.concatenate(scales).astype("<f4"), math.sqrt(lost / whole) if whole > 0 else 0.0
 
 
-def _lay_out(tensors, dtype):
+def _lay_out(tensors, dtype, own):
     """[(name, array, stored dtype)], scales left out, and the header with all offsets."""
-    plan = [(name, array, stored_dtype(name, array, dtype)) for name, array in tensors]
+    plan = [(name, array, stored_dtype(name, array, own.get(name, dtype)))
+            for name, array in tensors]
     entries = [(name, array.shape, stored) for name, array, stored in plan]
     entries += [(name + SCALE, array.shape[:1], "F32") for name, array, stored in plan
                 if stored == "I8"]
@@ -141,11 +142,12 @@ def _check_room(file, size):
                       % (size, left))
 
 
-def write(file, tensors, dtype, force=False):
+def write(file, tensors, dtype, force=False, own=()):
     """Writes tensors, a list of (name, array), to file; an array may be anything with the shape, size
-    and slices of one. force: also what int8 loses too much of.
+    and slices of one. force: also what int8 loses too much of. own: {name: dtype} of those that have
+    another one.
     Returns .parameters, .bytes of data, .loss (largest relative error, tensor) of int8 or None."""
-    plan, header, size = _lay_out(tensors, dtype)
+    plan, header, size = _lay_out(tensors, dtype, dict(own))
     _check_room(file, size)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % HEADER_ALIGN)

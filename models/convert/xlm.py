@@ -151,11 +151,11 @@ def read(file, settings, dtype):
         "max_position": shapes["position_embeddings.weight"][0],
         "activation": "gelu" if p.gelu else "relu", "norm_eps": 1e-12, "tie_output": p.tie_output,
         "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3,
-        "add_bos": True, "dtype": dtype,
+        "add_bos": True, "dtype": dtype or "f32",
     }
     if p.cutoffs:
         config["adaptive_cutoffs"], config["adaptive_widths"] = p.cutoffs, p.widths
     if p.languages:
         config["languages"] = p.languages
     config["memories"] = memories
-    return SimpleNamespace(config=config, tensors=list(arrays.items()), words=words)
+    return SimpleNamespace(config=config, tensors=list(arrays.items()), words=words, own={})
