@@ -27,6 +27,8 @@ except ImportError:
     sys.exit("convert: NumPy is missing: install the Debian package python3-numpy")
 
 import all_attention
+import memory_layers
+import memory_layers_params
 import safetensors_file
 import text_files
 import xlm
@@ -34,9 +36,9 @@ import xlm_params
 from fault import Refused, one_line, show
 from torch_file import TorchFile
 
-FAMILIES = ("auto", "xlm", "all-attention", "memory-layers")
-MODULES = {"xlm": xlm, "all-attention": all_attention}
-SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE}
+MODULES = {"xlm": xlm, "all-attention": all_attention, "memory-layers": memory_layers}
+SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE,
+            "memory-layers": memory_layers.SETTABLE}
 TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
         "xlm": "text split with BPE already"}
 WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
@@ -63,9 +65,10 @@ def arguments(argv):
     parser = Parser(prog="convert.py",
                     description="Turns an authors' checkpoint into a model directory.")
     parser.add_argument("source", metavar="SOURCE",
-                        help="checkpoint file (XLM: .pth, all-attention: .pt)")
+                        help="checkpoint file (XLM: .pth, all-attention: .pt) or, of memory layers,"
+                        " folder with consolidated.pth and params.json")
     parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
-    parser.add_argument("--from", dest="family", choices=FAMILIES, default="auto")
+    parser.add_argument("--from", dest="family", choices=["auto", *MODULES], default="auto")
     parser.add_argument("--vocab", metavar="FILE",
                         help="words in the order of their ids, one per line")
     text = parser.add_mutually_exclusive_group()
@@ -74,7 +77,8 @@ def arguments(argv):
     text.add_argument("--tokenizer", metavar="FILE",
                       help="SentencePiece model to use instead of the words")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES),
-                        help="of matrices and tables; vectors stay f32 (default: f32)")
+                        help="of matrices and tables; vectors stay f32 (default: f32; of memory layers"
+                        " what params.json says, and tables of 16 bits stay as they are)")
     parser.add_argument("--force", action="store_true",
                         help="with int8: write also a tensor whose relative error exceeds %g"
                         % safetensors_file.LOSS_MAX)
@@ -87,20 +91,24 @@ def arguments(argv):
 
 
 def open_source(path, family):
-    """The checkpoint and its family's module."""
-    if family == "memory-layers":
-        raise Refused("--from %s is not supported yet by this version" % family)
+    """The checkpoint and its family."""
     if os.path.isdir(path):
-        raise Refused("a directory: checkpoints of the memory-layers family are not supported yet"
-                      " by this version; an XLM checkpoint is one .pth file, one of the all-attention family"
-                      " one .pt file")
+        folder, path = path, os.path.join(path, memory_layers.WEIGHTS)
+        if family not in ("auto", "memory-layers"):
+            raise Refused("a directory; checkpoints of the %s family are single files" % family)
+        if not os.path.isfile(path) or not memory_layers.is_place(path):
+            raise Refused("a directory without %s and %s: %s is missing" % (
+                memory_layers.WEIGHTS, memory_layers_params.NAME,
+                " and ".join(name for name in (memory_layers.WEIGHTS, memory_layers_params.NAME)
+                             if not os.path.isfile(os.path.join(folder, name)))))
+        family = "memory-layers"
     file = TorchFile(path)
     if family == "auto":
-        family = "xlm" if xlm.looks_like(file.root) else "all-attention" \
-            if all_attention.looks_like(file.root) else None
+        found = [name for name, module in MODULES.items() if module.looks_like(file.root)]
+        family = found[0] if found else "memory-layers" if memory_layers.is_place(path) else None
     if family is None:
-        raise Refused("not an XLM checkpoint, nor one of the all-attention network; the other"
-                      " families are not supported yet by this version")
+        raise Refused("not an XLM checkpoint, nor one of the all-attention network or of memory"
+                      " layers")
     return file, family
 
 
@@ -153,14 +161,22 @@ def read_text(args, family, model):
     if args.codes is not None and family != "xlm":
         raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
     text = SimpleNamespace(vocab=None, tokenizer=args.tokenizer, codes=args.codes)
-    text.vocab = vocabulary(args.vocab, model.words, config["vocab_size"])
-    if family == "all-attention":
-        all_attention.name_tokens(config, text.vocab, settings)
-    elif args.tokenizer is None:
-        config["tokenizer"] = "xlm"
-    check_text(args, config, text.vocab)
+    why = None
+    if family == "memory-layers":
+        if args.vocab is not None:
+            raise Refused("--vocab %s: models of the memory-layers family read bytes or the pieces of"
+                          " a --tokenizer, not words" % args.vocab)
+        text.vocab, text.tokenizer, why = memory_layers.read_text(model, args.tokenizer, settings)
+    else:
+        text.vocab = vocabulary(args.vocab, model.words, config["vocab_size"])
+        if family == "all-attention":
+            all_attention.name_tokens(config, text.vocab, settings)
+        elif args.tokenizer is None:
+            config["tokenizer"] = "xlm"
+        check_text(args, config, text.vocab)
     text.how = "text by SentencePiece" if text.tokenizer else "plain text, split by its codes" \
         if text.codes else TEXT.get(config.get("tokenizer"), "token ids in and out")
+    text.how += " (%s)" % why if why else ""
     return text
 
 
@@ -265,6 +281,8 @@ def save(args, model, text):
 def family_summary(c):
     if c["model_type"] == "all_attention":
         return all_attention.summary(c)
+    if c["model_type"] == "memory_llama":
+        return memory_layers.summary(c)
     lines = ["XLM, %d layers of %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
         c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
         c["activation"], "tied" if c["tie_output"] else "untied")]

@@ -12,7 +12,8 @@ WORD_BYTES_MAX = 4096
 CODES_BYTES_MAX, RULES_MAX = 256 << 20, 1 << 22
 TOKENIZER_BYTES_MAX = 64 << 20
 WORD_END = "</w>"  # fastBPE's mark of the last part of a word
-SPM_UNKNOWN = 2  # the type of the piece for what has no other
+SPM_UNKNOWN, SPM_CONTROL = 2, 3  # types of pieces: for what has no other; never text
+SPM_SPECIAL = {"bos_token_id": (46, b"<s>"), "eos_token_id": (47, b"</s>")}  # settings, defaults
 
 
 def _is_byte(word):
@@ -111,18 +112,28 @@ def _varint(data, at):
     raise ValueError
 
 
-def check_tokenizer(path, n_vocab):
+def check_tokenizer(path, n_vocab, source="--tokenizer"):
     """The pieces are the model's words in the order of their ids; where none of these means what has
-    no piece, SentencePiece's own for it stands behind the last one, and text never becomes it."""
+    no piece, SentencePiece's own for it stands behind the last one, and text never becomes it.
+    source: how messages call the file. Returns the ids of what begins a text, ends it, and is
+    unknown, by their names in config.json, as far as it has them."""
     try:
-        pieces = [dict(_fields(value)) for number, value in
-                  _fields(_read(path, "--tokenizer", TOKENIZER_BYTES_MAX)) if number == 1]
+        fields = list(_fields(_read(path, source, TOKENIZER_BYTES_MAX)))
+        pieces = [dict(_fields(value)) for number, value in fields if number == 1]
+        settings = dict(field for number, value in fields if number == 2 for field in _fields(value))
     except (ValueError, IndexError, TypeError):
         pieces = []
     unknown = [index for index, piece in enumerate(pieces) if piece.get(3) == SPM_UNKNOWN]
     if len(unknown) != 1:
-        raise Refused("--tokenizer %s: not a SentencePiece model: pieces expected of which one is the"
-                      " unknown, got %d and %d" % (path, len(pieces), len(unknown)))
+        raise Refused("%s %s: not a SentencePiece model: pieces expected of which one is the"
+                      " unknown, got %d and %d" % (source, path, len(pieces), len(unknown)))
     if len(pieces) != n_vocab and (len(pieces), unknown[0]) != (n_vocab + 1, n_vocab):
-        raise Refused("--tokenizer %s: %d pieces, but the vocabulary has %d words"
-                      % (path, len(pieces), n_vocab))
+        raise Refused("%s %s: %d pieces, but the vocabulary has %d words"
+                      % (source, path, len(pieces), n_vocab))
+    ids = {"unk_token_id": unknown[0]} if unknown[0] < n_vocab else {}
+    for key, (number, default) in SPM_SPECIAL.items():
+        text = settings.get(number) or default
+        found = [index for index, piece in enumerate(pieces)
+                 if piece.get(1) == text and piece.get(3) == SPM_CONTROL]
+        ids.update((key, index) for index in found[:1])
+    return ids

@@ -1,0 +1,87 @@
+"""A converted memory-layers directory computed with NumPy in float64: the formulas, slowly.
+
+test_memory_layers.py compares it with what the original code computes, so a converter that confuses
+two tensors of one shape is found. Written for the tests: one sequence, no cache, no batch; of the
+memories' kinds those of the golden cases.
+"""
+
+import json
+
+import numpy as np
+
+from numpy_model import log_softmax, read_safetensors, softmax
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+class MemoryLlama:
+    def __init__(self, directory):
+        self.config = json.loads((directory / "config.json").read_text())
+        self.w = {name: array.astype(np.float64)
+                  for name, array in read_safetensors(directory / "model.safetensors").items()}
+
+    def linear(self, name, x):
+        y = x @ self.w[name + ".weight"].T
+        return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
+
+    def norm(self, name, x):
+        scale = np.sqrt((x * x).mean(-1, keepdims=True) + self.config["norm_eps"])
+        return x / scale * self.w[name + ".weight"]
+
+    def rotate(self, x):
+        """Pairs of neighbours [n_tok, n_head, d_head] turned by position times frequency."""
+        n_tok, _, d_head = x.shape
+        pair = np.arange(0, d_head, 2) / d_head
+        angle = np.arange(n_tok)[:, None] * self.config["rope_theta"] ** -pair
+        turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None]
+        return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+
+    def attention(self, i, x):
+        c, n_tok = self.config, len(x)
+        q, k, v = (self.linear("layers.%d.attention.%s" % (i, part), x)
+                   .reshape(n_tok, -1, c["d_head"]) for part in ("query", "key", "value"))
+        q, k = self.rotate(q), self.rotate(k)
+        k, v = (np.repeat(part, c["n_head"] // c["n_kv_head"], 1) for part in (k, v))
+        scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(c["d_head"])
+        scores[:, np.triu(np.ones((n_tok, n_tok), bool), 1)] = -np.inf
+        y = np.einsum("hts,shd->thd", softmax(scores), v).reshape(n_tok, -1)
+        return self.linear("layers.%d.attention.out" % i, y)
+
+    def network(self, i, x):
+        name = "layers.%d.ffn." % i
+        return self.linear(name + "down", silu(self.linear(name + "gate", x))
+                           * self.linear(name + "up", x))
+
+    def memory(self, m, x):
+        """(output, slots, scores), the last two [n_tok, n_head, k_top], best first"""
+        name = "memories.%d_in." % m["layer"]
+        query = self.linear(name + "query_proj.query_mlps.0", x) \
+            .reshape(len(x), m["n_head"], 2, m["d_key"] // 2)
+        half = np.einsum("thsd,hsnd->thsn", query, self.w[name + "keys"])
+        sums = (half[:, :, 0, :, None] + half[:, :, 1, None, :]).reshape(len(x), m["n_head"], -1)
+        slots = np.argsort(-sums, axis=-1, kind="stable")[..., :m["k_top"]]
+        scores = np.take_along_axis(sums, slots, -1)
+        owner = self.config["memories"][m.get("values_of", self.config["memories"].index(m))]
+        values = self.w["memories.%d_in.values.weight" % owner["layer"]]
+        y = np.einsum("thk,thkd->td", softmax(scores), values[slots])
+        if m.get("value_gate"):
+            y = y * silu(self.linear(name + "value_gate", x))
+        if m.get("value_projection"):
+            y = self.linear(name + "value_proj", y)
+        return y, slots, scores
+
+    def forward(self, ids):
+        """log-probabilities [n_tok, n_vocab], {layer: (slots, scores)}"""
+        memories, looked_up = {m["layer"]: m for m in self.config["memories"]}, {}
+        x = self.w["embeddings.weight"][ids]
+        for i in range(self.config["n_layer"]):
+            x = x + self.attention(i, self.norm("layers.%d.attention_norm" % i, x))
+            y = self.norm("layers.%d.ffn_norm" % i, x)
+            if i in memories:
+                y, *looked_up[i] = self.memory(memories[i], y)
+            else:
+                y = self.network(i, y)
+            x = x + y
+        return log_softmax(self.linear("output", self.norm("norm", x))), looked_up
