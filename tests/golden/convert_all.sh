@@ -1,5 +1,6 @@
 #!/bin/sh
-# Converts the golden checkpoints: tests/golden/*/<case>/checkpoint.pt(h) -> <dir>/<case>/.
+# Converts the golden checkpoints: tests/golden/*/<case>/checkpoint.pt(h) -> <dir>/<case>/, and those of
+# memory layers, consolidated.pth with params.json.
 #   tests/golden/convert_all.sh [dir, default ${B:-build}/golden]
 # Run by the tests that read those models; does only what is missing or older than its source.
 set -eu
@@ -27,4 +28,8 @@ for source in tests/golden/allattention/*/checkpoint.pt; do
     */g-span-epsilon/*) set -- "$@" --set adapt_span_ramp=16 ;; # the others have the default
     esac
     convert_case "$source" "$@"
+done
+for source in tests/golden/memory-layers/*/consolidated.pth; do
+    [ -e "$source" ] || break
+    convert_case "$source"
 done
