@@ -95,7 +95,8 @@ struct step_limits {
     int n_adjust_max;    /* entries of all rows' adjustment lists together */
     int n_allow_max;     /* entries of all rows' allow lists together */
     int n_vocab;         /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
-    int d_model, n_head; /* of attention: size its scratch; 0 = the step never attends */
+    int d_model, n_head; /* of attention, columns of all heads: size its scratch; 0 = the step never
+                          * attends */
     int n_span_max; /* keys that a head of span_attention sees: its window and the persistent ones;
                      * 0 = never called. Where it is set, a sequence's pages are a ring of
                      * n_page_max: see step_page */
@@ -260,6 +261,12 @@ struct pkm_rescore {
     bool normalize; /* divide by Σ|share| */
 };
 
+/* ---- gates ---------------------------------------------------------------------------------- */
+
+/* What a gate makes of its numbers g: g/(1 + e^-g), one for each number that is gated, or
+ * 1/(1 + e^-g), one for a row. */
+enum gate_kind { GATE_SILU, GATE_SIGMOID };
+
 /* ---- measured rates of the machine -------------------------------------------------------- */
 
 struct machine_rate {
@@ -327,6 +334,19 @@ struct backend_ops {
     /* y = x with each of the n_run equal runs of columns of a row divided by its L2 norm; a run of
      * zeros becomes NaN. y may be x. */
     void (*unit_norm)(struct backend *be, struct tensor y, struct tensor x, int n_run);
+    /* sum = x + r, y = sum / sqrt(mean of sum² + eps) · gamma by rows (RMS norm; Zhang, Sennrich
+     * 2019). gamma [1, d]. sum and r data NULL: of x itself. sum may be x or r; y is apart. */
+    void (*rms_norm)(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                     struct tensor r, struct tensor gamma, float eps);
+    /* Rotary positions (Su et al. 2021), in place: in each of n_head runs of d_head columns of row
+     * r, the neighbours (a, b) of a pair become (a·cos - b·sin, b·cos + a·sin). table [n_pos,
+     * 2·d_head]: row pos[r] has the cosine of each column, then the sine, negative for the first of
+     * a pair. */
+    void (*rotate)(struct backend *be, struct tensor x, struct tensor table,
+                   const struct step *step, int n_head);
+    /* y = x · f(g). g [n, d], or of GATE_SIGMOID [n, 1]. y may be x. */
+    void (*gate)(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+                 enum gate_kind kind);
     /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
      * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and
      * sums are F32; where instructions multiply pairs, up to 32 neighbours are added up before they
@@ -381,6 +401,11 @@ struct backend_ops {
      *   signs. */
     void (*pkm_rescore)(struct backend *be, struct tensor slots, struct tensor shares,
                         struct tensor slot_map, const struct pkm_rescore *rescore);
+    /* y[j] = shares[j] · gelu(x · experts[slots[j]]), with which pkm_read sums the outputs of
+     * experts of one hidden unit (He 2024, "Mixture of A Million Experts"). y, shares and slots as
+     * of pkm_read; x [n, d]; experts [n_slot, d], a table. y may be shares. */
+    void (*pkm_experts)(struct backend *be, struct tensor y, struct tensor shares,
+                        struct tensor slots, struct tensor x, const struct weight *experts);
     /* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in
      * column order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal shares
      * may count as 0. */

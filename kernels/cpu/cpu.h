@@ -191,7 +191,7 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 void cpu_weight_free(struct backend *be, struct weight *weight);
 size_t cpu_weight_bytes(const struct weight *weight);
 
-/* linear.c, rows.c, attention.c, span.c, memory.c, vocab.c, sample.c: contracts in
+/* linear.c, rows.c, gated.c, attention.c, span.c, memory.c, vocab.c, sample.c: contracts in
  * kernels/backend.h */
 void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);
@@ -204,6 +204,14 @@ void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tenso
 void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                   struct tensor gamma, struct tensor beta, float eps);
 void cpu_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
+void cpu_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                  struct tensor r, struct tensor gamma, float eps);
+void cpu_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+                int n_head);
+void cpu_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+              enum gate_kind kind);
+void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                     struct tensor x, const struct weight *experts);
 void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
 void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head);

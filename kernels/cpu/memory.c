@@ -1,4 +1,4 @@
-/* Memory layers: search among the keys and the gather of value rows.
+/* Memory layers: search among the keys, experts and the gather of value rows.
  *
  * Search: an item is one head of a tile of rows. Its scores are a small matrix product over the
  * packed keys (product keys: two, one for each half), which stay in the thread's scratch, in L2;
@@ -8,6 +8,7 @@
  * columns are divided among the threads; the sum of a column is one chain in any case. */
 #include "kernels/cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -119,6 +120,54 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     CHECK(n_tile * shape->n_head <= INT32_MAX);
     struct search_job job = {cpu, slots, shares, query, keys, shape, n_half, (int)n_tile};
     pool_for(cpu->pool, (int)n_tile * shape->n_head, POOL_DYNAMIC, search_items, &job);
+}
+
+/* ---- experts ----------------------------------------------------------------------------------*/
+
+struct experts_job {
+    const struct simd_kernels *simd;
+    struct tensor y, shares, slots, x;
+    const struct cpu_weight *experts;
+};
+
+static void experts_rows(void *arg, int thread, int first, int n)
+{
+    enum { N = 64 };
+    (void)thread;
+    const struct experts_job *const job = arg;
+    const struct cpu_weight *const w = job->experts;
+    const struct value_table table = {w->data, w->row_scale, w->row_bytes, w->stored};
+    for (int r = first; r < first + n; r++) {
+        const int32_t *const slots = row_i32(job->slots, r);
+        const float *const shares = row_f32(job->shares, r);
+        float *const y = row_f32(job->y, r);
+        for (int64_t j = 0; j < job->slots.cols; j++) {
+            CHECK(slots[j] >= 0 && slots[j] < w->rows);
+        }
+        for (int64_t from = 0; from < job->slots.cols; from += N) {
+            float dot[N];
+            const int n_slot = (int)(job->slots.cols - from < N ? job->slots.cols - from : N);
+            job->simd->row_dots(dot, slots + from, n_slot, row_f32(job->x, r), &table, job->x.cols);
+            for (int j = 0; j < n_slot; j++) {
+                const double z = (double)dot[j];
+                y[from + j] =
+                    shares[from + j] * (float)(0.5 * z * erfc(-z * 0.70710678118654752440));
+            }
+        }
+    }
+}
+
+void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                     struct tensor x, const struct weight *experts)
+{
+    const struct cpu_backend *const cpu = cpu_of(be);
+    struct experts_job job = {cpu->simd, y, shares, slots, x, cpu_weight_of(experts)};
+    CHECK(job.experts->desc.kind == WEIGHT_TABLE && x.rows <= INT32_MAX);
+    CHECK_VIEW(slots, DTYPE_I32, x.rows, shares.cols);
+    CHECK_VIEW(shares, DTYPE_F32, x.rows, slots.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, slots.cols);
+    CHECK_VIEW(x, DTYPE_F32, slots.rows, job.experts->cols);
+    pool_for(cpu->pool, (int)x.rows, POOL_DYNAMIC, experts_rows, &job);
 }
 
 /* ---- values -----------------------------------------------------------------------------------*/

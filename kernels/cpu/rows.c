@@ -1,4 +1,5 @@
-/* Embedding, norms and the rescoring of memories: rows are independent, a few of them are one item.
+/* Embedding, norms, rotary positions, gates and the rescoring of memories: rows are independent, a
+ * few of them are one item.
  * What few models use and costs little beside its neighbours is ref's own code, a few rows a
  * thread. */
 #include "kernels/cpu/cpu.h"
@@ -23,6 +24,13 @@ static int64_t end_row(struct tensor y, int first, int n)
 {
     const int64_t end = ((int64_t)first + n) * ITEM_ROWS;
     return end < y.rows ? end : y.rows;
+}
+
+/* The rows of t that items first .. first+n-1 stand for. */
+static struct tensor item_rows(struct tensor t, int first, int n)
+{
+    const int64_t row = (int64_t)first * ITEM_ROWS;
+    return tensor_rows(t, row, end_row(t, first, n) - row);
 }
 
 /* ---- embedding --------------------------------------------------------------------------------*/
@@ -122,14 +130,95 @@ void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct t
     norm(be, y, x, r, gamma, beta, eps);
 }
 
-/* ---- unit norm, rescoring ---------------------------------------------------------------------*/
+/* ---- RMS norm, rotary positions, gates --------------------------------------------------------*/
 
-/* The rows of t that items first .. first+n-1 stand for. */
-static struct tensor item_rows(struct tensor t, int first, int n)
+struct rms_job {
+    const struct simd_kernels *simd;
+    struct tensor y, sum, x, r; /* sum.data and r.data may be NULL */
+    const float *gamma;
+    float eps;
+};
+
+static void rms_rows(void *arg, int thread, int first, int n)
 {
-    const int64_t row = (int64_t)first * ITEM_ROWS;
-    return tensor_rows(t, row, end_row(t, first, n) - row);
+    (void)thread;
+    const struct rms_job *const job = arg;
+    const bool adds = job->r.data != NULL;
+    const int64_t end = end_row(job->y, first, n);
+    for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
+        job->simd->row_rms_norm(row_f32(job->y, r), adds ? row_f32(job->sum, r) : NULL,
+                                row_f32(job->x, r), adds ? row_f32(job->r, r) : NULL, job->gamma,
+                                job->y.cols, job->eps);
+    }
 }
+
+void cpu_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                  struct tensor r, struct tensor gamma, float eps)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    ref_rms_norm_check(y, sum, x, r, gamma);
+    struct rms_job job = {cpu->simd, y, sum, x, r, gamma.data, eps};
+    for_rows(cpu, y, rms_rows, &job);
+}
+
+struct rotate_job {
+    const struct simd_kernels *simd;
+    struct tensor x, table;
+    const struct step *step;
+    int n_head;
+};
+
+static void rotate_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct rotate_job *const job = arg;
+    const int64_t end = end_row(job->x, first, n);
+    for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
+        job->simd->row_rotate(row_f32(job->x, r), row_f32(job->table, job->step->pos[r]),
+                              job->n_head, job->x.cols / job->n_head);
+    }
+}
+
+void cpu_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+                int n_head)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    ref_rotate_check(x, table, step, n_head);
+    struct rotate_job job = {cpu->simd, x, table, step, n_head};
+    for_rows(cpu, x, rotate_rows, &job);
+}
+
+struct gate_job {
+    struct backend *be;
+    struct tensor y, x, g;
+    enum gate_kind kind;
+};
+
+static void gate_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct gate_job *const job = arg;
+    if (job->kind == GATE_SIGMOID) {
+        ref_gate(job->be, item_rows(job->y, first, n), item_rows(job->x, first, n),
+                 item_rows(job->g, first, n), job->kind);
+        return;
+    }
+    const int64_t end = end_row(job->y, first, n);
+    for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
+        cpu_of(job->be)->simd->row_silu(row_f32(job->y, r), row_f32(job->x, r), row_f32(job->g, r),
+                                        job->y.cols);
+    }
+}
+
+void cpu_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+              enum gate_kind kind)
+{
+    ref_gate_check(y, x, g, kind);
+    struct gate_job job = {be, y, x, g, kind};
+    for_rows(cpu_of(be), y, gate_rows, &job);
+}
+
+/* ---- unit norm, rescoring ---------------------------------------------------------------------*/
 
 struct unit_job {
     struct backend *be;

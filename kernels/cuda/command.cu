@@ -54,9 +54,10 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",    "norm",      "add_norm",       "unit_norm",  "linear",
-    "kv_store", "attention", "span_attention", "pkm_search", "pkm_rescore",
-    "pkm_read", "gather",    "log_softmax",    "sample",     "logprobs",
+    "embed",          "norm",        "add_norm",    "unit_norm",   "rms_norm",
+    "rotate",         "gate",        "linear",      "kv_store",    "attention",
+    "span_attention", "pkm_search",  "pkm_rescore", "pkm_experts", "pkm_read",
+    "gather",         "log_softmax", "sample",      "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -103,6 +104,9 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_NORM: cuda_norm(cu, t[0], t[1], t[2], t[3], c->f); break;
     case COMMAND_ADD_NORM: cuda_add_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
     case COMMAND_UNIT_NORM: cuda_unit_norm(cu, t[0], t[1], c->n); break;
+    case COMMAND_RMS_NORM: cuda_rms_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
+    case COMMAND_ROTATE: cuda_rotate(cu, t[0], t[1], view, c->n); break;
+    case COMMAND_GATE: cuda_gate(cu, t[0], t[1], t[2], static_cast<enum gate_kind>(c->n)); break;
     case COMMAND_LINEAR:
         cuda_linear(cu, t[0], t[1], c->weight[0], t[2], static_cast<enum act>(c->n));
         break;
@@ -116,6 +120,7 @@ static void run_one(struct cuda *cu, const struct command *c)
         break;
     case COMMAND_PKM_SEARCH: cuda_pkm_search(cu, t[0], t[1], t[2], c->weight[0], &c->shape); break;
     case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
+    case COMMAND_PKM_EXPERTS: cuda_pkm_experts(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
     case COMMAND_PKM_READ: cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
     case COMMAND_GATHER: cuda_gather(cu, t[0], t[1], view, c->n); break;
     case COMMAND_LOG_SOFTMAX: cuda_log_softmax(cu, t[0], t[1]); break;

@@ -7,6 +7,7 @@
  *   resource.cu   buffers, weights and their layouts, upload and download
  *   step.cu       a step's arrays in pinned and device memory
  *   rows.cu       embed, norm, add_norm, gather, kv_store
+ *   gated.cu      RMS norms, rotary positions, gates, experts of a memory
  *   linear.cu     matrix products: linear.cuh says what, linear_few*, _many, _lt.cu compute it
  *   attention.cu  attention over pages
  *   span.cu       attention with spans and persistent keys
@@ -265,6 +266,16 @@ void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
 void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
                       struct tensor slot_map, const struct pkm_rescore *rescore);
+
+/* gated.cu */
+void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,
+                   struct tensor r, struct tensor gamma, float eps);
+void cuda_rotate(struct cuda *cu, struct tensor x, struct tensor table,
+                 const struct step_view *view, int n_head);
+void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,
+               enum gate_kind kind);
+void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+                      struct tensor x, const struct weight *experts);
 
 /* pkm_read.cu */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,

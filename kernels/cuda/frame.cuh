@@ -21,12 +21,16 @@ enum command_op {
     COMMAND_NORM,
     COMMAND_ADD_NORM,
     COMMAND_UNIT_NORM,
+    COMMAND_RMS_NORM,
+    COMMAND_ROTATE,
+    COMMAND_GATE,
     COMMAND_LINEAR,
     COMMAND_KV_STORE,
     COMMAND_ATTENTION,
     COMMAND_SPAN_ATTENTION,
     COMMAND_PKM_SEARCH,
     COMMAND_PKM_RESCORE,
+    COMMAND_PKM_EXPERTS,
     COMMAND_PKM_READ,
     COMMAND_GATHER,
     COMMAND_LOG_SOFTMAX,
@@ -41,7 +45,7 @@ enum { COMMAND_TENSOR_MAX = 6, COMMAND_WEIGHT_MAX = 3 };
  * attention that also stores has k and v after its own. */
 struct command {
     enum command_op op;
-    int n;   /* n_head, n_run, first or act */
+    int n;   /* n_head, n_run, first, act or gate */
     float f; /* eps or scale */
     struct pkm_shape shape;
     struct pkm_rescore rescore;
@@ -119,6 +123,14 @@ void op_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor
 void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                  struct tensor gamma, struct tensor beta, float eps);
 void op_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
+void op_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                 struct tensor r, struct tensor gamma, float eps);
+void op_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+               int n_head);
+void op_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+             enum gate_kind kind);
+void op_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                    struct tensor x, const struct weight *experts);
 void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                struct tensor bias, enum act act);
 void op_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,

@@ -73,6 +73,58 @@ void op_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_ru
     command_append(cuda_of(be), &c);
 }
 
+void op_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                 struct tensor r, struct tensor gamma, float eps)
+{
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
+    CHECK((r.data == NULL) == (sum.data == NULL));
+    CHECK(r.data == NULL ||
+          (is_view(r, DTYPE_F32, y.rows, y.cols) && is_view(sum, DTYPE_F32, y.rows, y.cols)));
+    struct command c = {};
+    c.op = COMMAND_RMS_NORM;
+    c.f = eps;
+    c.tensor[0] = y;
+    c.tensor[1] = sum;
+    c.tensor[2] = x;
+    c.tensor[3] = r;
+    c.tensor[4] = gamma;
+    command_append(cuda_of(be), &c);
+}
+
+void op_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+               int n_head)
+{
+    CHECK(n_head > 0 && x.cols % n_head == 0 && x.cols / n_head % 2 == 0);
+    CHECK_VIEW(x, DTYPE_F32, step->n_tok, x.cols);
+    CHECK_VIEW(table, DTYPE_F32, table.rows, 2 * (x.cols / n_head));
+    CHECK(step_bounds(cuda_step_of(step))->pos <= table.rows);
+    struct command c = {};
+    c.op = COMMAND_ROTATE;
+    c.n = n_head;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = x;
+    c.tensor[1] = table;
+    command_append(cuda_of(be), &c);
+}
+
+void op_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+             enum gate_kind kind)
+{
+    CHECK(kind == GATE_SILU || kind == GATE_SIGMOID);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
+    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
+    CHECK_VIEW(g, DTYPE_F32, y.rows, kind == GATE_SIGMOID ? 1 : y.cols);
+    struct command c = {};
+    c.op = COMMAND_GATE;
+    c.n = kind;
+    c.tensor[0] = y;
+    c.tensor[1] = x;
+    c.tensor[2] = g;
+    command_append(cuda_of(be), &c);
+}
+
 void op_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                struct tensor bias, enum act act)
 {
@@ -262,6 +314,24 @@ void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor share
     c.tensor[0] = slots;
     c.tensor[1] = shares;
     c.tensor[2] = slot_map;
+    command_append(cuda_of(be), &c);
+}
+
+void op_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                    struct tensor x, const struct weight *experts)
+{
+    CHECK(experts->kind == WEIGHT_TABLE);
+    CHECK_VIEW(slots, DTYPE_I32, x.rows, shares.cols);
+    CHECK_VIEW(shares, DTYPE_F32, x.rows, slots.cols);
+    CHECK_VIEW(y, DTYPE_F32, x.rows, slots.cols);
+    CHECK_VIEW(x, DTYPE_F32, slots.rows, experts->cols);
+    struct command c = {};
+    c.op = COMMAND_PKM_EXPERTS;
+    c.tensor[0] = y;
+    c.tensor[1] = shares;
+    c.tensor[2] = slots;
+    c.tensor[3] = x;
+    c.weight[0] = experts;
     command_append(cuda_of(be), &c);
 }
 

@@ -68,6 +68,21 @@ void ref_add_norm(struct backend *be, struct tensor y, struct tensor x, struct t
                   struct tensor gamma, struct tensor beta, float eps);
 void ref_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
 
+/* gated.c */
+void ref_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                  struct tensor r, struct tensor gamma, float eps);
+void ref_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+                int n_head);
+void ref_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+              enum gate_kind kind);
+void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                     struct tensor x, const struct weight *experts);
+/* CHECKs what the ops of the same name may be given. */
+void ref_rms_norm_check(struct tensor y, struct tensor sum, struct tensor x, struct tensor r,
+                        struct tensor gamma);
+void ref_rotate_check(struct tensor x, struct tensor table, const struct step *step, int n_head);
+void ref_gate_check(struct tensor y, struct tensor x, struct tensor g, enum gate_kind kind);
+
 /* linear.c */
 void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                 struct tensor bias, enum act act);

@@ -42,7 +42,7 @@ struct bench {
     struct weight *square[4 * N_LAYER], *up[N_LAYER], *down[N_LAYER]; /* 1024², 1024→4096→1024 */
     struct weight *vocab, *query, *keys, *values;
     struct step *decode[2], *prefill; /* 1 and 8 sequences at the end of their context; 256 rows */
-    struct tensor x, wide, logits, slots, shares, gamma, k_pages, v_pages;
+    struct tensor x, wide, logits, slots, shares, gamma, turns, k_pages, v_pages;
     float *host; /* [N_VOCAB, D] random source of all weights */
     uint64_t seed;
 };
@@ -188,6 +188,12 @@ static void make_all(struct bench *b)
     b->slots = make_buffer(b, ROWS_MAX, n_col, DTYPE_I32);
     b->shares = make_buffer(b, ROWS_MAX, n_col, DTYPE_F32);
     b->gamma = make_buffer(b, 1, D, DTYPE_F32);
+    b->turns = make_buffer(b, CONTEXT, 2 * (D / N_HEAD), DTYPE_F32);
+    for (int64_t i = 0; i < b->turns.rows * b->turns.cols; i += 2) { /* a quarter turn */
+        const bool is_sine = i % b->turns.cols >= D / N_HEAD;
+        ((float *)b->turns.data)[i] = is_sine ? -1 : 0;
+        ((float *)b->turns.data)[i + 1] = is_sine ? 1 : 0;
+    }
     const enum dtype cache = b->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16; /* as models have it */
     b->k_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, cache);
     b->v_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, cache);
@@ -298,6 +304,27 @@ static void run_attention(struct bench *b, int rows)
     b->be->op->kv_store(b->be, b->k_pages, b->v_pages, q, q, s, N_HEAD);
     b->be->op->attention(b->be, tensor_head(b->x, rows), q, b->k_pages, b->v_pages, s, N_HEAD,
                          0.125f);
+}
+
+/* Of a pre-norm transformer with rotary positions and gated networks of the same size. */
+static void run_rms_norm(struct bench *b, int rows)
+{
+    const struct tensor x = tensor_head(b->x, rows);
+    b->be->op->rms_norm(b->be, tensor_head(tensor_cols(b->wide, D, D), rows), x, x,
+                        tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma, 1e-5f);
+}
+
+static void run_rotate(struct bench *b, int rows)
+{
+    b->be->op->rotate(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->turns,
+                      step_of(b, rows), 2 * N_HEAD);
+}
+
+static void run_gate(struct bench *b, int rows)
+{
+    const struct tensor wide = tensor_head(b->wide, rows);
+    b->be->op->gate(b->be, tensor_cols(wide, 0, D), tensor_cols(wide, D, D),
+                    tensor_cols(wide, 2 * D, D), GATE_SILU);
 }
 
 static void run_norm(struct bench *b, int rows)
@@ -714,6 +741,9 @@ int main(int argc, char **argv)
     (void)printf("\n| other ops, us | 1 row | 8 rows | 256 rows |\n|---|---|---|---|\n");
     bench_other(&b, "attention and kv_store, context 512", run_attention, n_round);
     bench_other(&b, "add_norm", run_norm, n_round);
+    bench_other(&b, "rms_norm", run_rms_norm, n_round);
+    bench_other(&b, "rotate, 32 heads of 64", run_rotate, n_round);
+    bench_other(&b, "gate, 1024", run_gate, n_round);
     bench_other(&b, "memory: query", run_query, n_round);
     bench_other(&b, "memory: search", run_search, n_round);
     bench_other(&b, "memory: read", run_read, n_round);

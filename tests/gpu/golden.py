@@ -287,7 +287,8 @@ def check_bits(run):
 # ---- single ops, and under the sanitizers -----------------------------------------------------
 
 OPS = ["transfer", "embed", "norm", "add_norm", "linear", "ffn", "attention", "span_attention",
-       "pkm_search", "pkm_ties", "pkm_nan", "unit_norm", "pkm_rescore", "pkm_read", "gather",
+       "pkm_search", "pkm_ties", "pkm_nan", "unit_norm", "pkm_rescore", "rms_norm", "rotate", "gate",
+       "pkm_experts", "pkm_read", "gather",
        "log_softmax", "logprobs", "sample"]
 
 

@@ -193,6 +193,10 @@ void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);
 void check_unit_norm(struct check *c); /* check_rescore.c */
 void check_pkm_rescore(struct check *c);
+void check_rms_norm(struct check *c); /* check_gated.c */
+void check_rotate(struct check *c);
+void check_gate(struct check *c);
+void check_pkm_experts(struct check *c);
 void check_gather(struct check *c); /* check_vocab.c */
 void check_log_softmax(struct check *c);
 void check_logprobs(struct check *c);

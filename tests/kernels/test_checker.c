@@ -188,6 +188,44 @@ static void unit_norm_joins_runs(struct backend *be, struct tensor y, struct ten
     ref_unit_norm(be, y, x, 1);
 }
 
+/* Normalises by what was there before the sum. */
+static void rms_norm_forgets_sum(struct backend *be, struct tensor y, struct tensor sum,
+                                 struct tensor x, struct tensor r, struct tensor gamma, float eps)
+{
+    const struct tensor none = {0};
+    ref_rms_norm(be, y, sum, x, r, gamma, eps);
+    if (r.data != NULL && sum.data != x.data) {
+        ref_rms_norm(be, y, none, x, none, gamma, eps);
+    }
+}
+
+/* All heads as one, whose later columns turn as the first head's. */
+static void rotate_takes_row(struct backend *be, struct tensor x, struct tensor table,
+                             const struct step *step, int n_head)
+{
+    const struct tensor first = tensor_cols(x, 0, x.cols / n_head);
+    (void)n_head;
+    ref_rotate(be, first, table, step, 1);
+}
+
+/* The sigmoid alone. */
+static void gate_forgets_silu(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+                              enum gate_kind kind)
+{
+    (void)kind;
+    ref_gate(be, y, x, tensor_cols(g, 0, 1), GATE_SIGMOID);
+}
+
+/* Takes the first slot for all. */
+static void experts_repeat_slot(struct backend *be, struct tensor y, struct tensor shares,
+                                struct tensor slots, struct tensor x, const struct weight *experts)
+{
+    for (int64_t j = 0; j < slots.cols; j++) {
+        ref_pkm_experts(be, tensor_cols(y, j, 1), tensor_cols(shares, j, 1),
+                        tensor_cols(slots, 0, 1), x, experts);
+    }
+}
+
 /* Forgets the last column. */
 static void read_drops_column(struct backend *be, struct tensor y, struct tensor residual,
                               struct tensor slots, struct tensor shares,
@@ -334,6 +372,10 @@ TEST_BUG(pkm_search, search_breaks_ties, "pkm_ties")
 TEST_BUG(pkm_rescore, rescore_takes_upper, "pkm_rescore")
 TEST_BUG(pkm_rescore, rescore_maps_alike, "pkm_rescore")
 TEST_BUG(unit_norm, unit_norm_joins_runs, "unit_norm")
+TEST_BUG(rms_norm, rms_norm_forgets_sum, "rms_norm")
+TEST_BUG(rotate, rotate_takes_row, "rotate")
+TEST_BUG(gate, gate_forgets_silu, "gate")
+TEST_BUG(pkm_experts, experts_repeat_slot, "pkm_experts")
 TEST_BUG(pkm_read, read_drops_column, "pkm_read")
 TEST_BUG(outputs, logprobs_ranks_ties, "logprobs")
 TEST_BUG(outputs, logprobs_leaves_chunk, "logprobs")
@@ -401,6 +443,10 @@ int main(void)
         cmocka_unit_test(test_rescore_takes_upper),
         cmocka_unit_test(test_rescore_maps_alike),
         cmocka_unit_test(test_unit_norm_joins_runs),
+        cmocka_unit_test(test_rms_norm_forgets_sum),
+        cmocka_unit_test(test_rotate_takes_row),
+        cmocka_unit_test(test_gate_forgets_silu),
+        cmocka_unit_test(test_experts_repeat_slot),
         cmocka_unit_test(test_read_drops_column),
         cmocka_unit_test(test_logprobs_ranks_ties),
         cmocka_unit_test(test_logprobs_leaves_chunk),

@@ -438,6 +438,72 @@ static void test_unit_norm_by_hand(void **state)
     expect_floats("last", (const float[2]){-1, 0}, x + 4, 2, 0);
 }
 
+static void test_rms_norm_by_hand(void **state)
+{
+    (void)state;
+    const float gamma[2] = {1, 10};
+    float x[2] = {1, -2};
+    const float r[2] = {2, 6};
+    float y[2] = {0};
+    const struct tensor none = {0};
+    be->op->rms_norm(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(r, 1, 2),
+                     rows_of(gamma, 1, 2), 0);
+    expect_floats("sum", (const float[2]){3, 4}, x, 2, 0);
+    expect_floats("y", (const float[2]){0.84852814f, 11.3137085f}, y, 2, 1e-6); /* rms √12.5 */
+    be->op->rms_norm(be, rows_of(y, 1, 2), none, rows_of(x, 1, 2), none, rows_of(gamma, 1, 2),
+                     3.5f);
+    expect_floats("alone, with eps", (const float[2]){0.75f, 10}, y, 2, 1e-6); /* √16 */
+}
+
+/* Half a turn and a quarter: (a, b) becomes (-a, -b) and (-b, a). */
+static void test_rotate_by_hand(void **state)
+{
+    (void)state;
+    const float table[2][8] = {{1, 1, 1, 1, 0, 0, 0, 0}, {-1, -1, 0, 0, 0, 0, -1, 1}};
+    float x[2][8] = {{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5, 6, 7, 8}};
+    const struct step_limits limits = {
+        .n_tok_max = 2, .n_seq_max = 1, .n_page_max = 1, .n_out_max = 1};
+    struct step *step = NULL;
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    step->n_tok = 2;
+    step->n_seq = 1;
+    step->pos[1] = 1;
+    step->seq_first[1] = 2;
+    be->op->rotate(be, rows_of(x[0], 2, 8), rows_of(table[0], 2, 8), step, 2);
+    expect_floats("position 0", (const float[8]){1, 2, 3, 4, 5, 6, 7, 8}, x[0], 8, 0);
+    expect_floats("position 1", (const float[8]){-1, -2, -4, 3, -5, -6, -8, 7}, x[1], 8, 0);
+    be->op->step_free(be, step);
+}
+
+static void test_gate_by_hand(void **state)
+{
+    (void)state;
+    float x[2] = {3, 5};
+    const float g[2] = {0, 1};
+    float y[2] = {0};
+    be->op->gate(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 2), GATE_SILU);
+    expect_floats("silu", (const float[2]){0, 3.65529289f}, y, 2, 1e-6);
+    be->op->gate(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 1), GATE_SIGMOID);
+    expect_floats("sigmoid", (const float[2]){1.5f, 2.5f}, x, 2, 0);
+}
+
+static void test_experts_by_hand(void **state)
+{
+    (void)state;
+    const float rows[4] = {1, 0, 1, -1};
+    const float x[2] = {1, 2};
+    const int32_t slots[2] = {1, 0};
+    float shares[2] = {10, 2};
+    struct weight *const w =
+        weight_of(rows_of(rows, 2, 2), WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1);
+    const struct tensor slot_view = tensor_make((void *)(uintptr_t)slots, 1, 2, DTYPE_I32);
+    be->op->pkm_experts(be, rows_of(shares, 1, 2), rows_of(shares, 1, 2), slot_view,
+                        rows_of(x, 1, 2), w);
+    /* gelu(-1), gelu(1) */
+    expect_floats("shares", (const float[2]){-1.58655254f, 1.68268949f}, shares, 2, 1e-6);
+    be->op->weight_free(be, w);
+}
+
 static void test_read_sums_over_the_residual(void **state)
 {
     (void)state;
@@ -551,6 +617,10 @@ int main(void)
         cmocka_unit_test(test_shared_keys_give_scores),
         cmocka_unit_test(test_rescore_by_hand),
         cmocka_unit_test(test_unit_norm_by_hand),
+        cmocka_unit_test(test_rms_norm_by_hand),
+        cmocka_unit_test(test_rotate_by_hand),
+        cmocka_unit_test(test_gate_by_hand),
+        cmocka_unit_test(test_experts_by_hand),
         cmocka_unit_test(test_read_sums_over_the_residual),
         cmocka_unit_test(test_logprobs_by_hand),
         cmocka_unit_test(test_log_softmax_by_hand),

@@ -55,6 +55,15 @@ void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_s
 void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
 void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
                     int64_t d, float eps);
+/* gated.c */
+void SIMD(row_rms_norm)(float *y, float *sum, const float *x, const float *r, const float *gamma,
+                        int64_t d, float eps);
+void SIMD(row_rotate)(float *x, const float *table, int n_head, int64_t d_head);
+void SIMD(row_silu)(float *y, const float *x, const float *g, int64_t d);
+void SIMD(row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
+                    const struct value_table *table, int64_t d);
+
+/* rows.c */
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
                     const struct value_table *table, int64_t first, int64_t n,
                     const int32_t *next_slots);

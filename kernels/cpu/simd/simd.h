@@ -140,6 +140,18 @@ static ALWAYS_INLINE vi vi_max(vi a, vi b)
 #endif
 }
 
+/* Each number in the place of its neighbour: 1, 0, 3, 2 .. */
+static ALWAYS_INLINE vf v_swap_pairs(vf v)
+{
+#if defined(ISA_AVX512)
+    return _mm512_permute_ps(v, 0xb1);
+#elif defined(ISA_AVX2)
+    return _mm256_permute_ps(v, 0xb1);
+#else
+    return __builtin_shufflevector(v, v, 1, 0, 3, 2);
+#endif
+}
+
 /* a where the mask is -1, b where it is 0. */
 static ALWAYS_INLINE vf v_select(vi mask, vf a, vf b)
 {
