@@ -6,7 +6,8 @@
  *         (<s>, </s>, <pad>, <special0> to <special9>) is dropped.
  *   word  words between white space; a line's end is <eos>
  *   char  one token per character; a space is "_", a line feed <eos>
- *   byte  one token per byte, spelled as its decimal number; a line feed is <eos>
+ *   byte  one token per byte, spelled as its decimal number; a line feed is <eos>, or 10 in a
+ *         vocabulary without <eos>. Special words are ids that no text has.
  *
  * What the vocabulary lacks is its <unk>, or an error if it has none. White space belongs to the
  * word after it, so that the offsets of the tokens cut a text without gaps; one space comes back
@@ -148,7 +149,7 @@ static void fill_word(struct vocab_tokenizer *t, struct piece *piece, uint32_t b
 {
     const bool goes_on =
         t->kind == KIND_XLM && bytes >= 2 && memcmp(piece->text + bytes - 2, "@@", 2) == 0;
-    piece->control = t->kind == KIND_XLM && is_special(piece->text);
+    piece->control = t->kind != KIND_WORD && is_special(piece->text);
     piece->space = !piece->control;
     piece->joins = goes_on;
     piece->bytes = piece->text;
@@ -162,7 +163,7 @@ static bool fill_char(struct piece *piece, uint32_t bytes)
     return (uint32_t)utf8_next(piece->text, bytes).bytes == bytes;
 }
 
-/* A decimal number without a leading zero; not that of the line feed, which is <eos>. */
+/* A decimal number without a leading zero; not that of the line feed where that is <eos>. */
 static bool fill_byte(struct vocab_tokenizer *t, struct piece *piece, uint32_t bytes, int32_t id)
 {
     int value = 0;
@@ -173,7 +174,7 @@ static bool fill_byte(struct vocab_tokenizer *t, struct piece *piece, uint32_t b
         }
         value = 10 * value + (c - '0');
     }
-    if (value > 255 || value == '\n') {
+    if (value > 255 || (value == '\n' && t->eos_id >= 0)) {
         return false;
     }
     t->byte_id[value] = id;
@@ -186,7 +187,9 @@ static bool fill_byte(struct vocab_tokenizer *t, struct piece *piece, uint32_t b
 static enum err_code fill_pieces(struct vocab_tokenizer *t, const char *path, struct err *err)
 {
     static const char *const wanted[N_KIND] = {
-        [KIND_CHAR] = "one character", [KIND_BYTE] = "a byte's number, 0 to 255 without 10"};
+        [KIND_CHAR] = "one character",
+        [KIND_BYTE] =
+            "a byte's number, 0 to 255 (10 where there is no <eos>), or <s>, </s>, <pad>"};
     for (int32_t id = 0; id < t->base.n_piece; id++) {
         struct piece *const piece = &t->base.piece[id];
         const struct word_entry word = t->vocab.table.word[id];
@@ -195,7 +198,8 @@ static enum err_code fill_pieces(struct vocab_tokenizer *t, const char *path, st
         if (t->kind != KIND_XLM && id == t->eos_id) {
             *piece = (struct piece){.text = word.text, .bytes = "\n", .n_byte = 1};
             piece->joins = t->base.dummy_prefix;
-        } else if (t->kind == KIND_XLM || t->kind == KIND_WORD || id == t->unk_id) {
+        } else if (t->kind == KIND_XLM || t->kind == KIND_WORD || id == t->unk_id ||
+                   (t->kind == KIND_BYTE && is_special(word.text))) {
             fill_word(t, piece, word.bytes);
             piece->space = piece->space && t->base.dummy_prefix;
         } else {

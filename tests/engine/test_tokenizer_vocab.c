@@ -329,6 +329,26 @@ static void a_lone_name_where_allowed(void **state)
     }
 }
 
+/* Of Memory Layers at Scale: all bytes, and words that a text cannot hold. */
+static void a_line_feed_may_be_a_byte(void **state)
+{
+    (void)state;
+    struct tokenizer *const t = from("byte", "97\n10\n60\n<s>\n</s>\n", NULL);
+    const int32_t text[] = {0, 1, 0};
+    const int32_t begun[] = {3, 0, 4};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    expect_ids(t, "a\na", text, 3);
+    assert_int_equal(tokenizer_encode(t, "<s>", 3, true, &ids, &n, NULL, NULL), ERR_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(ids[0], 3);
+    free(ids);
+    struct err err = {0};
+    assert_int_equal(tokenizer_encode(t, "<s>", 3, false, &ids, &n, NULL, &err), ERR_ARGUMENT);
+    expect_text(t, begun, 3, "a");
+    tokenizer_close(t);
+}
+
 static void lines_of_words_come_back(void **state)
 {
     (void)state;
@@ -498,7 +518,7 @@ static void damaged_files_are_refused(void **state)
         {"char", "a\nbc\n", NULL, 2, "line 2 is \"bc\""},
         {"byte", "97\n256\n", NULL, 2, "line 2 is \"256\""},
         {"byte", "97\n097\n", NULL, 2, "line 2 is \"097\""},
-        {"byte", "10\n", NULL, 1, "line 1 is \"10\""},
+        {"byte", "<eos>\n10\n", NULL, 2, "line 2 is \"10\""},
         {"byte", "1e\n", NULL, 1, "line 1 is \"1e\""},
         {"xlm", "<s>\n</s>\n<pad>\nka\n", NULL, 4, "line 4 is \"ka\""},
         {"xlm", "<s>\n</s>\n", NULL, 2, "line 3 is \"\""},
@@ -546,6 +566,7 @@ int main(void)
         cmocka_unit_test(split_words_come_back_whole),
         cmocka_unit_test(a_lone_control_word_where_allowed),
         cmocka_unit_test(a_lone_name_where_allowed),
+        cmocka_unit_test(a_line_feed_may_be_a_byte),
         cmocka_unit_test(lines_of_words_come_back),
         cmocka_unit_test(text_that_cannot_be_spelled_is_refused),
         cmocka_unit_test(rules_are_applied),
