@@ -75,7 +75,7 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
         .n_allow_max = o->max_seqs * ALLOW_MAX,
         .n_vocab = info->n_vocab,
-        .d_model = info->d_model,
+        .d_model = info->d_attention,
         .n_head = info->n_head,
         .n_span_max = model_span_max(info),
     };

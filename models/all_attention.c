@@ -198,7 +198,7 @@ static void bind_model(struct blocks_loader *loader, struct all_attention *model
         loader->info->window = span->window > window ? span->window : window;
         loader->info->window_sum += span->window;
     }
-    output_bind(loader, &model->output, config, "output", true);
+    output_bind(loader, &model->output, config, "output", true, true);
 }
 
 static void all_attention_close(void *self)

@@ -116,6 +116,17 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
                          const char *const *part, int n_part, int64_t n_out, int64_t n_in,
                          const char *format, ...) __attribute__((format(printf, 7, 8)));
 
+/* Matrices with the same input name.<part>.weight [rows, n_in] as one, in turn: of each part runs
+ * of run rows, each repeat times. */
+struct blocks_part {
+    const char *name;
+    int64_t rows, run;
+    int repeat;
+};
+void blocks_matrix_stack(struct blocks_loader *loader, const struct weight **weight,
+                         const struct blocks_part *part, int n_part, int64_t n_in,
+                         const char *format, ...) __attribute__((format(printf, 6, 7)));
+
 /* A layer of a memory's query network, name.<at>.weight [n·n_out, n_in] (nets says which), with
  * name.<at>.bias if has_bias. If batch_norm, the normalisation
  * name.<at+1>.{weight,bias,running_mean,running_var} that follows it is folded into it, in double:

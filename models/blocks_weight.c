@@ -190,8 +190,8 @@ static void add_rows(struct assembly *a, int64_t at, const struct source *source
     const size_t row_bytes = (size_t)cols * dtype_bytes(a->host.dtype);
     char *const to = (char *)a->host.data + (size_t)at * row_bytes;
     if (tensors_dtype(source->entry) != a->host.dtype) {
-        CHECK(first == 0 && n * cols == source->entry->n_elem && a->host.dtype == DTYPE_F32);
-        tensors_widen((float *)(void *)to, source->entry);
+        CHECK(a->host.dtype == DTYPE_F32);
+        tensors_widen_part((float *)(void *)to, source->entry, first * cols, n * cols);
         return;
     }
     memcpy(to, source->entry->data + (size_t)first * row_bytes, (size_t)n * row_bytes);
@@ -269,35 +269,65 @@ static enum dtype stack_dtype(struct blocks_loader *loader, const struct source 
     return dtype;
 }
 
+static void load_stack(struct blocks_loader *loader, const struct weight **weight,
+                       const struct blocks_part *part, int n_part, int64_t n_in,
+                       const struct name *name)
+{
+    struct source source[N_PART_MAX] = {{NULL, NULL}};
+    int64_t rows = 0;
+    CHECK(n_part >= 1 && n_part <= N_PART_MAX);
+    for (int p = 0; p < n_part; p++) {
+        const struct name part_name = name_join(name, part[p].name);
+        const struct name weight_name = name_join(&part_name, "weight");
+        source[p] = take(loader, &weight_name, part[p].rows, n_in);
+        rows += part[p].rows * part[p].repeat;
+    }
+    struct assembly stack = assemble(loader, rows, n_in, stack_dtype(loader, source, n_part), name);
+    int64_t at = 0;
+    for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
+        for (int64_t row = 0; row < part[p].rows; row += part[p].run) {
+            for (int i = 0; i < part[p].repeat; i++, at += part[p].run) {
+                add_rows(&stack, at, &source[p], row, part[p].run);
+            }
+        }
+        tensors_release(source[p].entry);
+    }
+    if (loader->code == ERR_OK) {
+        make_matrix(loader, weight, &stack.host, stack.scale, name);
+    }
+    free(stack.owned);
+}
+
+void blocks_matrix_stack(struct blocks_loader *loader, const struct weight **weight,
+                         const struct blocks_part *part, int n_part, int64_t n_in,
+                         const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    load_stack(loader, weight, part, n_part, n_in, &name);
+}
+
 void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,
                          const char *const *part, int n_part, int64_t n_out, int64_t n_in,
                          const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    struct source source[N_PART_MAX] = {{NULL, NULL}};
-    const int64_t rows = n_part * n_out;
+    struct blocks_part parts[N_PART_MAX];
     CHECK(n_part >= 1 && n_part <= N_PART_MAX);
     for (int p = 0; p < n_part; p++) {
-        const struct name part_name = name_join(&name, part[p]);
-        const struct name weight_name = name_join(&part_name, "weight");
-        source[p] = take(loader, &weight_name, n_out, n_in);
+        parts[p] = (struct blocks_part){part[p], n_out, n_out, 1};
     }
-    struct assembly stack =
-        assemble(loader, rows, n_in, stack_dtype(loader, source, n_part), &name);
-    float *const bias = host_floats(loader, rows, &name);
+    load_stack(loader, &linear->weight, parts, n_part, n_in, &name);
+    float *const bias = host_floats(loader, n_part * n_out, &name);
     for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
         const struct name part_name = name_join(&name, part[p]);
         const struct name bias_name = name_join(&part_name, "bias");
-        add_rows(&stack, p * n_out, &source[p], 0, n_out);
-        tensors_release(source[p].entry);
         (void)read_vector(loader, bias + p * n_out, n_out, &bias_name);
     }
     if (loader->code == ERR_OK) {
-        make_matrix(loader, &linear->weight, &stack.host, stack.scale, &name);
-        linear->bias = blocks_store_vector(loader->store, bias, rows);
+        linear->bias = blocks_store_vector(loader->store, bias, n_part * n_out);
     }
-    free(stack.owned);
     free(bias);
 }
 
@@ -383,8 +413,13 @@ void blocks_values(struct blocks_loader *loader, const struct weight **weight, i
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    if (load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
-                   &loader->info->value_bytes) != NULL) {
+    const struct safetensors_entry *const entry =
+        load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
+                   &loader->info->value_bytes);
+    if (entry != NULL) {
         loader->info->n_param_memory += rows * cols;
+        loader->info->value_dtype = loader->info->value_placement == PLACEMENT_MMAP
+                                        ? tensors_dtype(entry)
+                                        : table_dtype(loader, tensors_dtype(entry));
     }
 }

@@ -75,6 +75,21 @@ static enum err_code read_attention(void *base, const json_t *value, const struc
     return code;
 }
 
+static enum err_code read_rope_theta(void *base, const json_t *value, const struct place *at,
+                                     struct err *err)
+{
+    struct config *const config = base;
+    config->rope_theta = json_number_value(value);
+    if (!json_is_number(value)) {
+        return read_wrong_type(at, "rope_theta", "a number", err);
+    }
+    if (!(config->rope_theta >= 1 && config->rope_theta <= 1e12)) { /* also NaN */
+        return err_set(err, ERR_FORMAT, "%s: rope_theta is %g, outside 1 .. 1e12", at->path,
+                       config->rope_theta);
+    }
+    return ERR_OK;
+}
+
 /* A list of 1 to CONFIG_CUTOFF_MAX integers 1 .. max. */
 static enum err_code read_list(int *list, int *n, const json_t *value, const char *key, int max,
                                const struct place *at, struct err *err)
@@ -162,7 +177,7 @@ static enum err_code read_memories(void *base, const json_t *value, const struct
 
 #define AT(member) offsetof(struct config, member)
 
-/* The rows of both families' tables; reading goes by their order. */
+/* The rows of several families' tables; reading goes by their order. */
 // clang-format off
 #define FIELDS_OF_SIZE \
     {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type}, \
@@ -180,7 +195,9 @@ static enum err_code read_memories(void *base, const json_t *value, const struct
     {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
     {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL}, \
     {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype}, \
-    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer}, \
+    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer}
+
+#define FIELDS_OF_CUTOFFS \
     {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs}, \
     {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths}
 // clang-format on
@@ -191,6 +208,7 @@ static const struct field fields[] = {
     {"max_position", FIELD_INT, true, AT(context), 1, CONFIG_POSITION_MAX, NULL},
     {"activation", FIELD_CUSTOM, true, 0, 0, 0, read_activation},
     FIELDS_OF_OUTPUT,
+    FIELDS_OF_CUTOFFS,
     {"languages", FIELD_CUSTOM, false, 0, 0, 0, read_languages},
     {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
 };
@@ -203,19 +221,35 @@ static const struct field all_attention_fields[] = {
     {"span_ramp", FIELD_INT, false, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
     {"attention", FIELD_CUSTOM, false, 0, 0, 0, read_attention},
     FIELDS_OF_OUTPUT,
+    FIELDS_OF_CUTOFFS,
 };
 
-/* The table of the family that the file names; who names none is told by the first. */
+static const struct field memory_llama_fields[] = {
+    FIELDS_OF_SIZE,
+    {"n_kv_head", FIELD_INT, false, AT(n_kv_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"d_head", FIELD_INT, false, AT(d_head), 1, CONFIG_WIDTH_MAX, NULL},
+    {"d_ff", FIELD_INT, true, AT(d_ff), 1, CONFIG_FF_MAX, NULL},
+    {"max_position", FIELD_INT, true, AT(context), 1, CONFIG_POSITION_MAX, NULL},
+    {"rope_theta", FIELD_CUSTOM, true, 0, 0, 0, read_rope_theta},
+    FIELDS_OF_OUTPUT,
+    {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
+};
+
+#define TABLE(fields) (fields), sizeof(fields) / sizeof *(fields)
+
+/* By the table of the family that the file names; who names none is told by the first. */
 static enum err_code read_model(struct config *config, const json_t *root, const struct place *at,
                                 struct err *err)
 {
     const char *const type = json_string_value(json_object_get(root, "model_type"));
-    if (type != NULL && strcmp(type, "all_attention") == 0) {
+    const bool is_all_attention = type != NULL && strcmp(type, "all_attention") == 0;
+    config->gated = type != NULL && strcmp(type, "memory_llama") == 0;
+    if (is_all_attention) {
         config->act = ACT_RELU;
-        return read_fields(config, root, all_attention_fields,
-                           sizeof all_attention_fields / sizeof *all_attention_fields, at, err);
+        return read_fields(config, root, TABLE(all_attention_fields), at, err);
     }
-    return read_fields(config, root, fields, sizeof fields / sizeof *fields, at, err);
+    return config->gated ? read_fields(config, root, TABLE(memory_llama_fields), at, err)
+                         : read_fields(config, root, TABLE(fields), at, err);
 }
 
 static enum err_code check_ids(const struct config *config, const char *path, struct err *err)
@@ -262,11 +296,37 @@ static enum err_code check_cutoffs(const struct config *config, const char *path
     return ERR_OK;
 }
 
-static enum err_code check_config(const struct config *config, const char *path, struct err *err)
+/* The heads, which are parts of the model's width unless d_head says otherwise; completes them. */
+static enum err_code check_heads(struct config *config, const char *path, struct err *err)
 {
-    if (config->d_model % config->n_head != 0) {
+    if (config->d_head == 0 && config->d_model % config->n_head != 0) {
         return err_set(err, ERR_FORMAT, "%s: d_model %d is not a multiple of n_head %d", path,
                        config->d_model, config->n_head);
+    }
+    config->d_head = config->d_head > 0 ? config->d_head : config->d_model / config->n_head;
+    config->n_kv_head = config->n_kv_head > 0 ? config->n_kv_head : config->n_head;
+    if (config->gated && config->d_head % 2 != 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: d_head is %d, but rotary positions turn pairs of columns: it must be "
+                       "even",
+                       path, config->d_head);
+    }
+    if (config->n_head % config->n_kv_head != 0) {
+        return err_set(err, ERR_FORMAT, "%s: n_head %d is not a multiple of n_kv_head %d", path,
+                       config->n_head, config->n_kv_head);
+    }
+    if ((int64_t)config->n_head * config->d_head > CONFIG_WIDTH_MAX) {
+        return err_set(err, ERR_FORMAT, "%s: n_head %d times d_head %d exceeds %d", path,
+                       config->n_head, config->d_head, (int)CONFIG_WIDTH_MAX);
+    }
+    return ERR_OK;
+}
+
+static enum err_code check_config(struct config *config, const char *path, struct err *err)
+{
+    const enum err_code heads = check_heads(config, path, err);
+    if (heads != ERR_OK) {
+        return heads;
     }
     if (!(config->norm_eps > 0 && config->norm_eps <= 1)) { /* also refuses NaN */
         return err_set(err, ERR_FORMAT, "%s: norm_eps is %g, outside 0 < norm_eps <= 1", path,

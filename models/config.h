@@ -39,7 +39,13 @@ enum attention { ATTENTION_JOINT, ATTENTION_SPLIT, ATTENTION_HEAD_SPLIT };
 struct config {
     const struct model_family *family; /* what model_type names */
     int n_vocab, d_model, n_layer, n_head, d_ff;
+    int d_head;  /* columns of a head: d_model / n_head but for memory_llama */
     int context; /* 0 = no limit */
+    /* memory_llama: gated networks; heads of keys and values, each for n_head / n_kv_head heads of
+     * queries; and the base of the rotary positions */
+    bool gated;
+    int n_kv_head;
+    double rope_theta;
     /* all_attention: the longest distance, persistent keys per head (then d_ff is 0), and over how
      * many distances a head's own span ends (0 = all heads see max_span) */
     int max_span, n_persistent, span_ramp;

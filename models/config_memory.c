@@ -99,6 +99,22 @@ static const struct field memory_fields[] = {
     {"values_of", FIELD_INT, false, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
 };
 
+/* Of memory_llama: product keys in place of a feed-forward network, without XLM's options. */
+static const struct field llama_fields[] = {
+    {"layer", FIELD_INT, true, AT_MEMORY(info.layer), 0, CONFIG_LAYER_MAX - 1, NULL},
+    {"n_head", FIELD_INT, true, AT_MEMORY(info.shape.n_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"k_top", FIELD_INT, true, AT_MEMORY(info.shape.k_top), 1, PKM_K_TOP_MAX, NULL},
+    {"n_key", FIELD_INT, true, AT_MEMORY(info.shape.n_key), 1, CONFIG_KEY_MAX, NULL},
+    {"d_key", FIELD_INT, true, AT_MEMORY(info.shape.d_key), 1, CONFIG_WIDTH_MAX, NULL},
+    {"n_slot", FIELD_LONG, true, AT_MEMORY(info.n_slot), 1, INT32_MAX, NULL},
+    {"d_value", FIELD_LONG, false, AT_MEMORY(info.d_value), 1, CONFIG_WIDTH_MAX, NULL},
+    {"value_gate", FIELD_BOOL, false, AT_MEMORY(info.value_gate), 0, 0, NULL},
+    {"value_projection", FIELD_BOOL, false, AT_MEMORY(info.value_projection), 0, 0, NULL},
+    {"output_gate", FIELD_BOOL, false, AT_MEMORY(info.output_gate), 0, 0, NULL},
+    {"experts", FIELD_BOOL, false, AT_MEMORY(info.experts), 0, 0, NULL},
+    {"values_of", FIELD_INT, false, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
+};
+
 /* Of the query network, against the memory's other fields. */
 static enum err_code check_query(const struct config_memory *memory, const struct config *config,
                                  const struct place *at, struct err *err)
@@ -200,6 +216,28 @@ static enum err_code check_memory(const struct config_memory *memory, const stru
     return ERR_OK;
 }
 
+/* Of the sum of values and what becomes of it, against the model's width. */
+static enum err_code check_values(const struct memory_info *info, const struct config *config,
+                                  const struct place *at, struct err *err)
+{
+    if (info->experts && (info->value_gate || info->value_projection)) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sexperts take neither value_gate nor value_projection", at->path,
+                       at->prefix);
+    }
+    if (info->value_gate && !info->value_projection) {
+        return err_set(err, ERR_FORMAT, "%s: %svalue_gate needs value_projection", at->path,
+                       at->prefix);
+    }
+    if (info->d_value != config->d_model && !info->value_projection) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sd_value is %lld, d_model %d: without value_projection they must be "
+                       "equal",
+                       at->path, at->prefix, (long long)info->d_value, config->d_model);
+    }
+    return ERR_OK;
+}
+
 /* The memory at index may read the table of an earlier one that is like its own. */
 static enum err_code check_values_of(const struct config *config, int index, const struct place *at,
                                      struct err *err)
@@ -215,6 +253,14 @@ static enum err_code check_values_of(const struct config *config, int index, con
                        "%s: %sn_slot is %lld, but the table of memories[%d] has %lld rows",
                        at->path, at->prefix, (long long)memory->info.n_slot, memory->values_of,
                        (long long)n_slot);
+    }
+    const struct memory_info *const owner = &config->memory[memory->values_of].info;
+    if (memory->info.d_value != owner->d_value || memory->info.experts != owner->experts) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %sd_value is %lld%s, but the table of memories[%d] has %lld columns%s",
+                       at->path, at->prefix, (long long)memory->info.d_value,
+                       memory->info.experts ? " of experts" : "", memory->values_of,
+                       (long long)owner->d_value, owner->experts ? " of experts" : "");
     }
     return ERR_OK;
 }
@@ -236,12 +282,20 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
     struct config_memory *const memory = &config->memory[index];
     memory->values_of = index;
     memory->info.rescore = (struct pkm_rescore){.temperature = 1, .softmax = true};
-    enum err_code code = read_fields(memory, value, memory_fields,
-                                     sizeof memory_fields / sizeof *memory_fields, &at, err);
+    memory->info.d_value = config->d_model;
+    memory->query_bias = config->gated;
+    enum err_code code = config->gated
+                             ? read_fields(memory, value, llama_fields,
+                                           sizeof llama_fields / sizeof *llama_fields, &at, err)
+                             : read_fields(memory, value, memory_fields,
+                                           sizeof memory_fields / sizeof *memory_fields, &at, err);
     if (code != ERR_OK) {
         return code;
     }
     code = check_memory(memory, config, &at, err);
+    if (code == ERR_OK) {
+        code = check_values(&memory->info, config, &at, err);
+    }
     if (code == ERR_OK) {
         code = check_query(memory, config, &at, err);
     }
@@ -254,7 +308,6 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
     if (code != ERR_OK) {
         return code;
     }
-    memory->info.d_value = config->d_model;
     if (index > 0) {
         const int before = memory_order(&config->memory[index - 1].info);
         const int here = memory_order(&memory->info);

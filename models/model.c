@@ -23,6 +23,8 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->n_layer = config->n_layer;
     info->n_head = config->n_head;
     info->d_ff = config->d_ff;
+    info->d_attention = config->n_head * config->d_head;
+    info->gated = config->gated;
     info->context = config->context;
     info->n_persistent = config->n_persistent;
     info->act = config->act;
@@ -73,7 +75,7 @@ static enum err_code choose_dtype(struct model_info *info, const struct backend 
 static enum err_code choose_cache_dtype(struct model_info *info, const char *wanted,
                                         struct err *err)
 {
-    const int d_head = info->d_model / info->n_head;
+    const int d_head = info->d_attention / info->n_head;
     if (wanted == NULL || strcmp(wanted, "auto") == 0) {
         info->cache_dtype = info->dtype == DTYPE_F32 || d_head % 2 != 0 ? DTYPE_F32 : DTYPE_BF16;
     } else if (strcmp(wanted, "f32") == 0) {
@@ -84,8 +86,8 @@ static enum err_code choose_cache_dtype(struct model_info *info, const char *wan
         return err_set(
             err, ERR_UNSUPPORTED,
             "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has %d "
-            "(d_model %d, n_head %d); use auto or f32",
-            d_head, info->d_model, info->n_head);
+            "(%d in %d heads); use auto or f32",
+            d_head, info->d_attention, info->n_head);
     } else {
         return err_set(err, ERR_ARGUMENT, "kv_cache_dtype: %.40s is unknown; use auto, f32 or bf16",
                        wanted);

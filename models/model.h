@@ -44,6 +44,8 @@ struct memory_info {
     int hidden[MODEL_HIDDEN_MAX]; /* [n_hidden] widths of one query network's hidden layers */
     int64_t n_slot;
     int64_t d_value;
+    /* Of memory_llama: what becomes of the sum of values, and whether the slots are experts. */
+    bool value_gate, value_projection, output_gate, experts;
 };
 
 /* What a model is: for /info, inspect and the engine's limits. */
@@ -51,7 +53,9 @@ struct model_info {
     char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
     int n_vocab, d_model, n_layer, n_head, d_ff;
-    int context; /* positions the model can take; 0 = no limit */
+    int d_attention; /* columns of all heads' queries, keys or values; d_model in most families */
+    bool gated;      /* feed-forward networks have two matrices up, one of which gates (silu) */
+    int context;     /* positions the model can take; 0 = no limit */
     /* Where there is no limit: earlier positions that a token can see in a layer, and persistent
      * keys of a head. A sequence's pages are then a ring, see step_limits.n_span_max. */
     int window, n_persistent;
@@ -65,7 +69,8 @@ struct model_info {
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */
     int n_memory;
     struct memory_info memory[MODEL_MEMORY_MAX]; /* in order of execution */
-    enum dtype file_dtype;                       /* dtype of most weight bytes in the files */
+    enum dtype file_dtype;                       /* of most weight bytes but the value tables' */
+    enum dtype value_dtype;                      /* of the value tables, as they are read */
     enum dtype dtype;                            /* computed with: F32, BF16 or I8 */
     enum dtype cache_dtype;                      /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_memory;             /* all parameters; those in value tables */

@@ -9,7 +9,7 @@ enum { CHUNK_ROWS_MAX = 256, LOGITS_BYTES_MAX = 64 << 20 };
 enum { LINE_FLOATS = 16 };
 
 void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
-                 const char *name, bool tails_have_bias)
+                 const char *name, bool has_bias, bool tails_have_bias)
 {
     output->n_vocab = config->n_vocab;
     adaptive_bind(loader, &output->adaptive, config, name, tails_have_bias);
@@ -18,7 +18,9 @@ void output_bind(struct blocks_loader *loader, struct output *output, const stru
     }
     blocks_matrix(loader, &output->head.weight, config->n_vocab, config->d_model, "%s.weight",
                   config->tie_output ? "embeddings" : name);
-    blocks_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
+    if (has_bias) {
+        blocks_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
+    }
 }
 
 /* Output rows per chunk, at least one. */

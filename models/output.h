@@ -16,10 +16,10 @@ struct output {
     struct tensor narrow; /* [n_chunk, adaptive_width] */
 };
 
-/* Loads name.weight, or embeddings.weight if the output is tied, and name.bias; of an adaptive
- * output what adaptive_bind says. */
+/* Loads name.weight, or embeddings.weight if the output is tied, and if has_bias name.bias; of an
+ * adaptive output what adaptive_bind says. */
 void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
-                 const char *name, bool tails_have_bias);
+                 const char *name, bool has_bias, bool tails_have_bias);
 
 void output_lay_out(struct output *output, struct blocks_arena *arena,
                     const struct step_limits *limits, int64_t d_model);

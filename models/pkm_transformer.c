@@ -127,7 +127,7 @@ static void bind_model(struct blocks_loader *loader, struct pkm_transformer *mod
     for (int i = 0; i < model->n_layer; i++) {
         bind_layer(loader, model, i);
     }
-    output_bind(loader, &model->output, config, "pred_layer.proj", false);
+    output_bind(loader, &model->output, config, "pred_layer.proj", true, false);
 }
 
 static void pkm_transformer_close(void *self)

@@ -2,10 +2,12 @@
 #include "models/model.h"
 
 extern const struct model_family all_attention_family;
+extern const struct model_family memory_llama_family;
 extern const struct model_family pkm_transformer_family;
 
 const struct model_family *const model_families[] = {
     &pkm_transformer_family,
     &all_attention_family,
+    &memory_llama_family,
     NULL,
 };

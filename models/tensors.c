@@ -359,23 +359,30 @@ struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, 
     return tensor_make((void *)entry->data, rows, cols, tensors_dtype(entry));
 }
 
-void tensors_widen(float *out, const struct safetensors_entry *entry)
+void tensors_widen_part(float *out, const struct safetensors_entry *entry, int64_t first, int64_t n)
 {
-    const uint16_t *const half = (const uint16_t *)(const void *)entry->data;
+    const float *const whole = (const float *)(const void *)entry->data + first;
+    const uint16_t *const half = (const uint16_t *)(const void *)entry->data + first;
+    CHECK(first >= 0 && n >= 0 && n <= entry->n_elem - first);
     switch (tensors_dtype(entry)) {
-    case DTYPE_F32: memcpy(out, entry->data, entry->bytes); break;
+    case DTYPE_F32: memcpy(out, whole, (size_t)n * sizeof *out); break;
     case DTYPE_F16:
-        for (int64_t i = 0; i < entry->n_elem; i++) {
+        for (int64_t i = 0; i < n; i++) {
             out[i] = f16_to_f32(half[i]);
         }
         break;
     case DTYPE_BF16:
-        for (int64_t i = 0; i < entry->n_elem; i++) {
+        for (int64_t i = 0; i < n; i++) {
             out[i] = bf16_to_f32(half[i]);
         }
         break;
     default: CHECK(false);
     }
+}
+
+void tensors_widen(float *out, const struct safetensors_entry *entry)
+{
+    tensors_widen_part(out, entry, 0, entry->n_elem);
 }
 
 void tensors_release(const struct safetensors_entry *entry)
@@ -389,13 +396,21 @@ void tensors_release(const struct safetensors_entry *entry)
     }
 }
 
+/* Of a memory: it may be larger than all else, and of another type. */
+static bool is_value_table(const struct safetensors_entry *entry)
+{
+    return strncmp(entry->name, "memories.", 9) == 0 &&
+           (strstr(entry->name, ".values.") != NULL || strstr(entry->name, ".experts.") != NULL);
+}
+
 enum dtype tensors_main_dtype(const struct tensors *tensors)
 {
     size_t bytes[DTYPE_N] = {0};
     enum dtype best = DTYPE_F32;
     for (int i = 0; i < tensors->n_entry; i++) {
-        const enum dtype dtype = tensors_dtype(tensors->entry[i]);
-        bytes[dtype] += dtype == DTYPE_I32 ? 0 : tensors->entry[i]->bytes;
+        const struct safetensors_entry *const entry = tensors->entry[i];
+        const enum dtype dtype = tensors_dtype(entry);
+        bytes[dtype] += dtype == DTYPE_I32 || is_value_table(entry) ? 0 : entry->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
     /* keys and vectors stay wide, which in a small model is more than its bytes */

@@ -18,9 +18,13 @@ static double query_params(const struct memory_info *memory, double d)
 static double matrix_params(const struct model_info *info)
 {
     const double d = info->d_model;
-    double params = info->n_layer * (4 * d * d + 2 * d * info->d_ff);
+    const double network = (info->gated ? 3 : 2) * d * info->d_ff;
+    double params = info->n_layer * (4 * d * info->d_attention + network);
     for (int m = 0; m < info->n_memory; m++) {
-        params -= info->memory[m].after ? 0 : 2 * d * info->d_ff; /* it replaces that FFN */
+        const struct memory_info *const memory = &info->memory[m];
+        const int n_value = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
+        params -= memory->after ? 0 : network; /* it replaces that one */
+        params += n_value * d * (double)memory->d_value + (memory->output_gate ? d : 0);
     }
     return params;
 }
@@ -43,7 +47,7 @@ static double search_params(const struct model_info *info)
 static double value_elem_bytes(const struct model_info *info)
 {
     if (info->value_bytes == 0) {
-        return (double)dtype_bytes(info->file_dtype);
+        return (double)dtype_bytes(info->value_dtype);
     }
     return (double)info->value_bytes / (double)info->n_param_memory;
 }
@@ -54,7 +58,8 @@ static double row_values(const struct model_info *info)
     double n = 0;
     for (int m = 0; m < info->n_memory; m++) {
         const struct memory_info *const memory = &info->memory[m];
-        n += (double)memory->shape.n_head * memory->shape.k_top * (double)memory->d_value;
+        const double width = (double)memory->d_value + (memory->experts ? info->d_model : 0);
+        n += (double)memory->shape.n_head * memory->shape.k_top * width;
     }
     return n;
 }
@@ -73,7 +78,7 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double d = info->d_model;
     const double elem = (double)dtype_bytes(info->dtype);
     const double vocabulary = d * info->n_vocab;
-    const double cache_row = 2 * d * (double)dtype_bytes(info->cache_dtype);
+    const double cache_row = 2.0 * info->d_attention * (double)dtype_bytes(info->cache_dtype);
     const double persistent = (double)info->n_persistent * info->n_layer;
     /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
@@ -83,8 +88,9 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
                  sizeof(float) * search_params(info) + rows * (values + 2 * elem * d) +
                  shape->n_seq * attended(info, cached) * cache_row +
                  persistent * 2 * d * sizeof(float);
-    cost.flops = 2 * (rows * (matrix_params(info) + search_params(info) + row_values(info)) +
-                      shape->n_out * vocabulary +
-                      rows * (attended(info, shape->mean_pos) + persistent) * 2 * d);
+    cost.flops =
+        2 * (rows * (matrix_params(info) + search_params(info) + row_values(info)) +
+             shape->n_out * vocabulary +
+             rows * (attended(info, shape->mean_pos) + persistent) * 2 * info->d_attention);
     return cost;
 }

@@ -297,7 +297,7 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
                                        .n_page_max = bench->n_page,
                                        .n_out_max = n_row,
                                        .n_vocab = bench->info->n_vocab,
-                                       .d_model = bench->info->d_model,
+                                       .d_model = bench->info->d_attention,
                                        .n_head = bench->info->n_head,
                                        .n_span_max = model_span_max(bench->info)};
     const size_t n_series = (size_t)bench->n_kind * 3 + 2;

@@ -177,7 +177,7 @@ static enum err_code reserve_side(struct side *side, int64_t longest, int n_row,
                                        .n_page_max = n_page,
                                        .n_out_max = n_row,
                                        .n_vocab = info->n_vocab,
-                                       .d_model = info->d_model,
+                                       .d_model = info->d_attention,
                                        .n_head = info->n_head,
                                        .n_span_max = model_span_max(info)};
     CHECK(n_row >= 1 && info->n_vocab >= 1);

@@ -7,15 +7,33 @@
 
 #include <string.h>
 
-/* Parameters by what they are for. The first row whose mark stands in a tensor's name takes it. */
+/* Parameters by what they are for. The first row whose mark stands in a tensor's name takes it;
+ * rows of one name follow one another and are one kind. */
 struct kind {
     const char *mark;
     const char *name;
 };
 static const struct kind kinds[] = {
-    {".values.", "memory values"}, {".keys", "memory keys"},     {".query_", "memory queries"},
-    {"layer_norm", "norms"},       {"embeddings", "embeddings"}, {"attentions.", "attention"},
-    {"ffns.", "feed-forward"},     {"pred_layer.", "output"},    {"", "other"},
+    {"persistent.", "persistent vectors"},
+    {".values.", "memory values"},
+    {".experts.", "memory values"},
+    {".keys", "memory keys"},
+    {".query_", "memory queries"},
+    {".value_gate.", "memory gates"},
+    {".value_proj.", "memory gates"},
+    {".output_gate.", "memory gates"},
+    {"norm", "norms"},
+    {"embeddings", "embeddings"},
+    {"positions", "embeddings"},
+    {"attention", "attention"},
+    {".query.", "attention"},
+    {".key.", "attention"},
+    {".value.", "attention"},
+    {".out.", "attention"},
+    {"ffn", "feed-forward"},
+    {"output.", "output"},
+    {"pred_layer.", "output"},
+    {"", "other"},
 };
 enum { N_KIND = sizeof kinds / sizeof kinds[0] };
 
@@ -51,6 +69,9 @@ static void sum_kinds(struct inspection *it, const struct tensors *tensors)
         while (!strstr(entry->name, kinds[k].mark)) {
             k++;
         }
+        while (k > 0 && strcmp(kinds[k].name, kinds[k - 1].name) == 0) {
+            k--;
+        }
         add_entry(&it->kind[k], entry);
         add_entry(&it->total, entry);
     }
@@ -70,9 +91,12 @@ static const char *dtype_list(char list[32], unsigned dtypes)
     return list;
 }
 
-static const char *act_name(enum act act)
+static const char *act_name(const struct model_info *info)
 {
-    return act == ACT_GELU ? "gelu" : act == ACT_RELU ? "relu" : "none";
+    return info->gated             ? "silu, gated"
+           : info->act == ACT_GELU ? "gelu"
+           : info->act == ACT_RELU ? "relu"
+                                   : "none";
 }
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
@@ -98,6 +122,11 @@ static void json_memory(struct text *out, const struct memory_info *memory)
     json_field_int(out, "key_width", memory->shape.d_key);
     json_field_string(out, "query", memory_query_name(memory->query));
     json_field_bool(out, "rescored", memory->shape.scores);
+    json_field_int(out, "value_width", memory->d_value);
+    json_field_bool(out, "value_gate", memory->value_gate);
+    json_field_bool(out, "value_projection", memory->value_projection);
+    json_field_bool(out, "output_gate", memory->output_gate);
+    json_field_bool(out, "experts", memory->experts);
     json_close(out, '}');
 }
 
@@ -113,8 +142,9 @@ static void print_json(const struct inspection *it)
     json_field_int(&out, "layers", info->n_layer);
     json_field_int(&out, "width", info->d_model);
     json_field_int(&out, "heads", info->n_head);
+    json_field_int(&out, "head_width", info->d_attention / info->n_head);
     json_field_int(&out, "feed_forward", info->d_ff);
-    json_field_string(&out, "activation", act_name(info->act));
+    json_field_string(&out, "activation", act_name(info));
     json_field_bool(&out, "tied_output", info->tie_output);
     json_field_string(&out, "tokenizer", it->tokenizer);
     json_key(&out, "languages");
@@ -166,8 +196,11 @@ static void print_memory(const struct memory_info *memory)
     } else {
         printf("flat keys");
     }
-    printf("), %d heads, k %d, keys %d wide, queries %s%s\n", shape->n_head, shape->k_top,
-           shape->d_key, memory_query_name(memory->query), shape->scores ? ", rescored" : "");
+    printf("), %d heads, k %d, keys %d wide, queries %s%s%s%s%s%s\n", shape->n_head, shape->k_top,
+           shape->d_key, memory_query_name(memory->query), shape->scores ? ", rescored" : "",
+           memory->experts ? ", of experts" : "", memory->value_gate ? ", gated values" : "",
+           memory->value_projection ? ", projected values" : "",
+           memory->output_gate ? ", gated output" : "");
 }
 
 static void print_kind(const char *name, const struct kind_sum *sum)
@@ -188,8 +221,8 @@ static void print_text(const struct inspection *it)
         printf("  context     no limit; a layer sees at most %d positions back\n", info->window);
     }
     printf("  layers      %d, width %d, %d heads of %d, feed-forward %d (%s)\n", info->n_layer,
-           info->d_model, info->n_head, info->d_model / info->n_head, info->d_ff,
-           act_name(info->act));
+           info->d_model, info->n_head, info->d_attention / info->n_head, info->d_ff,
+           act_name(info));
     if (info->n_cutoff > 0) {
         printf("  output      adaptive: a head of frequent words and %d of rarer ones\n",
                info->n_cutoff);

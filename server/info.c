@@ -45,6 +45,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_field_int(out, "d_model", info->d_model);
     json_field_int(out, "n_layer", info->n_layer);
     json_field_int(out, "n_head", info->n_head);
+    json_field_int(out, "d_head", info->d_attention / info->n_head);
     json_field_int(out, "d_ff", info->d_ff);
     write_context(out, "context", info->context);
     json_field_string(out, "file_dtype", dtype_name(info->file_dtype));
@@ -85,6 +86,10 @@ static void write_model(struct text *out, const struct model_info *info,
         json_field_int(out, "d_value", memory->d_value);
         json_field_string(out, "query", memory_query_name(memory->query));
         json_field_bool(out, "rescored", memory->shape.scores);
+        json_field_bool(out, "value_gate", memory->value_gate);
+        json_field_bool(out, "value_projection", memory->value_projection);
+        json_field_bool(out, "output_gate", memory->output_gate);
+        json_field_bool(out, "experts", memory->experts);
         json_close(out, '}');
     }
     json_close(out, ']');

@@ -176,15 +176,20 @@ struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, 
     return tensor_make(data.to, rows, cols, tensors_dtype(entry));
 }
 
-void tensors_widen(float *out, const struct safetensors_entry *entry)
+void tensors_widen_part(float *out, const struct safetensors_entry *entry, int64_t first, int64_t n)
 {
-    for (int64_t i = 0; i < entry->n_elem; i++) {
+    for (int64_t i = first; i < first + n; i++) {
         if (entry->dtype == SAFETENSORS_F32) {
-            out[i] = ((const float *)(const void *)entry->data)[i];
+            *out++ = ((const float *)(const void *)entry->data)[i];
         } else {
-            out[i] = bf16_to_f32(((const uint16_t *)(const void *)entry->data)[i]);
+            *out++ = bf16_to_f32(((const uint16_t *)(const void *)entry->data)[i]);
         }
     }
+}
+
+void tensors_widen(float *out, const struct safetensors_entry *entry)
+{
+    tensors_widen_part(out, entry, 0, entry->n_elem);
 }
 
 void tensors_release(const struct safetensors_entry *entry)
@@ -256,6 +261,7 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
 {
     *info = (struct model_info){.n_vocab = shape->vocab,
                                 .d_model = shape->width,
+                                .d_attention = shape->width,
                                 .n_layer = shape->layers,
                                 .n_head = shape->heads,
                                 .d_ff = shape->ff,
@@ -263,6 +269,7 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                 .act = ACT_GELU,
                                 .tie_output = true,
                                 .file_dtype = shape->dtype,
+                                .value_dtype = shape->dtype,
                                 .dtype = shape->dtype,
                                 .cache_dtype = plan_cache(shape),
                                 .value_placement = values};
@@ -287,6 +294,7 @@ static void configure(struct config *config, const struct model_info *info)
     config->d_model = info->d_model;
     config->n_layer = info->n_layer;
     config->n_head = info->n_head;
+    config->d_head = info->d_attention / info->n_head;
     config->d_ff = info->d_ff;
     config->context = info->context;
     config->act = info->act;

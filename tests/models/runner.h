@@ -96,7 +96,7 @@ static inline bool runner_open(struct runner *r, const char *backend, const char
         .n_adjust_max = 1,
         .n_allow_max = 1,
         .n_vocab = r->info->n_vocab,
-        .d_model = r->info->d_model,
+        .d_model = r->info->d_attention,
         .n_head = r->info->n_head,
         .n_span_max = r->info->window == 0 ? 0 : r->info->window + r->info->n_persistent};
     if (model_reserve(r->model, &limits, RUNNER_SEQ_MAX * RUNNER_PAGE_MAX, &err) != ERR_OK ||

@@ -723,10 +723,9 @@ static void test_refuses_options_and_memory(void **state)
            "kv_cache_dtype: f8 is unknown; use auto, f32 or bf16");
     refuse(&f, &F32, 4096, ERR_MEMORY, "do not fit");
     write_config_heads(f.dir, V, 8, "true");
-    refuse(
-        &f, &(struct model_options){.dtype = "bf16", .cache_dtype = "bf16"}, 0, ERR_UNSUPPORTED,
-        "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has 1 (d_model 8, "
-        "n_head 8)");
+    refuse(&f, &(struct model_options){.dtype = "bf16", .cache_dtype = "bf16"}, 0, ERR_UNSUPPORTED,
+           "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has 1 (8 in 8 "
+           "heads)");
     writer_text(f.dir, "config.json", "{\"model_type\":\"gpt\"}");
     refuse(&f, &F32, 0, ERR_FORMAT, "config.json: model_type is \"gpt\"; served are");
     folder_free(&f);

@@ -15,11 +15,12 @@ static struct model_info two_memories(int n_table)
 {
     struct model_info info = {.n_vocab = 10,
                               .d_model = D,
+                              .d_attention = D,
                               .n_layer = 1,
                               .n_head = 2,
                               .d_ff = FF,
                               .n_memory = 2,
-                              .file_dtype = DTYPE_F32,
+                              .value_dtype = DTYPE_F32,
                               .dtype = DTYPE_F32,
                               .n_param_memory = (int64_t)n_table * N_SLOT * D,
                               .value_bytes = (size_t)n_table * N_SLOT * D * sizeof(float)};
@@ -78,7 +79,7 @@ static void values_have_the_bytes_of_their_tables(void **state)
     assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
     info.value_bytes = 0; /* read in place: the file's type */
     assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS + GATHERED));
-    info.file_dtype = DTYPE_BF16;
+    info.value_dtype = DTYPE_BF16;
     assert_bytes(bytes_of(&info), 4 * (WEIGHTS + ROWS) + 2 * GATHERED);
 }
 
@@ -96,6 +97,7 @@ static void a_window_bounds_what_a_row_attends_to(void **state)
     (void)state;
     const struct model_info info = {.n_vocab = 10,
                                     .d_model = D,
+                                    .d_attention = D,
                                     .n_layer = 2,
                                     .n_head = 2,
                                     .window = 3,

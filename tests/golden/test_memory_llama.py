@@ -1,0 +1,260 @@
+"""What of Memory Layers at Scale the authors' golden cases leave out, against the definition here.
+
+Gated outputs, values of another width, experts (PEER), tables of each layer's own, heads that share
+keys and values, heads that are no part of the model's width: random models are computed in float64
+below, as the paper (arXiv 2412.09764) and its code define them. What the golden cases have is in here
+too, which shows that the definition is right.
+"""
+
+import json
+import math
+import struct
+
+import golden_harness as gh
+import numpy as np
+import pytest
+
+VOCAB, WIDTH, LAYERS, HEADS, HIDDEN, CONTEXT, EPS = 37, 24, 4, 4, 40, 64, 1e-5
+TOLERANCE = 1e-4
+BASE = {"model_type": "memory_llama", "vocab_size": VOCAB, "d_model": WIDTH, "n_layer": LAYERS,
+        "n_head": HEADS, "d_ff": HIDDEN, "max_position": CONTEXT, "rope_theta": 1000.5,
+        "norm_eps": EPS, "tie_output": False, "bos_token_id": 0, "add_bos": False}
+MEMORY = {"n_head": 2, "k_top": 3, "n_key": 5, "d_key": 6, "n_slot": 25, "d_value": WIDTH}
+PLUS = {"value_gate": True, "value_projection": True}
+
+
+def memories(*layers, **options):
+    return {"memories": [{"layer": layer, **MEMORY, **options} for layer in layers]}
+
+
+def shared(config):
+    for memory in config["memories"][1:]:
+        memory["values_of"] = 0
+    return config
+
+
+CASES = {
+    "no memory": {},
+    "plain": memories(1),
+    "every layer": memories(0, 1, 2, 3, **PLUS),
+    "shared values": shared(memories(0, 2, 3, **PLUS)),
+    "their own values": memories(1, 3, d_value=10, **PLUS),
+    "projected": memories(2, d_value=7, value_projection=True),
+    "gated output": shared(memories(1, 2, output_gate=True, **PLUS)),
+    "gated plain output": memories(1, output_gate=True),
+    "experts": memories(1, experts=True),
+    "shared experts": shared(memories(0, 3, experts=True, output_gate=True)),
+    "shared heads": {"n_kv_head": 2, **memories(2, **PLUS)},
+    "one head of keys": {"n_kv_head": 1},
+    "narrow heads": {"d_head": 2, **memories(1)},
+    "wide heads": {"d_head": 10, "n_kv_head": 2},
+    "tied": {"tie_output": True},
+}
+
+
+def make_tensors(config):
+    rng = np.random.default_rng(5)
+    d_head = config.get("d_head", WIDTH // HEADS)
+    d_kv = config.get("n_kv_head", HEADS) * d_head
+    shapes = {"embeddings.weight": (VOCAB, WIDTH), "norm.weight": (WIDTH,)}
+    if not config["tie_output"]:
+        shapes["output.weight"] = (VOCAB, WIDTH)
+    at = {m["layer"]: m for m in config.get("memories", [])}
+    for i in range(LAYERS):
+        layer = "layers.%d." % i
+        shapes.update({layer + "attention_norm.weight": (WIDTH,), layer + "ffn_norm.weight": (WIDTH,),
+                       layer + "attention.query.weight": (HEADS * d_head, WIDTH),
+                       layer + "attention.key.weight": (d_kv, WIDTH),
+                       layer + "attention.value.weight": (d_kv, WIDTH),
+                       layer + "attention.out.weight": (WIDTH, HEADS * d_head)})
+        if i not in at:
+            shapes.update({layer + "ffn.gate.weight": (HIDDEN, WIDTH),
+                           layer + "ffn.up.weight": (HIDDEN, WIDTH),
+                           layer + "ffn.down.weight": (WIDTH, HIDDEN)})
+            continue
+        m, memory = at[i], "memories.%d_in." % i
+        shapes.update({memory + "keys": (m["n_head"], 2, m["n_key"], m["d_key"] // 2),
+                       memory + "query_proj.query_mlps.0.weight": (m["n_head"] * m["d_key"], WIDTH),
+                       memory + "query_proj.query_mlps.0.bias": (m["n_head"] * m["d_key"],)})
+        if "values_of" not in m:
+            shapes[memory + "values.weight"] = (m["n_slot"], m["d_value"])
+            if m.get("experts"):
+                shapes[memory + "experts.weight"] = (m["n_slot"], WIDTH)
+        for name, n_out, n_in in (("value_gate", m["d_value"], WIDTH),
+                                  ("value_projection", WIDTH, m["d_value"]),
+                                  ("output_gate", 1, WIDTH)):
+            if m.get(name):
+                tensor = memory + name.replace("projection", "proj")
+                shapes[tensor + ".weight"], shapes[tensor + ".bias"] = (n_out, n_in), (n_out,)
+    return {name: rng.normal(1 if name.endswith("norm.weight") else 0, 0.4, shape).astype(np.float32)
+            for name, shape in shapes.items()}
+
+
+def softmax(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def rms(x, gamma):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gamma
+
+
+def rotate(x, theta):
+    """x [n, heads, d_head]: neighbours turn together."""
+    n, _, d = x.shape
+    angle = np.arange(n)[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None, :]
+    return np.stack([z.real, z.imag], -1).reshape(x.shape)
+
+
+def attend(w, config, x):
+    d = config.get("d_head", WIDTH // HEADS)
+    q, k, v = [(x @ w[name + ".weight"].T).reshape(len(x), -1, d) for name in ("query", "key", "value")]
+    q, k = rotate(q, config["rope_theta"]), rotate(k, config["rope_theta"])
+    share = HEADS // k.shape[1]
+    seen = np.tril(np.ones((len(x), len(x)), bool))
+    y = np.stack([softmax(np.where(seen, q[:, h] @ k[:, h // share].T / np.sqrt(d), -np.inf))
+                  @ v[:, h // share] for h in range(HEADS)], 1)
+    return y.reshape(len(x), -1) @ w["out.weight"].T
+
+
+def remember(w, owner, m, x):
+    query = x @ w["query_proj.query_mlps.0.weight"].T + w["query_proj.query_mlps.0.bias"]
+    query = query.reshape(len(x), m["n_head"], 2, -1)
+    scores = np.einsum("rhsd,hsnd->rhsn", query, w["keys"])
+    pairs = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).reshape(len(x), m["n_head"], -1)
+    slots = np.argsort(-pairs, -1, kind="stable")[..., :m["k_top"]]
+    weight = softmax(np.take_along_axis(pairs, slots, -1))
+    if m.get("experts"):
+        hidden = np.einsum("rd,rhkd->rhk", x, owner["experts.weight"][slots])
+        weight = weight * hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / np.sqrt(2)))
+    y = np.einsum("rhk,rhkv->rv", weight, owner["values.weight"][slots])
+    if m.get("value_gate"):
+        gate = x @ w["value_gate.weight"].T + w["value_gate.bias"]
+        y = y * gate * sigmoid(gate)
+    if m.get("value_projection"):
+        y = y @ w["value_proj.weight"].T + w["value_proj.bias"]
+    if m.get("output_gate"):
+        y = y * sigmoid(x @ w["output_gate.weight"].T + w["output_gate.bias"])
+    return y
+
+
+def below(tensors, prefix):
+    return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def forward(tensors, config, ids):
+    """log p of each next token, [n, VOCAB], in float64."""
+    tensors = {name: t.astype(np.float64) for name, t in tensors.items()}
+    x = tensors["embeddings.weight"][ids]
+    memory = config.get("memories", [])
+    at = {m["layer"]: m for m in memory}
+    for i in range(LAYERS):
+        w = below(tensors, "layers.%d." % i)
+        x = x + attend(below(w, "attention."), config, rms(x, w["attention_norm.weight"]))
+        y = rms(x, w["ffn_norm.weight"])
+        if i in at:
+            owner = memory[at[i]["values_of"]]["layer"] if "values_of" in at[i] else i
+            x = x + remember(below(tensors, "memories.%d_in." % i),
+                             below(tensors, "memories.%d_in." % owner), at[i], y)
+        else:
+            gate = y @ w["ffn.gate.weight"].T
+            x = x + (gate * sigmoid(gate) * (y @ w["ffn.up.weight"].T)) @ w["ffn.down.weight"].T
+    output = tensors["embeddings.weight" if config["tie_output"] else "output.weight"]
+    return np.log(softmax(rms(x, tensors["norm.weight"]) @ output.T))
+
+
+def write_model(directory, tensors, config):
+    header, offset = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": "F32", "shape": t.shape, "data_offsets": [offset, offset + t.nbytes]}
+        offset += t.nbytes
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)  # tensors are aligned
+    (directory / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(head)) + head + b"".join(t.tobytes() for t in tensors.values()))
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("device", ["ref", "cpu", "cuda"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_follows_its_definition(tmp_path, monkeypatch, case, device):
+    if device == "cuda":
+        monkeypatch.setenv("PKMSERVE_CUDA_LIBRARY",
+                           str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
+    config = {**BASE, **CASES[case]}
+    tensors = make_tensors(config)
+    write_model(tmp_path, tensors, config)
+    ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)
+    due = forward(tensors, config, ids)[np.arange(CONTEXT - 1), ids[1:]]
+    server = gh.Server(tmp_path, "--device", device, "--max-batch-tokens", "32", "--max-seqs", "2")
+    got = server.post("/score", {"tokens": ids.tolist(), "logprobs": 0})["results"][0]["tokens"]
+    server.stop()
+    assert max(abs(t["logprob"] - d) for t, d in zip(got[1:], due, strict=True)) <= TOLERANCE
+
+
+def test_each_case_is_another_model():
+    ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)
+    seen = []
+    for case in CASES.values():
+        config = {**BASE, **case}
+        seen.append(forward(make_tensors(config), config, ids))
+    for i, a in enumerate(seen):
+        assert all(abs(a - b).max() > 0.01 for b in seen[:i])
+
+
+@pytest.mark.parametrize("case", ["plain-pk", "swilu-shared"])
+def test_text_is_served_as_the_authors_compute_it(case):
+    gh.convert_all()
+    due = json.loads((gh.ROOT / "tests/golden/memory-layers" / case / "expected.json").read_text())
+    memory = json.loads((gh.model_directory(case) / "config.json").read_text())["memories"]
+    server = gh.Server(case)
+    body = {"prompt": due["greedy"]["prompt"], "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    assert server.post("/generate", body)["choices"][0]["token_ids"] == due["greedy"]["ids"]
+    texts = [s["text"] for s in due["sequences"]]
+    got = server.post("/score", {"text": texts, "memory": "summary"})["results"]
+    served = server.get("/info")["model"]["memories"]
+    server.stop()
+    for result, sequence in zip(got, due["sequences"], strict=True):
+        assert abs(result["sum_logprob"] - sequence["sum_logprob"]) <= TOLERANCE * len(sequence["ids"])
+        layers = result["memory"]["layers"]
+        assert [(m["layer"], m["slots"]) for m in layers] == [(m["layer"], m["n_slot"]) for m in memory]
+        assert all(m["lookups"] == len(sequence["ids"]) * m["heads"] * m["knn"] for m in layers)
+    assert [m["value_gate"] for m in served] == [m.get("value_gate", False) for m in memory]
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"n_kv_head": 3}, ["n_head 4", "n_kv_head 3"]),
+    ({"d_head": 5}, ["d_head is 5", "even"]),
+    ({"rope_theta": 0}, ["rope_theta is 0", "1 .. 1e12"]),
+    ({"rope_theta": "10000"}, ["rope_theta", "a number"]),
+    ({"activation": "gelu"}, ["unknown key", "activation"]),
+    ({"adaptive_cutoffs": [3]}, ["unknown key", "adaptive_cutoffs"]),
+    (memories(1, value_gate=True), ["memories[0].value_gate", "value_projection"]),
+    (memories(1, experts=True, value_projection=True), ["memories[0].experts", "value_projection"]),
+    (memories(1, d_value=7), ["memories[0].d_value is 7", "d_model 24", "value_projection"]),
+    (memories(1, place="after"), ["unknown key", "memories[0].place"]),
+    (memories(1, n_slot=24), ["memories[0].n_slot is 24", "25"]),
+    (memories(1, values_of=1), ["memories[0].values_of is 1", "earlier"]),
+    (memories(4), ["memories[0].layer is 4", "is 3"]),
+    ({"memories": [{"layer": 0, **MEMORY}, {"layer": 1, **MEMORY, "experts": True, "values_of": 0}]},
+     ["memories[1]", "experts", "memories[0]"]),
+    ({"memories": [{"layer": 0, **MEMORY}, {"layer": 1, **MEMORY, **PLUS, "d_value": 9, "values_of": 0}]},
+     ["memories[1].d_value is 9", "24 columns"])])
+def test_what_does_not_fit_is_refused(tmp_path, config, words):
+    write_model(tmp_path, make_tensors(BASE), {**BASE, **config})
+    status, _, error = gh.run_program("inspect", "--model", tmp_path)
+    assert status == 1 and all(word in error for word in words), error
+
+
+@pytest.mark.parametrize("name", ["layers.0.attention.query_norm.weight", "memories.1_in.query_norm.weight"])
+def test_a_tensor_of_another_model_is_refused(tmp_path, name):
+    config = {**BASE, **memories(1)}
+    tensors = make_tensors(config)
+    write_model(tmp_path, {**tensors, name: np.ones(6, np.float32)}, config)
+    status, _, error = gh.run_program("inspect", "--model", tmp_path)
+    assert status == 1 and name in error and "not part of the model" in error
