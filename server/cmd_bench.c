@@ -306,9 +306,10 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
     if (!bench->sample || !bench->logprob) {
         return err_set(err, ERR_MEMORY, "no memory for %d rounds", bench->rounds);
     }
-    /* Prefill writes what decode reads: where bits depend on nothing else and a position has one
-     * place, the same as was there. */
-    bench->fill_always = !options->deterministic || bench->info->window > 0;
+    /* Prefill writes what decode reads: where bits depend on nothing else, a position has one place
+     * and a page is filled to its end, the same as was there. */
+    const bool is_cut = bench->rows % KV_PAGE != 0 || (context > 0 && bench->rows > context);
+    bench->fill_always = !options->deterministic || bench->info->window > 0 || is_cut;
     if (bench->be->op->step_new(bench->be, &bench->step, &limits, err) != ERR_OK) {
         return err->code;
     }

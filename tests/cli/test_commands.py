@@ -239,6 +239,11 @@ def test_bench_decodes_up_to_the_batch_that_is_asked_for():
     assert "raise --max-batch" in fails(2, "bench", "--rows", 513, "--max-batch", 1)
 
 
+def test_bench_decodes_behind_a_prefill_that_ends_within_a_page():
+    """Which the matrix unit lays out in another way than a full one."""
+    ok("bench", "--dtype", "bf16", "--rounds", 2, "--rows", 20, "--positions", 40, "--max-batch", 2)
+
+
 def test_bench_runs_a_round_for_each_line():
     quick = ["bench", "--device", "cpu", "--rows", 4, "--positions", 1, "--max-batch", 1]
     empty, *rounds = ok(*quick, "--rounds", 0, stdin="\n\n").splitlines()
