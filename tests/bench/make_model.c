@@ -3,11 +3,13 @@
  *   make_model DIR [--layers 12] [--width 1024] [--heads 16] [--ff 4096] [--vocab 60000]
  *              [--positions 512] [--memory-layer 6] [--memory-heads 4] [--k 32] [--keys 512]
  *              [--key-width 256] [--kind product|flat] [--dtype f32|bf16]
+ *              [--family pkm_transformer|memory_llama]
  *
  * The defaults are model A of the performance notes: one memory of 512² slots in layer 6. A memory
- * layer of -1 makes the dense twin, a list (3,7,11) as many memories. Weights are uniform with the
- * variance a trained initialiser would give, from a fixed seed, so that nothing overflows and two
- * runs write the same file. Run by tests/bench/run.sh. */
+ * layer of -1 makes the dense twin, a list (3,7,11) as many memories. memory_llama has gated
+ * networks and memories ("Memory+") with product keys, which share their values. Weights are
+ * uniform with the variance a trained initialiser would give, from a fixed seed, so that nothing
+ * overflows and two runs write the same file. Run by tests/bench/run.sh. */
 #include "tests/bench/model_plan.h"
 
 #include <stdio.h>
@@ -108,11 +110,32 @@ static int write_weights(const char *dir, const struct plan_shape *shape)
     return finish(file, path);
 }
 
+static void write_llama_config(FILE *file, const struct plan_shape *shape)
+{
+    fprintf(file,
+            "{\"model_type\":\"memory_llama\",\"vocab_size\":%d,\"d_model\":%d,\"n_layer\":%d,"
+            "\"n_head\":%d,\"d_ff\":%d,\"max_position\":%d,\"rope_theta\":500000,"
+            "\"norm_eps\":1e-5,\"tie_output\":false,\"bos_token_id\":1,\"eos_token_id\":2,"
+            "\"add_bos\":true,\"memories\":[",
+            shape->vocab, shape->width, shape->layers, shape->heads, shape->ff, shape->positions);
+    for (int m = 0; m < shape->n_memory; m++) {
+        fprintf(file,
+                "%s{\"layer\":%d,\"n_head\":%d,\"k_top\":%d,\"n_key\":%d,\"d_key\":%d,"
+                "\"n_slot\":%lld,\"value_gate\":true,\"value_projection\":true%s}",
+                m > 0 ? "," : "", shape->memory_layer[m], shape->memory_heads, shape->k,
+                shape->keys, shape->key_width, (long long)plan_slots(shape),
+                m > 0 ? ",\"values_of\":0" : "");
+    }
+    fprintf(file, "]}\n");
+}
+
 static int write_config(const char *dir, const struct plan_shape *shape)
 {
     char path[PATH_BYTES];
     FILE *const file = create(path, dir, "config.json");
-    if (file) {
+    if (file && shape->is_llama) {
+        write_llama_config(file, shape);
+    } else if (file) {
         fprintf(file,
                 "{\"model_type\":\"pkm_transformer\",\"vocab_size\":%d,\"d_model\":%d,"
                 "\"n_layer\":%d,\"n_head\":%d,\"d_ff\":%d,\"max_position\":%d,"
@@ -143,11 +166,20 @@ int main(int argc, char **argv)
         return 2;
     }
     for (int i = 2; i < argc; i += 2) {
+        if (strcmp(argv[i], "--family") == 0 && (strcmp(argv[i + 1], "memory_llama") == 0 ||
+                                                 strcmp(argv[i + 1], "pkm_transformer") == 0)) {
+            shape.is_llama = argv[i + 1][0] == 'm';
+            continue;
+        }
         if (!plan_argument(&shape, argv[i], argv[i + 1])) {
             fprintf(stderr, "make_model: %s %s is not an option or out of bounds\n", argv[i],
                     argv[i + 1]);
             return 2;
         }
+    }
+    if (shape.is_llama && shape.flat) {
+        fprintf(stderr, "make_model: memory_llama has product keys alone\n");
+        return 2;
     }
     mkdir(argv[1], 0777);
     return write_weights(argv[1], &shape) || write_config(argv[1], &shape);

@@ -70,11 +70,63 @@ static void memory(struct plan *plan, const struct plan_shape *shape, int layer)
     vector(plan, prefix, "query_proj.query_mlps.1.running_var", query, 0.1, 1);
 }
 
+/* A memory of the family memory_llama; the first one's values are all others'. */
+static void gated_memory(struct plan *plan, const struct plan_shape *shape, int layer)
+{
+    char prefix[PLAN_NAME_MAX];
+    const int64_t d = shape->width;
+    snprintf(prefix, sizeof prefix, "memories.%d_in.", layer);
+    struct plan_entry *const keys = add(plan, prefix, "keys", sqrt(3.0 / shape->key_width), 0);
+    keys->dtype = shape->dtype;
+    keys->n_dim = 4;
+    keys->dim[0] = shape->memory_heads;
+    keys->dim[1] = 2;
+    keys->dim[2] = shape->keys;
+    keys->dim[3] = shape->key_width / 2;
+    if (layer == shape->memory_layer[0]) {
+        matrix(plan, shape, prefix, "values.weight", plan_slots(shape), d);
+    }
+    linear(plan, shape, prefix, "query_proj.query_mlps.0",
+           (int64_t)shape->memory_heads * shape->key_width, d);
+    linear(plan, shape, prefix, "value_gate", d, d);
+    linear(plan, shape, prefix, "value_proj", d, d);
+}
+
+static void llama_plan(struct plan *plan, const struct plan_shape *shape)
+{
+    const int64_t d = shape->width;
+    matrix(plan, shape, "embeddings.", "weight", shape->vocab, d);
+    matrix(plan, shape, "output.", "weight", shape->vocab, d);
+    vector(plan, "norm.", "weight", d, 0.1, 1);
+    for (int i = 0; i < shape->layers; i++) {
+        static const char *const parts[] = {"attention.query.weight", "attention.key.weight",
+                                            "attention.value.weight", "attention.out.weight"};
+        char prefix[PLAN_NAME_MAX];
+        snprintf(prefix, sizeof prefix, "layers.%d.", i);
+        for (int p = 0; p < 4; p++) {
+            matrix(plan, shape, prefix, parts[p], d, d);
+        }
+        vector(plan, prefix, "attention_norm.weight", d, 0.1, 1);
+        vector(plan, prefix, "ffn_norm.weight", d, 0.1, 1);
+        if (plan_has_memory(shape, i)) {
+            gated_memory(plan, shape, i);
+            continue;
+        }
+        matrix(plan, shape, prefix, "ffn.gate.weight", shape->ff, d);
+        matrix(plan, shape, prefix, "ffn.up.weight", shape->ff, d);
+        matrix(plan, shape, prefix, "ffn.down.weight", d, shape->ff);
+    }
+}
+
 bool plan_new(struct plan *plan, const struct plan_shape *shape)
 {
     *plan = (struct plan){.entry = calloc(PLAN_TENSOR_MAX, sizeof *plan->entry)};
     if (plan->entry == NULL) {
         return false;
+    }
+    if (shape->is_llama) {
+        llama_plan(plan, shape);
+        return true;
     }
     const int64_t d = shape->width;
     matrix(plan, shape, "embeddings.", "weight", shape->vocab, d);

@@ -17,12 +17,14 @@ struct plan_shape {
     int memory_heads, k, keys, key_width;
     bool flat; /* keys are whole: as many slots as keys, instead of keys² */
     enum dtype dtype;
+    bool is_llama; /* of Memory Layers at Scale, gated memories that share values; make_model alone
+                    */
 };
 
 /* Model A of the performance notes: 12 layers of 1024, one memory of 512² slots in layer 6. */
 #define PLAN_MODEL_A                                                                               \
     {                                                                                              \
-        12, 1024, 16, 4096, 60000, 512, 1, {6}, 4, 32, 512, 256, false, DTYPE_F32                  \
+        12, 1024, 16, 4096, 60000, 512, 1, {6}, 4, 32, 512, 256, false, DTYPE_F32, false           \
     }
 
 struct plan_entry {

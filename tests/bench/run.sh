@@ -2,7 +2,8 @@
 # run.sh BUILD [MEMORY...]: measures model A (12 layers of 1024, 60k vocabulary, a memory of 512² slots) with
 # random weights in f32, bf16 and int8, and prints Markdown tables. With MEMORY arguments (keys per half, for
 # example 128 512 1024) it measures bf16 models that differ in the number of slots alone: the cost of a
-# token should not grow with them. Models are kept below BUILD/bench-model.
+# token should not grow with them. With memory-layers it measures the 373M model of Memory Layers at Scale, with
+# 512² slots, in bf16 and int8. Models are kept below BUILD/bench-model.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$1
@@ -21,6 +22,13 @@ measure() {
     "$build/pkmserve" bench --model "$@"
 }
 
+if [ "${1:-}" = memory-layers ]; then
+    model memory-layers --family memory_llama --layers 24 --ff 2816 --vocab 32000 --positions 2048 \
+        --memory-layer 4,12,20 --key-width 512 --dtype bf16
+    measure "$models/memory-layers"
+    measure "$models/memory-layers" --dtype int8
+    exit
+fi
 if [ $# -gt 0 ]; then
     for keys in "$@"; do
         model "slots-$keys" --keys "$keys" --dtype bf16

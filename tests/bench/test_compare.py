@@ -103,6 +103,14 @@ def test_gguf_of_a_model_with_memories_is_refused(tmp_path):
         gguf_file.write_dense(tmp_path / "memory.gguf", folder)
 
 
+def test_a_model_of_memory_layers_is_made_and_measured(tmp_path):
+    folder = twin(tmp_path / "llama", "bf16", "--family", "memory_llama", "--memory-layer", "0,1", "--keys", "8", "--k", "4",
+                  "--key-width", "8", "--positions", "128")
+    done = subprocess.run([BUILD / "pkmserve", "bench", "--json", "--model", folder, "--rounds", "1", "--rows", "8",
+                           "--max-batch", "1"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["model"] == str(folder)
+
+
 # ---- rounds and figures -------------------------------------------------------------------------
 
 
