@@ -11,6 +11,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "golden" / "xlm"
+LAYER_CASES = ROOT / "tests" / "golden" / "memory-layers"
+LAYER_NAMES = ["plain-pk", "swilu-shared"]
 NAMES = ["dense12", "pkm12", "pkm12-2mem", "pkm-added", "flat", "knn32", "ties", "fp16ckpt",
          "trained", "pkm-mlpquery", "pkm-multiquery", "pkm-groupedquery", "rescore-a", "rescore-b",
          "share-values", "samekeys", "identityquery", "asm"]
@@ -21,7 +23,8 @@ WEIGHT, KL, GINI, TOP = 5e-5, 1e-4, 1e-3, 1
 
 
 def expected(case):
-    due = json.loads((CASES / case / "expected.json").read_text())
+    folder = LAYER_CASES if case in LAYER_NAMES else CASES
+    due = json.loads((folder / case / "expected.json").read_text())
     return {"memory_short": {}, "memory_metrics": None, **due}  # dense12 has no memory
 
 

@@ -253,7 +253,7 @@ static void reserve(struct forward *f)
                                        .n_out_max = n_tok,
                                        .n_top_max = f->n_top,
                                        .n_vocab = f->info->n_vocab,
-                                       .d_model = f->info->d_model,
+                                       .d_model = f->info->d_attention,
                                        .n_head = f->info->n_head};
     if (model_reserve(f->model, &limits, f->n_seq * f->n_page, &err) != ERR_OK ||
         f->be->op->step_new(f->be, &f->step, &limits, &err) != ERR_OK) {

@@ -16,8 +16,8 @@ from run import EAGER, OVERLAP, ROOT
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
 
-# Cases whose bits are compared: product and flat keys, memories within and after layers.
-BIT_CASES = ["pkm12", "pkm-added", "flat"]
+# Cases whose bits are compared: product and flat keys, memories within and after layers, shared values.
+BIT_CASES = ["pkm12", "pkm-added", "flat", "swilu-shared"]
 AT_ONCE = 6  # processes that share the GPU while only correctness counts
 
 
@@ -163,6 +163,50 @@ def check_case(run, case):
             100 * (ppl_bf16 / ppl - 1)))
 
 
+def layer_errors(case, due, got, info):
+    """Of Memory Layers at Scale: log-probabilities, slots, and shares as the softmax of scores."""
+    for s, item in enumerate(due["sequences"][:info["n"]]):
+        error = np.abs(got["%d.logprob" % s][:-1, 0].astype(np.float64) - item["logprobs"]).max()
+        info["logprob"] = max(info["logprob"], float(error))
+        if not error <= gd.LOGPROB:  # also NaN
+            yield "%s, sequence %d: log-probabilities off by %.2g, allowed %.2g" % (
+                case, s, error, gd.LOGPROB)
+        for m, memory in enumerate(item["memory"].values()):
+            slots, scores = np.array(memory["indices"]), np.array(memory["scores"])
+            rows = slice(-len(slots), None)
+            if not (got["%d.slots.%d" % (s, m)][rows] == slots.reshape(len(slots), -1)).all():
+                yield "%s, sequence %d, memory %d: other slots than the original's" % (case, s, m)
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            shares = (shares / shares.sum(-1, keepdims=True)).reshape(len(slots), -1)
+            error = np.abs(got["%d.shares.%d" % (s, m)][rows] - shares).max()
+            info["weight"] = max(info["weight"], float(error))
+            if not error <= gd.LOGPROB:
+                yield "%s, sequence %d, memory %d: weights off by %.2g" % (case, s, m, error)
+
+
+def check_layers(run, case):
+    """A row of the report's table."""
+    sequences, items = case_sequences(run, case)
+    n, model = len(items), model_directory(run, case)
+    info = {"logprob": 0.0, "weight": 0.0, "n": n}
+    f32 = forward(run, model, sequences, case + ".f32", "--dtype", "f32", "--logits")
+    cpu = forward(run, model, sequences, case + ".cpu", "--dtype", "f32", device="cpu")
+    bf16 = forward(run, model, sequences, case + ".bf16", "--dtype", "bf16", "--logits")
+    if f32 is None or cpu is None or bf16 is None:
+        return
+    for error in layer_errors(case, gd.expected(case), f32, info):
+        run.fail(error)
+    apart = float(np.abs(together(f32, "logprob", n) - together(cpu, "logprob", n)).max())
+    if not apart <= gd.LOGPROB:
+        run.fail("%s: device and CPU differ by %.2g, allowed %.2g" % (case, apart, gd.LOGPROB))
+    ppl, ppl_bf16 = perplexity(f32, n), perplexity(bf16, n)
+    run.tables.setdefault("golden", []).append(
+        "| %s | %.1e | %.1e | %.1e | %.2e | %.3f | %+.3f %% |" % (
+            case, info["logprob"], info["weight"], apart,
+            kl(together(f32, "logits", n), together(bf16, "logits", n)), ppl,
+            100 * (ppl_bf16 / ppl - 1)))
+
+
 def check_engine(run, case):
     """The whole engine: perplexity of the sequences, greedy text of the prompts."""
     due, folder = gd.expected(case), run.build / "gpu-out"
@@ -224,6 +268,7 @@ def check_golden(run):
     cases = gd.NAMES[:2] if run.small else gd.NAMES
     jobs = [(case, lambda c=case: check_case(run, c)) for case in cases]
     jobs += [(case, lambda c=case: check_engine(run, c)) for case in cases]
+    jobs += [(case, lambda c=case: check_layers(run, c)) for case in gd.LAYER_NAMES]
     jobs.append(("demo", lambda: check_demo(run)))
     run.parallel(jobs, AT_ONCE)
 

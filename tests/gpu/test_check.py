@@ -83,6 +83,7 @@ def test_every_part_runs_and_reports(tools, tmp_path):
                   "The same bits however the work is cut", "Ops against ref", "compute-sanitizer"):
         assert "Not measured." not in section(text, title), title
     assert re.search(r"\| pkm12 \| \d\.\de-\d\d \|", section(text, "Golden cases"))
+    assert re.search(r"\| swilu-shared \| \d\.\de-\d\d \|", section(text, "Golden cases"))
     assert "12 of 12" in section(text, "The same bits however the work is cut")
     assert section(text, "Ops against ref").count("0 failed") == 2 * len(golden.OPS)
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
