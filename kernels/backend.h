@@ -367,6 +367,8 @@ struct backend_ops {
                      struct tensor k, struct tensor v, const struct step *step, int n_head);
     /* Causal attention over the cache: for each row r, head h with d_head = d/n_head columns,
      *   y = Σ_u softmax_u(q·k_u · scale) v_u  over positions u = 0 .. pos[r] of r's sequence.
+     * The pages may hold fewer heads, of which n_head is a multiple: then as many neighbours read
+     * one of them (grouped queries; Ainslie et al. 2023).
      * Where the cache is BF16, q·scale and e^(score - max) may be rounded to BF16 too. */
     void (*attention)(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                       struct tensor v_pages, const struct step *step, int n_head, float scale);

@@ -32,6 +32,7 @@ struct cache_job {
     const struct step *step;
     int n_head, d_head;
     int n_item_head; /* attention: heads of an item, the last ones may be fewer */
+    int n_share;     /* heads that read one of the pages'; such are items of their own */
     float scale;
 };
 
@@ -77,21 +78,20 @@ static void store_blocks(void *arg, int thread, int first, int n)
     }
 }
 
-static void check_cache(struct tensor a, struct tensor b, struct tensor k_pages,
-                        struct tensor v_pages, const struct step *step, int n_head)
+static void check_rows(struct tensor a, struct tensor b, const struct step *step, int n_head)
 {
     const int64_t d = a.cols;
     CHECK(n_head > 0 && d % n_head == 0 && d <= INT32_MAX / KV_PAGE);
     CHECK_VIEW(a, DTYPE_F32, step->n_tok, d);
     CHECK_VIEW(b, DTYPE_F32, step->n_tok, d);
-    ref_pages_check(k_pages, v_pages, d, n_head);
 }
 
 void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    check_cache(k, v, k_pages, v_pages, step, n_head);
+    check_rows(k, v, step, n_head);
+    ref_pages_check(k_pages, v_pages, k.cols, n_head);
     struct cache_job job = {.cpu = cpu,
                             .y = k,
                             .q = v,
@@ -134,6 +134,7 @@ static void attend_items(void *arg, int thread, int first, int n)
         const int head = item / cpu->n_block * job->n_item_head;
         const int left = job->n_head - head;
         const int64_t col = (int64_t)head * job->d_head;
+        const int64_t kv_col = (int64_t)(head / job->n_share) * job->d_head;
         float *const scratch = cpu_slice(cpu, thread);
         const int n_page = job->step->limits.n_page_max;
         const bool is_pairs = job->k_pages.dtype == DTYPE_BF16;
@@ -142,8 +143,8 @@ static void attend_items(void *arg, int thread, int first, int n)
         const struct attend a = {
             .y = row_f32(job->y, block.row) + col,
             .q = row_f32(job->q, block.row) + col,
-            .k_pages = cpu_page(job->k_pages, 0) + cpu_page_words(job->k_pages, col * KV_PAGE),
-            .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, col * KV_PAGE),
+            .k_pages = cpu_page(job->k_pages, 0) + cpu_page_words(job->k_pages, kv_col * KV_PAGE),
+            .v_pages = cpu_page(job->v_pages, 0) + cpu_page_words(job->v_pages, kv_col * KV_PAGE),
             .page = pages_of(job->step, block.seq),
             .closed = scratch,
             .score = score,
@@ -190,9 +191,10 @@ void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct 
                    struct tensor v_pages, const struct step *step, int n_head, float scale)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    check_cache(y, q, k_pages, v_pages, step, n_head);
+    check_rows(y, q, step, n_head);
+    const int n_share = ref_pages_share(k_pages, v_pages, y.cols / n_head, n_head);
     check_pages(step, k_pages.rows);
-    const int n_item_head = item_heads(cpu, n_head);
+    const int n_item_head = n_share > 1 ? 1 : item_heads(cpu, n_head);
     struct cache_job job = {.cpu = cpu,
                             .y = y,
                             .q = q,
@@ -202,6 +204,7 @@ void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct 
                             .n_head = n_head,
                             .d_head = (int)y.cols / n_head,
                             .n_item_head = n_item_head,
+                            .n_share = n_share,
                             .scale = scale};
     const int64_t n_item = (int64_t)cpu->n_block * ((n_head + n_item_head - 1) / n_item_head);
     CHECK(n_item <= INT32_MAX);

@@ -272,6 +272,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .v_page_stride = v_pages.stride,
         .n_head = n_head,
         .d_head = static_cast<int>(d_head),
+        .n_share = static_cast<int>(y.cols * KV_PAGE / k_pages.cols),
         .d_pad = d_pad,
         .stride = shared_stride(d_pad, DTYPE_F32),
         .kv_stride = shared_stride(d_pad, cache),

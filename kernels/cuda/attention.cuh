@@ -45,9 +45,10 @@ struct attention_args {
     float *y;                /* [n_tok, n_head·d_head] */
     const float *q;          /* [n_tok, n_head·d_head] */
     const float *k, *v;      /* the same, of rows that are to be stored first; or NULL */
-    void *k_pages, *v_pages; /* [n_page, n_head·KV_PAGE·d_head] of T */
+    void *k_pages, *v_pages; /* [n_page, n_head/n_share·KV_PAGE·d_head] of T */
     int64_t y_stride, q_stride, k_stride, v_stride, k_page_stride, v_page_stride;
     int n_head, d_head;
+    int n_share;     /* heads that read one of the pages' */
     int d_pad;       /* columns of a row in shared memory, see above */
     int stride;      /* from row to row there, of queries */
     int kv_stride;   /* the same of keys and values, in elements of T */
@@ -221,7 +222,7 @@ template <typename T>
 __device__ __forceinline__ cache_head<T> cache_head_of(const struct attention_args &a, int seq,
                                                        int head, int n_pos)
 {
-    const int64_t first = static_cast<int64_t>(head) * KV_PAGE * a.d_head;
+    const int64_t first = static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head;
     return {static_cast<const T *>(a.k_pages) + first, static_cast<const T *>(a.v_pages) + first,
             a.view->page + static_cast<int64_t>(seq) * a.view->n_page_max, n_pos};
 }

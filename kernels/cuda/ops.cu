@@ -224,7 +224,11 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
     CHECK(step->limits.d_model == y.cols && step->limits.n_head == n_head);
     CHECK_VIEW(y, DTYPE_F32, step->n_tok, q.cols);
     CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
-    check_pages(step, k_pages, v_pages, y.cols, n_head);
+    CHECK(n_head > 0 && y.cols % n_head == 0);
+    const int64_t d_head = y.cols / n_head;
+    const int64_t n_kv_head = k_pages.cols / KV_PAGE / d_head;
+    CHECK(n_kv_head > 0 && n_head % n_kv_head == 0);
+    check_pages(step, k_pages, v_pages, n_kv_head * d_head, static_cast<int>(n_kv_head));
     struct command c = {};
     c.op = COMMAND_ATTENTION;
     c.n = n_head;

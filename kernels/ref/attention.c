@@ -33,6 +33,15 @@ void ref_pages_check(struct tensor k_pages, struct tensor v_pages, int64_t d, in
     CHECK_VIEW(v_pages, dtype, k_pages.rows, KV_PAGE * d);
 }
 
+int ref_pages_share(struct tensor k_pages, struct tensor v_pages, int64_t d_head, int n_head)
+{
+    const int64_t d = k_pages.cols / KV_PAGE;
+    const int64_t n_kv_head = d / d_head;
+    CHECK(n_kv_head > 0 && n_head % n_kv_head == 0);
+    ref_pages_check(k_pages, v_pages, n_kv_head * d_head, (int)n_kv_head);
+    return n_head / (int)n_kv_head;
+}
+
 void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head)
 {
@@ -50,16 +59,17 @@ void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
     }
 }
 
-/* One row and one head: columns first .. first+d_head-1. score [n_pos] is working memory. */
+/* One row and one head, whose keys and values are columns first .. first+d_head-1 of d. score
+ * [n_pos] is working memory. */
 static void attend(float *y, const float *q, struct tensor k_pages, struct tensor v_pages,
                    const struct step *step, int s, int n_pos, int64_t first, int64_t d_head,
                    int64_t d, float scale, double *score)
 {
     double max = -INFINITY;
     for (int u = 0; u < n_pos; u++) {
-        const int64_t k = ref_cache_row(k_pages, step, s, u, d);
+        const int64_t k = ref_cache_row(k_pages, step, s, u, d) + first;
         double dot = 0;
-        for (int64_t c = first; c < first + d_head; c++) {
+        for (int64_t c = 0; c < d_head; c++) {
             dot += (double)q[c] * ref_cached(k_pages, k + c);
         }
         score[u] = dot * (double)scale;
@@ -76,7 +86,7 @@ static void attend(float *y, const float *q, struct tensor k_pages, struct tenso
             sum +=
                 score[u] * ref_cached(v_pages, ref_cache_row(v_pages, step, s, u, d) + first + c);
         }
-        y[first + c] = (float)(sum / total);
+        y[c] = (float)(sum / total);
     }
 }
 
@@ -84,17 +94,18 @@ void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct 
                    struct tensor v_pages, const struct step *step, int n_head, float scale)
 {
     (void)be;
-    const int64_t d = y.cols;
-    CHECK(n_head > 0 && d % n_head == 0);
-    const int64_t d_head = d / n_head;
-    CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
-    ref_pages_check(k_pages, v_pages, d, n_head);
+    CHECK(n_head > 0 && y.cols % n_head == 0);
+    const int64_t d_head = y.cols / n_head;
+    CHECK_VIEW(y, DTYPE_F32, step->n_tok, q.cols);
+    CHECK_VIEW(q, DTYPE_F32, step->n_tok, y.cols);
+    const int n_share = ref_pages_share(k_pages, v_pages, d_head, n_head);
+    const int64_t d_cache = y.cols / n_share;
     for (int s = 0; s < step->n_seq; s++) {
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
             for (int h = 0; h < n_head; h++) {
-                attend(row_f32(y, r), row_f32(q, r), k_pages, v_pages, step, s, step->pos[r] + 1,
-                       h * d_head, d_head, d, scale, ref_step_scratch(step)->score);
+                attend(row_f32(y, r) + h * d_head, row_f32(q, r) + h * d_head, k_pages, v_pages,
+                       step, s, step->pos[r] + 1, h / n_share * d_head, d_head, d_cache, scale,
+                       ref_step_scratch(step)->score);
             }
         }
     }

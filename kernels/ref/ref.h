@@ -100,6 +100,9 @@ static inline double ref_cached(struct tensor pages, int64_t i)
 }
 /* CHECKs what pages of keys and values for rows of d columns may be. */
 void ref_pages_check(struct tensor k_pages, struct tensor v_pages, int64_t d, int n_head);
+/* The same of pages for n_head heads of d_head columns; how many of these read one of the pages'.
+ */
+int ref_pages_share(struct tensor k_pages, struct tensor v_pages, int64_t d_head, int n_head);
 void ref_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head);
 void ref_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,

@@ -18,12 +18,13 @@ enum { PAGE_MAX = POS_MAX / KV_PAGE + 1 };
 
 struct attention_case {
     int n_seq, n_head, d;
-    enum dtype cache; /* F32 or BF16 */
+    int n_share, d_kv; /* heads of queries that read one of keys and values, columns of these */
+    enum dtype cache;  /* F32 or BF16 */
     float scale;
     int n_pos[SEQ_MAX]; /* rows of each sequence */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
-    float *q, *k, *v;       /* [n_row, d] */
+    float *q, *k, *v;       /* [n_row, d], [n_row, d_kv] */
     struct span_shape span; /* views of host arrays; n_head 0: plain attention */
 };
 
@@ -70,9 +71,9 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
         }
     }
     cache.k_pages =
-        check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
+        check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d_kv, a->cache);
     cache.v_pages =
-        check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d, a->cache);
+        check_pages(c, side, "v_pages", cache.n_page, (int64_t)KV_PAGE * a->d_kv, a->cache);
     return cache;
 }
 
@@ -104,6 +105,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
                             check_host(c, n_word, sizeof(float)),
                             check_host(c, n_word, sizeof(float))};
     const float *const source[3] = {a->q, a->k, a->v};
+    const size_t width[3] = {(size_t)a->d, (size_t)a->d_kv, (size_t)a->d_kv};
     int32_t to[SEQ_MAX * POS_MAX];
     step->n_tok = step->n_seq = 0;
     for (int s = 0; s < a->n_seq; s++) {
@@ -115,8 +117,8 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
         for (int i = 0; i < n[s]; i++) {
             const int row = a->first[s] + done[s] + i;
             for (int t = 0; t < 3; t++) {
-                memcpy(rows[t] + (size_t)step->n_tok * (size_t)a->d,
-                       source[t] + (size_t)row * (size_t)a->d, row_bytes);
+                memcpy(rows[t] + (size_t)step->n_tok * width[t], source[t] + (size_t)row * width[t],
+                       width[t] * sizeof(float));
             }
             to[step->n_tok] = row;
             step->pos[step->n_tok++] = done[s] + i;
@@ -125,11 +127,11 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     }
     const int mark = c->n_block;
     const struct tensor q = check_in(c, side, "q", rows[0], step->n_tok, a->d, DTYPE_F32);
-    const struct tensor k = check_in(c, side, "k", rows[1], step->n_tok, a->d, DTYPE_F32);
-    const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d, DTYPE_F32);
+    const struct tensor k = check_in(c, side, "k", rows[1], step->n_tok, a->d_kv, DTYPE_F32);
+    const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head);
+    be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head / a->n_share);
     if (a->span.n_head > 0) {
         const struct span_shape span = span_on(c, side, &a->span);
         be->op->span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
@@ -151,7 +153,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
 static void verify_spare_pages(struct check *c, enum side side, const struct attention_case *a,
                                const struct cache *cache)
 {
-    const size_t page_words = (size_t)KV_PAGE * (size_t)a->d / (a->cache == DTYPE_BF16 ? 2 : 1);
+    const size_t page_words = (size_t)KV_PAGE * (size_t)a->d_kv / (a->cache == DTYPE_BF16 ? 2 : 1);
     uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
     bool is_used[SEQ_MAX * PAGE_MAX + SPARE_PAGES] = {false};
     for (int s = 0; s < a->n_seq; s++) {
@@ -212,11 +214,16 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     check_release(c, mark);
 }
 
-static struct attention_case case_new(struct check *c)
+/* is_shared: heads may share keys and values. */
+static struct attention_case case_new(struct check *c, bool is_shared)
 {
-    struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX), .n_head = check_int(c, 1, 5)};
+    struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX),
+                               .n_share =
+                                   is_shared && check_chance(c, 0.4) ? check_int(c, 2, 3) : 1};
     const int d_head = check_dim(c, 80);
+    a.n_head = a.n_share * check_int(c, 1, a.n_share > 1 ? 3 : 5);
     a.d = a.n_head * d_head;
+    a.d_kv = a.d / a.n_share;
     a.scale = 1 / sqrtf((float)d_head);
     char lengths[64] = "";
     for (int s = 0; s < a.n_seq; s++) {
@@ -230,13 +237,14 @@ static struct attention_case case_new(struct check *c)
         (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]);
     }
     a.cache = d_head % 2 == 0 && check_chance(c, 0.5) ? DTYPE_BF16 : DTYPE_F32;
-    check_shape(c, "heads %d, d_head %d, cache %s, sequence lengths%s", a.n_head, d_head,
-                dtype_name(a.cache), lengths);
+    check_shape(c, "heads %d, %d of them share, d_head %d, cache %s, sequence lengths%s", a.n_head,
+                a.n_share, d_head, dtype_name(a.cache), lengths);
     const size_t n = (size_t)a.n_row * (size_t)a.d;
+    const size_t n_kv = (size_t)a.n_row * (size_t)a.d_kv;
     /* sharp softmaxes as well as flat ones */
     a.q = check_normal(c, n, check_chance(c, 0.3) ? 8 : 1);
-    a.k = check_normal(c, n, 1);
-    a.v = check_normal(c, n, 1);
+    a.k = check_normal(c, n_kv, 1);
+    a.v = check_normal(c, n_kv, 1);
     return a;
 }
 
@@ -246,8 +254,8 @@ static void magnitudes(const struct attention_case *a, double *magnitude)
     const int d_head = a->d / a->n_head;
     for (int s = 0; s < a->n_seq; s++) {
         double max_k = 0;
-        for (int i = 0; i < a->n_pos[s] * a->d; i++) {
-            max_k = fmax(max_k, fabs((double)a->k[a->first[s] * a->d + i]));
+        for (int i = 0; i < a->n_pos[s] * a->d_kv; i++) {
+            max_k = fmax(max_k, fabs((double)a->k[a->first[s] * a->d_kv + i]));
         }
         for (int r = a->first[s]; r < a->first[s] + a->n_pos[s]; r++) {
             double max_q = 0;
@@ -267,8 +275,12 @@ static void verify_isolation(struct check *c, struct attention_case *a, const fl
 {
     const int s = check_int(c, 0, a->n_seq - 1);
     const int broken = a->first[s] + check_int(c, 0, a->n_pos[s] - 1);
-    for (int i = broken * a->d; i < (a->first[s] + a->n_pos[s]) * a->d; i++) {
-        a->q[i] = a->k[i] = a->v[i] = NAN;
+    const int end = a->first[s] + a->n_pos[s];
+    for (int i = broken * a->d; i < end * a->d; i++) {
+        a->q[i] = NAN;
+    }
+    for (int i = broken * a->d_kv; i < end * a->d_kv; i++) {
+        a->k[i] = a->v[i] = NAN;
     }
     const struct plan plan = {POS_MAX, false};
     run_plan(c, SIDE_ONE, a, &plan, out);
@@ -332,12 +344,12 @@ static void verify(struct check *c, struct attention_case a)
 
 void check_attention(struct check *c)
 {
-    verify(c, case_new(c));
+    verify(c, case_new(c, true));
 }
 
 void check_span_attention(struct check *c)
 {
-    struct attention_case a = case_new(c);
+    struct attention_case a = case_new(c, false);
     const int64_t d_head = a.d / a.n_head;
     struct span_shape *const span = &a.span;
     span->n_head = a.n_head;
