@@ -116,12 +116,11 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
                          const char *const *part, int n_part, int64_t n_out, int64_t n_in,
                          const char *format, ...) __attribute__((format(printf, 7, 8)));
 
-/* Matrices with the same input name.<part>.weight [rows, n_in] as one, in turn: of each part runs
- * of run rows, each repeat times. */
+/* Matrices with the same input name.<part>.weight [rows, n_in] as one: the rows of part 0, then of
+ * part 1, ... */
 struct blocks_part {
     const char *name;
-    int64_t rows, run;
-    int repeat;
+    int64_t rows;
 };
 void blocks_matrix_stack(struct blocks_loader *loader, const struct weight **weight,
                          const struct blocks_part *part, int n_part, int64_t n_in,

@@ -190,8 +190,8 @@ static void add_rows(struct assembly *a, int64_t at, const struct source *source
     const size_t row_bytes = (size_t)cols * dtype_bytes(a->host.dtype);
     char *const to = (char *)a->host.data + (size_t)at * row_bytes;
     if (tensors_dtype(source->entry) != a->host.dtype) {
-        CHECK(a->host.dtype == DTYPE_F32);
-        tensors_widen_part((float *)(void *)to, source->entry, first * cols, n * cols);
+        CHECK(first == 0 && n * cols == source->entry->n_elem && a->host.dtype == DTYPE_F32);
+        tensors_widen((float *)(void *)to, source->entry);
         return;
     }
     memcpy(to, source->entry->data + (size_t)first * row_bytes, (size_t)n * row_bytes);
@@ -280,16 +280,13 @@ static void load_stack(struct blocks_loader *loader, const struct weight **weigh
         const struct name part_name = name_join(name, part[p].name);
         const struct name weight_name = name_join(&part_name, "weight");
         source[p] = take(loader, &weight_name, part[p].rows, n_in);
-        rows += part[p].rows * part[p].repeat;
+        rows += part[p].rows;
     }
     struct assembly stack = assemble(loader, rows, n_in, stack_dtype(loader, source, n_part), name);
     int64_t at = 0;
     for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
-        for (int64_t row = 0; row < part[p].rows; row += part[p].run) {
-            for (int i = 0; i < part[p].repeat; i++, at += part[p].run) {
-                add_rows(&stack, at, &source[p], row, part[p].run);
-            }
-        }
+        add_rows(&stack, at, &source[p], 0, part[p].rows);
+        at += part[p].rows;
         tensors_release(source[p].entry);
     }
     if (loader->code == ERR_OK) {
@@ -316,7 +313,7 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
     struct blocks_part parts[N_PART_MAX];
     CHECK(n_part >= 1 && n_part <= N_PART_MAX);
     for (int p = 0; p < n_part; p++) {
-        parts[p] = (struct blocks_part){part[p], n_out, n_out, 1};
+        parts[p] = (struct blocks_part){part[p], n_out};
     }
     load_stack(loader, &linear->weight, parts, n_part, n_in, &name);
     float *const bias = host_floats(loader, n_part * n_out, &name);

@@ -13,8 +13,7 @@
  *               with an output gate:                        y = y · sigmoid(w_g·r + b_g)
  *   logits[t] = W_vocabulary·RMS(x)
  *
- * Where several heads of queries share one of keys and values, its rows are repeated as the weights
- * are loaded: so every head has its own in the cache.
+ * Several heads of queries may share one of keys and values.
  *
  * The file reads top down: parameters, binding table, workspace, forward. */
 #include "models/output.h"
@@ -42,12 +41,12 @@ struct memory {
 
 struct layer {
     struct tensor norm1, norm2; /* [1, d_model] gamma before attention, and before the network */
-    const struct weight *qkv;   /* [3·d_attention, d_model]: queries, keys, values */
+    const struct weight *qkv;   /* [d_attention + 2·d_kv, d_model]: queries, keys, values */
     const struct weight *out;   /* [d_model, d_attention] */
     const struct weight *up;    /* [2·d_ff, d_model]: gates, then what they gate; unless memory */
     const struct weight *down;  /* [d_model, d_ff] */
     struct memory *memory;      /* Borrowed; NULL = none */
-    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_attention] */
+    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_kv] */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -56,9 +55,9 @@ struct scratch {
     struct tensor y;      /* [n_tok, d_model] its norm */
     struct tensor z;      /* [n_tok, d_model] what is added to it */
     struct tensor seen;   /* [n_tok, d_attention] what each head has seen */
-    struct tensor qkv;    /* [n_tok, 3·d_attention]   these three */
-    struct tensor ff;     /* [n_tok, 2·d_ff]          share one */
-    struct tensor query;  /* [n_tok, n_head·d_key]    place */
+    struct tensor qkv;    /* [n_tok, d_attention + 2·d_kv]   these three */
+    struct tensor ff;     /* [n_tok, 2·d_ff]                 share one */
+    struct tensor query;  /* [n_tok, n_head·d_key]           place */
     struct tensor weight; /* [n_tok, n_head·k_top] shares of experts */
     struct tensor value;  /* [n_tok, d_value] */
     struct tensor gate;   /* [n_tok, d_value] */
@@ -67,9 +66,10 @@ struct scratch {
 struct memory_llama {
     struct backend *be; /* Borrowed */
     struct blocks_store store;
-    int n_layer, n_head;
-    int64_t n_vocab, d_model, d_attention;
-    int64_t d_ff; /* 0 where every layer has a memory in its place */
+    int n_layer, n_head, n_kv_head;
+    int64_t n_vocab, d_model;
+    int64_t d_attention, d_kv; /* columns of all heads of queries, and of keys or values */
+    int64_t d_ff;              /* 0 where every layer has a memory in its place */
     enum dtype cache_dtype;
     float norm_eps;
     const struct weight *tok; /* [n_vocab, d_model] */
@@ -154,23 +154,18 @@ static void bind_memory(struct blocks_loader *loader, struct memory *memory,
     }
 }
 
-static void bind_layer(struct blocks_loader *loader, const struct memory_llama *model,
-                       const struct config *config, int i)
+static void bind_layer(struct blocks_loader *loader, const struct memory_llama *model, int i)
 {
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
-    const int64_t d_kv = (int64_t)config->n_kv_head * config->d_head;
-    const int n_share = config->n_head / config->n_kv_head;
-    const struct blocks_part qkv[] = {{"query", model->d_attention, model->d_attention, 1},
-                                      {"key", d_kv, config->d_head, n_share},
-                                      {"value", d_kv, config->d_head, n_share}};
+    const struct blocks_part qkv[] = {
+        {"query", model->d_attention}, {"key", model->d_kv}, {"value", model->d_kv}};
+    const struct blocks_part up[] = {{"gate", model->d_ff}, {"up", model->d_ff}};
     blocks_vector(loader, &layer->norm1, d, "layers.%d.attention_norm.weight", i);
     blocks_matrix_stack(loader, &layer->qkv, qkv, 3, d, "layers.%d.attention", i);
     blocks_matrix(loader, &layer->out, d, model->d_attention, "layers.%d.attention.out.weight", i);
     blocks_vector(loader, &layer->norm2, d, "layers.%d.ffn_norm.weight", i);
     if (layer->memory == NULL) {
-        const struct blocks_part up[] = {{"gate", model->d_ff, model->d_ff, 1},
-                                         {"up", model->d_ff, model->d_ff, 1}};
         blocks_matrix_stack(loader, &layer->up, up, 2, d, "layers.%d.ffn", i);
         blocks_matrix(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.down.weight", i);
     }
@@ -185,7 +180,7 @@ static void bind_model(struct blocks_loader *loader, struct memory_llama *model,
         bind_memory(loader, &model->memory[m], &config->memory[m], model->d_model);
     }
     for (int i = 0; i < model->n_layer; i++) {
-        bind_layer(loader, model, config, i);
+        bind_layer(loader, model, i);
     }
     blocks_vector(loader, &model->norm, model->d_model, "norm.weight");
     output_bind(loader, &model->output, config, "output", false, false);
@@ -219,6 +214,8 @@ static enum err_code memory_llama_open(void **self, struct backend *be, const st
                                    .d_attention = (int64_t)config->n_head * config->d_head,
                                    .n_layer = config->n_layer,
                                    .n_head = config->n_head,
+                                   .n_kv_head = config->n_kv_head,
+                                   .d_kv = (int64_t)config->n_kv_head * config->d_head,
                                    .cache_dtype = info->cache_dtype,
                                    .norm_eps = config->norm_eps,
                                    .layer = layer,
@@ -257,7 +254,7 @@ static size_t lay_out(struct memory_llama *model, const struct step_limits *limi
     struct blocks_arena arena = {.base = base};
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
-    int64_t wide = max_i64(3 * model->d_attention, 2 * model->d_ff);
+    int64_t wide = max_i64(model->d_attention + 2 * model->d_kv, 2 * model->d_ff);
     int64_t value = 0;
     int64_t weight = 0;
     for (int m = 0; m < model->n_memory; m++) {
@@ -274,7 +271,7 @@ static size_t lay_out(struct memory_llama *model, const struct step_limits *limi
     s->z = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
     s->seen = blocks_arena_take(&arena, n_tok, model->d_attention, DTYPE_F32);
     s->query = blocks_arena_take(&arena, n_tok, wide, DTYPE_F32);
-    s->qkv = tensor_make(s->query.data, n_tok, 3 * model->d_attention, DTYPE_F32);
+    s->qkv = tensor_make(s->query.data, n_tok, model->d_attention + 2 * model->d_kv, DTYPE_F32);
     s->ff = tensor_make(s->query.data, n_tok, 2 * model->d_ff, DTYPE_F32);
     s->weight = blocks_arena_take(&arena, n_tok, weight, DTYPE_F32);
     s->value = blocks_arena_take(&arena, n_tok, value, DTYPE_F32);
@@ -292,7 +289,7 @@ static size_t memory_llama_workspace_bytes(const void *self, const struct step_l
 static size_t memory_llama_page_bytes(const void *self)
 {
     const struct memory_llama *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_attention, model->cache_dtype);
+    return blocks_page_bytes(model->n_layer, model->d_kv, model->cache_dtype);
 }
 
 static enum err_code memory_llama_reserve(void *self, const struct step_limits *limits, int n_page,
@@ -309,8 +306,8 @@ static enum err_code memory_llama_reserve(void *self, const struct step_limits *
     struct blocks_arena arena = {.base = model->room.cache};
     for (int i = 0; i < model->n_layer; i++) {
         struct layer *const at = &model->layer[i];
-        at->k_pages = blocks_pages_take(&arena, n_page, model->d_attention, model->cache_dtype);
-        at->v_pages = blocks_pages_take(&arena, n_page, model->d_attention, model->cache_dtype);
+        at->k_pages = blocks_pages_take(&arena, n_page, model->d_kv, model->cache_dtype);
+        at->v_pages = blocks_pages_take(&arena, n_page, model->d_kv, model->cache_dtype);
     }
     CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;
@@ -336,16 +333,17 @@ static void attend(const struct memory_llama *model, const struct layer *layer,
     struct backend *const be = model->be;
     const struct backend_ops *const op = be->op;
     const int64_t d = model->d_attention;
-    const int n_head = model->n_head;
-    const int64_t d_head = d / n_head;
+    const int64_t d_kv = model->d_kv;
+    const int64_t d_head = d / model->n_head;
     const float scale = 1.0f / sqrtf((float)d_head);
     const struct tensor q = tensor_cols(s->qkv, 0, d);
-    const struct tensor k = tensor_cols(s->qkv, d, d);
-    const struct tensor v = tensor_cols(s->qkv, 2 * d, d);
+    const struct tensor k = tensor_cols(s->qkv, d, d_kv);
+    const struct tensor v = tensor_cols(s->qkv, d + d_kv, d_kv);
     op->linear(be, s->qkv, s->y, layer->qkv, NO_TENSOR, ACT_NONE);
-    op->rotate(be, tensor_cols(s->qkv, 0, 2 * d), model->turns, step, 2 * n_head);
-    op->kv_store(be, layer->k_pages, layer->v_pages, k, v, step, n_head);
-    op->attention(be, s->seen, q, layer->k_pages, layer->v_pages, step, n_head, scale);
+    op->rotate(be, tensor_cols(s->qkv, 0, d + d_kv), model->turns, step,
+               model->n_head + model->n_kv_head);
+    op->kv_store(be, layer->k_pages, layer->v_pages, k, v, step, model->n_kv_head);
+    op->attention(be, s->seen, q, layer->k_pages, layer->v_pages, step, model->n_head, scale);
     op->linear(be, s->z, s->seen, layer->out, NO_TENSOR, ACT_NONE);
 }
 

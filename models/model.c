@@ -24,6 +24,7 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->n_head = config->n_head;
     info->d_ff = config->d_ff;
     info->d_attention = config->n_head * config->d_head;
+    info->n_kv_head = config->n_kv_head;
     info->gated = config->gated;
     info->context = config->context;
     info->n_persistent = config->n_persistent;

@@ -53,7 +53,8 @@ struct model_info {
     char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
     int n_vocab, d_model, n_layer, n_head, d_ff;
-    int d_attention; /* columns of all heads' queries, keys or values; d_model in most families */
+    int d_attention; /* columns of all heads of queries: d_model but for memory_llama */
+    int n_kv_head;   /* heads of keys and values: n_head but for memory_llama */
     bool gated;      /* feed-forward networks have two matrices up, one of which gates (silu) */
     int context;     /* positions the model can take; 0 = no limit */
     /* Where there is no limit: earlier positions that a token can see in a layer, and persistent

@@ -359,30 +359,23 @@ struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, 
     return tensor_make((void *)entry->data, rows, cols, tensors_dtype(entry));
 }
 
-void tensors_widen_part(float *out, const struct safetensors_entry *entry, int64_t first, int64_t n)
+void tensors_widen(float *out, const struct safetensors_entry *entry)
 {
-    const float *const whole = (const float *)(const void *)entry->data + first;
-    const uint16_t *const half = (const uint16_t *)(const void *)entry->data + first;
-    CHECK(first >= 0 && n >= 0 && n <= entry->n_elem - first);
+    const uint16_t *const half = (const uint16_t *)(const void *)entry->data;
     switch (tensors_dtype(entry)) {
-    case DTYPE_F32: memcpy(out, whole, (size_t)n * sizeof *out); break;
+    case DTYPE_F32: memcpy(out, entry->data, entry->bytes); break;
     case DTYPE_F16:
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < entry->n_elem; i++) {
             out[i] = f16_to_f32(half[i]);
         }
         break;
     case DTYPE_BF16:
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < entry->n_elem; i++) {
             out[i] = bf16_to_f32(half[i]);
         }
         break;
     default: CHECK(false);
     }
-}
-
-void tensors_widen(float *out, const struct safetensors_entry *entry)
-{
-    tensors_widen_part(out, entry, 0, entry->n_elem);
 }
 
 void tensors_release(const struct safetensors_entry *entry)

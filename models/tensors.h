@@ -34,9 +34,6 @@ const char *tensors_dtype_name(const struct safetensors_entry *entry); /* as the
 struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, int64_t cols);
 /* Widens all elements to F32; exact for each of the three floating types. */
 void tensors_widen(float *out, const struct safetensors_entry *entry);
-/* Elements first .. first+n-1 alone. */
-void tensors_widen_part(float *out, const struct safetensors_entry *entry, int64_t first,
-                        int64_t n);
 /* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
 void tensors_release(const struct safetensors_entry *entry);
 

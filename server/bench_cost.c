@@ -14,12 +14,18 @@ static double query_params(const struct memory_info *memory, double d)
     return params + width * memory->shape.n_head * memory->shape.d_key;
 }
 
+/* Columns of a position's keys, or of its values. */
+static double kv_width(const struct model_info *info)
+{
+    return (double)info->d_attention * info->n_kv_head / info->n_head;
+}
+
 /* Parameters of the matrices that every row goes through, without the vocabulary's. */
 static double matrix_params(const struct model_info *info)
 {
     const double d = info->d_model;
     const double network = (info->gated ? 3 : 2) * d * info->d_ff;
-    double params = info->n_layer * (4 * d * info->d_attention + network);
+    double params = info->n_layer * (2 * d * (info->d_attention + kv_width(info)) + network);
     for (int m = 0; m < info->n_memory; m++) {
         const struct memory_info *const memory = &info->memory[m];
         const int n_value = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
@@ -78,7 +84,7 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double d = info->d_model;
     const double elem = (double)dtype_bytes(info->dtype);
     const double vocabulary = d * info->n_vocab;
-    const double cache_row = 2.0 * info->d_attention * (double)dtype_bytes(info->cache_dtype);
+    const double cache_row = 2 * kv_width(info) * (double)dtype_bytes(info->cache_dtype);
     const double persistent = (double)info->n_persistent * info->n_layer;
     /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;

@@ -142,6 +142,7 @@ static void print_json(const struct inspection *it)
     json_field_int(&out, "layers", info->n_layer);
     json_field_int(&out, "width", info->d_model);
     json_field_int(&out, "heads", info->n_head);
+    json_field_int(&out, "kv_heads", info->n_kv_head);
     json_field_int(&out, "head_width", info->d_attention / info->n_head);
     json_field_int(&out, "feed_forward", info->d_ff);
     json_field_string(&out, "activation", act_name(info));
@@ -220,9 +221,10 @@ static void print_text(const struct inspection *it)
     } else {
         printf("  context     no limit; a layer sees at most %d positions back\n", info->window);
     }
-    printf("  layers      %d, width %d, %d heads of %d, feed-forward %d (%s)\n", info->n_layer,
-           info->d_model, info->n_head, info->d_attention / info->n_head, info->d_ff,
-           act_name(info));
+    printf("  layers      %d, width %d, %d heads of %d (%d of keys and values), feed-forward %d "
+           "(%s)\n",
+           info->n_layer, info->d_model, info->n_head, info->d_attention / info->n_head,
+           info->n_kv_head, info->d_ff, act_name(info));
     if (info->n_cutoff > 0) {
         printf("  output      adaptive: a head of frequent words and %d of rarer ones\n",
                info->n_cutoff);

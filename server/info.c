@@ -45,6 +45,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_field_int(out, "d_model", info->d_model);
     json_field_int(out, "n_layer", info->n_layer);
     json_field_int(out, "n_head", info->n_head);
+    json_field_int(out, "n_kv_head", info->n_kv_head);
     json_field_int(out, "d_head", info->d_attention / info->n_head);
     json_field_int(out, "d_ff", info->d_ff);
     write_context(out, "context", info->context);

@@ -176,20 +176,15 @@ struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, 
     return tensor_make(data.to, rows, cols, tensors_dtype(entry));
 }
 
-void tensors_widen_part(float *out, const struct safetensors_entry *entry, int64_t first, int64_t n)
-{
-    for (int64_t i = first; i < first + n; i++) {
-        if (entry->dtype == SAFETENSORS_F32) {
-            *out++ = ((const float *)(const void *)entry->data)[i];
-        } else {
-            *out++ = bf16_to_f32(((const uint16_t *)(const void *)entry->data)[i]);
-        }
-    }
-}
-
 void tensors_widen(float *out, const struct safetensors_entry *entry)
 {
-    tensors_widen_part(out, entry, 0, entry->n_elem);
+    for (int64_t i = 0; i < entry->n_elem; i++) {
+        if (entry->dtype == SAFETENSORS_F32) {
+            out[i] = ((const float *)(const void *)entry->data)[i];
+        } else {
+            out[i] = bf16_to_f32(((const uint16_t *)(const void *)entry->data)[i]);
+        }
+    }
 }
 
 void tensors_release(const struct safetensors_entry *entry)
@@ -264,6 +259,7 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                 .d_attention = shape->width,
                                 .n_layer = shape->layers,
                                 .n_head = shape->heads,
+                                .n_kv_head = shape->heads,
                                 .d_ff = shape->ff,
                                 .context = shape->positions,
                                 .act = ACT_GELU,
