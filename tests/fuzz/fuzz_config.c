@@ -23,7 +23,14 @@ static void check_memory(const struct config *c, const struct config_memory *mem
     CHECK(memory->info.n_hidden >= 0 && memory->info.n_hidden <= MODEL_HIDDEN_MAX);
     CHECK(memory->info.rescore.temperature > 0 && memory->info.rescore.n_slot >= 1);
     CHECK(memory->info.query < QUERY_IDENTITY || s->d_key == c->d_model);
-    CHECK(memory->info.d_value == c->d_model);
+    const struct memory_info *const info = &memory->info;
+    const struct memory_info *const owner = &c->memory[memory->values_of].info;
+    CHECK(info->d_value >= 1 && info->d_value <= CONFIG_WIDTH_MAX);
+    CHECK(info->d_value == c->d_model || (c->gated && info->value_projection));
+    CHECK(info->d_value == owner->d_value && info->experts == owner->experts);
+    CHECK(!info->value_gate || info->value_projection);
+    CHECK(!info->experts || !info->value_projection);
+    CHECK(!c->gated || (s->kind == PKM_PRODUCT && !info->after && !s->scores));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -37,7 +44,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     CHECK(c.family != NULL);
     CHECK(c.n_vocab >= 1 && c.n_vocab <= CONFIG_VOCAB_MAX && c.bos_id < c.n_vocab);
-    CHECK(c.n_head >= 1 && c.d_model <= CONFIG_WIDTH_MAX && c.d_model % c.n_head == 0);
+    CHECK(c.n_head >= 1 && c.d_model <= CONFIG_WIDTH_MAX);
+    CHECK(c.d_head >= 1 && (int64_t)c.n_head * c.d_head <= CONFIG_WIDTH_MAX);
+    CHECK(c.n_kv_head >= 1 && c.n_head % c.n_kv_head == 0);
+    CHECK(c.gated ? c.d_head % 2 == 0 && c.rope_theta >= 1 && c.rope_theta <= 1e12
+                  : c.d_head * c.n_head == c.d_model && c.n_kv_head == c.n_head);
     CHECK(c.n_layer >= 1 && c.n_layer <= CONFIG_LAYER_MAX);
     const bool has_spans = c.max_span > 0; /* then persistent vectors may stand for the d_ff */
     CHECK(has_spans ? c.context == 0 && (c.d_ff >= 1) == (c.n_persistent == 0)
