@@ -1,24 +1,29 @@
 """A converted memory-layers directory computed with NumPy in float64: the formulas, slowly.
 
 test_memory_layers.py compares it with what the original code computes, so a converter that confuses
-two tensors of one shape is found. Written for the tests: one sequence, no cache, no batch; of the
-memories' kinds those of the golden cases.
+two tensors of one shape is found; tests/golden/test_memory_llama.py what is served with it, also of the
+kinds of memories that no golden case has. One sequence, no cache, no batch.
 """
 
 import json
 
 import numpy as np
 
-from numpy_model import log_softmax, read_safetensors, softmax
+from numpy_model import erf, log_softmax, read_safetensors, softmax
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def silu(x):
-    return x / (1 + np.exp(-x))
+    return x * sigmoid(x)
 
 
 class MemoryLlama:
     def __init__(self, directory):
         self.config = json.loads((directory / "config.json").read_text())
+        self.d_head = self.config.get("d_head", self.config["d_model"] // self.config["n_head"])
         self.w = {name: array.astype(np.float64)
                   for name, array in read_safetensors(directory / "model.safetensors").items()}
 
@@ -41,10 +46,10 @@ class MemoryLlama:
     def attention(self, i, x):
         c, n_tok = self.config, len(x)
         q, k, v = (self.linear("layers.%d.attention.%s" % (i, part), x)
-                   .reshape(n_tok, -1, c["d_head"]) for part in ("query", "key", "value"))
+                   .reshape(n_tok, -1, self.d_head) for part in ("query", "key", "value"))
         q, k = self.rotate(q), self.rotate(k)
-        k, v = (np.repeat(part, c["n_head"] // c["n_kv_head"], 1) for part in (k, v))
-        scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(c["d_head"])
+        k, v = (np.repeat(part, c["n_head"] // part.shape[1], 1) for part in (k, v))
+        scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(self.d_head)
         scores[:, np.triu(np.ones((n_tok, n_tok), bool), 1)] = -np.inf
         y = np.einsum("hts,shd->thd", softmax(scores), v).reshape(n_tok, -1)
         return self.linear("layers.%d.attention.out" % i, y)
@@ -64,17 +69,24 @@ class MemoryLlama:
         slots = np.argsort(-sums, axis=-1, kind="stable")[..., :m["k_top"]]
         scores = np.take_along_axis(sums, slots, -1)
         owner = self.config["memories"][m.get("values_of", self.config["memories"].index(m))]
+        shares = softmax(scores)
+        if m.get("experts"):
+            experts = self.w["memories.%d_in.experts.weight" % owner["layer"]]
+            hidden = np.einsum("td,thkd->thk", x, experts[slots])
+            shares = shares * hidden * 0.5 * (1 + erf(hidden / np.sqrt(2)))
         values = self.w["memories.%d_in.values.weight" % owner["layer"]]
-        y = np.einsum("thk,thkd->td", softmax(scores), values[slots])
+        y = np.einsum("thk,thkd->td", shares, values[slots])
         if m.get("value_gate"):
             y = y * silu(self.linear(name + "value_gate", x))
         if m.get("value_projection"):
             y = self.linear(name + "value_proj", y)
+        if m.get("output_gate"):
+            y = y * sigmoid(self.linear(name + "output_gate", x))
         return y, slots, scores
 
     def forward(self, ids):
         """log-probabilities [n_tok, n_vocab], {layer: (slots, scores)}"""
-        memories, looked_up = {m["layer"]: m for m in self.config["memories"]}, {}
+        memories, looked_up = {m["layer"]: m for m in self.config.get("memories", [])}, {}
         x = self.w["embeddings.weight"][ids]
         for i in range(self.config["n_layer"]):
             x = x + self.attention(i, self.norm("layers.%d.attention_norm" % i, x))
@@ -84,4 +96,5 @@ class MemoryLlama:
             else:
                 y = self.network(i, y)
             x = x + y
-        return log_softmax(self.linear("output", self.norm("norm", x))), looked_up
+        output = "embeddings" if self.config["tie_output"] else "output"
+        return log_softmax(self.linear(output, self.norm("norm", x))), looked_up

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -35,6 +36,19 @@ def model_directory(case):
 def convert_all():
     """Makes the model directories that are missing or older than their source."""
     subprocess.run([str(ROOT / "tests" / "golden" / "convert_all.sh")], check=True, timeout=120)
+
+
+def write_model(directory, tensors, config):
+    """A model directory of F32 tensors."""
+    header, offset = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": "F32", "shape": t.shape, "data_offsets": [offset, offset + t.nbytes]}
+        offset += t.nbytes
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)  # tensors are aligned
+    (directory / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(head)) + head + b"".join(t.tobytes() for t in tensors.values()))
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 class Server:

@@ -5,9 +5,6 @@ computed in float64 below; joint attention, which the authors' own numbers check
 the definition is right in everything else.
 """
 
-import json
-import struct
-
 import golden_harness as gh
 import numpy as np
 import pytest
@@ -97,18 +94,10 @@ def forward(tensors, ids, split):
 
 
 def write_model(directory, tensors, **config):
-    header, offset = {}, 0
-    for name, t in tensors.items():
-        header[name] = {"dtype": "F32", "shape": t.shape, "data_offsets": [offset, offset + t.nbytes]}
-        offset += t.nbytes
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)  # tensors are aligned
-    (directory / "model.safetensors").write_bytes(
-        struct.pack("<Q", len(head)) + head + b"".join(t.tobytes() for t in tensors.values()))
-    (directory / "config.json").write_text(json.dumps({
+    gh.write_model(directory, tensors, {
         "model_type": "all_attention", "vocab_size": VOCAB, "d_model": WIDTH, "n_layer": LAYERS,
         "n_head": HEADS, "d_ff": 0, "n_persistent": PERSISTENT, "max_span": MAX_SPAN,
-        "span_ramp": RAMP, "norm_eps": 1e-5, "tie_output": False, **config}))
+        "span_ramp": RAMP, "norm_eps": 1e-5, "tie_output": False, **config})
 
 
 @pytest.mark.parametrize("device", ["ref", "cpu", "cuda"])

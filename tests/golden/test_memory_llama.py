@@ -1,18 +1,19 @@
-"""What of Memory Layers at Scale the authors' golden cases leave out, against the definition here.
+"""What of Memory Layers at Scale the authors' golden cases leave out, against its definition in float64.
 
 Gated outputs, values of another width, experts (PEER), tables of each layer's own, heads that share
-keys and values, heads that are no part of the model's width: random models are computed in float64
-below, as the paper (arXiv 2412.09764) and its code define them. What the golden cases have is in here
-too, which shows that the definition is right.
+keys and values, heads that are no part of the model's width: random models are computed by
+tests/convert/numpy_memory_layers.py, which the golden cases show to be right in what they have.
 """
 
 import json
-import math
-import struct
+import sys
 
 import golden_harness as gh
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(gh.ROOT / "tests" / "convert"))
+from numpy_memory_layers import MemoryLlama  # noqa: E402
 
 VOCAB, WIDTH, LAYERS, HEADS, HIDDEN, CONTEXT, EPS = 37, 24, 4, 4, 40, 64, 1e-5
 TOLERANCE = 1e-4
@@ -90,96 +91,6 @@ def make_tensors(config):
             for name, shape in shapes.items()}
 
 
-def softmax(s):
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def rms(x, gamma):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gamma
-
-
-def rotate(x, theta):
-    """x [n, heads, d_head]: neighbours turn together."""
-    n, _, d = x.shape
-    angle = np.arange(n)[:, None] * theta ** (-np.arange(0, d, 2) / d)
-    z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None, :]
-    return np.stack([z.real, z.imag], -1).reshape(x.shape)
-
-
-def attend(w, config, x):
-    d = config.get("d_head", WIDTH // HEADS)
-    q, k, v = [(x @ w[name + ".weight"].T).reshape(len(x), -1, d) for name in ("query", "key", "value")]
-    q, k = rotate(q, config["rope_theta"]), rotate(k, config["rope_theta"])
-    share = HEADS // k.shape[1]
-    seen = np.tril(np.ones((len(x), len(x)), bool))
-    y = np.stack([softmax(np.where(seen, q[:, h] @ k[:, h // share].T / np.sqrt(d), -np.inf))
-                  @ v[:, h // share] for h in range(HEADS)], 1)
-    return y.reshape(len(x), -1) @ w["out.weight"].T
-
-
-def remember(w, owner, m, x):
-    query = x @ w["query_proj.query_mlps.0.weight"].T + w["query_proj.query_mlps.0.bias"]
-    query = query.reshape(len(x), m["n_head"], 2, -1)
-    scores = np.einsum("rhsd,hsnd->rhsn", query, w["keys"])
-    pairs = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).reshape(len(x), m["n_head"], -1)
-    slots = np.argsort(-pairs, -1, kind="stable")[..., :m["k_top"]]
-    weight = softmax(np.take_along_axis(pairs, slots, -1))
-    if m.get("experts"):
-        hidden = np.einsum("rd,rhkd->rhk", x, owner["experts.weight"][slots])
-        weight = weight * hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / np.sqrt(2)))
-    y = np.einsum("rhk,rhkv->rv", weight, owner["values.weight"][slots])
-    if m.get("value_gate"):
-        gate = x @ w["value_gate.weight"].T + w["value_gate.bias"]
-        y = y * gate * sigmoid(gate)
-    if m.get("value_projection"):
-        y = y @ w["value_proj.weight"].T + w["value_proj.bias"]
-    if m.get("output_gate"):
-        y = y * sigmoid(x @ w["output_gate.weight"].T + w["output_gate.bias"])
-    return y
-
-
-def below(tensors, prefix):
-    return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def forward(tensors, config, ids):
-    """log p of each next token, [n, VOCAB], in float64."""
-    tensors = {name: t.astype(np.float64) for name, t in tensors.items()}
-    x = tensors["embeddings.weight"][ids]
-    memory = config.get("memories", [])
-    at = {m["layer"]: m for m in memory}
-    for i in range(LAYERS):
-        w = below(tensors, "layers.%d." % i)
-        x = x + attend(below(w, "attention."), config, rms(x, w["attention_norm.weight"]))
-        y = rms(x, w["ffn_norm.weight"])
-        if i in at:
-            owner = memory[at[i]["values_of"]]["layer"] if "values_of" in at[i] else i
-            x = x + remember(below(tensors, "memories.%d_in." % i),
-                             below(tensors, "memories.%d_in." % owner), at[i], y)
-        else:
-            gate = y @ w["ffn.gate.weight"].T
-            x = x + (gate * sigmoid(gate) * (y @ w["ffn.up.weight"].T)) @ w["ffn.down.weight"].T
-    output = tensors["embeddings.weight" if config["tie_output"] else "output.weight"]
-    return np.log(softmax(rms(x, tensors["norm.weight"]) @ output.T))
-
-
-def write_model(directory, tensors, config):
-    header, offset = {}, 0
-    for name, t in tensors.items():
-        header[name] = {"dtype": "F32", "shape": t.shape, "data_offsets": [offset, offset + t.nbytes]}
-        offset += t.nbytes
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)  # tensors are aligned
-    (directory / "model.safetensors").write_bytes(
-        struct.pack("<Q", len(head)) + head + b"".join(t.tobytes() for t in tensors.values()))
-    (directory / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize("device", ["ref", "cpu", "cuda"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_follows_its_definition(tmp_path, monkeypatch, case, device):
@@ -187,22 +98,22 @@ def test_a_model_follows_its_definition(tmp_path, monkeypatch, case, device):
         monkeypatch.setenv("PKMSERVE_CUDA_LIBRARY",
                            str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
     config = {**BASE, **CASES[case]}
-    tensors = make_tensors(config)
-    write_model(tmp_path, tensors, config)
+    gh.write_model(tmp_path, make_tensors(config), config)
     ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)
-    due = forward(tensors, config, ids)[np.arange(CONTEXT - 1), ids[1:]]
+    due = MemoryLlama(tmp_path).forward(ids)[0][np.arange(CONTEXT - 1), ids[1:]]
     server = gh.Server(tmp_path, "--device", device, "--max-batch-tokens", "32", "--max-seqs", "2")
     got = server.post("/score", {"tokens": ids.tolist(), "logprobs": 0})["results"][0]["tokens"]
     server.stop()
     assert max(abs(t["logprob"] - d) for t, d in zip(got[1:], due, strict=True)) <= TOLERANCE
 
 
-def test_each_case_is_another_model():
+def test_each_case_is_another_model(tmp_path):
     ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)
     seen = []
     for case in CASES.values():
         config = {**BASE, **case}
-        seen.append(forward(make_tensors(config), config, ids))
+        gh.write_model(tmp_path, make_tensors(config), config)
+        seen.append(MemoryLlama(tmp_path).forward(ids)[0])
     for i, a in enumerate(seen):
         assert all(abs(a - b).max() > 0.01 for b in seen[:i])
 
@@ -246,7 +157,7 @@ def test_text_is_served_as_the_authors_compute_it(case):
     ({"memories": [{"layer": 0, **MEMORY}, {"layer": 1, **MEMORY, **PLUS, "d_value": 9, "values_of": 0}]},
      ["memories[1].d_value is 9", "24 columns"])])
 def test_what_does_not_fit_is_refused(tmp_path, config, words):
-    write_model(tmp_path, make_tensors(BASE), {**BASE, **config})
+    gh.write_model(tmp_path, make_tensors(BASE), {**BASE, **config})
     status, _, error = gh.run_program("inspect", "--model", tmp_path)
     assert status == 1 and all(word in error for word in words), error
 
@@ -255,6 +166,6 @@ def test_what_does_not_fit_is_refused(tmp_path, config, words):
 def test_a_tensor_of_another_model_is_refused(tmp_path, name):
     config = {**BASE, **memories(1)}
     tensors = make_tensors(config)
-    write_model(tmp_path, {**tensors, name: np.ones(6, np.float32)}, config)
+    gh.write_model(tmp_path, {**tensors, name: np.ones(6, np.float32)}, config)
     status, _, error = gh.run_program("inspect", "--model", tmp_path)
     assert status == 1 and name in error and "not part of the model" in error
