@@ -31,9 +31,8 @@ struct layer {
     struct span_shape span;          /* of the text; joint: and of the persistent vectors */
     struct span_shape alone;         /* split: of heads that see persistent vectors alone */
     struct blocks_norm norm1;
-    struct blocks_linear up, down;  /* [d_ff, d_model], [d_model, d_ff]; with a network */
-    struct blocks_norm norm2;       /* with a network */
-    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_text] */
+    struct blocks_linear up, down; /* [d_ff, d_model], [d_model, d_ff]; with a network */
+    struct blocks_norm norm2;      /* with a network */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -286,21 +285,11 @@ static enum err_code all_attention_reserve(void *self, const struct step_limits 
                                            struct err *err)
 {
     struct all_attention *const model = self;
-    const size_t cache_bytes = blocks_mul(all_attention_page_bytes(self), (size_t)n_page);
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), cache_bytes, err);
-    if (code != ERR_OK) {
-        return code;
-    }
+        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
+                         n_page, model->d_text, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
-    struct blocks_arena arena = {.base = model->room.cache};
-    for (int i = 0; i < model->n_layer; i++) {
-        struct layer *const at = &model->layer[i];
-        at->k_pages = blocks_pages_take(&arena, n_page, model->d_text, model->cache_dtype);
-        at->v_pages = blocks_pages_take(&arena, n_page, model->d_text, model->cache_dtype);
-    }
-    CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
-    return ERR_OK;
+    return code;
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
@@ -319,19 +308,23 @@ static void apply(struct backend *be, struct tensor y, struct tensor x,
     be->op->linear(be, y, x, linear->weight, linear->bias, act);
 }
 
-/* s->y = what each head has seen. Split attention asks the same queries twice, split heads ask with
- * the columns of each half. */
+/* Stores keys and values; s->y = what each head has seen. Split attention asks the same queries
+ * twice, split heads ask with the columns of each half. */
 static void attend(const struct all_attention *model, const struct layer *layer,
                    const struct scratch *s, const struct step *step)
 {
     const struct backend_ops *const op = model->be->op;
     const int d_text = model->d_text;
+    const int index = (int)(layer - model->layer);
+    const struct tensor k_pages = blocks_k_pages(&model->room, index);
+    const struct tensor v_pages = blocks_v_pages(&model->room, index);
+    op->kv_store(model->be, k_pages, v_pages, s->k, s->v, step, model->n_text);
     op->span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
-                       layer->k_pages, layer->v_pages, step, &layer->span);
+                       k_pages, v_pages, step, &layer->span);
     if (model->n_alone > 0) {
         op->span_attention(model->be, tensor_cols(s->y, d_text, model->d_alone),
                            tensor_cols(s->q, model->d_model - model->d_alone, model->d_alone),
-                           layer->k_pages, layer->v_pages, step, &layer->alone);
+                           k_pages, v_pages, step, &layer->alone);
     }
 }
 
@@ -344,7 +337,6 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
     apply(be, s->q, s->x, &layer->query, ACT_NONE);
     apply(be, s->k, s->x, &layer->key, ACT_NONE);
     apply(be, s->v, s->x, &layer->value, ACT_NONE);
-    op->kv_store(be, layer->k_pages, layer->v_pages, s->k, s->v, step, model->n_text);
     attend(model, layer, s, step);
     apply(be, s->q, s->y, &layer->out, ACT_NONE);
     op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);

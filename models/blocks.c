@@ -312,14 +312,29 @@ struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_
 /* ---- buffers ------------------------------------------------------------------------------- */
 
 enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, size_t workspace_bytes,
-                               size_t cache_bytes, struct err *err)
+                               int n_layer, int n_page, int64_t d_kv, enum dtype dtype,
+                               struct err *err)
 {
+    const size_t bytes = blocks_mul(blocks_page_bytes(n_layer, d_kv, dtype), (size_t)n_page);
     *room = (struct blocks_room){.be = be};
-    const enum err_code code =
+    room->page = calloc(2 * (size_t)n_layer, sizeof *room->page);
+    if (room->page == NULL) {
+        return err_set(err, ERR_MEMORY, "key/value cache: no memory for %d layers", n_layer);
+    }
+    enum err_code code =
         be->op->buffer_new(be, &room->workspace, workspace_bytes, "activations", err);
-    return code != ERR_OK
-               ? code
-               : be->op->buffer_new(be, &room->cache, cache_bytes, "key/value cache", err);
+    if (code == ERR_OK) {
+        code = be->op->buffer_new(be, &room->cache, bytes, "key/value cache", err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    struct blocks_arena arena = {.base = room->cache};
+    for (int i = 0; i < 2 * n_layer; i++) {
+        room->page[i] = blocks_arena_take(&arena, n_page, KV_PAGE * d_kv, dtype);
+    }
+    CHECK(arena.used == bytes); /* a page of one layer is a multiple of 64 bytes */
+    return ERR_OK;
 }
 
 void blocks_room_close(struct blocks_room *room)
@@ -330,16 +345,11 @@ void blocks_room_close(struct blocks_room *room)
             room->be->op->buffer_free(room->be, buffers[i]);
         }
     }
+    free(room->page);
     *room = (struct blocks_room){.be = NULL};
 }
 
-size_t blocks_page_bytes(int n_layer, int64_t d_model, enum dtype dtype)
+size_t blocks_page_bytes(int n_layer, int64_t d_kv, enum dtype dtype)
 {
-    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_model * dtype_bytes(dtype);
-}
-
-struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model,
-                                enum dtype dtype)
-{
-    return blocks_arena_take(arena, n_page, KV_PAGE * d_model, dtype);
+    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_kv * dtype_bytes(dtype);
 }

@@ -171,20 +171,31 @@ size_t blocks_mul(size_t a, size_t b);
 
 /* A model's buffers: the activations, and the pages of keys and values. */
 struct blocks_room {
-    struct backend *be; /* Borrowed */
-    void *workspace;    /* Owner */
-    void *cache;        /* Owner */
+    struct backend *be;  /* Borrowed */
+    void *workspace;     /* Owner */
+    void *cache;         /* Owner */
+    struct tensor *page; /* Owner. [n_layer, 2]: keys, values; each [n_page, KV_PAGE·d_kv] */
 };
 
-/* What a failure leaves behind, blocks_room_close frees. */
+/* d_kv: columns of a position's keys in a layer. What a failure leaves behind, blocks_room_close
+ * frees. */
 enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, size_t workspace_bytes,
-                               size_t cache_bytes, struct err *err);
+                               int n_layer, int n_page, int64_t d_kv, enum dtype dtype,
+                               struct err *err);
 void blocks_room_close(struct blocks_room *room); /* a zeroed room is fine */
 
-/* Bytes of one page over all layers, each with keys and values of d_model. */
-size_t blocks_page_bytes(int n_layer, int64_t d_model, enum dtype dtype);
-/* The keys, or the values, of a layer: [n_page, KV_PAGE·d_model]. */
-struct tensor blocks_pages_take(struct blocks_arena *arena, int n_page, int64_t d_model,
-                                enum dtype dtype);
+/* Of a layer. */
+static inline struct tensor blocks_k_pages(const struct blocks_room *room, int layer)
+{
+    return room->page[2 * (ptrdiff_t)layer];
+}
+
+static inline struct tensor blocks_v_pages(const struct blocks_room *room, int layer)
+{
+    return room->page[2 * (ptrdiff_t)layer + 1];
+}
+
+/* Bytes of one page over all layers. */
+size_t blocks_page_bytes(int n_layer, int64_t d_kv, enum dtype dtype);
 
 #endif

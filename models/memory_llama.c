@@ -46,7 +46,6 @@ struct layer {
     const struct weight *up;    /* [2·d_ff, d_model]: gates, then what they gate; unless memory */
     const struct weight *down;  /* [d_model, d_ff] */
     struct memory *memory;      /* Borrowed; NULL = none */
-    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_kv] */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -296,21 +295,11 @@ static enum err_code memory_llama_reserve(void *self, const struct step_limits *
                                           struct err *err)
 {
     struct memory_llama *const model = self;
-    const size_t cache_bytes = blocks_mul(memory_llama_page_bytes(self), (size_t)n_page);
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), cache_bytes, err);
-    if (code != ERR_OK) {
-        return code;
-    }
+        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
+                         n_page, model->d_kv, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
-    struct blocks_arena arena = {.base = model->room.cache};
-    for (int i = 0; i < model->n_layer; i++) {
-        struct layer *const at = &model->layer[i];
-        at->k_pages = blocks_pages_take(&arena, n_page, model->d_kv, model->cache_dtype);
-        at->v_pages = blocks_pages_take(&arena, n_page, model->d_kv, model->cache_dtype);
-    }
-    CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
-    return ERR_OK;
+    return code;
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
@@ -339,11 +328,14 @@ static void attend(const struct memory_llama *model, const struct layer *layer,
     const struct tensor q = tensor_cols(s->qkv, 0, d);
     const struct tensor k = tensor_cols(s->qkv, d, d_kv);
     const struct tensor v = tensor_cols(s->qkv, d + d_kv, d_kv);
+    const int index = (int)(layer - model->layer);
+    const struct tensor k_pages = blocks_k_pages(&model->room, index);
+    const struct tensor v_pages = blocks_v_pages(&model->room, index);
     op->linear(be, s->qkv, s->y, layer->qkv, NO_TENSOR, ACT_NONE);
     op->rotate(be, tensor_cols(s->qkv, 0, d + d_kv), model->turns, step,
                model->n_head + model->n_kv_head);
-    op->kv_store(be, layer->k_pages, layer->v_pages, k, v, step, model->n_kv_head);
-    op->attention(be, s->seen, q, layer->k_pages, layer->v_pages, step, model->n_head, scale);
+    op->kv_store(be, k_pages, v_pages, k, v, step, model->n_kv_head);
+    op->attention(be, s->seen, q, k_pages, v_pages, step, model->n_head, scale);
     op->linear(be, s->z, s->seen, layer->out, NO_TENSOR, ACT_NONE);
 }
 

@@ -35,9 +35,8 @@ struct layer {
     struct blocks_linear qkv; /* [3·d_model, d_model]: queries, keys, values */
     struct blocks_linear out; /* [d_model, d_model] */
     struct blocks_norm norm1, norm2;
-    struct blocks_linear up, down;  /* [d_ff, d_model], [d_model, d_ff]; unless memory_in */
-    struct memory *in, *after;      /* Borrowed; NULL = none */
-    struct tensor k_pages, v_pages; /* [n_page, KV_PAGE·d_model] */
+    struct blocks_linear up, down; /* [d_ff, d_model], [d_model, d_ff]; unless memory_in */
+    struct memory *in, *after;     /* Borrowed; NULL = none */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -236,21 +235,11 @@ static enum err_code pkm_transformer_reserve(void *self, const struct step_limit
                                              int n_page, struct err *err)
 {
     struct pkm_transformer *const model = self;
-    const size_t cache_bytes = blocks_mul(pkm_transformer_page_bytes(self), (size_t)n_page);
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), cache_bytes, err);
-    if (code != ERR_OK) {
-        return code;
-    }
+        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
+                         n_page, model->d_model, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
-    struct blocks_arena arena = {.base = model->room.cache};
-    for (int i = 0; i < model->n_layer; i++) {
-        struct layer *const at = &model->layer[i];
-        at->k_pages = blocks_pages_take(&arena, n_page, model->d_model, model->cache_dtype);
-        at->v_pages = blocks_pages_take(&arena, n_page, model->d_model, model->cache_dtype);
-    }
-    CHECK(arena.used == cache_bytes); /* a page of one layer is a multiple of 64 bytes */
-    return ERR_OK;
+    return code;
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
@@ -278,9 +267,12 @@ static void attend(const struct pkm_transformer *model, const struct layer *laye
     const struct tensor q = tensor_cols(s->qkv, 0, d);
     const struct tensor k = tensor_cols(s->qkv, d, d);
     const struct tensor v = tensor_cols(s->qkv, 2 * d, d);
+    const int index = (int)(layer - model->layer);
+    const struct tensor k_pages = blocks_k_pages(&model->room, index);
+    const struct tensor v_pages = blocks_v_pages(&model->room, index);
     op->linear(be, s->qkv, s->x, layer->qkv.weight, layer->qkv.bias, ACT_NONE);
-    op->kv_store(be, layer->k_pages, layer->v_pages, k, v, step, n_head);
-    op->attention(be, s->y, q, layer->k_pages, layer->v_pages, step, n_head, scale);
+    op->kv_store(be, k_pages, v_pages, k, v, step, n_head);
+    op->attention(be, s->y, q, k_pages, v_pages, step, n_head, scale);
     op->linear(be, s->z, s->y, layer->out.weight, layer->out.bias, ACT_NONE);
     op->add_norm(be, s->x, s->x, s->z, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
 }

@@ -131,6 +131,19 @@ __device__ __forceinline__ float4 widen_group(const uint16_t *at)
     return bf16_widen_four(*reinterpret_cast<const uint2 *>(at));
 }
 
+/* ---- warps ---------------------------------------------------------------------------------- */
+
+/* The sum over a warp; every lane gets the same bits, because both sides of an exchange add the
+ * same two numbers. */
+__device__ __forceinline__ float warp_sum(float value)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, step);
+    }
+    return value;
+}
+
 /* ---- weights -------------------------------------------------------------------------------- */
 
 struct weight {

@@ -12,15 +12,6 @@ namespace
 
 enum { WARP = 32, ITEMS = 4 /* warps of a block */, BLOCK = WARP * ITEMS };
 
-__device__ __forceinline__ float warp_sum(float x)
-{
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    }
-    return x;
-}
-
 /* This warp's item of n, or n or more: no such item. */
 __device__ __forceinline__ int64_t my_item()
 {

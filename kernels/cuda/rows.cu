@@ -150,16 +150,6 @@ struct norm_args {
     bool starts_early; /* the kernel before may still run, gamma and beta need not wait for it */
 };
 
-/* The sum over a warp; every lane gets the same bits, because both sides of an exchange add the
- * same two numbers. */
-__device__ __forceinline__ float warp_sum(float value)
-{
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        value += __shfl_xor_sync(0xffffffffu, value, step);
-    }
-    return value;
-}
-
 template <bool aligned>
 __device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t row, int c)
 {
