@@ -9,6 +9,7 @@
  *   CHECK_SCALE=20           that many times as many cases
  *   CHECK_PERCENT=1          that many per cent of the table's cases, at least one of each row
  *   CHECK_ORDER=forward      of the CUDA backend's orders only this one
+ *   TEST_FEW=1               not ref by itself: what it accesses it does as the others' reference
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_BACKEND, CHECK_OP)
  *   test_kernels --bench     times the ops instead */
 #include "tests/cuda_library.h"
@@ -77,6 +78,9 @@ static bool is_wanted(const struct subject *subject)
     char name[32];
     (void)snprintf(name, sizeof name, "%s%s", is_cpu ? "cpu-" : "", subject->isa);
     const char *const order = setting("CHECK_ORDER");
+    if (only == NULL && setting("TEST_FEW") != NULL && strcmp(name, "ref") == 0) {
+        return false;
+    }
     return (only == NULL || strcmp(only, name) == 0) &&
            (order == NULL || subject->order == NULL || strcmp(order, subject->order) == 0);
 }
