@@ -15,7 +15,7 @@ import numpy as np
 import memory_layers_params
 import text_files
 from fault import Refused, show
-from memory_layers_params import FF_MAX
+from memory_layers_params import FF_MAX, VOCAB_MAX
 from torch_file import Brain, Tensor
 
 WEIGHTS = "consolidated.pth"
@@ -57,18 +57,22 @@ def _weights(root):
     return weights
 
 
+def _rows(weights, name, high, width):
+    """Of a matrix whose number of rows nothing else tells."""
+    if name not in weights:
+        raise Refused("tensor '%s' is missing" % name)
+    size = weights[name].size
+    if len(size) != 2 or not 1 <= size[0] <= high:
+        raise Refused("tensor '%s': shape [1..%d, %d] expected, got %s"
+                      % (name, high, width, show(list(size))))
+    return size[0]
+
+
 def _ff_width(p, weights):
     ordinary = [i for i in range(p.n_layer) if p.memory is None or i not in p.memory.layers]
     if not ordinary:
         return memory_layers_params.ff_width(p.fields, p.d_model)
-    name = "layers.%d.feed_forward.w1.weight" % ordinary[0]
-    if name not in weights:
-        raise Refused("tensor '%s' is missing" % name)
-    size = weights[name].size
-    if len(size) != 2 or not 1 <= size[0] <= FF_MAX:
-        raise Refused("tensor '%s': shape [1..%d, %d] expected, got %s"
-                      % (name, FF_MAX, p.d_model, show(list(size))))
-    return size[0]
+    return _rows(weights, "layers.%d.feed_forward.w1.weight" % ordinary[0], FF_MAX, p.d_model)
 
 
 def _linear(theirs, ours, n_out, n_in):
@@ -262,6 +266,8 @@ def read(file, settings, dtype):  # settings are read_text's
     folder = os.path.dirname(file.path)
     p = memory_layers_params.read(os.path.join(folder, memory_layers_params.NAME))
     p.folder = folder
+    if p.n_vocab is None:
+        p.n_vocab = _rows(weights, "tok_embeddings.weight", VOCAB_MAX, p.d_model)
     p.d_ff = _ff_width(p, weights)
     tensors, tables = _collect(file, p, weights)
     own = _own_types(tables, dict(tensors), p.dtype) if dtype is None else {}

@@ -108,6 +108,14 @@ class Fields:
             refuse(field, "an integer %d..%d expected%s, got %s" % (low, high, why, show(value)))
         return value
 
+    def vocabulary(self):
+        """None where the file leaves it to the tokenizer, as the authors' default does: the first
+        table of the weights tells it then."""
+        value = self.get("model.vocab_size")
+        if isinstance(value, int) and value == DEFAULTS["model.vocab_size"]:
+            return None
+        return self.count("model.vocab_size", 1, VOCAB_MAX, " (or -1, as many as the weights have)")
+
     def even(self, field):
         value = self.count(field, 2, WIDTH_MAX)
         if value % 2:
@@ -226,7 +234,8 @@ def _tokenizer(f):
 
 
 def read(path):
-    """The checked sizes and options; .memory is None for a model without. .fields: for ff_width."""
+    """The checked sizes and options; .memory is None for a model without, .n_vocab where the weights
+    are to tell it. .fields: for ff_width."""
     f = Fields(_load(path))
     p = SimpleNamespace(fields=f)
     p.d_model = f.count("model.dim", 1, WIDTH_MAX)
@@ -236,7 +245,7 @@ def read(path):
     p.rope_theta = f.number("model.rope_theta", lambda x: 1 <= x <= THETA_MAX,
                             "a number 1..%g" % THETA_MAX)
     p.n_position = f.count("model.max_seqlen", 1, POSITION_MAX)
-    p.n_vocab = f.count("model.vocab_size", 1, VOCAB_MAX)
+    p.n_vocab = f.vocabulary()
     if f.flag("model.weight_tying"):
         refuse("model.weight_tying", "true: the original cannot make such a model; false expected")
     p.dtype = DTYPES[f.choice("distributed.model_dtype", DTYPES)]

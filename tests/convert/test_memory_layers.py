@@ -381,6 +381,16 @@ def test_sentencepiece_without_pieces_for_begin_and_end(tmp_path):
     assert ids(got) == [3, 4, 0, None, True]
 
 
+@pytest.mark.parametrize("unsaid", [..., -1])
+@pytest.mark.parametrize("n_vocab", [12, 258])
+def test_the_weights_tell_a_vocabulary_that_the_file_leaves_to_the_tokenizer(unsaid, n_vocab,
+                                                                              tmp_path):
+    source = mw.tiny(tmp_path, {"model.vocab_size": unsaid}, mw.weights(n_vocab=n_vocab))
+    config = made(tmp_path, source)[0]
+    assert config["vocab_size"] == n_vocab
+    assert config.get("tokenizer") == ("byte" if n_vocab == 258 else None)
+
+
 @pytest.mark.parametrize("changes, n_vocab, due, word", [
     ({**SP, "data.tokenizer.path": "gone.model"}, 12, [None] * 5, "--tokenizer gives"),
     ({**SP, "data.tokenizer.path": ".."}, 12, [None] * 5, "--tokenizer gives"),

@@ -46,7 +46,11 @@ FIELDS = [
     ({"model.rope_theta": HUGE}, "model.rope_theta", "1..1e+12", str(HUGE)),
     ({"model.rope_theta": True}, "model.rope_theta", "true"),
     ({"model.max_seqlen": 2**20 + 1}, "model.max_seqlen", "1..1048576", "1048577"),
-    ({"model.vocab_size": ...}, "model.vocab_size", "1..16777216", "-1"),
+    ({"model.vocab_size": 0}, "model.vocab_size", "1..16777216", "-1", "got 0"),
+    ({"model.vocab_size": -2}, "model.vocab_size", "1..16777216", "got -2"),
+    ({"model.vocab_size": -1.0}, "model.vocab_size", "got -1.0"),
+    ({"model.vocab_size": None}, "model.vocab_size", "got None"),
+    ({"model.vocab_size": 259}, "tok_embeddings.weight", "[259, 8]", "[258, 8]"),
     ({"model.vocab_size": 2**24 + 1}, "model.vocab_size", "16777217"),
     ({"model.weight_tying": True}, "model.weight_tying", "true"),
     ({"model.weight_tying": 0}, "model.weight_tying", "true or false", "got 0"),
@@ -135,6 +139,12 @@ def test_every_missing_or_changed_tensor_is_named(tmp_path, refused):
             word = name if "0.feed_forward.w1" not in name or changed.ndim == 3 else "feed_forward.w"
             refused(mw.tiny(tmp_path, {PK + "mem_gated": True}, {**others, name: changed}), word,
                     "shape", "expected")
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (258,), (258, 8, 1), (258, 9)])
+def test_an_embedding_that_tells_no_vocabulary(shape, tmp_path, refused):
+    arrays = {**mw.weights(), "tok_embeddings.weight": np.zeros(shape, np.float32)}
+    refused(mw.tiny(tmp_path, {"model.vocab_size": -1}, arrays), "tok_embeddings.weight", "8] expected")
 
 
 @pytest.mark.parametrize("name", [
