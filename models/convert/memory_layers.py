@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import memory_layers_params
+import safetensors_file
 import text_files
 from fault import Refused, show
 from memory_layers_params import FF_MAX, VOCAB_MAX
@@ -259,6 +260,17 @@ def _own_types(tables, arrays, dtype):
     return own
 
 
+def _cast_vectors(tensors, dtype):
+    """Vectors with the values that they have in dtype, to which the authors' loader casts all."""
+    for name, array in tensors:
+        if array.ndim == 1:
+            with np.errstate(all="ignore"):  # what overflows is found when it is written
+                coded, _ = safetensors_file.encode(np.ascontiguousarray(array[:], np.float32),
+                                                   safetensors_file.NAMES[dtype])
+            array = Brain(coded)[:] if dtype == "bf16" else coded.astype(np.float32)
+        yield name, array
+
+
 def read(file, settings, dtype):  # settings are read_text's
     """.config (config.json), .tensors [(name, array)], .own {name: dtype} of those that have one other
     than config's, .params. dtype: None for what the checkpoint computes with."""
@@ -271,6 +283,8 @@ def read(file, settings, dtype):  # settings are read_text's
     p.d_ff = _ff_width(p, weights)
     tensors, tables = _collect(file, p, weights)
     own = _own_types(tables, dict(tensors), p.dtype) if dtype is None else {}
+    if dtype is None and p.dtype != "f32":
+        tensors = list(_cast_vectors(tensors, p.dtype))
     config = {"model_type": "memory_llama", "vocab_size": p.n_vocab, "d_model": p.d_model,
               "n_layer": p.n_layer, "n_head": p.n_head, "n_kv_head": p.n_kv_head,
               "d_head": p.d_head, "d_ff": p.d_ff, "max_position": p.n_position,

@@ -254,6 +254,23 @@ def test_types(saved, args, due, table, tmp_path):
         assert stored[name][0] == dtype, name
 
 
+@pytest.mark.parametrize("saved, args, rounded", [
+    ("bf16", (), lambda a: mw.widened((a.view(np.uint32) + 0x7FFF + (a.view(np.uint32) >> 16 & 1) >> 16)
+                                      .astype(np.uint16))),
+    ("fp16", (), lambda a: a.astype(np.float16).astype(np.float32)),
+    ("fp32", (), lambda a: a), ("bf16", ("--dtype", "bf16"), lambda a: a)])
+def test_vectors_have_the_values_that_the_authors_loader_makes(saved, args, rounded, tmp_path):
+    stored = made(tmp_path, mw.tiny(tmp_path, {"distributed.model_dtype": saved}), *args)[1]
+    for ours, theirs in (("norm.weight",) * 2, ("memories.3_in.value_proj.bias",
+                                                "layers.3.feed_forward.value_proj.bias")):
+        np.testing.assert_array_equal(stored[ours][1], rounded(mw.weights()[theirs]))
+
+
+def test_a_vector_beyond_its_type_is_refused(tmp_path, refused):
+    arrays = {**mw.weights(), "norm.weight": np.full(8, 1e5, np.float32)}
+    refused(mw.tiny(tmp_path, {"distributed.model_dtype": "fp16"}, arrays), "norm.weight", "inf")
+
+
 @pytest.mark.parametrize("table, due", [
     (lambda a: a, "F32"), (lambda a: a.astype(np.float16), "F16"),
     (lambda a: a.astype(np.float64), "F32")])
