@@ -10,8 +10,8 @@ int64_t adaptive_width(const struct adaptive *adaptive)
     return width;
 }
 
-void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
-                   const struct config *config, const char *name, bool has_bias)
+void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struct config *config,
+                   const char *name, bool has_bias)
 {
     const int n = config->n_cutoff;
     *adaptive = (struct adaptive){.n_vocab = config->n_vocab, .n_tail = n};
@@ -24,17 +24,17 @@ void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
     }
     adaptive->first[n] = config->n_vocab;
     /* The file has the words first. */
-    blocks_linear_from(loader, &adaptive->head, config->cutoff[0] + n, config->d_model,
+    loader_linear_from(loader, &adaptive->head, config->cutoff[0] + n, config->d_model,
                        config->cutoff[0], "%s.head", name);
     for (int i = 0; i < n; i++) {
-        blocks_matrix(loader, &adaptive->down[i], adaptive->width[i], config->d_model,
+        loader_matrix(loader, &adaptive->down[i], adaptive->width[i], config->d_model,
                       "%s.tail.%d.0.weight", name, i);
         const int n_word = adaptive->first[i + 1] - adaptive->first[i];
         if (has_bias) {
-            blocks_linear(loader, &adaptive->up[i], n_word, adaptive->width[i], "%s.tail.%d.1",
+            loader_linear(loader, &adaptive->up[i], n_word, adaptive->width[i], "%s.tail.%d.1",
                           name, i);
         } else {
-            blocks_matrix(loader, &adaptive->up[i].weight, n_word, adaptive->width[i],
+            loader_matrix(loader, &adaptive->up[i].weight, n_word, adaptive->width[i],
                           "%s.tail.%d.1.weight", name, i);
         }
     }

@@ -10,7 +10,7 @@
 #ifndef MODELS_ADAPTIVE_H
 #define MODELS_ADAPTIVE_H
 
-#include "models/blocks.h"
+#include "models/loader.h"
 #include "models/config.h"
 
 struct adaptive {
@@ -18,9 +18,9 @@ struct adaptive {
     int n_tail;                       /* 0 = the output is not adaptive */
     int first[CONFIG_CUTOFF_MAX + 1]; /* [n_tail + 1] first word of a tail; the last is n_vocab */
     int width[CONFIG_CUTOFF_MAX];     /* [n_tail] of x·Downᵀ */
-    struct blocks_linear head;        /* tails' entries first */
+    struct linear head;               /* tails' entries first */
     const struct weight *down[CONFIG_CUTOFF_MAX]; /* [n_tail] */
-    struct blocks_linear up[CONFIG_CUTOFF_MAX];   /* [n_tail] */
+    struct linear up[CONFIG_CUTOFF_MAX];          /* [n_tail] */
 };
 
 /* Columns that adaptive_logprobs needs besides the n_vocab of the words. */
@@ -33,8 +33,8 @@ int64_t adaptive_width(const struct adaptive *adaptive);
 
 /* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs; the latter with
  * biases, which XLM's have not, if has_bias. */
-void adaptive_bind(struct blocks_loader *loader, struct adaptive *adaptive,
-                   const struct config *config, const char *name, bool has_bias);
+void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struct config *config,
+                   const char *name, bool has_bias);
 
 /* Fills z [n, adaptive_extra + n_vocab] from x [n, d_model]; the words' log-probabilities are its
  * last n_vocab columns. narrow [n, >= adaptive_width] is scratch. */

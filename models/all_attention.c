@@ -25,14 +25,14 @@
 /* Linear layers have no bias. d_text: the columns of the heads that see the text; all, unless heads
  * are split. */
 struct layer {
-    struct blocks_linear query;      /* [d_model, d_model] */
-    struct blocks_linear key, value; /* [d_text, d_model] */
-    struct blocks_linear out;        /* [d_model, the columns of y] */
-    struct span_shape span;          /* of the text; joint: and of the persistent vectors */
-    struct span_shape alone;         /* split: of heads that see persistent vectors alone */
-    struct blocks_norm norm1;
-    struct blocks_linear up, down; /* [d_ff, d_model], [d_model, d_ff]; with a network */
-    struct blocks_norm norm2;      /* with a network */
+    struct linear query;      /* [d_model, d_model] */
+    struct linear key, value; /* [d_text, d_model] */
+    struct linear out;        /* [d_model, the columns of y] */
+    struct span_shape span;   /* of the text; joint: and of the persistent vectors */
+    struct span_shape alone;  /* split: of heads that see persistent vectors alone */
+    struct norm norm1;
+    struct linear up, down; /* [d_ff, d_model], [d_model, d_ff]; with a network */
+    struct norm norm2;      /* with a network */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -46,7 +46,7 @@ struct scratch {
 
 struct all_attention {
     struct backend *be; /* Borrowed */
-    struct blocks_store store;
+    struct store store;
     int n_vocab, d_model, n_layer, d_ff;
     int n_text, n_alone; /* heads that see the text, and heads that see persistent vectors alone */
     int d_text, d_alone; /* their columns */
@@ -56,7 +56,7 @@ struct all_attention {
     struct layer *layer;      /* Owner. [n_layer] */
     struct output output;
     struct scratch scratch;
-    struct blocks_room room;
+    struct buffers room;
 };
 
 /* ---- spans -------------------------------------------------------------------------------- */
@@ -94,11 +94,11 @@ static void fill_mask(float *mask, const struct config *config, const float *spa
 }
 
 /* Reads layer i's spans and makes its window and mask of them. */
-static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
-                       const struct config *config, int i)
+static void bind_spans(struct loader *loader, struct span_shape *shape, const struct config *config,
+                       int i)
 {
     float span[CONFIG_HEAD_MAX];
-    blocks_host(loader, span, shape->n_head, "layers.%d.spans", i);
+    loader_host(loader, span, shape->n_head, "layers.%d.spans", i);
     for (int h = 0; h < shape->n_head && loader->code == ERR_OK; h++) {
         if (!(span[h] >= 0 && span[h] <= 1)) { /* also NaN */
             loader->code = err_set(loader->err, ERR_NUMERICAL,
@@ -115,7 +115,7 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
     (void)snprintf(name, sizeof name, "layers.%d.spans: masks of %d heads for %d distances", i,
                    shape->n_head, shape->window);
     const size_t n = (size_t)shape->n_head * (size_t)shape->window;
-    if (!blocks_fits(loader, n * sizeof(float), name)) {
+    if (!loader_fits(loader, n * sizeof(float), name)) {
         return;
     }
     float *const mask = calloc(n, sizeof *mask);
@@ -124,34 +124,33 @@ static void bind_spans(struct blocks_loader *loader, struct span_shape *shape,
         return;
     }
     fill_mask(mask, config, span, shape);
-    blocks_computed(loader, &shape->mask, mask, shape->n_head, shape->window, name);
+    loader_computed(loader, &shape->mask, mask, shape->n_head, shape->window, name);
     free(mask);
 }
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
 /* n_head heads of n_persistent keys and values. */
-static void bind_persistent(struct blocks_loader *loader, struct span_shape *shape, int64_t d_head,
-                            int i)
+static void bind_persistent(struct loader *loader, struct span_shape *shape, int64_t d_head, int i)
 {
     const int64_t dim[3] = {shape->n_head, shape->n_persistent, d_head};
     const int64_t n_key = dim[0] * dim[1];
-    blocks_array_by_column(loader, &shape->key, dim, "layers.%d.persistent.keys", i);
-    blocks_array(loader, &shape->value, n_key, d_head, dim, 3, "layers.%d.persistent.values", i);
+    loader_array_by_column(loader, &shape->key, dim, "layers.%d.persistent.keys", i);
+    loader_array(loader, &shape->value, n_key, d_head, dim, 3, "layers.%d.persistent.values", i);
 }
 
-static void bind_attention(struct blocks_loader *loader, const struct all_attention *model,
+static void bind_attention(struct loader *loader, const struct all_attention *model,
                            const struct config *config, int i)
 {
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
     const int64_t d_head = d / config->n_head;
     const float scale = 1.0f / sqrtf((float)d_head);
-    blocks_matrix(loader, &layer->query.weight, d, d, "layers.%d.query.weight", i);
-    blocks_matrix(loader, &layer->key.weight, model->d_text, d, "layers.%d.key.weight", i);
-    blocks_matrix(loader, &layer->value.weight, model->d_text, d, "layers.%d.value.weight", i);
+    loader_matrix(loader, &layer->query.weight, d, d, "layers.%d.query.weight", i);
+    loader_matrix(loader, &layer->key.weight, model->d_text, d, "layers.%d.key.weight", i);
+    loader_matrix(loader, &layer->value.weight, model->d_text, d, "layers.%d.value.weight", i);
     /* One output matrix takes the sum of two attentions as it takes them side by side, twice. */
-    blocks_matrix_tiled(loader, &layer->out.weight, d, d,
+    loader_matrix_tiled(loader, &layer->out.weight, d, d,
                         config->attention == ATTENTION_SPLIT ? 2 : 1, "layers.%d.out.weight", i);
     layer->span = (struct span_shape){.n_head = model->n_text,
                                       .window = config->max_span,
@@ -167,28 +166,28 @@ static void bind_attention(struct blocks_loader *loader, const struct all_attent
     }
 }
 
-static void bind_layer(struct blocks_loader *loader, const struct all_attention *model,
+static void bind_layer(struct loader *loader, const struct all_attention *model,
                        const struct config *config, int i)
 {
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
     bind_attention(loader, model, config, i);
-    blocks_norm(loader, &layer->norm1, d, "layers.%d.norm1", i);
+    loader_norm(loader, &layer->norm1, d, "layers.%d.norm1", i);
     if (model->d_ff > 0) {
-        blocks_linear(loader, &layer->up, model->d_ff, d, "layers.%d.ffn.lin1", i);
-        blocks_linear(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.lin2", i);
-        blocks_norm(loader, &layer->norm2, d, "layers.%d.norm2", i);
+        loader_linear(loader, &layer->up, model->d_ff, d, "layers.%d.ffn.lin1", i);
+        loader_linear(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.lin2", i);
+        loader_norm(loader, &layer->norm2, d, "layers.%d.norm2", i);
     }
 }
 
-static void bind_model(struct blocks_loader *loader, struct all_attention *model,
+static void bind_model(struct loader *loader, struct all_attention *model,
                        const struct config *config)
 {
     const int64_t d_head = model->d_model / config->n_head;
     const int64_t dim[2] = {d_head, config->max_span};
     struct tensor position = {0};
-    blocks_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
-    blocks_array(loader, &position, d_head, config->max_span, dim, 2, "positions");
+    loader_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
+    loader_array(loader, &position, d_head, config->max_span, dim, 2, "positions");
     for (int i = 0; i < model->n_layer && loader->code == ERR_OK; i++) {
         bind_layer(loader, model, config, i);
         struct span_shape *const span = &model->layer[i].span;
@@ -203,8 +202,8 @@ static void bind_model(struct blocks_loader *loader, struct all_attention *model
 static void all_attention_close(void *self)
 {
     struct all_attention *const model = self;
-    blocks_close(&model->store);
-    blocks_room_close(&model->room);
+    store_close(&model->store);
+    buffers_close(&model->room);
     free(model->layer);
     free(model);
 }
@@ -238,10 +237,10 @@ static enum err_code all_attention_open(void **self, struct backend *be,
                                     .cache_dtype = info->cache_dtype,
                                     .norm_eps = config->norm_eps,
                                     .layer = layer};
-    struct blocks_loader loader;
-    blocks_begin(&loader, &model->store, be, tensors, options, info, err);
+    struct loader loader;
+    loader_begin(&loader, &model->store, be, tensors, options, info, err);
     bind_model(&loader, model, config);
-    const enum err_code code = blocks_end(&loader);
+    const enum err_code code = loader_end(&loader);
     if (code != ERR_OK) {
         all_attention_close(model);
         return code;
@@ -256,15 +255,15 @@ static enum err_code all_attention_open(void **self, struct backend *be,
 static size_t lay_out(struct all_attention *model, const struct step_limits *limits, void *base)
 {
     struct scratch *const s = &model->scratch;
-    struct blocks_arena arena = {.base = base};
+    struct arena arena = {.base = base};
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
-    s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->y = blocks_arena_take(&arena, n_tok, model->d_text + model->d_alone, DTYPE_F32);
-    s->q = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->k = blocks_arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
-    s->v = blocks_arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
-    s->ff = blocks_arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
+    s->x = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = arena_take(&arena, n_tok, model->d_text + model->d_alone, DTYPE_F32);
+    s->q = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->k = arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
+    s->v = arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
+    s->ff = arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
     output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
 }
@@ -278,7 +277,7 @@ static size_t all_attention_workspace_bytes(const void *self, const struct step_
 static size_t all_attention_page_bytes(const void *self)
 {
     const struct all_attention *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_text, model->cache_dtype);
+    return buffers_page_bytes(model->n_layer, model->d_text, model->cache_dtype);
 }
 
 static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
@@ -286,8 +285,8 @@ static enum err_code all_attention_reserve(void *self, const struct step_limits 
 {
     struct all_attention *const model = self;
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
-                         n_page, model->d_text, model->cache_dtype, err);
+        buffers_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer, n_page,
+                     model->d_text, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
     return code;
 }
@@ -302,8 +301,8 @@ static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
     return s;
 }
 
-static void apply(struct backend *be, struct tensor y, struct tensor x,
-                  const struct blocks_linear *linear, enum act act)
+static void apply(struct backend *be, struct tensor y, struct tensor x, const struct linear *linear,
+                  enum act act)
 {
     be->op->linear(be, y, x, linear->weight, linear->bias, act);
 }
@@ -316,8 +315,8 @@ static void attend(const struct all_attention *model, const struct layer *layer,
     const struct backend_ops *const op = model->be->op;
     const int d_text = model->d_text;
     const int index = (int)(layer - model->layer);
-    const struct tensor k_pages = blocks_k_pages(&model->room, index);
-    const struct tensor v_pages = blocks_v_pages(&model->room, index);
+    const struct tensor k_pages = buffers_k_pages(&model->room, index);
+    const struct tensor v_pages = buffers_v_pages(&model->room, index);
     op->kv_store(model->be, k_pages, v_pages, s->k, s->v, step, model->n_text);
     op->span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
                        k_pages, v_pages, step, &layer->span);
@@ -341,7 +340,7 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
     apply(be, s->q, s->y, &layer->out, ACT_NONE);
     op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
     if (model->d_ff > 0) {
-        const struct ffn ffn = blocks_ffn(&layer->up, &layer->down, ACT_RELU);
+        const struct ffn ffn = linear_ffn(&layer->up, &layer->down, ACT_RELU);
         op->ffn(be, s->q, s->ff, s->x, &ffn);
         op->add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
     }

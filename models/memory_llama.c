@@ -28,13 +28,13 @@
 struct memory {
     int index; /* in model_info.memory */
     struct pkm_shape shape;
-    struct query_net query;        /* d_model → n_head·d_key */
-    const struct weight *keys;     /* [n_head·2·n_key, d_key/2] */
-    const struct weight *values;   /* [n_slot, d_value] */
-    const struct weight *experts;  /* [n_slot, d_model], or NULL */
-    struct blocks_linear gate;     /* [d_value, d_model]; weight NULL = none, as of these two */
-    struct blocks_linear project;  /* [d_model, d_value] */
-    struct blocks_linear out_gate; /* [1, d_model] */
+    struct query_net query;       /* d_model → n_head·d_key */
+    const struct weight *keys;    /* [n_head·2·n_key, d_key/2] */
+    const struct weight *values;  /* [n_slot, d_value] */
+    const struct weight *experts; /* [n_slot, d_model], or NULL */
+    struct linear gate;           /* [d_value, d_model]; weight NULL = none, as of these two */
+    struct linear project;        /* [d_model, d_value] */
+    struct linear out_gate;       /* [1, d_model] */
     int64_t d_value;
     struct tensor slots, shares; /* [n_tok_max, n_head·k_top]; kept until the next step */
 };
@@ -64,7 +64,7 @@ struct scratch {
 
 struct memory_llama {
     struct backend *be; /* Borrowed */
-    struct blocks_store store;
+    struct store store;
     int n_layer, n_head, n_kv_head;
     int64_t n_vocab, d_model;
     int64_t d_attention, d_kv; /* columns of all heads of queries, and of keys or values */
@@ -79,7 +79,7 @@ struct memory_llama {
     struct memory memory[MODEL_MEMORY_MAX];
     struct output output;
     struct scratch scratch;
-    struct blocks_room room;
+    struct buffers room;
 };
 
 /* ---- binding table ------------------------------------------------------------------------ */
@@ -100,14 +100,14 @@ static void fill_turns(float *turns, const struct config *config)
     }
 }
 
-static void bind_turns(struct blocks_loader *loader, struct memory_llama *model,
+static void bind_turns(struct loader *loader, struct memory_llama *model,
                        const struct config *config)
 {
     const int64_t cols = (int64_t)2 * config->d_head;
     const size_t n = (size_t)config->context * (size_t)cols;
     char name[80];
     (void)snprintf(name, sizeof name, "max_position: turns of %d positions", config->context);
-    if (!blocks_fits(loader, n * sizeof(float), name)) {
+    if (!loader_fits(loader, n * sizeof(float), name)) {
         return;
     }
     float *const turns = calloc(n, sizeof *turns);
@@ -116,11 +116,11 @@ static void bind_turns(struct blocks_loader *loader, struct memory_llama *model,
         return;
     }
     fill_turns(turns, config);
-    blocks_computed(loader, &model->turns, turns, config->context, cols, name);
+    loader_computed(loader, &model->turns, turns, config->context, cols, name);
     free(turns);
 }
 
-static void bind_memory(struct blocks_loader *loader, struct memory *memory,
+static void bind_memory(struct loader *loader, struct memory *memory,
                         const struct config_memory *config, int64_t d_model)
 {
     const struct memory_info *const info = &config->info;
@@ -129,51 +129,51 @@ static void bind_memory(struct blocks_loader *loader, struct memory *memory,
     memory->shape = info->shape;
     memory->d_value = info->d_value;
     query_bind(loader, &memory->query, config, d_model);
-    blocks_keys(loader, &memory->keys, &info->shape, false, "memories.%d_in.keys", i);
+    loader_keys(loader, &memory->keys, &info->shape, false, "memories.%d_in.keys", i);
     if (owner == memory) {
-        blocks_values(loader, &memory->values, info->n_slot, info->d_value,
+        loader_values(loader, &memory->values, info->n_slot, info->d_value,
                       "memories.%d_in.values.weight", i);
     }
     if (owner == memory && info->experts) {
-        blocks_values(loader, &memory->experts, info->n_slot, d_model,
+        loader_values(loader, &memory->experts, info->n_slot, d_model,
                       "memories.%d_in.experts.weight", i);
     }
     memory->values = owner->values;
     memory->experts = owner->experts;
     if (info->value_gate) {
-        blocks_linear(loader, &memory->gate, info->d_value, d_model, "memories.%d_in.value_gate",
+        loader_linear(loader, &memory->gate, info->d_value, d_model, "memories.%d_in.value_gate",
                       i);
     }
     if (info->value_projection) {
-        blocks_linear(loader, &memory->project, d_model, info->d_value, "memories.%d_in.value_proj",
+        loader_linear(loader, &memory->project, d_model, info->d_value, "memories.%d_in.value_proj",
                       i);
     }
     if (info->output_gate) {
-        blocks_linear(loader, &memory->out_gate, 1, d_model, "memories.%d_in.output_gate", i);
+        loader_linear(loader, &memory->out_gate, 1, d_model, "memories.%d_in.output_gate", i);
     }
 }
 
-static void bind_layer(struct blocks_loader *loader, const struct memory_llama *model, int i)
+static void bind_layer(struct loader *loader, const struct memory_llama *model, int i)
 {
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
-    const struct blocks_part qkv[] = {
+    const struct part qkv[] = {
         {"query", model->d_attention}, {"key", model->d_kv}, {"value", model->d_kv}};
-    const struct blocks_part up[] = {{"gate", model->d_ff}, {"up", model->d_ff}};
-    blocks_vector(loader, &layer->norm1, d, "layers.%d.attention_norm.weight", i);
-    blocks_matrix_stack(loader, &layer->qkv, qkv, 3, d, "layers.%d.attention", i);
-    blocks_matrix(loader, &layer->out, d, model->d_attention, "layers.%d.attention.out.weight", i);
-    blocks_vector(loader, &layer->norm2, d, "layers.%d.ffn_norm.weight", i);
+    const struct part up[] = {{"gate", model->d_ff}, {"up", model->d_ff}};
+    loader_vector(loader, &layer->norm1, d, "layers.%d.attention_norm.weight", i);
+    loader_matrix_stack(loader, &layer->qkv, qkv, 3, d, "layers.%d.attention", i);
+    loader_matrix(loader, &layer->out, d, model->d_attention, "layers.%d.attention.out.weight", i);
+    loader_vector(loader, &layer->norm2, d, "layers.%d.ffn_norm.weight", i);
     if (layer->memory == NULL) {
-        blocks_matrix_stack(loader, &layer->up, up, 2, d, "layers.%d.ffn", i);
-        blocks_matrix(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.down.weight", i);
+        loader_matrix_stack(loader, &layer->up, up, 2, d, "layers.%d.ffn", i);
+        loader_matrix(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.down.weight", i);
     }
 }
 
-static void bind_model(struct blocks_loader *loader, struct memory_llama *model,
+static void bind_model(struct loader *loader, struct memory_llama *model,
                        const struct config *config)
 {
-    blocks_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
+    loader_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
     bind_turns(loader, model, config);
     for (int m = 0; m < model->n_memory; m++) {
         bind_memory(loader, &model->memory[m], &config->memory[m], model->d_model);
@@ -181,15 +181,15 @@ static void bind_model(struct blocks_loader *loader, struct memory_llama *model,
     for (int i = 0; i < model->n_layer; i++) {
         bind_layer(loader, model, i);
     }
-    blocks_vector(loader, &model->norm, model->d_model, "norm.weight");
+    loader_vector(loader, &model->norm, model->d_model, "norm.weight");
     output_bind(loader, &model->output, config, "output", false, false);
 }
 
 static void memory_llama_close(void *self)
 {
     struct memory_llama *const model = self;
-    blocks_close(&model->store);
-    blocks_room_close(&model->room);
+    store_close(&model->store);
+    buffers_close(&model->room);
     free(model->layer);
     free(model);
 }
@@ -226,10 +226,10 @@ static enum err_code memory_llama_open(void **self, struct backend *be, const st
     for (int i = 0; i < config->n_layer; i++) {
         model->d_ff = layer[i].memory == NULL ? config->d_ff : model->d_ff;
     }
-    struct blocks_loader loader;
-    blocks_begin(&loader, &model->store, be, tensors, options, info, err);
+    struct loader loader;
+    loader_begin(&loader, &model->store, be, tensors, options, info, err);
     bind_model(&loader, model, config);
-    const enum err_code code = blocks_end(&loader);
+    const enum err_code code = loader_end(&loader);
     if (code != ERR_OK) {
         memory_llama_close(model);
         return code;
@@ -250,7 +250,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 static size_t lay_out(struct memory_llama *model, const struct step_limits *limits, void *base)
 {
     struct scratch *const s = &model->scratch;
-    struct blocks_arena arena = {.base = base};
+    struct arena arena = {.base = base};
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
     int64_t wide = max_i64(model->d_attention + 2 * model->d_kv, 2 * model->d_ff);
@@ -259,22 +259,22 @@ static size_t lay_out(struct memory_llama *model, const struct step_limits *limi
     for (int m = 0; m < model->n_memory; m++) {
         struct memory *const memory = &model->memory[m];
         const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
-        memory->slots = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_I32);
-        memory->shares = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_F32);
+        memory->slots = arena_take(&arena, n_tok, n_hit, DTYPE_I32);
+        memory->shares = arena_take(&arena, n_tok, n_hit, DTYPE_F32);
         wide = max_i64(wide, query_width(&memory->query));
         value = max_i64(value, memory->d_value);
         weight = memory->experts != NULL ? max_i64(weight, n_hit) : weight;
     }
-    s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->z = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->seen = blocks_arena_take(&arena, n_tok, model->d_attention, DTYPE_F32);
-    s->query = blocks_arena_take(&arena, n_tok, wide, DTYPE_F32);
+    s->x = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->z = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->seen = arena_take(&arena, n_tok, model->d_attention, DTYPE_F32);
+    s->query = arena_take(&arena, n_tok, wide, DTYPE_F32);
     s->qkv = tensor_make(s->query.data, n_tok, model->d_attention + 2 * model->d_kv, DTYPE_F32);
     s->ff = tensor_make(s->query.data, n_tok, 2 * model->d_ff, DTYPE_F32);
-    s->weight = blocks_arena_take(&arena, n_tok, weight, DTYPE_F32);
-    s->value = blocks_arena_take(&arena, n_tok, value, DTYPE_F32);
-    s->gate = blocks_arena_take(&arena, n_tok, max_i64(value, 1), DTYPE_F32);
+    s->weight = arena_take(&arena, n_tok, weight, DTYPE_F32);
+    s->value = arena_take(&arena, n_tok, value, DTYPE_F32);
+    s->gate = arena_take(&arena, n_tok, max_i64(value, 1), DTYPE_F32);
     output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
 }
@@ -288,7 +288,7 @@ static size_t memory_llama_workspace_bytes(const void *self, const struct step_l
 static size_t memory_llama_page_bytes(const void *self)
 {
     const struct memory_llama *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_kv, model->cache_dtype);
+    return buffers_page_bytes(model->n_layer, model->d_kv, model->cache_dtype);
 }
 
 static enum err_code memory_llama_reserve(void *self, const struct step_limits *limits, int n_page,
@@ -296,8 +296,8 @@ static enum err_code memory_llama_reserve(void *self, const struct step_limits *
 {
     struct memory_llama *const model = self;
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
-                         n_page, model->d_kv, model->cache_dtype, err);
+        buffers_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer, n_page,
+                     model->d_kv, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
     return code;
 }
@@ -329,8 +329,8 @@ static void attend(const struct memory_llama *model, const struct layer *layer,
     const struct tensor k = tensor_cols(s->qkv, d, d_kv);
     const struct tensor v = tensor_cols(s->qkv, d + d_kv, d_kv);
     const int index = (int)(layer - model->layer);
-    const struct tensor k_pages = blocks_k_pages(&model->room, index);
-    const struct tensor v_pages = blocks_v_pages(&model->room, index);
+    const struct tensor k_pages = buffers_k_pages(&model->room, index);
+    const struct tensor v_pages = buffers_v_pages(&model->room, index);
     op->linear(be, s->qkv, s->y, layer->qkv, NO_TENSOR, ACT_NONE);
     op->rotate(be, tensor_cols(s->qkv, 0, d + d_kv), model->turns, step,
                model->n_head + model->n_kv_head);
@@ -352,8 +352,7 @@ static void feed_forward(const struct memory_llama *model, const struct layer *l
 }
 
 /* y = x's linear layer */
-static void apply(struct backend *be, struct tensor y, struct tensor x,
-                  const struct blocks_linear *linear)
+static void apply(struct backend *be, struct tensor y, struct tensor x, const struct linear *linear)
 {
     be->op->linear(be, y, x, linear->weight, linear->bias, ACT_NONE);
 }

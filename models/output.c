@@ -8,7 +8,7 @@ enum { CHUNK_ROWS_MAX = 256, LOGITS_BYTES_MAX = 64 << 20 };
 /* Rows of logits begin with a cache line: so backends may write them past their caches. */
 enum { LINE_FLOATS = 16 };
 
-void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
+void output_bind(struct loader *loader, struct output *output, const struct config *config,
                  const char *name, bool has_bias, bool tails_have_bias)
 {
     output->n_vocab = config->n_vocab;
@@ -16,10 +16,10 @@ void output_bind(struct blocks_loader *loader, struct output *output, const stru
     if (output->adaptive.n_tail > 0) {
         return;
     }
-    blocks_matrix(loader, &output->head.weight, config->n_vocab, config->d_model, "%s.weight",
+    loader_matrix(loader, &output->head.weight, config->n_vocab, config->d_model, "%s.weight",
                   config->tie_output ? "embeddings" : name);
     if (has_bias) {
-        blocks_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
+        loader_vector(loader, &output->head.bias, config->n_vocab, "%s.bias", name);
     }
 }
 
@@ -31,16 +31,16 @@ static int64_t chunk_rows(int n_vocab, const struct step_limits *limits)
     return fitting < 1 ? 1 : fitting < most ? fitting : most;
 }
 
-void output_lay_out(struct output *output, struct blocks_arena *arena,
-                    const struct step_limits *limits, int64_t d_model)
+void output_lay_out(struct output *output, struct arena *arena, const struct step_limits *limits,
+                    int64_t d_model)
 {
     const struct adaptive *const adaptive = &output->adaptive;
     const int64_t n_chunk = chunk_rows(output->n_vocab, limits);
-    output->rows = blocks_arena_take(arena, n_chunk, d_model, DTYPE_F32);
+    output->rows = arena_take(arena, n_chunk, d_model, DTYPE_F32);
     const int64_t n_logit = adaptive_extra(adaptive) + output->n_vocab;
     const int64_t stride = (n_logit + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
-    output->logits = tensor_cols(blocks_arena_take(arena, n_chunk, stride, DTYPE_F32), 0, n_logit);
-    output->narrow = blocks_arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
+    output->logits = tensor_cols(arena_take(arena, n_chunk, stride, DTYPE_F32), 0, n_logit);
+    output->narrow = arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
 }
 
 /* The rows of x that the n outputs from first on are made of: x itself where they follow one

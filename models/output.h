@@ -8,7 +8,7 @@
 
 struct output {
     int n_vocab;
-    struct blocks_linear head; /* [n_vocab, d_model]; unless adaptive */
+    struct linear head; /* [n_vocab, d_model]; unless adaptive */
     struct adaptive adaptive;
     /* Views of the workspace, of a chunk. */
     struct tensor rows;   /* [n_chunk, d_model] wanted rows that do not stand side by side */
@@ -18,11 +18,11 @@ struct output {
 
 /* Loads name.weight, or embeddings.weight if the output is tied, and if has_bias name.bias; of an
  * adaptive output what adaptive_bind says. */
-void output_bind(struct blocks_loader *loader, struct output *output, const struct config *config,
+void output_bind(struct loader *loader, struct output *output, const struct config *config,
                  const char *name, bool has_bias, bool tails_have_bias);
 
-void output_lay_out(struct output *output, struct blocks_arena *arena,
-                    const struct step_limits *limits, int64_t d_model);
+void output_lay_out(struct output *output, struct arena *arena, const struct step_limits *limits,
+                    int64_t d_model);
 
 /* Logits, sampling and log-probabilities of the rows of x [n_tok, d_model] that step wants. */
 void output_run(struct backend *be, const struct output *output, struct tensor x, struct step *step,

@@ -32,11 +32,11 @@ struct memory {
 };
 
 struct layer {
-    struct blocks_linear qkv; /* [3·d_model, d_model]: queries, keys, values */
-    struct blocks_linear out; /* [d_model, d_model] */
-    struct blocks_norm norm1, norm2;
-    struct blocks_linear up, down; /* [d_ff, d_model], [d_model, d_ff]; unless memory_in */
-    struct memory *in, *after;     /* Borrowed; NULL = none */
+    struct linear qkv; /* [3·d_model, d_model]: queries, keys, values */
+    struct linear out; /* [d_model, d_model] */
+    struct norm norm1, norm2;
+    struct linear up, down;    /* [d_ff, d_model], [d_model, d_ff]; unless memory_in */
+    struct memory *in, *after; /* Borrowed; NULL = none */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -51,25 +51,25 @@ struct scratch {
 
 struct pkm_transformer {
     struct backend *be; /* Borrowed */
-    struct blocks_store store;
+    struct store store;
     int n_vocab, d_model, n_layer, n_head;
     int d_ff; /* 0 where every layer has a memory in its place: config.json may then say anything */
     enum dtype cache_dtype;
     enum act act;
     float norm_eps;
     const struct weight *tok, *pos, *lang; /* [n_vocab | context | n_lang, d_model]; lang or NULL */
-    struct blocks_norm norm_emb;
+    struct norm norm_emb;
     struct layer *layer; /* Owner. [n_layer] */
     int n_memory;
     struct memory memory[MODEL_MEMORY_MAX];
     struct output output;
     struct scratch scratch;
-    struct blocks_room room;
+    struct buffers room;
 };
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
-static void bind_memory(struct blocks_loader *loader, struct memory *memory,
+static void bind_memory(struct loader *loader, struct memory *memory,
                         const struct config_memory *config, int64_t d_model)
 {
     const struct memory_info *const info = &config->info;
@@ -79,47 +79,47 @@ static void bind_memory(struct blocks_loader *loader, struct memory *memory,
     memory->shape = *shape;
     memory->rescore = info->rescore;
     memory->n_unit = config->query_normalize ? shape->n_head * (product ? 2 : 1) : 0;
-    blocks_keys(loader, &memory->keys, shape, config->shared_keys, "memories.%d_%s.keys",
+    loader_keys(loader, &memory->keys, shape, config->shared_keys, "memories.%d_%s.keys",
                 info->layer, place);
     if (config->slot_map) {
         const int64_t n_pair = product ? (int64_t)shape->n_key * shape->n_key : shape->n_key;
-        blocks_slot_map(loader, &memory->slot_map, shape->n_head, n_pair, "memories.%d_%s.slot_map",
+        loader_slot_map(loader, &memory->slot_map, shape->n_head, n_pair, "memories.%d_%s.slot_map",
                         info->layer, place);
     }
     struct memory *const owner = memory + (config->values_of - memory->index);
     if (owner == memory) {
-        blocks_values(loader, &memory->values, info->n_slot, d_model,
+        loader_values(loader, &memory->values, info->n_slot, d_model,
                       "memories.%d_%s.values.weight", info->layer, place);
     }
     memory->values = owner->values;
     query_bind(loader, &memory->query, config, d_model);
 }
 
-static void bind_layer(struct blocks_loader *loader, const struct pkm_transformer *model, int i)
+static void bind_layer(struct loader *loader, const struct pkm_transformer *model, int i)
 {
     static const char *const qkv[] = {"q_lin", "k_lin", "v_lin"};
     struct layer *const layer = &model->layer[i];
     const int64_t d = model->d_model;
-    blocks_linear_stack(loader, &layer->qkv, qkv, 3, d, d, "attentions.%d", i);
-    blocks_linear(loader, &layer->out, d, d, "attentions.%d.out_lin", i);
-    blocks_norm(loader, &layer->norm1, d, "layer_norm1.%d", i);
+    loader_linear_stack(loader, &layer->qkv, qkv, 3, d, d, "attentions.%d", i);
+    loader_linear(loader, &layer->out, d, d, "attentions.%d.out_lin", i);
+    loader_norm(loader, &layer->norm1, d, "layer_norm1.%d", i);
     if (layer->in == NULL) {
-        blocks_linear(loader, &layer->up, model->d_ff, d, "ffns.%d.lin1", i);
-        blocks_linear(loader, &layer->down, d, model->d_ff, "ffns.%d.lin2", i);
+        loader_linear(loader, &layer->up, model->d_ff, d, "ffns.%d.lin1", i);
+        loader_linear(loader, &layer->down, d, model->d_ff, "ffns.%d.lin2", i);
     }
-    blocks_norm(loader, &layer->norm2, d, "layer_norm2.%d", i);
+    loader_norm(loader, &layer->norm2, d, "layer_norm2.%d", i);
 }
 
-static void bind_model(struct blocks_loader *loader, struct pkm_transformer *model,
+static void bind_model(struct loader *loader, struct pkm_transformer *model,
                        const struct config *config)
 {
     const int64_t d = model->d_model;
-    blocks_table(loader, &model->tok, model->n_vocab, d, "embeddings.weight");
-    blocks_table(loader, &model->pos, config->context, d, "position_embeddings.weight");
+    loader_table(loader, &model->tok, model->n_vocab, d, "embeddings.weight");
+    loader_table(loader, &model->pos, config->context, d, "position_embeddings.weight");
     if (config->n_lang > 0) {
-        blocks_table(loader, &model->lang, config->n_lang, d, "lang_embeddings.weight");
+        loader_table(loader, &model->lang, config->n_lang, d, "lang_embeddings.weight");
     }
-    blocks_norm(loader, &model->norm_emb, d, "layer_norm_emb");
+    loader_norm(loader, &model->norm_emb, d, "layer_norm_emb");
     for (int m = 0; m < model->n_memory; m++) {
         bind_memory(loader, &model->memory[m], &config->memory[m], d);
     }
@@ -132,8 +132,8 @@ static void bind_model(struct blocks_loader *loader, struct pkm_transformer *mod
 static void pkm_transformer_close(void *self)
 {
     struct pkm_transformer *const model = self;
-    blocks_close(&model->store);
-    blocks_room_close(&model->room);
+    store_close(&model->store);
+    buffers_close(&model->room);
     free(model->layer);
     free(model);
 }
@@ -171,10 +171,10 @@ static enum err_code pkm_transformer_open(void **self, struct backend *be,
     for (int i = 0; i < config->n_layer; i++) {
         model->d_ff = layer[i].in == NULL ? config->d_ff : model->d_ff;
     }
-    struct blocks_loader loader;
-    blocks_begin(&loader, &model->store, be, tensors, options, info, err);
+    struct loader loader;
+    loader_begin(&loader, &model->store, be, tensors, options, info, err);
     bind_model(&loader, model, config);
-    const enum err_code code = blocks_end(&loader);
+    const enum err_code code = loader_end(&loader);
     if (code != ERR_OK) {
         pkm_transformer_close(model);
         return code;
@@ -195,7 +195,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 static size_t lay_out(struct pkm_transformer *model, const struct step_limits *limits, void *base)
 {
     struct scratch *const s = &model->scratch;
-    struct blocks_arena arena = {.base = base};
+    struct arena arena = {.base = base};
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = model->d_model;
     int64_t wide = max_i64(3 * d, model->d_ff);
@@ -203,18 +203,18 @@ static size_t lay_out(struct pkm_transformer *model, const struct step_limits *l
     for (int m = 0; m < model->n_memory; m++) {
         struct memory *const memory = &model->memory[m];
         const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
-        memory->slots = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_I32);
-        memory->shares = blocks_arena_take(&arena, n_tok, n_hit, DTYPE_F32);
+        memory->slots = arena_take(&arena, n_tok, n_hit, DTYPE_I32);
+        memory->shares = arena_take(&arena, n_tok, n_hit, DTYPE_F32);
         wide = max_i64(wide, query_width(&memory->query));
         hidden = max_i64(hidden, query_hidden_width(&memory->query));
     }
-    s->x = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->y = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->z = blocks_arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->query = blocks_arena_take(&arena, n_tok, wide, DTYPE_F32);
+    s->x = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->y = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->z = arena_take(&arena, n_tok, d, DTYPE_F32);
+    s->query = arena_take(&arena, n_tok, wide, DTYPE_F32);
     s->qkv = tensor_make(s->query.data, n_tok, 3 * d, DTYPE_F32);
     s->ff = tensor_make(s->query.data, n_tok, model->d_ff, DTYPE_F32);
-    s->hidden = blocks_arena_take(&arena, n_tok, hidden, DTYPE_F32);
+    s->hidden = arena_take(&arena, n_tok, hidden, DTYPE_F32);
     output_lay_out(&model->output, &arena, limits, d);
     return arena.used;
 }
@@ -228,7 +228,7 @@ static size_t pkm_transformer_workspace_bytes(const void *self, const struct ste
 static size_t pkm_transformer_page_bytes(const void *self)
 {
     const struct pkm_transformer *const model = self;
-    return blocks_page_bytes(model->n_layer, model->d_model, model->cache_dtype);
+    return buffers_page_bytes(model->n_layer, model->d_model, model->cache_dtype);
 }
 
 static enum err_code pkm_transformer_reserve(void *self, const struct step_limits *limits,
@@ -236,8 +236,8 @@ static enum err_code pkm_transformer_reserve(void *self, const struct step_limit
 {
     struct pkm_transformer *const model = self;
     const enum err_code code =
-        blocks_room_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer,
-                         n_page, model->d_model, model->cache_dtype, err);
+        buffers_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer, n_page,
+                     model->d_model, model->cache_dtype, err);
     (void)lay_out(model, limits, model->room.workspace);
     return code;
 }
@@ -268,8 +268,8 @@ static void attend(const struct pkm_transformer *model, const struct layer *laye
     const struct tensor k = tensor_cols(s->qkv, d, d);
     const struct tensor v = tensor_cols(s->qkv, 2 * d, d);
     const int index = (int)(layer - model->layer);
-    const struct tensor k_pages = blocks_k_pages(&model->room, index);
-    const struct tensor v_pages = blocks_v_pages(&model->room, index);
+    const struct tensor k_pages = buffers_k_pages(&model->room, index);
+    const struct tensor v_pages = buffers_v_pages(&model->room, index);
     op->linear(be, s->qkv, s->x, layer->qkv.weight, layer->qkv.bias, ACT_NONE);
     op->kv_store(be, k_pages, v_pages, k, v, step, n_head);
     op->attention(be, s->y, q, k_pages, v_pages, step, n_head, scale);
@@ -315,7 +315,7 @@ static void run_layer(const struct pkm_transformer *model, const struct layer *l
     if (layer->in != NULL) {
         remember(model, layer->in, s->y, NO_TENSOR, s, tap);
     } else {
-        const struct ffn ffn = blocks_ffn(&layer->up, &layer->down, model->act);
+        const struct ffn ffn = linear_ffn(&layer->up, &layer->down, model->act);
         op->ffn(be, s->y, s->ff, s->x, &ffn);
     }
     op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);

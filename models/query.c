@@ -27,8 +27,7 @@ static int32_t source_column(enum query_kind kind, int h, int c, int d_model)
     return from * chunk + c % chunk;
 }
 
-static void bind_columns(struct blocks_loader *loader, struct blocks_nets *nets,
-                         const struct memory_info *info)
+static void bind_columns(struct loader *loader, struct nets *nets, const struct memory_info *info)
 {
     const int d = info->shape.d_key;
     int32_t *const column = calloc((size_t)nets->n_out, sizeof *column);
@@ -40,13 +39,13 @@ static void bind_columns(struct blocks_loader *loader, struct blocks_nets *nets,
         column[i] = source_column(info->query, (int)(i / d), (int)(i % d), d);
     }
     if (loader->code == ERR_OK) {
-        blocks_columns(loader, nets, column, "the identity query");
+        loader_columns(loader, nets, column, "the identity query");
     }
     free(column);
 }
 
-void query_bind(struct blocks_loader *loader, struct query_net *net,
-                const struct config_memory *config, int64_t d_model)
+void query_bind(struct loader *loader, struct query_net *net, const struct config_memory *config,
+                int64_t d_model)
 {
     const struct memory_info *const info = &config->info;
     const int n_net = info->query == QUERY_PER_HALF ? 2 * info->shape.n_head : 1;
@@ -55,12 +54,12 @@ void query_bind(struct blocks_loader *loader, struct query_net *net,
     for (int l = 0; l < net->n_layer; l++) {
         const int64_t n_out = l < info->n_hidden ? info->hidden[l] : d_query / n_net;
         net->layer[l] =
-            l == 0 ? (struct blocks_nets){.n = 1, .n_in = d_model, .n_out = n_net * n_out}
-                   : (struct blocks_nets){.n = n_net, .n_in = info->hidden[l - 1], .n_out = n_out};
+            l == 0 ? (struct nets){.n = 1, .n_in = d_model, .n_out = n_net * n_out}
+                   : (struct nets){.n = n_net, .n_in = info->hidden[l - 1], .n_out = n_out};
         if (info->query == QUERY_IDENTITY || info->query == QUERY_SHUFFLED) {
             bind_columns(loader, &net->layer[l], info);
         } else {
-            blocks_query(loader, &net->layer[l], l * (config->query_batch_norm ? 3 : 2),
+            loader_query(loader, &net->layer[l], l * (config->query_batch_norm ? 3 : 2),
                          config->query_bias, config->query_batch_norm,
                          "memories.%d_%s.query_proj.query_mlps", info->layer,
                          info->after ? "after" : "in");
@@ -70,7 +69,7 @@ void query_bind(struct blocks_loader *loader, struct query_net *net,
 
 int64_t query_width(const struct query_net *net)
 {
-    const struct blocks_nets *const last = &net->layer[net->n_layer - 1];
+    const struct nets *const last = &net->layer[net->n_layer - 1];
     const int64_t hidden = query_hidden_width(net);
     return last->n * last->n_out > hidden ? last->n * last->n_out : hidden;
 }
@@ -85,13 +84,13 @@ int64_t query_hidden_width(const struct query_net *net)
     return width;
 }
 
-struct tensor query_run(const struct query_net *net, const struct blocks_store *store,
-                        float *queries, float *hidden, struct tensor x)
+struct tensor query_run(const struct query_net *net, const struct store *store, float *queries,
+                        float *hidden, struct tensor x)
 {
     const struct backend_ops *const op = store->be->op;
     struct tensor in = x;
     for (int l = 0; l < net->n_layer; l++) {
-        const struct blocks_nets *const nets = &net->layer[l];
+        const struct nets *const nets = &net->layer[l];
         const int left = net->n_layer - 1 - l; /* the two places take turns, queries is last */
         const struct tensor out =
             tensor_make(left % 2 == 0 ? queries : hidden, x.rows, nets->n * nets->n_out, DTYPE_F32);

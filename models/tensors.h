@@ -1,7 +1,7 @@
 /* All tensors of a model directory: model.safetensors, or the shards that
  * model.safetensors.index.json names, mapped read-only and looked up by name.
  *
- * model_open opens them; families take their weights through blocks.h. Nothing is copied: an
+ * model_open opens them; families take their weights through loader.h. Nothing is copied: an
  * entry's data lies in the mapping, and pages that were packed can be handed back to the system.
  *
  * The files must not be changed or truncated while a model is open, as for every program that maps

@@ -1,8 +1,8 @@
-/* What blocks.c, blocks_weight.c and blocks_memory.c share; families see blocks.h alone. */
-#ifndef MODELS_BLOCKS_INSIDE_H
-#define MODELS_BLOCKS_INSIDE_H
+/* What loader.c, loader_weight.c and loader_memory.c share; families see loader.h alone. */
+#ifndef MODELS_LOADER_INSIDE_H
+#define MODELS_LOADER_INSIDE_H
 
-#include "models/blocks.h"
+#include "models/loader.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,26 +39,26 @@ enum elements {
 };
 
 /* The tensor of that name, whose shape must be dim; NULL after a failure. */
-const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const struct name *name,
+const struct safetensors_entry *loader_take(struct loader *loader, const struct name *name,
                                             const int64_t *dim, int n_dim, enum elements elements);
 
 /* Copies rows·cols host words into the store's buffer. */
-struct tensor blocks_store_words(struct blocks_store *store, const void *host, int64_t rows,
-                                 int64_t cols, enum dtype dtype);
+struct tensor store_words(struct store *store, const void *host, int64_t rows, int64_t cols,
+                          enum dtype dtype);
 
 /* A weight on the device in F32; NULL after a failure. */
-const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
+const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name);
 
 /* The tensor called name as a vector of the store. */
-void blocks_load_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+void loader_load_vector(struct loader *loader, struct tensor *vector, int64_t n,
                         const struct name *name);
-struct tensor blocks_store_vector(struct blocks_store *store, const float *host, int64_t n);
+struct tensor store_vector(struct store *store, const float *host, int64_t n);
 
 /* Tells the caller of model_open how far loading is. */
-void blocks_report(const struct blocks_loader *loader);
+void loader_report(const struct loader *loader);
 
-static inline float *host_floats(struct blocks_loader *loader, int64_t n, const struct name *name)
+static inline float *host_floats(struct loader *loader, int64_t n, const struct name *name)
 {
     float *const host = loader->code == ERR_OK ? calloc((size_t)n, sizeof *host) : NULL;
     if (host == NULL && loader->code == ERR_OK) {
@@ -69,10 +69,10 @@ static inline float *host_floats(struct blocks_loader *loader, int64_t n, const 
 }
 
 /* Reads the vector called name into host[n], and whether that worked. */
-static inline bool read_vector(struct blocks_loader *loader, float *host, int64_t n,
+static inline bool read_vector(struct loader *loader, float *host, int64_t n,
                                const struct name *name)
 {
-    const struct safetensors_entry *const entry = blocks_take(loader, name, &n, 1, FLOATS);
+    const struct safetensors_entry *const entry = loader_take(loader, name, &n, 1, FLOATS);
     if (entry == NULL) {
         return false;
     }

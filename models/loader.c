@@ -1,5 +1,5 @@
-/* Weights and workspace for families: see blocks.h. */
-#include "models/blocks_inside.h"
+/* Weights and workspace for families: see loader.h. */
+#include "models/loader_inside.h"
 
 #include <limits.h>
 #include <math.h>
@@ -26,7 +26,7 @@ static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
     }
 }
 
-const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const struct name *name,
+const struct safetensors_entry *loader_take(struct loader *loader, const struct name *name,
                                             const int64_t *dim, int n_dim, enum elements elements)
 {
     static const char *const wanted_text[] = {"it must be F32, F16 or BF16",
@@ -74,7 +74,7 @@ const struct safetensors_entry *blocks_take(struct blocks_loader *loader, const 
     return entry;
 }
 
-void blocks_report(const struct blocks_loader *loader)
+void loader_report(const struct loader *loader)
 {
     if (loader->options->progress != NULL && loader->bytes_total > 0) {
         loader->options->progress(loader->options->progress_ctx, "pack",
@@ -91,20 +91,20 @@ static bool is_scale(const struct safetensors_entry *entry)
     return n > 6 && strcmp(entry->name + n - 6, ".scale") == 0;
 }
 
-void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, struct backend *be,
+void loader_begin(struct loader *loader, struct store *store, struct backend *be,
                   const struct tensors *tensors, const struct model_options *options,
                   struct model_info *info, struct err *err)
 {
     const int n = tensors_n(tensors);
-    *loader = (struct blocks_loader){.store = store,
-                                     .tensors = tensors,
-                                     .options = options,
-                                     .info = info,
-                                     .err = err,
-                                     .code = ERR_OK};
+    *loader = (struct loader){.store = store,
+                              .tensors = tensors,
+                              .options = options,
+                              .info = info,
+                              .err = err,
+                              .code = ERR_OK};
     /* A tensor makes at most two weights (a tied table and matrix; only query networks make more)
      * or one vector. */
-    *store = (struct blocks_store){.be = be, .n_weight_max = 2 * n, .n_array_max = 2 * n};
+    *store = (struct store){.be = be, .n_weight_max = 2 * n, .n_array_max = 2 * n};
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *const entry = tensors_at(tensors, i);
         loader->bytes_total += entry->bytes;
@@ -126,7 +126,7 @@ void blocks_begin(struct blocks_loader *loader, struct blocks_store *store, stru
     info->weight_bytes += bytes;
 }
 
-enum err_code blocks_end(struct blocks_loader *loader)
+enum err_code loader_end(struct loader *loader)
 {
     for (int i = 0; loader->code == ERR_OK && i < tensors_n(loader->tensors); i++) {
         if (!loader->taken[i]) {
@@ -138,14 +138,14 @@ enum err_code blocks_end(struct blocks_loader *loader)
         }
     }
     if (loader->code == ERR_OK) {
-        blocks_report(loader); /* the last tensors may have been vectors, which do not report */
+        loader_report(loader); /* the last tensors may have been vectors, which do not report */
     }
     free(loader->taken);
     loader->taken = NULL;
     return loader->code;
 }
 
-void blocks_close(struct blocks_store *store)
+void store_close(struct store *store)
 {
     for (int i = 0; i < store->n_weight; i++) {
         store->be->op->weight_free(store->be, store->weight[i]);
@@ -158,13 +158,13 @@ void blocks_close(struct blocks_store *store)
     if (store->vector != NULL) {
         store->be->op->buffer_free(store->be, store->vector);
     }
-    *store = (struct blocks_store){0};
+    *store = (struct store){0};
 }
 
 /* ---- vectors ------------------------------------------------------------------------------ */
 
-struct tensor blocks_store_words(struct blocks_store *store, const void *host, int64_t rows,
-                                 int64_t cols, enum dtype dtype)
+struct tensor store_words(struct store *store, const void *host, int64_t rows, int64_t cols,
+                          enum dtype dtype)
 {
     const struct tensor words = tensor_make(store->vector + store->n_vector, rows, cols, dtype);
     store->n_vector += (rows * cols + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
@@ -173,41 +173,39 @@ struct tensor blocks_store_words(struct blocks_store *store, const void *host, i
     return words;
 }
 
-struct tensor blocks_store_vector(struct blocks_store *store, const float *host, int64_t n)
+struct tensor store_vector(struct store *store, const float *host, int64_t n)
 {
-    return blocks_store_words(store, host, 1, n, DTYPE_F32);
+    return store_words(store, host, 1, n, DTYPE_F32);
 }
 
-void blocks_load_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
+void loader_load_vector(struct loader *loader, struct tensor *vector, int64_t n,
                         const struct name *name)
 {
     float *const host = host_floats(loader, n, name);
     if (host != NULL && read_vector(loader, host, n, name)) {
-        *vector = blocks_store_vector(loader->store, host, n);
+        *vector = store_vector(loader->store, host, n);
     }
     free(host);
 }
 
-void blocks_vector(struct blocks_loader *loader, struct tensor *vector, int64_t n,
-                   const char *format, ...)
+void loader_vector(struct loader *loader, struct tensor *vector, int64_t n, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    blocks_load_vector(loader, vector, n, &name);
+    loader_load_vector(loader, vector, n, &name);
 }
 
-void blocks_norm(struct blocks_loader *loader, struct blocks_norm *norm, int64_t n,
-                 const char *format, ...)
+void loader_norm(struct loader *loader, struct norm *norm, int64_t n, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     const struct name weight = name_join(&name, "weight");
     const struct name bias = name_join(&name, "bias");
-    blocks_load_vector(loader, &norm->gamma, n, &weight);
-    blocks_load_vector(loader, &norm->beta, n, &bias);
+    loader_load_vector(loader, &norm->gamma, n, &weight);
+    loader_load_vector(loader, &norm->beta, n, &bias);
 }
 
-void blocks_host(struct blocks_loader *loader, float *host, int64_t n, const char *format, ...)
+void loader_host(struct loader *loader, float *host, int64_t n, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
@@ -217,11 +215,11 @@ void blocks_host(struct blocks_loader *loader, float *host, int64_t n, const cha
 
 /* ---- arrays ------------------------------------------------------------------------------- */
 
-void blocks_computed(struct blocks_loader *loader, struct tensor *array, const float *host,
-                     int64_t rows, int64_t cols, const char *purpose)
+void loader_computed(struct loader *loader, struct tensor *array, const float *host, int64_t rows,
+                     int64_t cols, const char *purpose)
 {
-    struct blocks_store *const store = loader->store;
-    const size_t bytes = blocks_mul((size_t)rows * sizeof *host, (size_t)cols);
+    struct store *const store = loader->store;
+    const size_t bytes = arena_mul((size_t)rows * sizeof *host, (size_t)cols);
     void *data = NULL;
     if (loader->code != ERR_OK) {
         return;
@@ -237,11 +235,11 @@ void blocks_computed(struct blocks_loader *loader, struct tensor *array, const f
 }
 
 /* The n numbers of a tensor of shape dim[n_dim], which the caller frees; NULL after a failure. */
-static float *read_array(struct blocks_loader *loader, int64_t n, const int64_t *dim, int n_dim,
+static float *read_array(struct loader *loader, int64_t n, const int64_t *dim, int n_dim,
                          const struct name *name)
 {
-    const struct safetensors_entry *const entry = blocks_take(loader, name, dim, n_dim, FLOATS);
-    const bool fits = blocks_fits(loader, (size_t)n * sizeof(float), name->text);
+    const struct safetensors_entry *const entry = loader_take(loader, name, dim, n_dim, FLOATS);
+    const bool fits = loader_fits(loader, (size_t)n * sizeof(float), name->text);
     float *const host = fits ? host_floats(loader, n, name) : NULL;
     if (host != NULL) {
         CHECK(entry->n_elem == n);
@@ -251,21 +249,21 @@ static float *read_array(struct blocks_loader *loader, int64_t n, const int64_t 
     return host;
 }
 
-void blocks_array(struct blocks_loader *loader, struct tensor *array, int64_t rows, int64_t cols,
+void loader_array(struct loader *loader, struct tensor *array, int64_t rows, int64_t cols,
                   const int64_t *dim, int n_dim, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     float *const host = read_array(loader, rows * cols, dim, n_dim, &name);
     if (host != NULL) {
-        blocks_computed(loader, array, host, rows, cols, name.text);
-        blocks_report(loader);
+        loader_computed(loader, array, host, rows, cols, name.text);
+        loader_report(loader);
     }
     free(host);
 }
 
-void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
-                            const int64_t dim[3], const char *format, ...)
+void loader_array_by_column(struct loader *loader, struct tensor *array, const int64_t dim[3],
+                            const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
@@ -280,8 +278,8 @@ void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
             const int64_t row = i / cols % rows;
             to[(matrix * cols + i % cols) * rows + row] = from[i];
         }
-        blocks_computed(loader, array, to, dim[0] * cols, rows, name.text);
-        blocks_report(loader);
+        loader_computed(loader, array, to, dim[0] * cols, rows, name.text);
+        loader_report(loader);
     }
     free(from);
     free(to);
@@ -289,19 +287,18 @@ void blocks_array_by_column(struct blocks_loader *loader, struct tensor *array,
 
 /* ---- workspace ---------------------------------------------------------------------------- */
 
-size_t blocks_mul(size_t a, size_t b)
+size_t arena_mul(size_t a, size_t b)
 {
     size_t product = 0;
     return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
 }
 
-struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_t cols,
-                                enum dtype dtype)
+struct tensor arena_take(struct arena *arena, int64_t rows, int64_t cols, enum dtype dtype)
 {
     CHECK(rows >= 0 && cols >= 0);
     const size_t offset = arena->used;
     char *const data = arena->base == NULL ? NULL : arena->base + offset;
-    const size_t bytes = blocks_mul(blocks_mul((size_t)rows, (size_t)cols), dtype_bytes(dtype));
+    const size_t bytes = arena_mul(arena_mul((size_t)rows, (size_t)cols), dtype_bytes(dtype));
     const size_t padded = bytes > SIZE_MAX - 63 ? SIZE_MAX : (bytes + 63) / 64 * 64;
     if (__builtin_add_overflow(arena->used, padded, &arena->used)) {
         arena->used = SIZE_MAX;
@@ -311,12 +308,11 @@ struct tensor blocks_arena_take(struct blocks_arena *arena, int64_t rows, int64_
 
 /* ---- buffers ------------------------------------------------------------------------------- */
 
-enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, size_t workspace_bytes,
-                               int n_layer, int n_page, int64_t d_kv, enum dtype dtype,
-                               struct err *err)
+enum err_code buffers_open(struct buffers *room, struct backend *be, size_t workspace_bytes,
+                           int n_layer, int n_page, int64_t d_kv, enum dtype dtype, struct err *err)
 {
-    const size_t bytes = blocks_mul(blocks_page_bytes(n_layer, d_kv, dtype), (size_t)n_page);
-    *room = (struct blocks_room){.be = be};
+    const size_t bytes = arena_mul(buffers_page_bytes(n_layer, d_kv, dtype), (size_t)n_page);
+    *room = (struct buffers){.be = be};
     room->page = calloc(2 * (size_t)n_layer, sizeof *room->page);
     if (room->page == NULL) {
         return err_set(err, ERR_MEMORY, "key/value cache: no memory for %d layers", n_layer);
@@ -329,15 +325,15 @@ enum err_code blocks_room_open(struct blocks_room *room, struct backend *be, siz
     if (code != ERR_OK) {
         return code;
     }
-    struct blocks_arena arena = {.base = room->cache};
+    struct arena arena = {.base = room->cache};
     for (int i = 0; i < 2 * n_layer; i++) {
-        room->page[i] = blocks_arena_take(&arena, n_page, KV_PAGE * d_kv, dtype);
+        room->page[i] = arena_take(&arena, n_page, KV_PAGE * d_kv, dtype);
     }
     CHECK(arena.used == bytes); /* a page of one layer is a multiple of 64 bytes */
     return ERR_OK;
 }
 
-void blocks_room_close(struct blocks_room *room)
+void buffers_close(struct buffers *room)
 {
     void *const buffers[] = {room->workspace, room->cache};
     for (int i = 0; i < 2; i++) {
@@ -346,10 +342,10 @@ void blocks_room_close(struct blocks_room *room)
         }
     }
     free(room->page);
-    *room = (struct blocks_room){.be = NULL};
+    *room = (struct buffers){.be = NULL};
 }
 
-size_t blocks_page_bytes(int n_layer, int64_t d_kv, enum dtype dtype)
+size_t buffers_page_bytes(int n_layer, int64_t d_kv, enum dtype dtype)
 {
     return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_kv * dtype_bytes(dtype);
 }

@@ -1,6 +1,6 @@
-/* Matrices and tables for families: from the files' tensors to the backend's weights. See blocks.h.
+/* Matrices and tables for families: from the files' tensors to the backend's weights. See loader.h.
  */
-#include "models/blocks_inside.h"
+#include "models/loader_inside.h"
 
 #include <limits.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static int64_t bytes_left(struct backend *be, const struct model_info *info)
                                       : 0;
 }
 
-bool blocks_fits(struct blocks_loader *loader, size_t bytes, const char *name)
+bool loader_fits(struct loader *loader, size_t bytes, const char *name)
 {
     struct backend *const be = loader->store->be;
     const struct model_info *const info = loader->info;
@@ -46,20 +46,20 @@ bool blocks_fits(struct blocks_loader *loader, size_t bytes, const char *name)
     return false;
 }
 
-static bool weight_fits(struct blocks_loader *loader, const struct tensor *host,
+static bool weight_fits(struct loader *loader, const struct tensor *host,
                         const struct weight_desc *desc, const char *name)
 {
     /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
     const bool is_free = desc->placement == PLACEMENT_MMAP ||
                          (!loader->store->be->is_host && desc->placement == PLACEMENT_HOST);
     const size_t n = (size_t)host->rows * (size_t)host->cols;
-    return is_free || blocks_fits(loader, n * dtype_bytes(desc->dtype), name);
+    return is_free || loader_fits(loader, n * dtype_bytes(desc->dtype), name);
 }
 
 /* Room for one more weight. */
-static bool has_room(struct blocks_loader *loader, const char *name)
+static bool has_room(struct loader *loader, const char *name)
 {
-    struct blocks_store *const store = loader->store;
+    struct store *const store = loader->store;
     if (store->n_weight < store->n_weight_max) {
         return true;
     }
@@ -77,11 +77,11 @@ static bool has_room(struct blocks_loader *loader, const char *name)
 }
 
 /* Hands host to the backend; bytes is where the weight is counted. */
-static const struct weight *make_weight(struct blocks_loader *loader, const struct tensor *host,
+static const struct weight *make_weight(struct loader *loader, const struct tensor *host,
                                         const struct weight_desc *desc, const char *name,
                                         size_t *bytes)
 {
-    struct blocks_store *const store = loader->store;
+    struct store *const store = loader->store;
     struct weight *weight = NULL;
     if (loader->code != ERR_OK || !weight_fits(loader, host, desc, name) ||
         !has_room(loader, name)) {
@@ -93,11 +93,11 @@ static const struct weight *make_weight(struct blocks_loader *loader, const stru
     }
     store->weight[store->n_weight++] = weight;
     *bytes += desc->placement == PLACEMENT_MMAP ? 0 : store->be->op->weight_bytes(weight);
-    blocks_report(loader);
+    loader_report(loader);
     return weight;
 }
 
-const struct weight *blocks_f32_weight(struct blocks_loader *loader, const struct tensor *host,
+const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name)
 {
     const struct weight_desc desc = {.kind = kind,
@@ -115,18 +115,18 @@ struct source {
     const float *scale;                    /* [rows] of I8: the tensor NAME.scale; else NULL */
 };
 
-static struct source take(struct blocks_loader *loader, const struct name *name, int64_t rows,
+static struct source take(struct loader *loader, const struct name *name, int64_t rows,
                           int64_t cols)
 {
     const int64_t dim[2] = {rows, cols};
-    struct source source = {blocks_take(loader, name, dim, 2, WEIGHTS), NULL};
+    struct source source = {loader_take(loader, name, dim, 2, WEIGHTS), NULL};
     if (source.entry == NULL || source.entry->dtype != SAFETENSORS_I8) {
         return source;
     }
     const struct name scale_name = name_join(name, "scale");
     const int64_t n_param = loader->info->n_param;
     const struct safetensors_entry *const scale =
-        blocks_take(loader, &scale_name, &rows, 1, FLOATS);
+        loader_take(loader, &scale_name, &rows, 1, FLOATS);
     loader->info->n_param = n_param; /* they are part of their weights */
     if (scale != NULL && scale->dtype != SAFETENSORS_F32) {
         loader->code =
@@ -140,7 +140,7 @@ static struct source take(struct blocks_loader *loader, const struct name *name,
     return source;
 }
 
-static void make_matrix(struct blocks_loader *loader, const struct weight **weight,
+static void make_matrix(struct loader *loader, const struct weight **weight,
                         const struct tensor *host, const float *scale, const struct name *name)
 {
     const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
@@ -152,7 +152,7 @@ static void make_matrix(struct blocks_loader *loader, const struct weight **weig
     *weight = make_weight(loader, host, &desc, name->text, &loader->info->weight_bytes);
 }
 
-static void load_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+static void load_matrix(struct loader *loader, const struct weight **weight, int64_t rows,
                         int64_t cols, const struct name *name)
 {
     const struct source source = take(loader, name, rows, cols);
@@ -172,8 +172,8 @@ struct assembly {
 };
 
 /* Room for rows rows. data is NULL after a failure. */
-static struct assembly assemble(struct blocks_loader *loader, int64_t rows, int64_t cols,
-                                enum dtype dtype, const struct name *name)
+static struct assembly assemble(struct loader *loader, int64_t rows, int64_t cols, enum dtype dtype,
+                                const struct name *name)
 {
     /* floats are room enough for elements of any type, and behind them for the scales */
     float *const room = host_floats(loader, rows * (cols + 1), name);
@@ -200,15 +200,15 @@ static void add_rows(struct assembly *a, int64_t at, const struct source *source
     }
 }
 
-void blocks_matrix(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
-                   int64_t cols, const char *format, ...)
+void loader_matrix(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                   const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     load_matrix(loader, weight, rows, cols, &name);
 }
 
-void blocks_matrix_tiled(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
+void loader_matrix_tiled(struct loader *loader, const struct weight **weight, int64_t rows,
                          int64_t cols, int n_tile, const char *format, ...)
 {
     struct name name;
@@ -235,19 +235,19 @@ void blocks_matrix_tiled(struct blocks_loader *loader, const struct weight **wei
     free(tiled.owned);
 }
 
-void blocks_linear(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
-                   int64_t n_in, const char *format, ...)
+void loader_linear(struct loader *loader, struct linear *linear, int64_t n_out, int64_t n_in,
+                   const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     const struct name weight = name_join(&name, "weight");
     const struct name bias = name_join(&name, "bias");
     load_matrix(loader, &linear->weight, n_out, n_in, &weight);
-    blocks_load_vector(loader, &linear->bias, n_out, &bias);
+    loader_load_vector(loader, &linear->bias, n_out, &bias);
 }
 
 /* The type of a stack: the one its parts share, or F32, which holds the others exactly. */
-static enum dtype stack_dtype(struct blocks_loader *loader, const struct source *source, int n_part)
+static enum dtype stack_dtype(struct loader *loader, const struct source *source, int n_part)
 {
     if (loader->code != ERR_OK) {
         return DTYPE_F32;
@@ -269,9 +269,8 @@ static enum dtype stack_dtype(struct blocks_loader *loader, const struct source 
     return dtype;
 }
 
-static void load_stack(struct blocks_loader *loader, const struct weight **weight,
-                       const struct blocks_part *part, int n_part, int64_t n_in,
-                       const struct name *name)
+static void load_stack(struct loader *loader, const struct weight **weight, const struct part *part,
+                       int n_part, int64_t n_in, const struct name *name)
 {
     struct source source[N_PART_MAX] = {{NULL, NULL}};
     int64_t rows = 0;
@@ -295,25 +294,23 @@ static void load_stack(struct blocks_loader *loader, const struct weight **weigh
     free(stack.owned);
 }
 
-void blocks_matrix_stack(struct blocks_loader *loader, const struct weight **weight,
-                         const struct blocks_part *part, int n_part, int64_t n_in,
-                         const char *format, ...)
+void loader_matrix_stack(struct loader *loader, const struct weight **weight,
+                         const struct part *part, int n_part, int64_t n_in, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     load_stack(loader, weight, part, n_part, n_in, &name);
 }
 
-void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *linear,
-                         const char *const *part, int n_part, int64_t n_out, int64_t n_in,
-                         const char *format, ...)
+void loader_linear_stack(struct loader *loader, struct linear *linear, const char *const *part,
+                         int n_part, int64_t n_out, int64_t n_in, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    struct blocks_part parts[N_PART_MAX];
+    struct part parts[N_PART_MAX];
     CHECK(n_part >= 1 && n_part <= N_PART_MAX);
     for (int p = 0; p < n_part; p++) {
-        parts[p] = (struct blocks_part){part[p], n_out};
+        parts[p] = (struct part){part[p], n_out};
     }
     load_stack(loader, &linear->weight, parts, n_part, n_in, &name);
     float *const bias = host_floats(loader, n_part * n_out, &name);
@@ -323,13 +320,13 @@ void blocks_linear_stack(struct blocks_loader *loader, struct blocks_linear *lin
         (void)read_vector(loader, bias + p * n_out, n_out, &bias_name);
     }
     if (loader->code == ERR_OK) {
-        linear->bias = blocks_store_vector(loader->store, bias, n_part * n_out);
+        linear->bias = store_vector(loader->store, bias, n_part * n_out);
     }
     free(bias);
 }
 
-void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *linear, int64_t n_out,
-                        int64_t n_in, int64_t first, const char *format, ...)
+void loader_linear_from(struct loader *loader, struct linear *linear, int64_t n_out, int64_t n_in,
+                        int64_t first, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
@@ -349,7 +346,7 @@ void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *line
         tensors_release(source.entry);
         memcpy(bias + n_out, bias, (size_t)n_out * sizeof *bias);
         make_matrix(loader, &linear->weight, &turned.host, turned.scale, &name);
-        linear->bias = blocks_store_vector(loader->store, bias + first, n_out);
+        linear->bias = store_vector(loader->store, bias + first, n_out);
     }
     free(turned.owned);
     free(bias);
@@ -359,7 +356,7 @@ void blocks_linear_from(struct blocks_loader *loader, struct blocks_linear *line
 
 /* Rows keep their file's precision, but where all weights are to be INT8 or are. A backend without
  * INT8 takes such rows as BF16. */
-static enum dtype table_dtype(const struct blocks_loader *loader, enum dtype file)
+static enum dtype table_dtype(const struct loader *loader, enum dtype file)
 {
     if (loader->info->dtype == DTYPE_I8) {
         return DTYPE_I8;
@@ -370,7 +367,7 @@ static enum dtype table_dtype(const struct blocks_loader *loader, enum dtype fil
     return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-static const struct safetensors_entry *load_table(struct blocks_loader *loader,
+static const struct safetensors_entry *load_table(struct loader *loader,
                                                   const struct weight **weight, int64_t rows,
                                                   int64_t cols, const struct name *name,
                                                   enum placement placement, size_t *bytes)
@@ -393,8 +390,8 @@ static const struct safetensors_entry *load_table(struct blocks_loader *loader,
     return source.entry;
 }
 
-void blocks_table(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
-                  int64_t cols, const char *format, ...)
+void loader_table(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                  const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
@@ -405,8 +402,8 @@ void blocks_table(struct blocks_loader *loader, const struct weight **weight, in
     (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);
 }
 
-void blocks_values(struct blocks_loader *loader, const struct weight **weight, int64_t rows,
-                   int64_t cols, const char *format, ...)
+void loader_values(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                   const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);

@@ -1,6 +1,6 @@
 /* Memories for families: query layers with their batch norms folded in, keys and slot maps. See
- * blocks.h. */
-#include "models/blocks_inside.h"
+ * loader.h. */
+#include "models/loader_inside.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 /* Scales the rows of matrix and fills bias, which holds the projection's own, by the batch norm
  * name. */
-static void fold_batch_norm(struct blocks_loader *loader, float *matrix, float *bias, int64_t n_out,
+static void fold_batch_norm(struct loader *loader, float *matrix, float *bias, int64_t n_out,
                             int64_t n_in, const struct name *name)
 {
     static const char *const part[4] = {"weight", "bias", "running_mean", "running_var"};
@@ -50,19 +50,18 @@ static struct name name_number(const struct name *prefix, int number)
 }
 
 /* Makes a weight of each n_out rows of the host matrix [n·n_out, n_in]. */
-static void make_nets(struct blocks_loader *loader, struct blocks_nets *nets, float *matrix,
-                      const char *name)
+static void make_nets(struct loader *loader, struct nets *nets, float *matrix, const char *name)
 {
     nets->first = loader->store->n_weight;
     for (int i = 0; i < nets->n && loader->code == ERR_OK; i++) {
         const struct tensor host =
             tensor_make(matrix + i * nets->n_out * nets->n_in, nets->n_out, nets->n_in, DTYPE_F32);
-        (void)blocks_f32_weight(loader, &host, WEIGHT_MATRIX, 1, name);
+        (void)loader_f32_weight(loader, &host, WEIGHT_MATRIX, 1, name);
     }
 }
 
-void blocks_query(struct blocks_loader *loader, struct blocks_nets *nets, int at, bool has_bias,
-                  bool batch_norm, const char *format, ...)
+void loader_query(struct loader *loader, struct nets *nets, int at, bool has_bias, bool batch_norm,
+                  const char *format, ...)
 {
     struct name prefix;
     FORMAT_NAME(&prefix, format);
@@ -71,7 +70,7 @@ void blocks_query(struct blocks_loader *loader, struct blocks_nets *nets, int at
     const struct name weight_name = name_join(&name, "weight");
     const struct name bias_name = name_join(&name, "bias");
     const int64_t dim[2] = {nets->n * nets->n_out, nets->n_in};
-    const struct safetensors_entry *const entry = blocks_take(loader, &weight_name, dim, 2, FLOATS);
+    const struct safetensors_entry *const entry = loader_take(loader, &weight_name, dim, 2, FLOATS);
     float *const matrix = host_floats(loader, dim[0] * dim[1], &name);
     float *const bias = host_floats(loader, dim[0], &name); /* zero where there is none */
     if (loader->code == ERR_OK) {
@@ -88,13 +87,13 @@ void blocks_query(struct blocks_loader *loader, struct blocks_nets *nets, int at
         make_nets(loader, nets, matrix, weight_name.text);
     }
     if (loader->code == ERR_OK && (has_bias || batch_norm)) {
-        nets->bias = blocks_store_words(loader->store, bias, 1, dim[0], DTYPE_F32);
+        nets->bias = store_words(loader->store, bias, 1, dim[0], DTYPE_F32);
     }
     free(matrix);
     free(bias);
 }
 
-void blocks_columns(struct blocks_loader *loader, struct blocks_nets *nets, const int32_t *column,
+void loader_columns(struct loader *loader, struct nets *nets, const int32_t *column,
                     const char *purpose)
 {
     struct name name;
@@ -111,8 +110,8 @@ void blocks_columns(struct blocks_loader *loader, struct blocks_nets *nets, cons
     free(matrix);
 }
 
-void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
-                 const struct pkm_shape *shape, bool is_shared, const char *format, ...)
+void loader_keys(struct loader *loader, const struct weight **weight, const struct pkm_shape *shape,
+                 bool is_shared, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
@@ -123,25 +122,25 @@ void blocks_keys(struct blocks_loader *loader, const struct weight **weight,
     const int64_t flat_dim[3] = {shape->n_head, shape->n_key, cols};
     const int64_t shared_dim[2] = {shape->n_key, cols};
     const struct safetensors_entry *const entry =
-        is_shared ? blocks_take(loader, &name, shared_dim, 2, FLOATS)
-        : product ? blocks_take(loader, &name, product_dim, 4, FLOATS)
-                  : blocks_take(loader, &name, flat_dim, 3, FLOATS);
+        is_shared ? loader_take(loader, &name, shared_dim, 2, FLOATS)
+        : product ? loader_take(loader, &name, product_dim, 4, FLOATS)
+                  : loader_take(loader, &name, flat_dim, 3, FLOATS);
     if (entry == NULL) {
         return;
     }
     const int n_group = is_shared ? 1 : shape->n_head * (int)n_half;
     const struct tensor host = tensors_view(entry, (int64_t)n_group * shape->n_key, cols);
-    *weight = blocks_f32_weight(loader, &host, WEIGHT_KEYS, n_group, name.text);
+    *weight = loader_f32_weight(loader, &host, WEIGHT_KEYS, n_group, name.text);
     tensors_release(entry);
 }
 
-void blocks_slot_map(struct blocks_loader *loader, struct tensor *map, int64_t n_head,
-                     int64_t n_pair, const char *format, ...)
+void loader_slot_map(struct loader *loader, struct tensor *map, int64_t n_head, int64_t n_pair,
+                     const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
     const int64_t dim[2] = {n_head, n_pair};
-    const struct safetensors_entry *const entry = blocks_take(loader, &name, dim, 2, SLOTS);
+    const struct safetensors_entry *const entry = loader_take(loader, &name, dim, 2, SLOTS);
     if (entry == NULL) {
         return;
     }
@@ -154,6 +153,6 @@ void blocks_slot_map(struct blocks_loader *loader, struct tensor *map, int64_t n
             return;
         }
     }
-    *map = blocks_store_words(loader->store, slot, n_head, n_pair, DTYPE_I32);
+    *map = store_words(loader->store, slot, n_head, n_pair, DTYPE_I32);
     tensors_release(entry);
 }
