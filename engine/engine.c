@@ -2,8 +2,10 @@
  * work itself is in loop.c. */
 #include "engine/loop.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
-#include "engine/request.h"
+#include "engine/selftest.h"
+#include "engine/tokenizer.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -174,7 +176,7 @@ struct loading {
 static void note_progress(void *ctx, const char *phase, double done)
 {
     struct loading *const loading = ctx;
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     const double s = (double)(now_us - loading->last_us) * 1e-6;
     if (strcmp(phase, "map") == 0) {
         loading->stats->startup_map_s += s;
@@ -207,7 +209,7 @@ static void log_backend(const struct engine *engine)
 static enum err_code load_model(struct engine *engine, struct err *err)
 {
     const struct engine_options *const o = &engine->options;
-    struct loading loading = {&o->model, &engine->stats, engine_now_us()};
+    struct loading loading = {&o->model, &engine->stats, clock_now_us()};
     struct model_options options = o->model;
     options.progress = note_progress;
     options.progress_ctx = &loading;
@@ -328,16 +330,25 @@ static void begin_phase(const struct engine *engine, const char *phase)
 /* Runs what runs before the first request, and takes its times. */
 static enum err_code prepare(struct engine *engine, struct err *err)
 {
-    const int64_t begin_us = engine_now_us();
+    const struct selftest test = {
+        .be = engine->be,
+        .model = engine->model,
+        .step = engine->step,
+        .n_page = engine->pages.n_page,
+        .max_seqs = engine->options.max_seqs,
+        .context = engine_context(engine->options.max_model_len),
+        .fast_math = engine->options.backend.fast_math,
+    };
+    const int64_t begin_us = clock_now_us();
     begin_phase(engine, "warmup");
-    if (selftest_warm_up(engine, err) != ERR_OK) {
+    if (selftest_warm_up(&test, err) != ERR_OK) {
         return err->code;
     }
-    const int64_t warm_us = engine_now_us();
+    const int64_t warm_us = clock_now_us();
     engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
     begin_phase(engine, "selftest");
-    const enum err_code code = selftest_run(engine, err);
-    engine->stats.startup_selftest_s = (double)(engine_now_us() - warm_us) * 1e-6;
+    const enum err_code code = selftest_run(&test, err);
+    engine->stats.startup_selftest_s = (double)(clock_now_us() - warm_us) * 1e-6;
     return code;
 }
 
@@ -352,6 +363,7 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
         return err_set(e, ERR_MEMORY, "no memory for the engine");
     }
     new->options = *options;
+    new->publisher = (struct publisher){&new->stats, &new->queue, NULL, options->failures_told};
     atomic_init(&new->state, ENGINE_LOADING);
     begin_stats(&new->stats);
     if (load_model(new, e) != ERR_OK ||
@@ -426,8 +438,13 @@ enum err_code engine_submit(struct engine *engine, struct request *request, stru
     struct err local;
     struct err *const e = err != NULL ? err : &local;
     int64_t n_token = 0;
-    if (request_check(request, model_info(engine->model), &engine->options,
-                      engine->tokenizer != NULL, &n_token, e) != ERR_OK) {
+    const struct request_limits limits = {
+        .context = engine_context(engine->options.max_model_len),
+        .n_top_max = engine->options.max_logprobs,
+        .trace = engine->options.memory_trace,
+        .tokenizer = engine->tokenizer != NULL,
+    };
+    if (request_check(request, model_info(engine->model), &limits, &n_token, e) != ERR_OK) {
         return e->code;
     }
     return queue_push(&engine->queue, request, n_token, e);
@@ -464,7 +481,7 @@ int64_t engine_stalled_ms(const struct engine *engine)
         return 0;
     }
     const int64_t beat_us = atomic_load_explicit(&engine->queue.beat_us, memory_order_relaxed);
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     return now_us > beat_us ? (now_us - beat_us) / 1000 : 0;
 }
 

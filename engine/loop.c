@@ -14,8 +14,9 @@
  * Elsewhere the model runs on this thread, and they are woken before it does. */
 #include "engine/loop.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
-#include "engine/request.h"
+#include "engine/prefix.h"
 
 #include <string.h>
 
@@ -51,7 +52,7 @@ static void end_job(struct engine *engine, struct job *job, enum finish finish,
     for (int i = 0; i < job->request->n_item; i++) {
         struct item *const item = &job->request->item[i];
         if (atomic_load_explicit(&item->state, memory_order_relaxed) == FINISH_NONE) {
-            publish_item(engine, job, item, finish, error, now_us);
+            publish_item(&engine->publisher, job, item, finish, error, now_us);
         }
     }
 }
@@ -59,7 +60,7 @@ static void end_job(struct engine *engine, struct job *job, enum finish finish,
 /* Ends everything that runs or waits. Returns the number of requests. */
 static int end_all(struct engine *engine, enum finish finish, const struct err *error)
 {
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     int n = 0;
     for (; engine->n_active > 0; n++) {
         end_job(engine, engine->active[0]->job, finish, error, now_us);
@@ -68,7 +69,7 @@ static int end_all(struct engine *engine, enum finish finish, const struct err *
     for (; (job = queue_take_dead(&engine->queue, now_us, true)) != NULL; n++) {
         end_job(engine, job, finish, error, now_us);
     }
-    publish_wake(engine);
+    publish_wake(&engine->publisher);
     return n;
 }
 
@@ -121,8 +122,8 @@ static bool next_unit(struct engine *engine, struct job *job, int64_t now_us)
         }
         const int64_t n = sequence_window_total(request, item);
         if (n == 0) {
-            publish_start(engine, job, now_us);
-            publish_item(engine, job, item, FINISH_LENGTH, NULL, now_us);
+            publish_start(&engine->publisher, job, now_us);
+            publish_item(&engine->publisher, job, item, FINISH_LENGTH, NULL, now_us);
         } else if (job->next_window < (item->trace != NULL ? 1 : n)) {
             return true; /* a trace runs all windows in one unit */
         }
@@ -149,14 +150,14 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
         const int n_page_max = engine->step->limits.n_page_max;
         const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
         sequence_aim(seq, job, item, job->next_window);
-        if (!prefix_take(engine, seq, n_page)) {
+        if (!prefix_take(&engine->pages, &engine->stats, seq, n_page)) {
             seq->job = NULL;
             return false;
         }
         engine->n_spare--;
         engine->active[engine->n_active++] = seq;
         job->n_running++;
-        publish_start(engine, job, now_us);
+        publish_start(&engine->publisher, job, now_us);
         sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
         job->next_window++;
     }
@@ -202,7 +203,7 @@ static void fill_step(struct engine *engine)
             .priority = seq->job->request->priority,
             .decode = sequence_decodes(seq),
             .ordered = !seq->waits,
-            .n_left = prefix_advance(engine, seq) ? sequence_rows(seq) : 0,
+            .n_left = prefix_advance(&engine->pages, &engine->stats, seq) ? sequence_rows(seq) : 0,
         };
     }
     engine->beside = false;
@@ -294,28 +295,28 @@ static void take_step(struct engine *engine, int64_t now_us)
         }
         const struct sequence_result result = sequence_take(
             seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
-        publish_results(engine, seq, result.n_published, now_us);
+        publish_results(&engine->publisher, seq, result.n_published, now_us);
         if (result.finish == FINISH_ERROR) {
             kvpages_forget(&engine->pages); /* nobody knows where it began */
         } else {
-            prefix_keep(engine, seq);
+            prefix_keep(&engine->pages, seq);
         }
         if (!result.over) {
             i++;
             continue;
         }
-        publish_pace(engine, seq);
+        publish_pace(&engine->publisher, seq);
         remove_active(engine, i);
         if (result.item_over) {
             struct err error = {.code = ERR_OK};
             (void)err_set(&error, ERR_NUMERICAL,
                           "the model gave no number for a log-probability: its weights or this "
                           "input are out of range");
-            publish_item(engine, job, item, result.finish, &error, now_us);
+            publish_item(&engine->publisher, job, item, result.finish, &error, now_us);
         }
     }
     /* A failed item may have been the last one that the queue still held windows of. */
-    for (struct job *job = engine->touched; job != NULL; job = job->touched_next) {
+    for (struct job *job = engine->publisher.touched; job != NULL; job = job->touched_next) {
         if (job->queued && !next_unit(engine, job, now_us)) {
             leave_queue(engine, job);
         }
@@ -335,18 +336,18 @@ static void learn_pace(struct engine *engine, double step_ms)
 /* Runs one step over the active sequences; wakes for the last one while the device computes. */
 static enum err_code run_step(struct engine *engine, struct err *err)
 {
-    const int64_t begin_us = engine_now_us();
+    const int64_t begin_us = clock_now_us();
     fill_step(engine);
-    const int64_t filled_us = engine_now_us();
+    const int64_t filled_us = clock_now_us();
     engine->be->op->step_begin(engine->be, engine->step);
     model_forward(engine->model, engine->step, NULL);
     engine->be->op->submit(engine->be, engine->step);
-    publish_wake(engine);
+    publish_wake(&engine->publisher);
     memory_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
         return err->code;
     }
-    const int64_t end_us = engine_now_us();
+    const int64_t end_us = clock_now_us();
     (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
                                     memory_order_relaxed);
     learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
@@ -401,14 +402,14 @@ static void fail(struct engine *engine, const struct err *error)
 static void wake_before_step(struct engine *engine)
 {
     if (engine->n_active == 0 || !engine->be->is_async) {
-        publish_wake(engine);
+        publish_wake(&engine->publisher);
     }
 }
 
 /* One turn of the loop; false when the thread is to end. */
 static bool turn(struct engine *engine)
 {
-    const int64_t begin_us = engine_now_us();
+    const int64_t begin_us = clock_now_us();
     const int64_t drain_us = atomic_load_explicit(&engine->drain_us, memory_order_acquire);
     atomic_store_explicit(&engine->queue.beat_us, begin_us, memory_order_relaxed);
     if (drain_us != 0 && begin_us >= drain_us) {
@@ -427,7 +428,7 @@ static bool turn(struct engine *engine)
         return false;
     }
     wake_before_step(engine);
-    const int64_t busy_us = engine_now_us() - begin_us;
+    const int64_t busy_us = clock_now_us() - begin_us;
     if (stepped) {
         (void)atomic_fetch_add_explicit(&engine->stats.busy_us, busy_us, memory_order_relaxed);
     }

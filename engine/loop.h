@@ -5,9 +5,9 @@
 
 #include "engine/kvpages.h"
 #include "engine/memory_totals.h"
+#include "engine/engine.h"
 #include "engine/plan.h"
-#include "engine/queue.h"
-#include "engine/sequence.h"
+#include "engine/publish.h"
 
 struct engine {
     struct engine_options options; /* effective; its strings are Borrowed */
@@ -18,6 +18,7 @@ struct engine {
     struct kvpages pages;
     struct memory_totals totals;
     struct queue queue;
+    struct publisher publisher;
 
     struct sequence *slot;    /* [max_seqs] */
     struct sequence **spare;  /* [max_seqs] the first n_spare: free slots */
@@ -28,7 +29,6 @@ struct engine {
     int n_bulk_row;           /* in the current step */
     bool beside;              /* interactive units run */
     int n_in_a_row;           /* interactive units admitted since bulk had a turn */
-    struct job *touched;      /* jobs with something published since the last wake */
     int32_t *hit_slots;       /* [n_tok_max, n_hit_column] memory look-ups of a step */
     float *hit_shares;        /* same */
     int n_hit_column;         /* widest memory; 0 = none */
@@ -48,36 +48,5 @@ struct engine {
 
 /* The engine thread's main function; arg is the engine. */
 void *loop_main(void *arg);
-
-/* Runs a decode step of each size that the backend prepares when it first meets it (capture_max).
- * Before the thread starts. The backend's error, if any. */
-enum err_code selftest_warm_up(struct engine *engine, struct err *err);
-/* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
- * them finite; with fast_math only the latter. Before the thread starts. ERR_NUMERICAL, or the
- * backend's own error. */
-enum err_code selftest_run(struct engine *engine, struct err *err);
-
-/* ---- prefix.c: equal beginnings are computed once ---- */
-
-/* Takes n_page pages for a unit, first those that hold its beginning already. false: too few. */
-bool prefix_take(struct engine *engine, struct sequence *seq, int n_page);
-/* Moves seq past what others have finished since. false: it waits for one that is at it. */
-bool prefix_advance(struct engine *engine, struct sequence *seq);
-/* Keeps the pages that seq has filled for others. */
-void prefix_keep(struct engine *engine, struct sequence *seq);
-
-/* ---- publish.c: what the front ends and the metrics see ---- */
-
-/* A unit of the job was admitted. */
-void publish_start(struct engine *engine, struct job *job, int64_t now_us);
-/* seq published n results (tokens or predictions). */
-void publish_results(struct engine *engine, struct sequence *seq, int n, int64_t now_us);
-/* seq ends: its time per token is known. */
-void publish_pace(struct engine *engine, const struct sequence *seq);
-/* The item is over. error is used with FINISH_ERROR alone. */
-void publish_item(struct engine *engine, struct job *job, struct item *item, enum finish finish,
-                  const struct err *error, int64_t now_us);
-/* Wakes the front ends of all touched jobs and lets go of those that are over. No lock is held. */
-void publish_wake(struct engine *engine);
 
 #endif

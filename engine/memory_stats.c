@@ -1,14 +1,5 @@
-/* How a memory was used: the definitions of the reference evaluator and of the paper's section 4.2.
- * Called by the front ends on traces that the engine filled. With z the shares of a slot, summed
- * over all lookups and divided by the total (by weight), or the same with every access counting 1
- * (by count), in double:
- *   used  = share of the slots with z != 0
- *   kl    = log S + Σ z log z         (0 = all slots alike, log S = one slot alone)
- *   gini  = 1 - 2 · mean of the cumulative sums of ascending z
- *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100
- * Weights of both signs (memories without a softmax) are no distribution: what is by weight is then
- * undefined, as it is where nothing was looked up. */
-#include "engine/engine.h"
+/* How a memory was used: see memory_stats.h. */
+#include "engine/memory_stats.h"
 
 #include <math.h>
 #include <stdlib.h>

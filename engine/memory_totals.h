@@ -10,7 +10,7 @@
 #ifndef ENGINE_MEMORY_TOTALS_H
 #define ENGINE_MEMORY_TOTALS_H
 
-#include "engine/engine.h"
+#include "engine/memory_stats.h"
 
 enum { TOTALS_EVERY = 64, TOTALS_ROW_MAX = 16 };
 

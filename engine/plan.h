@@ -20,7 +20,7 @@
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
-#include "engine/engine.h"
+#include "engine/request.h"
 
 enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
 

@@ -1,10 +1,7 @@
-/* What the front ends and the metrics see of the loop's work: states, times, counters, wakes. The
- * loop calls these after it has changed sequences, so that delivery can later run beside the next
- * step. Engine thread only. */
-#include "engine/loop.h"
+/* States, times, counters and wakes: see publish.h. */
+#include "engine/publish.h"
 
 #include "engine/log.h"
-#include "engine/request.h"
 
 static void add(atomic_llong *counter, int64_t n)
 {
@@ -21,33 +18,33 @@ static void observe_us(struct histogram *h, int64_t from_us, int64_t to_us)
     histogram_add(h, (double)(to_us - from_us) * 1e-6);
 }
 
-static void touch(struct engine *engine, struct job *job)
+static void touch(struct publisher *publisher, struct job *job)
 {
     if (!job->touched) {
         job->touched = true;
-        job->touched_next = engine->touched;
-        engine->touched = job;
+        job->touched_next = publisher->touched;
+        publisher->touched = job;
     }
 }
 
-void publish_start(struct engine *engine, struct job *job, int64_t now_us)
+void publish_start(struct publisher *publisher, struct job *job, int64_t now_us)
 {
     struct request *const request = job->request;
     if (get(&request->start_us) == 0) {
         atomic_store_explicit(&request->start_us, now_us, memory_order_relaxed);
-        observe_us(&engine->stats.queue_time, job->push_us, now_us);
-        add(&engine->stats.running, 1);
+        observe_us(&publisher->stats->queue_time, job->push_us, now_us);
+        add(&publisher->stats->running, 1);
     }
 }
 
-void publish_results(struct engine *engine, struct sequence *seq, int n, int64_t now_us)
+void publish_results(struct publisher *publisher, struct sequence *seq, int n, int64_t now_us)
 {
     if (n == 0) {
         return;
     }
-    struct engine_stats *const stats = &engine->stats;
+    struct engine_stats *const stats = publisher->stats;
     struct request *const request = seq->job->request;
-    touch(engine, seq->job);
+    touch(publisher, seq->job);
     const bool first = get(&request->first_us) == 0;
     if (first) {
         atomic_store_explicit(&request->first_us, now_us, memory_order_relaxed);
@@ -68,11 +65,11 @@ void publish_results(struct engine *engine, struct sequence *seq, int n, int64_t
     seq->last_us = now_us;
 }
 
-void publish_pace(struct engine *engine, const struct sequence *seq)
+void publish_pace(struct publisher *publisher, const struct sequence *seq)
 {
     if (seq->job->request->kind == REQUEST_GENERATE && seq->n_out > 1) {
         const double s = (double)(seq->last_us - seq->first_us) * 1e-6;
-        histogram_add(&engine->stats.tpot, s / (seq->n_out - 1));
+        histogram_add(&publisher->stats->tpot, s / (seq->n_out - 1));
     }
 }
 
@@ -100,10 +97,10 @@ static void count_generation(struct engine_stats *stats, const struct request *r
 }
 
 /* All items of the request are over. */
-static void count_request(struct engine *engine, const struct job *job, enum finish finish,
+static void count_request(struct publisher *publisher, const struct job *job, enum finish finish,
                           int64_t now_us)
 {
-    struct engine_stats *const stats = &engine->stats;
+    struct engine_stats *const stats = publisher->stats;
     const struct request *const request = job->request;
     const int64_t start_us = get(&request->start_us);
     const int64_t first_us = get(&request->first_us);
@@ -130,21 +127,21 @@ static void count_request(struct engine *engine, const struct job *job, enum fin
     }
 }
 
-void publish_item(struct engine *engine, struct job *job, struct item *item, enum finish finish,
-                  const struct err *error, int64_t now_us)
+void publish_item(struct publisher *publisher, struct job *job, struct item *item,
+                  enum finish finish, const struct err *error, int64_t now_us)
 {
     struct request *const request = job->request;
     CHECK(atomic_load_explicit(&item->state, memory_order_relaxed) == FINISH_NONE);
-    count_finish(&engine->stats, finish);
+    count_finish(publisher->stats, finish);
     if (request->kind == REQUEST_GENERATE && (finish == FINISH_STOP || finish == FINISH_LENGTH)) {
-        count_generation(&engine->stats, request, item);
+        count_generation(publisher->stats, request, item);
     }
     /* The first failure stands: the front end may read it from the first failed item on. */
     if (finish == FINISH_ERROR && request->error.code == ERR_OK) {
         char id[160];
         char message[700];
         request->error = *error;
-        if (!engine->options.failures_told) {
+        if (!publisher->failures_told) {
             log_event(LEVEL_ERROR, "request_failed", "id=%s code=%s error=%s",
                       log_quote(id, sizeof id, request->id), err_code_name(error->code),
                       log_quote(message, sizeof message, error->message));
@@ -153,25 +150,25 @@ void publish_item(struct engine *engine, struct job *job, struct item *item, enu
     const int n_done = atomic_load_explicit(&request->n_item_done, memory_order_relaxed) + 1;
     if (n_done == request->n_item) {
         atomic_store_explicit(&request->done_us, now_us, memory_order_relaxed);
-        count_request(engine, job, finish, now_us);
+        count_request(publisher, job, finish, now_us);
     }
     atomic_store_explicit(&item->state, finish, memory_order_release);
     atomic_store_explicit(&request->n_item_done, n_done, memory_order_release);
-    touch(engine, job);
+    touch(publisher, job);
 }
 
-void publish_wake(struct engine *engine)
+void publish_wake(struct publisher *publisher)
 {
-    while (engine->touched != NULL) {
-        struct job *const job = engine->touched;
+    while (publisher->touched != NULL) {
+        struct job *const job = publisher->touched;
         struct request *const request = job->request;
-        engine->touched = job->touched_next;
+        publisher->touched = job->touched_next;
         job->touched = false;
         job->touched_next = NULL;
         request_wake(request);
         if (atomic_load_explicit(&request->n_item_done, memory_order_relaxed) == request->n_item) {
             CHECK(!job->queued && job->n_running == 0);
-            queue_job_free(&engine->queue, job);
+            queue_job_free(publisher->queue, job);
             request_drop(request);
         }
     }

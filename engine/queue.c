@@ -1,6 +1,8 @@
 /* The bounded queue: see queue.h. */
 #include "engine/queue.h"
 
+#include "engine/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -71,7 +73,7 @@ static void publish_gauges(struct queue *queue)
 enum err_code queue_push(struct queue *queue, struct request *request, int64_t n_token,
                          struct err *err)
 {
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     const int prio = request->priority == PRIORITY_BULK ? PRIORITY_BULK : PRIORITY_INTERACTIVE;
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     const enum err_code code = refuse(queue, n_token, err);

@@ -10,7 +10,8 @@
 #ifndef ENGINE_QUEUE_H
 #define ENGINE_QUEUE_H
 
-#include "engine/engine.h"
+#include "engine/request.h"
+#include "engine/stats.h"
 
 #include <pthread.h>
 

@@ -1,4 +1,5 @@
-/* Requests: made and filled by the front end, checked at the door, let go by both. See engine.h. */
+/* Requests: made and filled by the front end, checked when they are submitted, released by both.
+ * See request.h. */
 #include "engine/request.h"
 
 #include <float.h>
@@ -6,19 +7,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Beyond this no text is one item: result arrays are indexed by int and sizes must not overflow. */
 enum { N_TOP_MAX = 1 << 10, N_ITEM_MAX = 1 << 20 };
 
 enum { GUARD_IDLE, GUARD_WAKING, GUARD_LEFT };
-
-int64_t engine_now_us(void)
-{
-    struct timespec now;
-    CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
 
 /* ---- made, filled, freed -------------------------------------------------------------------- */
 
@@ -389,19 +382,18 @@ static enum err_code check_item(const struct request *request, const struct item
 }
 
 enum err_code request_check(const struct request *request, const struct model_info *info,
-                            const struct engine_options *limits, bool has_tokenizer,
-                            int64_t *n_token, struct err *err)
+                            const struct request_limits *limits, int64_t *n_token, struct err *err)
 {
-    const int64_t context = engine_context(limits->max_model_len);
-    if (request->n_top < -1 || request->n_top > limits->max_logprobs) {
+    const int64_t context = limits->context;
+    if (request->n_top < -1 || request->n_top > limits->n_top_max) {
         return err_set(err, ERR_ARGUMENT, "logprobs is %d, the limit is %d", request->n_top,
-                       limits->max_logprobs);
+                       limits->n_top_max);
     }
     if (request->lang < 0 || request->lang >= (info->n_lang > 0 ? info->n_lang : 1)) {
         return err_set(err, ERR_ARGUMENT, "language is %d, the model has %d", request->lang,
                        info->n_lang);
     }
-    if (request->trace_memory && !limits->memory_trace) {
+    if (request->trace_memory && !limits->trace) {
         return err_set(err, ERR_ARGUMENT, "memory traces are switched off");
     }
     if (request->kind == REQUEST_SCORE &&
@@ -420,7 +412,7 @@ enum err_code request_check(const struct request *request, const struct model_in
         return ERR_ARGUMENT;
     }
     if (request->kind == REQUEST_GENERATE &&
-        check_sampling(&request->sampling, info, has_tokenizer, err) != ERR_OK) {
+        check_sampling(&request->sampling, info, limits->tokenizer, err) != ERR_OK) {
         return ERR_ARGUMENT;
     }
     *n_token = 0;

@@ -1,16 +1,201 @@
-/* What the engine does with requests besides running them: checking, publishing, letting go. The
- * front end's half is in engine.h. */
+/* A request and its results: what a front end hands to the engine, and what it reads back.
+ *
+ *   front end                                    engine thread
+ *   request_new, request_set_item
+ *   engine_submit ───────► queue ───────────────► admit, then step after step
+ *   reads n_out, state (acquire) ◄── wake() ──── after each step that published something
+ *   request_release                              drops its own reference when all items are done
+ *
+ * A request is immutable after submit, except for the fields marked "engine writes": arrays that
+ * the engine fills front to back and whose valid length it publishes with a release store. They are
+ * allocated at their full, bounded size before submit, so a slow reader never holds up the engine
+ * and the engine never allocates. The request is shared by its front end and the engine; the last
+ * one to release it frees it. */
 #ifndef ENGINE_REQUEST_H
 #define ENGINE_REQUEST_H
 
-#include "engine/engine.h"
+#include "models/model.h"
 
-/* Checks everything that the engine relies on: lengths against the context (options'
- * max_model_len), ids against the vocabulary, sampling against its bounds. *n_token becomes what
- * the request counts in the queue. ERR_ARGUMENT, the message naming field, limit and value. */
+#include <stdatomic.h>
+
+enum {
+    STOP_MAX = 16,
+    STOP_BYTES_MAX = 256,
+    STOP_ID_MAX = 64,
+    LOGIT_BIAS_MAX = 300,
+    ALLOW_MAX = 1024,
+    TARGET_MAX = 100,
+    /* Tokens of a text where neither the model nor max_model_len sets a limit. */
+    ENGINE_TEXT_MAX = 1 << 28
+};
+
+enum request_kind { REQUEST_GENERATE, REQUEST_SCORE };
+enum priority { PRIORITY_INTERACTIVE, PRIORITY_BULK };
+
+enum finish {
+    FINISH_NONE = 0,  /* still waiting or running */
+    FINISH_STOP,      /* eos, a stop id or a stop string */
+    FINISH_LENGTH,    /* max_tokens (or a context limit) reached; scoring: done */
+    FINISH_CANCELLED, /* the client left */
+    FINISH_TIMEOUT,   /* deadline passed: in the queue if the item never started */
+    FINISH_SHUTDOWN,  /* the server stopped before it was done */
+    FINISH_ERROR,     /* the engine failed: request.error says how */
+};
+
+/* How tokens are drawn: the validated fields of the contract. */
+struct sampling {
+    float temperature, top_p, min_p;
+    float repetition, presence, frequency;
+    int top_k;
+    int max_tokens;
+    int min_tokens; /* eos and stop ids are not drawn before; stop strings do not count before */
+    uint64_t seed;
+    bool ignore_eos;
+    bool include_stop; /* keep the stop string in the text (front end's use) */
+    bool show_control; /* control tokens are part of the text, for stop strings too */
+    int n_stop;
+    struct {
+        char text[STOP_BYTES_MAX];
+        int bytes;
+    } stop[STOP_MAX];
+    int n_stop_id;
+    int32_t stop_id[STOP_ID_MAX];
+    int n_bias;
+    struct {
+        int32_t token;
+        float bias;
+    } bias[LOGIT_BIAS_MAX];
+    int n_allow;
+    int32_t allow[ALLOW_MAX]; /* distinct */
+};
+
+/* What the memories did over an item's positions: one per memory layer. Guard: written by the
+ * engine until the item's state is published, read after. Positions in order, weights added in that
+ * order. */
+struct memory_trace {
+    int64_t lookups; /* positions · heads · k_top */
+    int64_t n_position;
+    uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
+    double *weight;  /* [n_slot] sum of shares */
+    int32_t *slots;  /* [position_max, n_head·k_top] or NULL: only with "tokens" */
+    float *shares;   /* same shape */
+};
+
+/* One prompt and sample, or one document to score. */
+struct item {
+    int32_t *ids; /* Owner: the request. [n_ids] input tokens, BOS included */
+    int64_t n_ids;
+    int sample_index; /* keys the random numbers, with seed and prompt_index */
+    int prompt_index;
+    int max_tokens; /* generation: fewer than the request's, for this item; 0 = as many */
+    /* Scoring: ids[score_from ..] are scored, what stands before is context, of which nothing is
+     * computed but what they attend to. 1 .. n_ids; request_set_item makes 0 a 1. */
+    int64_t score_from;
+    bool bare; /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
+
+    /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
+    atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */
+    atomic_int state;    /* enum finish; != FINISH_NONE means nothing more will be written */
+    int32_t *out_id;     /* generation: [item_max_tokens]; scoring: NULL (the tokens are in ids) */
+    float *out_logprob;  /* generation: [item_max_tokens] (only if n_top >= 0);
+                          * scoring: [n_ids-score_from], log p(ids[score_from+i] | its window) */
+    int32_t *out_rank;   /* as out_logprob */
+    float *out_entropy;  /* scoring with entropy: as out_logprob; else NULL */
+    int32_t *out_top_id; /* [.., n_top] if n_top > 0; else NULL */
+    float *out_top_logprob;
+    float *out_target; /* scoring with targets: [n_target], log p(target[j] | all of ids, or as much
+                        * as a window holds); else NULL */
+    /* Generation with echo and n_top >= 0: [n_ids], entry 0 unused (NaN). Valid from the first
+     * generated token on. */
+    float *prompt_logprob;
+    int32_t *prompt_rank;
+    int32_t *prompt_top_id; /* [n_ids, n_top] */
+    float *prompt_top_logprob;
+    int32_t stop_id;            /* FINISH_STOP by a token: its id; else -1 */
+    int stop_string;            /* FINISH_STOP by a string: its index; else -1 */
+    int64_t stop_begin;         /* byte in the generated text where that string begins */
+    int64_t n_position;         /* positions run through, windows' overlaps included */
+    int64_t n_cached;           /* of them: taken from the cache instead of being computed */
+    struct memory_trace *trace; /* [n_memory] or NULL */
+};
+
+struct request {
+    char id[64]; /* for logs */
+    enum request_kind kind;
+    enum priority priority;
+    struct sampling sampling; /* generation */
+    int lang;                 /* language id, 0 if the model has none */
+    int n_top;                /* -1 = no log-probabilities (generation), 0 = chosen token only */
+    bool echo;                /* generation: prompt_* wanted */
+    bool entropy;             /* scoring */
+    int n_target;             /* scoring: tokens whose log-probability behind the text is wanted */
+    int32_t target[TARGET_MAX];
+    int64_t window, stride; /* scoring: positions per window, new predictions per window; without a
+                             * context limit ENGINE_TEXT_MAX, which makes one stream of a text */
+    bool trace_memory, trace_tokens;
+    int64_t deadline_us; /* clock_now_us() time; 0 = none */
+
+    int n_item;
+    struct item *item; /* Owner: the request. [n_item] */
+
+    void (*wake)(void *ctx); /* called by the engine thread after it published something; must
+                              * not block and not call back into the engine. May be NULL */
+    void *wake_ctx;          /* Borrowed: must live until the front end's release returns */
+
+    atomic_bool cancel; /* set by the front end: stop within a step */
+    struct err error;   /* engine writes, before state FINISH_ERROR */
+    /* Engine writes, times by clock_now_us(); 0 = not yet. Atomic so that they can be read live.
+     */
+    atomic_llong submit_us, start_us, first_us, done_us;
+    atomic_int n_item_done; /* items with a state; == n_item means all is over (release) */
+
+    atomic_int refs; /* request_new gives 1; engine_submit takes another */
+    /* Keeps wake and the front end's release apart: 0 idle, 1 in wake, 2 the front end has left.
+     * Private to engine/. */
+    atomic_int wake_guard;
+};
+
+/* Tokens that an item of a generation ends with at the latest. */
+int item_max_tokens(const struct request *request, const struct item *item);
+
+/* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
+ * memory. */
+struct request *request_new(enum request_kind kind, int n_item);
+/* Takes the ids (malloc'd, ownership passes) of item i and allocates its result arrays after the
+ * fields kind, sampling, n_top, n_target, echo, entropy, trace_* and the item's max_tokens,
+ * score_from and bare are set. */
+enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
+                               const struct model_info *info, struct err *err);
+/* The front end's last use: cancels what still runs and drops the front end's reference; the last
+ * reference frees. When it returns, wake is not running and will not be called again; it waits for
+ * a wake in flight, so do not hold a lock that wake takes. NULL is fine. */
+void request_release(struct request *request);
+void request_cancel(struct request *request);
+
+/* Bytes of memory_trace for one item: the front end bounds the sum before it allocates. */
+size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens);
+
+/* Positions that a text may have, by max_model_len (0 = no limit). */
+static inline int engine_context(int max_model_len)
+{
+    return max_model_len > 0 ? max_model_len : ENGINE_TEXT_MAX;
+}
+
+/* ---- engine only --------------------------------------------------------------------------- */
+
+/* What a request is checked against. */
+struct request_limits {
+    int context;    /* positions that a text may have */
+    int n_top_max;  /* largest n_top */
+    bool trace;     /* trace_memory is allowed */
+    bool tokenizer; /* there is one: stop strings need it */
+};
+
+/* Checks everything that the engine relies on: lengths against the context, ids against the
+ * vocabulary, sampling against its bounds. *n_token becomes what the request counts in the queue.
+ * ERR_ARGUMENT, the message naming field, limit and value. */
 enum err_code request_check(const struct request *request, const struct model_info *info,
-                            const struct engine_options *limits, bool has_tokenizer,
-                            int64_t *n_token, struct err *err);
+                            const struct request_limits *limits, int64_t *n_token, struct err *err);
 
 /* Engine thread: calls wake unless the front end has left. */
 void request_wake(struct request *request);

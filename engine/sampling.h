@@ -10,7 +10,7 @@
 #ifndef ENGINE_SAMPLING_H
 #define ENGINE_SAMPLING_H
 
-#include "engine/engine.h"
+#include "engine/request.h"
 
 /* Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011):
  * 128 random bits from a 128-bit counter and a 64-bit key. */

@@ -1,6 +1,5 @@
-/* The arithmetic of scoring that needs no model: windows, sums, and the normalisers of a text.
- * Declared in engine.h; used by the engine thread, the server and the command line. */
-#include "engine/engine.h"
+/* The arithmetic of scoring: see scoring.h. */
+#include "engine/scoring.h"
 
 #include "engine/utf8.h"
 

@@ -1,13 +1,6 @@
-/* What runs before the first request. Called by engine_open, on its thread.
- *
- * The warm-up: some backends prepare each shape of a decode step when it first runs; that time is
- * spent here, so that no request waits for it.
- *
- * The self-test: a fixed short text is computed whole, in chunks, and beside another text. All must
- * be finite and agree to the bit, or the results of this machine, build or model would depend on
- * the company a request keeps, and the engine does not start. With fast_math they may depend on it;
- * then finite is all they must be. */
-#include "engine/loop.h"
+/* What runs before the first request: see selftest.h. */
+#include "engine/selftest.h"
+#include "engine/kvpages.h"
 
 #include <math.h>
 #include <string.h>
@@ -58,24 +51,24 @@ static void clear_step(struct step *step)
     step->n_top = step->n_adjust = step->n_allow = 0;
 }
 
-static enum err_code run(struct engine *engine, struct err *err)
+static enum err_code run(const struct selftest *test, struct err *err)
 {
-    engine->be->op->step_begin(engine->be, engine->step);
-    model_forward(engine->model, engine->step, NULL);
-    return engine->be->op->finish(engine->be, engine->step, err);
+    test->be->op->step_begin(test->be, test->step);
+    model_forward(test->model, test->step, NULL);
+    return test->be->op->finish(test->be, test->step, err);
 }
 
 /* Runs rows first .. first+n-1 of the probe alone. */
-static enum err_code run_rows(struct engine *engine, struct probe *probe, int first, int n,
+static enum err_code run_rows(const struct selftest *test, struct probe *probe, int first, int n,
                               struct err *err)
 {
     if (n < 1) {
         return ERR_OK;
     }
-    clear_step(engine->step);
-    add_rows(engine->step, probe, first, n);
-    const enum err_code code = run(engine, err);
-    memcpy(probe->logprob + first, engine->step->out_logprob, (size_t)n * sizeof(float));
+    clear_step(test->step);
+    add_rows(test->step, probe, first, n);
+    const enum err_code code = run(test, err);
+    memcpy(probe->logprob + first, test->step->out_logprob, (size_t)n * sizeof(float));
     return code;
 }
 
@@ -99,10 +92,10 @@ static enum err_code check_finite(const struct probe *probe, const char *how, st
 }
 
 /* The same bits; with fast_math finite ones. */
-static enum err_code compare(const struct engine *engine, const struct probe *whole,
+static enum err_code compare(const struct selftest *test, const struct probe *whole,
                              const struct probe *other, const char *how, struct err *err)
 {
-    if (engine->options.backend.fast_math) {
+    if (test->fast_math) {
         return check_finite(other, how, err);
     }
     for (int i = 0; i < whole->n; i++) {
@@ -119,47 +112,47 @@ static enum err_code compare(const struct engine *engine, const struct probe *wh
 
 /* A step of n_seq sequences at their first position, each in a page of its own, as decoding makes
  * them: the token is drawn, and its log-probability wanted. */
-static enum err_code warm_step(struct engine *engine, int n_seq, struct err *err)
+static enum err_code warm_step(const struct selftest *test, int n_seq, struct err *err)
 {
     struct probe probe;
-    clear_step(engine->step);
+    clear_step(test->step);
     for (int s = 0; s < n_seq; s++) {
-        probe_begin(&probe, 1, s, model_info(engine->model)->n_vocab, s);
-        add_rows(engine->step, &probe, 0, 1);
-        engine->step->out_want[s] = OUT_SAMPLE | OUT_LOGPROB;
-        engine->step->target[s] = TARGET_SAMPLED;
-        engine->step->sample[s] = (struct sample_params){.top_p = 1, .repetition = 1};
+        probe_begin(&probe, 1, s, model_info(test->model)->n_vocab, s);
+        add_rows(test->step, &probe, 0, 1);
+        test->step->out_want[s] = OUT_SAMPLE | OUT_LOGPROB;
+        test->step->target[s] = TARGET_SAMPLED;
+        test->step->sample[s] = (struct sample_params){.top_p = 1, .repetition = 1};
     }
-    return run(engine, err);
+    return run(test, err);
 }
 
-enum err_code selftest_warm_up(struct engine *engine, struct err *err)
+enum err_code selftest_warm_up(const struct selftest *test, struct err *err)
 {
     /* Every sequence holds a page or more, so no more of them than pages ever run. */
-    int n_max = engine->be->capture_max;
-    n_max = n_max < engine->options.max_seqs ? n_max : engine->options.max_seqs;
-    n_max = n_max < engine->pages.n_page ? n_max : engine->pages.n_page;
+    int n_max = test->be->capture_max;
+    n_max = n_max < test->max_seqs ? n_max : test->max_seqs;
+    n_max = n_max < test->n_page ? n_max : test->n_page;
     for (int n_seq = 1; n_seq <= n_max; n_seq++) {
-        if (warm_step(engine, n_seq, err) != ERR_OK) {
+        if (warm_step(test, n_seq, err) != ERR_OK) {
             return err->code;
         }
     }
     return ERR_OK;
 }
 
-enum err_code selftest_run(struct engine *engine, struct err *err)
+enum err_code selftest_run(const struct selftest *test, struct err *err)
 {
-    const int n_vocab = model_info(engine->model)->n_vocab;
-    const int budget = engine->step->limits.n_tok_max;
-    const int context = engine_context(engine->options.max_model_len);
+    const int n_vocab = model_info(test->model)->n_vocab;
+    const int budget = test->step->limits.n_tok_max;
+    const int context = test->context;
     int n = SELFTEST_TOKENS < budget ? SELFTEST_TOKENS : budget;
     n = n < context ? n : context;
     const int n_page = kvpages_for(n);
-    const int apart = engine->pages.n_page >= 2 * n_page ? n_page : 0;
+    const int apart = test->n_page >= 2 * n_page ? n_page : 0;
 
     struct probe whole;
     probe_begin(&whole, n, 0, n_vocab, 1);
-    if (run_rows(engine, &whole, 0, n, err) != ERR_OK) {
+    if (run_rows(test, &whole, 0, n, err) != ERR_OK) {
         return err->code;
     }
     if (check_finite(&whole, "when computed whole", err) != ERR_OK) {
@@ -170,28 +163,28 @@ enum err_code selftest_run(struct engine *engine, struct err *err)
     probe_begin(&chunked, n, apart, n_vocab, 1);
     const int cut[4] = {0, 1 < n ? 1 : n, 1 + n / 2 < n ? 1 + n / 2 : n, n};
     for (int c = 0; c < 3; c++) {
-        if (run_rows(engine, &chunked, cut[c], cut[c + 1] - cut[c], err) != ERR_OK) {
+        if (run_rows(test, &chunked, cut[c], cut[c + 1] - cut[c], err) != ERR_OK) {
             return err->code;
         }
     }
-    if (compare(engine, &whole, &chunked, "in chunks", err) != ERR_OK) {
+    if (compare(test, &whole, &chunked, "in chunks", err) != ERR_OK) {
         return err->code;
     }
 
     const int n_other = budget - n < n ? budget - n : n;
-    if (apart == 0 || n_other < 1 || engine->step->limits.n_seq_max < 2) {
+    if (apart == 0 || n_other < 1 || test->step->limits.n_seq_max < 2) {
         return ERR_OK; /* so small a configuration never runs two texts of this length at once */
     }
     struct probe other;
     struct probe beside;
     probe_begin(&other, n_other, 0, n_vocab, 2);
     probe_begin(&beside, n, apart, n_vocab, 1);
-    clear_step(engine->step);
-    add_rows(engine->step, &other, 0, n_other);
-    add_rows(engine->step, &beside, 0, n);
-    if (run(engine, err) != ERR_OK) {
+    clear_step(test->step);
+    add_rows(test->step, &other, 0, n_other);
+    add_rows(test->step, &beside, 0, n);
+    if (run(test, err) != ERR_OK) {
         return err->code;
     }
-    memcpy(beside.logprob, engine->step->out_logprob + n_other, (size_t)n * sizeof(float));
-    return compare(engine, &whole, &beside, "beside another text", err);
+    memcpy(beside.logprob, test->step->out_logprob + n_other, (size_t)n * sizeof(float));
+    return compare(test, &whole, &beside, "beside another text", err);
 }

@@ -1,7 +1,7 @@
 /* One running unit: see sequence.h. */
 #include "engine/sequence.h"
 
-#include "engine/request.h"
+#include "engine/scoring.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,7 +6,8 @@
 #ifndef ENGINE_STOP_H
 #define ENGINE_STOP_H
 
-#include "engine/engine.h"
+#include "engine/request.h"
+#include "engine/tokenizer.h"
 
 struct stop_match {
     int index;     /* into sampling.stop; -1 = none */

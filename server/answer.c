@@ -1,6 +1,9 @@
 /* Pieces of answers: see answer.h. */
 #include "server/answer.h"
 
+#include "engine/memory_stats.h"
+#include "engine/scoring.h"
+#include "engine/tokenizer.h"
 #include "engine/utf8.h"
 
 #include <math.h>

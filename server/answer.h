@@ -2,6 +2,7 @@
 #ifndef SERVER_ANSWER_H
 #define SERVER_ANSWER_H
 
+#include "engine/tokenizer.h"
 #include "server/input.h"
 #include "server/json.h"
 
@@ -10,7 +11,7 @@ struct answer_meta {
     const char *id;
     const char *model;
     int64_t created;  /* seconds since 1970 */
-    int64_t begin_us; /* when the request arrived, by engine_now_us() */
+    int64_t begin_us; /* when the request arrived, by clock_now_us() */
 };
 
 /* "id", "object", "created", "model", in the contract's order. */

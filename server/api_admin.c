@@ -1,4 +1,7 @@
 /* What tells about the server: models, info, version, health, metrics. */
+#include "engine/clock.h"
+#include "engine/stats.h"
+#include "engine/tokenizer.h"
 #include "server/info.h"
 #include "server/json.h"
 #include "server/routes.h"
@@ -119,7 +122,7 @@ static void write_health(struct server *server, struct exchange *x, const char *
     json_open(out, '{');
     json_field_string(out, "status", status);
     json_field_string(out, "model", server->options->served_model_name);
-    json_field_fixed(out, "uptime_s", (double)(engine_now_us() - server->begin_us) * 1e-6);
+    json_field_fixed(out, "uptime_s", (double)(clock_now_us() - server->begin_us) * 1e-6);
     const struct engine_stats *const stats = engine != NULL ? engine_stats(engine) : NULL;
     json_field_int(out, "queue", stats != NULL ? atomic_load(&stats->waiting) : 0);
     json_field_int(out, "running", stats != NULL ? atomic_load(&stats->running) : 0);
@@ -198,7 +201,7 @@ static void deep_gone(void *data)
  * no seat for the check: readiness does not hang on that. */
 static bool deep_waits(const struct deep_work *work)
 {
-    const int64_t age_us = engine_now_us() - work->begin_us;
+    const int64_t age_us = clock_now_us() - work->begin_us;
     const bool seated = work->request == NULL || atomic_load(&work->request->start_us) != 0;
     const bool moves = engine_stalled_ms(atomic_load(&work->server->engine)) * 2000 < PROBE_SEAT_US;
     return age_us < (!seated && moves ? PROBE_SEAT_US : PROBE_TIMEOUT_US);
@@ -214,7 +217,7 @@ static enum exchange_next deep_next(struct exchange *x, void *data)
     }
     if (work->request != NULL && !work->over) {
         if (atomic_load(&work->request->n_item_done) == 0 && deep_waits(work)) {
-            x->wake_at_us = engine_now_us() + 50000;
+            x->wake_at_us = clock_now_us() + 50000;
             return EXCHANGE_WAIT;
         }
         work->over = true;
@@ -223,7 +226,7 @@ static enum exchange_next deep_next(struct exchange *x, void *data)
     }
     const enum probe_state state = probe_ask(&server->probe);
     if (state == PROBE_RUNNING && deep_waits(work)) {
-        x->wake_at_us = engine_now_us() + 50000;
+        x->wake_at_us = clock_now_us() + 50000;
         return EXCHANGE_WAIT;
     }
     if (state == PROBE_YOURS) { /* the check gave no result, and nobody runs another one */
@@ -258,7 +261,7 @@ static void deep_check(struct server *server, struct exchange *x)
         return;
     }
     work->server = server;
-    work->begin_us = engine_now_us();
+    work->begin_us = clock_now_us();
     if (probe_ask(&server->probe) == PROBE_YOURS) {
         work->request = probe_request(server->limits.info);
         if (work->request == NULL || !deep_submit(server, x, work->request)) {

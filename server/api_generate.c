@@ -1,4 +1,5 @@
 /* Generations over HTTP, in any dialect, whole or as a stream; and POST /generate. */
+#include "engine/clock.h"
 #include "server/routes.h"
 #include "server/sse.h"
 
@@ -88,7 +89,7 @@ void api_generate_as(struct server *server, struct exchange *x,
     }
     work->server = server;
     struct api_error error = {0};
-    const int64_t parse_us = engine_now_us();
+    const int64_t parse_us = clock_now_us();
     bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &server->limits, &error);
     x->tgi = work->job.dialect->tgi;
     metrics_tokenize_time(&server->metrics, parse_us);

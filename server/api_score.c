@@ -1,4 +1,6 @@
 /* POST /score and POST /v1/score: log-probabilities of texts and ids, whole or as a stream. */
+#include "engine/clock.h"
+#include "engine/scoring.h"
 #include "server/routes.h"
 #include "server/score_labels.h"
 #include "server/score_stream.h"
@@ -107,7 +109,7 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
     work->server = server;
     work->route = route;
     struct api_error error = {0};
-    const int64_t parse_us = engine_now_us();
+    const int64_t parse_us = clock_now_us();
     const bool ok = route->parse(&work->job, x->body.data, x->body.n, &server->limits, &error);
     metrics_tokenize_time(&server->metrics, parse_us);
     if (!ok) {

@@ -2,6 +2,7 @@
  *
  * The paths are shared by three families of clients, told apart by the key that holds the text:
  * prompt and content get their own answer each, inputs (TGI) a list and that dialect's errors. */
+#include "engine/tokenizer.h"
 #include "server/answer.h"
 #include "server/routes.h"
 

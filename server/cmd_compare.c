@@ -7,6 +7,8 @@
  * The texts are read and cut into windows as `pkmserve score` does it. Each window goes through
  * both models in steps of the same rows; the logits of both are fetched and compared. */
 #include "engine/kvpages.h"
+#include "engine/scoring.h"
+#include "engine/tokenizer.h"
 #include "server/cmd_engine.h"
 #include "server/compare.h"
 #include "server/json.h"

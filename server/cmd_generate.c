@@ -1,5 +1,6 @@
 /* `pkmserve generate`: continues a prompt. The options become the body of a /generate request,
  * which the code of that route parses; its text is printed as it comes. */
+#include "engine/clock.h"
 #include "server/cmd_engine.h"
 #include "server/generate.h"
 #include "server/gentext.h"
@@ -149,7 +150,7 @@ static enum err_code print_end(const struct generation *it, struct err *err)
 int cmd_generate(const struct options *options)
 {
     struct generation it = {.options = options, .streams = !options->json};
-    const int64_t begin_us = engine_now_us();
+    const int64_t begin_us = clock_now_us();
     struct err err;
     enum err_code code = cmd_engine_open(&it.ce, options, &err);
     if (code == ERR_OK) {

@@ -1,6 +1,7 @@
 /* `pkmserve health`: asks a running server for its health, as a container's health check that needs
  * no other program. One GET over a plain socket, all of it within --timeout-s. Exit status 0 if the
  * answer is 200, else 1, and one line that says why. */
+#include "engine/clock.h"
 #include "engine/engine.h"
 #include "server/cmd.h"
 
@@ -31,7 +32,7 @@ static enum err_code health_wait(const struct health *health, short events, cons
 {
     struct pollfd poll_fd = {.fd = health->fd, .events = events};
     for (;;) {
-        const int64_t left_us = health->deadline_us - engine_now_us();
+        const int64_t left_us = health->deadline_us - clock_now_us();
         const int n = left_us > 0 ? poll(&poll_fd, 1, (int)(left_us / 1000 + 1)) : 0;
         if (n > 0) {
             return ERR_OK;
@@ -199,7 +200,7 @@ static enum err_code health_check_options(const struct options *options, struct 
 int cmd_health(const struct options *options)
 {
     struct health health = {.options = options,
-                            .deadline_us = engine_now_us() + options->timeout_s * INT64_C(1000000),
+                            .deadline_us = clock_now_us() + options->timeout_s * INT64_C(1000000),
                             .fd = -1};
     struct err err = {0};
     enum err_code code = health_check_options(options, &err);

@@ -1,5 +1,6 @@
 /* `pkmserve inspect`: what a model is. It is opened as the server would open it, so a model that
  * can be inspected can be served. */
+#include "engine/tokenizer.h"
 #include "models/tensors.h"
 #include "server/cmd.h"
 #include "server/json.h"

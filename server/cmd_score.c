@@ -1,5 +1,7 @@
 /* `pkmserve score`: perplexity of files. The files become the body of one /score request, which the
  * code of that route parses and answers; only the table is made here. */
+#include "engine/clock.h"
+#include "engine/memory_stats.h"
 #include "server/cmd_engine.h"
 #include "server/json.h"
 #include "server/progress.h"
@@ -128,7 +130,7 @@ int cmd_score(const struct options *options)
 {
     struct scoring it = {.options = options};
     it.path = cmd_paths(options, &it.n);
-    const int64_t begin_us = engine_now_us();
+    const int64_t begin_us = clock_now_us();
     struct err err;
     enum err_code code = cmd_engine_open(&it.ce, options, &err);
     if (code == ERR_OK) {

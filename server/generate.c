@@ -1,6 +1,7 @@
 /* The native answer of a generation: see generate.h. */
 #include "server/generate.h"
 
+#include "engine/scoring.h"
 #include "server/gentext.h"
 
 const struct input *generate_input(const struct generate_job *job, int item)

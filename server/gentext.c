@@ -1,6 +1,9 @@
 /* The text of a continuation: see gentext.h. */
 #include "server/gentext.h"
 
+#include "engine/scoring.h"
+#include "engine/tokenizer.h"
+
 #include <stdlib.h>
 #include <string.h>
 

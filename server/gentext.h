@@ -8,6 +8,7 @@
 #define SERVER_GENTEXT_H
 
 #include "engine/engine.h"
+#include "engine/tokenizer.h"
 #include "server/text.h"
 
 struct gentext {

@@ -2,6 +2,7 @@
  * library; each has a test in tests/server/test_http_rules.py. */
 #include "server/http.h"
 
+#include "engine/clock.h"
 #include "engine/engine.h"
 #include "server/head.h"
 #include "server/listen.h"
@@ -157,7 +158,7 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
     hx->conn = conn;
     hx->mhd = mhd;
     struct exchange *const x = &hx->x;
-    x->begin_us = engine_now_us();
+    x->begin_us = clock_now_us();
     x->waker = conn;
     x->route = -1;
     (void)snprintf(x->method, sizeof x->method, "%s", method);
@@ -552,7 +553,7 @@ void http_stop(struct http *http, int64_t deadline_us)
     }
     if (http->daemon != NULL) {
         http_refuse_connections(http);
-        while (watch_n_exchange(http->watch) > 0 && engine_now_us() < deadline_us) {
+        while (watch_n_exchange(http->watch) > 0 && clock_now_us() < deadline_us) {
             (void)usleep(5000);
         }
         /* The library aborts when it is stopped with a suspended connection. Hanging up wakes them

@@ -2,6 +2,8 @@
  * generation clients read; the rest is ours. */
 #include "server/info.h"
 
+#include "engine/stats.h"
+#include "engine/tokenizer.h"
 #include "server/input.h"
 #include "server/json.h"
 #include "server/version.h"

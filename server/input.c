@@ -1,6 +1,8 @@
 /* Reading prompts, documents and shared fields: see input.h. */
 #include "server/input.h"
 
+#include "engine/clock.h"
+#include "engine/tokenizer.h"
 #include "server/version.h"
 
 #include <math.h>
@@ -347,7 +349,7 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits)
 {
     int ms = limits->timeout_ms;
     fields_int(fields, "timeout_ms", NULL, 1, limits->max_timeout_ms, &ms);
-    return engine_now_us() + ms * INT64_C(1000);
+    return clock_now_us() + ms * INT64_C(1000);
 }
 
 void input_id(struct fields *fields, char *id, size_t id_max)

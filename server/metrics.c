@@ -2,7 +2,9 @@
  */
 #include "server/metrics.h"
 
+#include "engine/clock.h"
 #include "engine/engine.h"
+#include "engine/stats.h"
 #include "server/http.h"
 #include "server/metrics_compat.h"
 #include "server/routes.h"
@@ -106,7 +108,7 @@ void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_p
 
 void metrics_tokenize_time(struct metrics *metrics, int64_t from_us)
 {
-    histogram_add(&metrics->tokenize, (double)(engine_now_us() - from_us) * 1e-6);
+    histogram_add(&metrics->tokenize, (double)(clock_now_us() - from_us) * 1e-6);
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -287,7 +289,7 @@ static void write_engine_gauges(struct text *out, struct engine *engine,
     const long long last_us = get(&stats->last_step_us);
     struct timespec now;
     (void)clock_gettime(CLOCK_REALTIME, &now);
-    const double age = (double)(engine_now_us() - last_us) * 1e-6;
+    const double age = (double)(clock_now_us() - last_us) * 1e-6;
     write_one(out, "engine_last_step_timestamp_seconds", "gauge",
               "When the last step ended, in Unix time; 0 = none yet.",
               last_us > 0 ? (double)now.tv_sec + (double)now.tv_nsec * 1e-9 - age : 0);

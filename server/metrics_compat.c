@@ -4,6 +4,7 @@
 #include "server/metrics_compat.h"
 
 #include "engine/engine.h"
+#include "engine/stats.h"
 #include "server/metrics.h"
 
 /* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most. With every

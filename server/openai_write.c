@@ -1,4 +1,5 @@
 /* The answers of a completion: see openai.h. */
+#include "engine/scoring.h"
 #include "server/openai.h"
 
 #include <math.h>

@@ -1,6 +1,8 @@
 /* The deep health check: see probe.h. */
 #include "server/probe.h"
 
+#include "engine/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +16,7 @@ enum probe_state probe_ask(struct probe *probe)
 {
     pthread_mutex_lock(&probe->mutex);
     enum probe_state state = PROBE_YOURS;
-    if (probe->checked_us != 0 && engine_now_us() - probe->checked_us < PROBE_KEEP_US) {
+    if (probe->checked_us != 0 && clock_now_us() - probe->checked_us < PROBE_KEEP_US) {
         state = probe->ok ? PROBE_OK : PROBE_WRONG;
     } else if (probe->running) {
         state = PROBE_RUNNING;
@@ -37,7 +39,7 @@ struct request *probe_request(const struct model_info *info)
     ids[0] = info->bos_id >= 0 ? info->bos_id : 0;
     request->sampling = (struct sampling){.top_p = 1, .repetition = 1, .max_tokens = 1};
     request->n_top = 0;
-    request->deadline_us = engine_now_us() + PROBE_TIMEOUT_US;
+    request->deadline_us = clock_now_us() + PROBE_TIMEOUT_US;
     if (request_set_item(request, 0, ids, 1, info, NULL) != ERR_OK) {
         request_release(request);
         return NULL;
@@ -64,7 +66,7 @@ void probe_end(struct probe *probe, const struct request *request)
         }
         probe->ok = done && (!probe->exact ||
                              (probe->token == item->out_id[0] && probe->logprob_bits == bits));
-        probe->checked_us = engine_now_us();
+        probe->checked_us = clock_now_us();
     }
     pthread_mutex_unlock(&probe->mutex);
 }

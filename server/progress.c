@@ -1,6 +1,7 @@
 /* Draws "label  ########........  47 %  1234 tokens/s  0:12 left"; see progress.h. */
 #include "server/progress.h"
 
+#include "engine/clock.h"
 #include "engine/engine.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@ void progress_begin(struct progress *progress, const char *unit, double unit_tot
 {
     *progress = (struct progress){
         .shown = isatty(STDERR_FILENO) == 1,
-        .begin_us = engine_now_us(),
+        .begin_us = clock_now_us(),
         .unit = unit,
         .unit_total = unit_total,
     };
@@ -21,7 +22,7 @@ void progress_begin(struct progress *progress, const char *unit, double unit_tot
 
 void progress_show(struct progress *progress, const char *label, double share)
 {
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     if (!progress->shown || now_us - progress->last_us < REDRAW_US) {
         return;
     }

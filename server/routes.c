@@ -1,6 +1,7 @@
 /* The route table and what comes before and after each route: see routes.h. */
 #include "server/routes.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
 #include "server/answer.h"
 
@@ -324,6 +325,6 @@ void routes_done(void *ctx, const struct exchange *x)
               status == 499     ? "client_left"
               : x->code != NULL ? x->code
                                 : "-",
-              (double)(engine_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
+              (double)(clock_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
               (long long)x->n_generated, x->sent_bytes, trace);
 }

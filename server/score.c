@@ -1,6 +1,9 @@
 /* The figures of scoring: see score.h. */
 #include "server/score.h"
 
+#include "engine/scoring.h"
+#include "engine/tokenizer.h"
+
 #include <math.h>
 #include <stdlib.h>
 

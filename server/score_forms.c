@@ -6,6 +6,7 @@
  * go to the continuation, both are tokenised as one text, and of these tokens as many are dropped
  * in front as the context has by itself, whose own take their place. So all continuations of a
  * context begin with the same ids, also where a token would have crossed the boundary. */
+#include "engine/scoring.h"
 #include "server/score.h"
 
 #include <stdio.h>

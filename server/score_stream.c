@@ -13,6 +13,9 @@
  * memory. */
 #include "server/score_stream.h"
 
+#include "engine/clock.h"
+#include "engine/scoring.h"
+
 #include <math.h>
 
 enum {
@@ -161,7 +164,7 @@ static enum exchange_next stream_break(struct score_stream *stream, struct excha
 /* Nothing can be written now. */
 static enum exchange_next stream_wait(struct score_stream *stream, struct exchange *x)
 {
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     if (stream->open && stream->events && x->out.n == 0 && now_us >= stream->ping_us) {
         text_puts(&x->out, ": ping\n\n");
     }

@@ -1,4 +1,5 @@
 /* The answer of scoring: see score.h. */
+#include "engine/scoring.h"
 #include "server/score.h"
 
 #include <math.h>

@@ -14,6 +14,7 @@
  * engine's failure. */
 #include "server/serve.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
 #include "server/cmd.h"
 #include "server/http.h"
@@ -110,7 +111,7 @@ static void log_ready(const struct server *server, const struct engine *engine)
               dtype_name(info->dtype), limits->max_model_len, info->n_memory,
               log_quote(backend, sizeof backend, engine_backend(engine)->description),
               limits->max_seqs, limits->max_batch_tokens, (long long)limits->kv_tokens,
-              (double)(engine_now_us() - server->begin_us) * 1e-6);
+              (double)(clock_now_us() - server->begin_us) * 1e-6);
 }
 
 /* ---- ending -------------------------------------------------------------------------------- */
@@ -143,16 +144,16 @@ static void drain(struct server *server, struct engine *engine)
         left_s = sleep(left_s);
     }
     atomic_store(&server->closed, true);
-    const int64_t closed_us = engine_now_us();
+    const int64_t closed_us = clock_now_us();
     const int n_cut =
         engine_drain(engine, closed_us + options->shutdown_timeout_s * INT64_C(1000000));
     /* Whoever waives the delay has nobody to tell. */
-    while (options->drain_delay_s > 0 && engine_now_us() - closed_us < SERVE_REFUSE_US) {
+    while (options->drain_delay_s > 0 && clock_now_us() - closed_us < SERVE_REFUSE_US) {
         (void)usleep(10000);
     }
     /* The engine has ended, and every request with it: what is left is to send the answers. */
     http_stop(server->admin, 0); /* it looks into the other */
-    http_stop(server->http, engine_now_us() + SERVE_FLUSH_US);
+    http_stop(server->http, clock_now_us() + SERVE_FLUSH_US);
     server->http = server->admin = NULL;
     log_event(LEVEL_INFO, "stopped", "cut_short=%d", n_cut);
 }
@@ -312,7 +313,7 @@ int serve_run(const struct options *options)
         return cmd_fail(&(struct err){.message = "no memory for the server"});
     }
     server->options = options;
-    server->begin_us = engine_now_us();
+    server->begin_us = clock_now_us();
     server->created = metrics_unix_seconds();
     atomic_init(&server->phase, "start");
     metrics_begin(&server->metrics);

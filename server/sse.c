@@ -9,6 +9,9 @@
  * was. */
 #include "server/sse.h"
 
+#include "engine/clock.h"
+#include "engine/scoring.h"
+
 #include <stdlib.h>
 
 enum { SSE_PIECE_BYTES = 64 * 1024 /* enough for one call: the rest follows when this is taken */ };
@@ -27,7 +30,7 @@ bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api
             return false;
         }
     }
-    sse->ping_us = engine_now_us() + limits->ping_us;
+    sse->ping_us = clock_now_us() + limits->ping_us;
     return true;
 }
 
@@ -133,7 +136,7 @@ static bool sse_failed(const struct request *request)
 static bool sse_open(struct sse *sse, struct exchange *x)
 {
     const struct request *const request = sse->job->request;
-    bool begun = engine_now_us() >= sse->ping_us;
+    bool begun = clock_now_us() >= sse->ping_us;
     for (int i = 0; i < request->n_item && !begun; i++) {
         begun = atomic_load(&request->item[i].state) != FINISH_NONE ||
                 atomic_load(&request->item[i].n_out) > 0;
@@ -187,7 +190,7 @@ enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct an
         text_puts(&x->out, sse->job->dialect->end);
         return EXCHANGE_END;
     }
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     if (x->out.n == 0 && now_us >= sse->ping_us) {
         text_puts(&x->out, ": ping\n\n");
     }

@@ -1,4 +1,5 @@
 /* The answers of the TGI dialect: see tgi.h. */
+#include "engine/tokenizer.h"
 #include "server/tgi.h"
 
 /* ---- tokens -------------------------------------------------------------------------------- */

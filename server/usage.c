@@ -1,7 +1,9 @@
 /* The thread that computes how memories are used: see usage.h. */
 #include "server/usage.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
+#include "engine/memory_stats.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -54,7 +56,7 @@ static void *usage_run(void *arg)
             memcpy(usage->stats, stats, sizeof stats);
             usage->n_sampled = n_sampled;
         }
-        usage->computed_us = engine_now_us();
+        usage->computed_us = clock_now_us();
         usage->wanted = false;
     }
     pthread_mutex_unlock(&usage->mutex);
@@ -99,7 +101,7 @@ void usage_close(struct usage *usage)
 /* What was computed last; asks for more if it is old. Returns the positions that it is of. */
 static int64_t usage_look(struct usage *usage, struct memory_stats *stats)
 {
-    const int64_t now_us = engine_now_us();
+    const int64_t now_us = clock_now_us();
     pthread_mutex_lock(&usage->mutex);
     memcpy(stats, usage->stats, sizeof usage->stats);
     const int64_t n_sampled = usage->n_sampled;

@@ -1,6 +1,7 @@
 /* The connection table and its watcher thread: see watch.h. */
 #include "server/watch.h"
 
+#include "engine/clock.h"
 #include "engine/engine.h"
 
 #include <netinet/in.h>
@@ -66,7 +67,7 @@ struct watch_conn *watch_take(struct watch *watch, int fd)
             conn->state = CONN_HEAD;
             conn->fd = fd;
             conn->generation++;
-            conn->deadline_us = engine_now_us() + watch->config.header_timeout_s * 1000000LL;
+            conn->deadline_us = clock_now_us() + watch->config.header_timeout_s * 1000000LL;
             conn->surplus = atomic_fetch_add(&watch->n_used, 1) >= watch->config.max_connections;
         }
         pthread_mutex_unlock(&conn->mutex);
@@ -110,7 +111,7 @@ void watch_body(struct watch_conn *conn, struct exchange *x)
     conn->x = x;
     conn->woken = false;
     conn->left = false;
-    conn->deadline_us = engine_now_us() + conn->watch->config.body_timeout_s * 1000000LL;
+    conn->deadline_us = clock_now_us() + conn->watch->config.body_timeout_s * 1000000LL;
     pthread_mutex_unlock(&conn->mutex);
 }
 
@@ -180,7 +181,7 @@ static void watch_refuse_locked(struct watch_conn *conn, const struct api_error 
     text_free(&head);
     (void)shutdown(conn->fd, SHUT_WR);
     conn->state = CONN_REFUSED;
-    conn->deadline_us = engine_now_us() + WATCH_LINGER_S * 1000000LL;
+    conn->deadline_us = clock_now_us() + WATCH_LINGER_S * 1000000LL;
 }
 
 void watch_refuse(struct watch_conn *conn, const struct api_error *error)
@@ -355,7 +356,7 @@ static void *watch_run(void *arg)
             }
             pthread_mutex_unlock(&conn->mutex);
         }
-        const int64_t now_us = engine_now_us();
+        const int64_t now_us = clock_now_us();
         if (now_us < next_tick_us) {
             continue;
         }

@@ -1,5 +1,6 @@
 /* The life of requests: queue, classes, cancellation, deadlines, draining, failure. Steps end when
  * the test's gate lets them, so every stage can be met on purpose. */
+#include "engine/clock.h"
 #include "tests/engine/harness.h"
 
 static int state_of(const struct request *request)
@@ -440,7 +441,7 @@ static void drain_finishes_what_was_taken(void **state)
         harness_item(engine, request[i], 0, i, 10);
         harness_submit(engine, request[i], NULL);
     }
-    assert_int_equal(engine_drain(engine, engine_now_us() + 60000000), 0);
+    assert_int_equal(engine_drain(engine, clock_now_us() + 60000000), 0);
     assert_int_equal(engine_state(engine), ENGINE_STOPPED);
     struct err err = {0};
     for (int i = 0; i < 6; i++) {
@@ -568,7 +569,7 @@ static void backend_failure_ends_everything(void **state)
     struct err err = {0};
     assert_int_equal(engine_submit(engine, request[0], &err), ERR_CLOSED);
     assert_non_null(strstr(err.message, "failed"));
-    assert_int_equal(engine_drain(engine, engine_now_us() + 60000000), 0); /* nothing to wait for */
+    assert_int_equal(engine_drain(engine, clock_now_us() + 60000000), 0); /* nothing to wait for */
     assert_int_equal(engine_state(engine), ENGINE_FAILED);
     assert_int_equal(atomic_load(&n_failure), 1);
     for (int i = 0; i < 3; i++) {

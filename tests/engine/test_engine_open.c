@@ -1,5 +1,21 @@
 /* Opening: what is refused by name, what is resolved, the self-test; and the counters of a run. */
+#include "engine/selftest.h"
+#include "engine/stats.h"
 #include "tests/engine/harness.h"
+
+/* What the open engine was tested with before it started. */
+static struct selftest selftest_of(const struct engine *engine)
+{
+    return (struct selftest){
+        .be = engine->be,
+        .model = engine->model,
+        .step = engine->step,
+        .n_page = engine->pages.n_page,
+        .max_seqs = engine->options.max_seqs,
+        .context = engine_context(engine->options.max_model_len),
+        .fast_math = engine->options.backend.fast_math,
+    };
+}
 
 static void assert_not_opened(const struct engine_options *options, enum err_code code,
                               const char *what)
@@ -125,14 +141,15 @@ static void self_test_finds_one_wrong_bit(void **state)
     struct backend_ops lying = *honest;
     lying.finish = lying_finish;
     engine->be->op = &lying; /* the engine thread is idle */
+    const struct selftest test = selftest_of(engine);
     struct err err = {0};
-    assert_int_equal(selftest_run(engine, &err), ERR_OK);
+    assert_int_equal(selftest_run(&test, &err), ERR_OK);
     errs_beside = true;
-    assert_int_equal(selftest_run(engine, &err), ERR_NUMERICAL);
+    assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "beside another text"));
     errs_beside = false;
     errs_in_chunks = true;
-    assert_int_equal(selftest_run(engine, &err), ERR_NUMERICAL);
+    assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "in chunks"));
     errs_in_chunks = false;
     engine->be->op = honest;
@@ -149,9 +166,10 @@ static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
     struct backend_ops lying = *honest;
     lying.finish = lying_finish;
     engine->be->op = &lying; /* the engine thread is idle */
+    const struct selftest test = selftest_of(engine);
     struct err err = {0};
     errs_beside = errs_in_chunks = true;
-    assert_int_equal(selftest_run(engine, &err), ERR_OK);
+    assert_int_equal(selftest_run(&test, &err), ERR_OK);
     errs_beside = errs_in_chunks = false;
     engine->be->op = honest;
     engine_close(engine);
@@ -180,9 +198,10 @@ static enum err_code warm_finish(struct backend *be, struct step *step, struct e
 static int warm_up(struct engine *engine, int capture_max)
 {
     struct err err = {0};
+    const struct selftest test = selftest_of(engine);
     n_warm = 0;
     engine->be->capture_max = capture_max;
-    assert_int_equal(selftest_warm_up(engine, &err), ERR_OK);
+    assert_int_equal(selftest_warm_up(&test, &err), ERR_OK);
     for (int i = 0; i < n_warm; i++) {
         assert_int_equal(warm_seqs[i], i + 1);
     }

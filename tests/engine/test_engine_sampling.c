@@ -1,5 +1,6 @@
 /* What the fields of a generation do, from request to text: seeds, samples, stops, penalties,
  * bounds. The vocabulary is the shipped tokenizer's, the weights are random. */
+#include "engine/tokenizer.h"
 #include "tests/engine/harness.h"
 
 enum { VOCAB = 8192 };

@@ -1,5 +1,6 @@
 /* Scoring beyond whole texts: a context that is not scored, targets behind the text, items that
  * keep nothing but their log-probabilities. TEST_DEVICE names the backend. */
+#include "engine/scoring.h"
 #include "tests/engine/harness.h"
 
 /* The log-probability of token behind the last n_context of the item's ids. */

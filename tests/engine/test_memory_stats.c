@@ -1,5 +1,6 @@
 /* Memory statistics against values computed by hand from the definitions. */
 #include "engine/engine.h"
+#include "engine/memory_stats.h"
 
 #include <math.h>
 #include <setjmp.h>

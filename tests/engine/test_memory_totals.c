@@ -1,5 +1,6 @@
 /* The statistics of all traffic are those of the positions that were sampled, and the sample is one
  * position in TOTALS_EVERY. */
+#include "engine/memory_stats.h"
 #include "tests/engine/harness.h"
 
 #include <math.h>

@@ -2,6 +2,7 @@
 #include "engine/queue.h"
 
 #include "engine/request.h"
+#include "engine/stats.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* Windows against a plain enumeration of lm-evaluation-harness's rolling scheme, sums, and the
  * counting of words and characters. */
 #include "engine/engine.h"
+#include "engine/scoring.h"
 
 #include <math.h>
 #include <setjmp.h>

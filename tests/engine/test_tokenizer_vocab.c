@@ -1,6 +1,7 @@
 /* The tokenizers that are lists of words: what the authors' programs make of the same texts, round
  * trips, offsets, streams, merge rules against a slow and plain applier, hostile files. */
 #include "engine/bpe.h"
+#include "engine/tokenizer.h"
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
 

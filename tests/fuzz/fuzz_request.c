@@ -2,6 +2,7 @@
  * HTTP. The first byte chooses the route, its dialect and whether there is a tokenizer, the rest is
  * the body. What parses is "run" by filling in results, and every answer and event must be valid
  * JSON. */
+#include "engine/tokenizer.h"
 #include "server/openai.h"
 #include "server/score_labels.h"
 #include "server/score_stream.h"

@@ -1,6 +1,7 @@
 /* The tokenizer with any bytes: invalid UTF-8 is refused; valid text comes back exactly from its
  * ids, whole and as a stream, without a control id among them; any ids decode to valid UTF-8.
  * Needs models/demo/tokenizer.model, from the repository root; does nothing without. */
+#include "engine/tokenizer.h"
 #include "tests/fuzz/fuzz_decode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);

@@ -2,6 +2,7 @@
  * vocabulary, one more the rules; the rest is text. Either the files are refused, or any text is
  * refused or becomes ids of the vocabulary whose offsets rise, and any ids give valid UTF-8, the
  * same whole and as a stream. */
+#include "engine/tokenizer.h"
 #include "engine/tokenizer_impl.h"
 #include "tests/fuzz/fuzz_decode.h"
 

@@ -1,0 +1,30 @@
+/* How a memory was used: the definitions of the reference evaluator and of the paper's section 4.2.
+ * Called by the front ends on traces that the engine filled. With z the shares of a slot, summed
+ * over all lookups and divided by the total (by weight), or the same with every access counting 1
+ * (by count), in double:
+ *   used  = share of the slots with z != 0
+ *   kl    = log S + Σ z log z         (0 = all slots alike, log S = one slot alone)
+ *   gini  = 1 - 2 · mean of the cumulative sums of ascending z
+ *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100
+ * Weights of both signs (memories without a softmax) are no distribution: what is by weight is then
+ * undefined, as it is where nothing was looked up. */
+#ifndef ENGINE_MEMORY_STATS_H
+#define ENGINE_MEMORY_STATS_H
+
+#include "engine/request.h"
+
+struct memory_stats {
+    int64_t lookups;
+    double used;       /* share of slots with non-zero weight */
+    double kl_w, kl_u; /* log S + Σ z log z, nats: by weight, by count; NaN where undefined */
+    double gini_w, gini_u;
+    int64_t top50_w, top90_w, top99_w, top50_u, top90_u, top99_u; /* -1: undefined */
+};
+/* scratch: malloc'd inside; returns ERR_MEMORY if that fails. */
+enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
+                              struct memory_stats *stats, struct err *err);
+/* The same of plain sums per slot, which are overwritten; lookups is left 0. */
+void memory_stats_of_sums(double *weight, double *count, int64_t n_slot,
+                          struct memory_stats *stats);
+
+#endif

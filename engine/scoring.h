@@ -1,0 +1,42 @@
+/* The arithmetic of scoring that needs no model: windows, sums, and the normalisers of a text. Used
+ * by the engine thread, the server and the command line. */
+#ifndef ENGINE_SCORING_H
+#define ENGINE_SCORING_H
+
+#include "engine/request.h"
+
+/* Windows of lm-evaluation-harness's rolling scheme over a sequence of n_ids tokens (BOS included,
+ * n_ids >= 1) of which those from score_from on (1 .. n_ids) are scored: window k feeds tokens
+ * first .. first+n_feed-1 and its last n_count predictions count; each scored token is predicted by
+ * exactly one window. Window 0 counts as many as it can, window at most, and feeds what stands
+ * before them as far as it fits; later ones count stride (the last: what is left) and start so that
+ * they feed window tokens. With score_from 1 window 0 thus counts all of its predictions; with a
+ * context before score_from and few tokens behind, there is one window that has lost what does not
+ * fit on the left. The last token predicts nothing: none of these windows feeds it. */
+struct score_window {
+    int64_t first;   /* index into ids of the first token fed */
+    int64_t n_feed;  /* tokens fed */
+    int64_t n_count; /* predictions that count: the last n_count of n_feed (excluding feed_last) */
+};
+int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, int64_t stride);
+struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,
+                                    int64_t stride, int64_t k);
+
+/* Sums over one item or pooled over items; the definitions are those of the HTTP contract. */
+struct score_sum {
+    int64_t n_scored;
+    double sum_logprob; /* in double, in position order */
+    double min_logprob; /* 0 if n_scored is 0 */
+    bool is_greedy;     /* every rank is 1 (false if n_scored is 0) */
+    bool impossible;    /* some log-probability is -inf */
+    bool nan;
+};
+struct score_sum score_sum_item(const struct item *item);
+
+/* Bytes of text without the white space at its end (Python's str.rstrip), over UTF-8. */
+size_t text_rstrip(const char *text, size_t bytes);
+/* 1 + runs of white space of Python's \s (str), over UTF-8. */
+int64_t text_count_words(const char *text, size_t bytes);
+int64_t text_count_chars(const char *text, size_t bytes);
+
+#endif

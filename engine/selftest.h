@@ -1,0 +1,33 @@
+/* What runs before the first request. Called by engine_open, on its thread.
+ *
+ * The warm-up: some backends prepare each shape of a decode step when it first runs; that time is
+ * spent here, so that no request waits for it.
+ *
+ * The self-test: a fixed short text is computed whole, in chunks, and beside another text. All must
+ * be finite and agree to the bit, or the results of this machine, build or model would depend on
+ * the company a request keeps, and the engine does not start. With fast_math they may depend on it;
+ * then finite is all they must be. */
+#ifndef ENGINE_SELFTEST_H
+#define ENGINE_SELFTEST_H
+
+#include "models/model.h"
+
+/* What is tested: nothing else uses the step or the cache meanwhile. */
+struct selftest {
+    struct backend *be;  /* Borrowed, as are the model and the step */
+    struct model *model; /* reserved */
+    struct step *step;
+    int n_page;   /* of the cache */
+    int max_seqs; /* that run at once */
+    int context;  /* positions that a text may have */
+    bool fast_math;
+};
+
+/* Runs a decode step of each size that the backend prepares when it first meets it (capture_max).
+ * The backend's error, if any. */
+enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
+/* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
+ * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
+enum err_code selftest_run(const struct selftest *test, struct err *err);
+
+#endif
