@@ -252,7 +252,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     if (reserve_step(engine, &limits, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
-        memory_totals_open(&engine->totals, info, err) != ERR_OK ||
+        pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
         kvpages_open(&engine->pages, n_page, o->prefix_cache, err) != ERR_OK ||
         queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, n_out_of_queue,
                    &engine->stats, err) != ERR_OK) {
@@ -421,7 +421,7 @@ void engine_close(struct engine *engine)
     free(engine->text);
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);
-    memory_totals_close(&engine->totals);
+    pkm_totals_close(&engine->totals);
     tokenizer_close(engine->tokenizer);
     if (engine->step != NULL) {
         engine->be->op->step_free(engine->be, engine->step);
@@ -490,13 +490,13 @@ struct engine_stats *engine_stats(struct engine *engine)
     return &engine->stats;
 }
 
-enum err_code engine_memory_stats(const struct engine *engine, int m, struct memory_stats *stats,
-                                  struct err *err)
+enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_stats *stats,
+                               struct err *err)
 {
-    return memory_totals_stats(&engine->totals, model_info(engine->model), m, stats, err);
+    return pkm_totals_stats(&engine->totals, model_info(engine->model), m, stats, err);
 }
 
-int64_t engine_memory_sampled(const struct engine *engine)
+int64_t engine_pkm_sampled(const struct engine *engine)
 {
     return atomic_load_explicit(&engine->totals.n_position, memory_order_relaxed);
 }

@@ -9,7 +9,7 @@
 #include "engine/request.h"
 
 struct engine_stats;
-struct memory_stats;
+struct pkm_stats;
 struct tokenizer;
 
 /* The strings and the contexts are borrowed: they must outlive the engine. */
@@ -71,11 +71,11 @@ struct engine_stats *engine_stats(struct engine *engine);
 int engine_retry_after_s(const struct engine *engine);
 
 /* How memory m is used by all traffic since the start, from a sample: one position in 64 of those
- * computed, lookups says how much that is (memory_totals.h). Takes tens of milliseconds per million
+ * computed, lookups says how much that is (pkm_totals.h). Takes tens of milliseconds per million
  * slots. ERR_MEMORY. */
-enum err_code engine_memory_stats(const struct engine *engine, int m, struct memory_stats *stats,
-                                  struct err *err);
+enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_stats *stats,
+                               struct err *err);
 /* Positions sampled so far. */
-int64_t engine_memory_sampled(const struct engine *engine);
+int64_t engine_pkm_sampled(const struct engine *engine);
 
 #endif

@@ -343,7 +343,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     model_forward(engine->model, engine->step, NULL);
     engine->be->op->submit(engine->be, engine->step);
     publish_wake(&engine->publisher);
-    memory_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
+    pkm_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
         return err->code;
     }
@@ -352,7 +352,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
                                     memory_order_relaxed);
     learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
-    memory_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
+    pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);
     return ERR_OK;
@@ -435,7 +435,7 @@ static bool turn(struct engine *engine)
     keep_drain_rate(engine, busy_us);
     if (engine->n_active == 0 && queue_is_empty(&engine->queue)) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
-        memory_totals_add(&engine->totals, model_info(engine->model));
+        pkm_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {
             return false;
         }

@@ -4,7 +4,7 @@
 #define ENGINE_LOOP_H
 
 #include "engine/kvpages.h"
-#include "engine/memory_totals.h"
+#include "engine/pkm_totals.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
 #include "engine/publish.h"
@@ -16,7 +16,7 @@ struct engine {
     struct tokenizer *tokenizer; /* NULL: ids only */
     struct step *step;
     struct kvpages pages;
-    struct memory_totals totals;
+    struct pkm_totals totals;
     struct queue queue;
     struct publisher publisher;
 

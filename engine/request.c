@@ -122,7 +122,7 @@ static size_t trace_columns(const struct memory_info *memory)
 
 size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens)
 {
-    size_t bytes = (size_t)info->n_memory * sizeof(struct memory_trace);
+    size_t bytes = (size_t)info->n_memory * sizeof(struct pkm_trace);
     for (int m = 0; m < info->n_memory; m++) {
         bytes += (size_t)info->memory[m].n_slot * (sizeof(double) + sizeof(uint32_t));
         bytes += sizeof(double); /* keeps the next memory's weights aligned */
@@ -135,11 +135,10 @@ size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out,
 }
 
 /* All traces of an item in one zeroed block: the structs, then each memory's arrays. */
-static struct memory_trace *new_trace(const struct model_info *info, int64_t n_position,
-                                      bool tokens)
+static struct pkm_trace *new_trace(const struct model_info *info, int64_t n_position, bool tokens)
 {
     const size_t bytes = request_trace_bytes(info, n_position, tokens);
-    struct memory_trace *const trace = calloc(1, bytes);
+    struct pkm_trace *const trace = calloc(1, bytes);
     if (trace == NULL) {
         return NULL;
     }

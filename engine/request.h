@@ -72,7 +72,7 @@ struct sampling {
 /* What the memories did over an item's positions: one per memory layer. Guard: written by the
  * engine until the item's state is published, read after. Positions in order, weights added in that
  * order. */
-struct memory_trace {
+struct pkm_trace {
     int64_t lookups; /* positions · heads · k_top */
     int64_t n_position;
     uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
@@ -111,12 +111,12 @@ struct item {
     int32_t *prompt_rank;
     int32_t *prompt_top_id; /* [n_ids, n_top] */
     float *prompt_top_logprob;
-    int32_t stop_id;            /* FINISH_STOP by a token: its id; else -1 */
-    int stop_string;            /* FINISH_STOP by a string: its index; else -1 */
-    int64_t stop_begin;         /* byte in the generated text where that string begins */
-    int64_t n_position;         /* positions run through, windows' overlaps included */
-    int64_t n_cached;           /* of them: taken from the cache instead of being computed */
-    struct memory_trace *trace; /* [n_memory] or NULL */
+    int32_t stop_id;         /* FINISH_STOP by a token: its id; else -1 */
+    int stop_string;         /* FINISH_STOP by a string: its index; else -1 */
+    int64_t stop_begin;      /* byte in the generated text where that string begins */
+    int64_t n_position;      /* positions run through, windows' overlaps included */
+    int64_t n_cached;        /* of them: taken from the cache instead of being computed */
+    struct pkm_trace *trace; /* [n_memory] or NULL */
 };
 
 struct request {
@@ -172,7 +172,7 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
 void request_release(struct request *request);
 void request_cancel(struct request *request);
 
-/* Bytes of memory_trace for one item: the front end bounds the sum before it allocates. */
+/* Bytes of pkm_trace for one item: the front end bounds the sum before it allocates. */
 size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens);
 
 /* Positions that a text may have, by max_model_len (0 = no limit). */

@@ -244,7 +244,7 @@ void sequence_fill(struct sequence *seq, struct step *step, int n_row)
 void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
                     int n_column)
 {
-    struct memory_trace *const trace = &seq->item->trace[m];
+    struct pkm_trace *const trace = &seq->item->trace[m];
     for (int r = 0; r < seq->n_row; r++) {
         const int64_t at = seq->base + seq->n_done + r - seq->trace_base;
         if (at < trace->n_position) {

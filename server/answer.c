@@ -1,7 +1,7 @@
 /* Pieces of answers: see answer.h. */
 #include "server/answer.h"
 
-#include "engine/memory_stats.h"
+#include "engine/pkm_stats.h"
 #include "engine/scoring.h"
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
@@ -338,7 +338,7 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
 /* ---- memory telemetry ---------------------------------------------------------------------- */
 
 /* Positions, heads, and for each the slots and shares, best first. */
-static void answer_memory_tokens(struct text *out, const struct memory_trace *trace,
+static void answer_memory_tokens(struct text *out, const struct pkm_trace *trace,
                                  const struct pkm_shape *shape)
 {
     const int64_t k = shape->k_top;
@@ -377,7 +377,7 @@ static void json_top(struct text *out, const char *key, int64_t n_slot)
     }
 }
 
-static void answer_memory_stats(struct text *out, const struct memory_stats *stats)
+static void answer_pkm_stats(struct text *out, const struct pkm_stats *stats)
 {
     json_field_int(out, "lookups", stats->lookups);
     json_field_double(out, "mem_used", stats->used);
@@ -402,9 +402,9 @@ bool answer_memory(struct text *out, const struct item *item, const struct model
     json_open(out, '[');
     for (int m = 0; m < info->n_memory; m++) {
         const struct memory_info *const layer = &info->memory[m];
-        struct memory_stats stats;
+        struct pkm_stats stats;
         struct err err = {0};
-        if (memory_stats_of(&item->trace[m], layer->n_slot, &stats, &err) != ERR_OK) {
+        if (pkm_stats_of(&item->trace[m], layer->n_slot, &stats, &err) != ERR_OK) {
             return api_error_set(error, 500, "out_of_memory", "memory", "%s", err.message);
         }
         json_open(out, '{');
@@ -413,7 +413,7 @@ bool answer_memory(struct text *out, const struct item *item, const struct model
         json_field_int(out, "slots", layer->n_slot);
         json_field_int(out, "heads", layer->shape.n_head);
         json_field_int(out, "knn", layer->shape.k_top);
-        answer_memory_stats(out, &stats);
+        answer_pkm_stats(out, &stats);
         if (memory == MEMORY_TOKENS) {
             answer_memory_tokens(out, &item->trace[m], &layer->shape);
         }

@@ -1,7 +1,7 @@
 /* `pkmserve score`: perplexity of files. The files become the body of one /score request, which the
  * code of that route parses and answers; only the table is made here. */
 #include "engine/clock.h"
-#include "engine/memory_stats.h"
+#include "engine/pkm_stats.h"
 #include "server/cmd_engine.h"
 #include "server/json.h"
 #include "server/progress.h"
@@ -79,8 +79,8 @@ static enum err_code print_memory(const struct scoring *it, int item, struct err
     const struct model_info *const info = it->ce.limits.info;
     for (int m = 0; m < info->n_memory; m++) {
         const struct memory_info *const memory = &info->memory[m];
-        struct memory_stats stats;
-        if (memory_stats_of(&it->job.request->item[item].trace[m], memory->n_slot, &stats, err) !=
+        struct pkm_stats stats;
+        if (pkm_stats_of(&it->job.request->item[item].trace[m], memory->n_slot, &stats, err) !=
             ERR_OK) {
             return err->code;
         }

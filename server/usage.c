@@ -3,7 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
-#include "engine/memory_stats.h"
+#include "engine/pkm_stats.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -18,15 +18,15 @@ struct usage {
     bool wanted, closing;
     int64_t computed_us; /* when; 0 = never */
     int64_t n_sampled;   /* of how many positions */
-    struct memory_stats stats[MODEL_MEMORY_MAX];
+    struct pkm_stats stats[MODEL_MEMORY_MAX];
 };
 
 /* Without the mutex. false: no memory. */
-static bool usage_compute(const struct usage *usage, struct memory_stats *stats)
+static bool usage_compute(const struct usage *usage, struct pkm_stats *stats)
 {
     struct err err = {0};
     for (int m = 0; m < engine_model(usage->engine)->n_memory; m++) {
-        if (engine_memory_stats(usage->engine, m, &stats[m], &err) != ERR_OK) {
+        if (engine_pkm_stats(usage->engine, m, &stats[m], &err) != ERR_OK) {
             char why[2 * sizeof err.message];
             log_event(LEVEL_WARN, "memory_usage", "error=%s",
                       log_quote(why, sizeof why, err.message));
@@ -39,7 +39,7 @@ static bool usage_compute(const struct usage *usage, struct memory_stats *stats)
 static void *usage_run(void *arg)
 {
     struct usage *const usage = arg;
-    struct memory_stats stats[MODEL_MEMORY_MAX] = {0};
+    struct pkm_stats stats[MODEL_MEMORY_MAX] = {0};
     pthread_mutex_lock(&usage->mutex);
     for (;;) {
         while (!usage->wanted && !usage->closing) {
@@ -49,7 +49,7 @@ static void *usage_run(void *arg)
             break;
         }
         pthread_mutex_unlock(&usage->mutex);
-        const int64_t n_sampled = engine_memory_sampled(usage->engine);
+        const int64_t n_sampled = engine_pkm_sampled(usage->engine);
         const bool computed = usage_compute(usage, stats);
         pthread_mutex_lock(&usage->mutex);
         if (computed) {
@@ -99,7 +99,7 @@ void usage_close(struct usage *usage)
 /* ---- writing ------------------------------------------------------------------------------- */
 
 /* What was computed last; asks for more if it is old. Returns the positions that it is of. */
-static int64_t usage_look(struct usage *usage, struct memory_stats *stats)
+static int64_t usage_look(struct usage *usage, struct pkm_stats *stats)
 {
     const int64_t now_us = clock_now_us();
     pthread_mutex_lock(&usage->mutex);
@@ -107,7 +107,7 @@ static int64_t usage_look(struct usage *usage, struct memory_stats *stats)
     const int64_t n_sampled = usage->n_sampled;
     const bool due =
         usage->computed_us == 0 || now_us - usage->computed_us >= USAGE_EVERY_S * INT64_C(1000000);
-    if (due && engine_memory_sampled(usage->engine) != n_sampled) {
+    if (due && engine_pkm_sampled(usage->engine) != n_sampled) {
         usage->wanted = true;
         pthread_cond_signal(&usage->changed);
     }
@@ -139,7 +139,7 @@ void usage_write(struct text *out, struct usage *usage)
     if (usage == NULL) {
         return;
     }
-    struct memory_stats stats[MODEL_MEMORY_MAX];
+    struct pkm_stats stats[MODEL_MEMORY_MAX];
     const struct model_info *const info = engine_model(usage->engine);
     const int64_t n_sampled = usage_look(usage, stats);
     text_printf(out,

@@ -89,8 +89,7 @@ static void compare_array(const char *how, const char *what, const void *expecte
     }
 }
 
-static void compare_traces(const char *how, const struct memory_trace *a,
-                           const struct memory_trace *b)
+static void compare_traces(const char *how, const struct pkm_trace *a, const struct pkm_trace *b)
 {
     assert_int_equal(a->lookups, b->lookups);
     assert_int_equal(a->n_position, b->n_position);
@@ -350,7 +349,7 @@ static void traces_count_each_position_once(void **state)
         request->trace_memory = request->trace_tokens = true;
         harness_item(engine, request, 0, 8, cases[c].n_ids);
         harness_run(engine, request);
-        const struct memory_trace *const trace = &request->item[0].trace[0];
+        const struct pkm_trace *const trace = &request->item[0].trace[0];
         assert_int_equal(trace->n_position, cases[c].n_ids);
         assert_int_equal(trace->lookups, (int64_t)cases[c].n_ids * n_column);
         assert_int_equal(request->item[0].n_position, cases[c].n_position);

@@ -1,11 +1,11 @@
-/* Sums over all traffic: see memory_totals.h. */
-#include "engine/memory_totals.h"
+/* Sums over all traffic: see pkm_totals.h. */
+#include "engine/pkm_totals.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 /* Written by the engine thread alone. */
-struct memory_total {
+struct pkm_total {
     _Atomic double weight; /* sum of shares */
     atomic_llong count;    /* accesses */
 };
@@ -15,10 +15,10 @@ static size_t column_of(const struct memory_info *memory)
     return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
 }
 
-enum err_code memory_totals_open(struct memory_totals *totals, const struct model_info *info,
-                                 struct err *err)
+enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info *info,
+                              struct err *err)
 {
-    *totals = (struct memory_totals){0};
+    *totals = (struct pkm_totals){0};
     for (int m = 0; m < info->n_memory; m++) {
         const size_t n_hit = TOTALS_ROW_MAX * column_of(&info->memory[m]);
         const size_t n_slot = (size_t)info->memory[m].n_slot;
@@ -26,25 +26,25 @@ enum err_code memory_totals_open(struct memory_totals *totals, const struct mode
         totals->slots[m] = malloc(n_hit * sizeof *totals->slots[m]);
         totals->shares[m] = malloc(n_hit * sizeof *totals->shares[m]);
         if (totals->total[m] == NULL || totals->slots[m] == NULL || totals->shares[m] == NULL) {
-            memory_totals_close(totals);
+            pkm_totals_close(totals);
             return err_set(err, ERR_MEMORY, "no memory for the totals of %zu memory slots", n_slot);
         }
     }
     return ERR_OK;
 }
 
-void memory_totals_close(struct memory_totals *totals)
+void pkm_totals_close(struct pkm_totals *totals)
 {
     for (int m = 0; m < MODEL_MEMORY_MAX; m++) {
         free(totals->total[m]);
         free(totals->slots[m]);
         free(totals->shares[m]);
     }
-    *totals = (struct memory_totals){0};
+    *totals = (struct pkm_totals){0};
 }
 
-void memory_totals_take(struct memory_totals *totals, struct backend *be, const struct model *model,
-                        int n_tok)
+void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct model *model,
+                     int n_tok)
 {
     const struct model_info *const info = model_info(model);
     CHECK(totals->n_row == 0);
@@ -69,7 +69,7 @@ void memory_totals_take(struct memory_totals *totals, struct backend *be, const 
     totals->n_row = n;
 }
 
-void memory_totals_add(struct memory_totals *totals, const struct model_info *info)
+void pkm_totals_add(struct pkm_totals *totals, const struct model_info *info)
 {
     for (int m = 0; m < info->n_memory; m++) {
         const size_t n_hit = (size_t)totals->n_row * column_of(&info->memory[m]);
@@ -80,7 +80,7 @@ void memory_totals_add(struct memory_totals *totals, const struct model_info *in
                 continue; /* it would be there for ever */
             }
             CHECK(slot >= 0 && slot < info->memory[m].n_slot);
-            struct memory_total *const total = &totals->total[m][slot];
+            struct pkm_total *const total = &totals->total[m][slot];
             const double weight = atomic_load_explicit(&total->weight, memory_order_relaxed);
             const long long count = atomic_load_explicit(&total->count, memory_order_relaxed);
             atomic_store_explicit(&total->weight, weight + (double)share, memory_order_relaxed);
@@ -91,8 +91,8 @@ void memory_totals_add(struct memory_totals *totals, const struct model_info *in
     totals->n_row = 0;
 }
 
-enum err_code memory_totals_stats(const struct memory_totals *totals, const struct model_info *info,
-                                  int m, struct memory_stats *stats, struct err *err)
+enum err_code pkm_totals_stats(const struct pkm_totals *totals, const struct model_info *info,
+                               int m, struct pkm_stats *stats, struct err *err)
 {
     CHECK(m >= 0 && m < info->n_memory);
     const int64_t n_slot = info->memory[m].n_slot;
@@ -103,11 +103,11 @@ enum err_code memory_totals_stats(const struct memory_totals *totals, const stru
     }
     const int64_t n = atomic_load_explicit(&totals->n_position, memory_order_acquire);
     for (int64_t i = 0; i < n_slot; i++) {
-        const struct memory_total *const total = &totals->total[m][i];
+        const struct pkm_total *const total = &totals->total[m][i];
         sums[i] = atomic_load_explicit(&total->weight, memory_order_relaxed);
         sums[n_slot + i] = (double)atomic_load_explicit(&total->count, memory_order_relaxed);
     }
-    memory_stats_of_sums(sums, sums + n_slot, n_slot, stats);
+    pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);
     stats->lookups = n * (int64_t)column_of(&info->memory[m]);
     free(sums);
     return ERR_OK;

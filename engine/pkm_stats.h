@@ -8,12 +8,12 @@
  *   topP  = S - p, p the first index at which that cumulative sum reaches 1 - P/100
  * Weights of both signs (memories without a softmax) are no distribution: what is by weight is then
  * undefined, as it is where nothing was looked up. */
-#ifndef ENGINE_MEMORY_STATS_H
-#define ENGINE_MEMORY_STATS_H
+#ifndef ENGINE_PKM_STATS_H
+#define ENGINE_PKM_STATS_H
 
 #include "engine/request.h"
 
-struct memory_stats {
+struct pkm_stats {
     int64_t lookups;
     double used;       /* share of slots with non-zero weight */
     double kl_w, kl_u; /* log S + Σ z log z, nats: by weight, by count; NaN where undefined */
@@ -21,10 +21,9 @@ struct memory_stats {
     int64_t top50_w, top90_w, top99_w, top50_u, top90_u, top99_u; /* -1: undefined */
 };
 /* scratch: malloc'd inside; returns ERR_MEMORY if that fails. */
-enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
-                              struct memory_stats *stats, struct err *err);
+enum err_code pkm_stats_of(const struct pkm_trace *trace, int64_t n_slot, struct pkm_stats *stats,
+                           struct err *err);
 /* The same of plain sums per slot, which are overwritten; lookups is left 0. */
-void memory_stats_of_sums(double *weight, double *count, int64_t n_slot,
-                          struct memory_stats *stats);
+void pkm_stats_of_sums(double *weight, double *count, int64_t n_slot, struct pkm_stats *stats);
 
 #endif

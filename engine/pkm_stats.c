@@ -1,5 +1,5 @@
-/* How a memory was used: see memory_stats.h. */
-#include "engine/memory_stats.h"
+/* How a memory was used: see pkm_stats.h. */
+#include "engine/pkm_stats.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -60,7 +60,7 @@ static void distribution_stats(double *z, int64_t n, double *kl, double *gini, i
     top[2] = slots_above(z, n, 0.01);
 }
 
-void memory_stats_of_sums(double *weight, double *count, int64_t n_slot, struct memory_stats *stats)
+void pkm_stats_of_sums(double *weight, double *count, int64_t n_slot, struct pkm_stats *stats)
 {
     CHECK(n_slot > 0);
     int64_t n_used = 0;
@@ -68,7 +68,7 @@ void memory_stats_of_sums(double *weight, double *count, int64_t n_slot, struct 
         n_used += weight[i] > 0 || weight[i] < 0;
     }
     int64_t top[3];
-    *stats = (struct memory_stats){.used = (double)n_used / (double)n_slot};
+    *stats = (struct pkm_stats){.used = (double)n_used / (double)n_slot};
     distribution_stats(weight, n_slot, &stats->kl_w, &stats->gini_w, top);
     stats->top50_w = top[0];
     stats->top90_w = top[1];
@@ -79,11 +79,11 @@ void memory_stats_of_sums(double *weight, double *count, int64_t n_slot, struct 
     stats->top99_u = top[2];
 }
 
-enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
-                              struct memory_stats *stats, struct err *err)
+enum err_code pkm_stats_of(const struct pkm_trace *trace, int64_t n_slot, struct pkm_stats *stats,
+                           struct err *err)
 {
     CHECK(n_slot > 0);
-    *stats = (struct memory_stats){.lookups = trace->lookups};
+    *stats = (struct pkm_stats){.lookups = trace->lookups};
     double *const sums = malloc(2 * (size_t)n_slot * sizeof *sums);
     if (sums == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
@@ -93,7 +93,7 @@ enum err_code memory_stats_of(const struct memory_trace *trace, int64_t n_slot,
         sums[i] = trace->weight[i];
         sums[n_slot + i] = trace->count[i];
     }
-    memory_stats_of_sums(sums, sums + n_slot, n_slot, stats);
+    pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);
     stats->lookups = trace->lookups;
     free(sums);
     return ERR_OK;

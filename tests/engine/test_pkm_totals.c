@@ -1,6 +1,6 @@
 /* The statistics of all traffic are those of the positions that were sampled, and the sample is one
  * position in TOTALS_EVERY. */
-#include "engine/memory_stats.h"
+#include "engine/pkm_stats.h"
 #include "tests/engine/harness.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ static void await_idle(struct engine *engine)
     }
 }
 
-static void assert_stats(const struct memory_stats *a, const struct memory_stats *b)
+static void assert_stats(const struct pkm_stats *a, const struct pkm_stats *b)
 {
     assert_int_equal(a->lookups, b->lookups);
     assert_memory_equal(&a->used, &b->used, sizeof a->used);
@@ -33,9 +33,9 @@ static void totals_are_those_of_the_sample(void **state)
     struct engine *const engine = harness_open_as(state, &options);
     double weight[TINY_SLOT] = {0};
     uint32_t count[TINY_SLOT] = {0};
-    struct memory_trace sampled = {.weight = weight, .count = count};
-    struct memory_stats got;
-    assert_int_equal(engine_memory_stats(engine, 0, &got, NULL), ERR_OK);
+    struct pkm_trace sampled = {.weight = weight, .count = count};
+    struct pkm_stats got;
+    assert_int_equal(engine_pkm_stats(engine, 0, &got, NULL), ERR_OK);
     assert_int_equal(got.lookups, 0); /* the self-test is no traffic */
     assert_true(isnan(got.kl_w));
     for (int t = 0; t < N_TEXT; t++) {
@@ -46,19 +46,19 @@ static void totals_are_those_of_the_sample(void **state)
         await_idle(engine);
         const uint32_t place = (uint32_t)t * 2654435769u;
         const size_t first = (size_t)((uint64_t)place * TOTALS_EVERY >> 32) * N_COLUMN;
-        const struct memory_trace *const trace = &request->item[0].trace[0];
+        const struct pkm_trace *const trace = &request->item[0].trace[0];
         for (size_t i = first; i < first + N_COLUMN; i++) {
             weight[trace->slots[i]] += (double)trace->shares[i];
             count[trace->slots[i]]++;
         }
         sampled.lookups += N_COLUMN;
-        struct memory_stats expected;
-        assert_int_equal(memory_stats_of(&sampled, TINY_SLOT, &expected, NULL), ERR_OK);
-        assert_int_equal(engine_memory_stats(engine, 0, &got, NULL), ERR_OK);
+        struct pkm_stats expected;
+        assert_int_equal(pkm_stats_of(&sampled, TINY_SLOT, &expected, NULL), ERR_OK);
+        assert_int_equal(engine_pkm_stats(engine, 0, &got, NULL), ERR_OK);
         assert_stats(&got, &expected);
         request_release(request);
     }
-    assert_int_equal(engine_memory_sampled(engine), N_TEXT);
+    assert_int_equal(engine_pkm_sampled(engine), N_TEXT);
     engine_close(engine);
 }
 
@@ -79,7 +79,7 @@ static void one_position_in_so_many(void **state)
     await_idle(engine);
     const int64_t n = 9 * (70 + 4) + 9 * (70 - 64 + 4);
     assert_int_equal((int)atomic_load(&engine_stats(engine)->step_tokens.sum), n);
-    assert_int_equal(engine_memory_sampled(engine), n / TOTALS_EVERY);
+    assert_int_equal(engine_pkm_sampled(engine), n / TOTALS_EVERY);
     engine_close(engine);
 }
 

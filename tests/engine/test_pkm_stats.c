@@ -1,6 +1,6 @@
 /* Memory statistics against values computed by hand from the definitions. */
 #include "engine/engine.h"
-#include "engine/memory_stats.h"
+#include "engine/pkm_stats.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -22,9 +22,9 @@ static void four_slots_by_hand(void **state)
     (void)state;
     double weight[] = {0, 0.5, 0.5, 1};
     uint32_t count[] = {0, 2, 1, 1};
-    const struct memory_trace trace = {.lookups = 4, .weight = weight, .count = count};
-    struct memory_stats stats;
-    assert_int_equal(memory_stats_of(&trace, 4, &stats, NULL), ERR_OK);
+    const struct pkm_trace trace = {.lookups = 4, .weight = weight, .count = count};
+    struct pkm_stats stats;
+    assert_int_equal(pkm_stats_of(&trace, 4, &stats, NULL), ERR_OK);
     assert_int_equal(stats.lookups, 4);
     assert_near(stats.used, 0.75);
     const double kl = log(4) + 2 * 0.25 * log(0.25) + 0.5 * log(0.5);
@@ -50,9 +50,9 @@ static void uniform_use_has_no_distance(void **state)
         weight[i] = 0.125;
         count[i] = 3;
     }
-    const struct memory_trace trace = {.weight = weight, .count = count};
-    struct memory_stats stats;
-    assert_int_equal(memory_stats_of(&trace, 8, &stats, NULL), ERR_OK);
+    const struct pkm_trace trace = {.weight = weight, .count = count};
+    struct pkm_stats stats;
+    assert_int_equal(pkm_stats_of(&trace, 8, &stats, NULL), ERR_OK);
     assert_near(stats.used, 1);
     assert_near(stats.kl_w, 0);
     assert_near(stats.kl_u, 0);
@@ -67,9 +67,9 @@ static void one_slot_alone_is_log_s_away(void **state)
     (void)state;
     double weight[16] = {[5] = 0.3};
     uint32_t count[16] = {[5] = 7};
-    const struct memory_trace trace = {.weight = weight, .count = count};
-    struct memory_stats stats;
-    assert_int_equal(memory_stats_of(&trace, 16, &stats, NULL), ERR_OK);
+    const struct pkm_trace trace = {.weight = weight, .count = count};
+    struct pkm_stats stats;
+    assert_int_equal(pkm_stats_of(&trace, 16, &stats, NULL), ERR_OK);
     assert_near(stats.used, 1.0 / 16);
     assert_near(stats.kl_w, log(16));
     assert_int_equal(stats.top50_w, 1);
@@ -81,9 +81,9 @@ static void nothing_looked_up_is_undefined(void **state)
     (void)state;
     double weight[4] = {0};
     uint32_t count[4] = {0};
-    const struct memory_trace trace = {.weight = weight, .count = count};
-    struct memory_stats stats;
-    assert_int_equal(memory_stats_of(&trace, 4, &stats, NULL), ERR_OK);
+    const struct pkm_trace trace = {.weight = weight, .count = count};
+    struct pkm_stats stats;
+    assert_int_equal(pkm_stats_of(&trace, 4, &stats, NULL), ERR_OK);
     assert_near(stats.used, 0);
     assert_true(isnan(stats.kl_w) && isnan(stats.kl_u) && isnan(stats.gini_w));
     assert_int_equal(stats.top50_w, 0);
@@ -95,9 +95,9 @@ static void signed_weights_are_undefined(void **state)
     (void)state;
     double weight[4] = {0.5, -0.25, 0, 0.75};
     uint32_t count[4] = {1, 1, 2, 0};
-    const struct memory_trace trace = {.weight = weight, .count = count};
-    struct memory_stats stats;
-    assert_int_equal(memory_stats_of(&trace, 4, &stats, NULL), ERR_OK);
+    const struct pkm_trace trace = {.weight = weight, .count = count};
+    struct pkm_stats stats;
+    assert_int_equal(pkm_stats_of(&trace, 4, &stats, NULL), ERR_OK);
     assert_near(stats.used, 0.75);
     assert_true(isnan(stats.kl_w) && isnan(stats.gini_w));
     assert_int_equal(stats.top50_w, -1);

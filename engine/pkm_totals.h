@@ -1,0 +1,45 @@
+/* How the memories are used by all traffic since the start: sums per slot over a sample.
+ *
+ * Sampled is one position in TOTALS_EVERY of those that steps compute, so that the sample weighs
+ * prompts, documents and decoding as they come; a step gives at most TOTALS_ROW_MAX neighbouring
+ * rows of it, beginning at a row that changes from step to step. What the cache saves computing
+ * looks nothing up and is not counted. The engine thread downloads the rows after a step and adds
+ * them up while the next one is on its way (tens of microseconds at the most); it never waits for a
+ * reader. Any thread may read at any time: each sum is atomic, all of them together are as of about
+ * now. */
+#ifndef ENGINE_PKM_TOTALS_H
+#define ENGINE_PKM_TOTALS_H
+
+#include "engine/pkm_stats.h"
+
+enum { TOTALS_EVERY = 64, TOTALS_ROW_MAX = 16 };
+
+struct pkm_total;
+
+struct pkm_totals {
+    struct pkm_total *total[MODEL_MEMORY_MAX]; /* Owner: this. [n_slot] */
+    int32_t *slots[MODEL_MEMORY_MAX];          /* Owner: this. [TOTALS_ROW_MAX, n_column] */
+    float *shares[MODEL_MEMORY_MAX];           /* same */
+    int n_row;                                 /* rows downloaded and not yet added */
+    int n_due;                                 /* positions computed since the last sample */
+    uint32_t turn;                             /* samples taken: places the next one */
+    atomic_llong n_position;                   /* sampled and added */
+};
+
+enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info *info,
+                              struct err *err);
+void pkm_totals_close(struct pkm_totals *totals); /* zeroed ones are fine */
+
+/* Engine thread, after finish: takes the sample's share of a step of n_tok rows. What the last call
+ * took must have been added. */
+void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct model *model,
+                     int n_tok);
+/* Engine thread, at any time: adds it. */
+void pkm_totals_add(struct pkm_totals *totals, const struct model_info *info);
+
+/* Any thread. The statistics of memory m; lookups are those sampled. Sorts its slots: tens of
+ * milliseconds and 16 bytes for each of a million. */
+enum err_code pkm_totals_stats(const struct pkm_totals *totals, const struct model_info *info,
+                               int m, struct pkm_stats *stats, struct err *err);
+
+#endif
