@@ -149,7 +149,7 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
         const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
         const int n_page_max = engine->step->limits.n_page_max;
         const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
-        sequence_aim(seq, job, item, job->next_window);
+        sequence_assign(seq, job, item, job->next_window);
         if (!prefix_take(&engine->pages, &engine->stats, seq, n_page)) {
             seq->job = NULL;
             return false;
@@ -293,7 +293,7 @@ static void take_step(struct engine *engine, int64_t now_us)
             i++;
             continue;
         }
-        const struct sequence_result result = sequence_take(
+        const struct sequence_result result = sequence_consume(
             seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
         publish_results(&engine->publisher, seq, result.n_published, now_us);
         if (result.finish == FINISH_ERROR) {

@@ -89,7 +89,7 @@ static void begin_window(struct sequence *seq, int64_t k)
 
 /* ---- start --------------------------------------------------------------------------------- */
 
-void sequence_aim(struct sequence *seq, struct job *job, struct item *item, int64_t window)
+void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window)
 {
     const struct request *const request = job->request;
     CHECK(seq->job == NULL);
@@ -397,8 +397,8 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
     return result;
 }
 
-struct sequence_result sequence_take(struct sequence *seq, const struct step *step,
-                                     const struct model_info *info, char *text, size_t text_max)
+struct sequence_result sequence_consume(struct sequence *seq, const struct step *step,
+                                        const struct model_info *info, char *text, size_t text_max)
 {
     seq->item->n_position += seq->n_row;
     return seq->job->request->kind == REQUEST_SCORE

@@ -2,8 +2,8 @@
  * after another, if the item traces memory). It knows which rows it feeds into a step and what to
  * do with their results; it knows nothing of other units, of policy or of threads.
  *
- *   sequence_aim → sequence_start → { sequence_fill → (step runs) → sequence_trace → sequence_take
- * } … → over
+ *   sequence_assign → sequence_start → { sequence_fill → (step runs) → sequence_trace →
+ * sequence_consume } … → over
  *
  * Engine thread only. Its arrays are sized at open for the longest sequence. */
 #ifndef ENGINE_SEQUENCE_H
@@ -60,7 +60,7 @@ int64_t sequence_position_max(const struct request *request, const struct item *
 
 /* Sets what the unit that begins at this window (scoring) will feed. To take that back, job = NULL.
  */
-void sequence_aim(struct sequence *seq, struct job *job, struct item *item, int64_t window);
+void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window);
 /* Begins it: its pages are set. */
 void sequence_start(struct sequence *seq, const struct model_info *info,
                     const struct tokenizer *tokenizer, int64_t now_us);
@@ -83,7 +83,7 @@ int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
 
 /* Adds what memory m looked up for its rows of the step to the item's trace. slots and shares:
- * [n_tok, n_column], all rows of the step. Before sequence_take. */
+ * [n_tok, n_column], all rows of the step. Before sequence_consume. */
 void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
                     int n_column);
 
@@ -95,7 +95,7 @@ struct sequence_result {
 };
 
 /* Takes the step's results into the item. text is scratch of text_max bytes for the detokeniser. */
-struct sequence_result sequence_take(struct sequence *seq, const struct step *step,
-                                     const struct model_info *info, char *text, size_t text_max);
+struct sequence_result sequence_consume(struct sequence *seq, const struct step *step,
+                                        const struct model_info *info, char *text, size_t text_max);
 
 #endif
