@@ -259,7 +259,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         return err->code;
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
-    engine->pace[0].rows = engine->pace[1].rows = o->max_batch_tokens;
+    engine->bulk_budget[0].rows = engine->bulk_budget[1].rows = o->max_batch_tokens;
     for (int m = 0; m < info->n_memory; m++) {
         const int n = info->memory[m].shape.n_head * info->memory[m].shape.k_top;
         engine->n_hit_column = n > engine->n_hit_column ? n : engine->n_hit_column;

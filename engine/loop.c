@@ -206,13 +206,13 @@ static void fill_step(struct engine *engine)
             .n_left = prefix_advance(&engine->pages, &engine->stats, seq) ? sequence_rows(seq) : 0,
         };
     }
-    engine->beside = false;
+    engine->has_interactive = false;
     for (int i = 0; i < engine->n_active; i++) {
         const struct plan_unit *const unit = &engine->plan[i];
-        engine->beside |= unit->priority == PRIORITY_INTERACTIVE;
+        engine->has_interactive |= unit->priority == PRIORITY_INTERACTIVE;
     }
     plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens,
-              (int)engine->pace[engine->beside].rows);
+              (int)engine->bulk_budget[engine->has_interactive].rows);
     engine->n_bulk_row = 0;
     for (int i = 0; i < engine->n_active; i++) {
         const struct plan_unit *const unit = &engine->plan[i];
@@ -305,7 +305,7 @@ static void take_step(struct engine *engine, int64_t now_us)
             i++;
             continue;
         }
-        publish_pace(&engine->publisher, seq);
+        publish_tpot(&engine->publisher, seq);
         remove_active(engine, i);
         if (result.item_over) {
             struct err error = {.code = ERR_OK};
@@ -324,11 +324,11 @@ static void take_step(struct engine *engine, int64_t now_us)
 }
 
 /* Bulk rows of the steps to come, from the time that this one took. */
-static void learn_pace(struct engine *engine, double step_ms)
+static void update_bulk_budget(struct engine *engine, double step_ms)
 {
     if (engine->n_bulk_row > 0) {
-        const int times = engine->beside ? 1 : PLAN_ALONE;
-        plan_learn(&engine->pace[engine->beside], engine->n_bulk_row, step_ms,
+        const int times = engine->has_interactive ? 1 : PLAN_ALONE;
+        plan_adapt(&engine->bulk_budget[engine->has_interactive], engine->n_bulk_row, step_ms,
                    (double)engine->options.bulk_step_ms * times, engine->options.max_batch_tokens);
     }
 }
@@ -350,7 +350,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     const int64_t end_us = clock_now_us();
     (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
                                     memory_order_relaxed);
-    learn_pace(engine, (double)(end_us - begin_us) * 1e-3);
+    update_bulk_budget(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
     pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
     count_step(engine, begin_us, end_us);

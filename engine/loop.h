@@ -25,14 +25,14 @@ struct engine {
     struct sequence **active; /* [max_seqs] the first n_active: running, in order of admission */
     struct plan_unit *plan;   /* [max_seqs] of active */
     int n_spare, n_active;
-    struct plan_pace pace[2]; /* of bulk rows: alone, beside interactive units */
-    int n_bulk_row;           /* in the current step */
-    bool beside;              /* interactive units run */
-    int n_in_a_row;           /* interactive units admitted since bulk had a turn */
-    int32_t *hit_slots;       /* [n_tok_max, n_hit_column] memory look-ups of a step */
-    float *hit_shares;        /* same */
-    int n_hit_column;         /* widest memory; 0 = none */
-    char *text;               /* [text_max] scratch of the detokeniser */
+    struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
+    int n_bulk_row;                         /* in the current step */
+    bool has_interactive;                   /* interactive units run */
+    int n_in_a_row;                         /* interactive units admitted since the last bulk one */
+    int32_t *hit_slots; /* [n_tok_max, n_hit_column] memory look-ups of a step */
+    float *hit_shares;  /* same */
+    int n_hit_column;   /* widest memory; 0 = none */
+    char *text;         /* [text_max] scratch of the detokeniser */
     size_t text_max;
     bool backlog;                 /* the last admission left requests in the queue */
     double drain_tokens, drain_s; /* tokens that left the queue while there was backlog, and time */

@@ -72,18 +72,19 @@ void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max)
 
 /* Too slow: as many as would have fitted, if time went by rows. In time with all that it was
  * allowed: a quarter more. */
-void plan_learn(struct plan_pace *pace, int n_row, double step_ms, double target_ms, int budget)
+void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double target_ms,
+                int budget)
 {
-    const double least = budget < PLAN_PACE_MIN ? budget : PLAN_PACE_MIN;
+    const double least = budget < PLAN_BULK_MIN ? budget : PLAN_BULK_MIN;
     if (target_ms <= 0) {
-        pace->rows = budget;
+        bulk->rows = budget;
     } else if (step_ms > target_ms) {
         const double fitting = n_row * target_ms / step_ms;
-        pace->rows = fitting < pace->rows ? fitting : pace->rows;
-    } else if (n_row >= (int)pace->rows) {
-        pace->rows *= 1.25;
+        bulk->rows = fitting < bulk->rows ? fitting : bulk->rows;
+    } else if (n_row >= (int)bulk->rows) {
+        bulk->rows *= 1.25;
     }
-    pace->rows = pace->rows < least ? least : pace->rows > budget ? budget : pace->rows;
+    bulk->rows = bulk->rows < least ? least : bulk->rows > budget ? budget : bulk->rows;
 }
 
 int plan_class(const struct plan_slots *slots)

@@ -14,7 +14,7 @@
  *      interactive units in a row while bulk work waits, the next one is bulk.
  *   5. Bulk rows do not make others wait: a step that they share with interactive units aims at a
  *      given time, one without at PLAN_ALONE times as much, since a new request waits for the step
- *      under way (plan_pace).
+ *      under way (plan_bulk_budget).
  *   6. Bulk units never hold all slots: one in PLAN_BULK_SHARE (at least one, where there are two
  *      or more) stays free for interactive work, so that it starts within a step. */
 #ifndef ENGINE_PLAN_H
@@ -22,7 +22,7 @@
 
 #include "engine/request.h"
 
-enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_PACE_MIN = 8 };
+enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_BULK_MIN = 8 };
 
 /* One running unit, in order of admission. */
 struct plan_unit {
@@ -34,12 +34,13 @@ struct plan_unit {
 };
 
 /* How many bulk rows a step may have, so that it takes the time aimed at: learnt from the steps. */
-struct plan_pace {
-    double rows; /* PLAN_PACE_MIN ... the budget */
+struct plan_bulk_budget {
+    double rows; /* PLAN_BULK_MIN ... the budget */
 };
 
 /* A step with n_row bulk rows took step_ms; target_ms 0 = as many as the budget has. */
-void plan_learn(struct plan_pace *pace, int n_row, double step_ms, double target_ms, int budget);
+void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double target_ms,
+                int budget);
 
 /* Shares budget rows out to unit[0 .. n_unit-1], at most bulk_max >= 1 of them to bulk prompts and
  * documents; n_unit <= budget. An ordered unit gets rows only when all earlier ones of its class

@@ -65,7 +65,7 @@ void publish_results(struct publisher *publisher, struct sequence *seq, int n, i
     seq->last_us = now_us;
 }
 
-void publish_pace(struct publisher *publisher, const struct sequence *seq)
+void publish_tpot(struct publisher *publisher, const struct sequence *seq)
 {
     if (seq->job->request->kind == REQUEST_GENERATE && seq->n_out > 1) {
         const double s = (double)(seq->last_us - seq->first_us) * 1e-6;

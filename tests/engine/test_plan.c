@@ -80,26 +80,26 @@ static void shares_the_rows_of_a_step(void **state)
 static void learns_how_many_bulk_rows_fit_the_time(void **state)
 {
     (void)state;
-    struct plan_pace pace = {.rows = 512};
+    struct plan_bulk_budget bulk = {.rows = 512};
     for (int i = 0; i < 50; i++) {
-        const int n = (int)pace.rows;
-        plan_learn(&pace, n, 10 + n, 50, 512);
+        const int n = (int)bulk.rows;
+        plan_adapt(&bulk, n, 10 + n, 50, 512);
     }
-    assert_true(pace.rows >= 28 && pace.rows <= 51);
-    plan_learn(&pace, 3, 13, 50, 512); /* too few to learn from */
-    assert_true(pace.rows <= 51);
+    assert_true(bulk.rows >= 28 && bulk.rows <= 51);
+    plan_adapt(&bulk, 3, 13, 50, 512); /* too few to learn from */
+    assert_true(bulk.rows <= 51);
     for (int i = 0; i < 50; i++) { /* nothing fits: a little goes on all the same */
-        plan_learn(&pace, (int)pace.rows, 900, 50, 512);
+        plan_adapt(&bulk, (int)bulk.rows, 900, 50, 512);
     }
-    assert_int_equal((int)pace.rows, PLAN_PACE_MIN);
+    assert_int_equal((int)bulk.rows, PLAN_BULK_MIN);
     for (int i = 0; i < 50; i++) { /* a fast machine: all of the budget, and no more */
-        plan_learn(&pace, (int)pace.rows, 2, 50, 512);
+        plan_adapt(&bulk, (int)bulk.rows, 2, 50, 512);
     }
-    assert_int_equal((int)pace.rows, 512);
-    plan_learn(&pace, 4, 900, 50, 4);
-    assert_int_equal((int)pace.rows, 4); /* a small budget is its own least */
-    plan_learn(&pace, 512, 9000, 0, 512);
-    assert_int_equal((int)pace.rows, 512); /* no target */
+    assert_int_equal((int)bulk.rows, 512);
+    plan_adapt(&bulk, 4, 900, 50, 4);
+    assert_int_equal((int)bulk.rows, 4); /* a small budget is its own least */
+    plan_adapt(&bulk, 512, 9000, 0, 512);
+    assert_int_equal((int)bulk.rows, 512); /* no target */
 }
 
 struct class_case {
