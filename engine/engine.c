@@ -268,13 +268,13 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const size_t n_hit = (size_t)limits.n_tok_max * (size_t)engine->n_hit_column + 1;
     engine->text_max = engine->tokenizer != NULL ? tokenizer_bytes_max(engine->tokenizer) + 16 : 1;
     engine->slot = calloc(n_seq, sizeof *engine->slot);
-    engine->spare = calloc(n_seq, sizeof *engine->spare);
+    engine->free = calloc(n_seq, sizeof *engine->free);
     engine->active = calloc(n_seq, sizeof *engine->active);
     engine->plan = calloc(n_seq, sizeof *engine->plan);
     engine->hit_slots = calloc(n_hit, sizeof *engine->hit_slots);
     engine->hit_shares = calloc(n_hit, sizeof *engine->hit_shares);
     engine->text = malloc(engine->text_max);
-    if (engine->slot == NULL || engine->spare == NULL || engine->active == NULL ||
+    if (engine->slot == NULL || engine->free == NULL || engine->active == NULL ||
         engine->plan == NULL || engine->hit_slots == NULL || engine->hit_shares == NULL ||
         engine->text == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower max_seqs", o->max_seqs);
@@ -284,7 +284,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         if (sequence_open(&engine->slot[i], limits.n_page_max, n_entry_max, err) != ERR_OK) {
             return err->code;
         }
-        engine->spare[engine->n_spare++] = &engine->slot[o->max_seqs - 1 - i];
+        engine->free[engine->n_free++] = &engine->slot[o->max_seqs - 1 - i];
     }
     return ERR_OK;
 }
@@ -400,7 +400,7 @@ int engine_drain(struct engine *engine, int64_t deadline_us)
     queue_wake(&engine->queue);
     CHECK(pthread_join(engine->thread, NULL) == 0);
     engine->started = false;
-    return atomic_load(&engine->n_cut);
+    return atomic_load(&engine->n_aborted);
 }
 
 void engine_close(struct engine *engine)
@@ -413,7 +413,7 @@ void engine_close(struct engine *engine)
         sequence_close(&engine->slot[i]);
     }
     free(engine->slot);
-    free(engine->spare);
+    free(engine->free);
     free(engine->active);
     free(engine->plan);
     free(engine->hit_slots);
@@ -480,9 +480,10 @@ int64_t engine_stalled_ms(const struct engine *engine)
     if (atomic_load_explicit(&engine->queue.idle, memory_order_acquire)) {
         return 0;
     }
-    const int64_t beat_us = atomic_load_explicit(&engine->queue.beat_us, memory_order_relaxed);
+    const int64_t heartbeat_us =
+        atomic_load_explicit(&engine->queue.heartbeat_us, memory_order_relaxed);
     const int64_t now_us = clock_now_us();
-    return now_us > beat_us ? (now_us - beat_us) / 1000 : 0;
+    return now_us > heartbeat_us ? (now_us - heartbeat_us) / 1000 : 0;
 }
 
 struct engine_stats *engine_stats(struct engine *engine)

@@ -34,7 +34,7 @@ static void remove_active(struct engine *engine, int i)
     engine->n_active--;
     memmove(engine->active + i, engine->active + i + 1,
             (size_t)(engine->n_active - i) * sizeof(struct sequence *));
-    engine->spare[engine->n_spare++] = seq;
+    engine->free[engine->n_free++] = seq;
 }
 
 /* Ends all of a job's items that are not over yet, wherever they are. */
@@ -145,7 +145,7 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
     struct job *const job = queue_head(&engine->queue, priority);
     if (next_unit(engine, job, now_us)) {
         struct item *const item = &job->request->item[job->next_item];
-        struct sequence *const seq = engine->spare[engine->n_spare - 1];
+        struct sequence *const seq = engine->free[engine->n_free - 1];
         const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
         const int n_page_max = engine->step->limits.n_page_max;
         const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
@@ -154,7 +154,7 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
             seq->job = NULL;
             return false;
         }
-        engine->n_spare--;
+        engine->n_free--;
         engine->active[engine->n_active++] = seq;
         job->n_running++;
         publish_start(&engine->publisher, job, now_us);
@@ -316,7 +316,7 @@ static void take_step(struct engine *engine, int64_t now_us)
         }
     }
     /* A failed item may have been the last one that the queue still held windows of. */
-    for (struct job *job = engine->publisher.touched; job != NULL; job = job->touched_next) {
+    for (struct job *job = engine->publisher.dirty; job != NULL; job = job->dirty_next) {
         if (job->queued && !next_unit(engine, job, now_us)) {
             leave_queue(engine, job);
         }
@@ -411,10 +411,10 @@ static bool turn(struct engine *engine)
 {
     const int64_t begin_us = clock_now_us();
     const int64_t drain_us = atomic_load_explicit(&engine->drain_us, memory_order_acquire);
-    atomic_store_explicit(&engine->queue.beat_us, begin_us, memory_order_relaxed);
+    atomic_store_explicit(&engine->queue.heartbeat_us, begin_us, memory_order_relaxed);
     if (drain_us != 0 && begin_us >= drain_us) {
-        const int n_cut = end_all(engine, FINISH_SHUTDOWN, NULL);
-        atomic_store_explicit(&engine->n_cut, n_cut, memory_order_relaxed);
+        const int n_aborted = end_all(engine, FINISH_SHUTDOWN, NULL);
+        atomic_store_explicit(&engine->n_aborted, n_aborted, memory_order_relaxed);
         return false;
     }
     sweep(engine, begin_us);

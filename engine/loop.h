@@ -21,10 +21,10 @@ struct engine {
     struct publisher publisher;
 
     struct sequence *slot;    /* [max_seqs] */
-    struct sequence **spare;  /* [max_seqs] the first n_spare: free slots */
+    struct sequence **free;   /* [max_seqs] the first n_free: free slots */
     struct sequence **active; /* [max_seqs] the first n_active: running, in order of admission */
     struct plan_unit *plan;   /* [max_seqs] of active */
-    int n_spare, n_active;
+    int n_free, n_active;
     struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
     int n_bulk_row;                         /* in the current step */
     bool has_interactive;                   /* interactive units run */
@@ -41,7 +41,7 @@ struct engine {
     bool started;     /* the thread was started and not yet joined: guard: the thread that opened */
     atomic_int state; /* enum engine_state */
     atomic_llong drain_us;   /* 0 = no drain asked for; else when its patience ends */
-    atomic_int n_cut;        /* requests that the drain cut short */
+    atomic_int n_aborted;    /* requests that the drain cut short */
     atomic_llong drain_rate; /* tokens per 1000 s that leave a queue with backlog; 0 = unknown */
     struct engine_stats stats;
 };

@@ -20,10 +20,10 @@ static void observe_us(struct histogram *h, int64_t from_us, int64_t to_us)
 
 static void touch(struct publisher *publisher, struct job *job)
 {
-    if (!job->touched) {
-        job->touched = true;
-        job->touched_next = publisher->touched;
-        publisher->touched = job;
+    if (!job->dirty) {
+        job->dirty = true;
+        job->dirty_next = publisher->dirty;
+        publisher->dirty = job;
     }
 }
 
@@ -159,12 +159,12 @@ void publish_item(struct publisher *publisher, struct job *job, struct item *ite
 
 void publish_wake(struct publisher *publisher)
 {
-    while (publisher->touched != NULL) {
-        struct job *const job = publisher->touched;
+    while (publisher->dirty != NULL) {
+        struct job *const job = publisher->dirty;
         struct request *const request = job->request;
-        publisher->touched = job->touched_next;
-        job->touched = false;
-        job->touched_next = NULL;
+        publisher->dirty = job->dirty_next;
+        job->dirty = false;
+        job->dirty_next = NULL;
         request_wake(request);
         if (atomic_load_explicit(&request->n_item_done, memory_order_relaxed) == request->n_item) {
             CHECK(!job->queued && job->n_running == 0);

@@ -11,7 +11,7 @@
 struct publisher {
     struct engine_stats *stats; /* Borrowed */
     struct queue *queue;        /* Borrowed: jobs that are over go back to it */
-    struct job *touched;        /* jobs with something published since the last wake */
+    struct job *dirty;          /* jobs with something published since the last wake */
     bool failures_told;         /* who submits reports failures: the log does not */
 };
 
@@ -24,7 +24,7 @@ void publish_tpot(struct publisher *publisher, const struct sequence *seq);
 /* The item is over. error is used with FINISH_ERROR alone. */
 void publish_item(struct publisher *publisher, struct job *job, struct item *item,
                   enum finish finish, const struct err *error, int64_t now_us);
-/* Wakes the front ends of all touched jobs and lets go of those that are over. No lock is held. */
+/* Wakes the front ends of all dirty jobs and lets go of those that are over. No lock is held. */
 void publish_wake(struct publisher *publisher);
 
 #endif

@@ -18,8 +18,8 @@ enum err_code queue_open(struct queue *queue, int n_waiting_max, int64_t n_token
         return err_set(err, ERR_MEMORY, "no memory for a queue of %zu requests", n_job);
     }
     for (size_t i = 0; i < n_job; i++) {
-        queue->pool[i].next = queue->spare;
-        queue->spare = &queue->pool[i];
+        queue->pool[i].next = queue->free;
+        queue->free = &queue->pool[i];
     }
     CHECK(pthread_mutex_init(&queue->mutex, NULL) == 0);
     CHECK(pthread_cond_init(&queue->changed, NULL) == 0);
@@ -47,7 +47,7 @@ static enum err_code refuse(const struct queue *queue, int64_t n_token, struct e
     if (queue->closed != ERR_OK) {
         return err_set(err, queue->closed, "%s", queue->closed_why);
     }
-    if (queue->n_waiting >= queue->n_waiting_max || queue->spare == NULL) {
+    if (queue->n_waiting >= queue->n_waiting_max || queue->free == NULL) {
         return err_set(err, ERR_QUEUE_FULL,
                        "the queue is full: %d of %d requests wait (--max-queue); try later",
                        queue->n_waiting, queue->n_waiting_max);
@@ -78,8 +78,8 @@ enum err_code queue_push(struct queue *queue, struct request *request, int64_t n
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     const enum err_code code = refuse(queue, n_token, err);
     if (code == ERR_OK) {
-        struct job *const job = queue->spare;
-        queue->spare = job->next;
+        struct job *const job = queue->free;
+        queue->free = job->next;
         *job = (struct job){.request = request,
                             .n_token = n_token,
                             .push_us = now_us,
@@ -97,7 +97,7 @@ enum err_code queue_push(struct queue *queue, struct request *request, int64_t n
         (void)atomic_fetch_add_explicit(&request->refs, 1, memory_order_relaxed);
         atomic_store_explicit(&request->submit_us, now_us, memory_order_relaxed);
         if (atomic_load_explicit(&queue->idle, memory_order_relaxed)) {
-            atomic_store_explicit(&queue->beat_us, now_us, memory_order_relaxed);
+            atomic_store_explicit(&queue->heartbeat_us, now_us, memory_order_relaxed);
             atomic_store_explicit(&queue->idle, false, memory_order_release);
         }
         (void)pthread_cond_signal(&queue->changed);
@@ -207,7 +207,7 @@ void queue_job_free(struct queue *queue, struct job *job)
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     CHECK(!job->queued);
     job->request = NULL;
-    job->next = queue->spare;
-    queue->spare = job;
+    job->next = queue->free;
+    queue->free = job;
     CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
 }

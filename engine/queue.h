@@ -25,8 +25,8 @@ struct job {
     int next_item;       /* the next unit to admit */
     int64_t next_window; /* of that item */
     int n_running;       /* units running */
-    bool touched;        /* something was published since the last wake */
-    struct job *touched_next;
+    bool dirty;          /* something was published since the last wake */
+    struct job *dirty_next;
     struct job *prev, *next;
 };
 
@@ -35,7 +35,7 @@ struct queue {
     pthread_cond_t changed;
     /* Guard of the following: mutex. */
     struct job *pool; /* Owner: this. [n_job] */
-    struct job *spare;
+    struct job *free;
     struct job *head[2], *tail[2]; /* by enum priority */
     int n_waiting;
     int64_t n_token;
@@ -48,7 +48,7 @@ struct queue {
     bool opened;
     /* Idle: the engine thread waits for work. Beat: when it last showed life, or work arrived. */
     atomic_bool idle;
-    atomic_llong beat_us;
+    atomic_llong heartbeat_us;
     struct engine_stats *stats; /* Borrowed: its waiting gauges follow the queue */
 };
 
