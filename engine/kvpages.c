@@ -242,7 +242,7 @@ int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32
         kvpages_give(pages, 1, &page);
         return known;
     }
-    if (p >= 0) { /* its own claim, or one of a unit that has not come so far */
+    if (p >= 0) { /* its own claim, or one of a sequence that has not come so far */
         table_remove(pages, p);
     }
     table_add(pages, page, key, PAGE_FINISHED);

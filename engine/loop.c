@@ -1,8 +1,9 @@
 /* The engine thread: the only one that touches backend, model, pages and sequences.
  *
- * Each turn: look for requests that were cancelled or are late, admit units into free slots, share
- * the step's rows out (plan.c), fill the step, run the model, take the results, wake the front
- * ends. With nothing to do it sleeps on the queue's condition variable. No allocation in here.
+ * Each turn: look for requests that were cancelled or are late, admit sequences into free slots,
+ * share the step's rows out (plan.c), fill the step, run the model, take the results, wake the
+ * front ends. With nothing to do it sleeps on the queue's condition variable. No allocation in
+ * here.
  *
  * Results are taken before the next step is filled, because it feeds on them; the front ends may
  * hear of them later. Where the backend computes by itself (is_async) they do, so that it is not
@@ -20,7 +21,8 @@
 
 #include <string.h>
 
-/* ---- units come and go --------------------------------------------------------------------- */
+/* ---- sequences come and go ---------------------------------------------------------------------
+ */
 
 /* Frees the slot of active[i]; the order of the others stays. */
 static void remove_active(struct engine *engine, int i)
@@ -104,9 +106,9 @@ static void sweep(struct engine *engine, int64_t now_us)
 
 /* ---- admission ----------------------------------------------------------------------------- */
 
-/* Moves the job's cursor to its next unit that has work; false if there is none. Items that need no
- * computation (one token to score) end here. */
-static bool next_unit(struct engine *engine, struct job *job, int64_t now_us)
+/* Moves the job's cursor to its next sequence that has work; false if there is none. Items that
+ * need no computation (one token to score) end here. */
+static bool next_sequence(struct engine *engine, struct job *job, int64_t now_us)
 {
     const struct request *const request = job->request;
     for (; job->next_item < request->n_item; job->next_item++, job->next_window = 0) {
@@ -125,7 +127,7 @@ static bool next_unit(struct engine *engine, struct job *job, int64_t now_us)
             publish_start(&engine->publisher, job, now_us);
             publish_item(&engine->publisher, job, item, FINISH_LENGTH, NULL, now_us);
         } else if (job->next_window < (item->trace != NULL ? 1 : n)) {
-            return true; /* a trace runs all windows in one unit */
+            return true; /* a trace runs all windows in one sequence */
         }
     }
     return false;
@@ -139,11 +141,11 @@ static void leave_queue(struct engine *engine, struct job *job)
     queue_remove(&engine->queue, job);
 }
 
-/* Admits the next unit of the class' first job; false if it does not fit yet. */
-static bool admit_unit(struct engine *engine, enum priority priority, int64_t now_us)
+/* Admits the next sequence of the class' first job; false if it does not fit yet. */
+static bool admit_sequence(struct engine *engine, enum priority priority, int64_t now_us)
 {
     struct job *const job = queue_head(&engine->queue, priority);
-    if (next_unit(engine, job, now_us)) {
+    if (next_sequence(engine, job, now_us)) {
         struct item *const item = &job->request->item[job->next_item];
         struct sequence *const seq = engine->free[engine->n_free - 1];
         const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
@@ -161,7 +163,7 @@ static bool admit_unit(struct engine *engine, enum priority priority, int64_t no
         sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
         job->next_window++;
     }
-    if (!next_unit(engine, job, now_us)) {
+    if (!next_sequence(engine, job, now_us)) {
         leave_queue(engine, job);
     }
     return true;
@@ -180,7 +182,7 @@ static void admit(struct engine *engine, int64_t now_us)
         slots.wait[PRIORITY_INTERACTIVE] = queue_head(&engine->queue, PRIORITY_INTERACTIVE) != NULL;
         slots.wait[PRIORITY_BULK] = queue_head(&engine->queue, PRIORITY_BULK) != NULL;
         const int priority = plan_class(&slots);
-        if (priority < 0 || !admit_unit(engine, (enum priority)priority, now_us)) {
+        if (priority < 0 || !admit_sequence(engine, (enum priority)priority, now_us)) {
             break;
         }
         const bool waits = priority == PRIORITY_INTERACTIVE && slots.wait[PRIORITY_BULK];
@@ -199,7 +201,7 @@ static void fill_step(struct engine *engine)
     step->n_top = step->n_adjust = step->n_allow = 0;
     for (int i = 0; i < engine->n_active; i++) {
         struct sequence *const seq = engine->active[i];
-        engine->plan[i] = (struct plan_unit){
+        engine->plan[i] = (struct plan_sequence){
             .priority = seq->job->request->priority,
             .decode = sequence_decodes(seq),
             .ordered = !seq->waits,
@@ -208,16 +210,16 @@ static void fill_step(struct engine *engine)
     }
     engine->has_interactive = false;
     for (int i = 0; i < engine->n_active; i++) {
-        const struct plan_unit *const unit = &engine->plan[i];
-        engine->has_interactive |= unit->priority == PRIORITY_INTERACTIVE;
+        const struct plan_sequence *const seq = &engine->plan[i];
+        engine->has_interactive |= seq->priority == PRIORITY_INTERACTIVE;
     }
     plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens,
               (int)engine->bulk_budget[engine->has_interactive].rows);
     engine->n_bulk_row = 0;
     for (int i = 0; i < engine->n_active; i++) {
-        const struct plan_unit *const unit = &engine->plan[i];
-        if (!unit->decode && unit->priority == PRIORITY_BULK) {
-            engine->n_bulk_row += unit->n_take;
+        const struct plan_sequence *const seq = &engine->plan[i];
+        if (!seq->decode && seq->priority == PRIORITY_BULK) {
+            engine->n_bulk_row += seq->n_take;
         }
         engine->active[i]->n_row = 0;
         const int n_take = sequence_fit(engine->active[i], step, engine->plan[i].n_take);
@@ -317,7 +319,7 @@ static void take_step(struct engine *engine, int64_t now_us)
     }
     /* A failed item may have been the last one that the queue still held windows of. */
     for (struct job *job = engine->publisher.dirty; job != NULL; job = job->dirty_next) {
-        if (job->queued && !next_unit(engine, job, now_us)) {
+        if (job->queued && !next_sequence(engine, job, now_us)) {
             leave_queue(engine, job);
         }
     }

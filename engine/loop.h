@@ -20,15 +20,15 @@ struct engine {
     struct queue queue;
     struct publisher publisher;
 
-    struct sequence *slot;    /* [max_seqs] */
-    struct sequence **free;   /* [max_seqs] the first n_free: free slots */
-    struct sequence **active; /* [max_seqs] the first n_active: running, in order of admission */
-    struct plan_unit *plan;   /* [max_seqs] of active */
+    struct sequence *slot;      /* [max_seqs] */
+    struct sequence **free;     /* [max_seqs] the first n_free: free slots */
+    struct sequence **active;   /* [max_seqs] the first n_active: running, in order of admission */
+    struct plan_sequence *plan; /* [max_seqs] of active */
     int n_free, n_active;
     struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
     int n_bulk_row;                         /* in the current step */
-    bool has_interactive;                   /* interactive units run */
-    int n_in_a_row;                         /* interactive units admitted since the last bulk one */
+    bool has_interactive;                   /* interactive sequences run */
+    int n_in_a_row;     /* interactive sequences admitted since the last bulk one */
     int32_t *hit_slots; /* [n_tok_max, n_hit_column] memory look-ups of a step */
     float *hit_shares;  /* same */
     int n_hit_column;   /* widest memory; 0 = none */

@@ -6,21 +6,21 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static bool in_class(const struct plan_unit *unit, enum priority priority)
+static bool in_class(const struct plan_sequence *seq, enum priority priority)
 {
-    return !unit->decode && unit->priority == priority;
+    return !seq->decode && seq->priority == priority;
 }
 
 /* Serves at most budget rows, shortest prompts and documents first; returns what is left. */
-static int serve_short(struct plan_unit *unit, int n_unit, enum priority priority, int budget)
+static int serve_short(struct plan_sequence *seq, int n_seq, enum priority priority, int budget)
 {
     while (budget > 0) {
-        struct plan_unit *shortest = NULL;
-        for (int i = 0; i < n_unit; i++) {
-            const bool fits = in_class(&unit[i], priority) && !unit[i].ordered &&
-                              unit[i].n_take == 0 && unit[i].n_left > 0;
-            if (fits && (shortest == NULL || unit[i].n_left < shortest->n_left)) {
-                shortest = &unit[i];
+        struct plan_sequence *shortest = NULL;
+        for (int i = 0; i < n_seq; i++) {
+            const bool fits = in_class(&seq[i], priority) && !seq[i].ordered &&
+                              seq[i].n_take == 0 && seq[i].n_left > 0;
+            if (fits && (shortest == NULL || seq[i].n_left < shortest->n_left)) {
+                shortest = &seq[i];
             }
         }
         if (shortest == NULL) {
@@ -33,41 +33,41 @@ static int serve_short(struct plan_unit *unit, int n_unit, enum priority priorit
 }
 
 /* Serves the prompts and documents of one class from at most budget rows; returns what is left. */
-static int serve_class(struct plan_unit *unit, int n_unit, enum priority priority, int budget)
+static int serve_class(struct plan_sequence *seq, int n_seq, enum priority priority, int budget)
 {
     int64_t want = 0;
-    for (int i = 0; i < n_unit; i++) {
-        want += in_class(&unit[i], priority) ? unit[i].n_left : 0;
+    for (int i = 0; i < n_seq; i++) {
+        want += in_class(&seq[i], priority) ? seq[i].n_left : 0;
     }
     const int share = want > budget ? budget / PLAN_SHORT_SHARE : 0;
-    budget -= share - serve_short(unit, n_unit, priority, share);
-    for (int i = 0; i < n_unit && budget > 0; i++) {
-        if (in_class(&unit[i], priority)) {
-            const int more = (int)min64(unit[i].n_left - unit[i].n_take, budget);
-            unit[i].n_take += more;
+    budget -= share - serve_short(seq, n_seq, priority, share);
+    for (int i = 0; i < n_seq && budget > 0; i++) {
+        if (in_class(&seq[i], priority)) {
+            const int more = (int)min64(seq[i].n_left - seq[i].n_take, budget);
+            seq[i].n_take += more;
             budget -= more;
         }
     }
     return budget;
 }
 
-void plan_rows(struct plan_unit *unit, int n_unit, int budget, int bulk_max)
+void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max)
 {
-    CHECK(n_unit <= budget && bulk_max >= 1);
+    CHECK(n_seq <= budget && bulk_max >= 1);
     int left = budget;
     int64_t want_bulk = 0;
-    for (int i = 0; i < n_unit; i++) {
-        CHECK(unit[i].n_left >= 0 && (!unit[i].decode || unit[i].n_left == 1));
-        unit[i].n_take = unit[i].decode ? 1 : 0;
-        left -= unit[i].n_take;
-        if (!unit[i].decode && unit[i].priority == PRIORITY_BULK) {
-            want_bulk += unit[i].n_left;
+    for (int i = 0; i < n_seq; i++) {
+        CHECK(seq[i].n_left >= 0 && (!seq[i].decode || seq[i].n_left == 1));
+        seq[i].n_take = seq[i].decode ? 1 : 0;
+        left -= seq[i].n_take;
+        if (!seq[i].decode && seq[i].priority == PRIORITY_BULK) {
+            want_bulk += seq[i].n_left;
         }
     }
     const int share = left / PLAN_BULK_SHARE > 0 ? left / PLAN_BULK_SHARE : 1;
     const int kept = (int)min64(min64(want_bulk, min64(share, bulk_max)), left);
-    left = kept + serve_class(unit, n_unit, PRIORITY_INTERACTIVE, left - kept);
-    (void)serve_class(unit, n_unit, PRIORITY_BULK, (int)min64(left, bulk_max));
+    left = kept + serve_class(seq, n_seq, PRIORITY_INTERACTIVE, left - kept);
+    (void)serve_class(seq, n_seq, PRIORITY_BULK, (int)min64(left, bulk_max));
 }
 
 /* Too slow: as many as would have fitted, if time went by rows. In time with all that it was

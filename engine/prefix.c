@@ -6,7 +6,7 @@ static void count(atomic_llong *counter, int64_t n)
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-/* Page i of a unit, after before; ids are those of the page. */
+/* Page i of a sequence, after before; ids are those of the page. */
 static struct kvpages_key key_of(const int32_t *page, int i, int lang, const int32_t *ids)
 {
     struct kvpages_key key = {.before = i > 0 ? page[i - 1] : -1, .lang = lang};

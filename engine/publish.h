@@ -15,7 +15,7 @@ struct publisher {
     bool failures_told;         /* who submits reports failures: the log does not */
 };
 
-/* A unit of the job was admitted. */
+/* A sequence of the job was admitted. */
 void publish_start(struct publisher *publisher, struct job *job, int64_t now_us);
 /* seq published n results (tokens or predictions). */
 void publish_results(struct publisher *publisher, struct sequence *seq, int n, int64_t now_us);

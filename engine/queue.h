@@ -2,7 +2,7 @@
  *
  * Any thread pushes; the engine thread alone looks, removes and frees. Two classes, each first in,
  * first out; the policy (plan.c) chooses the class. A request stays in the queue until its last
- * unit (a sample, a window of a text) has been admitted, so a long one can be cancelled or
+ * sequence (a sample, a window of a text) has been admitted, so a long one can be cancelled or
  * overtaken by the other class half-way.
  *
  * A job is the engine's own record of one request. Jobs come from a pool made at open, so neither
@@ -22,9 +22,9 @@ struct job {
 
     /* The rest belongs to the engine thread (links while queued: guard queue.mutex). */
     bool queued;
-    int next_item;       /* the next unit to admit */
+    int next_item;       /* the next sequence to admit */
     int64_t next_window; /* of that item */
-    int n_running;       /* units running */
+    int n_running;       /* sequences running */
     bool dirty;          /* something was published since the last wake */
     struct job *dirty_next;
     struct job *prev, *next;

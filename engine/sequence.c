@@ -1,4 +1,4 @@
-/* One running unit: see sequence.h. */
+/* One running sequence: see sequence.h. */
 #include "engine/sequence.h"
 
 #include "engine/scoring.h"

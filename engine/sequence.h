@@ -1,6 +1,6 @@
-/* One running unit: a sample of a generation, or a window of a text to score (all windows, one
+/* One running sequence: a sample of a generation, or a window of a text to score (all windows, one
  * after another, if the item traces memory). It knows which rows it feeds into a step and what to
- * do with their results; it knows nothing of other units, of policy or of threads.
+ * do with their results; it knows nothing of other sequences, of policy or of threads.
  *
  *   sequence_assign → sequence_start → { sequence_fill → (step runs) → sequence_trace →
  * sequence_consume } … → over
@@ -28,8 +28,8 @@ struct sequence {
     int n_kept;     /* leading pages that prefix.c is done with: found, or kept for others */
     int64_t n_skip; /* leading positions of which nothing is wanted: others may compute them */
     bool shares;    /* its pages hold one text, from position 0 on: others may use them */
-    bool waits;     /* may wait for a page that another unit is filling, and overtake others: it is
-                     * not one of a text's windows, whose predictions come in order */
+    bool waits; /* may wait for a page that another sequence is filling, and overtake others: it is
+                 * not one of a text's windows, whose predictions come in order */
 
     /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;
@@ -54,11 +54,12 @@ void sequence_close(struct sequence *seq); /* zeroed ones are fine */
 /* Windows that scoring an item takes; one more than score_window_count where the memory trace or
  * the targets have to feed the last token in a window of its own. */
 int64_t sequence_window_total(const struct request *request, const struct item *item);
-/* The most positions that a unit beginning at this window (scoring) can hold in the cache. */
+/* The most positions that a sequence beginning at this window (scoring) can hold in the cache. */
 int64_t sequence_position_max(const struct request *request, const struct item *item,
                               int64_t window);
 
-/* Sets what the unit that begins at this window (scoring) will feed. To take that back, job = NULL.
+/* Sets what the sequence that begins at this window (scoring) will feed. To take that back, job =
+ * NULL.
  */
 void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window);
 /* Begins it: its pages are set. */
@@ -76,8 +77,8 @@ bool sequence_decodes(const struct sequence *seq);
 int64_t sequence_rows(const struct sequence *seq);
 
 /* How many of its next n_row rows step has room for: all, or all but the last, whose targets must
- * wait for the next step. The first unit of a step that wants targets always has room, so units
- * served in the same order each time all get on. */
+ * wait for the next step. The first sequence of a step that wants targets always has room, so
+ * sequences served in the same order each time all get on. */
 int sequence_fit(const struct sequence *seq, const struct step *step, int n_row);
 /* Appends its next n_row rows and their outputs to step. */
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
@@ -88,7 +89,7 @@ void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, con
                     int n_column);
 
 struct sequence_result {
-    bool over;          /* the unit has ended */
+    bool over;          /* the sequence has ended */
     bool item_over;     /* and with it the item: finish is its state */
     enum finish finish; /* FINISH_ERROR: a log-probability was not a number */
     int n_published;    /* results that are visible since this call */

@@ -82,7 +82,8 @@ static void cancelled_while_scoring_with_windows_queued(void **state)
     }
     harness_submit(engine, request, &waiter);
     gate_await(&gate, 1);
-    assert_int_equal(atomic_load(&engine->stats.waiting), 1); /* its last unit is not admitted */
+    assert_int_equal(atomic_load(&engine->stats.waiting),
+                     1); /* its last sequence is not admitted */
     request_cancel(request);
     gate_allow(&gate, 1);
     waiter_wait(&waiter, request);

@@ -1,4 +1,4 @@
-/* The scheduling policy as a table: who gets how many rows, whose unit is admitted next. */
+/* The scheduling policy as a table: who gets how many rows, whose sequence is admitted next. */
 #include "engine/plan.h"
 
 #include <setjmp.h>
@@ -8,13 +8,13 @@
 
 #include <cmocka.h>
 
-/* One row of the table. Units are written as letters: d, D = decode (interactive, bulk),
+/* One row of the table. Sequences are written as letters: d, D = decode (interactive, bulk),
  * i, b = prompt or document of that class wanting the given number of rows, w = one of several
  * windows, interactive. */
 struct row_case {
     const char *name;
     int budget;
-    const char *unit;
+    const char *seq;
     int64_t left[8];
     int take[8];
     int bulk_max; /* 0 = the budget */
@@ -30,7 +30,7 @@ static const struct row_case row_cases[] = {
     {"but the shortest gets an eighth", 64, "iii", {500, 400, 5}, {56, 3, 5}, 0},
     {"which may not be enough for it", 64, "iii", {500, 100, 20}, {56, 0, 8}, 0},
     {"or for more than one", 64, "iiii", {500, 3, 400, 4}, {56, 3, 1, 4}, 0},
-    {"among bulk units too", 64, "ibb", {32, 500, 3}, {32, 29, 3}, 0},
+    {"among bulk sequences too", 64, "ibb", {32, 500, 3}, {32, 29, 3}, 0},
     {"no window overtakes another", 64, "www", {500, 400, 5}, {64, 0, 0}, 0},
     {"nor a prompt before it", 64, "iw", {500, 5}, {64, 0}, 0},
     {"but a prompt may pass windows", 64, "wwi", {500, 400, 5}, {59, 0, 5}, 0},
@@ -40,9 +40,9 @@ static const struct row_case row_cases[] = {
     {"at least one row", 4, "ib", {500, 500}, {3, 1}, 0},
     {"no more than bulk can use", 64, "ib", {500, 3}, {61, 3}, 0},
     {"bulk alone takes all", 64, "bb", {60, 60}, {60, 4}, 0},
-    {"bulk units share in order", 64, "ibb", {500, 5, 9}, {56, 5, 3}, 0},
+    {"bulk sequences share in order", 64, "ibb", {500, 5, 9}, {56, 5, 3}, 0},
     {"what interactive does not use goes to bulk", 64, "ib", {10, 500}, {10, 54}, 0},
-    {"a decoding bulk unit is served like any other", 2, "dD", {1, 1}, {1, 1}, 0},
+    {"a decoding bulk sequence is served like any other", 2, "dD", {1, 1}, {1, 1}, 0},
     {"bulk keeps to its limit", 64, "db", {1, 500}, {1, 20}, 20},
     {"also alone", 64, "bb", {15, 500}, {15, 5}, 20},
     {"its eighth keeps to it too", 64, "ib", {500, 500}, {60, 4}, 4},
@@ -54,11 +54,11 @@ static void shares_the_rows_of_a_step(void **state)
     (void)state;
     for (size_t c = 0; c < sizeof row_cases / sizeof row_cases[0]; c++) {
         const struct row_case *const row = &row_cases[c];
-        struct plan_unit unit[8];
+        struct plan_sequence seq[8];
         int n = 0;
-        for (; row->unit[n] != '\0'; n++) {
-            const char u = row->unit[n];
-            unit[n] = (struct plan_unit){
+        for (; row->seq[n] != '\0'; n++) {
+            const char u = row->seq[n];
+            seq[n] = (struct plan_sequence){
                 .priority = u == 'D' || u == 'b' ? PRIORITY_BULK : PRIORITY_INTERACTIVE,
                 .decode = u == 'd' || u == 'D',
                 .ordered = u == 'w',
@@ -66,11 +66,11 @@ static void shares_the_rows_of_a_step(void **state)
                 .n_take = -1,
             };
         }
-        plan_rows(unit, n, row->budget, row->bulk_max > 0 ? row->bulk_max : row->budget);
+        plan_rows(seq, n, row->budget, row->bulk_max > 0 ? row->bulk_max : row->budget);
         for (int i = 0; i < n; i++) {
-            if (unit[i].n_take != row->take[i]) {
-                fail_msg("%s: unit %d: expected %d rows, got %d", row->name, i, row->take[i],
-                         unit[i].n_take);
+            if (seq[i].n_take != row->take[i]) {
+                fail_msg("%s: sequence %d: expected %d rows, got %d", row->name, i, row->take[i],
+                         seq[i].n_take);
             }
         }
     }

@@ -276,7 +276,7 @@ static void who_waits_takes_over(void **state)
     engine_close(engine);
 }
 
-/* Unrelated work goes on while a unit waits, and who is interactive does not wait for bulk. */
+/* Unrelated work goes on while a sequence waits, and who is interactive does not wait for bulk. */
 static void interactive_does_not_wait_for_bulk(void **state)
 {
     struct request *const expected = reference_of(samples, 7, 1);
@@ -351,7 +351,7 @@ static void windows_come_in_order(void **state)
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
-/* What a failed unit has left in the cache is not handed on. */
+/* What a failed sequence has left in the cache is not handed on. */
 static void failures_leave_nothing_behind(void **state)
 {
     char *const bad = tiny_model(HARNESS_VOCAB, 60);
