@@ -19,20 +19,20 @@ struct bpe {
     struct word_table symbols; /* characters, and what rules make */
     struct rule *rule;         /* [n_rule], the first is applied first. Owner: this */
     int32_t n_rule;
-    int32_t *slot; /* [slot_mask + 1] numbers of rules, -1 = free. Owner: this */
-    uint32_t slot_mask;
+    int32_t *bucket; /* [bucket_mask + 1] numbers of rules, -1 = free. Owner: this */
+    uint32_t bucket_mask;
 };
 
 /* ---- the rules ----------------------------------------------------------------------------- */
 
-/* The slot of the rule for two neighbours, or the free one where it belongs. */
-static uint32_t slot_of(const struct bpe *bpe, int32_t left, int32_t right)
+/* The bucket of the rule for two neighbours, or the free one where it belongs. */
+static uint32_t bucket_of(const struct bpe *bpe, int32_t left, int32_t right)
 {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     const uint64_t hash = pair * 0x9e3779b97f4a7c15u;
-    uint32_t at = (uint32_t)(hash >> 32) & bpe->slot_mask;
-    for (; bpe->slot[at] >= 0; at = (at + 1) & bpe->slot_mask) {
-        const struct rule *const rule = &bpe->rule[bpe->slot[at]];
+    uint32_t at = (uint32_t)(hash >> 32) & bpe->bucket_mask;
+    for (; bpe->bucket[at] >= 0; at = (at + 1) & bpe->bucket_mask) {
+        const struct rule *const rule = &bpe->rule[bpe->bucket[at]];
         if (rule->left == left && rule->right == right) {
             break;
         }
@@ -82,28 +82,28 @@ static enum err_code parse_rule(struct bpe *bpe, char *line, size_t bytes, const
     rule->left = word_table_add(&bpe->symbols, line, n_left);
     rule->right = word_table_add(&bpe->symbols, right, n_right);
     rule->joined = word_table_add(&bpe->symbols, line, n_left + n_right);
-    const uint32_t slot = slot_of(bpe, rule->left, rule->right);
-    if (bpe->slot[slot] >= 0) {
+    const uint32_t bucket = bucket_of(bpe, rule->left, rule->right);
+    if (bpe->bucket[bucket] >= 0) {
         return err_set(err, ERR_FORMAT, "%s: line %d repeats line %d", path, number,
-                       bpe->slot[slot] + 1);
+                       bpe->bucket[bucket] + 1);
     }
-    bpe->slot[slot] = bpe->n_rule++;
+    bpe->bucket[bucket] = bpe->n_rule++;
     return ERR_OK;
 }
 
 static enum err_code reserve_rules(struct bpe *bpe, int32_t n, const char *path, struct err *err)
 {
-    uint32_t n_slot = 2;
-    while (n_slot < 2 * (uint32_t)n) {
-        n_slot *= 2;
+    uint32_t n_bucket = 2;
+    while (n_bucket < 2 * (uint32_t)n) {
+        n_bucket *= 2;
     }
-    bpe->slot_mask = n_slot - 1;
+    bpe->bucket_mask = n_bucket - 1;
     bpe->rule = calloc((size_t)n + 1, sizeof *bpe->rule);
-    bpe->slot = malloc(n_slot * sizeof *bpe->slot);
-    if (bpe->rule == NULL || bpe->slot == NULL) {
+    bpe->bucket = malloc(n_bucket * sizeof *bpe->bucket);
+    if (bpe->rule == NULL || bpe->bucket == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no memory for %d rules", path, n);
     }
-    memset(bpe->slot, 0xff, n_slot * sizeof *bpe->slot); /* all -1 */
+    memset(bpe->bucket, 0xff, n_bucket * sizeof *bpe->bucket); /* all -1 */
     return word_table_open(&bpe->symbols, 3 * n, path, err);
 }
 
@@ -145,7 +145,7 @@ void bpe_close(struct bpe *bpe)
     if (bpe != NULL) {
         word_table_close(&bpe->symbols);
         free(bpe->rule);
-        free(bpe->slot);
+        free(bpe->bucket);
         free(bpe->text);
         free(bpe);
     }
@@ -213,7 +213,7 @@ static int32_t rule_at(const struct bpe *bpe, const struct bpe_part *part, uint3
         part[part[at].next].symbol < 0) {
         return -1;
     }
-    return bpe->slot[slot_of(bpe, part[at].symbol, part[part[at].next].symbol)];
+    return bpe->bucket[bucket_of(bpe, part[at].symbol, part[part[at].next].symbol)];
 }
 
 static void queue_look(struct queue *queue, const struct bpe *bpe, const struct bpe_part *part,

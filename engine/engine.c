@@ -267,24 +267,24 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const size_t n_seq = (size_t)o->max_seqs;
     const size_t n_hit = (size_t)limits.n_tok_max * (size_t)engine->n_hit_column + 1;
     engine->text_max = engine->tokenizer != NULL ? tokenizer_bytes_max(engine->tokenizer) + 16 : 1;
-    engine->slot = calloc(n_seq, sizeof *engine->slot);
+    engine->sequence = calloc(n_seq, sizeof *engine->sequence);
     engine->free = calloc(n_seq, sizeof *engine->free);
     engine->active = calloc(n_seq, sizeof *engine->active);
     engine->plan = calloc(n_seq, sizeof *engine->plan);
     engine->hit_slots = calloc(n_hit, sizeof *engine->hit_slots);
     engine->hit_shares = calloc(n_hit, sizeof *engine->hit_shares);
     engine->text = malloc(engine->text_max);
-    if (engine->slot == NULL || engine->free == NULL || engine->active == NULL ||
+    if (engine->sequence == NULL || engine->free == NULL || engine->active == NULL ||
         engine->plan == NULL || engine->hit_slots == NULL || engine->hit_shares == NULL ||
         engine->text == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower max_seqs", o->max_seqs);
     }
     const int n_entry_max = sampling_entries_max(engine_context(o->max_model_len), info->n_vocab);
     for (int i = 0; i < o->max_seqs; i++) {
-        if (sequence_open(&engine->slot[i], limits.n_page_max, n_entry_max, err) != ERR_OK) {
+        if (sequence_open(&engine->sequence[i], limits.n_page_max, n_entry_max, err) != ERR_OK) {
             return err->code;
         }
-        engine->free[engine->n_free++] = &engine->slot[o->max_seqs - 1 - i];
+        engine->free[engine->n_free++] = &engine->sequence[o->max_seqs - 1 - i];
     }
     return ERR_OK;
 }
@@ -409,10 +409,10 @@ void engine_close(struct engine *engine)
         return;
     }
     (void)engine_drain(engine, 1);
-    for (int i = 0; engine->slot != NULL && i < engine->options.max_seqs; i++) {
-        sequence_close(&engine->slot[i]);
+    for (int i = 0; engine->sequence != NULL && i < engine->options.max_seqs; i++) {
+        sequence_close(&engine->sequence[i]);
     }
-    free(engine->slot);
+    free(engine->sequence);
     free(engine->free);
     free(engine->active);
     free(engine->plan);

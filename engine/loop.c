@@ -1,6 +1,6 @@
 /* The engine thread: the only one that touches backend, model, pages and sequences.
  *
- * Each turn: look for requests that were cancelled or are late, admit sequences into free slots,
+ * Each turn: look for requests that were cancelled or are late, admit sequences as there is room,
  * share the step's rows out (plan.c), fill the step, run the model, take the results, wake the
  * front ends. With nothing to do it sleeps on the queue's condition variable. No allocation in
  * here.
@@ -24,7 +24,7 @@
 /* ---- sequences come and go ---------------------------------------------------------------------
  */
 
-/* Frees the slot of active[i]; the order of the others stays. */
+/* Ends the run of active[i]; the order of the others stays. */
 static void remove_active(struct engine *engine, int i)
 {
     struct sequence *const seq = engine->active[i];
@@ -172,20 +172,21 @@ static bool admit_sequence(struct engine *engine, enum priority priority, int64_
 static void admit(struct engine *engine, int64_t now_us)
 {
     for (;;) {
-        struct plan_slots slots = {.n_slot = engine->options.max_seqs,
-                                   .n_in_a_row = engine->n_in_a_row};
+        struct plan_running running = {.n_max = engine->options.max_seqs,
+                                       .n_in_a_row = engine->n_in_a_row};
         for (int i = 0; i < engine->n_active; i++) {
             const bool bulk = engine->active[i]->job->request->priority == PRIORITY_BULK;
-            slots.n_bulk += bulk;
-            slots.n_interactive += !bulk;
+            running.n_bulk += bulk;
+            running.n_interactive += !bulk;
         }
-        slots.wait[PRIORITY_INTERACTIVE] = queue_head(&engine->queue, PRIORITY_INTERACTIVE) != NULL;
-        slots.wait[PRIORITY_BULK] = queue_head(&engine->queue, PRIORITY_BULK) != NULL;
-        const int priority = plan_class(&slots);
+        running.wait[PRIORITY_INTERACTIVE] =
+            queue_head(&engine->queue, PRIORITY_INTERACTIVE) != NULL;
+        running.wait[PRIORITY_BULK] = queue_head(&engine->queue, PRIORITY_BULK) != NULL;
+        const int priority = plan_class(&running);
         if (priority < 0 || !admit_sequence(engine, (enum priority)priority, now_us)) {
             break;
         }
-        const bool waits = priority == PRIORITY_INTERACTIVE && slots.wait[PRIORITY_BULK];
+        const bool waits = priority == PRIORITY_INTERACTIVE && running.wait[PRIORITY_BULK];
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
     atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),

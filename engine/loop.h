@@ -20,8 +20,8 @@ struct engine {
     struct queue queue;
     struct publisher publisher;
 
-    struct sequence *slot;      /* [max_seqs] */
-    struct sequence **free;     /* [max_seqs] the first n_free: free slots */
+    struct sequence *sequence;  /* [max_seqs] */
+    struct sequence **free;     /* [max_seqs] the first n_free: not running */
     struct sequence **active;   /* [max_seqs] the first n_active: running, in order of admission */
     struct plan_sequence *plan; /* [max_seqs] of active */
     int n_free, n_active;

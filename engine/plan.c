@@ -87,15 +87,16 @@ void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double
     bulk->rows = bulk->rows < least ? least : bulk->rows > budget ? budget : bulk->rows;
 }
 
-int plan_class(const struct plan_slots *slots)
+int plan_class(const struct plan_running *running)
 {
-    if (slots->n_interactive + slots->n_bulk >= slots->n_slot) {
+    if (running->n_interactive + running->n_bulk >= running->n_max) {
         return -1;
     }
-    const int spare = slots->n_slot / PLAN_BULK_SHARE > 0 ? slots->n_slot / PLAN_BULK_SHARE : 1;
-    const int bulk_max = slots->n_slot > 1 ? slots->n_slot - spare : 1;
-    const bool bulk = slots->wait[PRIORITY_BULK] && slots->n_bulk < bulk_max;
-    if (slots->wait[PRIORITY_INTERACTIVE] && !(bulk && slots->n_in_a_row >= PLAN_BULK_SHARE - 1)) {
+    const int spare = running->n_max / PLAN_BULK_SHARE > 0 ? running->n_max / PLAN_BULK_SHARE : 1;
+    const int bulk_max = running->n_max > 1 ? running->n_max - spare : 1;
+    const bool bulk = running->wait[PRIORITY_BULK] && running->n_bulk < bulk_max;
+    if (running->wait[PRIORITY_INTERACTIVE] &&
+        !(bulk && running->n_in_a_row >= PLAN_BULK_SHARE - 1)) {
         return PRIORITY_INTERACTIVE;
     }
     return bulk ? PRIORITY_BULK : -1;

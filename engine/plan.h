@@ -10,12 +10,12 @@
  *      endless prompt would hold up all that come after it.
  *   3. Bulk work that is ready is never shut out: it gets at least one row in PLAN_BULK_SHARE of
  *      what step 1 left (at least one row).
- *   4. A free sequence slot goes to the interactive queue first; after PLAN_BULK_SHARE - 1
+ *   4. The next place goes to the interactive queue first; after PLAN_BULK_SHARE - 1
  *      interactive sequences in a row while bulk work waits, the next one is bulk.
  *   5. Bulk rows do not make others wait: a step that they share with interactive sequences aims at
  * a given time, one without at PLAN_ALONE times as much, since a new request waits for the step
  *      under way (plan_bulk_budget).
- *   6. Bulk sequences never hold all slots: one in PLAN_BULK_SHARE (at least one, where there are
+ *   6. Bulk sequences never hold all places: one in PLAN_BULK_SHARE (at least one, where there are
  * two or more) stays free for interactive work, so that it starts within a step. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
@@ -48,8 +48,8 @@ void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double
 void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max);
 
 /* What admission may look at. */
-struct plan_slots {
-    int n_slot;        /* sequences that may run at once */
+struct plan_running {
+    int n_max;         /* sequences that may run at once */
     int n_interactive; /* running */
     int n_bulk;        /* running */
     int n_in_a_row; /* interactive sequences admitted since the last bulk one, while bulk waited */
@@ -57,6 +57,6 @@ struct plan_slots {
 };
 
 /* The class whose next sequence is admitted, or -1: none now. */
-int plan_class(const struct plan_slots *slots);
+int plan_class(const struct plan_running *running);
 
 #endif

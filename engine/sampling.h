@@ -28,7 +28,7 @@ struct sampling_counts {
     struct sample_adjust *entry; /* Owner: this. [n_entry_max], distinct tokens */
     int32_t *index;              /* Owner: this. Open addressing: token → entry, -1 = none */
     int n_entry, n_entry_max;
-    uint32_t mask; /* slots of index - 1, a power of two - 1 */
+    uint32_t mask; /* of index: its length, a power of two, less one */
     int n_banned;  /* entry[0 .. n_banned) end the sequence: forbidden before min_tokens */
     bool counting; /* some penalty is on: generated tokens are counted */
 };

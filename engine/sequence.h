@@ -14,7 +14,7 @@
 #include "engine/stop.h"
 
 struct sequence {
-    struct job *job;   /* Borrowed: the queue's pool. NULL: the slot is free */
+    struct job *job;   /* Borrowed: the queue's pool. NULL: it is free */
     struct item *item; /* Borrowed: the request's */
     int32_t *page;     /* Owner: this. [n_page_max]; its pages while it runs */
     int n_page;

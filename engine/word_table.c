@@ -8,29 +8,29 @@ enum err_code word_table_open(struct word_table *table, int32_t max, const char 
                               struct err *err)
 {
     CHECK(max >= 0 && max < 1 << 29);
-    uint32_t n_slot = 2;
-    while (n_slot < 2 * (uint32_t)max) {
-        n_slot *= 2;
+    uint32_t n_bucket = 2;
+    while (n_bucket < 2 * (uint32_t)max) {
+        n_bucket *= 2;
     }
-    *table = (struct word_table){.max = max, .slot_mask = n_slot - 1};
+    *table = (struct word_table){.max = max, .bucket_mask = n_bucket - 1};
     table->word = calloc((size_t)max + 1, sizeof *table->word);
-    table->slot = malloc(n_slot * sizeof *table->slot);
-    if (table->word == NULL || table->slot == NULL) {
+    table->bucket = malloc(n_bucket * sizeof *table->bucket);
+    if (table->word == NULL || table->bucket == NULL) {
         word_table_close(table);
         return err_set(err, ERR_MEMORY, "%s: no memory for a table of %d words", what, max);
     }
-    memset(table->slot, 0xff, n_slot * sizeof *table->slot); /* all -1 */
+    memset(table->bucket, 0xff, n_bucket * sizeof *table->bucket); /* all -1 */
     return ERR_OK;
 }
 
 void word_table_close(struct word_table *table)
 {
     free(table->word);
-    free(table->slot);
+    free(table->bucket);
     *table = (struct word_table){0};
 }
 
-/* FNV-1a; its low bits are good enough for slots once the high ones are folded in. */
+/* FNV-1a; its low bits are good enough for buckets once the high ones are folded in. */
 static uint64_t hash_bytes(uint64_t hash, const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
@@ -39,16 +39,16 @@ static uint64_t hash_bytes(uint64_t hash, const char *text, size_t bytes)
     return hash;
 }
 
-/* The slot that holds the word, or the free one where it belongs. */
-static uint32_t slot_of(const struct word_table *table, const char *text, size_t bytes,
-                        const char *suffix)
+/* The bucket that holds the word, or the free one where it belongs. */
+static uint32_t bucket_of(const struct word_table *table, const char *text, size_t bytes,
+                          const char *suffix)
 {
     const size_t more = strlen(suffix);
     uint64_t hash = hash_bytes(0xcbf29ce484222325u, text, bytes);
     hash = hash_bytes(hash, suffix, more);
-    uint32_t at = (uint32_t)(hash ^ hash >> 32) & table->slot_mask;
-    for (; table->slot[at] >= 0; at = (at + 1) & table->slot_mask) {
-        const struct word_entry *const word = &table->word[table->slot[at]];
+    uint32_t at = (uint32_t)(hash ^ hash >> 32) & table->bucket_mask;
+    for (; table->bucket[at] >= 0; at = (at + 1) & table->bucket_mask) {
+        const struct word_entry *const word = &table->word[table->bucket[at]];
         if (word->bytes == bytes + more && memcmp(word->text, text, bytes) == 0 &&
             memcmp(word->text + bytes, suffix, more) == 0) {
             break;
@@ -60,16 +60,16 @@ static uint32_t slot_of(const struct word_table *table, const char *text, size_t
 int32_t word_table_find(const struct word_table *table, const char *text, size_t bytes,
                         const char *suffix)
 {
-    return table->slot[slot_of(table, text, bytes, suffix)];
+    return table->bucket[bucket_of(table, text, bytes, suffix)];
 }
 
 int32_t word_table_add(struct word_table *table, const char *text, size_t bytes)
 {
-    const uint32_t at = slot_of(table, text, bytes, "");
-    if (table->slot[at] < 0) {
+    const uint32_t at = bucket_of(table, text, bytes, "");
+    if (table->bucket[at] < 0) {
         CHECK(table->n < table->max && bytes <= UINT32_MAX);
         table->word[table->n] = (struct word_entry){text, (uint32_t)bytes};
-        table->slot[at] = table->n++;
+        table->bucket[at] = table->n++;
     }
-    return table->slot[at];
+    return table->bucket[at];
 }

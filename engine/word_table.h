@@ -18,8 +18,8 @@ struct word_entry {
 struct word_table {
     struct word_entry *word; /* [n], Owner: this */
     int32_t n, max;
-    int32_t *slot; /* [slot_mask + 1] numbers of words, -1 = free. Owner: this */
-    uint32_t slot_mask;
+    int32_t *bucket; /* [bucket_mask + 1] numbers of words, -1 = free. Owner: this */
+    uint32_t bucket_mask;
 };
 
 /* An empty table for up to max words, max < 2^29. what is named if there is no memory. */

@@ -1,5 +1,5 @@
 /* The same request gives the same bits: alone, among others, in chunks of any size, watched while
- * it runs, with few slots and few pages, on a device that computes by itself and on one that does
+ * it runs, with few places and few pages, on a device that computes by itself and on one that does
  * not. TEST_DEVICE names the backend, PKMSERVE_ISA the CPU's instruction set. */
 #include "engine/scoring.h"
 #include "tests/engine/harness.h"

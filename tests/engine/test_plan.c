@@ -104,7 +104,7 @@ static void learns_how_many_bulk_rows_fit_the_time(void **state)
 
 struct class_case {
     const char *name;
-    struct plan_slots slots;
+    struct plan_running running;
     int expected;
 };
 
@@ -112,25 +112,25 @@ enum { NONE = -1, INTER = PRIORITY_INTERACTIVE, BULK = PRIORITY_BULK };
 
 static const struct class_case class_cases[] = {
     {"nobody waits", {8, 0, 0, 0, {false, false}}, NONE},
-    {"all slots taken", {8, 5, 3, 0, {true, true}}, NONE},
+    {"no place is free", {8, 5, 3, 0, {true, true}}, NONE},
     {"interactive first", {8, 0, 0, 0, {true, true}}, INTER},
     {"bulk if alone", {8, 0, 0, 0, {false, true}}, BULK},
     {"six in a row: still interactive", {16, 0, 0, 6, {true, true}}, INTER},
     {"after seven in a row bulk has a turn", {16, 0, 0, 7, {true, true}}, BULK},
     {"in a row counts only while bulk waits", {16, 0, 0, 7, {true, false}}, INTER},
-    {"bulk leaves a slot free", {8, 0, 7, 0, {false, true}}, NONE},
-    {"that slot is for interactive", {8, 0, 7, 0, {true, true}}, INTER},
+    {"bulk leaves a place free", {8, 0, 7, 0, {false, true}}, NONE},
+    {"that place is for interactive", {8, 0, 7, 0, {true, true}}, INTER},
     {"even when bulk would have a turn", {8, 0, 7, 7, {true, true}}, INTER},
     {"bulk may use up to seven of eight", {8, 0, 6, 0, {false, true}}, BULK},
-    {"of two slots bulk gets one", {2, 0, 1, 0, {false, true}}, NONE},
-    {"of one slot bulk gets it", {1, 0, 0, 0, {false, true}}, BULK},
+    {"of two places bulk gets one", {2, 0, 1, 0, {false, true}}, NONE},
+    {"of one place bulk gets it", {1, 0, 0, 0, {false, true}}, BULK},
 };
 
 static void chooses_the_class_to_admit(void **state)
 {
     (void)state;
     for (size_t c = 0; c < sizeof class_cases / sizeof class_cases[0]; c++) {
-        const int got = plan_class(&class_cases[c].slots);
+        const int got = plan_class(&class_cases[c].running);
         if (got != class_cases[c].expected) {
             fail_msg("%s: expected class %d, got %d", class_cases[c].name, class_cases[c].expected,
                      got);
