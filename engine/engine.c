@@ -1,5 +1,5 @@
-/* Opening and closing the engine, its door (engine_submit) and its windows (the accessors). The
- * work itself is in loop.c. */
+/* Opening and closing the engine, engine_submit and the functions that read its state. The work
+ * itself is in loop.c. */
 #include "engine/loop.h"
 
 #include "engine/clock.h"
@@ -51,8 +51,9 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
     return ERR_OK;
 }
 
-/* Pages that the longest text holds. Where a token sees a window of earlier positions, that is a
- * ring of the window and the rows of a step, which are all stored before any is attended to. */
+/* Pages that the longest text holds. In a model whose tokens see only a window of earlier
+ * positions, that is a ring: the window plus the rows of one step, because all rows of a step are
+ * stored before any of them is attended to. */
 static int pages_of_text(const struct engine_options *o, const struct model_info *info)
 {
     const int64_t context = engine_context(o->max_model_len);
@@ -85,9 +86,9 @@ static struct step_limits step_limits_of(const struct engine_options *o,
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Of the bytes that are free, how many the cache gets unasked: a quarter of the machine's memory,
- * where others live too; of a device's own all but a tenth, which its driver and libraries take
- * from as they please. */
+/* Default size of the cache, from the bytes that are free: a quarter of the machine's memory,
+ * because other programs run there too; nine tenths of a device's own memory, because its driver
+ * and libraries need some. */
 static int64_t cache_share(const struct backend *be, int64_t bytes)
 {
     return be->is_host ? bytes / 4 : bytes / 10 * 9;
@@ -166,7 +167,7 @@ static void begin_stats(struct engine_stats *s)
     histogram_begin(&s->step_requests, stats_bounds_pow2, stats_n_pow2);
 }
 
-/* Splits the time of loading by phase on its way to the caller's own progress function. */
+/* Adds up the time of loading by phase, then calls the caller's own progress function. */
 struct loading {
     const struct model_options *options;
     struct engine_stats *stats;
@@ -247,7 +248,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const struct model_info *const info = model_info(engine->model);
     const struct step_limits limits = step_limits_of(o, info);
     int n_page = 0;
-    /* Requests that ended with a step are let go of when the next one has begun. */
+    /* Requests that ended with a step are released when the next one has begun. */
     const int n_out_of_queue = 2 * o->max_seqs;
     if (reserve_step(engine, &limits, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
@@ -327,7 +328,7 @@ static void begin_phase(const struct engine *engine, const char *phase)
     }
 }
 
-/* Runs what runs before the first request, and takes its times. */
+/* Runs the warm-up and the self-test and measures their times. */
 static enum err_code prepare(struct engine *engine, struct err *err)
 {
     const struct selftest test = {

@@ -21,16 +21,19 @@ struct engine_options {
     int max_model_len;        /* 0 = the model's context; still 0 = it has no limit */
     int max_seqs;             /* sequences running at once */
     int max_batch_tokens;     /* rows of one step */
-    int bulk_step_ms;         /* time of a step that bulk rows share with generations; 0 = any */
+    int bulk_step_ms;         /* target time of a step that mixes bulk and interactive work; 0 =
+                               * none */
     int max_queue;            /* waiting requests */
     int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
-    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs · context (without a limit:
-                               * what the model sees), at most a quarter of the memory that is
-                               * free, or all but a tenth of a device's own */
+    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs texts of full length (in a
+                               * model without a context limit: of the positions that it sees), but
+                               * at most a quarter of the free memory, or nine tenths of a device's
+                               * own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
-    bool failures_told;       /* a tool: who submits says what has failed, and the log does not */
-    bool prefix_cache; /* compute equal beginnings of texts once; off where pages are a ring */
+    bool failures_told;       /* do not log failures: the caller, a tool, reports them itself */
+    bool prefix_cache; /* compute equal beginnings of texts once. Off in models whose pages form a
+                        * ring */
     /* Called once by the engine thread after it has failed and ended all work; must not block and
      * not call back into the engine. May be NULL. */
     void (*failed)(void *ctx);
@@ -70,9 +73,9 @@ struct engine_stats *engine_stats(struct engine *engine);
 /* Seconds until a request submitted now would likely start, from the measured drain rate; >= 1. */
 int engine_retry_after_s(const struct engine *engine);
 
-/* How memory m is used by all traffic since the start, from a sample: one position in 64 of those
- * computed, lookups says how much that is (pkm_totals.h). Takes tens of milliseconds per million
- * slots. ERR_MEMORY. */
+/* How all traffic since the start has used memory m, from a sample of one position in 64; lookups
+ * says how large the sample is (pkm_totals.h). Takes tens of milliseconds per million slots.
+ * ERR_MEMORY. */
 enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_stats *stats,
                                struct err *err);
 /* Positions sampled so far. */

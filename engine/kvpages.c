@@ -106,7 +106,8 @@ static int32_t *bucket_of(struct kvpages *pages, const struct kvpages_key *key)
     return &pages->bucket[(uint32_t)(h >> 32) & pages->mask];
 }
 
-/* The page in the table that holds this or shall; -1 if there is none. */
+/* The page in the table that holds these tokens or is being filled with them; -1 if there is
+ * none. */
 static int32_t table_find(struct kvpages *pages, const struct kvpages_key *key)
 {
     int32_t p = *bucket_of(pages, key);
@@ -135,7 +136,7 @@ static void table_add(struct kvpages *pages, int32_t p, const struct kvpages_key
 static void table_remove(struct kvpages *pages, int32_t p)
 {
     struct kvpage *const page = &pages->page[p];
-    CHECK(page->n_after == 0); /* or the pages after it would be taken for another text's */
+    CHECK(page->n_after == 0); /* otherwise the pages after it would be taken for another text's */
     int32_t *link = bucket_of(pages, &page->key);
     while (*link != p) {
         link = &pages->page[*link].chain;
@@ -242,7 +243,7 @@ int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32
         kvpages_give(pages, 1, &page);
         return known;
     }
-    if (p >= 0) { /* its own claim, or one of a sequence that has not come so far */
+    if (p >= 0) { /* its own claim, or that of a sequence which is further behind */
         table_remove(pages, p);
     }
     table_add(pages, page, key, PAGE_FINISHED);

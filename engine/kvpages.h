@@ -43,22 +43,24 @@ struct kvpages_key {
 enum err_code kvpages_open(struct kvpages *pages, int n_page, bool shares, struct err *err);
 void kvpages_close(struct kvpages *pages); /* zeroed or closed ones are fine */
 
-/* All n pages or none, from the free ones, then the oldest idle ones. Admission takes a sequence's
- * worst case at once, so no sequence can run out later and nothing is ever preempted. */
+/* Takes all n pages or none: free ones first, then the oldest idle ones. Admission takes the worst
+ * case of a sequence at once, so no sequence runs out of pages later and none is pre-empted. */
 bool kvpages_take(struct kvpages *pages, int n, int32_t *page);
 /* Drops a reference to each, the last one first: page[] in the order of the text. */
 void kvpages_give(struct kvpages *pages, int n, const int32_t *page);
 
 /* The finished page that holds this, with a reference for the caller; -1 if there is none. */
 int32_t kvpages_use(struct kvpages *pages, const struct kvpages_key *key);
-/* Says that the caller is filling its page with this, so that others may wait for it. false:
- * another sequence of the same rank or a better one (a lower number) has said so. The claim ends
- * with kvpages_keep, when the page is given back, or when a better rank claims the same. */
+/* Announces that the caller is filling its page with these tokens, so that others may wait for it.
+ * false: another sequence of the same rank or a better one (a lower number) has announced it
+ * already. The claim ends with kvpages_keep, when the page is given back, or when a better rank
+ * claims the same tokens. */
 bool kvpages_claim(struct kvpages *pages, const struct kvpages_key *key, int32_t page, int rank);
-/* The caller's page now holds this and will not change again: others may use it. Returns the page
- * that the caller holds from now on: its own, or one that held the same before. */
+/* The caller's page now holds these tokens and will not change again: others may use it. Returns
+ * the page that the caller holds from now on: its own, or another one with the same content. */
 int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page);
-/* No page is used for others from now on. Those who hold pages go on. */
+/* Empties the table: no present page will be found again. Sequences keep the pages that they
+ * hold. */
 void kvpages_forget(struct kvpages *pages);
 
 /* Pages held by sequences. */

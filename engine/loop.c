@@ -84,7 +84,7 @@ static enum finish reason_to_end(const struct request *request, int64_t now_us)
                                                                        : FINISH_NONE;
 }
 
-/* Ends what its client has left or what is late, running or queued. */
+/* Ends the requests that were cancelled or whose deadline has passed, running or queued. */
 static void sweep(struct engine *engine, int64_t now_us)
 {
     for (int i = 0; i < engine->n_active;) {
@@ -231,7 +231,7 @@ static void fill_step(struct engine *engine)
     CHECK(step->n_tok > 0);
 }
 
-/* Copies what the memories looked up into the traces of the sequences that keep one. */
+/* Copies the memory look-ups into the traces of the sequences that keep one. */
 static void trace_step(struct engine *engine)
 {
     const struct model_info *const info = model_info(engine->model);
@@ -326,7 +326,7 @@ static void take_step(struct engine *engine, int64_t now_us)
     }
 }
 
-/* Bulk rows of the steps to come, from the time that this one took. */
+/* Adapts the number of bulk rows of the next steps to the time that this one took. */
 static void update_bulk_budget(struct engine *engine, double step_ms)
 {
     if (engine->n_bulk_row > 0) {
@@ -336,7 +336,8 @@ static void update_bulk_budget(struct engine *engine, double step_ms)
     }
 }
 
-/* Runs one step over the active sequences; wakes for the last one while the device computes. */
+/* Runs one step over the active sequences. The front ends are woken for the previous step while the
+ * device computes. */
 static enum err_code run_step(struct engine *engine, struct err *err)
 {
     const int64_t begin_us = clock_now_us();
@@ -400,8 +401,8 @@ static void fail(struct engine *engine, const struct err *error)
     }
 }
 
-/* Wakes the front ends, unless a step of a backend that computes by itself comes first: run_step
- * wakes them then. */
+/* Wakes the front ends, unless a device is about to compute a step by itself: then run_step wakes
+ * them meanwhile. */
 static void wake_before_step(struct engine *engine)
 {
     if (engine->n_active == 0 || !engine->be->is_async) {
@@ -423,7 +424,8 @@ static bool turn(struct engine *engine)
     sweep(engine, begin_us);
     admit(engine, begin_us);
     engine->backlog = !queue_is_empty(&engine->queue);
-    wake_before_step(engine); /* who was cancelled or late need not wait for the step's end */
+    wake_before_step(engine); /* cancelled and late requests need not wait for the end of the
+                               * step */
     struct err error = {.code = ERR_OK};
     const bool stepped = engine->n_active > 0;
     if (stepped && run_step(engine, &error) != ERR_OK) {

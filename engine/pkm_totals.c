@@ -56,7 +56,7 @@ void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct
     }
     n = n < TOTALS_ROW_MAX ? n : TOTALS_ROW_MAX;
     n = n < n_tok ? n : n_tok;
-    /* Multiples of the golden ratio spread evenly, whatever the rhythm of the steps. */
+    /* Multiples of the golden ratio are spread evenly, whatever the sizes of the steps. */
     const uint64_t place = (uint64_t)(totals->turn++ * 2654435769u);
     const int64_t first = (int64_t)(place * (uint64_t)(n_tok - n + 1) >> 32);
     for (int m = 0; m < info->n_memory; m++) {

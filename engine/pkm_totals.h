@@ -1,12 +1,11 @@
-/* How the memories are used by all traffic since the start: sums per slot over a sample.
+/* How all traffic since the start has used the memories: sums per slot over a sample.
  *
- * Sampled is one position in TOTALS_EVERY of those that steps compute, so that the sample weighs
- * prompts, documents and decoding as they come; a step gives at most TOTALS_ROW_MAX neighbouring
- * rows of it, beginning at a row that changes from step to step. What the cache saves computing
- * looks nothing up and is not counted. The engine thread downloads the rows after a step and adds
- * them up while the next one is on its way (tens of microseconds at the most); it never waits for a
- * reader. Any thread may read at any time: each sum is atomic, all of them together are as of about
- * now. */
+ * The sample is one in TOTALS_EVERY of the positions that steps compute, so prompts, documents and
+ * decoding have their natural weight. A step contributes at most TOTALS_ROW_MAX neighbouring rows,
+ * beginning at a row that changes from step to step. Positions taken from the prefix cache are not
+ * looked up and therefore not counted. The engine thread downloads the rows after a step and adds
+ * them up while the next one runs (at most tens of microseconds); it never waits for a reader. Any
+ * thread may read at any time: each sum is atomic, but together they are not a snapshot. */
 #ifndef ENGINE_PKM_TOTALS_H
 #define ENGINE_PKM_TOTALS_H
 

@@ -70,8 +70,8 @@ void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max)
     (void)serve_class(seq, n_seq, PRIORITY_BULK, (int)min64(left, bulk_max));
 }
 
-/* Too slow: as many as would have fitted, if time went by rows. In time with all that it was
- * allowed: a quarter more. */
+/* If the step was too slow, the rows that would have fitted if time were proportional to rows. If
+ * it was in time with all rows that it was allowed, a quarter more. */
 void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double target_ms,
                 int budget)
 {

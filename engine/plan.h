@@ -28,7 +28,7 @@ enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_BULK_MIN 
 struct plan_sequence {
     enum priority priority;
     bool decode;    /* wants exactly one row, always served */
-    bool ordered;   /* a window of several: may not overtake the one before it */
+    bool ordered;   /* a window of several; may not overtake the one before it */
     int64_t n_left; /* rows it could use now; 1 if decode, 0 if it waits for another sequence */
     int n_take;     /* result: its rows in this step */
 };

@@ -28,11 +28,12 @@
 #include "engine/sequence.h"
 #include "engine/stats.h"
 
-/* Takes n_page pages for a sequence, first those that hold its beginning already. false: too few.
- */
+/* Takes n_page pages for a sequence; the first ones are those that hold its beginning already.
+ * false: there are too few. */
 bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct sequence *seq,
                  int n_page);
-/* Moves seq past what others have finished since. false: it waits for one that is at it. */
+/* Moves seq past the pages that others have finished since. false: the next page is being filled by
+ * another sequence, and seq waits for it. */
 bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct sequence *seq);
 /* Keeps the pages that seq has filled for others. */
 void prefix_keep(struct kvpages *pages, struct sequence *seq);

@@ -116,7 +116,7 @@ static void count_request(struct publisher *publisher, const struct job *job, en
         add(&stats->cancelled[stage], 1);
     }
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) {
-        return; /* times of work that was not done say nothing about work that is */
+        return; /* the times of aborted work would distort the statistics of finished work */
     }
     observe_us(&stats->e2e, job->push_us, now_us);
     observe_us(&stats->inference_time, start_us != 0 ? start_us : now_us, now_us);
@@ -136,7 +136,7 @@ void publish_item(struct publisher *publisher, struct job *job, struct item *ite
     if (request->kind == REQUEST_GENERATE && (finish == FINISH_STOP || finish == FINISH_LENGTH)) {
         count_generation(publisher->stats, request, item);
     }
-    /* The first failure stands: the front end may read it from the first failed item on. */
+    /* The first failure is kept: the front end may read it as soon as one item has failed. */
     if (finish == FINISH_ERROR && request->error.code == ERR_OK) {
         char id[160];
         char message[700];

@@ -19,12 +19,12 @@ struct publisher {
 void publish_start(struct publisher *publisher, struct job *job, int64_t now_us);
 /* seq published n results (tokens or predictions). */
 void publish_results(struct publisher *publisher, struct sequence *seq, int n, int64_t now_us);
-/* seq ends: its time per token is known. */
+/* seq ends: records its time per output token. */
 void publish_tpot(struct publisher *publisher, const struct sequence *seq);
 /* The item is over. error is used with FINISH_ERROR alone. */
 void publish_item(struct publisher *publisher, struct job *job, struct item *item,
                   enum finish finish, const struct err *error, int64_t now_us);
-/* Wakes the front ends of all dirty jobs and lets go of those that are over. No lock is held. */
+/* Wakes the front ends of all dirty jobs and releases those that are over. No lock is held. */
 void publish_wake(struct publisher *publisher);
 
 #endif

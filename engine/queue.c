@@ -52,8 +52,8 @@ static enum err_code refuse(const struct queue *queue, int64_t n_token, struct e
                        "the queue is full: %d of %d requests wait (--max-queue); try later",
                        queue->n_waiting, queue->n_waiting_max);
     }
-    /* A request larger than the whole limit may still enter an empty queue: refusing it then would
-     * be refusing it for ever, with advice to try again. */
+    /* A request larger than the whole limit may still enter an empty queue. Otherwise it would
+     * never be accepted, although the answer says to try again. */
     if (queue->n_waiting > 0 && n_token > queue->n_token_max - queue->n_token) {
         return err_set(err, ERR_QUEUE_TOKENS,
                        "the queue is full: %lld tokens wait, the limit (--max-queue-tokens) is "

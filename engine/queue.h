@@ -46,7 +46,8 @@ struct queue {
     int n_waiting_max;
     int64_t n_token_max;
     bool opened;
-    /* Idle: the engine thread waits for work. Beat: when it last showed life, or work arrived. */
+    /* idle: the engine thread waits for work. heartbeat_us: when it last began a turn, or work
+     * arrived. */
     atomic_bool idle;
     atomic_llong heartbeat_us;
     struct engine_stats *stats; /* Borrowed: its waiting gauges follow the queue */
@@ -67,7 +68,7 @@ void queue_wake(struct queue *queue);
 
 /* ---- engine thread only ---- */
 
-/* Blocks until something waits or queue_wake was called. Being here is being idle. */
+/* Blocks until something waits or queue_wake was called. The engine counts as idle meanwhile. */
 void queue_wait(struct queue *queue);
 bool queue_is_empty(struct queue *queue);
 struct job *queue_head(struct queue *queue, enum priority priority); /* NULL if none */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Beyond this no text is one item: result arrays are indexed by int and sizes must not overflow. */
+/* Bounds of one request: result arrays are indexed by int, and their sizes must not overflow. */
 enum { N_TOP_MAX = 1 << 10, N_ITEM_MAX = 1 << 20 };
 
 enum { GUARD_IDLE, GUARD_WAKING, GUARD_LEFT };
@@ -81,7 +81,7 @@ void request_release(struct request *request)
         return;
     }
     request_cancel(request);
-    /* A wake in flight is a few instructions long: it may not block. */
+    /* wake may not block, so a call in progress ends after a few instructions. */
     for (int idle = GUARD_IDLE; !atomic_compare_exchange_weak_explicit(
              &request->wake_guard, &idle, GUARD_LEFT, memory_order_acq_rel, memory_order_acquire);
          idle = GUARD_IDLE) {
@@ -162,7 +162,7 @@ static struct pkm_trace *new_trace(const struct model_info *info, int64_t n_posi
     return trace;
 }
 
-/* calloc that gives a pointer also for nothing, so that NULL means failure alone. */
+/* calloc that returns a pointer even for size 0, so that NULL always means failure. */
 static void *new_array(int64_t n, int64_t width, size_t size)
 {
     const size_t count = (size_t)n * (size_t)width;
@@ -281,7 +281,8 @@ static enum err_code check_ids(const int32_t *ids, int64_t n, int n_vocab, const
     return ERR_OK;
 }
 
-/* With min_tokens the tokens that end a sequence are banned at first: something must be left. */
+/* With min_tokens, the tokens that end a sequence are banned at first. At least one allowed token
+ * must remain. */
 static bool all_banned(const struct sampling *s, int eos_id)
 {
     for (int i = 0; i < s->n_allow; i++) {

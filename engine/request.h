@@ -88,8 +88,8 @@ struct item {
     int sample_index; /* keys the random numbers, with seed and prompt_index */
     int prompt_index;
     int max_tokens; /* generation: fewer than the request's, for this item; 0 = as many */
-    /* Scoring: ids[score_from ..] are scored, what stands before is context, of which nothing is
-     * computed but what they attend to. 1 .. n_ids; request_set_item makes 0 a 1. */
+    /* Scoring: ids[score_from ..] are scored; those before are context, which is fed but not
+     * scored. 1 .. n_ids; request_set_item turns 0 into 1. */
     int64_t score_from;
     bool bare; /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
 
@@ -128,10 +128,11 @@ struct request {
     int n_top;                /* -1 = no log-probabilities (generation), 0 = chosen token only */
     bool echo;                /* generation: prompt_* wanted */
     bool entropy;             /* scoring */
-    int n_target;             /* scoring: tokens whose log-probability behind the text is wanted */
+    int n_target;             /* scoring: number of tokens to score as continuations of the text */
     int32_t target[TARGET_MAX];
-    int64_t window, stride; /* scoring: positions per window, new predictions per window; without a
-                             * context limit ENGINE_TEXT_MAX, which makes one stream of a text */
+    int64_t window, stride; /* scoring: positions per window, and new predictions per window.
+                             * Without a context limit both are ENGINE_TEXT_MAX, and a text is one
+                             * stream */
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* clock_now_us() time; 0 = none */
 
@@ -150,12 +151,12 @@ struct request {
     atomic_int n_item_done; /* items with a state; == n_item means all is over (release) */
 
     atomic_int refs; /* request_new gives 1; engine_submit takes another */
-    /* Keeps wake and the front end's release apart: 0 idle, 1 in wake, 2 the front end has left.
-     * Private to engine/. */
+    /* Keeps wake and request_release apart: 0 idle, 1 in wake, 2 the front end has left. Private to
+     * engine/. */
     atomic_int wake_guard;
 };
 
-/* Tokens that an item of a generation ends with at the latest. */
+/* Most tokens that an item of a generation may get. */
 int item_max_tokens(const struct request *request, const struct item *item);
 
 /* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
@@ -166,9 +167,9 @@ struct request *request_new(enum request_kind kind, int n_item);
  * score_from and bare are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
-/* The front end's last use: cancels what still runs and drops the front end's reference; the last
- * reference frees. When it returns, wake is not running and will not be called again; it waits for
- * a wake in flight, so do not hold a lock that wake takes. NULL is fine. */
+/* Ends the front end's use: cancels what still runs and drops the front end's reference; the last
+ * reference frees. When it returns, wake is not running and will not be called again. It waits for
+ * a wake in progress, so do not hold a lock that wake takes. NULL is fine. */
 void request_release(struct request *request);
 void request_cancel(struct request *request);
 

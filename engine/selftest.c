@@ -128,7 +128,8 @@ static enum err_code warm_step(const struct selftest *test, int n_seq, struct er
 
 enum err_code selftest_warm_up(const struct selftest *test, struct err *err)
 {
-    /* Every sequence holds a page or more, so no more of them than pages ever run. */
+    /* Every sequence holds at least one page, so the number of pages bounds the number of
+     * sequences. */
     int n_max = test->be->capture_max;
     n_max = n_max < test->max_seqs ? n_max : test->max_seqs;
     n_max = n_max < test->n_page ? n_max : test->n_page;
@@ -173,7 +174,7 @@ enum err_code selftest_run(const struct selftest *test, struct err *err)
 
     const int n_other = budget - n < n ? budget - n : n;
     if (apart == 0 || n_other < 1 || test->step->limits.n_seq_max < 2) {
-        return ERR_OK; /* so small a configuration never runs two texts of this length at once */
+        return ERR_OK; /* in so small a configuration two texts of this length never run at once */
     }
     struct probe other;
     struct probe beside;

@@ -12,7 +12,7 @@
 
 #include "models/model.h"
 
-/* What is tested: nothing else uses the step or the cache meanwhile. */
+/* What is tested. Nothing else may use the step or the cache meanwhile. */
 struct selftest {
     struct backend *be;  /* Borrowed, as are the model and the step */
     struct model *model; /* reserved */

@@ -36,7 +36,8 @@ static struct score_window window_at(const struct request *request, const struct
     return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
 }
 
-/* Whether the last token runs through the model too: for its memory or for what follows it. */
+/* Whether the last token runs through the model too: its memory look-ups are traced, or the tokens
+ * that may follow it are scored. */
 static bool feeds_last(const struct item *item)
 {
     return item->trace != NULL || item->out_target != NULL;
@@ -179,7 +180,7 @@ static void want_output(struct sequence *seq, struct step *step, int row, int wa
     seq->n_out_row++;
 }
 
-/* What is wanted of the row at this position, if anything. */
+/* Requests the outputs of the row at this position, if it has any. */
 static void fill_output(struct sequence *seq, struct step *step, int row, int64_t position)
 {
     const struct request *const request = seq->job->request;
@@ -199,15 +200,14 @@ static void fill_output(struct sequence *seq, struct step *step, int row, int64_
             want_output(seq, step, row, OUT_LOGPROB, item->ids[position + 1], n_top);
         }
     } else if (seq->ending == FINISH_NONE && item_max_tokens(request, item) > 0) {
-        /* The log-probability is taken also where nobody asked for it: it is what tells a
-         * distribution that is not one. */
+        /* Always compute the log-probability: a NaN here is how we detect broken logits. */
         want_output(seq, step, row, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED, n_top);
         sampling_fill(&seq->counts, &request->sampling, item, seq->n_out, step, step->n_out - 1);
     }
 }
 
-/* A step has n_out_max - n_tok_max = TARGET_MAX outputs more than rows. As no other row has more
- * than one output, it is enough that this surplus holds whenever a row with targets is added. */
+/* A step has TARGET_MAX = n_out_max - n_tok_max more outputs than rows. No other row has more than
+ * one output, so it is enough to keep this surplus whenever a row with targets is added. */
 int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
 {
     const bool last = n_row > 0 && seq->item->out_target != NULL &&
@@ -278,7 +278,8 @@ static void copy_top(const struct step *step, int i, int n_top, int64_t at, int3
     }
 }
 
-/* The outputs of a window: predictions come in the order of the text, also over windows. */
+/* The outputs of a window. Predictions are appended in the order of the text, also across
+ * windows. */
 static struct sequence_result take_scores(struct sequence *seq, const struct step *step)
 {
     struct item *const item = seq->item;

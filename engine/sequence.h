@@ -1,9 +1,9 @@
 /* One running sequence: a sample of a generation, or a window of a text to score (all windows, one
  * after another, if the item traces memory). It knows which rows it feeds into a step and what to
- * do with their results; it knows nothing of other sequences, of policy or of threads.
+ * do with their results. It knows nothing about other sequences, scheduling or threads.
  *
- *   sequence_assign → sequence_start → { sequence_fill → (step runs) → sequence_trace →
- * sequence_consume } … → over
+ *   sequence_assign → sequence_start
+ *     → { sequence_fill → (the step runs) → sequence_trace → sequence_consume } … → over
  *
  * Engine thread only. Its arrays are sized at open for the longest sequence. */
 #ifndef ENGINE_SEQUENCE_H
@@ -25,20 +25,21 @@ struct sequence {
     int64_t n_done;
 
     /* Pages in common with others (prefix.c). */
-    int n_kept;     /* leading pages that prefix.c is done with: found, or kept for others */
-    int64_t n_skip; /* leading positions of which nothing is wanted: others may compute them */
-    bool shares;    /* its pages hold one text, from position 0 on: others may use them */
-    bool waits; /* may wait for a page that another sequence is filling, and overtake others: it is
-                 * not one of a text's windows, whose predictions come in order */
+    int n_kept;     /* leading pages that were found in the cache or kept for others */
+    int64_t n_skip; /* leading positions without outputs: they may be taken from the cache */
+    bool shares;    /* its pages hold one text from position 0 on, so others may use them */
+    bool waits; /* may wait for a page that another sequence is filling, and overtake others. false
+                 * for a window of several, because the predictions of a text are appended in
+                 * order */
 
-    /* Scoring: the window it is in; predictions of positions count_from .. count_end-1 count. */
+    /* Scoring: the current window. The predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;
     int64_t count_from, count_end;
     int64_t trace_base; /* token of the text that is the trace's first position */
 
     /* Generation. */
     int n_out;
-    enum finish ending; /* decided, but the last token is still to be fed for the memory trace */
+    enum finish ending; /* decided, but the last token is still to be fed, for the memory trace */
     struct sampling_counts counts;
     struct stop_scan stop;
     int64_t start_us, first_us, last_us;
@@ -51,16 +52,15 @@ struct sequence {
 enum err_code sequence_open(struct sequence *seq, int n_page_max, int n_entry_max, struct err *err);
 void sequence_close(struct sequence *seq); /* zeroed ones are fine */
 
-/* Windows that scoring an item takes; one more than score_window_count where the memory trace or
- * the targets have to feed the last token in a window of its own. */
+/* Windows that scoring an item takes. One more than score_window_count if the last token must be
+ * fed (for the memory trace or the targets) and no window has room for it. */
 int64_t sequence_window_total(const struct request *request, const struct item *item);
 /* The most positions that a sequence beginning at this window (scoring) can hold in the cache. */
 int64_t sequence_position_max(const struct request *request, const struct item *item,
                               int64_t window);
 
-/* Sets what the sequence that begins at this window (scoring) will feed. To take that back, job =
- * NULL.
- */
+/* Sets what the sequence will feed, beginning at this window (scoring). To take that back, set job
+ * to NULL. */
 void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window);
 /* Begins it: its pages are set. */
 void sequence_start(struct sequence *seq, const struct model_info *info,
@@ -71,19 +71,19 @@ int32_t sequence_token(const struct sequence *seq, int64_t position);
 /* The next n positions are in its pages already. */
 void sequence_skip(struct sequence *seq, int64_t n);
 
-/* Whether its next row follows from the last step: one row, exactly. */
+/* Whether it decodes: it feeds exactly one row, the token drawn in the last step. */
 bool sequence_decodes(const struct sequence *seq);
 /* Rows it could feed now, >= 1. */
 int64_t sequence_rows(const struct sequence *seq);
 
-/* How many of its next n_row rows step has room for: all, or all but the last, whose targets must
- * wait for the next step. The first sequence of a step that wants targets always has room, so
- * sequences served in the same order each time all get on. */
+/* How many of its next n_row rows fit into step: all, or all but the last one, whose targets must
+ * wait for the next step. There is always room for the targets of the first sequence of a step, so
+ * every sequence makes progress if the order of service stays the same. */
 int sequence_fit(const struct sequence *seq, const struct step *step, int n_row);
 /* Appends its next n_row rows and their outputs to step. */
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
 
-/* Adds what memory m looked up for its rows of the step to the item's trace. slots and shares:
+/* Adds the look-ups of memory m for its rows of the step to the item's trace. slots and shares:
  * [n_tok, n_column], all rows of the step. Before sequence_consume. */
 void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
                     int n_column);

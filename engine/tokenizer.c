@@ -155,7 +155,7 @@ static enum err_code encode(const struct tokenizer *tokenizer, const char *text,
     if (valid != bytes) {
         return err_set(err, ERR_ARGUMENT, "the text is not valid UTF-8 at byte %zu", valid);
     }
-    /* Room for one: the arrays exist even if they stay empty. */
+    /* Never zero bytes: the arrays exist even if they stay empty. */
     const int32_t named = allow_control ? named_of(tokenizer, text, bytes) : -1;
     if (!encoding_push(out, named, 0)) {
         return err_set(err, ERR_MEMORY, "no memory to tokenise %zu bytes", bytes);
