@@ -62,7 +62,8 @@ KERNEL_SRC := $(wildcard kernels/*.c kernels/ref/*.c kernels/cpu/*.c)
 SIMD_SRC   := $(wildcard kernels/cpu/simd/*.c)
 MODEL_SRC  := $(wildcard models/*.c)
 ENGINE_SRC := $(wildcard engine/*.c) $(wildcard engine/*.cc)
-SERVER_SRC := $(filter-out server/main.c,$(wildcard server/*.c))
+# server/none has what stands in for serve.c in programs without HTTP.
+SERVER_SRC := $(filter-out server/main.c server/none/%,$(wildcard server/*.c server/*/*.c))
 
 # Each file of kernels/cpu/simd is compiled once per instruction set.
 # gcc 12 with -fsanitize=address may place 64-byte vectors misaligned on the sanitizer's fake stack
@@ -104,7 +105,7 @@ $(B)/%.$(1).bare.o: %.c
 endef
 $(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
 
-$(B)/server/openapi.o: server/openapi.json
+$(B)/server/openapi.o: server/api/openapi.json
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)
@@ -249,7 +250,7 @@ $(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 # The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
 $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
-    model_plan) $(B)/server/bench_cost.o \
+    model_plan) $(B)/server/cli/bench_cost.o \
     $(patsubst %,$(B)/models/%.o,adaptive loader loader_memory loader_weight output query pkm_transformer) $(KERNEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm

@@ -2,7 +2,7 @@
  *
  * Exit status: 0 done, 1 failed, 2 wrong usage; errors are one line on standard error. */
 #include "engine/log.h"
-#include "server/cmd.h"
+#include "server/cli/cmd.h"
 #include "server/serve.h"
 #include "server/version.h"
 

@@ -16,12 +16,12 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
-#include "server/cmd.h"
-#include "server/http.h"
-#include "server/info.h"
-#include "server/input.h"
-#include "server/routes.h"
-#include "server/usage.h"
+#include "server/api/info.h"
+#include "server/api/routes.h"
+#include "server/api/usage.h"
+#include "server/cli/cmd.h"
+#include "server/io/input.h"
+#include "server/net/http.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -45,9 +45,9 @@ done | # kernels/cuda says in one place that the test double takes CUDA's
 fence() {
     grep -nE "^#include <$1" "${product[@]}" /dev/null | grep -vE "^($2):" | finding "$1 outside of its fence"
 }
-fence microhttpd 'server/http\.c'
+fence microhttpd 'server/net/http\.c'
 fence sentencepiece 'engine/tokenizer_spm\.cc'
-fence jansson '(models/(config|json_file|safetensors|tensors)|server/(fields|input|score_parse|generate_parse|generate_read|openai_parse|tgi_parse|api_tokens|json))\.[ch]'
+fence jansson '(models/(config|json_file|safetensors|tensors)|server/(json/(fields|json)|io/input|score/score_parse|generate/(generate_parse|generate_read|openai_parse|tgi_parse)|api/api_tokens))\.[ch]'
 fence cuda 'kernels/cuda/.*'
 
 # shellcheck disable=SC2126 # the count is not wanted

@@ -20,7 +20,7 @@
  */
 #include "tests/bench/bench_device.h"
 
-#include "server/bench_cost.h"
+#include "server/cli/bench_cost.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-DECODE_STEPS = 8  # as in server/cmd_bench.c
+DECODE_STEPS = 8  # as in server/cli/cmd_bench.c
 
 
 class Missing(Exception):

@@ -4,7 +4,7 @@ figures as a line of JSON. Run by compare.py, with a Python that has PyTorch.
 
     torch_worker.py MODEL --dtype f32|bf16 --threads N --rows N --positions N --max-batch N
 
-The tokens, their order and what is wanted of each row are those of server/cmd_bench.c."""
+The tokens, their order and what is wanted of each row are those of server/cli/cmd_bench.c."""
 
 import argparse
 import hashlib
@@ -21,11 +21,11 @@ from decode import Decoder  # noqa: E402
 from export import load_model  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-DECODE_STEPS = 8  # as in server/cmd_bench.c
+DECODE_STEPS = 8  # as in server/cli/cmd_bench.c
 
 
 def some_tokens(n_vocab, seqs, pos, n):
-    """[seqs, n]: what some_token() of server/cmd_bench.c gives for positions pos.. of sequences 0..seqs"""
+    """[seqs, n]: what some_token() of server/cli/cmd_bench.c gives for positions pos.. of sequences 0..seqs"""
     return torch.tensor([[(seq * 7919 + p + 1) * 2654435761 % 2 ** 32 % n_vocab for p in range(pos, pos + n)]
                          for seq in range(seqs)])
 

@@ -1,6 +1,6 @@
 /* Fuzz target: a key file, an Authorization header and a traceparent header from any bytes. Needs
- * server/keys.c alone. Run by `make fuzz`; tests/fuzz/corpus/keys holds the seeds. */
-#include "server/keys.h"
+ * server/net/keys.c alone. Run by `make fuzz`; tests/fuzz/corpus/keys holds the seeds. */
+#include "server/net/keys.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -3,11 +3,11 @@
  * the body. What parses is "run" by filling in results, and every answer and event must be valid
  * JSON. */
 #include "engine/tokenizer.h"
-#include "server/openai.h"
-#include "server/score_labels.h"
-#include "server/score_stream.h"
-#include "server/sse.h"
-#include "server/tgi.h"
+#include "server/generate/openai.h"
+#include "server/generate/sse.h"
+#include "server/generate/tgi.h"
+#include "server/score/score_labels.h"
+#include "server/score/score_stream.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -274,7 +274,7 @@ def write(run, path):
     lines += ["", "## Not run, and notes", ""] + (
         ["- %s: %s" % (part, text) for part, text in run.notes] or ["Nothing."])
     lines += ["", "## Aims"] + aim_lines(f)
-    lines += ["", "Bytes and operations are the least a step must move and compute (server/bench_cost.c): "
+    lines += ["", "Bytes and operations are the least a step must move and compute (server/cli/bench_cost.c): "
               "each weight once, each row's values, the cache in the weights' type. Model: 12 layers of 1024, 60k "
               "vocabulary, one memory of 512² slots in layer 6, bf16, unless a row says otherwise; "
               "decode at the middle of a context of 512; prompts of 512 tokens. A step ends when its "

@@ -1,4 +1,4 @@
-"""The field tables of the documents, made from server/openapi.json.
+"""The field tables of the documents, made from server/api/openapi.json.
 
     python3 tests/server/api_doc.py --write     writes them anew
 
@@ -17,7 +17,7 @@ MARK = re.compile(r"(<!-- fields: ([\w.]+)(?: \[([\w, ]+)\])? -->\n).*?(<!-- end
 
 
 def load():
-    return json.load(open(os.path.join(ROOT, "server", "openapi.json")))
+    return json.load(open(os.path.join(ROOT, "server", "api", "openapi.json")))
 
 
 def schema_of(document, path):
@@ -90,7 +90,7 @@ def main():
         if fresh != text and "--write" in sys.argv[1:]:
             open(path, "w").write(fresh)
         elif fresh != text:
-            sys.exit("%s: its field tables are not those of server/openapi.json; run "
+            sys.exit("%s: its field tables are not those of server/api/openapi.json; run "
                      "python3 tests/server/api_doc.py --write" % name)
 
 

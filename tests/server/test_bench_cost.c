@@ -1,5 +1,5 @@
 /* What a step must read at least, counted by hand for a small model with two memories. */
-#include "server/bench_cost.h"
+#include "server/cli/bench_cost.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Divergence and perplexity of rows of logits, against values computed by hand. */
-#include "server/compare.h"
+#include "server/cli/compare.h"
 
 #include <math.h>
 #include <setjmp.h>

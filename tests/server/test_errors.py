@@ -1,6 +1,7 @@
 """The table of errors in server/API.md: each example is sent and must be answered as it says; each
 code that takes more than a request to bring about names the test that does it."""
 
+import glob
 import json
 import os
 import re
@@ -58,10 +59,8 @@ def test_example_of_the_table(server, row):
 def test_table_is_complete():
     """Every code in the sources is in the table, and every other way round."""
     sources = ""
-    folder = os.path.join(ROOT, "server")
-    for name in os.listdir(folder):
-        if name.endswith(".c"):
-            sources += open(os.path.join(folder, name)).read()
+    for name in glob.glob(os.path.join(ROOT, "server", "**", "*.c"), recursive=True):
+        sources += open(name).read()
     used = set(re.findall(r'\b(?:40[0-9]|413|429|50[0-9]), "(\w+)"', sources))
     examples = {row[1] for row in EXAMPLE.findall(TEXT)}
     states = {row[1] for row in STATE.findall(TEXT)}
@@ -126,7 +125,7 @@ def test_no_memory_is_an_error_and_no_crash():
 
 
 UNSUPPORTED = re.findall(r'^    \{"(\w+)", ([01])\},$',
-                         open(os.path.join(ROOT, "server", "input.c")).read(), re.M)
+                         open(os.path.join(ROOT, "server", "io", "input.c")).read(), re.M)
 TAKES = {"/generate": {"prompt": "A", "max_tokens": 1}, "/v1/completions": {"prompt": "A", "max_tokens": 1},
          "/score": {"text": "A"}, "/v1/score": {"query": "A", "items": "B", "label_token_ids": [5]},
          "/generate_stream": {"inputs": "A", "parameters": {"max_new_tokens": 1}}}

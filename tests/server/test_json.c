@@ -1,6 +1,6 @@
 /* The JSON writer and the strict reading of fields, without a server. */
-#include "server/fields.h"
-#include "server/json.h"
+#include "server/json/fields.h"
+#include "server/json/json.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-"""server/openapi.json is what the server does: its routes, its fields, their types and bounds, its
+"""server/api/openapi.json is what the server does: its routes, its fields, their types and bounds, its
 answers; and the documents' tables are made from it."""
 
 import json
@@ -59,7 +59,7 @@ def test_served_as_it_is_written(server):
 
 
 def test_every_route_is_in_it():
-    source = open(os.path.join(ROOT, "server", "routes.c")).read()
+    source = open(os.path.join(ROOT, "server", "api", "routes.c")).read()
     rows = re.findall(r'^    \{"(/[^"]*)", ([A-Z_| ]+),', source, re.M)
     routes = {path + ("{id}" if "ROUTE_PREFIX" in flags else "") for path, flags in rows}
     assert len(rows) > 15 and ALIASES <= routes
@@ -93,9 +93,10 @@ def test_every_field_is_known_to_the_parser(server, path):
     assert answer.status_code == 200, answer.text
 
 
-SOURCES = {"GenerateRequest": "generate_parse generate_read", "CompletionRequest": "openai_parse generate_read",
-           "TgiRequest": "tgi_parse generate_read", "ScoreRequest": "score_parse score_forms",
-           "LabelRequest": "score_labels"}
+SOURCES = {"GenerateRequest": "generate/generate_parse generate/generate_read",
+           "CompletionRequest": "generate/openai_parse generate/generate_read",
+           "TgiRequest": "generate/tgi_parse generate/generate_read",
+           "ScoreRequest": "score/score_parse score/score_forms", "LabelRequest": "score/score_labels"}
 SHARED = {"input_model": {"model"}, "input_language": {"language", "lang"}, "input_priority": {"priority"},
           "input_memory": {"memory"}, "input_deadline": {"timeout_ms"}, "input_id": {"id", "request_id"}}
 

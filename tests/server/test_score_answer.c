@@ -1,7 +1,7 @@
 /* What an answer says of a log-probability that is minus infinity, or not a number: no model at
  * hand gives any, so the results are filled in here. */
-#include "server/score_labels.h"
-#include "server/score_stream.h"
+#include "server/score/score_labels.h"
+#include "server/score/score_stream.h"
 
 #include <math.h>
 #include <setjmp.h>

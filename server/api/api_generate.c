@@ -1,0 +1,115 @@
+/* Generations over HTTP, in any dialect, whole or as a stream; and POST /generate. */
+#include "engine/clock.h"
+#include "server/api/routes.h"
+#include "server/generate/sse.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct generate_work {
+    struct server *server; /* Borrowed */
+    struct generate_job job;
+    struct answer_meta meta;
+    char id[JOB_ID_MAX + 8]; /* meta's, when the dialect puts something in front */
+    struct sse sse;
+};
+
+static void work_free(void *data)
+{
+    struct generate_work *const work = data;
+    sse_end(&work->sse);
+    generate_free(&work->job);
+    free(work);
+}
+
+static void work_gone(void *data)
+{
+    struct generate_work *const work = data;
+    request_cancel(work->job.request);
+}
+
+static enum exchange_next work_answer(struct generate_work *work, struct exchange *x)
+{
+    struct api_error error = {0};
+    x->n_generated = generate_n_completion(&work->job);
+    const struct generate_job *const job = &work->job;
+    if (!answer_check(job->request, &error) ||
+        !job->dialect->write(&x->out, job, &work->server->limits, &work->meta, &error)) {
+        routes_error(work->server, x, &error);
+        return EXCHANGE_ANSWER;
+    }
+    exchange_json(x, 200);
+    routes_time_headers(x, work->job.request);
+    return EXCHANGE_ANSWER;
+}
+
+static enum exchange_next work_next(struct exchange *x, void *data)
+{
+    struct generate_work *const work = data;
+    const struct request *const request = work->job.request;
+    if (routes_gone(x, work->job.request)) {
+        return EXCHANGE_ANSWER;
+    }
+    if (work->job.stream) {
+        struct api_error error = {0};
+        const enum exchange_next next = sse_next(&work->sse, x, &work->meta, &error);
+        if (next == EXCHANGE_ANSWER) {
+            routes_error(work->server, x, &error);
+        }
+        return next;
+    }
+    if (atomic_load(&request->n_item_done) < request->n_item) {
+        return EXCHANGE_WAIT;
+    }
+    return work_answer(work, x);
+}
+
+static const struct exchange_work work_ops = {
+    .next = work_next, .gone = work_gone, .free = work_free};
+
+static void work_accept(struct generate_work *work, struct exchange *x)
+{
+    const struct generate_job *const job = &work->job;
+    work->meta = routes_accept(work->server, x, job->id, job->ignored);
+    if (job->dialect->id_prefix[0] != '\0') {
+        (void)snprintf(work->id, sizeof work->id, "%s%s", job->dialect->id_prefix, work->meta.id);
+        work->meta.id = work->id;
+    }
+    x->work = &work_ops;
+    x->work_data = work;
+}
+
+void api_generate_as(struct server *server, struct exchange *x,
+                     const struct generate_dialect *dialect)
+{
+    struct generate_work *const work = calloc(1, sizeof *work);
+    if (work == NULL) {
+        exchange_refuse(x, 500, "out_of_memory", NULL, "no memory for the request");
+        return;
+    }
+    work->server = server;
+    struct api_error error = {0};
+    const int64_t parse_us = clock_now_us();
+    bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &server->limits, &error);
+    x->tgi = work->job.dialect->tgi;
+    metrics_tokenize_time(&server->metrics, parse_us);
+    if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {
+        ok = api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the stream");
+    }
+    if (!ok) {
+        routes_error(server, x, &error);
+        work_free(work);
+        return;
+    }
+    x->n_prompt = generate_n_prompt(&work->job);
+    if (!routes_submit(server, x, work->job.request)) {
+        work_free(work);
+        return;
+    }
+    work_accept(work, x);
+}
+
+void api_generate(struct server *server, struct exchange *x)
+{
+    api_generate_as(server, x, &generate_native);
+}

@@ -1,0 +1,59 @@
+/* Counters of the front end, and the text of GET /metrics.
+ *
+ * The engine keeps its own (engine/stats.h); here is what only the front end knows. All atomic and
+ * relaxed: a scrape stops no one and waits for no one. */
+#ifndef SERVER_METRICS_H
+#define SERVER_METRICS_H
+
+#include "engine/stats.h"
+#include "server/json/text.h"
+
+struct server;
+
+enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 8, METRICS_METHOD_N = 4 };
+enum metrics_form {
+    METRICS_FORM_TEXT,
+    METRICS_FORM_IDS,
+    METRICS_FORM_RANKING,
+    METRICS_FORM_PAIRS,
+    METRICS_FORM_N
+};
+
+struct metrics_score {
+    atomic_llong items, tokens, positions, nll_micro;
+};
+
+struct metrics {
+    atomic_llong request[METRICS_ROUTE_MAX][METRICS_CODE_N];
+    atomic_llong rejected[METRICS_REASON_N];
+    atomic_llong method[METRICS_METHOD_N];
+    struct metrics_score score[METRICS_FORM_N];
+    struct histogram tokenize;
+};
+
+void metrics_begin(struct metrics *metrics);
+/* An exchange is over. code is its error's code or NULL. */
+void metrics_count(struct metrics *metrics, int route, const char *method, int status,
+                   const char *code);
+/* One item was scored; nll in nats, infinity is not counted. */
+void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_position,
+                       double nll);
+/* Reading and tokenising took from from_us until now. */
+void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
+
+/* Prometheus text of everything. */
+void metrics_write(struct text *out, struct server *server);
+
+/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1 for
+ * all bounds, 3 for each third, beginning with the first. */
+void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
+                           const struct histogram *h, int every);
+/* The counter of ended sequences by reason, likewise. */
+void metrics_put_finished(struct text *out, const char *name, const char *labels,
+                          const struct engine_stats *stats);
+/* A label's value: quotes, backslashes and line ends escaped. */
+void metrics_put_label(struct text *out, const char *value);
+
+int64_t metrics_unix_seconds(void);
+
+#endif

@@ -1,0 +1,330 @@
+/* The route table and what comes before and after each route: see routes.h. */
+#include "server/api/routes.h"
+
+#include "engine/clock.h"
+#include "engine/log.h"
+#include "server/io/answer.h"
+
+#include <string.h>
+
+enum {
+    ROUTE_GET = 1,
+    ROUTE_POST = 2,
+    ROUTE_ENGINE = 4,  /* needs the loaded model */
+    ROUTE_WORK = 8,    /* gives the engine work: not while draining */
+    ROUTE_QUIET = 16,  /* probed all the time: logged only when it fails or at debug */
+    ROUTE_PREFIX = 32, /* the path goes on */
+    ROUTE_OPEN = 64,   /* needs no key, and is at the admin port too */
+    ROUTE_METRICS = 128,
+    ROUTE_TGI = 256 /* POST is that dialect: it gives the engine work, and errors have its form */
+};
+
+struct route {
+    const char *path;
+    int flags;
+    void (*run)(struct server *server, struct exchange *x);
+};
+
+static const struct route table[] = {
+    {"/generate", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_generate},
+    {"/generate_stream", ROUTE_POST | ROUTE_TGI, api_tgi_stream},
+    {"/v1/completions", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_completions},
+    {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score},
+    {"/v1/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score_labels},
+    {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize},
+    {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize},
+    {"/tokenizer_info", ROUTE_GET | ROUTE_ENGINE, api_tokenizer_info},
+    {"/v1/models", ROUTE_GET | ROUTE_ENGINE, api_models},
+    {"/v1/models/", ROUTE_GET | ROUTE_ENGINE | ROUTE_PREFIX, api_models},
+    {"/v1/chat/completions", ROUTE_POST | ROUTE_ENGINE, api_chat},
+    {"/info", ROUTE_GET | ROUTE_ENGINE, api_info},
+    {"/version", ROUTE_GET | ROUTE_OPEN, api_version},
+    {"/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/v1/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/livez", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/readyz", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
+    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
+    {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi},
+    {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics},
+    {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN | ROUTE_TGI, api_tgi_root},
+};
+
+enum { ROUTE_N = sizeof table / sizeof table[0] };
+_Static_assert((int)ROUTE_N < (int)METRICS_ROUTE_MAX,
+               "metrics count one more route than there are");
+
+int routes_n(void)
+{
+    return ROUTE_N + 1;
+}
+
+const char *routes_name(int route)
+{
+    return route >= 0 && route < ROUTE_N ? table[route].path : "other";
+}
+
+static int routes_find(const char *path)
+{
+    for (int i = 0; i < ROUTE_N; i++) {
+        const bool prefix = (table[i].flags & ROUTE_PREFIX) != 0;
+        if (prefix ? strncmp(path, table[i].path, strlen(table[i].path)) == 0
+                   : strcmp(path, table[i].path) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+void routes_error(struct server *server, struct exchange *x, const struct api_error *given)
+{
+    struct api_error overloaded = *given;
+    overloaded.status = 503;
+    const bool elsewhere =
+        given->status == 429 && strcmp(server->options->overload_status, "503") == 0;
+    const struct api_error *const error = elsewhere ? &overloaded : given;
+    struct engine *const engine = atomic_load(&server->engine);
+    if (given->status == 429) {
+        const int wait_s = engine != NULL ? engine_retry_after_s(engine) : 1;
+        exchange_header(x, "Retry-After", "%d", wait_s);
+        exchange_header(x, "retry-after-ms", "%d", wait_s * 1000);
+    } else if (error->status == 503) {
+        exchange_header(x, "Retry-After", "%d", strcmp(error->code, "model_loading") == 0 ? 2 : 5);
+    } else if (error->status == 504) {
+        const bool queued = strcmp(error->code, "queue_timeout") == 0;
+        exchange_header(x, "x-should-retry", "%s", queued ? "true" : "false");
+    }
+    exchange_error(x, error);
+}
+
+static void routes_refuse(struct server *server, struct exchange *x, int status, const char *code,
+                          const char *message)
+{
+    struct api_error error = {0};
+    (void)api_error_set(&error, status, code, NULL, "%s", message);
+    routes_error(server, x, &error);
+}
+
+/* Counts the request among its client's. false: too many, and x holds the error. */
+static bool routes_enter(struct server *server, struct exchange *x)
+{
+    const int max = server->options->max_client_requests;
+    if (max == 0 || x->counted || !x->is_post) {
+        return true;
+    }
+    x->counted = clients_enter(&server->clients, x->client, max);
+    if (!x->counted) {
+        struct api_error error = {0};
+        (void)api_error_set(&error, 429, "client_limit", NULL,
+                            "this client has %d requests under way, which is the limit "
+                            "(--max-client-requests): wait for one to end",
+                            max);
+        routes_error(server, x, &error);
+    }
+    return x->counted;
+}
+
+bool routes_submit(struct server *server, struct exchange *x, struct request *request)
+{
+    if (!routes_enter(server, x)) {
+        return false;
+    }
+    struct engine *const engine = atomic_load(&server->engine);
+    const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
+    (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
+    request->wake = exchange_wake;
+    request->wake_ctx = x->waker;
+    struct err err = {0};
+    const enum err_code code = engine_submit(engine, request, &err);
+    if (code == ERR_OK) {
+        return true;
+    }
+    struct api_error error = {0};
+    switch (code) {
+    case ERR_QUEUE_FULL:
+        (void)api_error_set(&error, 429, "queue_full", NULL, "%s", err.message);
+        break;
+    case ERR_QUEUE_TOKENS:
+        (void)api_error_set(&error, 429, "queue_tokens_full", NULL, "%s", err.message);
+        break;
+    case ERR_ARGUMENT:
+        (void)api_error_set(&error, 400, "invalid_value", NULL, "%s", err.message);
+        break;
+    case ERR_CLOSED:
+        x->close = true;
+        (void)api_error_set(
+            &error, 503, engine_state(engine) == ENGINE_FAILED ? "engine_failed" : "shutting_down",
+            NULL, "%s", err.message);
+        break;
+    case ERR_MEMORY:
+        (void)api_error_set(&error, 500, "out_of_memory", NULL, "%s", err.message);
+        break;
+    default: (void)api_error_set(&error, 500, "internal_error", NULL, "%s", err.message); break;
+    }
+    routes_error(server, x, &error);
+    return false;
+}
+
+struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+                                 const char *ignored)
+{
+    if (ignored[0] != '\0') {
+        exchange_header(x, "X-Ignored-Fields", "%s", ignored);
+    }
+    return (struct answer_meta){.id = id[0] != '\0' ? id : x->id,
+                                .model = server->limits.model_name,
+                                .created = metrics_unix_seconds(),
+                                .begin_us = x->begin_us};
+}
+
+bool routes_gone(struct exchange *x, struct request *request)
+{
+    if (!atomic_load(&x->gone)) {
+        return false;
+    }
+    request_cancel(request);
+    x->status = 499;
+    return true;
+}
+
+void routes_time_headers(struct exchange *x, const struct request *request)
+{
+    const struct answer_times times = answer_times_of(request, x->begin_us);
+    exchange_header(x, "x-queue-time", "%.0f", times.queue_ms);
+    exchange_header(x, "x-inference-time", "%.0f", times.prefill_ms + times.decode_ms);
+    exchange_header(x, "x-total-time", "%.0f", times.total_ms);
+    exchange_header(x, "x-prompt-tokens", "%lld", (long long)x->n_prompt);
+    exchange_header(x, "x-generated-tokens", "%lld", (long long)x->n_generated);
+}
+
+/* ---- before and after ---------------------------------------------------------------------- */
+
+/* What holds for this request: a POST of the TGI dialect is work, whatever GET is there. */
+static int routes_flags(const struct exchange *x)
+{
+    const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
+    const bool work = (flags & ROUTE_TGI) != 0 && x->is_post;
+    return work ? (flags & ~ROUTE_OPEN) | ROUTE_ENGINE | ROUTE_WORK : flags & ~ROUTE_TGI;
+}
+
+/* Whether the route is at the port that the request came to. */
+static bool routes_is_here(const struct server *server, const struct exchange *x, int flags)
+{
+    if ((flags & ROUTE_METRICS) != 0) {
+        return x->admin || server->options->admin_port == 0;
+    }
+    return !x->admin || (flags & ROUTE_OPEN) != 0;
+}
+
+bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
+{
+    const struct server *const server = ctx;
+    x->route = routes_find(x->path);
+    const int flags = routes_flags(x);
+    x->tgi = (flags & ROUTE_TGI) != 0;
+    /* Where no key is asked for, what is sent may not take the room of those who have one. */
+    x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
+    const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
+    if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
+        keys_allow(server->keys, authorization, &x->client)) {
+        return true;
+    }
+    exchange_header(x, "WWW-Authenticate", "Bearer");
+    return api_error_set(
+        error, 401, "invalid_api_key", "Authorization",
+        authorization == NULL || authorization[0] == '\0'
+            ? "this server asks for an API key: send Authorization: Bearer KEY"
+            : "the API key is not valid: the Authorization header must be Bearer KEY with "
+              "a key of this server");
+}
+
+/* What stands in the way of running the route; true = it was answered. */
+static bool routes_blocked(struct server *server, struct exchange *x, int flags)
+{
+    const bool get = (flags & ROUTE_GET) != 0;
+    const bool post = (flags & ROUTE_POST) != 0;
+    if (!(get && x->is_get) && !(post && x->is_post)) {
+        exchange_header(x, "Allow", "%s",
+                        get && post ? "GET, HEAD, POST"
+                        : get       ? "GET, HEAD"
+                                    : "POST");
+        routes_refuse(server, x, 405, "method_not_allowed",
+                      get && post ? "use GET, HEAD or POST here"
+                      : get       ? "use GET or HEAD here"
+                                  : "use POST here");
+        return true;
+    }
+    struct engine *const engine = atomic_load(&server->engine);
+    if ((flags & ROUTE_WORK) != 0 && atomic_load(&server->closed)) {
+        x->close = true;
+        routes_refuse(server, x, 503, "shutting_down", "the server is shutting down");
+        return true;
+    }
+    if ((flags & ROUTE_ENGINE) != 0 && engine == NULL) {
+        routes_refuse(server, x, 503, "model_loading", "the model is being loaded: try again soon");
+        return true;
+    }
+    if ((flags & ROUTE_WORK) != 0 && engine_state(engine) == ENGINE_FAILED) {
+        routes_refuse(server, x, 503, "engine_failed",
+                      "the engine has failed; the server's log says why: restart it");
+        return true;
+    }
+    const int stall_s = server->options->stall_ready_s;
+    if ((flags & ROUTE_WORK) != 0 && engine_stalled_ms(engine) >= stall_s * INT64_C(1000)) {
+        struct api_error error = {0};
+        (void)api_error_set(&error, 503, "engine_stalled", NULL,
+                            "the engine has work but has made no step for %d s (--stall-ready-s): "
+                            "try another server, or this one later",
+                            stall_s);
+        routes_error(server, x, &error);
+        return true;
+    }
+    return false;
+}
+
+void routes_handle(void *ctx, struct exchange *x)
+{
+    struct server *const server = ctx;
+    if (x->route < 0 || !routes_is_here(server, x, routes_flags(x))) {
+        exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port",
+                        x->path);
+    } else if (!routes_blocked(server, x, routes_flags(x))) {
+        table[x->route].run(server, x);
+    }
+    CHECK(x->status != 0 || x->work != NULL);
+}
+
+void routes_done(void *ctx, const struct exchange *x)
+{
+    struct server *const server = ctx;
+    const int route = x->route >= 0 ? x->route : ROUTE_N;
+    const int status = atomic_load(&x->gone) ? 499 : x->status;
+    metrics_count(&server->metrics, route, x->method, status, x->code);
+    if (x->counted) {
+        clients_leave(&server->clients, x->client);
+    }
+    const bool quiet = x->route >= 0 && (table[x->route].flags & ROUTE_QUIET) != 0;
+    char id[2 * EXCHANGE_ID_MAX];
+    char method[6 * sizeof x->method];
+    char path[2 * EXCHANGE_PATH_MAX];
+    char trace[TRACE_ID_MAX + TRACE_SPAN_MAX + 32] = "";
+    if (x->trace_id[0] != '\0') {
+        (void)snprintf(trace, sizeof trace, " trace_id=\"%s\" parent_id=\"%s\"", x->trace_id,
+                       x->span_id);
+    }
+    log_event(quiet && (status < 400 || status == 503) ? LEVEL_DEBUG : LEVEL_INFO, "request",
+              "id=%s method=%s path=%s status=%d code=%s ms=%.3f prompt_tokens=%lld "
+              "generated_tokens=%lld bytes=%zu%s",
+              log_quote(id, sizeof id, x->id), log_quote(method, sizeof method, x->method),
+              log_quote(path, sizeof path, x->path), status,
+              status == 499     ? "client_left"
+              : x->code != NULL ? x->code
+                                : "-",
+              (double)(clock_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
+              (long long)x->n_generated, x->sent_bytes, trace);
+}

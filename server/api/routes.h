@@ -1,0 +1,83 @@
+/* Which path does what, and what all routes share: the server's state as requests see it.
+ *
+ * To add a route: one line in the table of routes.c, one function in an api_*.c. */
+#ifndef SERVER_ROUTES_H
+#define SERVER_ROUTES_H
+
+#include "server/api/metrics.h"
+#include "server/api/probe.h"
+#include "server/generate/generate.h"
+#include "server/io/answer.h"
+#include "server/io/input.h"
+#include "server/net/clients.h"
+#include "server/net/exchange.h"
+
+/* Made by serve.c; lives as long as the process serves. */
+struct server {
+    const struct options *options; /* Borrowed */
+    struct http *http;             /* Owner: serve.c */
+    struct http *admin;            /* Owner: serve.c; NULL = all is at the one port */
+    struct usage *usage;           /* Owner: serve.c; set before engine; NULL = no memories */
+    struct keys *keys;             /* Owner: serve.c; NULL = no keys are asked for */
+    _Atomic(struct engine *)
+        engine;             /* Owner: serve.c. NULL while it loads; limits are set before */
+    struct clients clients; /* Owner: serve.c */
+    struct api_limits limits;
+    _Atomic(const char *) phase; /* while loading: static text */
+    atomic_int progress_permille;
+    atomic_bool draining; /* a signal came: not ready, connections close */
+    atomic_bool closed;   /* no new work is taken */
+    int64_t begin_us;     /* start of the process */
+    int64_t created;      /* the same in seconds since 1970 */
+    struct metrics metrics;
+    struct probe probe;
+};
+
+/* http.c's callbacks; ctx is the struct server. */
+bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error);
+void routes_handle(void *ctx, struct exchange *x);
+void routes_done(void *ctx, const struct exchange *x);
+
+/* Number of routes and their labels for metrics; the last stands for all unknown paths. */
+int routes_n(void);
+const char *routes_name(int route);
+
+/* ---- for the api_*.c ----------------------------------------------------------------------- */
+
+/* Makes the request known to the engine, which wakes x. false: x holds the error. */
+bool routes_submit(struct server *server, struct exchange *x, struct request *request);
+/* After submit: names the ignored fields ("" = none) in a header, and says what the answer will
+ * tell besides its results. id: the one that the client gave, "" = x's. */
+struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+                                 const char *ignored);
+/* Whether the client has left: then request is cancelled, and what is answered is for the log. */
+bool routes_gone(struct exchange *x, struct request *request);
+/* Answers with error and the headers that go with its code. */
+void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
+/* Queue, inference and total time in whole milliseconds, and the token counts. */
+void routes_time_headers(struct exchange *x, const struct request *request);
+
+/* A generation in the given dialect, or in the one that the body asks for. */
+void api_generate_as(struct server *server, struct exchange *x,
+                     const struct generate_dialect *dialect);
+
+void api_generate(struct server *server, struct exchange *x);
+void api_completions(struct server *server, struct exchange *x);
+void api_tgi_stream(struct server *server, struct exchange *x);
+void api_tgi_root(struct server *server, struct exchange *x);
+void api_score(struct server *server, struct exchange *x);
+void api_score_labels(struct server *server, struct exchange *x);
+void api_tokenize(struct server *server, struct exchange *x);
+void api_detokenize(struct server *server, struct exchange *x);
+void api_tokenizer_info(struct server *server, struct exchange *x);
+void api_models(struct server *server, struct exchange *x);
+void api_info(struct server *server, struct exchange *x);
+void api_version(struct server *server, struct exchange *x);
+void api_live(struct server *server, struct exchange *x);
+void api_ready(struct server *server, struct exchange *x);
+void api_metrics(struct server *server, struct exchange *x);
+void api_root(struct server *server, struct exchange *x);
+void api_openapi(struct server *server, struct exchange *x);
+void api_chat(struct server *server, struct exchange *x);
+
+#endif

@@ -1,0 +1,22 @@
+/* How the commands end and print: see cmd.h. */
+#include "server/cli/cmd.h"
+
+int cmd_fail(const struct err *err)
+{
+    struct err shown = *err;
+    if (err->code == ERR_ARGUMENT) {
+        options_name_flags(&shown);
+    }
+    fprintf(stderr, "pkmserve: %s\n", shown.message);
+    return err->code == ERR_ARGUMENT ? 2 : 1;
+}
+
+void cmd_print(struct text *text)
+{
+    if (text->failed) {
+        fprintf(stderr, "pkmserve: no memory to print the result\n");
+    } else {
+        fwrite(text->data, 1, text->n, stdout);
+        fputc('\n', stdout);
+    }
+}

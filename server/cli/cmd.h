@@ -1,0 +1,23 @@
+/* The sub-commands that run without a server; main.c calls them with checked options. Each prints
+ * its result on standard output and returns the exit status: 0 done, 1 failed, 2 an option's value
+ * is at fault (both after one line on standard error). */
+#ifndef SERVER_CMD_H
+#define SERVER_CMD_H
+
+#include "server/json/text.h"
+#include "server/options/options.h"
+
+int cmd_score(const struct options *options);
+int cmd_compare(const struct options *options);
+int cmd_generate(const struct options *options);
+int cmd_inspect(const struct options *options);
+int cmd_bench(const struct options *options);
+int cmd_health(const struct options *options);
+
+/* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT, whose message gets
+ * the names of flags, else 1. */
+int cmd_fail(const struct err *err);
+/* Prints text and a newline on standard output. */
+void cmd_print(struct text *text);
+
+#endif

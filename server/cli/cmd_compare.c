@@ -1,0 +1,431 @@
+/* `pkmserve compare`: what a choice of weights costs. A text goes through two models, the one that
+ * --model and --dtype describe and a reference (--against, by default the same directory) that is
+ * computed in F32; printed are the perplexities of both and how far the model's distributions are
+ * from the reference's, and the exit status is 1 when that is farther than --max-kl and --max-worse
+ * allow.
+ *
+ * The texts are read and cut into windows as `pkmserve score` does it. Each window goes through
+ * both models in steps of the same rows; the logits of both are fetched and compared. */
+#include "engine/kvpages.h"
+#include "engine/scoring.h"
+#include "engine/tokenizer.h"
+#include "server/cli/cmd_engine.h"
+#include "server/cli/compare.h"
+#include "server/cli/progress.h"
+#include "server/json/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of a step, and bytes that the logits of one may take. */
+enum { ROWS_MAX = 512, LOGITS_BYTES_MAX = 64 << 20 };
+
+/* One of the two models. */
+struct side {
+    const char *path;
+    struct backend *be;  /* Borrowed */
+    struct model *model; /* Owner: this, as of the next two */
+    struct step *step;
+    float *logits;                 /* [n_row, n_vocab] of the last step's outputs */
+    const struct model_info *info; /* Borrowed from the model */
+};
+
+struct comparison {
+    const struct options *options;
+    struct backend *be;          /* Owner: this, as of all below */
+    struct side side, reference; /* the model in question, and what it is to be like */
+    struct tokenizer *tokenizer;
+    struct score_job job;
+    double *kl;
+    struct compare_sums sums;
+    int n_row; /* of a step at most */
+    struct progress progress;
+};
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static enum err_code open_models(struct comparison *it, struct err *err)
+{
+    const struct options *const options = it->options;
+    struct engine_options engine = options_engine(options);
+    progress_begin(&it->progress, NULL, 0);
+    engine.model.progress = progress_load;
+    engine.model.progress_ctx = &it->progress;
+    enum err_code code = backend_open(&it->be, &engine.backend, err);
+    if (code == ERR_OK) {
+        code = model_open(&it->side.model, it->be, it->side.path, &engine.model, err);
+    }
+    if (code == ERR_OK) {
+        engine.model.dtype = engine.model.cache_dtype = "f32";
+        code = model_open(&it->reference.model, it->be, it->reference.path, &engine.model, err);
+    }
+    progress_end(&it->progress);
+    if (code != ERR_OK) {
+        return code;
+    }
+    it->side.be = it->reference.be = it->be;
+    it->side.info = model_info(it->side.model);
+    it->reference.info = model_info(it->reference.model);
+    return tokenizer_open(&it->tokenizer, it->side.path, engine.tokenizer_path,
+                          it->side.info->tokenizer, it->side.info->n_vocab, err);
+}
+
+/* The vocabularies name the same tokens, as far as both are there. */
+static enum err_code check_pieces(const struct comparison *it, struct err *err)
+{
+    struct tokenizer *other = NULL;
+    const int n_vocab = it->side.info->n_vocab;
+    enum err_code code = tokenizer_open(&other, it->reference.path, NULL,
+                                        it->reference.info->tokenizer, n_vocab, err);
+    for (int32_t id = 0; id < n_vocab && code == ERR_OK && other != NULL; id++) {
+        const char *const piece = tokenizer_piece(it->tokenizer, id);
+        const char *const theirs = tokenizer_piece(other, id);
+        if (strcmp(piece, theirs) != 0) {
+            code = err_set(err, ERR_FORMAT,
+                           "%s and %s have different tokenizers: token %d is '%.60s' in one and "
+                           "'%.60s' in the other",
+                           it->side.path, it->reference.path, id, piece, theirs);
+        }
+    }
+    tokenizer_close(other);
+    return code;
+}
+
+/* What the same ids ask of two models must be the same. */
+static enum err_code check_alike(const struct comparison *it, struct err *err)
+{
+    const struct model_info *const a = it->side.info;
+    const struct model_info *const b = it->reference.info;
+    const struct {
+        const char *what;
+        int ours, theirs;
+    } facts[] = {{"vocab_size", a->n_vocab, b->n_vocab},
+                 {"add_bos", a->add_bos, b->add_bos},
+                 {"bos_token_id", a->bos_id, b->bos_id},
+                 {"languages", a->n_lang, b->n_lang}};
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        if (facts[i].ours != facts[i].theirs) {
+            return err_set(
+                err, ERR_FORMAT, "%s and %s cannot be compared: they differ in %s, %d and %d",
+                it->side.path, it->reference.path, facts[i].what, facts[i].ours, facts[i].theirs);
+        }
+    }
+    const bool one = strcmp(it->side.path, it->reference.path) == 0;
+    const bool given = it->options->ids || it->options->tokenizer[0] != '\0';
+    return one || given || it->tokenizer == NULL ? ERR_OK : check_pieces(it, err);
+}
+
+static enum err_code read_texts(struct comparison *it, struct err *err)
+{
+    const struct options *const options = it->options;
+    struct api_limits limits = {.info = it->side.info,
+                                .tokenizer = it->tokenizer,
+                                .model_name = options->served_model_name,
+                                .context = it->side.info->context};
+    int n = 0;
+    const char *const *const path = cmd_paths(options, &n);
+    cmd_lift_limits(&limits);
+    if (cmd_check_tokenizer(options, it->tokenizer, err) != ERR_OK) {
+        return err->code;
+    }
+    return cmd_read_score(&it->job, options, &limits, path, n, err);
+}
+
+/* ---- room ---------------------------------------------------------------------------------- */
+
+static int64_t window_count(const struct request *request, const struct item *item)
+{
+    return score_window_count(item->n_ids, item->score_from, request->window, request->stride);
+}
+
+static struct score_window window_at(const struct request *request, const struct item *item,
+                                     int64_t k)
+{
+    return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
+}
+
+/* Positions that count, and the longest window. */
+static int64_t measure_texts(const struct request *request, int64_t *longest)
+{
+    int64_t n = 0;
+    *longest = 0;
+    for (int i = 0; i < request->n_item; i++) {
+        const struct item *const item = &request->item[i];
+        for (int64_t k = 0; k < window_count(request, item); k++) {
+            const struct score_window window = window_at(request, item, k);
+            n += window.n_count;
+            *longest = window.n_feed > *longest ? window.n_feed : *longest;
+        }
+    }
+    return n;
+}
+
+/* One sequence of at most longest positions, in steps of n_row. */
+static enum err_code reserve_side(struct side *side, int64_t longest, int n_row, struct err *err)
+{
+    struct backend *const be = side->be;
+    const struct model_info *const info = side->info;
+    if (info->context > 0 && longest > info->context) {
+        return err_set(err, ERR_ARGUMENT,
+                       "%s takes %d positions, but a window of the text has %lld: lower "
+                       "--max-context, or compare models of the same context",
+                       side->path, info->context, (long long)longest);
+    }
+    /* Where a token sees a window of earlier positions, the pages are a ring of it and a step. */
+    const int64_t ring = (int64_t)info->window + n_row;
+    const int n_page = kvpages_for(info->window > 0 && ring < longest ? ring : longest);
+    const struct step_limits limits = {.n_tok_max = n_row,
+                                       .n_seq_max = 1,
+                                       .n_page_max = n_page,
+                                       .n_out_max = n_row,
+                                       .n_vocab = info->n_vocab,
+                                       .d_model = info->d_attention,
+                                       .n_head = info->n_head,
+                                       .n_span_max = model_span_max(info)};
+    CHECK(n_row >= 1 && info->n_vocab >= 1);
+    side->logits = malloc((size_t)n_row * (size_t)info->n_vocab * sizeof *side->logits);
+    if (side->logits == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the logits of %d rows", n_row);
+    }
+    if (be->op->step_new(be, &side->step, &limits, err) != ERR_OK) {
+        return err->code;
+    }
+    for (int p = 0; p < n_page; p++) {
+        side->step->page[p] = p;
+    }
+    return model_reserve(side->model, &limits, n_page, err);
+}
+
+static enum err_code reserve(struct comparison *it, struct err *err)
+{
+    int64_t longest = 0;
+    const int64_t n = measure_texts(it->job.request, &longest);
+    if (n == 0) {
+        return err_set(err, ERR_FORMAT, "nothing to compare: the text has no token to predict");
+    }
+    const int64_t row_bytes = (int64_t)sizeof(float) * it->side.info->n_vocab;
+    const int64_t fitting = LOGITS_BYTES_MAX / row_bytes > 0 ? LOGITS_BYTES_MAX / row_bytes : 1;
+    it->n_row = (int)(fitting < ROWS_MAX ? fitting : ROWS_MAX);
+    it->n_row = longest < it->n_row ? (int)longest : it->n_row;
+    it->kl = malloc((size_t)n * sizeof *it->kl);
+    if (it->kl == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for %lld positions", (long long)n);
+    }
+    it->sums = (struct compare_sums){.kl = it->kl, .n_max = n};
+    if (reserve_side(&it->side, longest, it->n_row, err) != ERR_OK) {
+        return err->code;
+    }
+    return reserve_side(&it->reference, longest, it->n_row, err);
+}
+
+/* ---- the text ------------------------------------------------------------------------------ */
+
+/* Rows of a step: positions pos .. pos+n_row-1 of a window. */
+struct rows {
+    const int32_t *id; /* [n_row+1] the last one is only predicted */
+    int64_t pos;
+    int n_row;
+    int first_out; /* the rows from here on count */
+    int lang;
+};
+
+static void see(void *ctx, const char *name, int layer, const struct tensor *t)
+{
+    const struct side *const side = ctx;
+    if (strcmp(name, "logits") == 0) { /* layer: the chunk's first output */
+        float *const logits = side->logits + (int64_t)layer * side->info->n_vocab;
+        side->be->op->download(side->be, logits, *t);
+    }
+}
+
+static enum err_code run_side(struct side *side, const struct rows *rows, struct err *err)
+{
+    const struct model_tap tap = {see, side};
+    struct step *const step = side->step;
+    step->n_seq = 1;
+    step->n_tok = rows->n_row;
+    step->n_out = rows->n_row - rows->first_out;
+    step->seq_first[0] = 0;
+    step->seq_first[1] = rows->n_row;
+    for (int r = 0; r < rows->n_row; r++) {
+        step->token[r] = rows->id[r];
+        step->pos[r] = (int32_t)(rows->pos + r);
+        step->lang[r] = rows->lang;
+    }
+    for (int o = 0; o < step->n_out; o++) {
+        step->out_row[o] = rows->first_out + o;
+        step->out_want[o] = OUT_LOGPROB;
+        step->target[o] = rows->id[rows->first_out + o + 1];
+    }
+    side->be->op->step_begin(side->be, step);
+    model_forward(side->model, step, &tap);
+    return side->be->op->finish(side->be, step, err);
+}
+
+static enum err_code compare_rows(struct comparison *it, const struct rows *rows, struct err *err)
+{
+    const int n_vocab = it->side.info->n_vocab;
+    if (run_side(&it->side, rows, err) != ERR_OK || run_side(&it->reference, rows, err) != ERR_OK) {
+        return err->code;
+    }
+    for (int r = rows->first_out; r < rows->n_row; r++) {
+        const int64_t first = (int64_t)(r - rows->first_out) * n_vocab;
+        if (!compare_add(&it->sums, it->side.logits + first, it->reference.logits + first, n_vocab,
+                         rows->id[r + 1])) {
+            return err_set(err, ERR_NUMERICAL,
+                           "the logits of prediction %lld are no distribution: look for NaN and "
+                           "infinity in the weights with --check",
+                           (long long)it->sums.n + 1);
+        }
+    }
+    return ERR_OK;
+}
+
+static enum err_code compare_window(struct comparison *it, const struct item *item,
+                                    const struct score_window *window, struct err *err)
+{
+    const int64_t first_out = window->n_feed - window->n_count;
+    for (int64_t pos = 0; pos < window->n_feed; pos += it->n_row) {
+        const int64_t left = window->n_feed - pos;
+        struct rows rows = {.id = item->ids + window->first + pos,
+                            .pos = pos,
+                            .n_row = left < it->n_row ? (int)left : it->n_row,
+                            .lang = it->job.request->lang};
+        const int64_t before = first_out > pos ? first_out - pos : 0;
+        rows.first_out = before < rows.n_row ? (int)before : rows.n_row;
+        if (compare_rows(it, &rows, err) != ERR_OK) {
+            return err->code;
+        }
+        progress_show(&it->progress, "comparing", (double)it->sums.n / (double)it->sums.n_max);
+    }
+    return ERR_OK;
+}
+
+static enum err_code compare_texts(struct comparison *it, struct err *err)
+{
+    const struct request *const request = it->job.request;
+    enum err_code code = ERR_OK;
+    progress_begin(&it->progress, "tokens", (double)it->sums.n_max);
+    for (int i = 0; i < request->n_item && code == ERR_OK; i++) {
+        const struct item *const item = &request->item[i];
+        for (int64_t k = 0; k < window_count(request, item) && code == ERR_OK; k++) {
+            const struct score_window window = window_at(request, item, k);
+            code = compare_window(it, item, &window, err);
+        }
+    }
+    progress_end(&it->progress);
+    return code;
+}
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+/* Not close: also what is NaN. */
+static bool is_kl_close(const struct options *options, const struct compare_figures *f)
+{
+    return f->kl_mean <= options->max_kl;
+}
+
+static bool is_close(const struct options *options, const struct compare_figures *f)
+{
+    return is_kl_close(options, f) && f->worse_percent <= options->max_worse;
+}
+
+static void print_json(const struct comparison *it, const struct compare_figures *f)
+{
+    const struct options *const options = it->options;
+    struct text out = {0};
+    json_open(&out, '{');
+    json_field_string(&out, "model", it->side.path);
+    json_field_string(&out, "dtype", dtype_name(it->side.info->dtype));
+    json_field_string(&out, "against", it->reference.path);
+    json_field_string(&out, "against_dtype", dtype_name(it->reference.info->dtype));
+    json_field_string(&out, "backend", it->be->name);
+    json_field_int(&out, "n_scored", f->n);
+    json_field_double(&out, "perplexity", f->perplexity);
+    json_field_double(&out, "against_perplexity", f->reference_perplexity);
+    json_field_double(&out, "worse_percent", f->worse_percent);
+    json_field_double(&out, "kl_mean", f->kl_mean);
+    json_field_double(&out, "kl_p99", f->kl_p99);
+    json_field_double(&out, "kl_max", f->kl_max);
+    json_field_double(&out, "same_best", f->same_best);
+    json_field_double(&out, "max_kl", options->max_kl);
+    json_field_double(&out, "max_worse", options->max_worse);
+    json_field_bool(&out, "is_close", is_close(options, f));
+    json_close(&out, '}');
+    cmd_print(&out);
+    text_free(&out);
+}
+
+static void print_table(const struct comparison *it, const struct compare_figures *f)
+{
+    printf("%s in %s against %s in %s, on %s\n", it->side.path, dtype_name(it->side.info->dtype),
+           it->reference.path, dtype_name(it->reference.info->dtype), it->be->name);
+    printf("tokens      %lld predicted, %.2f %% with the same best token\n", (long long)f->n,
+           100 * f->same_best);
+    printf("perplexity  %.6f, reference %.6f: %+.4f %%\n", f->perplexity, f->reference_perplexity,
+           f->worse_percent);
+    printf("KL, nats    %.3g in the mean, %.3g at 99 %%, %.3g at most\n", f->kl_mean, f->kl_p99,
+           f->kl_max);
+}
+
+static enum err_code judge(const struct comparison *it, const struct compare_figures *f,
+                           struct err *err)
+{
+    const struct options *const options = it->options;
+    const char *const dtype = dtype_name(it->side.info->dtype);
+    if (!is_kl_close(options, f)) {
+        return err_set(err, ERR_NUMERICAL,
+                       "%s in %s is too far from %s in f32: a mean KL of %.3g nats per token, at "
+                       "most %g allowed (--max-kl)",
+                       it->side.path, dtype, it->reference.path, f->kl_mean, options->max_kl);
+    }
+    if (!is_close(options, f)) {
+        return err_set(err, ERR_NUMERICAL,
+                       "%s in %s is too far from %s in f32: perplexity is %.3g %% worse, at most "
+                       "%g %% allowed (--max-worse)",
+                       it->side.path, dtype, it->reference.path, f->worse_percent,
+                       options->max_worse);
+    }
+    return ERR_OK;
+}
+
+static void side_close(struct side *side)
+{
+    if (side->step) {
+        side->be->op->step_free(side->be, side->step);
+    }
+    model_close(side->model);
+    free(side->logits);
+}
+
+static enum err_code run(struct comparison *it, struct err *err)
+{
+    enum err_code code = open_models(it, err);
+    code = code == ERR_OK ? check_alike(it, err) : code;
+    code = code == ERR_OK ? read_texts(it, err) : code;
+    code = code == ERR_OK ? reserve(it, err) : code;
+    code = code == ERR_OK ? compare_texts(it, err) : code;
+    if (code != ERR_OK) {
+        return code;
+    }
+    const struct compare_figures figures = compare_figures_of(&it->sums);
+    (it->options->json ? print_json : print_table)(it, &figures);
+    return judge(it, &figures, err);
+}
+
+int cmd_compare(const struct options *options)
+{
+    const bool given = options->against[0] != '\0';
+    struct comparison it = {.options = options,
+                            .side.path = options->model,
+                            .reference.path = given ? options->against : options->model};
+    struct err err;
+    const enum err_code code = run(&it, &err);
+    score_free(&it.job);
+    side_close(&it.side);
+    side_close(&it.reference);
+    tokenizer_close(it.tokenizer);
+    backend_close(it.be);
+    free(it.kl);
+    return code == ERR_OK ? 0 : cmd_fail(&err);
+}

@@ -1,0 +1,277 @@
+/* An engine for the command line tools: see cmd_engine.h. */
+#include "server/cli/cmd_engine.h"
+
+#include "engine/utf8.h"
+#include "server/cli/progress.h"
+#include "server/json/json.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A tool scores whole corpora: memory is its limit. Far from where sums would overflow. */
+static const int64_t tokens_unlimited = INT64_C(1) << 40;
+
+enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
+
+void cmd_lift_limits(struct api_limits *limits)
+{
+    limits->max_score_items = INT_MAX;
+    limits->max_score_tokens = tokens_unlimited;
+    limits->timeout_ms = limits->max_timeout_ms = INT_MAX;
+    limits->strict = true; /* a field that we write and the parser ignores is a bug */
+    limits->memory_trace = true;
+}
+
+enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
+                                  struct err *err)
+{
+    if (!tokenizer && !options->ids) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: the model has no tokenizer; give token ids, with --ids",
+                       options->model);
+    }
+    return ERR_OK;
+}
+
+enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options, struct err *err)
+{
+    *ce = (struct cmd_engine){0};
+    struct progress progress;
+    struct engine_options engine = options_engine(options);
+    progress_begin(&progress, NULL, 0);
+    engine.model.progress = progress_load;
+    engine.model.progress_ctx = &progress;
+    engine.max_queue_tokens = tokens_unlimited;
+    engine.memory_trace = true;
+    engine.failures_told = true;
+    const enum err_code code = engine_open(&ce->engine, &engine, err);
+    progress_end(&progress);
+    if (code != ERR_OK) {
+        return code;
+    }
+    CHECK(sem_init(&ce->wake, 0, 0) == 0);
+    ce->limits = input_limits(options, ce->engine);
+    cmd_lift_limits(&ce->limits);
+    return cmd_check_tokenizer(options, ce->limits.tokenizer, err);
+}
+
+void cmd_engine_close(struct cmd_engine *ce)
+{
+    if (ce->engine) {
+        engine_close(ce->engine);
+        sem_destroy(&ce->wake);
+    }
+}
+
+static void wake(void *ctx)
+{
+    sem_post(ctx);
+}
+
+enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
+                             void (*look)(void *ctx), void *ctx, struct err *err)
+{
+    request->wake = wake;
+    request->wake_ctx = &ce->wake;
+    snprintf(request->id, sizeof request->id, "cli");
+    const enum err_code code = engine_submit(ce->engine, request, err);
+    while (code == ERR_OK && atomic_load(&request->n_item_done) < request->n_item) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        sem_timedwait(&ce->wake, &until);
+        while (sem_trywait(&ce->wake) == 0) { /* several wakes are one look */
+        }
+        look(ctx);
+    }
+    return code;
+}
+
+static enum err_code read_all(struct text *text, FILE *file, const char *path, struct err *err)
+{
+    char buffer[READ_BYTES];
+    size_t n = 0;
+    do {
+        n = fread(buffer, 1, sizeof buffer, file);
+        text_add(text, buffer, n);
+    } while (n == sizeof buffer);
+    if (ferror(file)) {
+        return err_set(err, ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
+    }
+    if (text->failed) {
+        return err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
+    }
+    return ERR_OK;
+}
+
+struct answer_meta cmd_meta(const struct options *options, int64_t begin_us)
+{
+    return (struct answer_meta){.id = "cli",
+                                .model = options->served_model_name,
+                                .created = (int64_t)time(NULL),
+                                .begin_us = begin_us};
+}
+
+enum err_code cmd_refused(const struct api_error *error, struct err *err)
+{
+    *err = error->text;
+    err->code = options_has(error->param) ? ERR_ARGUMENT : ERR_FORMAT;
+    return err->code;
+}
+
+enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)
+{
+    if (error == NULL) {
+        cmd_print(out);
+    }
+    text_free(out);
+    return error == NULL ? ERR_OK : cmd_refused(error, err);
+}
+
+enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
+{
+    if (strcmp(path, "-") == 0) {
+        return read_all(text, stdin, "standard input", err);
+    }
+    FILE *const file = fopen(path, "rb");
+    if (!file) {
+        return err_set(err, ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    }
+    const enum err_code code = read_all(text, file, path, err);
+    fclose(file);
+    return code;
+}
+
+static enum err_code put_ids(struct text *body, const struct text *input, int n_vocab,
+                             const char *path, struct err *err)
+{
+    static const char blanks[] = " \t\r\n";
+    size_t at = 0;
+    int line = 1;
+    int64_t n = 0;
+    json_open(body, '[');
+    while (at < input->n) {
+        const size_t begin = at;
+        int64_t id = 0;
+        while (at < input->n && input->data[at] >= '0' && input->data[at] <= '9' &&
+               id <= INT32_MAX) {
+            id = id * 10 + (input->data[at++] - '0');
+        }
+        const bool blank = at < input->n && memchr(blanks, input->data[at], sizeof blanks - 1);
+        if (id <= INT32_MAX && at < input->n && !blank) {
+            return err_set(
+                err, ERR_FORMAT,
+                "%s: line %d: byte %zu of the file begins no token id: --ids takes whole "
+                "numbers separated by blanks",
+                path, line, begin);
+        }
+        if (id >= n_vocab) {
+            return err_set(err, ERR_FORMAT,
+                           "%s: line %d: byte %zu of the file begins a number beyond the token ids "
+                           "0 ... %d",
+                           path, line, begin, n_vocab - 1);
+        }
+        if (at > begin) {
+            json_put_int(body, id);
+            n++;
+        }
+        line += blank && input->data[at] == '\n';
+        at += blank;
+    }
+    json_close(body, ']');
+    return n > 0 ? ERR_OK : err_set(err, ERR_FORMAT, "%s: holds no token id", path);
+}
+
+enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
+                            const char *path, struct err *err)
+{
+    if (ids) {
+        return put_ids(body, input, n_vocab, path, err);
+    }
+    const size_t valid = utf8_valid_prefix(input->data, input->n);
+    if (valid < input->n) {
+        return err_set(err, ERR_FORMAT, "%s: byte %zu is not UTF-8", path, valid);
+    }
+    if (input->n > 0 && memchr(input->data, '\0', input->n)) {
+        return err_set(err, ERR_FORMAT, "%s: holds a NUL byte, which is not text", path);
+    }
+    json_string_n(body, input->data, input->n);
+    return ERR_OK;
+}
+
+void cmd_put_language(struct text *body, const struct options *options)
+{
+    const char *const language = options->language;
+    if (language[0] == '\0') {
+        return;
+    }
+    json_key(body, "language");
+    char *end = NULL;
+    const long id = strtol(language, &end, 10);
+    if (*end == '\0') {
+        json_put_int(body, id);
+    } else {
+        json_put_string(body, language);
+    }
+}
+
+/* ---- the files of a score ------------------------------------------------------------------- */
+
+const char *const *cmd_paths(const struct options *options, int *n)
+{
+    static const char *const standard_input[] = {"-"};
+    *n = options->n_operand > 0 ? options->n_operand : 1;
+    return options->n_operand > 0 ? options->operand : standard_input;
+}
+
+static enum err_code put_files(struct text *body, bool ids, int n_vocab, const char *const *path,
+                               int n, struct err *err)
+{
+    json_key(body, ids ? "tokens" : "text");
+    json_open(body, '[');
+    enum err_code code = ERR_OK;
+    for (int i = 0; i < n && code == ERR_OK; i++) {
+        struct text file = {0};
+        code = cmd_read_file(&file, path[i], err);
+        if (code == ERR_OK) {
+            code = cmd_put_input(body, &file, ids, n_vocab, path[i], err);
+        }
+        text_free(&file);
+    }
+    json_close(body, ']');
+    return code;
+}
+
+enum err_code cmd_read_score(struct score_job *job, const struct options *options,
+                             const struct api_limits *limits, const char *const *path, int n,
+                             struct err *err)
+{
+    struct text body = {0};
+    json_open(&body, '{');
+    if (options->max_context > 0) {
+        json_field_int(&body, "max_context", options->max_context);
+    }
+    if (options->stride > 0) {
+        json_field_int(&body, "stride", options->stride);
+    }
+    if (options->memory) {
+        json_field_string(&body, "memory", "summary");
+    }
+    cmd_put_language(&body, options);
+    enum err_code code = put_files(&body, options->ids, limits->info->n_vocab, path, n, err);
+    json_close(&body, '}');
+    if (code == ERR_OK && body.failed) {
+        code = err_set(err, ERR_MEMORY, "no memory for the files' text");
+    }
+    struct api_error error = {0};
+    if (code == ERR_OK && !score_parse(job, body.data, body.n, limits, &error)) {
+        code = cmd_refused(&error, err);
+    }
+    text_free(&body);
+    return code;
+}

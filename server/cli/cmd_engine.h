@@ -1,0 +1,61 @@
+/* What `score`, `generate` and `compare` share: an engine without a server, and request bodies like
+ * those that the routes take. */
+#ifndef SERVER_CMD_ENGINE_H
+#define SERVER_CMD_ENGINE_H
+
+#include "server/cli/cmd.h"
+#include "server/io/answer.h"
+#include "server/score/score.h"
+
+#include <semaphore.h>
+
+struct cmd_engine {
+    struct engine *engine; /* Owner: this */
+    struct api_limits limits;
+    sem_t wake; /* the engine published something */
+};
+
+/* Lifts the limits that a server needs and a tool does not. */
+void cmd_lift_limits(struct api_limits *limits);
+/* Text needs a tokenizer: without one, options must say that ids are given. */
+enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
+                                  struct err *err);
+
+/* Opens the engine that options describe, with limits that a server needs and a tool does not
+ * lifted. A progress bar shows the loading. */
+enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options,
+                              struct err *err);
+void cmd_engine_close(struct cmd_engine *ce); /* zeroed is fine */
+
+/* Submits request and waits until all of its items are over, calling look every time something was
+ * published, and at least ten times a second. */
+enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
+                             void (*look)(void *ctx), void *ctx, struct err *err);
+
+/* What a printed answer says besides its results. */
+struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
+/* What a parser or writer has against the options (ERR_ARGUMENT) or the input, as err. */
+enum err_code cmd_refused(const struct api_error *error, struct err *err);
+/* Prints out, or with an error hands that on instead; frees out. */
+enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err);
+
+/* Appends the file (or with "-" standard input) to text. */
+enum err_code cmd_read_file(struct text *text, const char *path, struct err *err);
+
+/* Writes the contents of a file as the JSON value of a prompt or document: a string, or with ids a
+ * list of the token ids below n_vocab that it holds, separated by blanks. path is named in errors.
+ */
+enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
+                            const char *path, struct err *err);
+/* "language", if options name one. */
+void cmd_put_language(struct text *body, const struct options *options);
+
+/* The files that options name, [*n]; none is standard input, "-". */
+const char *const *cmd_paths(const struct options *options, int *n);
+/* Makes the n files the documents of a /score request, in windows as options say. score_free ends
+ * the job, also after an error. */
+enum err_code cmd_read_score(struct score_job *job, const struct options *options,
+                             const struct api_limits *limits, const char *const *path, int n,
+                             struct err *err);
+
+#endif

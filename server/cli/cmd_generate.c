@@ -1,0 +1,174 @@
+/* `pkmserve generate`: continues a prompt. The options become the body of a /generate request,
+ * which the code of that route parses; its text is printed as it comes. */
+#include "engine/clock.h"
+#include "server/cli/cmd_engine.h"
+#include "server/generate/generate.h"
+#include "server/io/gentext.h"
+#include "server/json/json.h"
+
+#include <unistd.h>
+
+struct generation {
+    const struct options *options;
+    struct cmd_engine ce;
+    struct generate_job job;
+    struct gentext gen;
+    bool streams;     /* text goes out as it comes */
+    int n_id_printed; /* --ids */
+};
+
+static enum err_code put_prompt(struct text *body, const struct options *options, int n_vocab,
+                                struct err *err)
+{
+    const char *const prompt = options->n_operand > 0 ? options->operand[0] : "-";
+    const bool file = prompt[0] == '-' && prompt[1] == '\0';
+    struct text input = {0};
+    enum err_code code = ERR_OK;
+    if (file) {
+        code = cmd_read_file(&input, prompt, err);
+    } else {
+        text_puts(&input, prompt);
+    }
+    json_key(body, "prompt");
+    if (code == ERR_OK) {
+        code = cmd_put_input(body, &input, options->ids, n_vocab,
+                             file ? "standard input" : "the prompt", err);
+    }
+    text_free(&input);
+    return code;
+}
+
+static void put_sampling(struct text *body, const struct options *options)
+{
+    json_field_int(body, "max_tokens", options->max_tokens);
+    json_field_int(body, "min_tokens", options->min_tokens);
+    json_field_double(body, "temperature", options->temperature);
+    json_field_int(body, "top_k", options->top_k);
+    json_field_double(body, "top_p", options->top_p);
+    json_field_double(body, "min_p", options->min_p);
+    json_field_double(body, "repetition_penalty", options->repetition_penalty);
+    json_field_double(body, "presence_penalty", options->presence_penalty);
+    json_field_double(body, "frequency_penalty", options->frequency_penalty);
+    json_field_bool(body, "ignore_eos", options->ignore_eos);
+    if (options->stop[0] != '\0') {
+        json_field_string(body, "stop", options->stop);
+    }
+    if (options->has_seed) {
+        json_key(body, "seed");
+        json_put_uint(body, options->seed);
+    }
+    cmd_put_language(body, options);
+}
+
+static enum err_code parse(struct generation *it, struct err *err)
+{
+    struct text body = {0};
+    json_open(&body, '{');
+    put_sampling(&body, it->options);
+    enum err_code code = put_prompt(&body, it->options, it->ce.limits.info->n_vocab, err);
+    json_close(&body, '}');
+    if (code == ERR_OK && body.failed) {
+        code = err_set(err, ERR_MEMORY, "no memory for the prompt");
+    }
+    struct api_error error = {0};
+    if (code == ERR_OK &&
+        !generate_parse(&it->job, &generate_native, body.data, body.n, &it->ce.limits, &error)) {
+        code = cmd_refused(&error, err);
+    }
+    text_free(&body);
+    return code;
+}
+
+static void print_text(struct generation *it, int n_out, enum finish state)
+{
+    struct text out = {0};
+    while (gentext_ready(&it->gen, n_out, state)) {
+        gentext_push(&it->gen, state, n_out, &out);
+    }
+    if (state != FINISH_NONE) {
+        gentext_flush(&it->gen, &out);
+    }
+    if (out.n > 0) {
+        fwrite(out.data, 1, out.n, stdout);
+    }
+    text_free(&out);
+}
+
+/* Prints what came since the last look. */
+static void look(void *ctx)
+{
+    struct generation *const it = ctx;
+    const struct item *const item = &it->job.request->item[0];
+    /* The state first: what it ends is then all there. */
+    const enum finish state = (enum finish)atomic_load(&item->state);
+    const int n_out = atomic_load(&item->n_out);
+    if (!it->streams) {
+        return;
+    }
+    if (it->options->ids) {
+        for (; it->n_id_printed < n_out; it->n_id_printed++) {
+            printf("%s%d", it->n_id_printed ? " " : "", item->out_id[it->n_id_printed]);
+        }
+    } else {
+        print_text(it, n_out, state);
+    }
+    fflush(stdout);
+}
+
+static enum err_code print_json(const struct generation *it, int64_t begin_us, struct err *err)
+{
+    const struct answer_meta meta = cmd_meta(it->options, begin_us);
+    struct text out = {0};
+    struct api_error error = {0};
+    const bool ok = answer_check(it->job.request, &error) &&
+                    generate_write(&out, &it->job, &it->ce.limits, &meta, &error);
+    return cmd_print_answer(&out, ok ? NULL : &error, err);
+}
+
+/* The end of what was streamed; on standard error the seed that was drawn, on a terminal
+ * how it went. */
+static enum err_code print_end(const struct generation *it, struct err *err)
+{
+    const struct request *const request = it->job.request;
+    struct api_error error = {0};
+    putchar('\n');
+    if (!answer_check(request, &error)) {
+        return cmd_refused(&error, err);
+    }
+    const unsigned long long seed = request->sampling.seed;
+    if (isatty(STDERR_FILENO) == 1) {
+        const int n = atomic_load(&request->item[0].n_out);
+        const double seconds =
+            (double)(atomic_load(&request->done_us) - atomic_load(&request->start_us)) / 1e6;
+        fprintf(stderr, "[%d tokens, %.1f tokens/s, seed %llu]\n", n, n / seconds, seed);
+    } else if (!it->options->has_seed && request->sampling.temperature > 0) {
+        fprintf(stderr, "[seed %llu]\n", seed);
+    }
+    return ERR_OK;
+}
+
+int cmd_generate(const struct options *options)
+{
+    struct generation it = {.options = options, .streams = !options->json};
+    const int64_t begin_us = clock_now_us();
+    struct err err;
+    enum err_code code = cmd_engine_open(&it.ce, options, &err);
+    if (code == ERR_OK) {
+        code = parse(&it, &err);
+    }
+    if (code == ERR_OK && !gentext_begin(&it.gen, it.job.request, &it.job.request->item[0],
+                                         it.ce.limits.tokenizer, it.ce.limits.info->eos_id)) {
+        code = err_set(&err, ERR_MEMORY, "no memory for the text");
+    }
+    if (code == ERR_OK) {
+        code = cmd_engine_run(&it.ce, it.job.request, look, &it, &err);
+    }
+    if (code == ERR_OK) {
+        look(&it);
+        code = options->json ? print_json(&it, begin_us, &err) : print_end(&it, &err);
+    }
+    gentext_end(&it.gen);
+    generate_free(&it.job);
+    cmd_engine_close(&it.ce);
+    return code == ERR_OK ? 0 : cmd_fail(&err);
+}

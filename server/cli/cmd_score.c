@@ -1,0 +1,151 @@
+/* `pkmserve score`: perplexity of files. The files become the body of one /score request, which the
+ * code of that route parses and answers; only the table is made here. */
+#include "engine/clock.h"
+#include "engine/pkm_stats.h"
+#include "server/cli/cmd_engine.h"
+#include "server/cli/progress.h"
+#include "server/json/json.h"
+
+#include <math.h>
+
+struct scoring {
+    const struct options *options;
+    struct cmd_engine ce;
+    struct score_job job;
+    struct progress progress;
+    const char *const *path; /* [n] */
+    int n;
+};
+
+static int64_t n_predicted(const struct request *request)
+{
+    int64_t n = 0;
+    for (int i = 0; i < request->n_item; i++) {
+        n += atomic_load(&request->item[i].n_out);
+    }
+    return n;
+}
+
+static void look(void *ctx)
+{
+    struct scoring *const it = ctx;
+    const double total = it->progress.unit_total;
+    progress_show(&it->progress, "scoring", (double)n_predicted(it->job.request) / total);
+}
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+static enum err_code print_json(const struct scoring *it, int64_t begin_us, struct err *err)
+{
+    const struct answer_meta meta = cmd_meta(it->options, begin_us);
+    struct text out = {0};
+    struct api_error error = {0};
+    const bool ok = score_write(&out, &it->job, &it->ce.limits, &meta, &error);
+    return cmd_print_answer(&out, ok ? NULL : &error, err);
+}
+
+static void print_count(int64_t count)
+{
+    if (count < 0) {
+        printf(" %10s", "-");
+    } else {
+        printf(" %10lld", (long long)count);
+    }
+}
+
+static void print_figure(double figure)
+{
+    if (isfinite(figure)) {
+        printf(" %10.4f", figure);
+    } else {
+        printf(" %10s", "-");
+    }
+}
+
+static void print_row(const struct score_figures *figures, const char *name)
+{
+    print_count(figures->n_scored);
+    print_count(figures->n_words);
+    print_count(figures->n_bytes);
+    print_figure(figures->perplexity);
+    print_figure(figures->word_perplexity);
+    print_figure(figures->byte_perplexity);
+    print_figure(figures->bits_per_byte);
+    printf("  %s\n", name);
+}
+
+static enum err_code print_memory(const struct scoring *it, int item, struct err *err)
+{
+    const struct model_info *const info = it->ce.limits.info;
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct memory_info *const memory = &info->memory[m];
+        struct pkm_stats stats;
+        if (pkm_stats_of(&it->job.request->item[item].trace[m], memory->n_slot, &stats, err) !=
+            ERR_OK) {
+            return err->code;
+        }
+        printf("%s: memory %d_%s: %.2f %% of %lld slots used, KL %.4f by count", it->path[item],
+               memory->layer, memory->after ? "after" : "in", 100 * stats.used,
+               (long long)memory->n_slot, stats.kl_u);
+        if (stats.top50_w < 0) {
+            printf("; by weight undefined: weights of both signs\n");
+            continue;
+        }
+        printf(", %.4f by weight, half of the weight in %lld slots, 90 %% in %lld, 99 %% in %lld\n",
+               stats.kl_w, (long long)stats.top50_w, (long long)stats.top90_w,
+               (long long)stats.top99_w);
+    }
+    return ERR_OK;
+}
+
+static enum err_code print_table(const struct scoring *it, struct err *err)
+{
+    struct score_figures pool = {0};
+    struct api_error error = {0};
+    if (!answer_check(it->job.request, &error)) {
+        return cmd_refused(&error, err);
+    }
+    printf(" %10s %10s %10s %10s %10s %10s %10s\n", "scored", "words", "bytes", "ppl/token",
+           "ppl/word", "ppl/byte", "bits/byte");
+    for (int i = 0; i < it->n; i++) {
+        struct score_figures figures;
+        if (!score_figures_item(&figures, &it->job, i, it->ce.limits.tokenizer, &error)) {
+            return cmd_refused(&error, err);
+        }
+        score_figures_add(&pool, &figures);
+        print_row(&figures, it->path[i]);
+    }
+    if (it->n > 1) {
+        score_figures_derive(&pool);
+        print_row(&pool, "all");
+    }
+    enum err_code code = ERR_OK;
+    for (int i = 0; i < it->n && code == ERR_OK && it->options->memory; i++) {
+        code = print_memory(it, i, err);
+    }
+    return code;
+}
+
+int cmd_score(const struct options *options)
+{
+    struct scoring it = {.options = options};
+    it.path = cmd_paths(options, &it.n);
+    const int64_t begin_us = clock_now_us();
+    struct err err;
+    enum err_code code = cmd_engine_open(&it.ce, options, &err);
+    if (code == ERR_OK) {
+        code = cmd_read_score(&it.job, options, &it.ce.limits, it.path, it.n, &err);
+    }
+    if (code == ERR_OK) {
+        const int64_t n_token = score_n_prompt(&it.job);
+        progress_begin(&it.progress, "tokens", (double)(n_token > 0 ? n_token : 1));
+        code = cmd_engine_run(&it.ce, it.job.request, look, &it, &err);
+        progress_end(&it.progress);
+    }
+    if (code == ERR_OK) {
+        code = options->json ? print_json(&it, begin_us, &err) : print_table(&it, &err);
+    }
+    score_free(&it.job);
+    cmd_engine_close(&it.ce);
+    return code == ERR_OK ? 0 : cmd_fail(&err);
+}

@@ -1,0 +1,133 @@
+/* One generation: from the bytes of a request to an answer, in any of the dialects.
+ *
+ *   generate_parse → engine_submit(job.request) → wait for n_item_done == n_item → dialect->write
+ *                                               → or sse.h, which asks dialect->event as it goes
+ *
+ * A dialect is how clients of one family write requests and read answers: the native one
+ * (generate_parse.c, generate.c), OpenAI's completions (openai.h), TGI's (tgi.h). They share the
+ * readers of fields (generate_read.h), the job and the walk over its tokens, and all that comes
+ * after. Used by the routes and the command line, so that there is one way. */
+#ifndef SERVER_GENERATE_H
+#define SERVER_GENERATE_H
+
+#include "server/io/answer.h"
+
+enum { GENERATE_SAMPLE_MAX = 8, JOB_ID_MAX = 129 };
+
+struct generate_job {
+    const struct generate_dialect *dialect; /* Borrowed: static */
+    json_t *body;                           /* Owner: this. Texts are borrowed from it */
+    struct input_list inputs;               /* Owner: this; their ids belong to the request */
+    struct request *request; /* Owner: one reference. Item = input · n_sample + sample */
+    int n_sample;
+    int logprobs;        /* of the continuation, with echo of the prompt too; -1 = not asked for */
+    int prompt_logprobs; /* of the prompt, in a list of its own; -1 = not asked for */
+    bool echo, stream, details;
+    enum input_memory memory;
+    char id[JOB_ID_MAX]; /* the client's, "" = none */
+    char ignored[FIELDS_IGNORED_MAX];
+
+    /* For the request, until it is made. */
+    int n_top, lang;
+    enum priority priority;
+    int64_t deadline_us;
+
+    /* What only one dialect asks for. */
+    struct {
+        bool usage, usage_always; /* in streams: at the end, in each chunk */
+        bool ids;                 /* token ids beside the text */
+        bool tokens_as_ids;       /* tokens are spelled token_id:N */
+    } openai;
+    struct {
+        bool sampled; /* the seed mattered */
+        bool listed;  /* the answer is a list of one */
+        bool tops;    /* the best tokens are listed */
+    } tgi;
+};
+
+/* What there is to say about a choice at some moment of a stream. */
+struct generate_event {
+    int item;
+    bool first;              /* nothing was said about it before: with echo the prompt comes now */
+    int token;               /* index of a new token; -1 = none */
+    int64_t offset;          /* its, in characters of the continuation; -1 = unknown */
+    int64_t n_before;        /* characters of the echoed prompt */
+    const struct text *text; /* what the token let out */
+    const char *fresh;       /* the characters that the token completed: [n_fresh] */
+    size_t n_fresh;
+    bool last;               /* the choice is over */
+    const struct text *rest; /* last: what was held back until then */
+    bool all;                /* last: so are all others */
+};
+
+struct generate_dialect {
+    const char *id_prefix; /* of the answer's id */
+    bool tgi;              /* errors have that form: exchange.h */
+    const char *end;       /* what a stream ends with */
+    /* Reads and checks all fields, tokenises. *sampling is zero. false: error says why. */
+    bool (*read)(struct generate_job *job, struct fields *fields, struct sampling *sampling,
+                 const struct api_limits *limits);
+    /* The whole answer, of a request whose items all ended well. false: what was written is
+     * useless. */
+    bool (*write)(struct text *out, const struct generate_job *job, const struct api_limits *limits,
+                  const struct answer_meta *meta, struct api_error *error);
+    /* The event, or the events, as they go over the wire. */
+    bool (*event)(struct text *out, const struct generate_job *job,
+                  const struct generate_event *event, const struct api_limits *limits,
+                  const struct answer_meta *meta, struct api_error *error);
+};
+
+extern const struct generate_dialect generate_native;
+/* Its functions, in generate.c. */
+bool generate_write(struct text *out, const struct generate_job *job,
+                    const struct api_limits *limits, const struct answer_meta *meta,
+                    struct api_error *error);
+bool generate_write_event(struct text *out, const struct generate_job *job,
+                          const struct generate_event *event, const struct api_limits *limits,
+                          const struct answer_meta *meta, struct api_error *error);
+
+/* Reads and checks everything, tokenises, fills the request (all but id and wake). false: error
+ * says why. The job must be freed in either case. A body that says so is read in another dialect
+ * than the given one: job->dialect tells, also after an error. */
+bool generate_parse(struct generate_job *job, const struct generate_dialect *dialect,
+                    const char *body, size_t bytes, const struct api_limits *limits,
+                    struct api_error *error);
+/* Cancels what still runs. Zeroed is fine. */
+void generate_free(struct generate_job *job);
+
+int64_t generate_n_prompt(const struct generate_job *job);
+int64_t generate_n_completion(const struct generate_job *job);
+
+/* ---- what the dialects' answers share ------------------------------------------------------- */
+
+const struct input *generate_input(const struct generate_job *job, int item);
+
+/* Takes the tokens of a choice, in order. */
+struct generate_sink {
+    void (*put)(void *ctx, const struct answer_token *token);
+    void *ctx;
+};
+
+/* The tokens of the prompt from number from on, those that the server added counted. */
+bool generate_walk_prompt(const struct generate_job *job, int item, int64_t from,
+                          const struct tokenizer *tokenizer, const struct generate_sink *sink,
+                          struct api_error *error);
+/* Appends the text of the continuation of an item that is over; its tokens go to sink, with
+ * offsets counted from n_before. Without log-probabilities sink may be NULL. */
+bool generate_walk(struct text *text, const struct generate_job *job, int item, int64_t n_before,
+                   const struct api_limits *limits, const struct generate_sink *sink,
+                   struct api_error *error);
+
+/* Token i of the continuation. */
+struct answer_token generate_token(const struct generate_job *job, const struct item *item, int i,
+                                   int64_t offset);
+/* "finish_reason" and "stop_reason" of an item that is over. */
+void generate_write_finish(struct text *out, const struct item *item,
+                           const struct sampling *sampling);
+/* A list of ids under its name. */
+void generate_write_ids(struct text *out, const char *name, const int32_t *ids, int64_t n);
+/* One event around a JSON object. */
+void generate_event_open(struct text *out);
+void generate_event_close(struct text *out);
+
+#endif

@@ -1,0 +1,36 @@
+/* The fields that the requests of several dialects share: one reader each.
+ *
+ * Called by the read functions of the dialects (generate.h). Errors go to fields->error, which
+ * keeps the first; only functions that go on with what was read say whether there was one. */
+#ifndef SERVER_GENERATE_READ_H
+#define SERVER_GENERATE_READ_H
+
+#include "server/generate/generate.h"
+
+/* temperature, top_p, top_k, min_p, the penalties, ignore_eos, seed (drawn if not given). */
+void generate_read_numbers(struct fields *fields, struct sampling *sampling,
+                           const struct model_info *info);
+/* stop: a string or a list of strings. */
+void generate_read_stop(struct fields *fields, struct sampling *sampling,
+                        const struct api_limits *limits);
+/* stop_token_ids, allowed_token_ids, logit_bias. */
+void generate_read_ids(struct fields *fields, struct sampling *sampling,
+                       const struct api_limits *limits);
+/* n, which with temperature 0 must be 1. After generate_read_numbers. */
+void generate_read_n(struct fields *fields, struct generate_job *job,
+                     const struct sampling *sampling);
+
+/* best_of, which must be n: drawing more than is shown would need a choice among them. After n. */
+void generate_read_best_of(struct fields *fields, const struct generate_job *job);
+
+/* The prompts in field name, tokenised, with a BOS if the model has one and bos is set. false:
+ * there is an error, perhaps an earlier one: wrong requests are not tokenised, that is dear. */
+bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,
+                          bool bos, const struct api_limits *limits);
+/* max_tokens: as asked for in field name, or if asked is -1 the fallback, or what the context
+ * leaves to the shortest prompt if that is less: the others' items get less in turn. min_tokens
+ * must have been read. */
+bool generate_fit(struct fields *fields, struct generate_job *job, struct sampling *sampling,
+                  const struct api_limits *limits, const char *name, int asked, int fallback);
+
+#endif

@@ -1,0 +1,35 @@
+/* A generation as server-sent events. */
+#ifndef SERVER_SSE_H
+#define SERVER_SSE_H
+
+#include "server/generate/generate.h"
+#include "server/io/gentext.h"
+#include "server/net/exchange.h"
+
+struct sse_choice {
+    struct gentext gen;
+    struct text text; /* what the token taken last let out */
+    int64_t offset;   /* its */
+    int64_t n_before; /* characters that echo put in front */
+    bool taken;       /* a token was taken and not yet told */
+    bool begun, ended;
+};
+
+struct sse {
+    const struct generate_job *job;  /* Borrowed */
+    const struct api_limits *limits; /* Borrowed */
+    struct sse_choice *choice;       /* Owner: this. [n_item] */
+    int n_ended;
+    bool open;       /* the head is out or on its way */
+    int64_t ping_us; /* a comment is due then */
+};
+
+bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits);
+void sse_end(struct sse *sse); /* zeroed is fine */
+
+/* What the stream can send now: fills x->out, sets x->wake_at_us, and status and headers the first
+ * time. EXCHANGE_ANSWER: nothing was sent, and *error is what happened instead. */
+enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct answer_meta *meta,
+                            struct api_error *error);
+
+#endif

@@ -1,0 +1,131 @@
+/* The fields of a TGI request: see tgi.h. */
+#include "server/generate/generate_read.h"
+#include "server/generate/tgi.h"
+
+enum { TGI_MAX_NEW_TOKENS = 100 };
+
+/* Whether the numbers say how to draw. */
+static bool draws(const struct sampling *s)
+{
+    return s->temperature < 1 || s->temperature > 1 || s->top_k > 0 || s->top_p < 1;
+}
+
+static void read_sampling(struct fields *fields, struct generate_job *job,
+                          struct sampling *sampling, const struct api_limits *limits)
+{
+    bool do_sample = false;
+    generate_read_numbers(fields, sampling, limits->info);
+    generate_read_stop(fields, sampling, limits);
+    generate_read_ids(fields, sampling, limits);
+    fields_bool(fields, "do_sample", NULL, &do_sample);
+    generate_read_best_of(fields, job);
+    if (sampling->temperature <= 0) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "temperature",
+                            "temperature is 0, but must be above; for the likeliest token leave it "
+                            "and do_sample out");
+    }
+    job->tgi.sampled = do_sample || draws(sampling);
+}
+
+/* What is told about tokens. */
+static void read_shape(struct fields *fields, struct generate_job *job,
+                       const struct api_limits *limits)
+{
+    bool prefill = false;
+    int n_top = -1;
+    fields_bool(fields, "return_full_text", NULL, &job->echo);
+    fields_bool(fields, "details", NULL, &job->details);
+    fields_bool(fields, "decoder_input_details", NULL, &prefill);
+    fields_int(fields, "top_n_tokens", NULL, 0, limits->max_logprobs, &n_top);
+    if (prefill && job->stream) {
+        (void)api_error_set(fields->error, 400, "conflicting_fields", "decoder_input_details",
+                            "decoder_input_details is not given in a stream");
+    }
+    if (prefill && !job->stream && !job->details) {
+        (void)api_error_set(fields->error, 400, "conflicting_fields", "decoder_input_details",
+                            "decoder_input_details is part of the details: send details true too");
+    }
+    job->prompt_logprobs = prefill ? 0 : -1;
+    job->logprobs = job->details || job->stream ? (n_top > 0 ? n_top : 0) : -1;
+    job->n_top = job->logprobs;
+    job->tgi.tops = n_top > 0;
+}
+
+/* "parameters", or without them the defaults. -1, or max_new_tokens. */
+static int read_parameters(struct fields *fields, struct generate_job *job,
+                           struct sampling *sampling, const struct api_limits *limits)
+{
+    struct fields inner;
+    int max_tokens = -1;
+    const bool given = fields_open_in(&inner, fields, "parameters");
+    input_refuse(&inner);
+    read_sampling(&inner, job, sampling, limits);
+    read_shape(&inner, job, limits);
+    fields_int(&inner, "max_new_tokens", NULL, 1, INT32_MAX, &max_tokens);
+    if (given) {
+        fields_finish(&inner, limits->strict, job->ignored);
+    } else {
+        job->tgi.sampled = true;
+    }
+    if (!job->tgi.sampled) {
+        sampling->temperature = 0;
+    }
+    sampling->include_stop = true;
+    return max_tokens;
+}
+
+static bool tgi_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
+                     const struct api_limits *limits)
+{
+    const json_t *const inputs = fields_get(fields, "inputs", NULL);
+    fields_bool(fields, "stream", NULL, &job->stream);
+    input_refuse(fields);
+    input_model(fields, limits);
+    job->deadline_us = input_deadline(fields, limits);
+    const int max_tokens = read_parameters(fields, job, sampling, limits);
+    if (inputs != NULL && !json_is_string(inputs)) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "inputs",
+                            "inputs must be a string: one prompt");
+    }
+    return generate_read_prompt(fields, job, "inputs", true, limits) &&
+           generate_fit(fields, job, sampling, limits, "max_new_tokens", max_tokens,
+                        TGI_MAX_NEW_TOKENS);
+}
+
+static bool tgi_read_stream(struct generate_job *job, struct fields *fields,
+                            struct sampling *sampling, const struct api_limits *limits)
+{
+    job->stream = true;
+    return tgi_read(job, fields, sampling, limits) &&
+           (job->stream ||
+            api_error_set(fields->error, 400, "conflicting_fields", "stream",
+                          "stream is false, but /generate_stream streams: use /generate"));
+}
+
+static bool tgi_read_root(struct generate_job *job, struct fields *fields,
+                          struct sampling *sampling, const struct api_limits *limits)
+{
+    job->tgi.listed = true;
+    return tgi_read(job, fields, sampling, limits);
+}
+
+const struct generate_dialect tgi_dialect = {.id_prefix = "",
+                                             .tgi = true,
+                                             .end = "",
+                                             .read = tgi_read,
+                                             .write = tgi_write,
+                                             .event = tgi_write_event};
+
+const struct generate_dialect tgi_stream_dialect = {.id_prefix = "",
+                                                    .tgi = true,
+                                                    .end = "",
+                                                    .read = tgi_read_stream,
+                                                    .write = tgi_write,
+                                                    .event = tgi_write_event};
+
+const struct generate_dialect tgi_root_dialect = {.id_prefix = "",
+                                                  .tgi = true,
+                                                  .end = "",
+                                                  .read = tgi_read_root,
+                                                  .write = tgi_write,
+                                                  .event = tgi_write_event};

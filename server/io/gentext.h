@@ -1,0 +1,46 @@
+/* The text of one generated continuation, token by token.
+ *
+ * Held back are bytes that do not yet form a character and characters that may be the beginning of
+ * a stop string; the stop string itself never comes out unless the request keeps it. The same calls
+ * make the streamed and the whole text, so both are equal. Ids alone (no tokenizer) have no text.
+ */
+#ifndef SERVER_GENTEXT_H
+#define SERVER_GENTEXT_H
+
+#include "engine/engine.h"
+#include "engine/tokenizer.h"
+#include "server/json/text.h"
+
+struct gentext {
+    const struct request *request;     /* Borrowed */
+    const struct item *item;           /* Borrowed */
+    const struct tokenizer *tokenizer; /* Borrowed; may be NULL */
+    int eos_id;
+    struct detok detok;
+    char *buffer; /* Owner: this. [buffer_max] */
+    size_t buffer_max;
+    struct text held;   /* characters not yet given out */
+    int64_t n_out_byte; /* bytes given out */
+    int64_t n_char;     /* characters that the tokens so far completed */
+    int n_token;        /* tokens taken */
+    size_t n_fresh;     /* bytes of buffer: the characters that the last token completed */
+    bool matched;       /* held contains a whole stop string */
+};
+
+bool gentext_begin(struct gentext *gen, const struct request *request, const struct item *item,
+                   const struct tokenizer *tokenizer, int eos_id); /* false: out of memory */
+void gentext_end(struct gentext *gen);                             /* zeroed is fine */
+
+/* Whether token n_token of the item is there and how it is shown is decided. A token that would end
+ * the text waits until the item's state says whether it did. */
+bool gentext_ready(const struct gentext *gen, int n_out, enum finish state);
+/* Takes the next token, appends the text that is ready to out, and returns the token's offset in
+ * characters of the continuation (-1 without a tokenizer). */
+int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct text *out);
+/* Whether the token taken last ends the text, but the item's state does not say so yet: it will in
+ * a moment, from the same step. */
+bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state);
+/* After the last token: appends what is held back and belongs to the text. */
+void gentext_flush(struct gentext *gen, struct text *out);
+
+#endif

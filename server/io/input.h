@@ -1,0 +1,95 @@
+/* What a request may ask for, and the texts and ids it brings.
+ *
+ * The parsers of requests (generate.h, score.h) take the body's bytes and these limits and know
+ * nothing of HTTP: the routes, the command line and the fuzz target call the same functions. */
+#ifndef SERVER_INPUT_H
+#define SERVER_INPUT_H
+
+#include "engine/engine.h"
+#include "server/json/fields.h"
+#include "server/options/options.h"
+
+/* Fixed once the engine is open. All pointers are borrowed and outlive every request. */
+struct api_limits {
+    const struct model_info *info;
+    const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
+    const char *model_name;
+    int context; /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
+    int max_items, max_score_items;
+    int64_t max_score_tokens;
+    int max_logprobs;
+    int default_max_tokens;
+    int timeout_ms, max_timeout_ms;
+    int64_t ping_us;      /* between the comments of a silent stream */
+    bool strict;          /* unknown fields are errors */
+    bool memory_trace;    /* "memory":"tokens" is allowed */
+    char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
+};
+
+/* The limits of an open engine. Borrows from both. */
+struct api_limits input_limits(const struct options *options, const struct engine *engine);
+
+/* Bounds of what a request may hold in memory besides its tokens. */
+enum {
+    INPUT_TRACE_BYTES_MAX = 256 << 20, /* memory telemetry of all items */
+    INPUT_TRACE_POSITIONS_MAX = 512,   /* positions of an item with "memory":"tokens" */
+};
+
+/* One prompt or document. */
+struct input {
+    const char *text; /* Borrowed from the body, or own; NULL when given as ids */
+    size_t text_bytes;
+    char *own;    /* Owner: this. The text, where it is put together from parts; else NULL */
+    int32_t *ids; /* Owner: this until request_set_item takes them. [n_ids], BOS first */
+    int64_t n_ids;
+    int n_bos; /* ids that the server put in front: 0 or 1 */
+    int n_eos; /* ids that it put behind: 0 or 1 */
+    size_t
+        *offsets; /* Owner: this. [n_ids - n_bos - n_eos] first byte of each token; NULL for ids */
+};
+
+struct input_list {
+    struct input *input; /* Owner: this. [n] */
+    int n;
+};
+
+void input_list_free(struct input_list *list);
+
+/* Whether BOS goes in front of texts and of ids, EOS behind either. */
+struct input_marks {
+    bool bos_text, bos_ids, eos;
+};
+
+/* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.
+ * name is the field, for errors. At most max_items inputs and max_tokens ids together. */
+bool input_read(struct input_list *list, json_t *value, const char *name, bool allow_text,
+                bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
+                const struct api_limits *limits, struct api_error *error);
+
+/* The two halves of reading one: ids and offsets of text, and what goes around the ids. place:
+ * where it stands, "pairs[3].context" of the field "pairs", for errors. */
+bool input_tokenise(struct input *input, const char *place, const struct api_limits *limits,
+                    struct api_error *error);
+bool input_add_marks(struct input *input, const char *place, struct input_marks marks,
+                     const struct model_info *info, struct api_error *error);
+
+/* A list of token ids below n_vocab, at most max. *ids is malloc'd. false: error. */
+bool input_ids(const json_t *value, const char *place, int64_t max, int n_vocab, int32_t **ids,
+               int64_t *n_ids, struct api_error *error);
+
+/* Fields that several requests share. */
+enum input_memory { MEMORY_OFF, MEMORY_SUMMARY, MEMORY_TOKENS };
+void input_model(struct fields *fields, const struct api_limits *limits);
+void input_language(struct fields *fields, const struct api_limits *limits, int *lang);
+enum input_memory input_memory(struct fields *fields, const struct api_limits *limits);
+/* PRIORITY_*, or -1 if not given. */
+int input_priority(struct fields *fields);
+int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
+/* The client's own name of the request, id or request_id: at most id_max - 1 bytes. "" if not
+ * given. */
+void input_id(struct fields *fields, char *id, size_t id_max);
+/* Fields of other servers that would change the answer: each is refused by its name, unless its
+ * value says that it is not wanted. */
+void input_refuse(struct fields *fields);
+
+#endif

@@ -1,0 +1,572 @@
+/* libmicrohttpd behind the exchange: see http.h. The rules kept here were found by trying the
+ * library; each has a test in tests/server/test_http_rules.py. */
+#include "server/net/http.h"
+
+#include "engine/clock.h"
+#include "engine/engine.h"
+#include "server/net/head.h"
+#include "server/net/listen.h"
+#include "server/net/watch.h"
+#include "server/net/worker.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    HTTP_THREADS = 4,
+    HTTP_SURPLUS = 64, /* connections above the limit that are told so before they are closed */
+    HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
+    HTTP_BLOCK_BYTES = 16 * 1024,
+    HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
+    HTTP_BODIES = 16,            /* full-sized bodies that may be held at once */
+    /* So many bytes of answers too, or of bodies of this size if they may be longer: an answer is
+     * up to fifty times its body, and lies here until its client has read it. */
+    HTTP_ANSWER_BYTES = 1 << 20,
+};
+
+struct http {
+    struct http_config config;
+    struct MHD_Daemon *daemon;
+    struct watch *watch;
+    struct worker *worker;
+    int listen_fd;
+    int port;
+    atomic_bool draining;
+    atomic_llong body_bytes; /* held by all exchanges */
+    atomic_llong answer_bytes;
+};
+
+/* An exchange and what the library has to do with it. */
+struct http_exchange {
+    struct exchange x;          /* first: freed as one by exchange_free */
+    struct http *http;          /* Borrowed */
+    struct watch_conn *conn;    /* Borrowed */
+    struct MHD_Connection *mhd; /* Borrowed */
+    size_t body_seen;           /* bytes of the body that have come */
+    size_t body_held;           /* of them, counted in http->body_bytes */
+    size_t answer_held;         /* the same of its answer */
+    size_t out_pos;             /* stream: bytes of x.out already taken */
+    bool handled, queued, ended;
+    struct worker_task task; /* while lent to the worker */
+};
+
+/* ---- the head ------------------------------------------------------------------------------ */
+
+/* What a proxy in front and this server must read alike: where the body ends, and whose it is. */
+struct http_framing {
+    int n_length, n_encoding, n_host;
+    bool chunked;
+    bool spaced; /* a header's name has a space in it, as "Content-Length :" */
+};
+
+static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, const char *key,
+                                        const char *value)
+{
+    (void)kind;
+    struct http_framing *const framing = cls;
+    framing->spaced = framing->spaced || strpbrk(key, " \t") != NULL;
+    framing->n_host += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
+    if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        framing->n_length++;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->n_encoding++;
+        framing->chunked = value != NULL && strcasecmp(value, "chunked") == 0;
+    }
+    return MHD_YES;
+}
+
+/* A body whose end two readers could see in two places is how requests are smuggled past a proxy;
+ * the library takes the first length, or the encoding before the length. */
+static bool http_check_framing(struct http_exchange *hx, const char *version,
+                               struct api_error *error)
+{
+    struct http_framing framing = {0};
+    (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_see_framing, &framing);
+    if (framing.spaced) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "the name of a header has a space in it or behind it");
+    }
+    /* The library would ask for one, but its own refusals of a whole head go out with two heads. */
+    if (framing.n_host == 0 && strcmp(version, MHD_HTTP_VERSION_1_1) == 0) {
+        return api_error_set(error, 400, "missing_field", "Host",
+                             "an HTTP/1.1 request needs a Host header");
+    }
+    if (framing.n_host > 1) {
+        return api_error_set(error, 400, "invalid_value", "Host",
+                             "the request has %d Host headers, but one is the limit",
+                             framing.n_host);
+    }
+    if (framing.n_length + framing.n_encoding > 1) {
+        return api_error_set(error, 400, "invalid_value", "Content-Length",
+                             "the request has %d Content-Length and %d Transfer-Encoding headers, "
+                             "but one of either is the limit",
+                             framing.n_length, framing.n_encoding);
+    }
+    if (framing.n_encoding == 1 && !framing.chunked) {
+        return api_error_set(error, 400, "invalid_value", "Transfer-Encoding",
+                             "chunked is the only Transfer-Encoding that is understood");
+    }
+    return true;
+}
+
+/* What the head alone decides. false: refused. */
+static bool http_check_head(struct http_exchange *hx, const char *version, struct api_error *error)
+{
+    const struct http_config *const config = &hx->http->config;
+    /* First the route, which decides about the form of errors and is counted. */
+    if (!config->head(
+            config->ctx, &hx->x,
+            MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
+            error) ||
+        !http_check_framing(hx, version, error)) {
+        return false;
+    }
+    if (watch_is_surplus(hx->conn)) {
+        exchange_header(&hx->x, "Retry-After", "1");
+        return api_error_set(error, 503, "too_many_connections", NULL,
+                             "the server's %d connections are in use", config->max_connections);
+    }
+    const char *const length =
+        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    if (length != NULL) {
+        errno = 0;
+        const unsigned long long bytes = strtoull(length, NULL, 10);
+        if (errno != 0 || bytes > (unsigned long long)config->max_body_bytes) {
+            return api_error_set(error, 413, "body_too_large", NULL,
+                                 "the body has %s bytes, but %lld are the limit (--max-body-bytes)",
+                                 length, (long long)config->max_body_bytes);
+        }
+    }
+    return true;
+}
+
+static struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd,
+                                        const char *url, const char *method, const char *version)
+{
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct watch_conn *const conn = info != NULL ? info->socket_context : NULL;
+    struct http_exchange *const hx = conn != NULL ? calloc(1, sizeof *hx) : NULL;
+    if (hx == NULL) {
+        return NULL; /* the table is full, or memory: the connection closes */
+    }
+    hx->http = http;
+    hx->conn = conn;
+    hx->mhd = mhd;
+    struct exchange *const x = &hx->x;
+    x->begin_us = clock_now_us();
+    x->waker = conn;
+    x->route = -1;
+    (void)snprintf(x->method, sizeof x->method, "%s", method);
+    (void)snprintf(x->path, sizeof x->path, "%s", head_path(url));
+    x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    x->is_post = strcmp(method, "POST") == 0;
+    const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
+    x->deep = deep != NULL && strcmp(deep, "1") == 0;
+    x->admin = http->config.admin;
+    const union MHD_ConnectionInfo *const address =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    x->client = head_client(address != NULL ? address->client_addr : NULL);
+    (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
+                     x->span_id);
+    const char *const accept =
+        MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
+    head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
+    watch_body(conn, x);
+    struct api_error error = {0};
+    if (!http_check_head(hx, version, &error)) {
+        watch_refuse(conn, &error);
+    }
+    return hx;
+}
+
+/* ---- the body ------------------------------------------------------------------------------ */
+
+static int64_t http_answer_max(const struct http *http)
+{
+    const int64_t max = http->config.max_body_bytes;
+    return HTTP_BODIES * (max > HTTP_ANSWER_BYTES ? max : HTTP_ANSWER_BYTES);
+}
+
+/* So many that no more work may make another. */
+static bool http_has_answers(const struct http *http)
+{
+    return atomic_load(&http->answer_bytes) > http_answer_max(http);
+}
+
+static void http_refuse_full(struct http_exchange *hx, struct api_error *error)
+{
+    const struct http *const http = hx->http;
+    exchange_header(&hx->x, "Retry-After", "1");
+    exchange_header(&hx->x, "retry-after-ms", "1000");
+    (void)api_error_set(error, http->config.overload_status, "queue_full", NULL,
+                        "the bodies of all requests together exceed %lld bytes, or their answers "
+                        "%lld: try again later",
+                        (long long)(HTTP_BODIES * http->config.max_body_bytes),
+                        (long long)http_answer_max(http));
+}
+
+static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
+{
+    struct http *const http = hx->http;
+    struct text *const body = &hx->x.body;
+    struct api_error error = {0};
+    if (watch_refused(hx->conn)) {
+        return;
+    }
+    const int64_t max = http->config.max_body_bytes;
+    hx->body_seen += n;
+    if (hx->body_seen > (size_t)max) {
+        (void)api_error_set(&error, 413, "body_too_large", NULL,
+                            "the body has more than %lld bytes, the limit (--max-body-bytes)",
+                            (long long)max);
+    } else if (hx->x.drops_body) {
+        return;
+    } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max ||
+               http_has_answers(http)) {
+        hx->body_held += n;
+        http_refuse_full(hx, &error);
+    } else {
+        hx->body_held += n;
+        text_add(body, data, n);
+        if (body->failed) {
+            (void)api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the body");
+        }
+    }
+    if (error.status != 0) {
+        text_free(body);
+        watch_refuse(hx->conn, &error);
+    }
+}
+
+static void http_drop_body(struct http_exchange *hx)
+{
+    text_free(&hx->x.body);
+    (void)atomic_fetch_sub(&hx->http->body_bytes, (long long)hx->body_held);
+    hx->body_held = 0;
+}
+
+/* From now on the exchange holds an answer of n bytes. */
+static void http_hold_answer(struct http_exchange *hx, size_t n)
+{
+    (void)atomic_fetch_add(&hx->http->answer_bytes, (long long)n - (long long)hx->answer_held);
+    hx->answer_held = n;
+}
+
+/* ---- the answer ---------------------------------------------------------------------------- */
+
+/* Pulls the next bytes of a stream out of its work. */
+static ssize_t http_read_stream(void *cls, uint64_t pos, char *buffer, size_t max)
+{
+    (void)pos;
+    struct http_exchange *const hx = cls;
+    struct exchange *const x = &hx->x;
+    for (;;) {
+        if (x->out.failed) {
+            return MHD_CONTENT_READER_END_WITH_ERROR;
+        }
+        const size_t left = x->out.n - hx->out_pos;
+        if (left > 0) {
+            const size_t n = left < max ? left : max;
+            memcpy(buffer, x->out.data + hx->out_pos, n);
+            hx->out_pos += n;
+            x->sent_bytes += n;
+            return (ssize_t)n;
+        }
+        if (hx->ended) {
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        }
+        text_clear(&x->out);
+        hx->out_pos = 0;
+        const enum exchange_next next = x->work->next(x, x->work_data);
+        hx->ended = next == EXCHANGE_END || next == EXCHANGE_ANSWER;
+        if (next == EXCHANGE_WAIT && watch_sleep(hx->conn, hx->mhd)) {
+            return 0;
+        }
+    }
+}
+
+static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
+{
+    struct exchange *const x = &hx->x;
+    struct MHD_Response *response = NULL;
+    if (stream) {
+        response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, HTTP_BLOCK_BYTES,
+                                                     http_read_stream, hx, NULL);
+    } else {
+        x->sent_bytes = x->out.n;
+        http_hold_answer(hx, x->out.n);
+        response = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
+        if (response != NULL) {
+            x->out = (struct text){0}; /* the response owns it now */
+        }
+    }
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    bool ok = MHD_add_response_header(response, "x-request-id", x->id) == MHD_YES;
+    if (x->content_type != NULL) {
+        ok = ok && MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE,
+                                           x->content_type) == MHD_YES;
+    }
+    for (int i = 0; ok && i < x->n_header; i++) {
+        ok = MHD_add_response_header(response, x->header[i].name, x->header[i].value) == MHD_YES;
+    }
+    if (ok && (x->close || atomic_load(&hx->http->draining))) {
+        ok = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
+    }
+    hx->queued = true;
+    const enum MHD_Result result =
+        ok ? MHD_queue_response(hx->mhd, (unsigned)x->status, response) : MHD_NO;
+    MHD_destroy_response(response);
+    return result;
+}
+
+/* Asks the work until it sleeps or answers. */
+static enum MHD_Result http_advance(struct http_exchange *hx)
+{
+    struct exchange *const x = &hx->x;
+    while (x->work != NULL) {
+        const enum exchange_next next = x->work->next(x, x->work_data);
+        if (next == EXCHANGE_ANSWER) {
+            break;
+        }
+        if (next == EXCHANGE_STREAM || next == EXCHANGE_END) {
+            hx->ended = next == EXCHANGE_END;
+            return http_send(hx, true);
+        }
+        if (watch_sleep(hx->conn, hx->mhd)) {
+            return MHD_YES;
+        }
+    }
+    CHECK(x->status != 0);
+    return http_send(hx, false);
+}
+
+static void http_handle(struct http_exchange *hx)
+{
+    hx->http->config.handle(hx->http->config.ctx, &hx->x);
+    http_drop_body(hx);
+    http_hold_answer(hx, hx->x.out.n);
+}
+
+/* On the worker thread. The connection sleeps until the last line. Of a client that left nothing is
+ * read: it may have sent the same again, and others wait behind it. */
+static void http_handle_long(struct worker_task *task)
+{
+    struct http_exchange *const hx =
+        (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+    if (watch_has_left(hx->conn)) {
+        atomic_store(&hx->x.gone, true);
+        hx->x.status = 499;                  /* the body goes when this is over */
+    } else if (http_has_answers(hx->http)) { /* other bodies of the queue have been answered */
+        struct api_error error = {0};
+        http_refuse_full(hx, &error);
+        exchange_error(&hx->x, &error);
+        http_drop_body(hx);
+    } else {
+        http_handle(hx);
+    }
+    watch_return(hx->conn);
+}
+
+/* The library's one entry. It calls with the head, with each piece of the body, when the body is
+ * complete, and again after each resume. The answer is given when the body is complete, never in
+ * the first call: that would end the connection. */
+static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const char *url,
+                                   const char *method, const char *version, const char *upload,
+                                   size_t *upload_bytes, void **con_cls)
+{
+    struct http *const http = cls;
+    struct http_exchange *hx = *con_cls;
+    if (hx == NULL) {
+        hx = http_begin(http, mhd, url, method, version);
+        *con_cls = hx;
+        return hx != NULL ? MHD_YES : MHD_NO;
+    }
+    if (*upload_bytes > 0) {
+        http_take_body(hx, upload, *upload_bytes);
+        *upload_bytes = 0;
+        return MHD_YES;
+    }
+    if (!hx->handled) {
+        if (!watch_answer(hx->conn)) {
+            return MHD_NO; /* refused, and now the whole body has come */
+        }
+        hx->handled = true;
+        if (hx->x.body.n >= HTTP_LONG_BYTES) {
+            hx->task.run = http_handle_long;
+            watch_lend(hx->conn, mhd);
+            worker_push(http->worker, &hx->task);
+            return MHD_YES;
+        }
+        http_handle(hx);
+    }
+    return hx->queued ? MHD_NO : http_advance(hx);
+}
+
+/* ---- connections come and go --------------------------------------------------------------- */
+
+static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
+                           enum MHD_RequestTerminationCode why)
+{
+    (void)mhd;
+    struct http *const http = cls;
+    struct http_exchange *const hx = *con_cls;
+    *con_cls = NULL;
+    if (hx == NULL) {
+        return;
+    }
+    watch_idle(hx->conn);
+    /* A refused request is over when its client hangs up; any other that breaks off was left. */
+    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued)) {
+        atomic_store(&hx->x.gone, true);
+    }
+    http->config.done(http->config.ctx, &hx->x);
+    http_drop_body(hx);
+    http_hold_answer(hx, 0);
+    exchange_free(&hx->x);
+}
+
+static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket_context,
+                            enum MHD_ConnectionNotificationCode why)
+{
+    struct http *const http = cls;
+    if (why == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *const info =
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = info != NULL ? watch_take(http->watch, info->connect_fd) : NULL;
+    } else if (*socket_context != NULL) {
+        watch_give(*socket_context);
+        *socket_context = NULL;
+    }
+}
+
+static size_t http_unescape(void *cls, struct MHD_Connection *mhd, char *text)
+{
+    (void)cls;
+    (void)mhd;
+    return head_unescape(text);
+}
+
+static void http_suspend(void *connection)
+{
+    MHD_suspend_connection(connection);
+}
+
+static void http_resume(void *connection)
+{
+    MHD_resume_connection(connection);
+}
+
+/* ---- starting and stopping ----------------------------------------------------------------- */
+
+static enum err_code http_start_daemon(struct http *http, struct err *err)
+{
+    const struct http_config *const config = &http->config;
+    /* Over the library's own limit clients would wait in the backlog without an answer: it is set
+     * so high that each of its threads could take all connections. */
+    const unsigned limit = HTTP_THREADS * (unsigned)(config->max_connections + HTTP_SURPLUS + 1);
+    http->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, NULL, NULL,
+        http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd, MHD_OPTION_THREAD_POOL_SIZE,
+        config->admin ? 0u : (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)config->keepalive_s,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES, MHD_OPTION_UNESCAPE_CALLBACK,
+        http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED, http_completed, http,
+        MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
+    if (http->daemon == NULL) {
+        return err_set(err, ERR_IO, "the HTTP threads cannot be started");
+    }
+    return ERR_OK;
+}
+
+enum err_code http_start(struct http **http, const struct http_config *config, struct err *err)
+{
+    *http = NULL;
+    struct http *const h = calloc(1, sizeof *h);
+    if (h == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the HTTP server");
+    }
+    h->config = *config;
+    h->listen_fd = -1;
+    const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
+                                       .max_connections = config->max_connections,
+                                       .header_timeout_s = config->header_timeout_s,
+                                       .body_timeout_s = config->body_timeout_s,
+                                       .suspend = http_suspend,
+                                       .resume = http_resume};
+    enum err_code code = listen_reserve_files(watch.n_conn, err);
+    if (code == ERR_OK) {
+        code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
+    }
+    if (code == ERR_OK) {
+        code = watch_open(&h->watch, &watch, err);
+    }
+    if (code == ERR_OK) {
+        code = worker_open(&h->worker, err);
+    }
+    *http = h; /* before the first request can come: routes ask for http_connections */
+    if (code == ERR_OK) {
+        code = http_start_daemon(h, err);
+    }
+    if (code != ERR_OK) {
+        *http = NULL;
+        http_stop(h, 0);
+    }
+    return code;
+}
+
+int http_port(const struct http *http)
+{
+    return http->port;
+}
+
+int http_connections(const struct http *http)
+{
+    return watch_n_conn(http->watch);
+}
+
+void http_drain(struct http *http)
+{
+    atomic_store(&http->draining, true);
+}
+
+void http_refuse_connections(struct http *http)
+{
+    if (http->listen_fd >= 0) {
+        (void)MHD_quiesce_daemon(http->daemon);
+        (void)close(http->listen_fd);
+        http->listen_fd = -1;
+    }
+}
+
+void http_stop(struct http *http, int64_t deadline_us)
+{
+    if (http == NULL) {
+        return;
+    }
+    if (http->daemon != NULL) {
+        http_refuse_connections(http);
+        while (watch_n_exchange(http->watch) > 0 && clock_now_us() < deadline_us) {
+            (void)usleep(5000);
+        }
+        /* The library aborts when it is stopped with a suspended connection. Hanging up wakes them
+         * all, and no work sleeps again once its client is gone. */
+        while (watch_hang_up(http->watch) > 0) {
+            (void)usleep(5000);
+        }
+        MHD_stop_daemon(http->daemon);
+    }
+    if (http->listen_fd >= 0) {
+        (void)close(http->listen_fd);
+    }
+    worker_close(http->worker);
+    watch_close(http->watch);
+    free(http);
+}

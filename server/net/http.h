@@ -1,0 +1,48 @@
+/* The HTTP server: the fence around libmicrohttpd.
+ *
+ * It owns the port, the http threads, the connections and their deadlines, and turns the library's
+ * callbacks into exchanges (exchange.h). It knows no routes. Used by serve.c alone.
+ *
+ * What it promises beyond the library: a request with two Content-Length headers is refused; a body
+ * is refused by its declared size before it is read, and by its counted size when it is chunked;
+ * slow heads and bodies end at a deadline; a client that leaves a waiting request is noticed at
+ * once; all bodies together are bounded, and no new ones are read while answers beyond a bound wait
+ * for their clients; http_stop never aborts on a sleeping connection. */
+#ifndef SERVER_HTTP_H
+#define SERVER_HTTP_H
+
+#include "server/net/exchange.h"
+
+struct http;
+
+struct http_config {
+    const char *host;
+    int port; /* 0 = take a free one */
+    int max_connections;
+    int64_t max_body_bytes;
+    int overload_status; /* of a refusal because all bodies, or answers, are too large together */
+    int keepalive_s, header_timeout_s, body_timeout_s;
+    bool admin; /* for its exchanges; one thread is enough */
+    /* A head is here: whether to go on. Else error is answered, before the body is read. */
+    bool (*head)(void *ctx, struct exchange *x, const char *authorization, struct api_error *error);
+    /* A whole request is here: answer it or leave work behind. On an http thread. */
+    void (*handle)(void *ctx, struct exchange *x);
+    /* The exchange is over, answered or not: for log and metrics. On an http thread. */
+    void (*done)(void *ctx, const struct exchange *x);
+    void *ctx; /* Borrowed */
+};
+
+/* Listens and answers at once. ERR_IO names the address if it is taken or impossible. */
+enum err_code http_start(struct http **http, const struct http_config *config, struct err *err);
+int http_port(const struct http *http);
+int http_connections(const struct http *http);
+
+/* From now on every answer carries Connection: close. */
+void http_drain(struct http *http);
+/* Accepts no more connections: the port is closed. */
+void http_refuse_connections(struct http *http);
+/* Gives exchanges under way until deadline_us, hangs up on the rest, ends the threads, frees all.
+ * No one may submit work any more, and the engine must have ended. NULL is fine. */
+void http_stop(struct http *http, int64_t deadline_us);
+
+#endif

@@ -1,0 +1,238 @@
+/* API keys and trace ids: see keys.h. */
+#include "server/net/keys.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { KEYS_FILE_MAX = KEYS_MAX * (KEY_BYTES_MAX + 64) };
+
+struct keys {
+    const char *path; /* Borrowed */
+    pthread_rwlock_t lock;
+    struct key *key; /* Owner: this. [n]. Guard: lock */
+    int n;           /* Guard: lock */
+};
+
+/* ---- the file ------------------------------------------------------------------------------ */
+
+static enum err_code parse_line(struct key *key, int n, const char *line, size_t bytes, int number,
+                                const char *path, struct err *err)
+{
+    if (bytes > KEY_BYTES_MAX) {
+        return err_set(err, ERR_FORMAT, "%s: line %d has %zu bytes, but a key has at most %d", path,
+                       number, bytes, KEY_BYTES_MAX);
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        if (line[i] <= 0x20 || line[i] >= 0x7f) {
+            return err_set(err, ERR_FORMAT,
+                           "%s: line %d has a blank or a byte that is not printable ASCII: give "
+                           "one key per line",
+                           path, number);
+        }
+    }
+    if (n >= KEYS_MAX) {
+        return err_set(err, ERR_FORMAT, "%s: line %d: more than %d keys", path, number, KEYS_MAX);
+    }
+    memset(&key[n], 0, sizeof key[n]);
+    memcpy(key[n].text, line, bytes);
+    key[n].bytes = bytes;
+    return ERR_OK;
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
+                         struct err *err)
+{
+    *n = 0;
+    int number = 0;
+    for (size_t at = 0; at < bytes;) {
+        const char *const end = memchr(text + at, '\n', bytes - at);
+        size_t stop = end != NULL ? (size_t)(end - text) : bytes;
+        const size_t next = stop + 1;
+        number++;
+        while (at < stop && is_blank(text[at])) {
+            at++;
+        }
+        while (stop > at && is_blank(text[stop - 1])) {
+            stop--;
+        }
+        if (stop > at && text[at] != '#') {
+            const enum err_code code = parse_line(key, *n, text + at, stop - at, number, path, err);
+            if (code != ERR_OK) {
+                return code;
+            }
+            (*n)++;
+        }
+        at = next;
+    }
+    if (*n == 0) {
+        return err_set(err, ERR_FORMAT, "%s: no key in it: give one key per line", path);
+    }
+    return ERR_OK;
+}
+
+/* *text is malloc'd. */
+static enum err_code read_file(const char *path, char **text, size_t *bytes, struct err *err)
+{
+    FILE *const file = fopen(path, "re");
+    if (file == NULL) {
+        return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    *text = malloc(KEYS_FILE_MAX + 1);
+    *bytes = *text != NULL ? fread(*text, 1, KEYS_FILE_MAX + 1, file) : 0;
+    const bool failed = ferror(file) != 0;
+    (void)fclose(file);
+    enum err_code code = ERR_OK;
+    if (*text == NULL) {
+        code = err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
+    } else if (failed) {
+        code = err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+    } else if (*bytes > KEYS_FILE_MAX) {
+        code = err_set(err, ERR_FORMAT, "%s: more than %d bytes", path, (int)KEYS_FILE_MAX);
+    }
+    if (code != ERR_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return code;
+}
+
+enum err_code keys_reload(struct keys *keys, int *n, struct err *err)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    enum err_code code = read_file(keys->path, &text, &bytes, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    struct key *fresh = calloc(KEYS_MAX, sizeof *fresh);
+    if (fresh == NULL) {
+        code = err_set(err, ERR_MEMORY, "%s: no memory for the keys", keys->path);
+    } else {
+        code = keys_parse(fresh, n, text, bytes, keys->path, err);
+    }
+    if (code == ERR_OK) {
+        (void)pthread_rwlock_wrlock(&keys->lock);
+        struct key *const old = keys->key;
+        keys->key = fresh;
+        keys->n = *n;
+        (void)pthread_rwlock_unlock(&keys->lock);
+        fresh = old;
+    }
+    free(fresh);
+    free(text);
+    return code;
+}
+
+enum err_code keys_open(struct keys **keys, const char *path, struct err *err)
+{
+    *keys = calloc(1, sizeof **keys);
+    if (*keys == NULL || pthread_rwlock_init(&(*keys)->lock, NULL) != 0) {
+        free(*keys);
+        *keys = NULL;
+        return err_set(err, ERR_MEMORY, "%s: no memory for the keys", path);
+    }
+    (*keys)->path = path;
+    int n = 0;
+    const enum err_code code = keys_reload(*keys, &n, err);
+    if (code != ERR_OK) {
+        keys_close(*keys);
+        *keys = NULL;
+    }
+    return code;
+}
+
+void keys_close(struct keys *keys)
+{
+    if (keys != NULL) {
+        (void)pthread_rwlock_destroy(&keys->lock);
+        free(keys->key);
+        free(keys);
+    }
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+/* Looks at every byte of every key, whatever it finds. */
+static bool any_equal(const struct key *key, int n, const struct key *given)
+{
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        size_t differs = key[i].bytes ^ given->bytes;
+        for (int b = 0; b < KEY_BYTES_MAX; b++) {
+            differs |= (size_t)(unsigned char)(key[i].text[b] ^ given->text[b]);
+        }
+        found |= differs == 0;
+    }
+    return found;
+}
+
+bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
+{
+    static const char scheme[] = "bearer";
+    if (authorization == NULL || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0 ||
+        authorization[sizeof scheme - 1] != ' ') {
+        return false;
+    }
+    const char *const token =
+        authorization + sizeof scheme - 1 + strspn(authorization + sizeof scheme - 1, " ");
+    struct key given = {.bytes = strcspn(token, " \t")};
+    if (given.bytes == 0 || given.bytes > KEY_BYTES_MAX) {
+        return false;
+    }
+    memcpy(given.text, token, given.bytes);
+    (void)pthread_rwlock_rdlock(&keys->lock);
+    const bool allowed = any_equal(keys->key, keys->n, &given);
+    (void)pthread_rwlock_unlock(&keys->lock);
+    *client = allowed ? keys_hash(given.text, given.bytes) : *client;
+    return allowed;
+}
+
+uint64_t keys_hash(const void *data, size_t bytes)
+{
+    const unsigned char *const byte = data;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+/* n lower-case hexadecimal digits, not all zero unless zero_too. */
+static bool is_hex(const char *text, size_t n, bool zero_too)
+{
+    return strspn(text, "0123456789abcdef") >= n && (zero_too || strspn(text, "0") < n);
+}
+
+bool keys_trace(const char *traceparent, char trace_id[TRACE_ID_MAX], char span_id[TRACE_SPAN_MAX])
+{
+    enum { TRACE_AT = 3, SPAN_AT = 36, FLAGS_AT = 53, LENGTH = 55 };
+    trace_id[0] = '\0';
+    span_id[0] = '\0';
+    const size_t bytes = traceparent != NULL ? strlen(traceparent) : 0;
+    if (bytes < LENGTH || traceparent[TRACE_AT - 1] != '-' || traceparent[SPAN_AT - 1] != '-' ||
+        traceparent[FLAGS_AT - 1] != '-' || !is_hex(traceparent, 2, true) ||
+        !is_hex(traceparent + TRACE_AT, TRACE_ID_MAX - 1, false) ||
+        !is_hex(traceparent + SPAN_AT, TRACE_SPAN_MAX - 1, false) ||
+        !is_hex(traceparent + FLAGS_AT, 2, true) || strncmp(traceparent, "ff", 2) == 0) {
+        return false;
+    }
+    /* Version 00 ends here; later ones may go on after another dash. */
+    const bool is_first = strncmp(traceparent, "00", 2) == 0;
+    if (bytes > LENGTH && (is_first || traceparent[LENGTH] != '-')) {
+        return false;
+    }
+    memcpy(trace_id, traceparent + TRACE_AT, TRACE_ID_MAX - 1);
+    trace_id[TRACE_ID_MAX - 1] = '\0';
+    memcpy(span_id, traceparent + SPAN_AT, TRACE_SPAN_MAX - 1);
+    span_id[TRACE_SPAN_MAX - 1] = '\0';
+    return true;
+}

@@ -1,0 +1,455 @@
+/* The connection table and its watcher thread: see watch.h. */
+#include "server/net/watch.h"
+
+#include "engine/clock.h"
+#include "engine/engine.h"
+
+#include <netinet/in.h>
+#include <linux/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    WATCH_TICK_MS = 250,
+    WATCH_EVENTS = 64,
+    WATCH_LINGER_S = 5, /* for a refused client to stop sending and read why */
+};
+
+enum conn_state { CONN_FREE, CONN_HEAD, CONN_BODY, CONN_REFUSED, CONN_ANSWER, CONN_IDLE };
+
+/* Guard of all but watch and index: mutex. */
+struct watch_conn {
+    struct watch *watch; /* Borrowed */
+    uint32_t index;
+    pthread_mutex_t mutex;
+    uint32_t generation; /* counts uses of the slot: late epoll events are told apart */
+    enum conn_state state;
+    int fd;
+    bool surplus;
+    bool polled;         /* fd is in the epoll set */
+    int64_t deadline_us; /* of HEAD, BODY and REFUSED; 0 = none */
+    uint64_t idle_bytes; /* IDLE: bytes received until the first look, 0 = not looked yet */
+    struct exchange *x;  /* Borrowed from http.c while BODY, REFUSED, ANSWER */
+    void *connection;    /* Borrowed: the library's, while asleep */
+    bool asleep, woken;
+    bool lent; /* asleep, and another thread works on x: nothing here may touch it */
+    bool left; /* the client hung up while its exchange was awake */
+};
+
+struct watch {
+    struct watch_config config;
+    struct watch_conn *conn; /* Owner: this. [config.n_conn] */
+    atomic_int n_used;
+    int epoll_fd, stop_fd;
+    pthread_t thread;
+    bool has_thread;
+    atomic_int search; /* where the search for a free slot begins */
+};
+
+/* ---- life of a connection ------------------------------------------------------------------ */
+
+struct watch_conn *watch_take(struct watch *watch, int fd)
+{
+    const int n = watch->config.n_conn;
+    const unsigned start = (unsigned)atomic_fetch_add(&watch->search, 1);
+    for (int i = 0; i < n; i++) {
+        struct watch_conn *const conn = &watch->conn[(start + (unsigned)i) % (unsigned)n];
+        pthread_mutex_lock(&conn->mutex);
+        const bool is_free = conn->state == CONN_FREE;
+        if (is_free) {
+            conn->state = CONN_HEAD;
+            conn->fd = fd;
+            conn->generation++;
+            conn->deadline_us = clock_now_us() + watch->config.header_timeout_s * 1000000LL;
+            conn->surplus = atomic_fetch_add(&watch->n_used, 1) >= watch->config.max_connections;
+        }
+        pthread_mutex_unlock(&conn->mutex);
+        if (is_free) {
+            return conn;
+        }
+    }
+    return NULL;
+}
+
+void watch_give(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    CHECK(conn->state != CONN_FREE && conn->x == NULL && !conn->asleep);
+    if (conn->polled) {
+        (void)epoll_ctl(conn->watch->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    }
+    conn->polled = false;
+    conn->woken = false;
+    conn->fd = -1;
+    conn->state = CONN_FREE;
+    (void)atomic_fetch_sub(&conn->watch->n_used, 1);
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+bool watch_is_surplus(const struct watch_conn *conn)
+{
+    return conn->surplus; /* written before the connection was made known to its http thread */
+}
+
+int watch_n_conn(const struct watch *watch)
+{
+    return atomic_load(&watch->n_used);
+}
+
+void watch_body(struct watch_conn *conn, struct exchange *x)
+{
+    pthread_mutex_lock(&conn->mutex);
+    CHECK(conn->x == NULL);
+    conn->state = CONN_BODY;
+    conn->x = x;
+    conn->woken = false;
+    conn->left = false;
+    conn->deadline_us = clock_now_us() + conn->watch->config.body_timeout_s * 1000000LL;
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+bool watch_answer(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    const bool open = conn->state != CONN_REFUSED;
+    if (open) {
+        conn->state = CONN_ANSWER;
+        conn->deadline_us = 0;
+    }
+    pthread_mutex_unlock(&conn->mutex);
+    return open;
+}
+
+void watch_idle(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    if (conn->polled) {
+        (void)epoll_ctl(conn->watch->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    }
+    conn->polled = false;
+    conn->state = CONN_IDLE;
+    conn->x = NULL;
+    conn->asleep = false;
+    conn->connection = NULL;
+    conn->deadline_us = 0;
+    conn->idle_bytes = 0;
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+/* ---- refusing past the library ------------------------------------------------------------- */
+
+static const char *watch_reason(int status)
+{
+    switch (status) {
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 408: return "Request Timeout";
+    case 413: return "Content Too Large";
+    case 422: return "Unprocessable Content";
+    case 429: return "Too Many Requests";
+    case 503: return "Service Unavailable";
+    default: return "Internal Server Error";
+    }
+}
+
+/* Under the mutex. */
+static void watch_refuse_locked(struct watch_conn *conn, const struct api_error *error)
+{
+    struct exchange *const x = conn->x;
+    exchange_error(x, error);
+    struct text head = {0};
+    text_printf(&head, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nConnection: close\r\n",
+                x->status, watch_reason(x->status));
+    for (int i = 0; i < x->n_header; i++) {
+        text_printf(&head, "%s: %s\r\n", x->header[i].name, x->header[i].value);
+    }
+    text_printf(&head, "x-request-id: %s\r\nContent-Length: %zu\r\n\r\n", x->id, x->out.n);
+    if (strcmp(x->method, "HEAD") != 0) {
+        text_add(&head, x->out.data, x->out.n);
+    }
+    if (!head.failed && !x->out.failed) {
+        x->sent_bytes = x->out.n;
+        (void)!send(conn->fd, head.data, head.n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    text_free(&head);
+    (void)shutdown(conn->fd, SHUT_WR);
+    conn->state = CONN_REFUSED;
+    conn->deadline_us = clock_now_us() + WATCH_LINGER_S * 1000000LL;
+}
+
+void watch_refuse(struct watch_conn *conn, const struct api_error *error)
+{
+    pthread_mutex_lock(&conn->mutex);
+    if (conn->state == CONN_BODY) { /* not refused already, by the deadline */
+        watch_refuse_locked(conn, error);
+    }
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+bool watch_refused(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    const bool refused = conn->state == CONN_REFUSED;
+    pthread_mutex_unlock(&conn->mutex);
+    return refused;
+}
+
+/* ---- sleeping and waking ------------------------------------------------------------------- */
+
+/* The exchange would wait, but nobody waits for it. Under the mutex. */
+static void watch_give_up(struct watch_conn *conn)
+{
+    atomic_store(&conn->x->gone, true);
+    conn->x->work->gone(conn->x->work_data);
+}
+
+bool watch_sleep(struct watch_conn *conn, void *connection)
+{
+    pthread_mutex_lock(&conn->mutex);
+    const bool sleeps = !conn->woken && !conn->left;
+    conn->woken = false;
+    if (conn->left) {
+        watch_give_up(conn);
+    }
+    if (sleeps) {
+        if (!conn->polled) {
+            struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET};
+            event.data.u64 = (uint64_t)conn->index << 32 | conn->generation;
+            conn->polled = epoll_ctl(conn->watch->epoll_fd, EPOLL_CTL_ADD, conn->fd, &event) == 0;
+        }
+        conn->asleep = true;
+        conn->connection = connection;
+        conn->watch->config.suspend(connection);
+    }
+    pthread_mutex_unlock(&conn->mutex);
+    return sleeps;
+}
+
+/* Under the mutex. */
+static void watch_wake_locked(struct watch_conn *conn)
+{
+    if (conn->asleep && !conn->lent) {
+        conn->asleep = false;
+        conn->watch->config.resume(conn->connection);
+        conn->connection = NULL;
+    } else {
+        conn->woken = true;
+    }
+}
+
+void watch_lend(struct watch_conn *conn, void *connection)
+{
+    pthread_mutex_lock(&conn->mutex);
+    conn->asleep = true;
+    conn->lent = true;
+    conn->connection = connection;
+    conn->watch->config.suspend(connection);
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+void watch_return(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    CHECK(conn->asleep && conn->lent);
+    conn->lent = false;
+    watch_wake_locked(conn);
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+bool watch_has_left(struct watch_conn *conn)
+{
+    pthread_mutex_lock(&conn->mutex);
+    struct pollfd socket = {.fd = conn->fd, .events = POLLRDHUP};
+    pthread_mutex_unlock(&conn->mutex);
+    return poll(&socket, 1, 0) > 0;
+}
+
+void exchange_wake(void *waker)
+{
+    struct watch_conn *const conn = waker;
+    pthread_mutex_lock(&conn->mutex);
+    watch_wake_locked(conn);
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------- */
+
+/* The client hung up. One that has its answer already may do so; whether this one has, the exchange
+ * finds out when it would sleep. Under the mutex. */
+static void watch_left(struct watch_conn *conn)
+{
+    conn->left = true;
+    if (conn->asleep && !conn->lent) {
+        watch_give_up(conn);
+        watch_wake_locked(conn);
+    }
+}
+
+/* Bytes that ever came in over this socket. */
+static uint64_t watch_received(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_bytes_received : 0;
+}
+
+/* Looks at one connection's deadlines. Under the mutex. */
+static void watch_tick(struct watch_conn *conn, int64_t now_us)
+{
+    const struct watch_config *const config = &conn->watch->config;
+    if (conn->state == CONN_IDLE) {
+        /* A kept-alive connection has all the time until the next head's first byte. The library
+         * does not say when that comes, the kernel's counter does. */
+        const uint64_t bytes = watch_received(conn->fd);
+        if (conn->idle_bytes == 0) {
+            conn->idle_bytes = bytes;
+        } else if (bytes != conn->idle_bytes) {
+            conn->state = CONN_HEAD;
+            conn->deadline_us = now_us + config->header_timeout_s * 1000000LL;
+        }
+        return;
+    }
+    if (conn->state == CONN_ANSWER) {
+        if (conn->asleep && !conn->lent && conn->x->wake_at_us != 0 &&
+            conn->x->wake_at_us <= now_us) {
+            watch_wake_locked(conn);
+        }
+        return;
+    }
+    if (conn->deadline_us == 0 || now_us < conn->deadline_us) {
+        return;
+    }
+    if (conn->state == CONN_BODY) {
+        struct api_error error = {0};
+        (void)api_error_set(&error, 408, "body_timeout", NULL,
+                            "the request's body did not arrive within %d s",
+                            config->body_timeout_s);
+        watch_refuse_locked(conn, &error);
+    } else { /* a slow head, or a refused client that goes on sending: the library sees the end */
+        conn->deadline_us = 0;
+        (void)shutdown(conn->fd, SHUT_RDWR);
+    }
+}
+
+static void *watch_run(void *arg)
+{
+    struct watch *const watch = arg;
+    struct epoll_event event[WATCH_EVENTS];
+    int64_t next_tick_us = 0;
+    for (;;) {
+        const int n = epoll_wait(watch->epoll_fd, event, WATCH_EVENTS, WATCH_TICK_MS);
+        for (int i = 0; i < n; i++) {
+            if (event[i].data.u64 == UINT64_MAX) {
+                return NULL;
+            }
+            struct watch_conn *const conn = &watch->conn[event[i].data.u64 >> 32];
+            pthread_mutex_lock(&conn->mutex);
+            if (conn->generation == (uint32_t)event[i].data.u64) {
+                watch_left(conn);
+            }
+            pthread_mutex_unlock(&conn->mutex);
+        }
+        const int64_t now_us = clock_now_us();
+        if (now_us < next_tick_us) {
+            continue;
+        }
+        next_tick_us = now_us + WATCH_TICK_MS * 1000;
+        for (int i = 0; i < watch->config.n_conn && atomic_load(&watch->n_used) > 0; i++) {
+            struct watch_conn *const conn = &watch->conn[i];
+            pthread_mutex_lock(&conn->mutex);
+            watch_tick(conn, now_us);
+            pthread_mutex_unlock(&conn->mutex);
+        }
+    }
+}
+
+int watch_n_exchange(struct watch *watch)
+{
+    int n = 0;
+    for (int i = 0; i < watch->config.n_conn; i++) {
+        struct watch_conn *const conn = &watch->conn[i];
+        pthread_mutex_lock(&conn->mutex);
+        n += conn->x != NULL ? 1 : 0;
+        pthread_mutex_unlock(&conn->mutex);
+    }
+    return n;
+}
+
+int watch_hang_up(struct watch *watch)
+{
+    for (int i = 0; i < watch->config.n_conn; i++) {
+        struct watch_conn *const conn = &watch->conn[i];
+        pthread_mutex_lock(&conn->mutex);
+        if (conn->state != CONN_FREE) {
+            (void)shutdown(conn->fd, SHUT_RDWR);
+            watch_left(conn);
+        }
+        pthread_mutex_unlock(&conn->mutex);
+    }
+    return watch_n_exchange(watch);
+}
+
+/* ---- opening and closing ------------------------------------------------------------------- */
+
+enum err_code watch_open(struct watch **watch, const struct watch_config *config, struct err *err)
+{
+    *watch = NULL;
+    struct watch *const w = calloc(1, sizeof *w);
+    if (w == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the connection table");
+    }
+    w->config = *config;
+    w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    w->conn = calloc((size_t)config->n_conn, sizeof *w->conn);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = UINT64_MAX};
+    if (w->conn == NULL || w->epoll_fd < 0 || w->stop_fd < 0 ||
+        epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, w->stop_fd, &event) != 0) {
+        (void)err_set(err, ERR_MEMORY, "no memory or descriptors for a table of %d connections",
+                      config->n_conn);
+        goto fail;
+    }
+    for (int i = 0; i < config->n_conn; i++) {
+        w->conn[i].watch = w;
+        w->conn[i].index = (uint32_t)i;
+        w->conn[i].fd = -1;
+        CHECK(pthread_mutex_init(&w->conn[i].mutex, NULL) == 0);
+    }
+    if (pthread_create(&w->thread, NULL, watch_run, w) != 0) {
+        (void)err_set(err, ERR_MEMORY, "the watcher thread cannot be started");
+        goto fail;
+    }
+    w->has_thread = true;
+    *watch = w;
+    return ERR_OK;
+fail:
+    watch_close(w);
+    return err != NULL ? err->code : ERR_MEMORY;
+}
+
+void watch_close(struct watch *watch)
+{
+    if (watch == NULL) {
+        return;
+    }
+    if (watch->has_thread) {
+        const uint64_t one = 1;
+        CHECK(write(watch->stop_fd, &one, sizeof one) == sizeof one);
+        CHECK(pthread_join(watch->thread, NULL) == 0);
+    }
+    if (watch->epoll_fd >= 0) {
+        (void)close(watch->epoll_fd);
+    }
+    if (watch->stop_fd >= 0) {
+        (void)close(watch->stop_fd);
+    }
+    free(watch->conn);
+    free(watch);
+}

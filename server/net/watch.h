@@ -1,0 +1,68 @@
+/* Watches the connections that the HTTP library does not: sleeping ones and slow ones.
+ *
+ * Found by trying: a suspended connection is not polled, so its client's leaving goes unseen; the
+ * library's timeouts count inactivity, so one header line per second keeps a connection open for
+ * ever. One thread here owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and
+ * every quarter of a second looks at all deadlines.
+ *
+ * Each connection has a slot of a table that lives as long as the server, and the slot's mutex
+ * guards its fields. Sleeping and waking use the flag protocol: the http thread suspends and sets
+ * `asleep` under the mutex; a waker resumes only if it finds `asleep`, else it leaves `woken` for
+ * the sleeper to find. A wake that comes when the exchange is long over therefore wakes nobody, or
+ * the next exchange once too often, which is harmless. */
+#ifndef SERVER_WATCH_H
+#define SERVER_WATCH_H
+
+#include "server/net/exchange.h"
+
+struct watch;
+struct watch_conn;
+
+struct watch_config {
+    int n_conn;          /* slots */
+    int max_connections; /* those above are to be told so */
+    int header_timeout_s, body_timeout_s;
+    /* The library's calls. connection is what watch_sleep was given. Under the slot's mutex. */
+    void (*suspend)(void *connection);
+    void (*resume)(void *connection);
+};
+
+enum err_code watch_open(struct watch **watch, const struct watch_config *config, struct err *err);
+void watch_close(struct watch *watch); /* NULL is fine. No connection may be left */
+
+/* A connection begins: NULL when the table is full. */
+struct watch_conn *watch_take(struct watch *watch, int fd);
+void watch_give(struct watch_conn *conn);
+/* This connection is one above the limit. */
+bool watch_is_surplus(const struct watch_conn *conn);
+int watch_n_conn(const struct watch *watch);
+
+/* Its life: head → body → answer → idle → head ... x is lent from head to idle. */
+void watch_body(struct watch_conn *conn, struct exchange *x); /* the head is here */
+bool watch_answer(struct watch_conn *conn);                   /* the body too; false: refused */
+void watch_idle(struct watch_conn *conn);                     /* the answer is out */
+
+/* Answers with error on the socket itself, past the library, which takes no answer while a body is
+ * on its way; then the rest of the body is thrown away until the client has read the answer and
+ * hangs up (closing at once would reset the connection and might destroy the answer). Only between
+ * watch_body and watch_answer. */
+void watch_refuse(struct watch_conn *conn, const struct api_error *error);
+bool watch_refused(struct watch_conn *conn);
+
+/* Sleeps unless woken since the last call; true if the connection is suspended now. */
+bool watch_sleep(struct watch_conn *conn, void *connection);
+
+/* Puts the connection to sleep whatever happens, until watch_return: another thread has the
+ * exchange. Wakes and leaving in between are kept for later. */
+void watch_lend(struct watch_conn *conn, void *connection);
+void watch_return(struct watch_conn *conn);
+/* Whether the client has hung up already. While lent. */
+bool watch_has_left(struct watch_conn *conn);
+
+/* Wakes all sleepers and shuts all sockets: the server ends. Returns the number of exchanges that
+ * are not over yet. */
+int watch_hang_up(struct watch *watch);
+/* Exchanges between head and idle. */
+int watch_n_exchange(struct watch *watch);
+
+#endif

@@ -1,0 +1,579 @@
+/* Parses by the option table, resolves what follows from it, prints help from it; see options.h. */
+#include "server/options/options_table.h"
+
+#include "engine/utf8.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ENV_NAME_MAX = 64, FLAG_MAX = 64 };
+
+unsigned options_command(const char *name)
+{
+    for (int i = 0; i < option_n_command; i++) {
+        if (strcmp(option_commands[i].name, name) == 0) {
+            return option_commands[i].command;
+        }
+    }
+    return 0;
+}
+
+static const struct option_command *command_of(unsigned command)
+{
+    for (int i = 0; i < option_n_command; i++) {
+        if (option_commands[i].command == command) {
+            return &option_commands[i];
+        }
+    }
+    check_failed(__FILE__, __LINE__, "command");
+}
+
+/* "max-queue" → "PKMSERVE_MAX_QUEUE" */
+static void env_name(char name[ENV_NAME_MAX], const char *flag)
+{
+    const int n = snprintf(name, ENV_NAME_MAX, "PKMSERVE_%s", flag);
+    CHECK(n > 0 && n < ENV_NAME_MAX);
+    for (char *c = name; *c; c++) {
+        *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+    }
+}
+
+static const struct option_row *row_find(const char *flag, size_t bytes)
+{
+    for (int i = 0; i < option_n_row; i++) {
+        if (strlen(option_rows[i].flag) == bytes && memcmp(option_rows[i].flag, flag, bytes) == 0) {
+            return &option_rows[i];
+        }
+    }
+    return NULL;
+}
+
+/* The row of a name that is written with underscores, as fields of requests and of structs are. */
+static const struct option_row *row_of_name(const char *name, size_t bytes)
+{
+    char flag[FLAG_MAX];
+    if (bytes >= sizeof flag) {
+        return NULL;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        flag[i] = name[i];
+        if (name[i] == '_') {
+            flag[i] = '-';
+        }
+    }
+    return row_find(flag, bytes);
+}
+
+bool options_has(const char *name)
+{
+    return row_of_name(name, strlen(name)) != NULL;
+}
+
+void options_name_flags(struct err *err)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_-";
+    const struct err given = *err;
+    const char *in = given.message;
+    size_t n = 0;
+    while (*in != '\0' && n + FLAG_MAX + 2 < sizeof err->message) {
+        const size_t bytes = strspn(in, letters);
+        const struct option_row *const row = bytes > 0 ? row_of_name(in, bytes) : NULL;
+        /* What looks like a word is one, but for the subject of the sentence. */
+        if (row && (in == given.message || memchr(in, '_', bytes))) {
+            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "--%s", row->flag);
+        } else {
+            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "%.*s",
+                                  (int)(bytes > 0 ? bytes : 1), in);
+        }
+        in += bytes > 0 ? bytes : 1;
+    }
+    err->message[n < sizeof err->message ? n : sizeof err->message - 1] = '\0';
+}
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+/* where is "--port" or "PKMSERVE_PORT". */
+static enum err_code bad_number(const struct option_row *row, const char *where, const char *value,
+                                struct err *err)
+{
+    const bool real = row->type == OPTION_REAL;
+    return err_set(err, ERR_ARGUMENT, "%s: '%s' is not %s in %s%.15g, %.15g%s", where, value,
+                   real ? "a number" : "a whole number", row->open & OPEN_MIN ? "(" : "[", row->min,
+                   row->max, row->open & OPEN_MAX ? ")" : "]");
+}
+
+static enum err_code set_integer(struct options *options, const struct option_row *row,
+                                 const char *where, const char *value, struct err *err)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long number = strtoll(value, &end, 10);
+    const bool digits = isdigit((unsigned char)value[0]) || value[0] == '-';
+    if (!digits || *end != '\0' || errno != 0 || (double)number < row->min ||
+        (double)number > row->max) {
+        return bad_number(row, where, value, err);
+    }
+    void *const field = (char *)options + row->offset;
+    if (row->type == OPTION_INT) {
+        *(int *)field = (int)number;
+    } else {
+        *(int64_t *)field = number;
+    }
+    return ERR_OK;
+}
+
+static enum err_code set_real(struct options *options, const struct option_row *row,
+                              const char *where, const char *value, struct err *err)
+{
+    char *end = NULL;
+    const double number = strtod(value, &end);
+    /* strtod also takes nan, inf, hexadecimal and leading blanks: numbers here are decimal. */
+    const bool decimal = value[0] != '\0' && strspn(value, "0123456789.eE+-") == strlen(value);
+    const bool above = row->open & OPEN_MIN ? number > row->min : number >= row->min;
+    const bool below = row->open & OPEN_MAX ? number < row->max : number <= row->max;
+    if (!decimal || *end != '\0' || !above || !below) {
+        return bad_number(row, where, value, err);
+    }
+    *(double *)((char *)options + row->offset) = number;
+    return ERR_OK;
+}
+
+static enum err_code set_seed(struct options *options, const char *where, const char *value,
+                              struct err *err)
+{
+    if (value[0] == '\0') { /* the default: not given */
+        return ERR_OK;
+    }
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long number = strtoull(value, &end, 10);
+    if (!isdigit((unsigned char)value[0]) || *end != '\0' || errno != 0) {
+        return err_set(err, ERR_ARGUMENT, "%s: '%s' is not a whole number in [0, %llu]", where,
+                       value, ULLONG_MAX);
+    }
+    options->seed = number;
+    options->has_seed = true;
+    return ERR_OK;
+}
+
+static enum err_code set_bool(struct options *options, const struct option_row *row,
+                              const char *where, const char *value, struct err *err)
+{
+    const bool on = strcmp(value, "on") == 0 || strcmp(value, "1") == 0;
+    const bool off = strcmp(value, "off") == 0 || strcmp(value, "0") == 0;
+    if (!on && !off) {
+        return err_set(err, ERR_ARGUMENT, "%s: '%s' is not on or off", where, value);
+    }
+    *(bool *)((char *)options + row->offset) = on;
+    return ERR_OK;
+}
+
+static enum err_code set_text(struct options *options, const struct option_row *row,
+                              const char *where, const char *value, struct err *err)
+{
+    if (row->type == OPTION_CHOICE) {
+        const size_t bytes = strlen(value);
+        const char *choice = row->choices;
+        while (choice && (strcspn(choice, "|") != bytes || memcmp(choice, value, bytes) != 0)) {
+            choice = strchr(choice, '|');
+            choice += choice != NULL;
+        }
+        if (!choice) {
+            return err_set(err, ERR_ARGUMENT, "%s: '%s' is not one of %s", where, value,
+                           row->choices);
+        }
+    }
+    *(const char **)((char *)options + row->offset) = value;
+    return ERR_OK;
+}
+
+static enum err_code row_set(struct options *options, const struct option_row *row,
+                             const char *where, const char *value, struct err *err)
+{
+    switch (row->type) {
+    case OPTION_TEXT:
+    case OPTION_CHOICE: return set_text(options, row, where, value, err);
+    case OPTION_INT:
+    case OPTION_LONG: return set_integer(options, row, where, value, err);
+    case OPTION_SEED: return set_seed(options, where, value, err);
+    case OPTION_REAL: return set_real(options, row, where, value, err);
+    case OPTION_SWITCH:
+    case OPTION_FLAG: return set_bool(options, row, where, value, err);
+    }
+    check_failed(__FILE__, __LINE__, "option type");
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+/* Levenshtein's distance of two short strings. */
+static int edit_distance(const char *a, const char *b)
+{
+    int line[FLAG_MAX + 1];
+    const int n = (int)strnlen(b, FLAG_MAX);
+    for (int j = 0; j <= n; j++) {
+        line[j] = j;
+    }
+    for (int i = 1; a[i - 1] != '\0'; i++) {
+        int diagonal = line[0];
+        line[0] = i;
+        for (int j = 1; j <= n; j++) {
+            const int replace = diagonal + (a[i - 1] != b[j - 1]);
+            const int insert = 1 + (line[j] < line[j - 1] ? line[j] : line[j - 1]);
+            diagonal = line[j];
+            line[j] = replace < insert ? replace : insert;
+        }
+    }
+    return line[n];
+}
+
+/* The command's flag that was most likely meant, or NULL if none is near. */
+static const char *flag_near(const char *typed, unsigned command)
+{
+    const char *best = NULL;
+    int best_distance = 4;
+    for (int i = 0; i < option_n_row; i++) {
+        const int distance = edit_distance(typed, option_rows[i].flag);
+        if ((option_rows[i].commands & command) && distance < best_distance) {
+            best = option_rows[i].flag;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+static enum err_code unknown_flag(const char *typed, const struct option_row *row, unsigned command,
+                                  struct err *err)
+{
+    const char *const name = command_of(command)->name;
+    if (row) {
+        return err_set(err, ERR_ARGUMENT, "--%s is not an option of %s; see 'pkmserve help %s'",
+                       row->flag, name, name);
+    }
+    const char *const near = flag_near(typed, command);
+    return err_set(err, ERR_ARGUMENT, "unknown option --%.60s%s%s; see 'pkmserve help %s'", typed,
+                   near ? "; did you mean --" : "", near ? near : "", name);
+}
+
+/* Takes the flag at argv[*i] and its value, moving *i to the last argument it used. */
+static enum err_code parse_flag(struct options *options, unsigned command, int argc, char **argv,
+                                int *i, struct err *err)
+{
+    char typed[FLAG_MAX];
+    const char *const text = argv[*i] + 2;
+    const size_t bytes = strcspn(text, "=");
+    snprintf(typed, sizeof typed, "%.*s", (int)(bytes < FLAG_MAX ? bytes : FLAG_MAX), text);
+    const struct option_row *const row = row_find(text, bytes);
+    if (!row || !(row->commands & command)) {
+        return unknown_flag(typed, row, command, err);
+    }
+    char where[FLAG_MAX + 2];
+    snprintf(where, sizeof where, "--%s", row->flag);
+    const char *value = text[bytes] == '=' ? text + bytes + 1 : NULL;
+    if (row->type == OPTION_FLAG) {
+        if (value) {
+            return err_set(err, ERR_ARGUMENT, "%s takes no value", where);
+        }
+        value = "on";
+    } else if (!value) {
+        if (*i + 1 >= argc) {
+            return err_set(err, ERR_ARGUMENT, "%s needs a value", where);
+        }
+        value = argv[++*i];
+    }
+    return row_set(options, row, where, value, err);
+}
+
+/* Kubernetes tells each pod where the services of its namespace are. Of one that is called pkmserve
+ * it says PKMSERVE_PORT=tcp://10.0.0.7:80, which is not meant for --port. */
+static bool is_service_link(const char *value)
+{
+    return strncmp(value, "tcp://", 6) == 0;
+}
+
+static enum err_code set_defaults(struct options *options, unsigned command, struct err *err)
+{
+    for (int i = 0; i < option_n_row; i++) {
+        const enum err_code code =
+            row_set(options, &option_rows[i], option_rows[i].flag, option_rows[i].fallback, err);
+        CHECK(code == ERR_OK);
+        if (!(option_rows[i].commands & command)) {
+            continue;
+        }
+        char name[ENV_NAME_MAX];
+        env_name(name, option_rows[i].flag);
+        const char *const value = getenv(name);
+        if (value && is_service_link(value)) {
+            continue;
+        }
+        if (value && row_set(options, &option_rows[i], name, value, err) != ERR_OK) {
+            return err->code;
+        }
+    }
+    return ERR_OK;
+}
+
+/* What no row can say alone. Options of other commands have their defaults, which agree. */
+static enum err_code check_together(const struct options *options, struct err *err)
+{
+    if (options->timeout_ms > options->max_timeout_ms) {
+        return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
+                       options->timeout_ms, options->max_timeout_ms);
+    }
+    if (options->max_context > 0 && options->stride > options->max_context) {
+        return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
+                       options->stride, options->max_context);
+    }
+    if (options->min_tokens > options->max_tokens) {
+        return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
+                       options->min_tokens, options->max_tokens);
+    }
+    if (strlen(options->served_model_name) > OPTIONS_MODEL_NAME_MAX) {
+        return err_set(err, ERR_ARGUMENT, "--served-model-name has %zu bytes, but %d are the limit",
+                       strlen(options->served_model_name), OPTIONS_MODEL_NAME_MAX);
+    }
+    const size_t bytes = strlen(options->served_model_name);
+    const size_t valid = utf8_valid_prefix(options->served_model_name, bytes);
+    if (valid < bytes) {
+        return err_set(err, ERR_ARGUMENT, "--served-model-name is not valid UTF-8 at byte %zu",
+                       valid);
+    }
+    if (options->metrics_auth && options->api_key_file[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT,
+                       "--metrics-auth asks for keys, but there are none: give --api-key-file too");
+    }
+    if (options->metrics_auth && options->admin_port != 0) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--metrics-auth and --admin-port %d: the metrics are at that port alone, "
+                       "which asks for no key: give one of the two",
+                       options->admin_port);
+    }
+    return ERR_OK;
+}
+
+enum err_code options_parse(struct options *options, enum command command, int argc, char **argv,
+                            struct err *err)
+{
+    struct err local;
+    err = err ? err : &local;
+    *options = (struct options){0};
+    if (set_defaults(options, command, err) != ERR_OK) {
+        return err->code;
+    }
+    bool flags = true;
+    for (int i = 0; i < argc; i++) {
+        char *const argument = argv[i];
+        if (flags && strcmp(argument, "--") == 0) {
+            flags = false;
+        } else if (flags && argument[0] == '-' && argument[1] == '-') {
+            if (parse_flag(options, command, argc, argv, &i, err) != ERR_OK) {
+                return err->code;
+            }
+        } else if (flags && argument[0] == '-' && argument[1] != '\0') {
+            return err_set(err, ERR_ARGUMENT, "unknown option %.60s: options begin with two dashes",
+                           argument);
+        } else {
+            argv[options->n_operand++] = argument;
+        }
+    }
+    options->operand = (const char *const *)argv;
+    const int n_operand_max = command_of(command)->n_operand_max;
+    if (options->n_operand > n_operand_max) {
+        return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
+                       options->operand[n_operand_max], command_of(command)->name);
+    }
+    return check_together(options, err);
+}
+
+/* ---- what follows from the options --------------------------------------------------------- */
+
+static bool is_model(const char *path)
+{
+    char config[OPTIONS_PATH_MAX + 16];
+    snprintf(config, sizeof config, "%s/config.json", path);
+    return access(config, F_OK) == 0;
+}
+
+/* Cuts the last part off path. */
+static void path_up(char *path)
+{
+    char *const slash = strrchr(path, '/');
+    if (slash) {
+        *slash = '\0';
+    }
+}
+
+static enum err_code find_shipped_model(char path[OPTIONS_PATH_MAX], struct err *err)
+{
+    char folder[OPTIONS_PATH_MAX - 64];
+    const ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
+    if (n <= 0) {
+        return err_set(err, ERR_IO, "cannot tell where the program is: give --model");
+    }
+    folder[n] = '\0';
+    path_up(folder);
+    path_up(folder);
+    snprintf(path, OPTIONS_PATH_MAX, "%s/share/pkmserve/models/demo", folder);
+    /* build/pkmserve and variants like build/asan/pkmserve: the source tree is one or two up. */
+    for (int level = 0; level < 2 && !is_model(path); level++) {
+        snprintf(path, OPTIONS_PATH_MAX, "%s/models/demo", folder);
+        path_up(folder);
+    }
+    if (!is_model(path)) {
+        return err_set(err, ERR_IO, "the shipped model is not beside the program: give --model");
+    }
+    return ERR_OK;
+}
+
+/* The last part of the model's path, as far as it fits. A path may hold any bytes, but the name is
+ * in JSON and in metrics, and clients send it back: what is no character becomes a '?'. */
+static void name_model(struct options *options)
+{
+    const char *const path = options->model;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    size_t at = end;
+    while (at > 0 && path[at - 1] != '/') {
+        at--;
+    }
+    char *const name = options->served_name_text;
+    size_t n = 0;
+    while (at < end) {
+        const struct utf8_char c = utf8_next(path + at, end - at);
+        const bool valid = c.status == UTF8_CHAR;
+        const size_t bytes = valid ? (size_t)c.bytes : 1;
+        if (n + bytes > OPTIONS_MODEL_NAME_MAX) {
+            break;
+        }
+        memcpy(name + n, valid ? path + at : "?", bytes);
+        n += bytes;
+        at += bytes;
+    }
+    name[n] = '\0';
+    options->served_model_name = name;
+}
+
+enum err_code options_resolve(struct options *options, struct err *err)
+{
+    if (options->model[0] == '\0') {
+        if (find_shipped_model(options->model_path, err) != ERR_OK) {
+            return err->code;
+        }
+        options->model = options->model_path;
+    }
+    if (options->served_model_name[0] == '\0') {
+        name_model(options);
+    }
+    return ERR_OK;
+}
+
+/* For auto any will do: value_auto overrules it. */
+static enum placement placement_of(const char *name)
+{
+    if (strcmp(name, "device") == 0) {
+        return PLACEMENT_DEVICE;
+    }
+    return strcmp(name, "host") == 0 ? PLACEMENT_HOST : PLACEMENT_MMAP;
+}
+
+struct engine_options options_engine(const struct options *options)
+{
+    return (struct engine_options){
+        .model_dir = options->model,
+        .tokenizer_path = options->tokenizer[0] ? options->tokenizer : NULL,
+        .backend = {.device = options->device,
+                    .n_thread = options->threads,
+                    .fast_math = !options->deterministic},
+        .model = {.dtype = options->dtype,
+                  .cache_dtype = options->kv_cache_dtype,
+                  .int8_max_loss = options->force_int8 ? 0 : MODEL_INT8_LOSS,
+                  .value_placement = placement_of(options->memory_placement),
+                  .value_auto = strcmp(options->memory_placement, "auto") == 0,
+                  .check = options->check},
+        .max_model_len = options->max_model_len,
+        .max_seqs = options->max_seqs,
+        .max_batch_tokens = options->max_batch_tokens,
+        .bulk_step_ms = options->bulk_step_ms,
+        .max_queue = options->max_queue,
+        .max_queue_tokens = options->max_queue_tokens,
+        .kv_tokens = options->kv_tokens,
+        .max_logprobs = options->max_logprobs,
+        .memory_trace = options->memory_trace,
+        .prefix_cache = options->prefix_cache,
+    };
+}
+
+void options_warn_environment(FILE *out)
+{
+    static const char prefix[] = "PKMSERVE_";
+    /* Read by kernels/. */
+    static const char *const others[] = {"PKMSERVE_ISA", "PKMSERVE_CUDA_LIBRARY",
+                                         "PKMSERVE_CUDA_GRAPHS", "PKMSERVE_CUDA_OVERLAP"};
+    for (char **variable = environ; variable && *variable; variable++) {
+        const size_t bytes = strcspn(*variable, "=");
+        bool known = strncmp(*variable, prefix, sizeof prefix - 1) != 0;
+        for (size_t i = 0; i < sizeof others / sizeof others[0] && !known; i++) {
+            known = strlen(others[i]) == bytes && memcmp(others[i], *variable, bytes) == 0;
+        }
+        for (int i = 0; i < option_n_row && !known; i++) {
+            char name[ENV_NAME_MAX];
+            env_name(name, option_rows[i].flag);
+            known = strlen(name) == bytes && memcmp(name, *variable, bytes) == 0;
+        }
+        if (!known) {
+            fprintf(out, "pkmserve: warning: no option reads the variable %.*s\n",
+                    (int)(bytes < 100 ? bytes : 100), *variable);
+        }
+    }
+}
+
+/* ---- help ---------------------------------------------------------------------------------- */
+
+static void help_row(FILE *out, const struct option_row *row)
+{
+    char flag[2 * FLAG_MAX];
+    const char *const value = row->type == OPTION_CHOICE   ? row->choices
+                              : row->type == OPTION_SWITCH ? "on|off"
+                              : row->type == OPTION_TEXT   ? "TEXT"
+                              : row->type == OPTION_REAL   ? "X"
+                                                           : "N";
+    snprintf(flag, sizeof flag, "--%s%s%s", row->flag, row->type == OPTION_FLAG ? "" : " ",
+             row->type == OPTION_FLAG ? "" : value);
+    fprintf(out, "  %-34s %s", flag, row->help);
+    if (row->type != OPTION_FLAG && row->fallback[0] != '\0') {
+        fprintf(out, " [%s]", row->fallback);
+    }
+    fputc('\n', out);
+}
+
+void options_help(FILE *out, unsigned command)
+{
+    for (int i = 0; i < option_n_command; i++) {
+        if (option_commands[i].command == command) {
+            fprintf(out, "%s\n%s\n\nOptions, with their defaults:\n", option_commands[i].usage,
+                    option_commands[i].help);
+        } else if (command == 0) {
+            fprintf(out, "%s  %-9s %s\n", i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
+                    option_commands[i].name, option_commands[i].help);
+        }
+    }
+    for (int i = 0; command != 0 && i < option_n_row; i++) {
+        if (option_rows[i].commands & command) {
+            help_row(out, &option_rows[i]);
+        }
+    }
+    if (command == 0) {
+        fputs("  --version print the version\n  help      options of a command: pkmserve help "
+              "serve\n",
+              out);
+    } else {
+        fputs("\nEach option is also read from the environment: --max-queue from "
+              "PKMSERVE_MAX_QUEUE.\nFlags without a value take on or off there.\n",
+              out);
+    }
+}

@@ -1,0 +1,146 @@
+/* One scoring request: from its bytes to the /score answer.
+ *
+ *   score_parse → engine_submit(job.request) → wait for n_item_done == n_item → score_write
+ *
+ * Used by POST /score, its stream (score_stream.h) and the command line, so that there is one way;
+ * POST /v1/score (score_labels.h) makes another kind of job. The definitions of all figures are in
+ * server/SCORING.md.
+ *
+ * Result i of the answer is item i · n_per of the request. With "unconditional" n_per is 2, and the
+ * item that follows is the same ending after BOS alone. */
+#ifndef SERVER_SCORE_H
+#define SERVER_SCORE_H
+
+#include "server/io/answer.h"
+
+enum { SCORE_ID_MAX = 129 };
+
+/* The forms of input, in the order of enum metrics_form. */
+enum score_form { SCORE_TEXT, SCORE_IDS, SCORE_RANKING, SCORE_PAIRS };
+
+/* What a result is about. */
+struct score_entry {
+    int64_t words, bytes; /* "units": override of the normalisers; -1 = counted */
+    int64_t first;        /* the result is about ids[first ..]; BOS and context stand before */
+    const char *ending;   /* Borrowed from the body: a continuation given as text; else NULL */
+    size_t ending_bytes;
+};
+
+struct score_job {
+    json_t *body; /* Owner: this. Texts are borrowed from it */
+    enum score_form form;
+    struct input_list inputs;  /* Owner: this; their ids belong to the request. One per result */
+    struct score_entry *entry; /* Owner: this. [inputs.n] */
+    struct request *request;   /* Owner: one reference */
+    int n_per;                 /* items of the request for each result */
+    int logprobs;              /* -1 = not asked for */
+    bool ranks, stream;
+    bool softmax; /* of /v1/score */
+    enum input_memory memory;
+    char id[SCORE_ID_MAX]; /* the client's, "" = none */
+    char ignored[FIELDS_IGNORED_MAX];
+};
+
+/* Reads and checks everything, tokenises, fills the request (all but id and wake). false: error
+ * says why. The job must be freed in either case. */
+bool score_parse(struct score_job *job, const char *body, size_t bytes,
+                 const struct api_limits *limits, struct api_error *error);
+/* Cancels what still runs. Zeroed is fine. */
+void score_free(struct score_job *job);
+
+struct item *score_item(const struct score_job *job, int result);
+/* Tokens that the model reads, BOS and each result's context included. */
+int64_t score_n_prompt(const struct score_job *job);
+
+/* ---- pieces of the parsers (score_parse.c, score_forms.c) ----------------------------------- */
+
+/* Reads whichever form the body has: inputs, entry, form and n_per. */
+bool score_read_forms(struct fields *fields, struct score_job *job,
+                      const struct api_limits *limits);
+/* Makes the input's own text of two parts. *total is the sum over the request, which is bounded. */
+bool score_join(struct input *input, const char *const part[2], const size_t bytes[2],
+                size_t *total, const char *param, const struct api_limits *limits,
+                struct api_error *error);
+/* Bodies of servers that compare texts; false: it is one. */
+bool score_refuse_similarity(struct fields *fields);
+/* Token ids, 1 to TARGET_MAX of them. *target is malloc'd; both stay as they are if absent. */
+void score_read_targets(struct fields *fields, const char *name, const struct api_limits *limits,
+                        int32_t **target, int64_t *n_target);
+/* The request of all inputs, without its items; priority -1 = by the number of tokens. */
+bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
+                       struct api_error *error);
+bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
+                    const struct api_limits *limits, struct api_error *error);
+/* A limit of the request is exceeded; both return false. */
+bool score_too_many_items(struct api_error *error, const char *param, size_t n,
+                          const struct api_limits *limits);
+bool score_too_many_tokens(struct api_error *error, const char *param,
+                           const struct api_limits *limits);
+
+/* ---- figures (score.c) ---------------------------------------------------------------------- */
+
+/* Counts and sums of one result, or pooled over results. A count of -1 is unknown (ids without a
+ * tokenizer); a figure that is not defined is NaN. */
+struct score_figures {
+    int64_t n_items, n_tokens, n_scored, n_bytes, n_chars, n_words;
+    double sum_logprob, min_logprob;
+    double unconditional; /* sum after BOS alone; NaN = not asked for */
+    bool is_greedy, impossible, nan;
+    double mean_nll, perplexity, bits_per_token;
+    double bits_per_byte, bits_per_char, byte_perplexity, word_perplexity;
+};
+/* false: no memory for the text of ids. The result is over. */
+bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
+                        const struct tokenizer *tokenizer, struct api_error *error);
+/* Adds one result's counts and sums to the pool; score_figures_derive then makes the rest. */
+void score_figures_add(struct score_figures *pool, const struct score_figures *item);
+void score_figures_derive(struct score_figures *figures);
+
+/* The best ending by each measure; the first of equals. */
+enum score_measure {
+    SCORE_SUM,
+    SCORE_PER_TOKEN,
+    SCORE_PER_CHAR,
+    SCORE_PER_BYTE,
+    SCORE_MUTUAL,
+    SCORE_MEASURE_N
+};
+struct score_ranking {
+    double best[SCORE_MEASURE_N];
+    int index[SCORE_MEASURE_N]; /* + 1; 0 = none has a finite value */
+};
+void score_ranking_add(struct score_ranking *ranking, int result,
+                       const struct score_figures *figures);
+
+/* ---- the answer (score_write.c) ------------------------------------------------------------- */
+
+/* Writes results one after another, in pieces if need be. */
+struct score_writer {
+    const struct score_job *job;     /* Borrowed */
+    const struct api_limits *limits; /* Borrowed */
+    int result;                      /* the next one to write, or the open one */
+    struct score_figures pool;
+    struct score_ranking ranking;
+
+    /* Of the open result. */
+    bool open, comma;
+    int64_t token; /* index into its ids of the next entry of "tokens" */
+    struct score_figures figures;
+    struct answer_walk walk;
+};
+void score_writer_begin(struct score_writer *writer, const struct score_job *job,
+                        const struct api_limits *limits);
+void score_writer_end(struct score_writer *writer); /* zeroed is fine */
+/* Writes the result, or goes on with it, until out holds enough bytes; it is complete when
+ * writer.result has moved on. The result's items are over and ended well. false: error. */
+bool score_writer_next(struct score_writer *writer, struct text *out, size_t enough,
+                       struct api_error *error);
+/* What follows the results, once all are written: ranking, aggregate, usage, timings. */
+void score_writer_tail(struct score_writer *writer, struct text *out,
+                       const struct answer_meta *meta);
+
+/* The whole answer. false: an item failed; what was written is useless. */
+bool score_write(struct text *out, const struct score_job *job, const struct api_limits *limits,
+                 const struct answer_meta *meta, struct api_error *error);
+
+#endif

@@ -1,0 +1,352 @@
+/* From a /score body to a checked request: see score.h. */
+#include "server/score/score.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SCORE_BULK_TOKENS = 4096, /* above this a request is bulk unless it says otherwise */
+    SCORE_ENTRIES_FACTOR = 4, /* reported log-probabilities per token of the limit */
+};
+
+bool score_refuse_similarity(struct fields *fields)
+{
+    static const char *const similarity[] = {"text_1", "text_2", "queries", "documents"};
+    for (size_t i = 0; i < sizeof similarity / sizeof similarity[0]; i++) {
+        if (fields_has(fields, similarity[i])) {
+            return api_error_set(fields->error, 400, "wrong_dialect", similarity[i],
+                                 "similarity scoring is not offered by a causal LM; see the "
+                                 "documentation of /score: it takes text or tokens and gives "
+                                 "their log-probabilities");
+        }
+    }
+    return true;
+}
+
+static bool dialect_check(struct fields *fields)
+{
+    if (!score_refuse_similarity(fields)) {
+        return false;
+    }
+    const bool has_query = fields_has(fields, "query");
+    if (fields_has(fields, "items") && has_query) {
+        return api_error_set(fields->error, 400, "wrong_dialect", "query",
+                             "query and items are label scoring: that is /v1/score, not /score");
+    }
+    return true;
+}
+
+/* ---- units --------------------------------------------------------------------------------- */
+
+static bool read_units_of(struct fields *fields, json_t *value, struct score_entry *entry)
+{
+    if (json_is_null(value)) {
+        return true;
+    }
+    if (!json_is_object(value)) {
+        return api_error_set(fields->error, 400, "invalid_value", "units",
+                             "units must be {\"words\": n, \"bytes\": n}, or for several items a "
+                             "list with one such object or null for each");
+    }
+    const char *key = NULL;
+    json_t *each = NULL;
+    json_object_foreach(value, key, each)
+    {
+        int64_t n = 0;
+        const bool is_words = strcmp(key, "words") == 0;
+        if (!is_words && strcmp(key, "bytes") != 0) {
+            return api_error_set(fields->error, 400, "invalid_value", "units",
+                                 "units takes words and bytes, not %.40s", key);
+        }
+        if (json_is_null(each)) {
+            continue;
+        }
+        if (!fields_is_integer(each, &n) || n < 1) {
+            return api_error_set(fields->error, 400, "invalid_value", "units",
+                                 "units.%s must be an integer from 1", key);
+        }
+        *(is_words ? &entry->words : &entry->bytes) = n;
+    }
+    return true;
+}
+
+static bool read_units(struct fields *fields, struct score_job *job)
+{
+    json_t *const value = fields_get(fields, "units", NULL);
+    const size_t n = (size_t)job->inputs.n;
+    if (value == NULL) {
+        return true;
+    }
+    if (!json_is_array(value)) {
+        return n == 1 ? read_units_of(fields, value, &job->entry[0])
+                      : api_error_set(fields->error, 400, "invalid_value", "units",
+                                      "units must be a list of %zu, one for each item", n);
+    }
+    if (json_array_size(value) != n) {
+        return api_error_set(fields->error, 400, "invalid_value", "units",
+                             "units has %zu entries for %zu items", json_array_size(value), n);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!read_units_of(fields, json_array_get(value, i), &job->entry[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- the rest ----------------------------------------------------------------------------- */
+
+/* max_context and stride, with defaults. */
+struct windows {
+    int64_t window, stride;
+    int on_long; /* -1 = not given */
+};
+
+/* A model without a context limit reads a text as one stream: there is nothing to cut. */
+static void refuse_windows(struct fields *fields)
+{
+    static const char *const names[] = {"max_context", "stride"};
+    for (int i = 0; i < 2; i++) {
+        if (fields_get(fields, names[i], NULL) != NULL) {
+            (void)api_error_set(fields->error, 400, "conflicting_fields", names[i],
+                                "%s cuts a text into windows, but this model has no context limit "
+                                "and scores each text as one stream: leave it out",
+                                names[i]);
+        }
+    }
+}
+
+static struct windows read_windows(struct fields *fields, const struct api_limits *limits)
+{
+    static const char *const on_long[] = {"window", "error", NULL};
+    const int64_t context = engine_context(limits->context);
+    struct windows w = {.window = context, .stride = context};
+    if (limits->context == 0) {
+        refuse_windows(fields);
+    } else {
+        fields_int64(fields, "max_context", 1, context, &w.window);
+        w.stride = w.window;
+        fields_int64(fields, "stride", 1, w.window, &w.stride);
+    }
+    w.on_long = fields_choice(fields, "on_long", on_long);
+    return w;
+}
+
+/* What the answer would hold: bounded, so that no request can exhaust memory. */
+static bool check_sizes(const struct score_job *job, const struct windows *windows,
+                        bool has_targets, const struct api_limits *limits, struct api_error *error)
+{
+    const bool documents = job->form == SCORE_TEXT || job->form == SCORE_IDS;
+    const bool refuse_long = windows->on_long == 1 || (windows->on_long < 0 && !documents);
+    size_t trace_bytes = 0;
+    int64_t n_listed = 0;
+    for (int i = 0; i < job->inputs.n; i++) {
+        const int64_t n_ids = job->inputs.input[i].n_ids;
+        n_listed += n_ids - job->entry[i].first;
+        if (refuse_long && n_ids - 1 + has_targets > windows->window) {
+            return api_error_set(
+                error, 400, "context_length_exceeded", "on_long",
+                "item %d has %lld tokens, more than one window of %lld positions "
+                "(max_length=%lld); on_long \"window\" scores it all the same%s",
+                i, (long long)n_ids, (long long)windows->window, (long long)limits->context,
+                documents ? "" : ", without what does not fit of the context's beginning");
+        }
+        if (job->memory == MEMORY_TOKENS && n_ids > INPUT_TRACE_POSITIONS_MAX) {
+            return api_error_set(error, 400, "invalid_value", "memory",
+                                 "memory \"tokens\" takes at most %d positions, but item %d has "
+                                 "%lld",
+                                 INPUT_TRACE_POSITIONS_MAX, i, (long long)n_ids);
+        }
+        if (job->memory != MEMORY_OFF) {
+            trace_bytes += request_trace_bytes(limits->info, n_ids, job->memory == MEMORY_TOKENS);
+        }
+        if (trace_bytes > INPUT_TRACE_BYTES_MAX) {
+            return api_error_set(error, 400, "too_many_items", "memory",
+                                 "the memory telemetry of %d items needs more than %d MiB: send "
+                                 "fewer at once",
+                                 job->inputs.n, INPUT_TRACE_BYTES_MAX >> 20);
+        }
+    }
+    const int64_t n_entry = n_listed * (1 + job->logprobs);
+    const int64_t n_entry_max = SCORE_ENTRIES_FACTOR * limits->max_score_tokens;
+    if (n_entry > n_entry_max) {
+        return api_error_set(error, 400, "too_many_tokens", "logprobs",
+                             "%lld tokens with %d alternatives each are %lld log-probabilities, "
+                             "but %lld are the limit: send less text at once or ask for fewer",
+                             (long long)n_listed, job->logprobs, (long long)n_entry,
+                             (long long)n_entry_max);
+    }
+    return true;
+}
+
+bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
+                    const struct api_limits *limits, struct api_error *error)
+{
+    struct err err = {0};
+    job->request->item[i].prompt_index = i;
+    if (request_set_item(job->request, i, ids, n_ids, limits->info, &err) == ERR_OK) {
+        return true;
+    }
+    const bool no_memory = err.code == ERR_MEMORY;
+    return api_error_set(error, no_memory ? 500 : 400,
+                         no_memory ? "out_of_memory" : "invalid_value", NULL, "%s", err.message);
+}
+
+/* The ending of an item after BOS alone. */
+static bool set_unconditional(struct score_job *job, int i, const struct item *item,
+                              const struct api_limits *limits, struct api_error *error)
+{
+    const int64_t n = item->n_ids - item->score_from;
+    int32_t *const ids = malloc((size_t)(1 + n) * sizeof *ids);
+    if (ids == NULL) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the tokens");
+    }
+    ids[0] = limits->info->bos_id;
+    memcpy(ids + 1, item->ids + item->score_from, (size_t)n * sizeof *ids);
+    job->request->item[i].bare = true;
+    return score_set_item(job, i, ids, 1 + n, limits, error);
+}
+
+static bool set_items(struct score_job *job, const struct api_limits *limits,
+                      struct api_error *error)
+{
+    for (int i = 0; i < job->inputs.n; i++) {
+        struct input *const input = &job->inputs.input[i];
+        struct item *const item = score_item(job, i);
+        int32_t *const ids = input->ids;
+        input->ids = NULL; /* the request's from now on */
+        item->score_from = job->entry[i].first;
+        if (!score_set_item(job, i * job->n_per, ids, input->n_ids, limits, error) ||
+            (job->n_per == 2 && !set_unconditional(job, i * 2 + 1, item, limits, error))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void score_read_targets(struct fields *fields, const char *name, const struct api_limits *limits,
+                        int32_t **target, int64_t *n_target)
+{
+    const json_t *const value = fields_get(fields, name, NULL);
+    const size_t n = json_array_size(value);
+    if (value == NULL || fields->error->status != 0) {
+        return;
+    }
+    if (!json_is_array(value) || n == 0 || n > TARGET_MAX) {
+        char count[32] = "";
+        if (n > TARGET_MAX) {
+            (void)snprintf(count, sizeof count, ", and has %zu", n);
+        }
+        (void)api_error_set(fields->error, 400, "invalid_value", name,
+                            "%s must be a list of 1 to %d token ids%s", name, TARGET_MAX, count);
+        return;
+    }
+    (void)input_ids(value, name, TARGET_MAX, limits->info->n_vocab, target, n_target,
+                    fields->error);
+}
+
+/* What is asked for besides the sums. */
+struct wishes {
+    bool entropy;
+    int32_t *target; /* Owner: parse_fields. [n_target] or NULL */
+    int64_t n_target;
+};
+
+static void read_wishes(struct fields *fields, struct score_job *job, struct wishes *wishes,
+                        const struct api_limits *limits)
+{
+    job->logprobs = -1;
+    fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
+    fields_bool(fields, "ranks", NULL, &job->ranks);
+    fields_bool(fields, "entropy", NULL, &wishes->entropy);
+    fields_bool(fields, "stream", NULL, &job->stream);
+    job->memory = input_memory(fields, limits);
+    score_read_targets(fields, "target_ids", limits, &wishes->target, &wishes->n_target);
+}
+
+bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
+                       struct api_error *error)
+{
+    struct request *const request = request_new(REQUEST_SCORE, job->inputs.n * job->n_per);
+    job->request = request;
+    if (request == NULL) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
+    }
+    const bool bulk = score_n_prompt(job) > SCORE_BULK_TOKENS;
+    request->priority = priority >= 0 ? (enum priority)priority
+                        : bulk        ? PRIORITY_BULK
+                                      : PRIORITY_INTERACTIVE;
+    request->n_top = 0;
+    request->n_target = (int)n_target;
+    if (n_target > 0) {
+        memcpy(request->target, target, (size_t)n_target * sizeof *target);
+    }
+    return true;
+}
+
+static bool make_request(struct score_job *job, struct fields *fields, const struct wishes *wishes,
+                         const struct api_limits *limits)
+{
+    struct api_error *const error = fields->error;
+    int lang = 0;
+    input_model(fields, limits);
+    input_id(fields, job->id, sizeof job->id);
+    input_language(fields, limits, &lang);
+    const int priority = input_priority(fields);
+    const int64_t deadline_us = input_deadline(fields, limits);
+    const struct windows windows = read_windows(fields, limits);
+    /* Tokenising is the dear part: not for a request that is wrong already. */
+    if (error->status != 0 || !score_read_forms(fields, job, limits) || !read_units(fields, job) ||
+        !check_sizes(job, &windows, wishes->n_target > 0, limits, error)) {
+        return false;
+    }
+    fields_finish(fields, limits->strict, job->ignored);
+    if (error->status != 0 ||
+        !score_new_request(job, wishes->target, wishes->n_target, priority, error)) {
+        return false;
+    }
+    struct request *const request = job->request;
+    request->lang = lang;
+    request->deadline_us = deadline_us;
+    request->n_top = job->logprobs > 0 ? job->logprobs : 0;
+    request->entropy = wishes->entropy;
+    request->window = windows.window;
+    request->stride = windows.stride;
+    request->trace_memory = job->memory != MEMORY_OFF;
+    request->trace_tokens = job->memory == MEMORY_TOKENS;
+    return set_items(job, limits, error);
+}
+
+static bool parse_fields(struct score_job *job, struct fields *fields,
+                         const struct api_limits *limits)
+{
+    if (!dialect_check(fields)) {
+        return false;
+    }
+    struct wishes wishes = {0};
+    input_refuse(fields);
+    read_wishes(fields, job, &wishes, limits);
+    const bool ok = make_request(job, fields, &wishes, limits);
+    free(wishes.target);
+    return ok;
+}
+
+bool score_parse(struct score_job *job, const char *body, size_t bytes,
+                 const struct api_limits *limits, struct api_error *error)
+{
+    *job = (struct score_job){0};
+    struct fields fields;
+    const bool ok = fields_open(&fields, body, bytes, error) && parse_fields(job, &fields, limits);
+    job->body = fields.object; /* the texts live there */
+    return ok;
+}
+
+void score_free(struct score_job *job)
+{
+    request_release(job->request);
+    input_list_free(&job->inputs);
+    free(job->entry);
+    json_decref(job->body);
+    *job = (struct score_job){0};
+}

@@ -1,0 +1,260 @@
+/* The answer of scoring: see score.h. */
+#include "engine/scoring.h"
+#include "server/score/score.h"
+
+#include <math.h>
+
+void score_writer_begin(struct score_writer *writer, const struct score_job *job,
+                        const struct api_limits *limits)
+{
+    *writer = (struct score_writer){.job = job, .limits = limits};
+}
+
+void score_writer_end(struct score_writer *writer)
+{
+    answer_walk_end(&writer->walk);
+}
+
+/* ---- one result ---------------------------------------------------------------------------- */
+
+static void put_count(struct text *out, const char *name, int64_t n)
+{
+    json_key(out, name);
+    if (n >= 0) {
+        json_put_int(out, n);
+    } else {
+        json_put_null(out);
+    }
+}
+
+static void write_figures(struct text *out, const struct score_figures *f)
+{
+    json_field_int(out, "n_tokens", f->n_tokens);
+    json_field_int(out, "n_scored", f->n_scored);
+    put_count(out, "n_bytes", f->n_bytes);
+    put_count(out, "n_chars", f->n_chars);
+    put_count(out, "n_words", f->n_words);
+    json_field_double(out, "sum_logprob", f->sum_logprob); /* -infinity is written as null */
+    json_field_double(out, "mean_nll", f->mean_nll);
+    json_field_double(out, "perplexity", f->perplexity);
+    json_field_double(out, "bits_per_token", f->bits_per_token);
+    json_field_double(out, "bits_per_byte", f->bits_per_byte);
+    json_field_double(out, "bits_per_char", f->bits_per_char);
+    json_field_double(out, "byte_perplexity", f->byte_perplexity);
+    json_field_double(out, "word_perplexity", f->word_perplexity);
+    json_field_bool(out, "is_greedy", f->is_greedy);
+    json_field_float(out, "min_logprob", f->n_scored > 0 ? (float)f->min_logprob : NAN);
+    if (f->impossible) {
+        json_field_bool(out, "impossible", true);
+    }
+}
+
+static void write_windows(struct text *out, const struct request *request, const struct item *item)
+{
+    json_key(out, "windows");
+    json_open(out, '{');
+    json_field_int(
+        out, "count",
+        score_window_count(item->n_ids, item->score_from, request->window, request->stride));
+    if (request->window < ENGINE_TEXT_MAX) {
+        json_field_int(out, "max_context", request->window);
+        json_field_int(out, "stride", request->stride);
+    } else { /* one stream */
+        json_field_null(out, "max_context");
+        json_field_null(out, "stride");
+    }
+    json_field_int(out, "positions_computed", item->n_position);
+    json_close(out, '}');
+}
+
+static void write_targets(struct text *out, const struct request *request, const struct item *item,
+                          const struct tokenizer *tokenizer)
+{
+    json_key(out, "target_logprobs");
+    json_open(out, '[');
+    for (int j = 0; j < request->n_target; j++) {
+        json_open(out, '{');
+        answer_put_piece(out, tokenizer, request->target[j]);
+        answer_put_logprob(out, item->out_target[j]);
+        json_close(out, '}');
+    }
+    json_close(out, ']');
+}
+
+static bool lists_tokens(const struct score_job *job)
+{
+    return job->logprobs >= 0 || job->ranks || job->request->entropy;
+}
+
+/* Everything of a result that stands before its tokens. */
+static bool open_result(struct score_writer *w, struct text *out, struct api_error *error)
+{
+    const struct score_job *const job = w->job;
+    const struct request *const request = job->request;
+    const struct item *const item = score_item(job, w->result);
+    const struct input *const input = &job->inputs.input[w->result];
+    if (!score_figures_item(&w->figures, job, w->result, w->limits->tokenizer, error)) {
+        return false;
+    }
+    if (w->figures.nan || (job->n_per == 2 && score_sum_item(item + 1).nan)) {
+        return api_error_set(error, 500, "numerical_error", NULL,
+                             "item %d has a log-probability that is not a number", w->result);
+    }
+    json_open(out, '{');
+    json_field_int(out, "index", w->result);
+    write_figures(out, &w->figures);
+    if (job->n_per == 2) {
+        json_field_double(out, "unconditional_sum_logprob", w->figures.unconditional);
+    }
+    write_windows(out, request, item);
+    if (request->n_target > 0) {
+        write_targets(out, request, item, w->limits->tokenizer);
+    }
+    w->token = item->n_ids;
+    if (lists_tokens(job)) {
+        if (!answer_walk_begin(&w->walk, input, w->limits->tokenizer)) {
+            return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
+        }
+        for (w->token = input->n_bos; w->token < job->entry[w->result].first; w->token++) {
+            (void)answer_walk_next(&w->walk, w->token - input->n_bos, item->ids[w->token]);
+        }
+        json_key(out, "tokens");
+        json_open(out, '[');
+    }
+    w->open = true;
+    return true;
+}
+
+static void write_token(struct score_writer *w, struct text *out)
+{
+    const struct score_job *const job = w->job;
+    const struct item *const item = score_item(job, w->result);
+    const struct input *const input = &job->inputs.input[w->result];
+    const int n_top = job->request->n_top;
+    const bool scored = w->token >= item->score_from;
+    const int64_t at = w->token - item->score_from;
+    const int32_t id = item->ids[w->token];
+    struct answer_token token = {.id = id,
+                                 .before = w->token > 0 ? item->ids[w->token - 1] : -1,
+                                 .offset = answer_walk_next(&w->walk, w->token - input->n_bos, id),
+                                 .first = !scored,
+                                 .has_rank = job->ranks,
+                                 .has_entropy = job->request->entropy,
+                                 .n_top = job->logprobs >= 0 ? n_top : -1};
+    if (scored) {
+        token.logprob = item->out_logprob[at];
+        token.rank = item->out_rank[at];
+        token.entropy = job->request->entropy ? item->out_entropy[at] : 0;
+    }
+    if (scored && n_top > 0) {
+        token.top_id = item->out_top_id + at * n_top;
+        token.top_logprob = item->out_top_logprob + at * n_top;
+    }
+    answer_put_token(out, w->walk.tokenizer, &token);
+    w->token++;
+}
+
+static bool close_result(struct score_writer *w, struct text *out, struct api_error *error)
+{
+    const struct score_job *const job = w->job;
+    if (lists_tokens(job)) {
+        json_close(out, ']');
+        answer_walk_end(&w->walk);
+    }
+    if (job->memory != MEMORY_OFF &&
+        !answer_memory(out, score_item(job, w->result), w->limits->info, job->memory, error)) {
+        return false;
+    }
+    json_close(out, '}');
+    score_figures_add(&w->pool, &w->figures);
+    score_ranking_add(&w->ranking, w->result, &w->figures);
+    w->open = false;
+    w->result++;
+    return true;
+}
+
+bool score_writer_next(struct score_writer *writer, struct text *out, size_t enough,
+                       struct api_error *error)
+{
+    if (writer->open) {
+        out->comma = writer->comma;
+    } else if (!open_result(writer, out, error)) {
+        return false;
+    }
+    const int64_t n_ids = score_item(writer->job, writer->result)->n_ids;
+    while (writer->token < n_ids && out->n < enough) {
+        write_token(writer, out);
+    }
+    writer->comma = out->comma;
+    return writer->token < n_ids || close_result(writer, out, error);
+}
+
+/* ---- all of them --------------------------------------------------------------------------- */
+
+static void write_ranking(struct text *out, const struct score_ranking *ranking, bool mutual)
+{
+    static const char *const names[SCORE_MEASURE_N] = {"sum", "per_token", "per_char", "per_byte",
+                                                       "mutual_information"};
+    json_key(out, "ranking");
+    json_open(out, '{');
+    for (int m = 0; m < SCORE_MEASURE_N; m++) {
+        if (m != SCORE_MUTUAL || mutual) {
+            put_count(out, names[m], ranking->index[m] - 1);
+        }
+    }
+    json_close(out, '}');
+}
+
+static void write_aggregate(struct text *out, const struct score_figures *pool)
+{
+    json_key(out, "aggregate");
+    json_open(out, '{');
+    json_field_int(out, "n_items", pool->n_items);
+    json_field_int(out, "n_tokens", pool->n_tokens);
+    json_field_int(out, "n_scored", pool->n_scored);
+    put_count(out, "n_bytes", pool->n_bytes);
+    put_count(out, "n_words", pool->n_words);
+    json_field_double(out, "sum_logprob", pool->sum_logprob);
+    json_field_double(out, "perplexity", pool->perplexity);
+    json_field_double(out, "bits_per_byte", pool->bits_per_byte);
+    json_field_double(out, "bits_per_char", pool->bits_per_char);
+    json_field_double(out, "word_perplexity", pool->word_perplexity);
+    json_close(out, '}');
+}
+
+void score_writer_tail(struct score_writer *writer, struct text *out,
+                       const struct answer_meta *meta)
+{
+    const struct score_job *const job = writer->job;
+    const int64_t n_prompt = score_n_prompt(job);
+    if (job->form == SCORE_RANKING) {
+        write_ranking(out, &writer->ranking, job->n_per == 2);
+    }
+    score_figures_derive(&writer->pool);
+    write_aggregate(out, &writer->pool);
+    answer_usage(out, job->request, n_prompt, 0);
+    answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
+}
+
+bool score_write(struct text *out, const struct score_job *job, const struct api_limits *limits,
+                 const struct answer_meta *meta, struct api_error *error)
+{
+    if (!answer_check(job->request, error)) {
+        return false;
+    }
+    struct score_writer writer;
+    score_writer_begin(&writer, job, limits);
+    json_open(out, '{');
+    answer_head(out, meta, "score");
+    json_key(out, "results");
+    json_open(out, '[');
+    bool ok = true;
+    while (ok && writer.result < job->inputs.n) {
+        ok = score_writer_next(&writer, out, SIZE_MAX, error);
+    }
+    json_close(out, ']');
+    score_writer_tail(&writer, out, meta);
+    json_close(out, '}');
+    score_writer_end(&writer);
+    return ok;
+}
