@@ -14,7 +14,7 @@ from fleet import DOCKER, PROGRAM, ROOT, Replica, find_program, free_port
 yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
 
 KUBERNETES = {p.name: p for p in (DOCKER / "kubernetes").glob("*.yaml")}
-MANIFESTS = sorted(set(KUBERNETES) - {"adapter-values.yaml"})
+MANIFESTS = sorted(KUBERNETES)
 
 
 def load(name):
@@ -60,7 +60,7 @@ def environment_of(container):
 @pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "kubernetes/deployment.yaml"])
 def test_variables_are_options(name, options):
     known = {"PKMSERVE_" + flag.upper().replace("-", "_") for flag in options}
-    proxy = {"PKMSERVE_LISTEN", "PKMSERVE_STATS", "PKMSERVE_REPLICA"}
+    proxy = {"PKMSERVE_LISTEN", "PKMSERVE_STATS", "PKMSERVE_REPLICA", "PKMSERVE_BIND"}
     unknown = variables_of((DOCKER / name).read_text()) - known - proxy
     assert not unknown, "%s sets what no option reads: %s" % (name, unknown)
 
@@ -122,6 +122,25 @@ def test_every_label_of_the_dashboard_exists(metrics):
                                                                     wanted - have)
 
 
+def data_sources(value):
+    """Every data source that some part of the dashboard names."""
+    if isinstance(value, dict):
+        if "uid" in value and value.get("type") == "prometheus":
+            yield value["uid"]
+        value = list(value.values())
+    for each in value if isinstance(value, list) else []:
+        yield from data_sources(each)
+
+
+def test_the_dashboard_can_be_imported_into_any_grafana():
+    """Each panel reads the data source that the viewer chooses, not one of a fixed name."""
+    named = set(data_sources(dashboard()))
+    assert named == {"${datasource}"}
+    first = dashboard()["templating"]["list"][0]
+    assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource",
+                                                               "prometheus")
+
+
 def promtool(*arguments, stdin=None):
     program = find_program("promtool")
     if program is None:
@@ -156,7 +175,7 @@ def test_compose_names_what_is_there():
             assert source in compose["volumes"] or (DOCKER / source).exists(), volume
         assert set(service.get("depends_on", [])) <= set(services)
     haproxy = services["haproxy"]["environment"]
-    assert set(haproxy) == variables_in_use("haproxy.cfg")
+    assert set(haproxy) | {"PKMSERVE_BIND"} == variables_in_use("haproxy.cfg")
     addresses = {v for k, v in haproxy.items() if "REPLICA" in k}
     assert addresses == {name + ":8000" for name in replicas}
     config = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
@@ -170,6 +189,20 @@ def test_compose_names_what_is_there():
         assert grace > int(times["PKMSERVE_DRAIN_DELAY_S"]) + int(
             times["PKMSERVE_SHUTDOWN_TIMEOUT_S"]) + 2
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+
+
+def test_compose_publishes_on_this_machine_alone():
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    ports = [p for service in services.values() for p in service.get("ports", [])]
+    assert len(ports) >= 4
+    for port in ports:
+        address = port.rsplit(":", 2)[0]
+        assert address in ("127.0.0.1", "${PUBLISH:-127.0.0.1}"), "published for everyone: %s" % port
+
+
+def test_haproxy_can_be_kept_to_one_address():
+    binds = re.findall(r"^ *bind (.*)$", (DOCKER / "haproxy.cfg").read_text(), re.M)
+    assert len(binds) == 2 and all(b.startswith('"${PKMSERVE_BIND}:') for b in binds), binds
 
 
 def variables_in_use(name):
@@ -201,6 +234,15 @@ def test_haproxy_takes_its_configuration():
 
 
 # ---- Kubernetes -----------------------------------------------------------------------------------
+
+def test_the_folder_can_be_applied_whole():
+    """`kubectl apply -f docker/kubernetes/` refuses a folder in which any file is no manifest."""
+    files = sorted(p.name for p in (DOCKER / "kubernetes").iterdir())
+    assert files == MANIFESTS and len(files) >= 4
+    for name in files:
+        for key in ("apiVersion", "kind", "metadata"):
+            assert key in load(name), "%s has no %s" % (name, key)
+
 
 def check_model(client, kind, value, where):
     """value against a class that the Kubernetes project generates from its API: no field that it does
@@ -261,7 +303,8 @@ def test_manifests_belong_together():
 
 def test_the_scaler_and_its_adapter_use_a_metric_of_ours(metrics):
     wanted = load("autoscaling.yaml")["spec"]["metrics"][0]["pods"]["metric"]["name"]
-    rule = load("adapter-values.yaml")["rules"]["custom"][0]
+    values = yaml.safe_load((DOCKER / "prometheus-adapter-values.yaml").read_text())
+    rule = values["rules"]["custom"][0]
     assert rule["name"]["as"] == wanted and rule["seriesQuery"].startswith(wanted + "{")
     assert "\n%s " % wanted in metrics
 
