@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns an authors' checkpoint into a model directory that pkmserve serves.
 
-    python3 models/convert/convert.py SOURCE --output DIR [--vocab FILE] [--codes FILE]
+    python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
         [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--set KEY=VALUE ...]
         [--from auto|xlm|all-attention|memory-layers]
 
@@ -24,7 +24,8 @@ sys.dont_write_bytecode = True  # a read-only checkout stays as it is
 try:
     import numpy  # noqa: F401  (looked for here, so that its absence is one line)
 except ImportError:
-    sys.exit("convert: NumPy is missing: install the Debian package python3-numpy")
+    sys.exit("convert: NumPy is missing: run 'pip install numpy' if this Python is of a virtual environment,"
+             " else install the Debian package python3-numpy")
 
 import all_attention
 import memory_layers
@@ -41,6 +42,11 @@ SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE,
             "memory-layers": memory_layers.SETTABLE}
 TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
         "xlm": "text split with BPE already"}
+SPLIT_FIRST = """\
+This model knows text only as its training data had it, split with BPE codes ("hou@@ se"). Of plain text
+most words are unknown to it, and perplexities of unknown words look excellent and mean nothing. Split
+texts with fastBPE and the same codes before they are sent, or convert again with --codes FILE, so that
+the server splits plain text itself. FILE is `codes` in the folder of XLM's preprocessed data."""
 WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
 
 
@@ -67,7 +73,8 @@ def arguments(argv):
     parser.add_argument("source", metavar="SOURCE",
                         help="checkpoint file (XLM: .pth, all-attention: .pt) or, of memory layers,"
                         " folder with consolidated.pth and params.json")
-    parser.add_argument("--output", required=True, metavar="DIR", help="model directory to make")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR",
+                        help="model directory to make")
     parser.add_argument("--from", dest="family", choices=["auto", *MODULES], default="auto")
     parser.add_argument("--vocab", metavar="FILE",
                         help="words in the order of their ids, one per line")
@@ -90,6 +97,24 @@ def arguments(argv):
     return args
 
 
+def not_a_source(folder):
+    """What to say of a folder that is no checkpoint of memory layers: mostly one of its files is
+    wanted."""
+    wanted = (memory_layers.WEIGHTS, memory_layers_params.NAME)
+    missing = [name for name in wanted if not os.path.isfile(os.path.join(folder, name))]
+    text = "a directory, which only a checkpoint of memory layers may be, and then it holds %s: %s" \
+        % (" and ".join(wanted), " and ".join(missing) + (" are" if len(missing) > 1 else " is")
+           + " missing")
+    files = sorted(name for name in os.listdir(folder)
+                   if name.endswith((".pth", ".pt")) and name not in wanted)
+    if files:
+        files.sort(key=lambda name: name != "checkpoint.pth")
+        text += "; did you mean the file %s%s" % (
+            os.path.join(folder, files[0]),
+            " or another of its %d checkpoints" % len(files) if len(files) > 1 else "")
+    return text
+
+
 def open_source(path, family):
     """The checkpoint and its family."""
     if os.path.isdir(path):
@@ -97,10 +122,7 @@ def open_source(path, family):
         if family not in ("auto", "memory-layers"):
             raise Refused("a directory; checkpoints of the %s family are single files" % family)
         if not os.path.isfile(path) or not memory_layers.is_place(path):
-            raise Refused("a directory without %s and %s: %s is missing" % (
-                memory_layers.WEIGHTS, memory_layers_params.NAME,
-                " and ".join(name for name in (memory_layers.WEIGHTS, memory_layers_params.NAME)
-                             if not os.path.isfile(os.path.join(folder, name)))))
+            raise Refused(not_a_source(folder))
         family = "memory-layers"
     file = TorchFile(path)
     if family == "auto":
@@ -305,6 +327,9 @@ def summary(args, model, text, written):
     lines.append("%d tensors, %d parameters, %d bytes in %s%s%s; %s" % (
         len(model.tensors), written.parameters, written.bytes, model.config["dtype"], own, loss,
         text.how))
+    if model.config.get("tokenizer") == "xlm" and text.codes is None:
+        lines.append(SPLIT_FIRST)
+    lines += getattr(model, "advice", [])
     return "\n".join(lines)
 
 

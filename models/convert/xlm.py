@@ -127,7 +127,8 @@ def _arrays(file, shapes, weights, p):
 
 
 def read(file, settings, dtype):
-    """.config (config.json), .tensors [(name, array)], .words (or None) of the model."""
+    """.config (config.json), .tensors [(name, array)], .words (or None) of the model; .advice: lines
+    for the summary."""
     root = file.root
     if not looks_like(root):
         raise Refused("not an XLM checkpoint: a dictionary with 'model', 'params', 'dico_id2word'"
@@ -158,4 +159,7 @@ def read(file, settings, dtype):
     if p.languages:
         config["languages"] = p.languages
     config["memories"] = memories
-    return SimpleNamespace(config=config, tensors=list(arrays.items()), words=words, own={})
+    advice = ["The perplexity that XLM's evaluator prints: pkmserve score --windows xlm --bptt %d FILE"
+              % p.bptt] if p.bptt else []
+    return SimpleNamespace(config=config, tensors=list(arrays.items()), words=words, own={},
+                           advice=advice)

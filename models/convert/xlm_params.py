@@ -268,6 +268,8 @@ def read(params, settings):
             refuse("asm", "true needs share_inout_emb = false")
         p.cutoffs, p.widths = _adaptive(f, p)
     p.languages = _languages(f)
+    bptt = params.get("bptt")  # the evaluation's window: only told to the user
+    p.bptt = bptt if type(bptt) is int and 2 <= bptt <= 1 << 20 else None
     p.memory = None
     if f.flag("use_memory"):
         places = _positions(f, p.n_layer)
