@@ -374,6 +374,17 @@ static enum err_code check_item(const struct request *request, const struct item
                        "max_length=%lld",
                        (long long)item->n_ids, item_max_tokens(request, item), (long long)context);
     }
+    const int64_t used_max = context + (item->trace == NULL);
+    if (item->block != 0 &&
+        (item->block_used < 2 || item->block_used > item->block || item->block_used > used_max ||
+         item->score_from != 1 || item->out_target != NULL ||
+         (item->trace != NULL && item->block_used != item->block))) {
+        return err_set(
+            err, ERR_ARGUMENT,
+            "a block has %lld tokens of which %lld are used, accepted are 2 to %lld; all "
+            "of them with a memory trace; no context and no targets",
+            (long long)item->block, (long long)item->block_used, (long long)used_max);
+    }
     if (item->sample_index < 0 || item->prompt_index < 0) {
         return err_set(err, ERR_ARGUMENT, "sample_index %d or prompt_index %d is negative",
                        item->sample_index, item->prompt_index);

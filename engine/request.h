@@ -92,6 +92,12 @@ struct item {
      * scored. 1 .. n_ids; request_set_item turns 0 into 1. */
     int64_t score_from;
     bool bare; /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
+    /* Scoring in blocks, as evaluators of research code do it; 0 = in windows of the request. The
+     * ids are cut into blocks of `block` tokens; each is read from an empty cache, and of each the
+     * first block_used tokens (2 .. block) take part: all of them but the first one are predicted.
+     * What stands behind the last whole block takes no part. score_from is 1, without targets; a
+     * memory trace needs block_used == block. */
+    int64_t block, block_used;
 
     /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
     atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */
@@ -99,7 +105,7 @@ struct item {
     int32_t *out_id;     /* generation: [item_max_tokens]; scoring: NULL (the tokens are in ids) */
     float *out_logprob;  /* generation: [item_max_tokens] (only if n_top >= 0);
                           * scoring: [n_ids-score_from], log p(ids[score_from+i] | its window) */
-    int32_t *out_rank;   /* as out_logprob */
+    int32_t *out_rank;   /* as out_logprob; 0: not scored, no block predicts it */
     float *out_entropy;  /* scoring with entropy: as out_logprob; else NULL */
     int32_t *out_top_id; /* [.., n_top] if n_top > 0; else NULL */
     float *out_top_logprob;

@@ -36,20 +36,43 @@ struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t w
         .first = n_context + done + n - window, .n_feed = window, .n_count = n};
 }
 
+int64_t score_item_window_count(const struct request *request, const struct item *item)
+{
+    return item->block > 0 ? item->n_ids / item->block
+                           : score_window_count(item->n_ids, item->score_from, request->window,
+                                                request->stride);
+}
+
+struct score_window score_item_window_at(const struct request *request, const struct item *item,
+                                         int64_t k)
+{
+    if (item->block == 0) {
+        return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
+    }
+    CHECK(k >= 0 && k < item->n_ids / item->block);
+    const int64_t n = item->block_used - 1;
+    return (struct score_window){.first = k * item->block, .n_feed = n, .n_count = n};
+}
+
 /* ---- sums ---------------------------------------------------------------------------------- */
 
 struct score_sum score_sum_item(const struct item *item)
 {
-    struct score_sum sum = {.n_scored = item->n_ids - item->score_from};
-    sum.is_greedy = sum.n_scored > 0;
-    for (int64_t i = 0; i < sum.n_scored; i++) {
+    struct score_sum sum = {0};
+    for (int64_t i = 0; i < item->n_ids - item->score_from; i++) {
+        if (item->out_rank[i] == 0) {
+            continue; /* the first token of a block */
+        }
         const double logprob = (double)item->out_logprob[i];
         sum.sum_logprob += logprob;
-        sum.min_logprob = i == 0 || logprob < sum.min_logprob ? logprob : sum.min_logprob;
-        sum.is_greedy = sum.is_greedy && item->out_rank[i] == 1;
+        sum.min_logprob =
+            sum.n_scored == 0 || logprob < sum.min_logprob ? logprob : sum.min_logprob;
+        sum.n_scored++;
+        sum.n_best += item->out_rank[i] == 1;
         sum.impossible = sum.impossible || (isinf(logprob) && logprob < 0);
         sum.nan = sum.nan || isnan(logprob);
     }
+    sum.is_greedy = sum.n_scored > 0 && sum.n_best == sum.n_scored;
     return sum;
 }
 

@@ -22,9 +22,15 @@ int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, in
 struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,
                                     int64_t stride, int64_t k);
 
+/* The same of an item with its request's window and stride, or with the item's blocks. */
+int64_t score_item_window_count(const struct request *request, const struct item *item);
+struct score_window score_item_window_at(const struct request *request, const struct item *item,
+                                         int64_t k);
+
 /* Sums over one item or pooled over items; the definitions are those of the HTTP contract. */
 struct score_sum {
     int64_t n_scored;
+    int64_t n_best;     /* of them: the most probable token (rank 1) */
     double sum_logprob; /* in double, in position order */
     double min_logprob; /* 0 if n_scored is 0 */
     bool is_greedy;     /* every rank is 1 (false if n_scored is 0) */

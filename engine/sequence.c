@@ -25,17 +25,6 @@ void sequence_close(struct sequence *seq)
 
 /* ---- windows ------------------------------------------------------------------------------- */
 
-static int64_t count_windows(const struct request *request, const struct item *item)
-{
-    return score_window_count(item->n_ids, item->score_from, request->window, request->stride);
-}
-
-static struct score_window window_at(const struct request *request, const struct item *item,
-                                     int64_t k)
-{
-    return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
-}
-
 /* Whether the last token runs through the model too: its memory look-ups are traced, or the tokens
  * that may follow it are scored. */
 static bool feeds_last(const struct item *item)
@@ -43,17 +32,21 @@ static bool feeds_last(const struct item *item)
     return item->trace != NULL || item->out_target != NULL;
 }
 
-/* Whether that happens in window k, which has room for it. */
+/* Whether that happens in window k, which has room for it; of blocks, to the last token of each. */
 static bool window_feeds_last(const struct request *request, const struct item *item, int64_t k)
 {
-    return feeds_last(item) && k >= 0 && k == count_windows(request, item) - 1 &&
-           window_at(request, item, k).n_feed < request->window;
+    if (item->block > 0) {
+        return feeds_last(item);
+    }
+    return feeds_last(item) && k >= 0 && k == score_item_window_count(request, item) - 1 &&
+           score_item_window_at(request, item, k).n_feed < request->window;
 }
 
 int64_t sequence_window_total(const struct request *request, const struct item *item)
 {
-    const int64_t n = count_windows(request, item);
-    return feeds_last(item) && !window_feeds_last(request, item, n - 1) ? n + 1 : n;
+    const int64_t n = score_item_window_count(request, item);
+    return item->block == 0 && feeds_last(item) && !window_feeds_last(request, item, n - 1) ? n + 1
+                                                                                            : n;
 }
 
 int64_t sequence_position_max(const struct request *request, const struct item *item,
@@ -62,10 +55,12 @@ int64_t sequence_position_max(const struct request *request, const struct item *
     if (request->kind == REQUEST_GENERATE) {
         return item_position_max(request, item);
     }
-    if (item->trace != NULL || window == count_windows(request, item)) {
+    if (item->block == 0 &&
+        (item->trace != NULL || window == score_item_window_count(request, item))) {
         return item->n_ids < request->window ? item->n_ids : request->window;
     }
-    return window_at(request, item, window).n_feed + window_feeds_last(request, item, window);
+    return score_item_window_at(request, item, window).n_feed +
+           window_feeds_last(request, item, window);
 }
 
 static void begin_window(struct sequence *seq, int64_t k)
@@ -75,13 +70,14 @@ static void begin_window(struct sequence *seq, int64_t k)
     const int64_t n_ids = item->n_ids;
     seq->window = k;
     seq->n_done = 0;
-    if (k == count_windows(request, item)) { /* of the last token, with what context fits */
+    if (k ==
+        score_item_window_count(request, item)) { /* of the last token, with what context fits */
         seq->n_feed = n_ids < request->window ? n_ids : request->window;
         seq->base = n_ids - seq->n_feed;
         seq->count_from = seq->count_end = seq->n_feed;
         return;
     }
-    const struct score_window w = window_at(request, item, k);
+    const struct score_window w = score_item_window_at(request, item, k);
     seq->base = w.first;
     seq->n_feed = w.n_feed + window_feeds_last(request, item, k);
     seq->count_end = w.n_feed;
@@ -278,8 +274,8 @@ static void copy_top(const struct step *step, int i, int n_top, int64_t at, int3
     }
 }
 
-/* The outputs of a window. Predictions are appended in the order of the text, also across
- * windows. */
+/* The outputs of a window. Predictions are appended in the order of the text, also across windows.
+ * Blocks leave gaps, whose results stay as they were allocated: 0. */
 static struct sequence_result take_scores(struct sequence *seq, const struct step *step)
 {
     struct item *const item = seq->item;
@@ -295,7 +291,8 @@ static struct sequence_result take_scores(struct sequence *seq, const struct ste
             item->out_target[n_target++] = step->out_logprob[i];
             continue;
         }
-        CHECK(n + item->score_from == at + 1);
+        CHECK(n + item->score_from == at + 1 || (item->block > 0 && n + item->score_from <= at));
+        n = (int)(at + 1 - item->score_from);
         item->out_logprob[n] = step->out_logprob[i];
         item->out_rank[n] = step->out_rank[i];
         if (item->out_entropy != NULL) {

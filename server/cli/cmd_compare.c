@@ -133,17 +133,6 @@ static enum err_code read_texts(struct comparison *it, struct err *err)
 
 /* ---- room ---------------------------------------------------------------------------------- */
 
-static int64_t window_count(const struct request *request, const struct item *item)
-{
-    return score_window_count(item->n_ids, item->score_from, request->window, request->stride);
-}
-
-static struct score_window window_at(const struct request *request, const struct item *item,
-                                     int64_t k)
-{
-    return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
-}
-
 /* Positions that count, and the longest window. */
 static int64_t measure_texts(const struct request *request, int64_t *longest)
 {
@@ -151,8 +140,8 @@ static int64_t measure_texts(const struct request *request, int64_t *longest)
     *longest = 0;
     for (int i = 0; i < request->n_item; i++) {
         const struct item *const item = &request->item[i];
-        for (int64_t k = 0; k < window_count(request, item); k++) {
-            const struct score_window window = window_at(request, item, k);
+        for (int64_t k = 0; k < score_item_window_count(request, item); k++) {
+            const struct score_window window = score_item_window_at(request, item, k);
             n += window.n_count;
             *longest = window.n_feed > *longest ? window.n_feed : *longest;
         }
@@ -308,8 +297,8 @@ static enum err_code compare_texts(struct comparison *it, struct err *err)
     progress_begin(&it->progress, "tokens", (double)it->sums.n_max);
     for (int i = 0; i < request->n_item && code == ERR_OK; i++) {
         const struct item *const item = &request->item[i];
-        for (int64_t k = 0; k < window_count(request, item) && code == ERR_OK; k++) {
-            const struct score_window window = window_at(request, item, k);
+        for (int64_t k = 0; k < score_item_window_count(request, item) && code == ERR_OK; k++) {
+            const struct score_window window = score_item_window_at(request, item, k);
             code = compare_window(it, item, &window, err);
         }
     }

@@ -54,19 +54,18 @@ static bool window_line(struct score_stream *stream, struct text *out)
     const struct request *const request = job->request;
     const struct item *const item = score_item(job, stream->writer.result);
     const int64_t n_out = atomic_load(&item->n_out);
-    const int64_t count =
-        score_window_count(item->n_ids, item->score_from, request->window, request->stride);
+    const int64_t count = score_item_window_count(request, item);
     if (count < 2 || stream->window >= count) {
         return false;
     }
-    const struct score_window w = score_window_at(item->n_ids, item->score_from, request->window,
-                                                  request->stride, stream->window);
-    if (stream->n_reported + w.n_count > n_out) {
+    const struct score_window w = score_item_window_at(request, item, stream->window);
+    const int64_t end = w.first + w.n_feed + 1 - item->score_from; /* of its predictions */
+    if (end > n_out) {
         return false;
     }
     double sum = 0;
-    for (int64_t i = 0; i < w.n_count; i++) {
-        sum += (double)item->out_logprob[stream->n_reported + i];
+    for (int64_t i = end - w.n_count; i < end; i++) {
+        sum += (double)item->out_logprob[i];
     }
     line_open(stream, out);
     json_open(out, '{');
@@ -84,7 +83,6 @@ static bool window_line(struct score_stream *stream, struct text *out)
     json_close(out, '}');
     line_close(stream, out);
     stream->window++;
-    stream->n_reported += w.n_count;
     return true;
 }
 
@@ -116,7 +114,7 @@ static bool result_line(struct score_stream *stream, struct text *out, struct ap
     }
     if (stream->writer.result != before) {
         line_close(stream, out);
-        stream->window = stream->n_reported = 0;
+        stream->window = 0;
     }
     return true;
 }

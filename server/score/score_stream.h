@@ -7,11 +7,10 @@
 
 struct score_stream {
     struct score_writer writer;
-    bool events;        /* server-sent events; else NDJSON */
-    bool open;          /* the head is out or on its way */
-    int64_t window;     /* next line of the next result's windows */
-    int64_t n_reported; /* its predictions in the lines so far */
-    int64_t ping_us;    /* a comment is due then */
+    bool events;     /* server-sent events; else NDJSON */
+    bool open;       /* the head is out or on its way */
+    int64_t window;  /* next line of the next result's windows */
+    int64_t ping_us; /* a comment is due then */
 };
 
 void score_stream_begin(struct score_stream *stream, const struct score_job *job,

@@ -53,9 +53,7 @@ static void write_windows(struct text *out, const struct request *request, const
 {
     json_key(out, "windows");
     json_open(out, '{');
-    json_field_int(
-        out, "count",
-        score_window_count(item->n_ids, item->score_from, request->window, request->stride));
+    json_field_int(out, "count", score_item_window_count(request, item));
     if (request->window < ENGINE_TEXT_MAX) {
         json_field_int(out, "max_context", request->window);
         json_field_int(out, "stride", request->stride);

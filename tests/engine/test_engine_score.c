@@ -44,6 +44,90 @@ static void a_context_is_read_and_not_scored(void **state)
     engine_close(engine);
 }
 
+/* The log-probabilities of n ids alone, and what their memories looked up. */
+static struct request *alone_of(struct engine *engine, const int32_t *from, int64_t n, bool trace)
+{
+    int32_t *const ids = malloc((size_t)n * sizeof *ids);
+    assert_non_null(ids);
+    memcpy(ids, from, (size_t)n * sizeof *ids);
+    struct request *const request = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
+    request->trace_memory = trace;
+    assert_int_equal(request_set_item(request, 0, ids, n, engine_model(engine), NULL), ERR_OK);
+    harness_run(engine, request);
+    return request;
+}
+
+/* Each block as if it were the whole text, to the bit; what stands between is marked by rank 0. */
+static void blocks_are_read_alone(void **state)
+{
+    enum { N = 50, BLOCK = 12, USED = 9 };
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    struct request *const cut = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
+    cut->item[0].block = BLOCK;
+    cut->item[0].block_used = USED;
+    harness_item(engine, cut, 0, 4, N);
+    harness_run(engine, cut);
+    const struct item *const item = &cut->item[0];
+    for (int k = 0; k < N / BLOCK; k++) {
+        struct request *const alone = alone_of(engine, item->ids + (size_t)k * BLOCK, USED, false);
+        assert_memory_equal(item->out_logprob + (size_t)k * BLOCK, alone->item[0].out_logprob,
+                            (USED - 1) * 4);
+        assert_memory_equal(item->out_rank + (size_t)k * BLOCK, alone->item[0].out_rank,
+                            (USED - 1) * 4);
+        for (int i = k * BLOCK + USED - 1; i < (k + 1) * BLOCK && i < N - 1; i++) {
+            assert_int_equal(item->out_rank[i], 0);
+        }
+        request_release(alone);
+    }
+    assert_int_equal(score_sum_item(item).n_scored, N / BLOCK * (USED - 1));
+    request_release(cut);
+    engine_close(engine);
+}
+
+/* The evaluator runs all of a window through the model, its last token too, and counts what the
+ * memories looked up for each. */
+static void the_trace_of_blocks_has_every_token_of_them(void **state)
+{
+    enum { N = 30, BLOCK = 10 };
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    struct request *const cut = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
+    cut->trace_memory = true;
+    cut->item[0].block = cut->item[0].block_used = BLOCK;
+    harness_item(engine, cut, 0, 4, N + 3);
+    harness_run(engine, cut);
+    int64_t n_lookup = 0;
+    for (int k = 0; k < N / BLOCK; k++) {
+        struct request *const alone =
+            alone_of(engine, cut->item[0].ids + (size_t)k * BLOCK, BLOCK, true);
+        n_lookup += alone->item[0].trace[0].lookups;
+        assert_memory_equal(cut->item[0].out_logprob + (size_t)k * BLOCK,
+                            alone->item[0].out_logprob, (BLOCK - 1) * 4);
+        request_release(alone);
+    }
+    assert_int_equal(cut->item[0].trace[0].n_position, N);
+    assert_int_equal(cut->item[0].trace[0].lookups, n_lookup);
+    request_release(cut);
+    engine_close(engine);
+}
+
+static void impossible_blocks_are_refused(void **state)
+{
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    const int64_t bad[][2] = {{4, 1}, {4, 5}, {-4, 2}, {1000, TINY_CONTEXT + 2}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct request *const request = harness_score(1, TINY_CONTEXT, TINY_CONTEXT);
+        request->item[0].block = bad[i][0];
+        request->item[0].block_used = bad[i][1];
+        harness_item(engine, request, 0, 4, 20);
+        assert_int_equal(engine_submit(engine, request, NULL), ERR_ARGUMENT);
+        request_release(request);
+    }
+    engine_close(engine);
+}
+
 /* What does not fit stands on the left, and is neither computed nor traced. */
 static void a_context_that_does_not_fit_is_cut_on_the_left(void **state)
 {
@@ -209,6 +293,9 @@ int main(void)
         HARNESS_BOTH(targets_of_many_texts_share_the_steps),
         HARNESS_BOTH(a_bare_item_keeps_its_logprobs_alone),
         cmocka_unit_test(wrong_contexts_and_targets_are_refused),
+        HARNESS_BOTH(blocks_are_read_alone),
+        HARNESS_BOTH(the_trace_of_blocks_has_every_token_of_them),
+        cmocka_unit_test(impossible_blocks_are_refused),
     };
     return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -134,6 +134,45 @@ static void windows_predict_what_is_scored_and_no_more(void **state)
     }
 }
 
+/* As the authors of XLM cut a text: each block alone, its first token never predicted. */
+static void blocks_are_cut_from_the_first_token_on(void **state)
+{
+    (void)state;
+    const struct request request = {.window = 100, .stride = 100};
+    const struct item item = {.n_ids = 17, .score_from = 1, .block = 5, .block_used = 5};
+    assert_int_equal(score_item_window_count(&request, &item), 3); /* ids 15 and 16: no block */
+    for (int64_t k = 0; k < 3; k++) {
+        const struct score_window w = score_item_window_at(&request, &item, k);
+        assert_int_equal(w.first, 5 * k);
+        assert_int_equal(w.n_feed, 4);
+        assert_int_equal(w.n_count, 4);
+    }
+}
+
+/* As adaptive-span's authors cut it: rows, each without what is left over behind its last step. */
+static void a_block_may_end_before_the_next_one_begins(void **state)
+{
+    (void)state;
+    const struct request request = {.window = 100, .stride = 100};
+    const struct item item = {.n_ids = 31, .score_from = 1, .block = 10, .block_used = 9};
+    assert_int_equal(score_item_window_count(&request, &item), 3);
+    const struct score_window w = score_item_window_at(&request, &item, 2);
+    assert_int_equal(w.first, 20);
+    assert_int_equal(w.n_feed, 8);
+    assert_int_equal(w.n_count, 8);
+}
+
+static void without_blocks_an_item_has_the_windows_of_its_request(void **state)
+{
+    (void)state;
+    const struct request request = {.window = 4, .stride = 3};
+    const struct item item = {.n_ids = 12, .score_from = 2};
+    assert_int_equal(score_item_window_count(&request, &item), score_window_count(12, 2, 4, 3));
+    const struct score_window got = score_item_window_at(&request, &item, 1);
+    const struct score_window want = score_window_at(12, 2, 4, 3, 1);
+    assert_memory_equal(&got, &want, sizeof got);
+}
+
 /* ---- sums ---- */
 
 static void sums_are_in_double_and_in_order(void **state)
@@ -154,6 +193,23 @@ static void sums_are_in_double_and_in_order(void **state)
     assert_true(!sum.is_greedy && sum.impossible && !sum.nan);
     logprob[0] = NAN;
     assert_true(score_sum_item(&item).nan);
+}
+
+/* Rank 0 marks what no block predicts: its log-probability, which nobody computed, is no number of
+ * the sum. */
+static void what_no_block_predicts_is_not_summed(void **state)
+{
+    (void)state;
+    float logprob[] = {-1.0f, 0.0f, -2.0f, 0.0f};
+    int32_t rank[] = {1, 0, 3, 0};
+    const struct item item = {
+        .n_ids = 5, .score_from = 1, .out_logprob = logprob, .out_rank = rank};
+    const struct score_sum sum = score_sum_item(&item);
+    assert_int_equal(sum.n_scored, 2);
+    assert_int_equal(sum.n_best, 1);
+    assert_true(fabs(sum.sum_logprob + 3.0) < 1e-12);
+    assert_true(fabs(sum.min_logprob + 2.0) < 1e-12);
+    assert_false(sum.is_greedy);
 }
 
 static void nothing_scored_is_not_greedy(void **state)
@@ -243,7 +299,11 @@ int main(void)
         cmocka_unit_test(stride_equal_to_the_window_has_one_token_of_context),
         cmocka_unit_test(a_long_context_is_cut_on_the_left),
         cmocka_unit_test(windows_predict_what_is_scored_and_no_more),
+        cmocka_unit_test(blocks_are_cut_from_the_first_token_on),
+        cmocka_unit_test(a_block_may_end_before_the_next_one_begins),
+        cmocka_unit_test(without_blocks_an_item_has_the_windows_of_its_request),
         cmocka_unit_test(sums_are_in_double_and_in_order),
+        cmocka_unit_test(what_no_block_predicts_is_not_summed),
         cmocka_unit_test(white_space_at_the_end_is_pythons),
         cmocka_unit_test(nothing_scored_is_not_greedy),
         cmocka_unit_test(words_are_runs_of_white_space_plus_one),
