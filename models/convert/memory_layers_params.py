@@ -6,15 +6,14 @@ authors' default. Whatever the model cannot be served with is refused by the fie
 original rejects, and what is beyond the server's limits.
 """
 
-import json
 import os
 from types import SimpleNamespace
 
 from fault import Refused, show
+from json_file import Fields, load
 
 NAME = "params.json"
 BYTES_MAX = 1 << 20
-DIGITS_MAX = 32  # of an integer: Python's reading of longer ones takes quadratic time
 WIDTH_MAX, COUNT_MAX, FF_MAX, POSITION_MAX, VOCAB_MAX = 1 << 16, 1024, 1 << 20, 1 << 20, 1 << 24
 KEY_MAX = 46340  # its square, the number of slots, is below 2^31
 MEMORY_MAX = 64
@@ -36,77 +35,14 @@ DEFAULTS = {
 }
 
 
-def refuse(field, text):
-    raise Refused("%s: %s: %s" % (NAME, field, text))
+class Params(Fields):
+    """params.json, with the authors' defaults."""
 
-
-# ---- the file -----------------------------------------------------------------------------------
-
-
-def _integer(digits):
-    if len(digits) > DIGITS_MAX:
-        raise Refused("%s: a number of %d digits, the limit is %d" % (NAME, len(digits), DIGITS_MAX))
-    return int(digits)
-
-
-def _no_number(text):
-    raise Refused("%s: %s, which is not JSON" % (NAME, text))
-
-
-def _object(pairs):
-    fields = {}
-    for key, value in pairs:
-        if key in fields:
-            raise Refused("%s: the key %s twice in one object" % (NAME, show(key)))
-        fields[key] = value
-    return fields
-
-
-def _load(path):
-    if not os.path.isfile(path):
-        raise Refused("%s, the configuration that belongs to it, is not beside the checkpoint" % NAME)
-    with open(path, "rb") as file:
-        data = file.read(BYTES_MAX + 1)
-    if len(data) > BYTES_MAX:
-        raise Refused("%s: longer than the limit of %d bytes" % (NAME, BYTES_MAX))
-    try:
-        root = json.loads(data.decode(), parse_int=_integer, parse_constant=_no_number,
-                          object_pairs_hook=_object)
-    except (ValueError, RecursionError) as fault:
-        raise Refused("%s: not JSON: %s" % (NAME, fault))
-    if not isinstance(root, dict):
-        raise Refused("%s: an object expected, got %s" % (NAME, show(root)))
-    return root
-
-
-class Fields:
-    """Typed access to the configuration, by names with dots."""
-
-    def __init__(self, root):
-        self.root = root
-
-    def get(self, field):
-        section, path = self.root, ""
-        *parts, key = field.split(".")
-        for part in parts:
-            path += part
-            section = section.get(part, {})
-            if not isinstance(section, dict):
-                refuse(path, "an object expected, got %s" % show(section))
-            path += "."
-        return section.get(key, DEFAULTS[field])
-
-    def flag(self, field):
-        value = self.get(field)
-        if not isinstance(value, bool):
-            refuse(field, "true or false expected, got %s" % show(value))
-        return value
-
-    def count(self, field, low, high, why=""):
-        value = self.get(field)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            refuse(field, "an integer %d..%d expected%s, got %s" % (low, high, why, show(value)))
-        return value
+    def __init__(self, path):
+        if not os.path.isfile(path):
+            raise Refused("%s, the configuration that belongs to it, is not beside the checkpoint"
+                          % NAME)
+        Fields.__init__(self, load(path, BYTES_MAX), NAME, DEFAULTS)
 
     def vocabulary(self):
         """None where the file leaves it to the tokenizer, as the authors' default does: the first
@@ -116,24 +52,6 @@ class Fields:
             return None
         return self.count("model.vocab_size", 1, VOCAB_MAX, " (or -1, as many as the weights have)")
 
-    def even(self, field):
-        value = self.count(field, 2, WIDTH_MAX)
-        if value % 2:
-            refuse(field, "an even number expected, got %d" % value)
-        return value
-
-    def number(self, field, fits, due):
-        value = self.get(field)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not fits(value):
-            refuse(field, "%s expected, got %s" % (due, show(value)))
-        return float(value)
-
-    def choice(self, field, choices):
-        value = self.get(field)
-        if not isinstance(value, str) or value not in choices:
-            refuse(field, "one of %s expected, got %s" % (" ".join(choices), show(value)))
-        return value
-
 
 # ---- what it says -------------------------------------------------------------------------------
 
@@ -141,31 +59,31 @@ class Fields:
 def _read_heads(f, p):
     n_head, d_head = f.get("model.n_heads"), f.get("model.head_dim")
     if n_head is None and d_head is None:
-        refuse("model.n_heads", "null, and so is model.head_dim; one of them is needed")
+        f.refuse("model.n_heads", "null, and so is model.head_dim; one of them is needed")
     if n_head is not None:  # the original divides by it also where the width of a head is given
         p.n_head = f.count("model.n_heads", 1, COUNT_MAX)
         if p.d_model % p.n_head:
-            refuse("model.n_heads", "model.dim = %d is not divisible by %d" % (p.d_model, p.n_head))
+            f.refuse("model.n_heads", "model.dim = %d is not divisible by %d" % (p.d_model, p.n_head))
     if d_head is not None:
-        p.d_head = f.even("model.head_dim")
+        p.d_head = f.even("model.head_dim", WIDTH_MAX)
     else:
         p.d_head = p.d_model // p.n_head
         if p.d_head % 2:
-            refuse("model.n_heads", "heads of model.dim / n_heads = %d / %d = %d elements, an even"
+            f.refuse("model.n_heads", "heads of model.dim / n_heads = %d / %d = %d elements, an even"
                    " number expected" % (p.d_model, p.n_head, p.d_head))
     if n_head is None:
         if p.d_model % p.d_head:
-            refuse("model.head_dim", "model.dim = %d is not divisible by %d"
+            f.refuse("model.head_dim", "model.dim = %d is not divisible by %d"
                    % (p.d_model, p.d_head))
         p.n_head = p.d_model // p.d_head
         if p.n_head > COUNT_MAX:
-            refuse("model.head_dim", "%d makes %d heads, at most %d are served"
+            f.refuse("model.head_dim", "%d makes %d heads, at most %d are served"
                    % (p.d_head, p.n_head, COUNT_MAX))
     p.n_kv_head = p.n_head
     if f.get("model.n_kv_heads") is not None:
         p.n_kv_head = f.count("model.n_kv_heads", 1, p.n_head)
         if p.n_head % p.n_kv_head:
-            refuse("model.n_kv_heads", "%d does not divide the %d heads" % (p.n_kv_head, p.n_head))
+            f.refuse("model.n_kv_heads", "%d does not divide the %d heads" % (p.n_kv_head, p.n_head))
 
 
 def ff_width(f, d_model):
@@ -178,7 +96,7 @@ def ff_width(f, d_model):
     multiple = f.count("model.multiple_of", 1, FF_MAX)
     width = -(-width // multiple) * multiple
     if not 1 <= width <= FF_MAX:
-        refuse("model.ffn_dim_multiplier", "a feed-forward width of %d, 1..%d are served"
+        f.refuse("model.ffn_dim_multiplier", "a feed-forward width of %d, 1..%d are served"
                % (width, FF_MAX))
     return width
 
@@ -188,17 +106,17 @@ def _layers(f, n_layer):
     field = MEMORY + "layers"
     text = f.get(field)
     if not isinstance(text, str):
-        refuse(field, "numbers with commas between as a string expected, got %s" % show(text))
+        f.refuse(field, "numbers with commas between as a string expected, got %s" % show(text))
     layers = []
     for part in text.split(",") if text.strip() else ():
         part = part.strip()
         if not (part.isascii() and part.isdigit() and len(part) <= 6 and int(part) < n_layer):
-            refuse(field, "numbers of blocks 0..%d expected, got %s" % (n_layer - 1, show(text)))
+            f.refuse(field, "numbers of blocks 0..%d expected, got %s" % (n_layer - 1, show(text)))
         layers.append(int(part))
     if len(set(layers)) != len(layers):
-        refuse(field, "the same block twice in %s" % show(text))
+        f.refuse(field, "the same block twice in %s" % show(text))
     if len(layers) > MEMORY_MAX:
-        refuse(field, "%d memories, at most %d are served" % (len(layers), MEMORY_MAX))
+        f.refuse(field, "%d memories, at most %d are served" % (len(layers), MEMORY_MAX))
     return sorted(layers)
 
 
@@ -208,7 +126,7 @@ def _read_memory(f, p, layers):
     m.n_head = f.count(MEMORY + "mem_heads", 2, COUNT_MAX)  # the original refuses a single one
     m.k_top = f.count(MEMORY + "mem_knn", 1, min(m.n_key, COUNT_MAX),
                       " (at most mem_n_keys)" if m.n_key < COUNT_MAX else "")
-    m.d_key = f.even(MEMORY + "mem_k_dim")
+    m.d_key = f.even(MEMORY + "mem_k_dim", WIDTH_MAX)
     m.d_value = p.d_model
     has_width = f.get(MEMORY + "mem_v_dim") != -1
     if has_width:
@@ -219,7 +137,7 @@ def _read_memory(f, p, layers):
     m.has_output_gate = f.flag(MEMORY + "mem_gated")
     m.has_experts = f.flag(MEMORY + "peer_variant")
     if m.has_experts and has_width:
-        refuse(MEMORY + "mem_v_dim", "-1 expected with peer_variant, got %d" % m.d_value)
+        f.refuse(MEMORY + "mem_v_dim", "-1 expected with peer_variant, got %d" % m.d_value)
     return m
 
 
@@ -229,14 +147,14 @@ def _tokenizer(f):
     if name is not None:
         f.choice("data.tokenizer.name", TOKENIZERS)
     if path is not None and not isinstance(path, str):
-        refuse("data.tokenizer.path", "null or a string expected, got %s" % show(path))
+        f.refuse("data.tokenizer.path", "null or a string expected, got %s" % show(path))
     return name, path
 
 
 def read(path):
     """The checked sizes and options; .memory is None for a model without, .n_vocab where the weights
     are to tell it. .fields: for ff_width."""
-    f = Fields(_load(path))
+    f = Params(path)
     p = SimpleNamespace(fields=f)
     p.d_model = f.count("model.dim", 1, WIDTH_MAX)
     p.n_layer = f.count("model.n_layers", 1, COUNT_MAX)
@@ -247,7 +165,7 @@ def read(path):
     p.n_position = f.count("model.max_seqlen", 1, POSITION_MAX)
     p.n_vocab = f.vocabulary()
     if f.flag("model.weight_tying"):
-        refuse("model.weight_tying", "true: the original cannot make such a model; false expected")
+        f.refuse("model.weight_tying", "true: the original cannot make such a model; false expected")
     p.dtype = DTYPES[f.choice("distributed.model_dtype", DTYPES)]
     p.tokenizer, p.tokenizer_path = _tokenizer(f)
     p.memory = None
