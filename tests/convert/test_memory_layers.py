@@ -325,7 +325,7 @@ def test_folder_and_file_give_the_same(tmp_path, monkeypatch):
 
 
 def test_sources_that_are_none(tmp_path, refused):
-    refused(tmp_path, "consolidated.pth and params.json is missing")
+    refused(tmp_path, "consolidated.pth and params.json are missing")
     source = mw.tiny(tmp_path)
     refused(tmp_path, "a directory", "xlm", args=("--from", "xlm"))
     source.rename(tmp_path / "other.pth")
