@@ -1,0 +1,169 @@
+# The tests and the benchmarks: included by the Makefile, whose variables it uses. tests/README.md says what
+# each folder of tests is for.
+
+# ---- programs for tests alone ---------------------------------------------------------------------
+
+# The same without SentencePiece, for its test.
+$(B)/pkmserve-ids: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_IDS_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+
+# ---- the check on a GPU --------------------------------------------------------------------------
+
+.PHONY: gpu-kit gpu-programs check-gpu
+gpu-kit: ## gather into build/gpu-kit what a bare GPU machine lacks
+	@CC="$(CC)" .ci/gpu-kit build/gpu-kit
+
+# What tests/gpu/check.py runs; it builds them itself, in a folder of its own.
+GPU_PROGRAMS := $(addprefix $(B)/,pkmserve-engine tests/gpu/forward tests/kernels/run_check tests/bench/bench_device)
+gpu-programs: $(GPU_PROGRAMS) # for a rehearsal, and its test
+check-gpu: ## on a machine with a GPU: build, check, measure, write a report (8 minutes)
+	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/check.py $(CHECK_GPU)
+
+# ---- tests -------------------------------------------------------------------------------------
+
+# C tests: tests/<layer>/test_*.c, one cmocka program each, linked with the layers it may include.
+TEST_SRC := $(wildcard tests/*/test_*.c)
+TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
+# Fuzz targets: tests/fuzz/fuzz_*.c. With gcc each is a program that replays its corpus.
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_BIN := $(FUZZ_SRC:%.c=$(B)/%)
+BENCH_BIN := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c) tests/bench/make_model.c)
+
+# The kernel tests share the checker.
+CHECK_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/kernels/check*.c))
+$(B)/tests/kernels/test_%: $(B)/tests/kernels/test_%.o $(CHECK_OBJ) $(KERNEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -lm
+$(B)/tests/kernels/run_check: $(B)/tests/kernels/run_check.o $(CHECK_OBJ) $(KERNEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
+# A library that test_backend must refuse.
+$(B)/tests/kernels/test_backend: | $(B)/tests/kernels/other_version.so
+$(B)/tests/kernels/other_version.so: tests/kernels/other_version.c
+	@mkdir -p $(@D)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -shared -o $@ $<
+$(B)/tests/models/test_%: $(B)/tests/models/test_%.o $(MODEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka -ljansson -lm
+$(B)/tests/engine/test_%: $(B)/tests/engine/test_%.o $(ENGINE_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_ENGINE)
+$(B)/tests/server/test_%: $(B)/tests/server/test_%.o $(SERVER_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lcmocka $(LDLIBS_SERVER)
+$(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(SERVER_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+$(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+$(B)/tests/bench/make_model: $(B)/tests/bench/model_plan.o
+$(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+# The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
+$(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
+    model_plan) $(B)/server/cli/bench_cost.o \
+    $(patsubst %,$(B)/models/%.o,adaptive loader loader_memory loader_weight output query pkm_transformer) $(KERNEL_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
+.PRECIOUS: $(B)/%.o
+
+.PHONY: tests test deps-test test-asan test-tsan
+tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) $(GPU_PROGRAMS) $(B)/pkmserve-ids # builds them all, runs none
+
+deps-test:
+	@.ci/deps build test
+
+TEST_JOBS ?= 2 # areas of tests side by side
+# Each variant is a make of its own, so that its objects live in a folder of their own.
+test: deps-test ## build and run every test
+	@$(MAKE) --no-print-directory tests
+	@TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) tests/run.sh $(B)
+
+# Where threads of the server meet; what one thread parses and prints is left to the other variants.
+TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
+
+# What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
+# threads, whole forwards of the demo model.
+ASAN_KERNELS := $(filter-out kernels/test_checker,$(patsubst tests/%.c,%,$(wildcard tests/kernels/test_*.c)))
+ASAN_MODELS := $(filter-out models/test_parity,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
+ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
+    $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
+    tests/cli/test_options.py
+ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
+test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
+	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	@TEST_FEW=1 CHECK_ORDER=random PYTHON=$(PYTHON) \
+	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
+
+TSAN_KERNELS  := kernels/test_pool kernels/test_kernels
+TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS)) $(patsubst %.c,%,$(wildcard tests/engine/test_*.c))
+# Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in
+# any order.
+test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
+	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
+	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
+	    SANITIZE=thread OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	@TEST_DEVICE=cpu CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 PYTHON=$(PYTHON) \
+	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) engine $(TSAN_SERVER)
+
+# ---- fuzzing -------------------------------------------------------------------------------------
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZ_SECONDS (60) with libFuzzer
+	@.ci/deps build lint
+	@$(MAKE) --no-print-directory fuzz-build B=$(B)/fuzz CC=clang CXX=clang++ OPT="-O1 -g" \
+	    SANITIZE=fuzzer-no-link,address,undefined
+	@tests/fuzz/run.sh $(B)/fuzz $(FUZZ_SECONDS)
+
+.PHONY: fuzz-build
+fuzz-build: $(FUZZ_SRC:%.c=$(B)/%.libfuzzer)
+$(B)/tests/fuzz/fuzz_%.libfuzzer: $(B)/tests/fuzz/fuzz_%.o $(SERVER_OBJ)
+	$(call say,link)
+	$(Q)$(CXX) $(CXXFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
+
+# ---- in containers -------------------------------------------------------------------------------
+
+CHECK_REQUESTS ?= 10000
+
+.PHONY: check-containers
+check-containers: all ## image, two replicas behind HAProxy and nginx, restarts and a kill under load
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/docker/check.py --requests $(CHECK_REQUESTS)
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+.PHONY: bench bench-papers
+# BENCH="torch llama isa start host" names tables of tests/bench/compare.py; BENCH_TORCH, a Python with PyTorch, and
+# BENCH_LLAMA, llama.cpp's llama-batched-bench, name what is not on the path.
+BENCH ?=
+bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside PyTorch and llama.cpp
+	$(if $(BENCH),,@tests/bench/run.sh $(B))
+	@$(PYTHON) tests/bench/compare.py --build $(B) $(BENCH)
+
+# One table each: table4 figure4 figure6 counts; chart draws what was measured. tests/bench/papers.py --help.
+PAPERS ?= table4 figure4 figure6 counts chart
+bench-papers: $(B)/tests/bench/bench_device ## the product-key paper's tables measured here (PAPERS="table4 chart")
+	@$(PYTHON) tests/bench/papers.py --build $(B) $(PAPERS)
+
+.PHONY: stress soak check-clients
+stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)
+soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py soak --seconds $(SOAK_SECONDS)
+
+# Everything there is, an hour and a half of it; needs root for the containers and PyPI for the clients.
+.PHONY: release-check
+release-check: ## what a release must pass: .ci/run, fuzz, clients, containers, stress, five minutes of soak
+	.ci/run
+	$(MAKE) fuzz check-clients check-containers stress
+	$(MAKE) soak SOAK_SECONDS=300
+
+# A Python of its own for the clients: they come from PyPI, at the versions named there.
+check-clients: all ## the clients that people use, unmodified, against the server
+	@test -x $(B)/clients/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/clients && \
+	    $(B)/clients/bin/pip install -q -r tests/clients/requirements.txt; }
+	@PKMSERVE=$(B)/pkmserve $(B)/clients/bin/python -m pytest -q -rs -p no:cacheprovider tests/clients
