@@ -105,7 +105,7 @@ $(B)/%.$(1).bare.o: %.c
 endef
 $(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
 
-$(B)/server/openapi.o: server/api/openapi.json
+$(B)/server/api/openapi.o: server/api/openapi.json
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)

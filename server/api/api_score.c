@@ -48,6 +48,7 @@ static void work_gone(void *data)
 static void count_results(struct score_work *work, int n)
 {
     const struct score_job *const job = &work->job;
+    const struct model_info *const info = work->server->limits.info;
     struct metrics_score *const count = &work->server->metrics.score[job->form];
     for (; work->n_counted < n; work->n_counted++) {
         const struct item *const item = score_item(job, work->n_counted);
@@ -56,7 +57,8 @@ static void count_results(struct score_work *work, int n)
         for (int i = 0; i < job->n_per; i++) {
             n_position += item[i].n_position - item[i].n_cached;
         }
-        metrics_add_score(count, sum.n_scored, n_position, -sum.sum_logprob);
+        metrics_add_score(count, sum.n_scored, score_n_unk(job, work->n_counted, info), n_position,
+                          -sum.sum_logprob);
     }
 }
 

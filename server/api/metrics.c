@@ -96,10 +96,12 @@ void metrics_count(struct metrics *metrics, int route, const char *method, int s
     }
 }
 
-void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_position, double nll)
+void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_unk,
+                       int64_t n_position, double nll)
 {
     add(&score->items, 1);
     add(&score->tokens, n_token);
+    add(&score->unknown, n_unk);
     add(&score->positions, n_position);
     if (isfinite(nll) && nll > 0) {
         add(&score->nll_micro, llround(nll * 1e6));
@@ -223,19 +225,21 @@ static void write_front(struct text *out, struct server *server)
 static void write_score(struct text *out, const struct metrics *metrics)
 {
     static const char *const names[] = {"score_items_total", "score_tokens_total",
-                                        "score_positions_total", "score_nll_nats_total"};
+                                        "score_unknown_tokens_total", "score_positions_total",
+                                        "score_nll_nats_total"};
     static const char *const helps[] = {
         "Items scored.", "Tokens whose log-probability was counted.",
+        "Tokens of scored texts that the vocabulary does not know.",
         "Positions computed for scoring, overlaps of windows included.",
         "Sum of the negative log-probabilities of all scored tokens, in nats."};
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 5; k++) {
         write_head(out, names[k], "counter", helps[k]);
         for (int f = 0; f < METRICS_FORM_N; f++) {
             const struct metrics_score *const s = &metrics->score[f];
-            const atomic_llong *const value[] = {&s->items, &s->tokens, &s->positions,
+            const atomic_llong *const value[] = {&s->items, &s->tokens, &s->unknown, &s->positions,
                                                  &s->nll_micro};
             text_printf(out, "pkmserve_%s{form=\"%s\"} %.17g\n", names[k], forms[f],
-                        (double)get(value[k]) * (k == 3 ? 1e-6 : 1));
+                        (double)get(value[k]) * (k == 4 ? 1e-6 : 1));
         }
     }
 }

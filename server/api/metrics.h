@@ -20,7 +20,7 @@ enum metrics_form {
 };
 
 struct metrics_score {
-    atomic_llong items, tokens, positions, nll_micro;
+    atomic_llong items, tokens, unknown, positions, nll_micro;
 };
 
 struct metrics {
@@ -35,9 +35,10 @@ void metrics_begin(struct metrics *metrics);
 /* An exchange is over. code is its error's code or NULL. */
 void metrics_count(struct metrics *metrics, int route, const char *method, int status,
                    const char *code);
-/* One item was scored; nll in nats, infinity is not counted. */
-void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_position,
-                       double nll);
+/* One item was scored; n_unk of its tokens are unknown to the vocabulary; nll in nats, infinity is
+ * not counted. */
+void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_unk,
+                       int64_t n_position, double nll);
 /* Reading and tokenising took from from_us until now. */
 void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
 

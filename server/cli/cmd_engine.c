@@ -220,6 +220,25 @@ void cmd_put_language(struct text *body, const struct options *options)
     }
 }
 
+void cmd_warn_unknown(int64_t n_unk, int64_t n_tokens, const struct tokenizer *tokenizer)
+{
+    const char *const kind = tokenizer != NULL ? tokenizer_kind(tokenizer) : "";
+    if (n_unk * 100 <= n_tokens) {
+        return;
+    }
+    fprintf(stderr,
+            "pkmserve: warning: %lld of %lld tokens are unknown to the vocabulary, which makes the "
+            "figures look better than they are: %s\n",
+            (long long)n_unk, (long long)n_tokens,
+            strcmp(kind, "xlm") == 0
+                ? "the model expects text that is split with its BPE codes already; split the text "
+                  "first, or convert the checkpoint again with --codes"
+            : strcmp(kind, "xlm-bpe") == 0
+                ? "is the text in the language and the spelling (lower case, accents, tokenised "
+                  "punctuation) of the training data, and are these the codes it was split with?"
+                : "is the text prepared as the model's training data was?");
+}
+
 /* ---- the files of a score ------------------------------------------------------------------- */
 
 const char *const *cmd_paths(const struct options *options, int *n)
@@ -258,6 +277,15 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
     }
     if (options->stride > 0) {
         json_field_int(&body, "stride", options->stride);
+    }
+    if (strcmp(options->windows, "own") != 0) {
+        json_field_string(&body, "windows", options->windows);
+    }
+    if (options->bptt > 0) {
+        json_field_int(&body, "bptt", options->bptt);
+    }
+    if (options->batch_size > 0) {
+        json_field_int(&body, "batch_size", options->batch_size);
     }
     if (options->memory) {
         json_field_string(&body, "memory", "summary");

@@ -58,4 +58,8 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
                              const struct api_limits *limits, const char *const *path, int n,
                              struct err *err);
 
+/* Warns on standard error where more than one token in a hundred is unknown to the vocabulary, and
+ * says what to do: figures over unknown tokens are good and mean little. */
+void cmd_warn_unknown(int64_t n_unk, int64_t n_tokens, const struct tokenizer *tokenizer);
+
 #endif

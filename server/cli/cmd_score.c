@@ -65,6 +65,7 @@ static void print_figure(double figure)
 static void print_row(const struct score_figures *figures, const char *name)
 {
     print_count(figures->n_scored);
+    print_count(figures->n_unk);
     print_count(figures->n_words);
     print_count(figures->n_bytes);
     print_figure(figures->perplexity);
@@ -72,6 +73,26 @@ static void print_row(const struct score_figures *figures, const char *name)
     print_figure(figures->byte_perplexity);
     print_figure(figures->bits_per_byte);
     printf("  %s\n", name);
+}
+
+/* Under --windows: the figures that the evaluator prints, under its own names and with its digits. */
+static void print_evaluator(const struct scoring *it, const struct score_figures *pool)
+{
+    switch (it->job.scheme) {
+    case SCORE_SCHEME_OWN: break;
+    case SCORE_SCHEME_LM_EVAL:
+        printf("lm-eval: word_perplexity %.10g, byte_perplexity %.10g, bits_per_byte %.10g\n",
+               pool->word_perplexity, pool->byte_perplexity, pool->bits_per_byte);
+        break;
+    case SCORE_SCHEME_XLM:
+        printf("XLM: ppl %.10g, acc %.10g %%, %lld predicted\n", pool->perplexity,
+               100 * pool->accuracy, (long long)pool->n_scored);
+        break;
+    case SCORE_SCHEME_ADAPTIVE_SPAN:
+        printf("adaptive-span: loss %.10g, ppl %.10g, bpc %.10g, %lld predicted\n", pool->mean_nll,
+               pool->perplexity, pool->bits_per_token, (long long)pool->n_scored);
+        break;
+    }
 }
 
 static enum err_code print_memory(const struct scoring *it, int item, struct err *err)
@@ -105,20 +126,23 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
     if (!answer_check(it->job.request, &error)) {
         return cmd_refused(&error, err);
     }
-    printf(" %10s %10s %10s %10s %10s %10s %10s\n", "scored", "words", "bytes", "ppl/token",
-           "ppl/word", "ppl/byte", "bits/byte");
+    printf(" %10s %10s %10s %10s %10s %10s %10s %10s\n", "scored", "unknown", "words", "bytes",
+           "ppl/token", "ppl/word", "ppl/byte", "bits/byte");
     for (int i = 0; i < it->n; i++) {
         struct score_figures figures;
-        if (!score_figures_item(&figures, &it->job, i, it->ce.limits.tokenizer, &error)) {
+        if (!score_figures_item(&figures, &it->job, i, &it->ce.limits, &error)) {
             return cmd_refused(&error, err);
         }
         score_figures_add(&pool, &figures);
         print_row(&figures, it->path[i]);
     }
+    score_figures_derive(&pool);
     if (it->n > 1) {
-        score_figures_derive(&pool);
         print_row(&pool, "all");
     }
+    print_evaluator(it, &pool);
+    fflush(stdout);
+    cmd_warn_unknown(pool.n_unk, pool.n_tokens, it->ce.limits.tokenizer);
     enum err_code code = ERR_OK;
     for (int i = 0; i < it->n && code == ERR_OK && it->options->memory; i++) {
         code = print_memory(it, i, err);

@@ -121,12 +121,12 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
                      const struct model_info *info, struct api_error *error)
 {
     char param[API_PARAM_MAX];
+    const int32_t bos_id = marks.prefix > 0 ? marks.prefix : info->bos_id;
     /* There must be something to run: of an empty text BOS, which nobody sees. */
     const bool empty = input->text != NULL && input->n_ids == 0 && !marks.eos;
-    const bool bos =
-        input->text != NULL ? marks.bos_text || (empty && info->bos_id >= 0) : marks.bos_ids;
+    const bool bos = input->text != NULL ? marks.bos_text || (empty && bos_id >= 0) : marks.bos_ids;
     const bool eos = marks.eos;
-    if ((bos && info->bos_id < 0) || (eos && info->eos_id < 0)) {
+    if ((bos && bos_id < 0) || (eos && info->eos_id < 0)) {
         return api_error_set(error, 400, "invalid_value", bos ? "add_bos" : "append_eos",
                              "the model has no %s token",
                              bos ? "beginning-of-text" : "end-of-text");
@@ -147,7 +147,7 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
     input->ids = ids;
     if (bos) {
         memmove(ids + 1, ids, (size_t)input->n_ids * sizeof *ids);
-        ids[0] = info->bos_id;
+        ids[0] = bos_id;
     }
     if (eos) {
         ids[input->n_ids + bos] = info->eos_id;

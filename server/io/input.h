@@ -42,7 +42,7 @@ struct input {
     char *own;    /* Owner: this. The text, where it is put together from parts; else NULL */
     int32_t *ids; /* Owner: this until request_set_item takes them. [n_ids], BOS first */
     int64_t n_ids;
-    int n_bos; /* ids that the server put in front: 0 or 1 */
+    int n_bos; /* ids that the server put in front: 0 or 1, more only for blocks of scoring */
     int n_eos; /* ids that it put behind: 0 or 1 */
     size_t
         *offsets; /* Owner: this. [n_ids - n_bos - n_eos] first byte of each token; NULL for ids */
@@ -58,6 +58,7 @@ void input_list_free(struct input_list *list);
 /* Whether BOS goes in front of texts and of ids, EOS behind either. */
 struct input_marks {
     bool bos_text, bos_ids, eos;
+    int32_t prefix; /* the token in BOS's place; 0 = BOS */
 };
 
 /* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.

@@ -93,6 +93,9 @@ struct options {
     bool memory; /* score: usage and KL of the memories */
     int max_context;
     int stride;
+    const char *windows; /* own | lm-eval | xlm | adaptive-span */
+    int bptt;            /* 0 = not given */
+    int batch_size;      /* the same */
     int max_tokens;
     int min_tokens;
     double temperature;

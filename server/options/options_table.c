@@ -151,6 +151,14 @@ const struct option_row option_rows[] = {
         "positions of a scoring window; 0 = the longest possible"),
     INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,
         "new tokens scored per window; 0 = max-context, smaller = more context, slower"),
+    CHOICE("windows", windows, SCORE | COMPARE, "own", "own|lm-eval|xlm|adaptive-span",
+           "cut texts as this evaluator does, to get the figures that it prints; own follows "
+           "--max-context and --stride"),
+    INT("bptt", bptt, SCORE | COMPARE, "0", 0, 1 << 20,
+        "with --windows: tokens of a window by the evaluator's own name for them, --bptt of XLM, "
+        "--block-sz of adaptive-span, max_length of lm-eval (0 there = the model's context)"),
+    INT("batch-size", batch_size, SCORE | COMPARE, "0", 0, 65536,
+        "with --windows adaptive-span: rows that the text is cut into, its --batch-sz; 0 = one"),
     TEXT("against", against, COMPARE, "",
          "model directory of the reference, computed in f32; without it that of --model"),
     REAL("max-kl", max_kl, COMPARE, "0.01", 0, 1e9, OPEN_NONE,

@@ -27,6 +27,7 @@ void score_figures_derive(struct score_figures *f)
 {
     const double nll = f->impossible ? (double)NAN : -f->sum_logprob;
     const double ln2 = 0.693147180559945309417232121458176568;
+    f->accuracy = f->n_scored > 0 ? (double)f->n_best / (double)f->n_scored : (double)NAN;
     f->mean_nll = f->n_scored > 0 ? nll / (double)f->n_scored : (double)NAN;
     f->perplexity = exp(f->mean_nll);
     f->bits_per_token = f->mean_nll / ln2;
@@ -74,15 +75,29 @@ static bool result_text(struct text *out, const struct score_job *job, int resul
                : answer_input_text(out, input, score_item(job, result)->ids, tokenizer, error);
 }
 
-bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
-                        const struct tokenizer *tokenizer, struct api_error *error)
+int64_t score_n_unk(const struct score_job *job, int result, const struct model_info *info)
 {
+    const struct item *const item = score_item(job, result);
+    const int64_t end = item->n_ids - job->inputs.input[result].n_eos;
+    int64_t n = 0;
+    for (int64_t i = job->entry[result].first; i < end; i++) {
+        n += info->unk_id >= 0 && item->ids[i] == info->unk_id;
+    }
+    return n;
+}
+
+bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
+                        const struct api_limits *limits, struct api_error *error)
+{
+    const struct tokenizer *const tokenizer = limits->tokenizer;
     const struct score_entry *const entry = &job->entry[result];
     const struct item *const item = score_item(job, result);
     const struct score_sum sum = score_sum_item(item);
     *figures = (struct score_figures){.n_items = 1,
                                       .n_tokens = item->n_ids - entry->first,
                                       .n_scored = sum.n_scored,
+                                      .n_unk = score_n_unk(job, result, limits->info),
+                                      .n_best = sum.n_best,
                                       .n_bytes = -1,
                                       .n_chars = -1,
                                       .n_words = -1,
@@ -95,7 +110,8 @@ bool score_figures_item(struct score_figures *figures, const struct score_job *j
     if (job->n_per == 2) {
         figures->unconditional = score_sum_item(item + 1).sum_logprob;
     }
-    if (tokenizer != NULL) {
+    /* In blocks some tokens are not scored: a sum over the others is not one over the text. */
+    if (tokenizer != NULL && !score_scheme_blocks(job->scheme)) {
         struct text text = {0};
         const bool ok = result_text(&text, job, result, tokenizer, error);
         if (!ok || text.failed) {
@@ -124,6 +140,8 @@ void score_figures_add(struct score_figures *pool, const struct score_figures *i
     pool->n_items += item->n_items;
     pool->n_tokens += item->n_tokens;
     pool->n_scored += item->n_scored;
+    pool->n_unk += item->n_unk;
+    pool->n_best += item->n_best;
     pool->n_bytes = add_known(pool->n_bytes, item->n_bytes);
     pool->n_chars = add_known(pool->n_chars, item->n_chars);
     pool->n_words = add_known(pool->n_words, item->n_words);

@@ -13,16 +13,35 @@
 
 #include "server/io/answer.h"
 
-enum { SCORE_ID_MAX = 129 };
+enum { SCORE_ID_MAX = 129, SCORE_BATCH_MAX = 65536 };
 
 /* The forms of input, in the order of enum metrics_form. */
 enum score_form { SCORE_TEXT, SCORE_IDS, SCORE_RANKING, SCORE_PAIRS };
 
+/* Whose windows: the request's own, or those of an evaluator (score_windows.c). */
+enum score_scheme {
+    SCORE_SCHEME_OWN,
+    SCORE_SCHEME_LM_EVAL,
+    SCORE_SCHEME_XLM,
+    SCORE_SCHEME_ADAPTIVE_SPAN
+};
+
+/* The fields that say how texts are cut. */
+struct score_windows {
+    enum score_scheme scheme;
+    int64_t window, stride; /* in positions, and in new tokens for each window */
+    int64_t bptt;           /* as its evaluator calls it; 0 = not given */
+    int64_t batch;          /* rows of adaptive-span's evaluator */
+    int32_t prefix;         /* the token that lm-eval puts in front */
+    int on_long;            /* 0 = cut into windows, 1 = refused; -1 = not given */
+};
+
 /* What a result is about. */
 struct score_entry {
-    int64_t words, bytes; /* "units": override of the normalisers; -1 = counted */
-    int64_t first;        /* the result is about ids[first ..]; BOS and context stand before */
-    const char *ending;   /* Borrowed from the body: a continuation given as text; else NULL */
+    int64_t words, bytes;      /* "units": override of the normalisers; -1 = counted */
+    int64_t first;             /* the result is about ids[first ..]; BOS and context stand before */
+    int64_t block, block_used; /* of its item (engine/request.h) */
+    const char *ending;        /* Borrowed from the body: a continuation given as text; else NULL */
     size_t ending_bytes;
 };
 
@@ -33,7 +52,9 @@ struct score_job {
     struct score_entry *entry; /* Owner: this. [inputs.n] */
     struct request *request;   /* Owner: one reference */
     int n_per;                 /* items of the request for each result */
-    int logprobs;              /* -1 = not asked for */
+    enum score_scheme scheme;
+    int64_t bptt; /* of the scheme */
+    int logprobs; /* -1 = not asked for */
     bool ranks, stream;
     bool softmax; /* of /v1/score */
     enum input_memory memory;
@@ -56,7 +77,16 @@ int64_t score_n_prompt(const struct score_job *job);
 
 /* Reads whichever form the body has: inputs, entry, form and n_per. */
 bool score_read_forms(struct fields *fields, struct score_job *job,
-                      const struct api_limits *limits);
+                      const struct score_windows *windows, const struct api_limits *limits);
+/* How texts are to be cut; an error is in fields. */
+void score_windows_read(struct fields *fields, struct score_windows *windows,
+                        const struct api_limits *limits);
+/* Cuts the job's inputs into blocks, where the scheme does so. */
+bool score_windows_cut(struct score_job *job, const struct score_windows *windows,
+                       const struct api_limits *limits, struct api_error *error);
+const char *score_scheme_name(enum score_scheme scheme); /* NULL of the request's own */
+/* Whether the text is scored in blocks, of which not every token is predicted. */
+bool score_scheme_blocks(enum score_scheme scheme);
 /* Makes the input's own text of two parts. *total is the sum over the request, which is bounded. */
 bool score_join(struct input *input, const char *const part[2], const size_t bytes[2],
                 size_t *total, const char *param, const struct api_limits *limits,
@@ -83,18 +113,24 @@ bool score_too_many_tokens(struct api_error *error, const char *param,
  * tokenizer); a figure that is not defined is NaN. */
 struct score_figures {
     int64_t n_items, n_tokens, n_scored, n_bytes, n_chars, n_words;
+    int64_t n_unk;  /* of n_tokens: unknown to the vocabulary */
+    int64_t n_best; /* of n_scored: the most probable token */
     double sum_logprob, min_logprob;
     double unconditional; /* sum after BOS alone; NaN = not asked for */
     bool is_greedy, impossible, nan;
-    double mean_nll, perplexity, bits_per_token;
+    double mean_nll, perplexity, bits_per_token, accuracy;
     double bits_per_byte, bits_per_char, byte_perplexity, word_perplexity;
 };
 /* false: no memory for the text of ids. The result is over. */
 bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
-                        const struct tokenizer *tokenizer, struct api_error *error);
+                        const struct api_limits *limits, struct api_error *error);
 /* Adds one result's counts and sums to the pool; score_figures_derive then makes the rest. */
 void score_figures_add(struct score_figures *pool, const struct score_figures *item);
 void score_figures_derive(struct score_figures *figures);
+
+/* Tokens that the vocabulary does not know, of a result; the end token that was appended is not
+ * looked at. */
+int64_t score_n_unk(const struct score_job *job, int result, const struct model_info *info);
 
 /* The best ending by each measure; the first of equals. */
 enum score_measure {

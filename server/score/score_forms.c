@@ -252,7 +252,7 @@ static bool pair_make(struct input *input, struct score_entry *entry, const stru
     const int64_t n_context = context->read.n_ids;
     const bool bos =
         n_context == 0 || (context->text != NULL ? rules->marks.bos_text : rules->marks.bos_ids);
-    const struct input_marks marks = {bos, bos, rules->marks.eos};
+    const struct input_marks marks = {bos, bos, rules->marks.eos, rules->marks.prefix};
     if (!ok || !input_add_marks(input, place->name, marks, rules->limits->info, error)) {
         return false;
     }
@@ -430,7 +430,8 @@ static bool choose_form(struct fields *fields, struct score_job *job, json_t *va
 }
 
 /* What goes around and between the tokens. */
-static void read_rules(struct fields *fields, const struct score_job *job, struct pair_rules *rules)
+static void read_rules(struct fields *fields, const struct score_job *job,
+                       const struct score_windows *windows, struct pair_rules *rules)
 {
     static const char *const boundaries[] = {"joint", "separate", NULL};
     const struct model_info *const info = rules->limits->info;
@@ -439,10 +440,22 @@ static void read_rules(struct fields *fields, const struct score_job *job, struc
     fields_bool(fields, "append_eos", NULL, &rules->marks.eos);
     rules->marks.bos_text = add_bos;
     rules->marks.bos_ids = add_bos && json_is_true(json_object_get(fields->object, "add_bos"));
+    if (windows->scheme != SCORE_SCHEME_OWN) { /* blocks get what stands around them later */
+        const bool first = windows->scheme == SCORE_SCHEME_LM_EVAL &&
+                           (job->form == SCORE_TEXT || job->form == SCORE_IDS);
+        rules->marks = (struct input_marks){.bos_text = first, .bos_ids = first};
+        rules->marks.prefix = windows->prefix;
+    }
     const int boundary = fields_choice(fields, "boundary", boundaries);
     rules->joint = boundary == 0;
     rules->separate = boundary == 1;
     fields_bool(fields, "unconditional", NULL, &rules->unconditional);
+    if (score_scheme_blocks(windows->scheme) && job->form != SCORE_TEXT && job->form != SCORE_IDS) {
+        (void)api_error_set(fields->error, 400, "conflicting_fields", "windows",
+                            "windows \"%s\" goes with text or tokens, not with a context and its "
+                            "continuations",
+                            score_scheme_name(windows->scheme));
+    }
     if (boundary >= 0 && job->form != SCORE_RANKING && job->form != SCORE_PAIRS) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "boundary",
                             "boundary goes with context and continuations, or with pairs, not with "
@@ -459,14 +472,15 @@ static void read_rules(struct fields *fields, const struct score_job *job, struc
     }
 }
 
-bool score_read_forms(struct fields *fields, struct score_job *job, const struct api_limits *limits)
+bool score_read_forms(struct fields *fields, struct score_job *job,
+                      const struct score_windows *windows, const struct api_limits *limits)
 {
     json_t *value[FORM_N] = {NULL};
     struct pair_rules rules = {.limits = limits};
     if (!choose_form(fields, job, value)) {
         return false;
     }
-    read_rules(fields, job, &rules);
+    read_rules(fields, job, windows, &rules);
     if (fields->error->status != 0) {
         return false;
     }

@@ -97,44 +97,8 @@ static bool read_units(struct fields *fields, struct score_job *job)
 
 /* ---- the rest ----------------------------------------------------------------------------- */
 
-/* max_context and stride, with defaults. */
-struct windows {
-    int64_t window, stride;
-    int on_long; /* -1 = not given */
-};
-
-/* A model without a context limit reads a text as one stream: there is nothing to cut. */
-static void refuse_windows(struct fields *fields)
-{
-    static const char *const names[] = {"max_context", "stride"};
-    for (int i = 0; i < 2; i++) {
-        if (fields_get(fields, names[i], NULL) != NULL) {
-            (void)api_error_set(fields->error, 400, "conflicting_fields", names[i],
-                                "%s cuts a text into windows, but this model has no context limit "
-                                "and scores each text as one stream: leave it out",
-                                names[i]);
-        }
-    }
-}
-
-static struct windows read_windows(struct fields *fields, const struct api_limits *limits)
-{
-    static const char *const on_long[] = {"window", "error", NULL};
-    const int64_t context = engine_context(limits->context);
-    struct windows w = {.window = context, .stride = context};
-    if (limits->context == 0) {
-        refuse_windows(fields);
-    } else {
-        fields_int64(fields, "max_context", 1, context, &w.window);
-        w.stride = w.window;
-        fields_int64(fields, "stride", 1, w.window, &w.stride);
-    }
-    w.on_long = fields_choice(fields, "on_long", on_long);
-    return w;
-}
-
 /* What the answer would hold: bounded, so that no request can exhaust memory. */
-static bool check_sizes(const struct score_job *job, const struct windows *windows,
+static bool check_sizes(const struct score_job *job, const struct score_windows *windows,
                         bool has_targets, const struct api_limits *limits, struct api_error *error)
 {
     const bool documents = job->form == SCORE_TEXT || job->form == SCORE_IDS;
@@ -144,6 +108,18 @@ static bool check_sizes(const struct score_job *job, const struct windows *windo
     for (int i = 0; i < job->inputs.n; i++) {
         const int64_t n_ids = job->inputs.input[i].n_ids;
         n_listed += n_ids - job->entry[i].first;
+        if (job->memory == MEMORY_TOKENS && score_scheme_blocks(windows->scheme)) {
+            return api_error_set(
+                error, 400, "conflicting_fields", "memory",
+                "memory \"tokens\" follows the text, but windows \"%s\" reads pieces "
+                "of it apart: ask for \"summary\"",
+                score_scheme_name(windows->scheme));
+        }
+        if (job->memory != MEMORY_OFF && job->entry[i].block != job->entry[i].block_used) {
+            return api_error_set(error, 400, "conflicting_fields", "memory",
+                                 "memory goes with all windows but \"adaptive-span\", which leaves "
+                                 "out parts of the text");
+        }
         if (refuse_long && n_ids - 1 + has_targets > windows->window) {
             return api_error_set(
                 error, 400, "context_length_exceeded", "on_long",
@@ -216,7 +192,10 @@ static bool set_items(struct score_job *job, const struct api_limits *limits,
         struct item *const item = score_item(job, i);
         int32_t *const ids = input->ids;
         input->ids = NULL; /* the request's from now on */
-        item->score_from = job->entry[i].first;
+        const struct score_entry *const entry = &job->entry[i];
+        item->score_from = entry->block > 0 ? 1 : entry->first;
+        item->block = entry->block;
+        item->block_used = entry->block_used;
         if (!score_set_item(job, i * job->n_per, ids, input->n_ids, limits, error) ||
             (job->n_per == 2 && !set_unconditional(job, i * 2 + 1, item, limits, error))) {
             return false;
@@ -295,9 +274,13 @@ static bool make_request(struct score_job *job, struct fields *fields, const str
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
     const int64_t deadline_us = input_deadline(fields, limits);
-    const struct windows windows = read_windows(fields, limits);
+    struct score_windows windows;
+    score_windows_read(fields, &windows, limits);
+    job->scheme = windows.scheme;
+    job->bptt = windows.bptt;
     /* Tokenising is the dear part: not for a request that is wrong already. */
-    if (error->status != 0 || !score_read_forms(fields, job, limits) || !read_units(fields, job) ||
+    if (error->status != 0 || !score_read_forms(fields, job, &windows, limits) ||
+        !score_windows_cut(job, &windows, limits, error) || !read_units(fields, job) ||
         !check_sizes(job, &windows, wishes->n_target > 0, limits, error)) {
         return false;
     }

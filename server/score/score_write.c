@@ -31,6 +31,7 @@ static void write_figures(struct text *out, const struct score_figures *f)
 {
     json_field_int(out, "n_tokens", f->n_tokens);
     json_field_int(out, "n_scored", f->n_scored);
+    json_field_int(out, "n_unk", f->n_unk);
     put_count(out, "n_bytes", f->n_bytes);
     put_count(out, "n_chars", f->n_chars);
     put_count(out, "n_words", f->n_words);
@@ -42,6 +43,7 @@ static void write_figures(struct text *out, const struct score_figures *f)
     json_field_double(out, "bits_per_char", f->bits_per_char);
     json_field_double(out, "byte_perplexity", f->byte_perplexity);
     json_field_double(out, "word_perplexity", f->word_perplexity);
+    json_field_double(out, "accuracy", f->accuracy);
     json_field_bool(out, "is_greedy", f->is_greedy);
     json_field_float(out, "min_logprob", f->n_scored > 0 ? (float)f->min_logprob : NAN);
     if (f->impossible) {
@@ -49,12 +51,16 @@ static void write_figures(struct text *out, const struct score_figures *f)
     }
 }
 
-static void write_windows(struct text *out, const struct request *request, const struct item *item)
+static void write_windows(struct text *out, const struct score_job *job, const struct item *item)
 {
+    const struct request *const request = job->request;
     json_key(out, "windows");
     json_open(out, '{');
     json_field_int(out, "count", score_item_window_count(request, item));
-    if (request->window < ENGINE_TEXT_MAX) {
+    if (score_scheme_blocks(job->scheme)) {
+        json_field_null(out, "max_context");
+        json_field_null(out, "stride");
+    } else if (request->window < ENGINE_TEXT_MAX) {
         json_field_int(out, "max_context", request->window);
         json_field_int(out, "stride", request->stride);
     } else { /* one stream */
@@ -62,6 +68,10 @@ static void write_windows(struct text *out, const struct request *request, const
         json_field_null(out, "stride");
     }
     json_field_int(out, "positions_computed", item->n_position);
+    if (job->scheme != SCORE_SCHEME_OWN) {
+        json_field_string(out, "scheme", score_scheme_name(job->scheme));
+        json_field_int(out, "bptt", job->bptt);
+    }
     json_close(out, '}');
 }
 
@@ -91,7 +101,7 @@ static bool open_result(struct score_writer *w, struct text *out, struct api_err
     const struct request *const request = job->request;
     const struct item *const item = score_item(job, w->result);
     const struct input *const input = &job->inputs.input[w->result];
-    if (!score_figures_item(&w->figures, job, w->result, w->limits->tokenizer, error)) {
+    if (!score_figures_item(&w->figures, job, w->result, w->limits, error)) {
         return false;
     }
     if (w->figures.nan || (job->n_per == 2 && score_sum_item(item + 1).nan)) {
@@ -104,7 +114,7 @@ static bool open_result(struct score_writer *w, struct text *out, struct api_err
     if (job->n_per == 2) {
         json_field_double(out, "unconditional_sum_logprob", w->figures.unconditional);
     }
-    write_windows(out, request, item);
+    write_windows(out, job, item);
     if (request->n_target > 0) {
         write_targets(out, request, item, w->limits->tokenizer);
     }
@@ -129,8 +139,8 @@ static void write_token(struct score_writer *w, struct text *out)
     const struct item *const item = score_item(job, w->result);
     const struct input *const input = &job->inputs.input[w->result];
     const int n_top = job->request->n_top;
-    const bool scored = w->token >= item->score_from;
     const int64_t at = w->token - item->score_from;
+    const bool scored = at >= 0 && item->out_rank[at] > 0;
     const int32_t id = item->ids[w->token];
     struct answer_token token = {.id = id,
                                  .before = w->token > 0 ? item->ids[w->token - 1] : -1,
@@ -210,13 +220,16 @@ static void write_aggregate(struct text *out, const struct score_figures *pool)
     json_field_int(out, "n_items", pool->n_items);
     json_field_int(out, "n_tokens", pool->n_tokens);
     json_field_int(out, "n_scored", pool->n_scored);
+    json_field_int(out, "n_unk", pool->n_unk);
     put_count(out, "n_bytes", pool->n_bytes);
     put_count(out, "n_words", pool->n_words);
     json_field_double(out, "sum_logprob", pool->sum_logprob);
     json_field_double(out, "perplexity", pool->perplexity);
+    json_field_double(out, "bits_per_token", pool->bits_per_token);
     json_field_double(out, "bits_per_byte", pool->bits_per_byte);
     json_field_double(out, "bits_per_char", pool->bits_per_char);
     json_field_double(out, "word_perplexity", pool->word_perplexity);
+    json_field_double(out, "accuracy", pool->accuracy);
     json_close(out, '}');
 }
 

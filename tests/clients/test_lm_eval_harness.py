@@ -98,6 +98,8 @@ def test_rolling_perplexity_equals_score_under_the_same_windows(server, results)
         theirs = float(theirs[0] if isinstance(theirs, list) else theirs)
         assert math.isclose(theirs, result["sum_logprob"], rel_tol=1e-6), (theirs, result)
     assert any(r["windows"]["count"] > 1 for r in got["results"])
+    same = server.ok("/score", {"text": pages(), "windows": "lm-eval"})
+    assert [r["sum_logprob"] for r in same["results"]] == [r["sum_logprob"] for r in got["results"]]
     figures = found["pkm_rolling"]
     assert math.isclose(figures["word_perplexity,none"], got["aggregate"]["word_perplexity"],
                         rel_tol=1e-6)
@@ -114,6 +116,8 @@ def test_loglikelihoods_equal_pairs_of_score(server, results):
             logprob, greedy = response[0]
             assert math.isclose(float(logprob), result["sum_logprob"], rel_tol=1e-6)
             assert str(greedy) == str(result["is_greedy"])
+        same = server.ok("/score", {"pairs": pairs, "windows": "lm-eval"})["results"]
+        assert [r["sum_logprob"] for r in same] == [r["sum_logprob"] for r in got]
 
 
 def test_generation_until_equals_generate(server, results):

@@ -96,7 +96,7 @@ def test_every_field_is_known_to_the_parser(server, path):
 SOURCES = {"GenerateRequest": "generate/generate_parse generate/generate_read",
            "CompletionRequest": "generate/openai_parse generate/generate_read",
            "TgiRequest": "generate/tgi_parse generate/generate_read",
-           "ScoreRequest": "score/score_parse score/score_forms", "LabelRequest": "score/score_labels"}
+           "ScoreRequest": "score/score_parse score/score_forms score/score_windows", "LabelRequest": "score/score_labels"}
 SHARED = {"input_model": {"model"}, "input_language": {"language", "lang"}, "input_priority": {"priority"},
           "input_memory": {"memory"}, "input_deadline": {"timeout_ms"}, "input_id": {"id", "request_id"}}
 
@@ -163,7 +163,7 @@ def test_values_at_the_bounds_are_taken(server):
         for name, field in fields_of(BODIES[path]).items():
             for bound in ("minimum", "maximum"):
                 if bound in field and name not in ("max_tokens", "min_tokens", "n", "best_of",
-                                                   "timeout_ms", "max_new_tokens", "n_predict"):
+                                                   "timeout_ms", "max_new_tokens", "n_predict", "bptt", "batch_size"):
                     body = {**EXAMPLES[path], "max_tokens": 1, name: field[bound]} \
                         if path in ("/generate", "/v1/completions") else \
                         {**EXAMPLES[path], name: field[bound]}
