@@ -1,19 +1,100 @@
-/* The engine's arithmetic about rows, sequences, pages and outputs is checked once for each step,
- * by every backend's step_begin, and not in each op. */
-#include "kernels/backend.h"
+/* A step's arrays and its checks, the same for all backends.
+ *
+ * The engine's arithmetic about rows, sequences, pages and outputs is checked once for each step
+ * and not in each op: an op compares its tables with the step's bounds. */
+#include "kernels/step.h"
 
-static void check_rows(const struct step *step)
+#include <stdlib.h>
+
+/* ---- arrays --------------------------------------------------------------------------------- */
+
+/* Zero-filled array of n_a · n_b elements; never empty, so that NULL means failure. */
+static bool array_new(void *array, int n_a, int n_b, size_t element_bytes)
 {
-    CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
-    CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
-    CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
-    for (int s = 0; s < step->n_seq; s++) {
-        CHECK(step->seq_first[s] <= step->seq_first[s + 1]);
-        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            CHECK(step->pos[r] >= 0 && (step->limits.n_span_max > 0 ||
-                                        step->pos[r] / KV_PAGE < step->limits.n_page_max));
-            CHECK(r == step->seq_first[s] || step->pos[r] == step->pos[r - 1] + 1);
-        }
+    const size_t n = (size_t)n_a * (size_t)n_b; /* two ints: fits size_t */
+    void *const data = calloc(n > 0 ? n : 1, element_bytes);
+    *(void **)array = data;
+    return data != NULL;
+}
+
+static bool inputs_new(struct step *s, const struct step_limits *l)
+{
+    return array_new(&s->token, l->n_tok_max, 1, sizeof *s->token) &&
+           array_new(&s->pos, l->n_tok_max, 1, sizeof *s->pos) &&
+           array_new(&s->lang, l->n_tok_max, 1, sizeof *s->lang) &&
+           array_new(&s->seq_first, l->n_seq_max + 1, 1, sizeof *s->seq_first) &&
+           array_new(&s->page, l->n_seq_max, l->n_page_max, sizeof *s->page) &&
+           array_new(&s->out_row, l->n_out_max, 1, sizeof *s->out_row) &&
+           array_new(&s->out_want, l->n_out_max, 1, sizeof *s->out_want) &&
+           array_new(&s->target, l->n_out_max, 1, sizeof *s->target) &&
+           array_new(&s->sample, l->n_out_max, 1, sizeof *s->sample) &&
+           array_new(&s->adjust, l->n_adjust_max, 1, sizeof *s->adjust) &&
+           array_new(&s->allow, l->n_allow_max, 1, sizeof *s->allow);
+}
+
+static bool results_new(struct step *s, const struct step_limits *l)
+{
+    return array_new(&s->out_token, l->n_out_max, 1, sizeof *s->out_token) &&
+           array_new(&s->out_logprob, l->n_out_max, 1, sizeof *s->out_logprob) &&
+           array_new(&s->out_rank, l->n_out_max, 1, sizeof *s->out_rank) &&
+           array_new(&s->out_entropy, l->n_out_max, 1, sizeof *s->out_entropy) &&
+           array_new(&s->top_id, l->n_out_max, l->n_top_max, sizeof *s->top_id) &&
+           array_new(&s->top_logprob, l->n_out_max, l->n_top_max, sizeof *s->top_logprob);
+}
+
+enum err_code step_arrays_new(struct step *step, const struct step_limits *limits, struct err *err)
+{
+    CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
+    CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
+    CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
+    CHECK(limits->n_span_max >= 0 && limits->d_model >= 0 && limits->n_head >= 0);
+    CHECK(limits->n_head == 0 || limits->d_model % limits->n_head == 0);
+    step->limits = *limits;
+    if (!inputs_new(step, limits) || !results_new(step, limits)) {
+        return err_set(err, ERR_MEMORY,
+                       "no memory left for a step of %d tokens, %d sequences and %d outputs; lower "
+                       "the limits",
+                       limits->n_tok_max, limits->n_seq_max, limits->n_out_max);
+    }
+    return ERR_OK;
+}
+
+void step_arrays_free(struct step *s)
+{
+    void *const arrays[] = {
+        s->token,  s->pos,      s->lang,        s->seq_first,   s->page,        s->out_row,
+        s->target, s->sample,   s->allow,       s->out_want,    s->adjust,      s->out_token,
+        s->top_id, s->out_rank, s->out_logprob, s->out_entropy, s->top_logprob,
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        free(arrays[i]);
+    }
+}
+
+/* ---- checks --------------------------------------------------------------------------------- */
+
+static int32_t bound(int32_t before, int32_t value)
+{
+    CHECK(value >= 0 && value < INT32_MAX);
+    return value >= before ? value + 1 : before;
+}
+
+/* Rows, positions and pages of sequence s, whose bounds are added. */
+static void check_sequence(const struct step *step, int s, struct step_bounds *bounds)
+{
+    const int first = step->seq_first[s];
+    const int end = step->seq_first[s + 1];
+    CHECK(first <= end && end <= step->n_tok);
+    for (int r = first; r < end; r++) {
+        CHECK(r == first || step->pos[r] == step->pos[r - 1] + 1);
+        bounds->token = bound(bounds->token, step->token[r]);
+        bounds->pos = bound(bounds->pos, step->pos[r]);
+        bounds->lang = bound(bounds->lang, step->lang[r]);
+    }
+    const int n_pos = end > first ? step->pos[end - 1] + 1 : 0;
+    CHECK(step->limits.n_span_max > 0 || (n_pos - 1) / KV_PAGE < step->limits.n_page_max);
+    for (int p = 0; p < step_pages_used(step, n_pos); p++) {
+        bounds->page = bound(bounds->page, step_page(step, s, p * KV_PAGE));
     }
 }
 
@@ -30,19 +111,14 @@ static void check_outputs(const struct step *step)
     }
 }
 
-void step_check(const struct step *step)
+void step_check(struct step *step)
 {
-    check_rows(step);
-    check_outputs(step);
-}
-
-void step_check_window(const struct step *step, const struct span_shape *shape)
-{
-    const int64_t ring = (int64_t)step->limits.n_page_max * KV_PAGE;
-    CHECK(shape->window + shape->n_persistent <= step->limits.n_span_max);
+    CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
+    CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
+    CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
+    step->bounds = (struct step_bounds){0};
     for (int s = 0; s < step->n_seq; s++) {
-        const int n_row = step->seq_first[s + 1] - step->seq_first[s];
-        CHECK(n_row == 0 || shape->window + n_row <= ring ||
-              step->pos[step->seq_first[s + 1] - 1] < ring);
+        check_sequence(step, s, &step->bounds);
     }
+    check_outputs(step);
 }

@@ -54,6 +54,16 @@ static inline struct tensor tensor_rows(struct tensor t, int64_t first, int64_t 
     return tensor_head(t, rows);
 }
 
+static inline float *row_f32(struct tensor t, int64_t row)
+{
+    return (float *)t.data + row * t.stride;
+}
+
+static inline int32_t *row_i32(struct tensor t, int64_t row)
+{
+    return (int32_t *)t.data + row * t.stride;
+}
+
 static inline float bf16_to_f32(uint16_t bits)
 {
     union {

@@ -1,5 +1,5 @@
-/* What every backend asks of a weight: see backend.h. */
-#include "kernels/backend.h"
+/* What all backends share of a weight: see weight.h. */
+#include "kernels/weight.h"
 #include "kernels/int8.h"
 
 static bool is_float(enum dtype dtype)
@@ -7,7 +7,7 @@ static bool is_float(enum dtype dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-void weight_check(const struct tensor *host, const struct weight_desc *desc)
+struct weight weight_head(const struct tensor *host, const struct weight_desc *desc)
 {
     CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
     CHECK(is_float(host->dtype) || (host->dtype == DTYPE_I8 && desc->row_scale != NULL));
@@ -18,6 +18,12 @@ void weight_check(const struct tensor *host, const struct weight_desc *desc)
     CHECK(desc->kind == WEIGHT_KEYS || desc->n_group == 1);
     CHECK(!desc->is_split || desc->kind == WEIGHT_KEYS ||
           (desc->kind == WEIGHT_MATRIX && desc->dtype == DTYPE_F32));
+    return (struct weight){.kind = desc->kind,
+                           .dtype = desc->kind == WEIGHT_KEYS ? DTYPE_F32 : desc->dtype,
+                           .placement = desc->placement,
+                           .n_group = desc->n_group,
+                           .rows = host->rows,
+                           .cols = host->cols};
 }
 
 enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,

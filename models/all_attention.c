@@ -304,7 +304,7 @@ static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
 static void apply(struct backend *be, struct tensor y, struct tensor x, const struct linear *linear,
                   enum act act)
 {
-    be->op->linear(be, y, x, linear->weight, linear->bias, act);
+    op_linear(be, y, x, linear->weight, linear->bias, act);
 }
 
 /* Stores keys and values; s->y = what each head has seen. Split attention asks the same queries
@@ -312,18 +312,17 @@ static void apply(struct backend *be, struct tensor y, struct tensor x, const st
 static void attend(const struct all_attention *model, const struct layer *layer,
                    const struct scratch *s, const struct step *step)
 {
-    const struct backend_ops *const op = model->be->op;
     const int d_text = model->d_text;
     const int index = (int)(layer - model->layer);
     const struct tensor k_pages = buffers_k_pages(&model->room, index);
     const struct tensor v_pages = buffers_v_pages(&model->room, index);
-    op->kv_store(model->be, k_pages, v_pages, s->k, s->v, step, model->n_text);
-    op->span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
-                       k_pages, v_pages, step, &layer->span);
+    op_kv_store(model->be, k_pages, v_pages, s->k, s->v, step, model->n_text);
+    op_span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
+                      k_pages, v_pages, step, &layer->span);
     if (model->n_alone > 0) {
-        op->span_attention(model->be, tensor_cols(s->y, d_text, model->d_alone),
-                           tensor_cols(s->q, model->d_model - model->d_alone, model->d_alone),
-                           k_pages, v_pages, step, &layer->alone);
+        op_span_attention(model->be, tensor_cols(s->y, d_text, model->d_alone),
+                          tensor_cols(s->q, model->d_model - model->d_alone, model->d_alone),
+                          k_pages, v_pages, step, &layer->alone);
     }
 }
 
@@ -332,17 +331,16 @@ static void run_layer(const struct all_attention *model, const struct layer *lay
                       const struct scratch *s, const struct step *step)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     apply(be, s->q, s->x, &layer->query, ACT_NONE);
     apply(be, s->k, s->x, &layer->key, ACT_NONE);
     apply(be, s->v, s->x, &layer->value, ACT_NONE);
     attend(model, layer, s, step);
     apply(be, s->q, s->y, &layer->out, ACT_NONE);
-    op->add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
+    op_add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
     if (model->d_ff > 0) {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, ACT_RELU);
-        op->ffn(be, s->q, s->ff, s->x, &ffn);
-        op->add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+        op_ffn(be, s->q, s->ff, s->x, &ffn);
+        op_add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
     }
 }
 
@@ -352,7 +350,7 @@ static void all_attention_forward(void *self, struct step *step, const struct mo
     struct backend *const be = model->be;
     CHECK(step->n_tok <= model->scratch.x.rows);
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
-    be->op->embed(be, s.x, step, model->tok, NULL, NULL);
+    op_embed(be, s.x, step, model->tok, NULL, NULL);
     model_see(tap, "hidden", -1, &s.x);
     for (int i = 0; i < model->n_layer; i++) {
         run_layer(model, &model->layer[i], &s, step);

@@ -72,7 +72,7 @@ struct memory_llama {
     enum dtype cache_dtype;
     float norm_eps;
     const struct weight *tok; /* [n_vocab, d_model] */
-    struct tensor turns;      /* [context, 2·d_head] of the op rotate */
+    struct tensor turns;      /* [context, 2·d_head] of the op rope */
     struct tensor norm;       /* [1, d_model] before the vocabulary */
     struct layer *layer;      /* Owner. [n_layer] */
     int n_memory;
@@ -320,7 +320,6 @@ static void attend(const struct memory_llama *model, const struct layer *layer,
                    const struct scratch *s, const struct step *step)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     const int64_t d = model->d_attention;
     const int64_t d_kv = model->d_kv;
     const int64_t d_head = d / model->n_head;
@@ -331,12 +330,11 @@ static void attend(const struct memory_llama *model, const struct layer *layer,
     const int index = (int)(layer - model->layer);
     const struct tensor k_pages = buffers_k_pages(&model->room, index);
     const struct tensor v_pages = buffers_v_pages(&model->room, index);
-    op->linear(be, s->qkv, s->y, layer->qkv, NO_TENSOR, ACT_NONE);
-    op->rotate(be, tensor_cols(s->qkv, 0, d + d_kv), model->turns, step,
-               model->n_head + model->n_kv_head);
-    op->kv_store(be, k_pages, v_pages, k, v, step, model->n_kv_head);
-    op->attention(be, s->seen, q, k_pages, v_pages, step, model->n_head, scale);
-    op->linear(be, s->z, s->seen, layer->out, NO_TENSOR, ACT_NONE);
+    op_linear(be, s->qkv, s->y, layer->qkv, NO_TENSOR, ACT_NONE);
+    op_rope(be, tensor_cols(s->qkv, 0, d + d_kv), model->turns, step,
+            model->n_head + model->n_kv_head);
+    op_attention(be, s->seen, q, k_pages, v_pages, k, v, step, model->n_head, scale);
+    op_linear(be, s->z, s->seen, layer->out, NO_TENSOR, ACT_NONE);
 }
 
 /* s->z = W_down (silu(W_gate·s->y) * W_up·s->y) */
@@ -346,15 +344,15 @@ static void feed_forward(const struct memory_llama *model, const struct layer *l
     struct backend *const be = model->be;
     const struct tensor gate = tensor_cols(s->ff, 0, model->d_ff);
     const struct tensor up = tensor_cols(s->ff, model->d_ff, model->d_ff);
-    be->op->linear(be, s->ff, s->y, layer->up, NO_TENSOR, ACT_NONE);
-    be->op->gate(be, up, up, gate, GATE_SILU);
-    be->op->linear(be, s->z, up, layer->down, NO_TENSOR, ACT_NONE);
+    op_linear(be, s->ff, s->y, layer->up, NO_TENSOR, ACT_NONE);
+    op_gate(be, up, up, gate, GATE_SILU);
+    op_linear(be, s->z, up, layer->down, NO_TENSOR, ACT_NONE);
 }
 
 /* y = x's linear layer */
 static void apply(struct backend *be, struct tensor y, struct tensor x, const struct linear *linear)
 {
-    be->op->linear(be, y, x, linear->weight, linear->bias, ACT_NONE);
+    op_linear(be, y, x, linear->weight, linear->bias, ACT_NONE);
 }
 
 /* s->z = memory(s->y) */
@@ -362,7 +360,6 @@ static void remember(const struct memory_llama *model, const struct memory *memo
                      const struct scratch *s, const struct model_tap *tap)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     const struct tensor query = query_run(&memory->query, &model->store, s->query.data, NULL, s->y);
     const struct tensor slots = tensor_head(memory->slots, s->y.rows);
     const struct tensor shares = tensor_head(memory->shares, s->y.rows);
@@ -370,20 +367,20 @@ static void remember(const struct memory_llama *model, const struct memory *memo
     const struct tensor value =
         is_projected ? tensor_make(s->value.data, s->y.rows, memory->d_value, DTYPE_F32) : s->z;
     model_see(tap, "query", memory->index, &query);
-    op->pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
+    op_pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
     model_see(tap, "slots", memory->index, &slots);
     model_see(tap, "shares", memory->index, &shares);
     struct tensor weight = shares;
     if (memory->experts != NULL) {
         weight = tensor_make(s->weight.data, shares.rows, shares.cols, DTYPE_F32);
-        op->pkm_experts(be, weight, shares, slots, s->y, memory->experts);
+        op_pkm_experts(be, weight, shares, slots, s->y, memory->experts);
     }
-    op->pkm_read(be, value, NO_TENSOR, slots, weight, memory->values);
+    op_pkm_read(be, value, NO_TENSOR, slots, weight, memory->values);
     if (memory->gate.weight != NULL) {
         const struct tensor gate =
             tensor_make(s->gate.data, value.rows, memory->d_value, DTYPE_F32);
         apply(be, gate, s->y, &memory->gate);
-        op->gate(be, value, value, gate, GATE_SILU);
+        op_gate(be, value, value, gate, GATE_SILU);
     }
     if (is_projected) {
         apply(be, s->z, value, &memory->project);
@@ -391,7 +388,7 @@ static void remember(const struct memory_llama *model, const struct memory *memo
     if (memory->out_gate.weight != NULL) {
         const struct tensor gate = tensor_make(s->gate.data, value.rows, 1, DTYPE_F32);
         apply(be, gate, s->y, &memory->out_gate);
-        op->gate(be, s->z, s->z, gate, GATE_SIGMOID);
+        op_gate(be, s->z, s->z, gate, GATE_SIGMOID);
     }
     model_see(tap, "memory_out", memory->index, &s->z);
 }
@@ -400,24 +397,23 @@ static void memory_llama_forward(void *self, struct step *step, const struct mod
 {
     const struct memory_llama *const model = self;
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     const float eps = model->norm_eps;
     CHECK(step->n_tok <= model->scratch.x.rows);
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
-    op->embed(be, s.x, step, model->tok, NULL, NULL);
+    op_embed(be, s.x, step, model->tok, NULL, NULL);
     model_see(tap, "hidden", -1, &s.x);
-    op->rms_norm(be, s.y, NO_TENSOR, s.x, NO_TENSOR, model->layer[0].norm1, eps);
+    op_rms_norm(be, s.y, NO_TENSOR, s.x, NO_TENSOR, model->layer[0].norm1, eps);
     for (int i = 0; i < model->n_layer; i++) {
         const struct layer *const layer = &model->layer[i];
         const bool is_last = i + 1 == model->n_layer;
         attend(model, layer, &s, step);
-        op->rms_norm(be, s.y, s.x, s.x, s.z, layer->norm2, eps);
+        op_rms_norm(be, s.y, s.x, s.x, s.z, layer->norm2, eps);
         if (layer->memory != NULL) {
             remember(model, layer->memory, &s, tap);
         } else {
             feed_forward(model, layer, &s);
         }
-        op->rms_norm(be, s.y, s.x, s.x, s.z, is_last ? model->norm : layer[1].norm1, eps);
+        op_rms_norm(be, s.y, s.x, s.x, s.z, is_last ? model->norm : layer[1].norm1, eps);
         model_see(tap, "hidden", i, &s.x);
     }
     output_run(be, &model->output, s.y, step, tap);

@@ -52,7 +52,7 @@ static struct tensor wanted_rows(struct backend *be, const struct output *output
     for (int i = 1; i < n; i++) {
         if (row[i] != row[0] + i) {
             const struct tensor rows = tensor_head(output->rows, n);
-            be->op->gather(be, rows, x, step, first);
+            op_gather(be, rows, x, step, first);
             return rows;
         }
     }
@@ -62,7 +62,6 @@ static struct tensor wanted_rows(struct backend *be, const struct output *output
 void output_run(struct backend *be, const struct output *output, struct tensor x, struct step *step,
                 const struct model_tap *tap)
 {
-    const struct backend_ops *const op = be->op;
     const struct adaptive *const adaptive = &output->adaptive;
     const int n_chunk = (int)output->logits.rows;
     for (int first = 0; first < step->n_out; first += n_chunk) {
@@ -73,13 +72,13 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
         if (adaptive->n_tail > 0) {
             adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
         } else if (tap != NULL) {
-            op->linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
+            op_linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
         } else {
-            op->linear_outputs(be, logits, rows, output->head.weight, output->head.bias, step,
-                               first);
+            op_linear_outputs(be, logits, rows, output->head.weight, output->head.bias, step,
+                              first);
             continue;
         }
         model_see(tap, "logits", first, &logits);
-        op->outputs(be, logits, step, first);
+        op_outputs(be, logits, step, first);
     }
 }

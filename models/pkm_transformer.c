@@ -259,7 +259,6 @@ static void attend(const struct pkm_transformer *model, const struct layer *laye
                    const struct scratch *s, const struct step *step)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     const int64_t d = model->d_model;
     const int n_head = model->n_head;
     const int d_head = model->d_model / n_head;
@@ -270,11 +269,10 @@ static void attend(const struct pkm_transformer *model, const struct layer *laye
     const int index = (int)(layer - model->layer);
     const struct tensor k_pages = buffers_k_pages(&model->room, index);
     const struct tensor v_pages = buffers_v_pages(&model->room, index);
-    op->linear(be, s->qkv, s->x, layer->qkv.weight, layer->qkv.bias, ACT_NONE);
-    op->kv_store(be, k_pages, v_pages, k, v, step, n_head);
-    op->attention(be, s->y, q, k_pages, v_pages, step, n_head, scale);
-    op->linear(be, s->z, s->y, layer->out.weight, layer->out.bias, ACT_NONE);
-    op->add_norm(be, s->x, s->x, s->z, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
+    op_linear(be, s->qkv, s->x, layer->qkv.weight, layer->qkv.bias, ACT_NONE);
+    op_attention(be, s->y, q, k_pages, v_pages, k, v, step, n_head, scale);
+    op_linear(be, s->z, s->y, layer->out.weight, layer->out.bias, ACT_NONE);
+    op_add_norm(be, s->x, s->x, s->z, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
 }
 
 /* y = residual + memory(s->x); residual may be NO_TENSOR. */
@@ -283,26 +281,25 @@ static void remember(const struct pkm_transformer *model, const struct memory *m
                      const struct model_tap *tap)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     const struct tensor query =
         query_run(&memory->query, &model->store, s->query.data, s->hidden.data, s->x);
     const struct tensor slots = tensor_head(memory->slots, s->x.rows);
     const struct tensor shares = tensor_head(memory->shares, s->x.rows);
     model_see(tap, "query", memory->index, &query);
     if (memory->n_unit > 0) {
-        op->unit_norm(be, query, query, memory->n_unit);
+        op_l2_norm(be, query, query, memory->n_unit);
     }
-    op->pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
+    op_pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
     if (memory->shape.scores) {
-        op->pkm_rescore(be, slots, shares, memory->slot_map, &memory->rescore);
+        op_pkm_rescore(be, slots, shares, memory->slot_map, &memory->rescore);
     }
     if (tap != NULL) { /* the output without the residual is computed for the tap alone */
-        op->pkm_read(be, s->z, NO_TENSOR, slots, shares, memory->values);
+        op_pkm_read(be, s->z, NO_TENSOR, slots, shares, memory->values);
         model_see(tap, "slots", memory->index, &slots);
         model_see(tap, "shares", memory->index, &shares);
         model_see(tap, "memory_out", memory->index, &s->z);
     }
-    op->pkm_read(be, y, residual, slots, shares, memory->values);
+    op_pkm_read(be, y, residual, slots, shares, memory->values);
 }
 
 /* s->x = the layer's output */
@@ -310,15 +307,14 @@ static void run_layer(const struct pkm_transformer *model, const struct layer *l
                       const struct scratch *s, const struct step *step, const struct model_tap *tap)
 {
     struct backend *const be = model->be;
-    const struct backend_ops *const op = be->op;
     attend(model, layer, s, step);
     if (layer->in != NULL) {
         remember(model, layer->in, s->y, NO_TENSOR, s, tap);
     } else {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, model->act);
-        op->ffn(be, s->y, s->ff, s->x, &ffn);
+        op_ffn(be, s->y, s->ff, s->x, &ffn);
     }
-    op->add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+    op_add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
     if (layer->after != NULL) {
         remember(model, layer->after, s->x, s->x, s, tap);
     }
@@ -330,8 +326,8 @@ static void pkm_transformer_forward(void *self, struct step *step, const struct 
     struct backend *const be = model->be;
     CHECK(step->n_tok <= model->scratch.x.rows);
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
-    be->op->embed(be, s.x, step, model->tok, model->pos, model->lang);
-    be->op->norm(be, s.x, s.x, model->norm_emb.gamma, model->norm_emb.beta, model->norm_eps);
+    op_embed(be, s.x, step, model->tok, model->pos, model->lang);
+    op_norm(be, s.x, s.x, model->norm_emb.gamma, model->norm_emb.beta, model->norm_eps);
     model_see(tap, "hidden", -1, &s.x);
     for (int i = 0; i < model->n_layer; i++) {
         run_layer(model, &model->layer[i], &s, step, tap);

@@ -87,7 +87,6 @@ int64_t query_hidden_width(const struct query_net *net)
 struct tensor query_run(const struct query_net *net, const struct store *store, float *queries,
                         float *hidden, struct tensor x)
 {
-    const struct backend_ops *const op = store->be->op;
     struct tensor in = x;
     for (int l = 0; l < net->n_layer; l++) {
         const struct nets *const nets = &net->layer[l];
@@ -98,9 +97,9 @@ struct tensor query_run(const struct query_net *net, const struct store *store, 
             const struct tensor bias = nets->bias.data == NULL
                                            ? nets->bias
                                            : tensor_cols(nets->bias, i * nets->n_out, nets->n_out);
-            op->linear(store->be, tensor_cols(out, i * nets->n_out, nets->n_out),
-                       tensor_cols(in, i * nets->n_in, nets->n_in), store->weight[nets->first + i],
-                       bias, left == 0 ? ACT_NONE : ACT_RELU);
+            op_linear(store->be, tensor_cols(out, i * nets->n_out, nets->n_out),
+                      tensor_cols(in, i * nets->n_in, nets->n_in), store->weight[nets->first + i],
+                      bias, left == 0 ? ACT_NONE : ACT_RELU);
         }
         in = out;
     }

@@ -59,7 +59,6 @@ static void store_blocks(void *arg, int thread, int first, int n)
             const int left = b->row + b->n_row - r;
             const int room = KV_PAGE - pos % KV_PAGE;
             const int32_t page = step_page(job->step, b->seq, pos);
-            CHECK(page >= 0 && page < job->k_pages.rows);
             const struct kv_rows rows = {.k_page = cpu_page(job->k_pages, page),
                                          .v_page = cpu_page(job->v_pages, page),
                                          .k = row_f32(job->y, r),
@@ -78,20 +77,10 @@ static void store_blocks(void *arg, int thread, int first, int n)
     }
 }
 
-static void check_rows(struct tensor a, struct tensor b, const struct step *step, int n_head)
-{
-    const int64_t d = a.cols;
-    CHECK(n_head > 0 && d % n_head == 0 && d <= INT32_MAX / KV_PAGE);
-    CHECK_VIEW(a, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(b, DTYPE_F32, step->n_tok, d);
-}
-
 void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
                   struct tensor v, const struct step *step, int n_head)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    check_rows(k, v, step, n_head);
-    ref_pages_check(k_pages, v_pages, k.cols, n_head);
     struct cache_job job = {.cpu = cpu,
                             .y = k,
                             .q = v,
@@ -165,18 +154,6 @@ static void attend_items(void *arg, int thread, int first, int n)
     }
 }
 
-/* The engine's page table is checked once per call, not once per head and position. */
-static void check_pages(const struct step *step, int64_t n_page)
-{
-    for (int s = 0; s < step->n_seq; s++) {
-        const int end = step->seq_first[s + 1];
-        const int n = end > step->seq_first[s] ? step->pos[end - 1] / KV_PAGE + 1 : 0;
-        for (int p = 0; p < n; p++) {
-            CHECK(pages_of(step, s)[p] >= 0 && pages_of(step, s)[p] < n_page);
-        }
-    }
-}
-
 /* As many heads as leave each thread ITEMS items: side by side they are one stream of memory. */
 static int item_heads(const struct cpu_backend *cpu, int n_head)
 {
@@ -188,12 +165,14 @@ static int item_heads(const struct cpu_backend *cpu, int n_head)
 }
 
 void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
-                   struct tensor v_pages, const struct step *step, int n_head, float scale)
+                   struct tensor v_pages, struct tensor k, struct tensor v, const struct step *step,
+                   int n_head, float scale)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    check_rows(y, q, step, n_head);
-    const int n_share = ref_pages_share(k_pages, v_pages, y.cols / n_head, n_head);
-    check_pages(step, k_pages.rows);
+    const int n_share = (int)(y.cols * KV_PAGE / k_pages.cols);
+    if (k.data != NULL) {
+        cpu_kv_store(be, k_pages, v_pages, k, v, step, n_head / n_share);
+    }
     const int n_item_head = n_share > 1 ? 1 : item_heads(cpu, n_head);
     struct cache_job job = {.cpu = cpu,
                             .y = y,

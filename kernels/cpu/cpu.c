@@ -157,7 +157,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
     return code;
 }
 
-static void cpu_step_begin(struct backend *be, const struct step *step)
+static void cpu_step_begin(struct backend *be, struct step *step)
 {
     ref_step_begin(be, step);
     cpu_step_rows(cpu_of(be), step);
@@ -177,43 +177,24 @@ static void cpu_close(struct backend *be)
     free(cpu);
 }
 
-static const struct backend_ops cpu_ops = {
-    .close = cpu_close,
-    .buffer_new = cpu_buffer_new,
-    .buffer_free = cpu_buffer_free,
-    .weight_new = cpu_weight_new,
-    .weight_free = cpu_weight_free,
-    .weight_bytes = cpu_weight_bytes,
-    .step_new = cpu_step_new,
-    .step_free = ref_step_free,
-    .upload = ref_upload,
-    .download = ref_download,
-    .memory_available = ref_memory_available,
-    .step_begin = cpu_step_begin,
-    .submit = ref_submit,
-    .finish = ref_finish,
-    .measure = cpu_measure,
-    .embed = cpu_embed,
-    .norm = cpu_norm,
-    .add_norm = cpu_add_norm,
-    .unit_norm = cpu_unit_norm,
-    .rms_norm = cpu_rms_norm,
-    .rotate = cpu_rotate,
-    .gate = cpu_gate,
-    .linear = cpu_linear,
-    .ffn = cpu_ffn,
-    .kv_store = cpu_kv_store,
-    .attention = cpu_attention,
-    .span_attention = cpu_span_attention,
-    .pkm_search = cpu_pkm_search,
-    .pkm_rescore = cpu_pkm_rescore,
-    .pkm_experts = cpu_pkm_experts,
-    .pkm_read = cpu_pkm_read,
-    .gather = ref_gather,
-    .log_softmax = cpu_log_softmax,
-    .outputs = cpu_outputs,
-    .linear_outputs = cpu_linear_outputs,
-};
+#define CPU_SLOT(op) .op = cpu_##op,
+
+static const struct backend_ops cpu_ops = {.close = cpu_close,
+                                           .buffer_new = cpu_buffer_new,
+                                           .buffer_free = cpu_buffer_free,
+                                           .weight_new = cpu_weight_new,
+                                           .weight_free = cpu_weight_free,
+                                           .weight_bytes = cpu_weight_bytes,
+                                           .step_new = cpu_step_new,
+                                           .step_free = ref_step_free,
+                                           .upload = ref_upload,
+                                           .download = ref_download,
+                                           .memory_available = ref_memory_available,
+                                           .step_begin = cpu_step_begin,
+                                           .submit = ref_submit,
+                                           .finish = ref_finish,
+                                           .measure = cpu_measure,
+                                           OP_LIST(CPU_SLOT)};
 
 enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)
 {

@@ -24,8 +24,7 @@ enum {
 };
 
 struct cpu_weight {
-    struct weight_desc desc;
-    int64_t rows, cols; /* of the parameter */
+    struct weight head; /* first: the models' pointer to it is ours */
     /* MATRIX and KEYS: panels of 32-bit words (simd/kernels.h), those of a group after each other;
      * TABLE: rows of row_bytes. */
     const void *data;
@@ -191,45 +190,7 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 void cpu_weight_free(struct backend *be, struct weight *weight);
 size_t cpu_weight_bytes(const struct weight *weight);
 
-/* linear.c, rows.c, gated.c, attention.c, span.c, memory.c, vocab.c, sample.c: contracts in
- * kernels/backend.h */
-void cpu_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
-                struct tensor bias, enum act act);
-void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
-             const struct ffn *ffn);
-void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
-               const struct weight *tok, const struct weight *pos, const struct weight *lang);
-void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
-              struct tensor beta, float eps);
-void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
-                  struct tensor gamma, struct tensor beta, float eps);
-void cpu_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run);
-void cpu_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
-                  struct tensor r, struct tensor gamma, float eps);
-void cpu_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
-                int n_head);
-void cpu_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
-              enum gate_kind kind);
-void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
-                     struct tensor x, const struct weight *experts);
 void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
-void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages, struct tensor k,
-                  struct tensor v, const struct step *step, int n_head);
-void cpu_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
-                   struct tensor v_pages, const struct step *step, int n_head, float scale);
-void cpu_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
-                        struct tensor v_pages, const struct step *step,
-                        const struct span_shape *shape);
-void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
-                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
-void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
-                     struct tensor slot_map, const struct pkm_rescore *rescore);
-void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                  struct tensor shares, const struct weight *values);
-void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base);
-void cpu_outputs(struct backend *be, struct tensor logits, struct step *step, int first);
-void cpu_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
-                        const struct weight *w, struct tensor bias, struct step *step, int first);
 
 /* vocab.c, for linear_outputs: the goals of the logits' rows, which are outputs from first on,
  * without their targets' logits; and what they want when the parts of their blocks are known. */
@@ -242,5 +203,9 @@ size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weig
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);
 size_t cpu_span_slice_bytes(const struct simd_kernels *simd, const struct step_limits *limits);
+
+/* The ops: cpu_linear and so on, as op.h says. */
+#define CPU_OP(op) op_##op##_fn cpu_##op;
+OP_LIST(CPU_OP)
 
 #endif

@@ -28,9 +28,9 @@ static int tile_rows_of(const struct cpu_backend *cpu, const struct cpu_weight *
 /* Scores of a tile for two halves, then the packed queries of one. */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys)
 {
-    const int n_key = (int)(keys->rows / keys->desc.n_group);
+    const int n_key = (int)(keys->head.rows / keys->head.n_group);
     const size_t n_score = 2 * (size_t)score_stride(n_key);
-    return (size_t)tile_rows_of(cpu, keys) * (n_score + gemm_row_words((int)keys->cols)) *
+    return (size_t)tile_rows_of(cpu, keys) * (n_score + gemm_row_words((int)keys->head.cols)) *
            sizeof(float);
 }
 
@@ -58,7 +58,7 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
     uint32_t *const words =
         (uint32_t *)(void *)(score + tile_rows_of(job->cpu, job->keys) * stride);
     for (int half = 0; half < job->n_half; half++) {
-        const size_t group = job->keys->desc.n_group == 1 /* a single one serves all */
+        const size_t group = job->keys->head.n_group == 1 /* a single one serves all */
                                  ? 0
                                  : (size_t)head * (size_t)job->n_half + (size_t)half;
         const float *const q =
@@ -106,16 +106,6 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     const struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const keys = cpu_weight_of(weight);
     const int n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
-    CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
-    CHECK(n_half == 1 || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
-    CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
-    CHECK(keys->desc.kind == WEIGHT_KEYS);
-    CHECK(keys->desc.n_group == 1 || keys->desc.n_group == shape->n_head * n_half);
-    CHECK(keys->rows == (int64_t)keys->desc.n_group * shape->n_key);
-    CHECK(keys->cols == shape->d_key / n_half);
-    CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
-    CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
-    CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
     const int64_t n_tile = search_tiles(cpu, keys, query.rows, shape->n_head);
     CHECK(n_tile * shape->n_head <= INT32_MAX);
     struct search_job job = {cpu, slots, shares, query, keys, shape, n_half, (int)n_tile};
@@ -142,7 +132,7 @@ static void experts_rows(void *arg, int thread, int first, int n)
         const float *const shares = row_f32(job->shares, r);
         float *const y = row_f32(job->y, r);
         for (int64_t j = 0; j < job->slots.cols; j++) {
-            CHECK(slots[j] >= 0 && slots[j] < w->rows);
+            CHECK(slots[j] >= 0 && slots[j] < w->head.rows);
         }
         for (int64_t from = 0; from < job->slots.cols; from += N) {
             float dot[N];
@@ -162,11 +152,7 @@ void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, 
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     struct experts_job job = {cpu->simd, y, shares, slots, x, cpu_weight_of(experts)};
-    CHECK(job.experts->desc.kind == WEIGHT_TABLE && x.rows <= INT32_MAX);
-    CHECK_VIEW(slots, DTYPE_I32, x.rows, shares.cols);
-    CHECK_VIEW(shares, DTYPE_F32, x.rows, slots.cols);
-    CHECK_VIEW(y, DTYPE_F32, x.rows, slots.cols);
-    CHECK_VIEW(x, DTYPE_F32, slots.rows, job.experts->cols);
+    CHECK(x.rows <= INT32_MAX);
     pool_for(cpu->pool, (int)x.rows, POOL_DYNAMIC, experts_rows, &job);
 }
 
@@ -196,7 +182,7 @@ static void read_items(void *arg, int thread, int first, int n)
     for (int row = first / job->n_part; row <= (first + n - 1) / job->n_part; row++) {
         const int32_t *const slots = row_i32(job->slots, row);
         for (int64_t j = 0; j < job->slots.cols; j++) {
-            CHECK(slots[j] >= 0 && slots[j] < values->rows);
+            CHECK(slots[j] >= 0 && slots[j] < values->head.rows);
         }
     }
     for (int item = first; item < first + n; item++) {
@@ -221,12 +207,6 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const values = cpu_weight_of(weight);
-    CHECK(values->desc.kind == WEIGHT_TABLE && slots.cols > 0 && slots.cols <= INT32_MAX);
-    CHECK_VIEW(y, DTYPE_F32, slots.rows, values->cols);
-    CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
-    CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);
-    CHECK(residual.data == NULL || (residual.dtype == DTYPE_F32 && residual.rows == y.rows &&
-                                    residual.cols == y.cols && residual.stride >= y.cols));
     const int64_t most = y.cols / READ_COLS > 0 ? y.cols / READ_COLS : 1;
     int64_t n_part = 1;
     if (y.rows < 2 * (int64_t)cpu->base.n_thread && cpu->base.n_thread > 1) {

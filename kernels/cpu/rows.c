@@ -44,7 +44,6 @@ struct embed_job {
 
 static struct row_source source_of(const struct cpu_weight *w, int32_t row)
 {
-    CHECK(row >= 0 && row < w->rows);
     return (struct row_source){(const char *)w->data + row * w->row_bytes, w->stored,
                                w->row_scale != NULL ? w->row_scale[row] : 1.0f};
 }
@@ -67,20 +66,12 @@ static void embed_rows(void *arg, int thread, int first, int n)
     }
 }
 
-static bool is_table(const struct cpu_weight *w, int64_t cols)
-{
-    return w->desc.kind == WEIGHT_TABLE && w->cols == cols;
-}
-
 void cpu_embed(struct backend *be, struct tensor y, const struct step *step,
                const struct weight *tok, const struct weight *pos, const struct weight *lang)
 {
     struct cpu_backend *const cpu = cpu_of(be);
     struct embed_job job = {cpu->simd,          y, step, cpu_weight_of(tok), cpu_weight_of(pos),
                             cpu_weight_of(lang)};
-    CHECK_VIEW(y, DTYPE_F32, step->n_tok, job.tok->cols);
-    CHECK(is_table(job.tok, y.cols) && (pos == NULL || is_table(job.pos, y.cols)));
-    CHECK(lang == NULL || (pos != NULL && is_table(job.lang, y.cols)));
     for_rows(cpu, y, embed_rows, &job);
 }
 
@@ -109,10 +100,6 @@ static void norm(struct backend *be, struct tensor y, struct tensor x, struct te
                  struct tensor gamma, struct tensor beta, float eps)
 {
     struct cpu_backend *const cpu = cpu_of(be);
-    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
-    CHECK_VIEW(y, DTYPE_F32, x.rows, x.cols);
-    CHECK_VIEW(gamma, DTYPE_F32, 1, y.cols);
-    CHECK_VIEW(beta, DTYPE_F32, 1, y.cols);
     struct norm_job job = {cpu->simd, y, x, r, gamma.data, beta.data, eps};
     for_rows(cpu, y, norm_rows, &job);
 }
@@ -126,7 +113,6 @@ void cpu_norm(struct backend *be, struct tensor y, struct tensor x, struct tenso
 void cpu_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                   struct tensor gamma, struct tensor beta, float eps)
 {
-    CHECK_VIEW(r, DTYPE_F32, y.rows, y.cols);
     norm(be, y, x, r, gamma, beta, eps);
 }
 
@@ -156,36 +142,34 @@ void cpu_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct
                   struct tensor r, struct tensor gamma, float eps)
 {
     struct cpu_backend *const cpu = cpu_of(be);
-    ref_rms_norm_check(y, sum, x, r, gamma);
     struct rms_job job = {cpu->simd, y, sum, x, r, gamma.data, eps};
     for_rows(cpu, y, rms_rows, &job);
 }
 
-struct rotate_job {
+struct rope_job {
     const struct simd_kernels *simd;
     struct tensor x, table;
     const struct step *step;
     int n_head;
 };
 
-static void rotate_rows(void *arg, int thread, int first, int n)
+static void rope_rows(void *arg, int thread, int first, int n)
 {
     (void)thread;
-    const struct rotate_job *const job = arg;
+    const struct rope_job *const job = arg;
     const int64_t end = end_row(job->x, first, n);
     for (int64_t r = (int64_t)first * ITEM_ROWS; r < end; r++) {
-        job->simd->row_rotate(row_f32(job->x, r), row_f32(job->table, job->step->pos[r]),
-                              job->n_head, job->x.cols / job->n_head);
+        job->simd->row_rope(row_f32(job->x, r), row_f32(job->table, job->step->pos[r]), job->n_head,
+                            job->x.cols / job->n_head);
     }
 }
 
-void cpu_rotate(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
-                int n_head)
+void cpu_rope(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+              int n_head)
 {
     struct cpu_backend *const cpu = cpu_of(be);
-    ref_rotate_check(x, table, step, n_head);
-    struct rotate_job job = {cpu->simd, x, table, step, n_head};
-    for_rows(cpu, x, rotate_rows, &job);
+    struct rope_job job = {cpu->simd, x, table, step, n_head};
+    for_rows(cpu, x, rope_rows, &job);
 }
 
 struct gate_job {
@@ -213,31 +197,29 @@ static void gate_rows(void *arg, int thread, int first, int n)
 void cpu_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
               enum gate_kind kind)
 {
-    ref_gate_check(y, x, g, kind);
     struct gate_job job = {be, y, x, g, kind};
     for_rows(cpu_of(be), y, gate_rows, &job);
 }
 
-/* ---- unit norm, rescoring ---------------------------------------------------------------------*/
+/* ---- L2 norm, rescoring ---------------------------------------------------------------------*/
 
-struct unit_job {
+struct l2_job {
     struct backend *be;
     struct tensor y, x;
     int n_run;
 };
 
-static void unit_rows(void *arg, int thread, int first, int n)
+static void l2_rows(void *arg, int thread, int first, int n)
 {
     (void)thread;
-    const struct unit_job *const job = arg;
-    ref_unit_norm(job->be, item_rows(job->y, first, n), item_rows(job->x, first, n), job->n_run);
+    const struct l2_job *const job = arg;
+    ref_l2_norm(job->be, item_rows(job->y, first, n), item_rows(job->x, first, n), job->n_run);
 }
 
-void cpu_unit_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
+void cpu_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
 {
-    CHECK_VIEW(x, DTYPE_F32, y.rows, y.cols);
-    struct unit_job job = {be, y, x, n_run};
-    for_rows(cpu_of(be), y, unit_rows, &job);
+    struct l2_job job = {be, y, x, n_run};
+    for_rows(cpu_of(be), y, l2_rows, &job);
 }
 
 struct rescore_job {
@@ -257,7 +239,6 @@ static void rescore_rows(void *arg, int thread, int first, int n)
 void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
                      struct tensor slot_map, const struct pkm_rescore *rescore)
 {
-    CHECK_VIEW(shares, DTYPE_F32, slots.rows, slots.cols);
     struct rescore_job job = {be, slots, shares, slot_map, rescore};
     for_rows(cpu_of(be), slots, rescore_rows, &job);
 }

@@ -39,14 +39,11 @@ static const float *adjust(const struct step *step, const struct sample_params *
                            const float *logits, int n_vocab, float *z)
 {
     const struct sample_adjust *const list = step->adjust + p->adjust_first;
-    CHECK(p->adjust_first >= 0 && p->n_adjust >= 0 &&
-          p->n_adjust <= step->n_adjust - p->adjust_first);
     if (p->n_adjust == 0) {
         return logits;
     }
     memcpy(z, logits, (size_t)n_vocab * sizeof *z);
     for (int i = 0; i < p->n_adjust; i++) {
-        CHECK(list[i].token >= 0 && list[i].token < n_vocab);
         z[list[i].token] = ref_adjusted(z[list[i].token], &list[i], p);
     }
     return z;
@@ -135,8 +132,6 @@ int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *s
                  const struct logit_row *row)
 {
     const struct sample_params *const p = &step->sample[out];
-    CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
-    CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
     struct draw d = {.simd = cpu->simd,
                      .params = p,
                      .next = row->next,

@@ -59,27 +59,11 @@ static void attend_items(void *arg, int thread, int first, int n)
     }
 }
 
-/* The pages that hold something, once per call. */
-static void check_pages(const struct step *step, int64_t n_page)
-{
-    for (int s = 0; s < step->n_seq; s++) {
-        const int end = step->seq_first[s + 1];
-        const int n_used = end > step->seq_first[s] ? step->pos[end - 1] / KV_PAGE + 1 : 0;
-        const int n = n_used < step->limits.n_page_max ? n_used : step->limits.n_page_max;
-        for (int p = 0; p < n; p++) {
-            const int32_t page = step->page[(int64_t)s * step->limits.n_page_max + p];
-            CHECK(page >= 0 && page < n_page);
-        }
-    }
-}
-
 void cpu_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                         struct tensor v_pages, const struct step *step,
                         const struct span_shape *shape)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    ref_span_check(y, q, k_pages, v_pages, step, shape);
-    check_pages(step, k_pages.rows);
     struct span_job job = {.cpu = cpu,
                            .y = y,
                            .q = q,

@@ -284,23 +284,23 @@ static bool weight_alloc(struct cpu_weight *w, size_t n, size_t item_bytes)
 }
 
 static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host,
-                        struct loss *loss)
+                        const struct weight_desc *desc, struct loss *loss)
 {
-    const int n_out = (int)(host->rows / w->desc.n_group);
+    const int n_out = (int)(host->rows / w->head.n_group);
     const int n_panel = gemm_n_panel(n_out);
-    w->is_split = w->desc.is_split && cpu->bf16 == GEMM_AMX && host->cols % (2 * CHUNK) == 0;
-    w->stored = w->desc.kind == WEIGHT_MATRIX ? w->desc.dtype : DTYPE_F32;
+    w->is_split = desc->is_split && cpu->bf16 == GEMM_AMX && host->cols % (2 * CHUNK) == 0;
+    w->stored = w->head.dtype;
     if (w->is_split && host->dtype == DTYPE_BF16) { /* the lower halves are 0 */
         w->stored = DTYPE_BF16;
     }
-    const int64_t n_item = (int64_t)n_panel * w->desc.n_group;
+    const int64_t n_item = (int64_t)n_panel * w->head.n_group;
     if (n_item > INT32_MAX ||
         !weight_alloc(w, (size_t)n_item,
                       gemm_panel_words((int)host->cols, w->stored) * sizeof(uint32_t))) {
         return false;
     }
     struct pack p = {.host = host,
-                     .desc = &w->desc,
+                     .desc = desc,
                      .dtype = w->stored,
                      .to = w->owned,
                      .loss = loss,
@@ -312,16 +312,16 @@ static bool make_panels(struct cpu_backend *cpu, struct cpu_weight *w, const str
 }
 
 static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const struct tensor *host,
-                       struct loss *loss)
+                       const struct weight_desc *desc, struct loss *loss)
 {
-    if (w->desc.placement == PLACEMENT_MMAP) {
+    if (w->head.placement == PLACEMENT_MMAP) {
         w->data = host->data;
         w->stored = host->dtype;
-        w->row_scale = host->dtype == DTYPE_I8 ? w->desc.row_scale : NULL;
+        w->row_scale = host->dtype == DTYPE_I8 ? desc->row_scale : NULL;
         w->row_bytes = host->stride * (int64_t)dtype_bytes(host->dtype);
         return true;
     }
-    w->stored = w->desc.dtype;
+    w->stored = w->head.dtype;
     w->row_bytes = host->cols * (int64_t)dtype_bytes(w->stored);
     const bool is_int8 = w->stored == DTYPE_I8;
     const size_t scale_bytes = is_int8 ? sizeof(float) : 0;
@@ -333,12 +333,8 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
     char *const rows = (char *)w->owned + (size_t)host->rows * scale_bytes;
     w->data = rows;
     w->row_scale = is_int8 ? scale : NULL;
-    struct pack p = {.host = host,
-                     .desc = &w->desc,
-                     .dtype = w->stored,
-                     .to = rows,
-                     .scale = scale,
-                     .loss = loss};
+    struct pack p = {
+        .host = host, .desc = desc, .dtype = w->stored, .to = rows, .scale = scale, .loss = loss};
     pool_for(cpu->pool, (int)host->rows, POOL_STREAM, copy_rows, &p);
     return true;
 }
@@ -347,15 +343,16 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
 static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weight *w,
                                  const char *name, struct err *err)
 {
-    if (w->desc.kind == WEIGHT_MATRIX) {
-        const size_t row_words = gemm_row_words((int)w->cols);
+    if (w->head.kind == WEIGHT_MATRIX) {
+        const size_t row_words = gemm_row_words((int)w->head.cols);
         const size_t bytes = GEMM_ROWS * row_words * sizeof(uint32_t);
-        const size_t slice_bytes = cpu_linear_slice_bytes((int)w->cols) + sizeof(struct logit_rows);
+        const size_t slice_bytes =
+            cpu_linear_slice_bytes((int)w->head.cols) + sizeof(struct logit_rows);
         enum err_code code = cpu_reserve(&cpu->words, bytes, name, err);
         code = code == ERR_OK ? cpu_reserve(&cpu->hidden_words, bytes, name, err) : code;
         return code == ERR_OK ? cpu_reserve_slices(cpu, slice_bytes, name, err) : code;
     }
-    if (w->desc.kind == WEIGHT_KEYS) {
+    if (w->head.kind == WEIGHT_KEYS) {
         return cpu_reserve_slices(cpu, cpu_keys_slice_bytes(cpu, w), name, err);
     }
     return ERR_OK;
@@ -375,9 +372,8 @@ static double loss_of(const struct loss loss[POOL_THREADS_MAX])
 enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
                              const struct weight_desc *desc, const char *name, struct err *err)
 {
-    weight_check(host, desc);
-
     *weight = NULL;
+    const struct weight head = weight_head(host, desc);
     enum err_code code = weight_int8_check(host, desc, name, err);
     if (code != ERR_OK) {
         return code;
@@ -393,13 +389,10 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
     if (w == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no memory left for this weight", name);
     }
-    w->desc = *desc;
-    w->rows = host->rows;
-    w->cols = host->cols;
+    w->head = head;
     struct loss loss[POOL_THREADS_MAX] = {{0}};
-    const bool is_made = desc->kind == WEIGHT_TABLE ? make_table(cpu, w, host, loss)
-                                                    : make_panels(cpu, w, host, loss);
-    w->desc.row_scale = NULL; /* its place may go away; a table in place has its own pointer */
+    const bool is_made = desc->kind == WEIGHT_TABLE ? make_table(cpu, w, host, desc, loss)
+                                                    : make_panels(cpu, w, host, desc, loss);
     code = is_made ? reserve_for(cpu, w, name, err)
                    : err_set(err, ERR_MEMORY, "%s: no memory left for %lld x %lld weights", name,
                              (long long)host->rows, (long long)host->cols);
@@ -407,10 +400,10 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
         code = weight_loss_check(loss_of(loss), desc, name, err);
     }
     if (code != ERR_OK) {
-        cpu_weight_free(be, (struct weight *)w);
+        cpu_weight_free(be, &w->head);
         return code;
     }
-    *weight = (struct weight *)w;
+    *weight = &w->head;
     return ERR_OK;
 }
 
@@ -427,5 +420,5 @@ void cpu_weight_free(struct backend *be, struct weight *weight)
 size_t cpu_weight_bytes(const struct weight *weight)
 {
     const struct cpu_weight *const w = cpu_weight_of(weight);
-    return w->owned != NULL ? w->owned_bytes : (size_t)(w->rows * w->row_bytes);
+    return w->owned != NULL ? w->owned_bytes : (size_t)(w->head.rows * w->row_bytes);
 }

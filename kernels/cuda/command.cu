@@ -54,8 +54,8 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",          "norm",        "add_norm",    "unit_norm",   "rms_norm",
-    "rotate",         "gate",        "linear",      "kv_store",    "attention",
+    "embed",          "norm",        "add_norm",    "l2_norm",     "rms_norm",
+    "rope",           "gate",        "linear",      "kv_store",    "attention",
     "span_attention", "pkm_search",  "pkm_rescore", "pkm_experts", "pkm_read",
     "gather",         "log_softmax", "sample",      "logprobs",
 };
@@ -103,9 +103,9 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_EMBED: cuda_embed(cu, t[0], view, c->weight[0], c->weight[1], c->weight[2]); break;
     case COMMAND_NORM: cuda_norm(cu, t[0], t[1], t[2], t[3], c->f); break;
     case COMMAND_ADD_NORM: cuda_add_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
-    case COMMAND_UNIT_NORM: cuda_unit_norm(cu, t[0], t[1], c->n); break;
+    case COMMAND_L2_NORM: cuda_l2_norm(cu, t[0], t[1], c->n); break;
     case COMMAND_RMS_NORM: cuda_rms_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
-    case COMMAND_ROTATE: cuda_rotate(cu, t[0], t[1], view, c->n); break;
+    case COMMAND_ROPE: cuda_rope(cu, t[0], t[1], view, c->n); break;
     case COMMAND_GATE: cuda_gate(cu, t[0], t[1], t[2], static_cast<enum gate_kind>(c->n)); break;
     case COMMAND_LINEAR:
         cuda_linear(cu, t[0], t[1], c->weight[0], t[2], static_cast<enum act>(c->n));
@@ -332,11 +332,6 @@ void command_append(struct cuda *cu, const struct command *command)
         run_pending(cu);
     }
     list->command[list->n++] = *command;
-}
-
-struct command *command_last(struct cuda *cu)
-{
-    return cu->list->n > 0 ? &cu->list->command[cu->list->n - 1] : NULL;
 }
 
 void command_begin(struct cuda *cu, const struct cuda_step *step)

@@ -146,18 +146,20 @@ __device__ __forceinline__ float warp_sum(float value)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-struct weight {
-    enum weight_kind kind;
-    enum dtype dtype;         /* F32 or BF16 */
-    enum placement placement; /* DEVICE or HOST */
-    int n_group;
-    int64_t rows, cols;
-    void *data;   /* device address, also for HOST (mapped pinned memory) */
-    void *pinned; /* Owner with HOST: the host address of data; else NULL */
-    size_t bytes; /* of data, padding included */
+/* Of F32 or BF16, in device memory or in the host's. */
+struct cuda_weight {
+    struct weight head; /* first: the models' pointer to it is ours */
+    void *data;         /* device address, also for HOST (mapped pinned memory) */
+    void *pinned;       /* Owner with HOST: the host address of data; else NULL */
+    size_t bytes;       /* of data, padding included */
     /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
 };
+
+static inline const struct cuda_weight *cuda_weight_of(const struct weight *w)
+{
+    return reinterpret_cast<const struct cuda_weight *>(w);
+}
 
 /* What a weight is made of. */
 struct cuda_source {
@@ -276,15 +278,15 @@ size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 
 /* pkm_rescore.cu */
-void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
+void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
 void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
                       struct tensor slot_map, const struct pkm_rescore *rescore);
 
 /* gated.cu */
 void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,
                    struct tensor r, struct tensor gamma, float eps);
-void cuda_rotate(struct cuda *cu, struct tensor x, struct tensor table,
-                 const struct step_view *view, int n_head);
+void cuda_rope(struct cuda *cu, struct tensor x, struct tensor table, const struct step_view *view,
+               int n_head);
 void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,
                enum gate_kind kind);
 void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,

@@ -6,8 +6,9 @@
 
 #include "kernels/backend.h"
 
-/* Raised whenever anything in backend.h, tensor.h or err.h changes that the two sides share. */
-enum { CUDA_ENTRY_ABI = 10 };
+/* Raised whenever anything in backend.h, op.h, step.h, weight.h, tensor.h or err.h changes that the
+ * two sides share. */
+enum { CUDA_ENTRY_ABI = 11 };
 
 #define CUDA_ENTRY_SYMBOL "pkmserve_cuda_entry"
 

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* A thread per pair. Bytes per row: 8·d, and a row of the table. */
 __global__ void __launch_bounds__(BLOCK)
-    rotate_kernel(struct tensor x, struct tensor table, const struct step_view *view, int d_head)
+    rope_kernel(struct tensor x, struct tensor table, const struct step_view *view, int d_head)
 {
     const int64_t n_pair = x.cols / 2;
     const int64_t element = my_element();
@@ -147,7 +147,8 @@ void experts_launch(struct cuda *cu, struct tensor y, struct tensor shares, stru
                     struct tensor x, const struct weight *experts)
 {
     LAUNCH(experts_kernel<T>, grid_of(shares.rows * shares.cols, ITEMS), dim3(BLOCK), 0,
-           cuda_queue(cu), y, shares, slots, x, static_cast<const T *>(experts->data));
+           cuda_queue(cu), y, shares, slots, x,
+           static_cast<const T *>(cuda_weight_of(experts)->data));
 }
 
 } // namespace
@@ -160,12 +161,12 @@ void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct t
     cuda_check(cu, "rms_norm");
 }
 
-void cuda_rotate(struct cuda *cu, struct tensor x, struct tensor table,
-                 const struct step_view *view, int n_head)
+void cuda_rope(struct cuda *cu, struct tensor x, struct tensor table, const struct step_view *view,
+               int n_head)
 {
-    LAUNCH(rotate_kernel, grid_of(x.rows * (x.cols / 2), BLOCK), dim3(BLOCK), 0, cuda_queue(cu), x,
+    LAUNCH(rope_kernel, grid_of(x.rows * (x.cols / 2), BLOCK), dim3(BLOCK), 0, cuda_queue(cu), x,
            table, view, static_cast<int>(x.cols / n_head));
-    cuda_check(cu, "rotate");
+    cuda_check(cu, "rope");
 }
 
 void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,

@@ -273,7 +273,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .x = x.data,
         .x_stride = x.stride,
         .bias = static_cast<const float *>(bias.data),
-        .w = static_cast<const unsigned char *>(w->data),
+        .w = static_cast<const unsigned char *>(cuda_weight_of(w)->data),
         .map = map_of(w->cols, w->dtype, cu->lt != NULL),
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),

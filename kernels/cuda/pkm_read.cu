@@ -150,7 +150,7 @@ template <typename T>
 void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
             struct tensor shares, const struct weight *values)
 {
-    const T *const data = static_cast<const T *>(values->data);
+    const T *const data = static_cast<const T *>(cuda_weight_of(values)->data);
     const bool paired =
         y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % (PAIR * sizeof(T)) == 0;
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));

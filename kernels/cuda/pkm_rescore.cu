@@ -133,11 +133,11 @@ __global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_arg
 
 } // namespace
 
-void cuda_unit_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
+void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
 {
     LAUNCH(unit_kernel, dim3(n_block(x.rows * n_run)), dim3(WARP * ITEMS), 0, cuda_queue(cu), y, x,
            n_run);
-    cuda_check(cu, "unit_norm");
+    cuda_check(cu, "l2_norm");
 }
 
 void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,

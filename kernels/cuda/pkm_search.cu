@@ -385,7 +385,7 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
     struct search s = {};
     s.n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
     s.d = shape->d_key / s.n_half;
-    s.keys = static_cast<const float4 *>(keys->data);
+    s.keys = static_cast<const float4 *>(cuda_weight_of(keys)->data);
     s.layout = key_layout(shape->n_key, s.d, keys->n_group);
     s.slots = slots;
     s.shares = shares;

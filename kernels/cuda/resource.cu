@@ -215,20 +215,20 @@ static void table_rows(void *dst, const struct cuda_source *source, enum dtype d
 
 /* Copies a table through the two halves of the staging block: one is filled while the other is
  * read. A row that does not fit a half goes in one block of its own. */
-static bool table_upload(struct cuda *cu, struct weight *w, const struct cuda_source *host)
+static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cuda_source *host)
 {
-    const size_t row_bytes = static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+    const size_t row_bytes = static_cast<size_t>(w->head.cols) * dtype_bytes(w->head.dtype);
     const size_t half = cu->staging_bytes / 2;
     const int64_t chunk = static_cast<int64_t>(half / row_bytes);
     bool ok = true;
-    for (int64_t first = 0, i = 0; ok && first < w->rows; first += chunk, i++) {
-        const int64_t n = w->rows - first < chunk ? w->rows - first : chunk;
+    for (int64_t first = 0, i = 0; ok && first < w->head.rows; first += chunk, i++) {
+        const int64_t n = w->head.rows - first < chunk ? w->head.rows - first : chunk;
         char *const part = static_cast<char *>(cu->staging) + (i % 2 != 0 ? half : 0);
         if (i >= 2) { /* the copy before the last has read this half */
             ok = cuda_ok(cu, cudaEventSynchronize(cu->staging_read[i % 2]), "weight upload");
         }
         if (ok) {
-            table_rows(part, host, w->dtype, first, n);
+            table_rows(part, host, w->head.dtype, first, n);
             char *const to = static_cast<char *>(w->data) + static_cast<size_t>(first) * row_bytes;
             ok = cuda_ok(cu,
                          cudaMemcpyAsync(to, part, static_cast<size_t>(n) * row_bytes,
@@ -240,27 +240,28 @@ static bool table_upload(struct cuda *cu, struct weight *w, const struct cuda_so
     return command_wait(cu) && ok;
 }
 
-static void pack(const struct cuda *cu, void *dst, const struct weight *w,
+static void pack(const struct cuda *cu, void *dst, const struct cuda_weight *w,
                  const struct cuda_source *host)
 {
-    switch (w->kind) {
-    case WEIGHT_MATRIX: linear_pack(dst, host, w->dtype, cu->lt != NULL); break;
-    case WEIGHT_KEYS: keys_pack(dst, host, w->n_group); break;
-    case WEIGHT_TABLE: table_rows(dst, host, w->dtype, 0, w->rows); break;
+    switch (w->head.kind) {
+    case WEIGHT_MATRIX: linear_pack(dst, host, w->head.dtype, cu->lt != NULL); break;
+    case WEIGHT_KEYS: keys_pack(dst, host, w->head.n_group); break;
+    case WEIGHT_TABLE: table_rows(dst, host, w->head.dtype, 0, w->head.rows); break;
     }
 }
 
-static size_t weight_size(const struct weight *w)
+static size_t weight_size(const struct cuda_weight *w)
 {
-    switch (w->kind) {
-    case WEIGHT_MATRIX: return linear_bytes(w->rows, w->cols, w->dtype);
-    case WEIGHT_KEYS: return keys_bytes(w->rows, w->cols, w->n_group);
+    switch (w->head.kind) {
+    case WEIGHT_MATRIX: return linear_bytes(w->head.rows, w->head.cols, w->head.dtype);
+    case WEIGHT_KEYS: return keys_bytes(w->head.rows, w->head.cols, w->head.n_group);
     case WEIGHT_TABLE: break;
     }
-    return static_cast<size_t>(w->rows) * static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+    return static_cast<size_t>(w->head.rows) * static_cast<size_t>(w->head.cols) *
+           dtype_bytes(w->head.dtype);
 }
 
-static enum err_code place_on_host(struct cuda *cu, struct weight *w,
+static enum err_code place_on_host(struct cuda *cu, struct cuda_weight *w,
                                    const struct cuda_source *host, const char *name,
                                    struct err *err)
 {
@@ -278,7 +279,7 @@ static enum err_code place_on_host(struct cuda *cu, struct weight *w,
     return ERR_OK;
 }
 
-static enum err_code place_on_device(struct cuda *cu, struct weight *w,
+static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
                                      const struct cuda_source *host, const char *name,
                                      struct err *err)
 {
@@ -286,9 +287,9 @@ static enum err_code place_on_device(struct cuda *cu, struct weight *w,
     if (code != ERR_OK) {
         return code;
     }
-    const size_t row_bytes = static_cast<size_t>(w->cols) * dtype_bytes(w->dtype);
+    const size_t row_bytes = static_cast<size_t>(w->head.cols) * dtype_bytes(w->head.dtype);
     bool ok = false;
-    if (w->kind == WEIGHT_TABLE && row_bytes <= cu->staging_bytes / 2) {
+    if (w->head.kind == WEIGHT_TABLE && row_bytes <= cu->staging_bytes / 2) {
         ok = table_upload(cu, w, host);
     } else {
         void *const packed = malloc(w->bytes);
@@ -314,8 +315,8 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
                                   const char *name, struct err *err)
 {
     struct cuda *const cu = cuda_of(be);
-    weight_check(host, desc);
     *weight = NULL;
+    const struct weight head = weight_head(host, desc);
     if (desc->placement == PLACEMENT_MMAP) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: the GPU does not read a mapped file in place; place values on device "
@@ -331,32 +332,27 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
         return err_set(err, ERR_MEMORY, "%s: [%lld, %lld] exceeds the address space", name,
                        static_cast<long long>(host->rows), static_cast<long long>(host->cols));
     }
-    struct weight *const w = static_cast<struct weight *>(calloc(1, sizeof *w));
+    struct cuda_weight *const w = static_cast<struct cuda_weight *>(calloc(1, sizeof *w));
     if (w == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no host memory left for this weight", name);
     }
-    w->kind = desc->kind;
-    w->dtype = desc->kind == WEIGHT_KEYS ? DTYPE_F32 : desc->dtype;
-    w->placement = desc->placement;
-    w->n_group = desc->n_group;
-    w->rows = host->rows;
-    w->cols = host->cols;
+    w->head = head;
     w->bytes = weight_size(w);
     const struct cuda_source source = {*host, desc->row_scale};
     enum err_code code = ERR_OK;
-    if (w->kind == WEIGHT_MATRIX) {
+    if (w->head.kind == WEIGHT_MATRIX) {
         command_forget(cu); /* what is reserved may move */
-        code = linear_reserve(cu, w->cols, err);
+        code = linear_reserve(cu, w->head.cols, err);
     }
     if (code == ERR_OK) {
         code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, &source, name, err)
                                                  : place_on_device(cu, w, &source, name, err);
     }
     if (code != ERR_OK) {
-        resource_weight_free(be, w);
+        resource_weight_free(be, &w->head);
         return code;
     }
-    *weight = w;
+    *weight = &w->head;
     return ERR_OK;
 }
 
@@ -366,15 +362,16 @@ void resource_weight_free(struct backend *be, struct weight *weight)
         return;
     }
     command_forget(cuda_of(be));
-    if (weight->pinned != NULL) {
-        (void)cudaFreeHost(weight->pinned);
+    struct cuda_weight *const w = reinterpret_cast<struct cuda_weight *>(weight);
+    if (w->pinned != NULL) {
+        (void)cudaFreeHost(w->pinned);
     } else {
-        (void)cudaFree(weight->data);
+        (void)cudaFree(w->data);
     }
-    free(weight);
+    free(w);
 }
 
 size_t resource_weight_bytes(const struct weight *weight)
 {
-    return weight->bytes;
+    return cuda_weight_of(weight)->bytes;
 }

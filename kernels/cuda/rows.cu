@@ -134,7 +134,7 @@ template <bool aligned> __global__ void embed_kernel(struct embed_args a)
 
 struct embed_table embed_table_of(const struct weight *w)
 {
-    return {w == NULL ? NULL : w->data, w != NULL && w->dtype == DTYPE_BF16};
+    return {w == NULL ? NULL : cuda_weight_of(w)->data, w != NULL && w->dtype == DTYPE_BF16};
 }
 
 /* ---- layer norm ------------------------------------------------------------------------------ */

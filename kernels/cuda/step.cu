@@ -1,8 +1,8 @@
 /* The step: one ragged batch, on its way to the device and back.
  *
  * The engine's arrays are plain host memory, each an allocation of its own, so that a sanitizer
- * sees a write past its end. step_begin packs their used parts into one pinned block and starts one
- * copy of it to the device's block:
+ * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
+ * starts one copy of it to the device's block:
  *
  *   step_view | token pos lang row_seq seq_first page out_row ... allow | out_token | out_logprob
  *   out_rank out_entropy top_id top_logprob
@@ -34,18 +34,12 @@ struct step_inside {
     size_t bytes;                  /* of device and up; down needs less and has as much */
     struct step_view view;         /* of this step */
     size_t down_first, down_bytes; /* of this step, in device */
-    struct step_bounds bounds;
     struct out_range ready;
 };
 
 static struct step_inside *inside_of(const struct cuda_step *step)
 {
     return static_cast<struct step_inside *>(step->inside);
-}
-
-const struct step_bounds *step_bounds(const struct cuda_step *step)
-{
-    return &inside_of(step)->bounds;
 }
 
 /* ---- packing -------------------------------------------------------------------------------- */
@@ -152,42 +146,6 @@ static size_t pack_bytes(const struct step_limits *limits)
 
 /* ---- making --------------------------------------------------------------------------------- */
 
-/* Zero-filled array of n_a · n_b elements; never empty, so that NULL means failure. */
-template <class T> static bool array_new(T **array, int n_a, int n_b)
-{
-    const size_t n = static_cast<size_t>(n_a) * static_cast<size_t>(n_b);
-    *array = static_cast<T *>(calloc(n > 0 ? n : 1, sizeof(T)));
-    return *array != NULL;
-}
-
-static bool arrays_new(struct step *s, const struct step_limits *l)
-{
-    return array_new(&s->token, l->n_tok_max, 1) && array_new(&s->pos, l->n_tok_max, 1) &&
-           array_new(&s->lang, l->n_tok_max, 1) && array_new(&s->seq_first, l->n_seq_max + 1, 1) &&
-           array_new(&s->page, l->n_seq_max, l->n_page_max) &&
-           array_new(&s->out_row, l->n_out_max, 1) && array_new(&s->out_want, l->n_out_max, 1) &&
-           array_new(&s->target, l->n_out_max, 1) && array_new(&s->sample, l->n_out_max, 1) &&
-           array_new(&s->adjust, l->n_adjust_max, 1) && array_new(&s->allow, l->n_allow_max, 1) &&
-           array_new(&s->out_token, l->n_out_max, 1) &&
-           array_new(&s->out_logprob, l->n_out_max, 1) &&
-           array_new(&s->out_rank, l->n_out_max, 1) &&
-           array_new(&s->out_entropy, l->n_out_max, 1) &&
-           array_new(&s->top_id, l->n_out_max, l->n_top_max) &&
-           array_new(&s->top_logprob, l->n_out_max, l->n_top_max);
-}
-
-static void arrays_free(struct step *s)
-{
-    void *const arrays[] = {
-        s->token,  s->pos,      s->lang,        s->seq_first,   s->page,        s->out_row,
-        s->target, s->sample,   s->allow,       s->out_want,    s->adjust,      s->out_token,
-        s->top_id, s->out_rank, s->out_logprob, s->out_entropy, s->top_logprob,
-    };
-    for (void *const array : arrays) {
-        free(array);
-    }
-}
-
 static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err *err)
 {
     struct step_inside *const in = inside_of(s);
@@ -217,7 +175,7 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
     if (code == ERR_OK && scratch->attention_bytes > 0) { /* it counts arrivals from 0 on */
         (void)cuda_ok(cu,
                       cudaMemsetAsync(scratch->attention, 0, scratch->attention_bytes, cu->stream),
-                      "step_new");
+                      "cuda_step_new");
     }
     if (code == ERR_OK) {
         code = resource_device_new(cu, &scratch->vocab, scratch->vocab_bytes,
@@ -226,41 +184,31 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
     return code;
 }
 
-enum err_code step_new(struct backend *be, struct step **step, const struct step_limits *limits,
-                       struct err *err)
+enum err_code cuda_step_new(struct backend *be, struct step **step,
+                            const struct step_limits *limits, struct err *err)
 {
-    CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
-    CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
-    CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
-    CHECK(limits->d_model >= 0 && limits->n_head >= 0 &&
-          (limits->n_head == 0 || limits->d_model % limits->n_head == 0));
     *step = NULL;
     struct cuda_step *const s = static_cast<struct cuda_step *>(calloc(1, sizeof *s));
     struct step_inside *const in = static_cast<struct step_inside *>(calloc(1, sizeof *in));
     if (s != NULL) {
         s->inside = in;
-        s->step.limits = *limits;
     }
-    if (s == NULL || in == NULL || !arrays_new(&s->step, limits)) {
-        step_free(be, s == NULL ? NULL : &s->step);
-        if (s == NULL) {
-            free(in);
-        }
-        return err_set(err, ERR_MEMORY,
-                       "no memory left for a step of %d tokens, %d sequences and %d outputs; lower "
-                       "the limits",
-                       limits->n_tok_max, limits->n_seq_max, limits->n_out_max);
+    if (s == NULL || in == NULL) {
+        free(s);
+        free(in);
+        return err_set(err, ERR_MEMORY, "cuda: no host memory left for a step");
     }
-    const enum err_code code = memory_new(cuda_of(be), s, err);
+    enum err_code code = step_arrays_new(&s->step, limits, err);
+    code = code == ERR_OK ? memory_new(cuda_of(be), s, err) : code;
     if (code != ERR_OK) {
-        step_free(be, &s->step);
+        cuda_step_free(be, &s->step);
         return code;
     }
     *step = &s->step;
     return ERR_OK;
 }
 
-void step_free(struct backend *be, struct step *step)
+void cuda_step_free(struct backend *be, struct step *step)
 {
     if (step == NULL) {
         return;
@@ -275,54 +223,23 @@ void step_free(struct backend *be, struct step *step)
     }
     (void)cudaFree(s->scratch.attention);
     (void)cudaFree(s->scratch.vocab);
-    arrays_free(&s->step);
+    step_arrays_free(&s->step);
     free(in);
     free(s);
 }
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-/* Pages that hold n_pos positions: all of them in a ring that has gone round. */
-static int pages_used(const struct step *step, int n_pos)
-{
-    const int n = n_pos / KV_PAGE + (n_pos % KV_PAGE != 0);
-    return n < step->limits.n_page_max ? n : step->limits.n_page_max;
-}
-
-/* Kernels follow these numbers, and cannot CHECK: none is negative. step_check has been. */
-static struct step_bounds bounds_of(const struct step *step)
-{
-    struct step_bounds bounds = {};
-    for (int s = 0; s < step->n_seq; s++) {
-        int n_pos = 0;
-        for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {
-            CHECK(step->token[r] >= 0 && step->lang[r] >= 0);
-            n_pos = step->pos[r] + 1;
-            bounds.pos = n_pos > bounds.pos ? n_pos : bounds.pos;
-            bounds.token = step->token[r] >= bounds.token ? step->token[r] + 1 : bounds.token;
-            bounds.lang = step->lang[r] >= bounds.lang ? step->lang[r] + 1 : bounds.lang;
-        }
-        const int32_t *const page = step->page + static_cast<int64_t>(s) * step->limits.n_page_max;
-        for (int i = 0; i < pages_used(step, n_pos); i++) {
-            CHECK(page[i] >= 0);
-            bounds.page = page[i] >= bounds.page ? page[i] + 1 : bounds.page;
-        }
-    }
-    return bounds;
-}
-
-void step_begin(struct backend *be, const struct step *step)
+void cuda_step_begin(struct backend *be, struct step *step)
 {
     struct cuda *const cu = cuda_of(be);
     struct cuda_step *const s = cuda_step_of(step);
     struct step_inside *const in = inside_of(s);
     step_check(step);
-    const struct step_bounds bounds = bounds_of(step);
     command_begin(cu, s);
-    in->bounds = bounds;
     in->ready = {INT64_MAX, 0};
     struct pack p = {in->up, in->device, 0};
-    const int n_page = pages_used(step, bounds.pos);
+    const int n_page = step_pages_used(step, step->bounds.pos);
     in->view = pack_step(&p, step, n_page, &in->down_first);
     const size_t up_bytes = p.used;
     pack_results(&p, step, &in->view);
@@ -345,7 +262,7 @@ void step_will_output(const struct step *step, int64_t first, int64_t n)
     ready->end = first + n > ready->end ? first + n : ready->end;
 }
 
-void step_submit(struct backend *be, struct step *step)
+void cuda_step_submit(struct backend *be, struct step *step)
 {
     struct cuda *const cu = cuda_of(be);
     const struct step_inside *const in = inside_of(cuda_step_of(step));
@@ -393,11 +310,11 @@ static void results_copy(struct step *step, const struct step_inside *in)
     }
 }
 
-enum err_code step_finish(struct backend *be, struct step *step, struct err *err)
+enum err_code cuda_step_finish(struct backend *be, struct step *step, struct err *err)
 {
     struct cuda *const cu = cuda_of(be);
     if (command_is_open(cu)) {
-        step_submit(be, step);
+        cuda_step_submit(be, step);
     }
     if (!command_wait(cu)) {
         if (err != NULL) {

@@ -15,9 +15,9 @@ static float act_apply(enum act act, float x)
     check_failed(__FILE__, __LINE__, "act is one of enum act");
 }
 
-static float dot_float(const float *in, const struct weight *w, int64_t o)
+static float dot_float(const float *in, const struct ref_weight *w, int64_t o)
 {
-    const bool round_bf16 = w->desc.dtype == DTYPE_BF16;
+    const bool round_bf16 = w->head.dtype == DTYPE_BF16;
     const float *const row = row_f32(w->view, o);
     float sum = 0;
     for (int64_t k = 0; k < w->view.cols; k++) {
@@ -37,7 +37,8 @@ static struct int8_scale scale_of(const float *in, int64_t n)
     return int8_scale_of(int8_from_magnitude(max));
 }
 
-static float dot_int8(const float *in, struct int8_scale scale, const struct weight *w, int64_t o)
+static float dot_int8(const float *in, struct int8_scale scale, const struct ref_weight *w,
+                      int64_t o)
 {
     const float *const row = row_f32(w->view, o);
     int32_t sum = 0;
@@ -47,17 +48,14 @@ static float dot_int8(const float *in, struct int8_scale scale, const struct wei
     return (float)sum * (scale.scale * w->scale[o]);
 }
 
-void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,
                 struct tensor bias, enum act act)
 {
     (void)be;
+    const struct ref_weight *const w = ref_weight_of(weight);
     const int64_t n_in = w->view.cols;
     const int64_t n_out = w->view.rows;
-    const bool is_int8 = w->desc.dtype == DTYPE_I8;
-    CHECK(w->desc.kind == WEIGHT_MATRIX);
-    CHECK_VIEW(x, DTYPE_F32, y.rows, n_in);
-    CHECK_VIEW(y, DTYPE_F32, x.rows, n_out);
-    CHECK(bias.data == NULL || (bias.dtype == DTYPE_F32 && bias.rows == 1 && bias.cols == n_out));
+    const bool is_int8 = w->head.dtype == DTYPE_I8;
     for (int64_t r = 0; r < y.rows; r++) {
         const float *const in = row_f32(x, r);
         const struct int8_scale scale = is_int8 ? scale_of(in, n_in) : (struct int8_scale){0};

@@ -43,7 +43,7 @@ static void search_keys(struct best *best, const float *q, const struct weight *
                         int n_key, int64_t d)
 {
     for (int key = 0; key < n_key; key++) {
-        const float *const row = row_f32(keys->view, first + key);
+        const float *const row = row_f32(ref_weight_of(keys)->view, first + key);
         float sum = 0;
         for (int64_t c = 0; c < d; c++) {
             sum += q[c] * row[c];
@@ -55,7 +55,7 @@ static void search_keys(struct best *best, const float *q, const struct weight *
 /* The row where a group's keys begin; a single group serves all. */
 static int64_t first_key(const struct weight *keys, int group, int n_key)
 {
-    return keys->desc.n_group == 1 ? 0 : (int64_t)group * n_key;
+    return keys->n_group == 1 ? 0 : (int64_t)group * n_key;
 }
 
 static void search_product(struct best *best, const float *q, const struct weight *keys, int h,
@@ -90,28 +90,10 @@ static void softmax(float *score, int n)
     }
 }
 
-static void check_search(struct tensor slots, struct tensor shares, struct tensor query,
-                         const struct weight *keys, const struct pkm_shape *shape)
-{
-    const bool is_product = shape->kind == PKM_PRODUCT;
-    const int64_t n_group = (int64_t)shape->n_head * (is_product ? 2 : 1);
-    CHECK(shape->n_head > 0 && shape->n_key > 0 && shape->d_key > 0);
-    CHECK(!is_product || (shape->d_key % 2 == 0 && shape->n_key <= 46340)); /* n_key² < 2^31 */
-    CHECK(shape->k_top > 0 && shape->k_top <= shape->n_key && shape->k_top <= PKM_K_TOP_MAX);
-    CHECK(keys->desc.kind == WEIGHT_KEYS);
-    CHECK(keys->desc.n_group == 1 || keys->desc.n_group == n_group);
-    CHECK(keys->view.rows == (int64_t)keys->desc.n_group * shape->n_key);
-    CHECK(keys->view.cols == shape->d_key / (is_product ? 2 : 1));
-    CHECK_VIEW(query, DTYPE_F32, slots.rows, (int64_t)shape->n_head * shape->d_key);
-    CHECK_VIEW(slots, DTYPE_I32, query.rows, (int64_t)shape->n_head * shape->k_top);
-    CHECK_VIEW(shares, DTYPE_F32, query.rows, (int64_t)shape->n_head * shape->k_top);
-}
-
 void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
 {
     (void)be;
-    check_search(slots, shares, query, keys, shape);
     for (int64_t r = 0; r < query.rows; r++) {
         for (int h = 0; h < shape->n_head; h++) {
             const float *const q = row_f32(query, r) + (int64_t)h * shape->d_key;
@@ -174,12 +156,6 @@ void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shar
     (void)be;
     const int k = rescore->k_top;
     const int64_t n_hit = (int64_t)rescore->n_head * k;
-    CHECK(rescore->n_head > 0 && k > 0 && k <= PKM_K_TOP_MAX);
-    CHECK(rescore->n_slot > 0 && rescore->temperature > 0);
-    CHECK_VIEW(slots, DTYPE_I32, shares.rows, n_hit);
-    CHECK_VIEW(shares, DTYPE_F32, slots.rows, n_hit);
-    CHECK(slot_map.data == NULL ||
-          (slot_map.dtype == DTYPE_I32 && slot_map.rows == rescore->n_head));
     for (int64_t r = 0; r < slots.rows; r++) {
         int32_t *const slot = row_i32(slots, r);
         for (int64_t j = 0; j < n_hit; j++) {
@@ -200,18 +176,12 @@ void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
                   struct tensor shares, const struct weight *values)
 {
     (void)be;
-    CHECK(values->desc.kind == WEIGHT_TABLE);
-    CHECK_VIEW(y, DTYPE_F32, slots.rows, values->view.cols);
-    CHECK_VIEW(slots, DTYPE_I32, y.rows, shares.cols);
-    CHECK_VIEW(shares, DTYPE_F32, y.rows, slots.cols);
-    CHECK(residual.data == NULL || (residual.dtype == DTYPE_F32 && residual.rows == y.rows &&
-                                    residual.cols == y.cols && residual.stride >= y.cols));
     for (int64_t r = 0; r < y.rows; r++) {
         for (int64_t c = 0; c < y.cols; c++) {
             float sum = residual.data == NULL ? 0 : row_f32(residual, r)[c];
             for (int64_t j = 0; j < slots.cols; j++) {
                 const int32_t slot = row_i32(slots, r)[j];
-                CHECK(slot >= 0 && slot < values->view.rows);
+                CHECK(slot >= 0 && slot < values->rows);
                 sum += row_f32(shares, r)[j] * weight_at(values, slot, c);
             }
             row_f32(y, r)[c] = sum;

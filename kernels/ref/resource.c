@@ -53,7 +53,7 @@ void ref_download(struct backend *be, void *host, struct tensor src)
 }
 
 /* Rounds the rows of w, and returns what that loses, relative to the whole. */
-static double round_rows(struct weight *w, float *scale)
+static double round_rows(struct ref_weight *w, float *scale)
 {
     double lost = 0;
     double whole = 0;
@@ -79,11 +79,11 @@ static double round_rows(struct weight *w, float *scale)
 
 /* Copies host as F32 values, rounded to BF16 or INT8 where the weight is computed with in it. The
  * scales of an I8 weight stand behind its values. */
-static enum err_code copy_values(struct weight *w, const struct tensor *host, const char *name,
-                                 struct err *err)
+static enum err_code copy_values(struct ref_weight *w, const struct tensor *host,
+                                 const struct weight_desc *desc, const char *name, struct err *err)
 {
-    const bool round_bf16 = w->desc.dtype == DTYPE_BF16 && w->desc.kind != WEIGHT_KEYS;
-    const bool is_int8 = w->desc.dtype == DTYPE_I8;
+    const bool round_bf16 = w->head.dtype == DTYPE_BF16;
+    const bool is_int8 = w->head.dtype == DTYPE_I8;
     size_t n_value = 0;
     size_t bytes = 0;
     if (__builtin_mul_overflow((size_t)host->rows, (size_t)host->cols + 1, &n_value) ||
@@ -99,7 +99,7 @@ static enum err_code copy_values(struct weight *w, const struct tensor *host, co
     for (int64_t r = 0; r < host->rows; r++) {
         for (int64_t c = 0; c < host->cols; c++) {
             float value = float_at(host->data, host->dtype, r * host->stride + c);
-            value *= host->dtype == DTYPE_I8 && !is_int8 ? w->desc.row_scale[r] : 1.0f;
+            value *= host->dtype == DTYPE_I8 && !is_int8 ? desc->row_scale[r] : 1.0f;
             w->owned[r * host->cols + c] = round_bf16 ? bf16_to_f32(bf16_from_f32(value)) : value;
         }
     }
@@ -110,39 +110,37 @@ static enum err_code copy_values(struct weight *w, const struct tensor *host, co
     float *const scale = w->owned + host->rows * host->cols;
     w->scale = scale;
     if (host->dtype == DTYPE_I8) {
-        memcpy(scale, w->desc.row_scale, (size_t)host->rows * sizeof *scale);
+        memcpy(scale, desc->row_scale, (size_t)host->rows * sizeof *scale);
         return ERR_OK;
     }
-    return weight_loss_check(round_rows(w, scale), &w->desc, name, err);
+    return weight_loss_check(round_rows(w, scale), desc, name, err);
 }
 
 enum err_code ref_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
                              const struct weight_desc *desc, const char *name, struct err *err)
 {
-    weight_check(host, desc);
-
     *weight = NULL;
+    const struct weight head = weight_head(host, desc);
     enum err_code code = weight_int8_check(host, desc, name, err);
     if (code != ERR_OK) {
         return code;
     }
-    struct weight *const w = calloc(1, sizeof *w);
+    struct ref_weight *const w = calloc(1, sizeof *w);
     if (w == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no memory left for this weight", name);
     }
-    w->desc = *desc;
+    w->head = head;
     if (desc->placement == PLACEMENT_MMAP) {
         w->view = *host;
         w->scale = host->dtype == DTYPE_I8 ? desc->row_scale : NULL;
     } else {
-        code = copy_values(w, host, name, err);
+        code = copy_values(w, host, desc, name, err);
         if (code != ERR_OK) {
-            ref_weight_free(be, w);
+            ref_weight_free(be, &w->head);
             return code;
         }
     }
-    w->desc.row_scale = NULL; /* its place may go away; a table in place has its own pointer */
-    *weight = w;
+    *weight = &w->head;
     return ERR_OK;
 }
 
@@ -150,15 +148,16 @@ void ref_weight_free(struct backend *be, struct weight *weight)
 {
     (void)be;
     if (weight != NULL) {
-        free(weight->owned);
+        free(((struct ref_weight *)weight)->owned);
         free(weight);
     }
 }
 
 size_t ref_weight_bytes(const struct weight *weight)
 {
-    const struct tensor *const view = &weight->view;
-    const size_t scales = weight->scale != NULL ? (size_t)view->rows * sizeof *weight->scale : 0;
+    const struct ref_weight *const w = ref_weight_of(weight);
+    const struct tensor *const view = &w->view;
+    const size_t scales = w->scale != NULL ? (size_t)view->rows * sizeof *w->scale : 0;
     return (size_t)view->rows * (size_t)view->cols * dtype_bytes(view->dtype) + scales;
 }
 

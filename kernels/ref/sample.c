@@ -75,19 +75,14 @@ static void adjust_row(float *z, const float *logits, int n_vocab, const struct 
 {
     const struct sample_adjust *const adjust = step->adjust + p->adjust_first;
     const int32_t *const allow = step->allow + p->allow_first;
-    CHECK(p->adjust_first >= 0 && p->n_adjust >= 0 &&
-          p->n_adjust <= step->n_adjust - p->adjust_first);
-    CHECK(p->allow_first >= 0 && p->n_allow >= 0 && p->n_allow <= step->n_allow - p->allow_first);
     for (int id = 0; id < n_vocab; id++) {
         z[id] = p->n_allow == 0 ? logits[id] : -INFINITY;
     }
     for (int i = 0; i < p->n_allow; i++) {
-        CHECK(allow[i] >= 0 && allow[i] < n_vocab);
         z[allow[i]] = logits[allow[i]];
     }
     /* Adjusting after the allow list changes nothing for the others: -infinity stays. */
     for (int i = 0; i < p->n_adjust; i++) {
-        CHECK(adjust[i].token >= 0 && adjust[i].token < n_vocab);
         z[adjust[i].token] = ref_adjusted(z[adjust[i].token], &adjust[i], p);
     }
 }
@@ -185,8 +180,6 @@ int32_t ref_sample_row(const struct step *step, int i, const float *logits, int 
                        float *logit, int32_t *candidate)
 {
     const struct sample_params *const p = &step->sample[i];
-    CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
-    CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
     const int32_t broken = broken_id(logits, n_vocab);
     if (broken >= 0) {
         return broken;

@@ -95,36 +95,11 @@ static void attend(float *y, const struct row_head *at, double *score)
     }
 }
 
-void ref_span_check(struct tensor y, struct tensor q, struct tensor k_pages, struct tensor v_pages,
-                    const struct step *step, const struct span_shape *shape)
-{
-    const int64_t d = y.cols;
-    CHECK(shape->n_head > 0 && d % shape->n_head == 0 && d <= INT32_MAX / KV_PAGE);
-    CHECK(shape->window >= 0 && shape->window + shape->n_persistent > 0);
-    CHECK(shape->n_persistent >= 0);
-    const int64_t d_head = d / shape->n_head;
-    CHECK_VIEW(y, DTYPE_F32, step->n_tok, d);
-    CHECK_VIEW(q, DTYPE_F32, step->n_tok, d);
-    ref_pages_check(k_pages, v_pages, d, shape->n_head);
-    if (shape->window > 0) {
-        CHECK_VIEW(shape->position, DTYPE_F32, d_head, shape->window);
-    }
-    if (shape->mask.data != NULL) {
-        CHECK_VIEW(shape->mask, DTYPE_F32, shape->n_head, shape->window);
-    }
-    if (shape->n_persistent > 0) {
-        CHECK_VIEW(shape->key, DTYPE_F32, d, shape->n_persistent);
-        CHECK_VIEW(shape->value, DTYPE_F32, (int64_t)shape->n_head * shape->n_persistent, d_head);
-    }
-    step_check_window(step, shape);
-}
-
 void ref_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                         struct tensor v_pages, const struct step *step,
                         const struct span_shape *shape)
 {
     (void)be;
-    ref_span_check(y, q, k_pages, v_pages, step, shape);
     const int64_t d_head = y.cols / shape->n_head;
     for (int s = 0; s < step->n_seq; s++) {
         for (int r = step->seq_first[s]; r < step->seq_first[s + 1]; r++) {

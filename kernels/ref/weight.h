@@ -11,12 +11,17 @@
 
 #include <string.h>
 
-struct weight {
-    struct weight_desc desc;
+struct ref_weight {
+    struct weight head; /* first: the models' pointer to it is ours */
     struct tensor view; /* [rows, cols] F32, or the source itself with PLACEMENT_MMAP */
     const float *scale; /* [rows] what the elements of a row are multiplied by; NULL = 1 */
     float *owned;       /* Owner: the weight; NULL with PLACEMENT_MMAP */
 };
+
+static inline const struct ref_weight *ref_weight_of(const struct weight *w)
+{
+    return (const struct ref_weight *)w;
+}
 
 /* Element i of an array of floating-point numbers of any type, at any alignment. */
 static inline float float_at(const void *data, enum dtype dtype, int64_t i)
@@ -35,8 +40,9 @@ static inline float float_at(const void *data, enum dtype dtype, int64_t i)
     return dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-static inline float weight_at(const struct weight *w, int64_t row, int64_t col)
+static inline float weight_at(const struct weight *weight, int64_t row, int64_t col)
 {
+    const struct ref_weight *const w = ref_weight_of(weight);
     const float value = float_at(w->view.data, w->view.dtype, row * w->view.stride + col);
     return w->scale == NULL ? value : value * w->scale[row];
 }

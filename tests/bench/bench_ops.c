@@ -220,8 +220,8 @@ static void run_product(struct bench *b, const struct product *p, int rows)
     const struct tensor from =
         p->n_in == p->n_out ? tensor_cols(b->wide, 0, D) : x; /* y must not overlap x */
     for (int i = 0; i < p->n_w; i++) {
-        b->be->op->linear(b->be, tensor_head(y, rows), tensor_head(from, rows), p->w[i],
-                          (struct tensor){0}, p->act);
+        op_linear(b->be, tensor_head(y, rows), tensor_head(from, rows), p->w[i], (struct tensor){0},
+                  p->act);
     }
 }
 
@@ -301,57 +301,56 @@ static void run_attention(struct bench *b, int rows)
     struct step *const s = step_of(b, rows);
     const struct tensor q = tensor_head(tensor_cols(b->wide, 0, D), rows);
     b->be->op->step_begin(b->be, s);
-    b->be->op->kv_store(b->be, b->k_pages, b->v_pages, q, q, s, N_HEAD);
-    b->be->op->attention(b->be, tensor_head(b->x, rows), q, b->k_pages, b->v_pages, s, N_HEAD,
-                         0.125f);
+    op_attention(b->be, tensor_head(b->x, rows), q, b->k_pages, b->v_pages, q, q, s, N_HEAD,
+                 0.125f);
 }
 
 /* Of a pre-norm transformer with rotary positions and gated networks of the same size. */
 static void run_rms_norm(struct bench *b, int rows)
 {
     const struct tensor x = tensor_head(b->x, rows);
-    b->be->op->rms_norm(b->be, tensor_head(tensor_cols(b->wide, D, D), rows), x, x,
-                        tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma, 1e-5f);
+    op_rms_norm(b->be, tensor_head(tensor_cols(b->wide, D, D), rows), x, x,
+                tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma, 1e-5f);
 }
 
-static void run_rotate(struct bench *b, int rows)
+static void run_rope(struct bench *b, int rows)
 {
-    b->be->op->rotate(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->turns,
-                      step_of(b, rows), 2 * N_HEAD);
+    op_rope(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->turns, step_of(b, rows),
+            2 * N_HEAD);
 }
 
 static void run_gate(struct bench *b, int rows)
 {
     const struct tensor wide = tensor_head(b->wide, rows);
-    b->be->op->gate(b->be, tensor_cols(wide, 0, D), tensor_cols(wide, D, D),
-                    tensor_cols(wide, 2 * D, D), GATE_SILU);
+    op_gate(b->be, tensor_cols(wide, 0, D), tensor_cols(wide, D, D), tensor_cols(wide, 2 * D, D),
+            GATE_SILU);
 }
 
 static void run_norm(struct bench *b, int rows)
 {
     const struct tensor x = tensor_head(b->x, rows);
-    b->be->op->add_norm(b->be, x, x, tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma,
-                        b->gamma, 1e-12f);
+    op_add_norm(b->be, x, x, tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma, b->gamma,
+                1e-12f);
 }
 
 static void run_query(struct bench *b, int rows)
 {
-    b->be->op->linear(b->be, tensor_head(tensor_cols(b->wide, 0, D), rows), tensor_head(b->x, rows),
-                      b->query, (struct tensor){0}, ACT_NONE);
+    op_linear(b->be, tensor_head(tensor_cols(b->wide, 0, D), rows), tensor_head(b->x, rows),
+              b->query, (struct tensor){0}, ACT_NONE);
 }
 
 static void run_search(struct bench *b, int rows)
 {
     const struct pkm_shape shape = {PKM_PRODUCT, MEM_HEADS, K_TOP, N_KEY, D_KEY, false};
-    b->be->op->pkm_search(b->be, tensor_head(b->slots, rows), tensor_head(b->shares, rows),
-                          tensor_head(tensor_cols(b->wide, 0, D), rows), b->keys, &shape);
+    op_pkm_search(b->be, tensor_head(b->slots, rows), tensor_head(b->shares, rows),
+                  tensor_head(tensor_cols(b->wide, 0, D), rows), b->keys, &shape);
 }
 
 static void run_read(struct bench *b, int rows)
 {
     const struct tensor y = tensor_head(tensor_cols(b->wide, D, D), rows);
-    b->be->op->pkm_read(b->be, y, (struct tensor){0}, tensor_head(b->slots, rows),
-                        tensor_head(b->shares, rows), b->values);
+    op_pkm_read(b->be, y, (struct tensor){0}, tensor_head(b->slots, rows),
+                tensor_head(b->shares, rows), b->values);
 }
 
 static struct step *step_wanting(struct bench *b, int rows, int want, float temperature)
@@ -368,15 +367,15 @@ static struct step *step_wanting(struct bench *b, int rows, int want, float temp
 static void run_outputs(struct bench *b, int rows, int want, float temperature)
 {
     struct step *const step = step_wanting(b, rows, want, temperature);
-    b->be->op->outputs(b->be, tensor_head(b->logits, rows), step, 0);
+    op_outputs(b->be, tensor_head(b->logits, rows), step, 0);
 }
 
 static void run_linear_outputs(struct bench *b, int rows, int want)
 {
     struct step *const step = step_wanting(b, rows, want, 0);
     const struct tensor none = {.data = NULL};
-    b->be->op->linear_outputs(b->be, tensor_head(b->logits, rows), tensor_head(b->x, rows),
-                              b->vocab, none, step, 0);
+    op_linear_outputs(b->be, tensor_head(b->logits, rows), tensor_head(b->x, rows), b->vocab, none,
+                      step, 0);
 }
 
 static void run_greedy(struct bench *b, int rows)
@@ -400,7 +399,7 @@ static void run_flat(struct bench *b, int rows)
 static void run_softmax(struct bench *b, int rows)
 {
     const struct tensor none = {.data = NULL};
-    b->be->op->log_softmax(b->be, tensor_head(b->logits, rows), none);
+    op_log_softmax(b->be, tensor_head(b->logits, rows), none);
 }
 
 static void run_logprobs(struct bench *b, int rows)
@@ -554,8 +553,8 @@ static void draw_slots(struct bench *b, int rows)
 static void run_ffn(struct bench *b, int rows)
 {
     const struct ffn ffn = {.up = b->up[0], .down = b->down[0], .act = ACT_GELU};
-    b->be->op->ffn(b->be, tensor_head(tensor_cols(b->logits, 0, D), rows),
-                   tensor_head(b->wide, rows), tensor_head(b->x, rows), &ffn);
+    op_ffn(b->be, tensor_head(tensor_cols(b->logits, 0, D), rows), tensor_head(b->wide, rows),
+           tensor_head(b->x, rows), &ffn);
 }
 
 /* The memory layer beside the FFN that it takes the place of, each with weights that another
@@ -742,7 +741,7 @@ int main(int argc, char **argv)
     bench_other(&b, "attention and kv_store, context 512", run_attention, n_round);
     bench_other(&b, "add_norm", run_norm, n_round);
     bench_other(&b, "rms_norm", run_rms_norm, n_round);
-    bench_other(&b, "rotate, 32 heads of 64", run_rotate, n_round);
+    bench_other(&b, "rope, 32 heads of 64", run_rope, n_round);
     bench_other(&b, "gate, 1024", run_gate, n_round);
     bench_other(&b, "memory: query", run_query, n_round);
     bench_other(&b, "memory: search", run_search, n_round);

@@ -28,25 +28,22 @@ static struct tensor window(const struct memory *m, struct tensor t, int i, int 
 static void run_query(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
-    s->b->be->op->linear(s->b->be, window(m, m->query, copy, s->rows),
-                         window(m, m->x, copy, s->rows), m->query_w[copy], (struct tensor){0},
-                         ACT_NONE);
+    op_linear(s->b->be, window(m, m->query, copy, s->rows), window(m, m->x, copy, s->rows),
+              m->query_w[copy], (struct tensor){0}, ACT_NONE);
 }
 
 static void run_search(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
-    s->b->be->op->pkm_search(s->b->be, window(m, m->slots, copy, s->rows),
-                             window(m, m->shares, copy, s->rows),
-                             window(m, m->query, copy, s->rows), m->keys[copy], &m->shape);
+    op_pkm_search(s->b->be, window(m, m->slots, copy, s->rows), window(m, m->shares, copy, s->rows),
+                  window(m, m->query, copy, s->rows), m->keys[copy], &m->shape);
 }
 
 static void run_read(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
-    s->b->be->op->pkm_read(s->b->be, tensor_head(m->y, s->rows), (struct tensor){0},
-                           window(m, m->slots, copy, s->rows), window(m, m->shares, copy, s->rows),
-                           m->values);
+    op_pkm_read(s->b->be, tensor_head(m->y, s->rows), (struct tensor){0},
+                window(m, m->slots, copy, s->rows), window(m, m->shares, copy, s->rows), m->values);
 }
 
 static void run_layer(const struct sweep *s, int copy)
@@ -59,10 +56,9 @@ static void run_layer(const struct sweep *s, int copy)
 static void run_feed_forward(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
-    const struct backend_ops *const op = s->b->be->op;
     const struct ffn ffn = {.up = m->up[copy], .down = m->down[copy], .act = ACT_GELU};
-    op->ffn(s->b->be, tensor_head(m->y, s->rows), tensor_head(m->wide, s->rows),
-            window(m, m->x, copy, s->rows), &ffn);
+    op_ffn(s->b->be, tensor_head(m->y, s->rows), tensor_head(m->wide, s->rows),
+           window(m, m->x, copy, s->rows), &ffn);
 }
 
 /* ---- making --------------------------------------------------------------------------------- */

@@ -67,8 +67,8 @@ struct product {
 static void run_product(const struct sweep *s, int copy)
 {
     const struct product *const p = s->ctx;
-    s->b->be->op->linear(s->b->be, tensor_head(p->y, s->rows), tensor_head(p->x, s->rows),
-                         p->w[copy], p->bias, p->act);
+    op_linear(s->b->be, tensor_head(p->y, s->rows), tensor_head(p->x, s->rows), p->w[copy], p->bias,
+              p->act);
 }
 
 static void bench_product(const struct bench *b, const struct bench_rows *rows,
@@ -134,13 +134,11 @@ struct attend {
 static void run_attention(const struct sweep *s, int copy)
 {
     const struct attend *const a = s->ctx;
-    const struct backend_ops *const op = s->b->be->op;
     const int64_t d = s->b->shape.width;
     const struct tensor qkv = tensor_head(a->qkv, s->rows);
-    op->kv_store(s->b->be, a->k_pages[copy], a->v_pages[copy], tensor_cols(qkv, d, d),
-                 tensor_cols(qkv, 2 * d, d), s->step, s->b->shape.heads);
-    op->attention(s->b->be, tensor_head(a->y, s->rows), tensor_cols(qkv, 0, d), a->k_pages[copy],
-                  a->v_pages[copy], s->step, s->b->shape.heads, 0.125f);
+    op_attention(s->b->be, tensor_head(a->y, s->rows), tensor_cols(qkv, 0, d), a->k_pages[copy],
+                 a->v_pages[copy], tensor_cols(qkv, d, d), tensor_cols(qkv, 2 * d, d), s->step,
+                 s->b->shape.heads, 0.125f);
 }
 
 static void run_norm(const struct sweep *s, int copy)
@@ -148,9 +146,8 @@ static void run_norm(const struct sweep *s, int copy)
     const struct attend *const a = s->ctx;
     (void)copy;
     const struct tensor y = tensor_head(a->y, s->rows);
-    s->b->be->op->add_norm(s->b->be, y, y,
-                           tensor_cols(tensor_head(a->qkv, s->rows), 0, s->b->shape.width),
-                           a->gamma, a->gamma, 1e-12f);
+    op_add_norm(s->b->be, y, y, tensor_cols(tensor_head(a->qkv, s->rows), 0, s->b->shape.width),
+                a->gamma, a->gamma, 1e-12f);
 }
 
 /* n_seq sequences of n_row rows that end in the middle of the context (decode) or at its end. */
@@ -196,7 +193,7 @@ static void bench_attention(const struct bench *b, const char *name, int n_seq, 
 static void run_outputs(const struct sweep *s, int copy)
 {
     (void)copy;
-    s->b->be->op->outputs(s->b->be, *(const struct tensor *)s->ctx, s->step, 0);
+    op_outputs(s->b->be, *(const struct tensor *)s->ctx, s->step, 0);
 }
 
 static void want(struct step *step, enum out_want wanted, float temperature, float top_p)

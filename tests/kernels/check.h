@@ -191,10 +191,10 @@ void check_pkm_search(struct check *c); /* check_pkm.c */
 void check_pkm_ties(struct check *c);
 void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);
-void check_unit_norm(struct check *c); /* check_rescore.c */
+void check_l2_norm(struct check *c); /* check_rescore.c */
 void check_pkm_rescore(struct check *c);
 void check_rms_norm(struct check *c); /* check_gated.c */
-void check_rotate(struct check *c);
+void check_rope(struct check *c);
 void check_gate(struct check *c);
 void check_pkm_experts(struct check *c);
 void check_gather(struct check *c); /* check_vocab.c */

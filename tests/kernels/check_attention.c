@@ -131,12 +131,17 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head / a->n_share);
+    const bool is_joint = a->span.n_head == 0 && step->n_tok % 4 != 0; /* one op, or two */
+    if (!is_joint) {
+        op_kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head / a->n_share);
+    }
     if (a->span.n_head > 0) {
         const struct span_shape span = span_on(c, side, &a->span);
-        be->op->span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
+        op_span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
     } else {
-        be->op->attention(be, y, q, cache->k_pages, cache->v_pages, step, a->n_head, a->scale);
+        const struct tensor none = {0};
+        op_attention(be, y, q, cache->k_pages, cache->v_pages, is_joint ? k : none,
+                     is_joint ? v : none, step, a->n_head, a->scale);
     }
     check_finish(c, side, step);
     check_get(c, side, y, rows[0]);

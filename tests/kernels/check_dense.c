@@ -47,7 +47,7 @@ static void embed_run(struct check *c, enum side side, const void *data, int fir
     }
     const struct tensor y = check_out(c, side, "y", n, k->d, DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->embed(be, y, step, k->table[0][side], k->table[1][side], k->table[2][side]);
+    op_embed(be, y, step, k->table[0][side], k->table[1][side], k->table[2][side]);
     check_finish(c, side, step);
     check_get(c, side, y, out);
     be->op->step_free(be, step);
@@ -122,9 +122,9 @@ static void norm_run(struct check *c, enum side side, const void *data, int firs
     const struct tensor gamma = check_in(c, side, "gamma", k->gamma, 1, k->d, DTYPE_F32);
     const struct tensor beta = check_in(c, side, "beta", k->beta, 1, k->d, DTYPE_F32);
     if (k->r == NULL) {
-        be->op->norm(be, y, x, gamma, beta, k->eps);
+        op_norm(be, y, x, gamma, beta, k->eps);
     } else {
-        be->op->add_norm(be, y, x, r, gamma, beta, k->eps);
+        op_add_norm(be, y, x, r, gamma, beta, k->eps);
     }
     check_get(c, side, y, out);
 }
@@ -225,7 +225,7 @@ static void linear_run(struct check *c, enum side side, const void *data, int fi
     if (k->bias != NULL) {
         bias = check_in(c, side, "bias", k->bias, 1, k->n_out, DTYPE_F32);
     }
-    be->op->linear(be, y, x, k->w[side], bias, k->act);
+    op_linear(be, y, x, k->w[side], bias, k->act);
     check_get(c, side, y, out);
 }
 
@@ -341,7 +341,6 @@ static void ffn_run(struct check *c, enum side side, const void *data, int first
                     uint32_t *out)
 {
     const struct ffn_case *const k = data;
-    const struct backend_ops *const op = c->side[side]->op;
     struct backend *const be = c->side[side];
     const struct tensor x =
         check_in(c, side, "x", k->x + (size_t)first * (size_t)k->n_in, n, k->n_in, DTYPE_F32);
@@ -353,10 +352,10 @@ static void ffn_run(struct check *c, enum side side, const void *data, int first
         ffn.down_bias = check_in(c, side, "down_bias", k->down_bias, 1, k->n_out, DTYPE_F32);
     }
     if (k->is_apart) {
-        op->linear(be, hidden, x, ffn.up, ffn.up_bias, ffn.act);
-        op->linear(be, y, hidden, ffn.down, ffn.down_bias, ACT_NONE);
+        op_linear(be, hidden, x, ffn.up, ffn.up_bias, ffn.act);
+        op_linear(be, y, hidden, ffn.down, ffn.down_bias, ACT_NONE);
     } else {
-        op->ffn(be, y, hidden, x, &ffn);
+        op_ffn(be, y, hidden, x, &ffn);
     }
     check_get(c, side, y, out);
 }

@@ -1,5 +1,5 @@
 /* Checks of what pre-norm transformers with rotary positions and gated networks add: rms_norm,
- * rotate, gate and pkm_experts. */
+ * rope, gate and pkm_experts. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ static void rms_run(struct check *c, enum side side, const void *data, int first
                              : check_in(c, side, "r", k->r + at, n, k->d, DTYPE_F32);
         sum = into_x ? x : k->into == SUM_R ? r : check_out(c, side, "sum", n, k->d, DTYPE_F32);
     }
-    be->op->rms_norm(be, y, sum, x, r, gamma, k->eps);
+    op_rms_norm(be, y, sum, x, r, gamma, k->eps);
     uint32_t *const got = check_host(c, 2 * (size_t)n * (size_t)k->d, sizeof *got);
     uint32_t *const got_sum = got + (size_t)n * (size_t)k->d;
     check_get(c, side, y, got);
@@ -115,13 +115,13 @@ static void rotate_run(struct check *c, enum side side, const void *data, int fi
     const struct tensor table =
         check_in(c, side, "table", k->table, N_POS, 2 * k->d_head, DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->rotate(be, x, table, step, k->n_head);
+    op_rope(be, x, table, step, k->n_head);
     check_finish(c, side, step);
     check_get(c, side, x, out);
     be->op->step_free(be, step);
 }
 
-void check_rotate(struct check *c)
+void check_rope(struct check *c)
 {
     struct rotate_case k = {.n = check_int(c, 1, N_TOK_MAX),
                             .n_head = check_int(c, 1, 9),
@@ -173,7 +173,7 @@ static void gate_run(struct check *c, enum side side, const void *data, int firs
     const struct tensor x = k->in_place ? y : check_in(c, side, "x", from, n, k->d, DTYPE_F32);
     const struct tensor g =
         check_in(c, side, "g", k->g + (size_t)first * (size_t)k->d_gate, n, k->d_gate, DTYPE_F32);
-    c->side[side]->op->gate(c->side[side], y, x, g, k->kind);
+    op_gate(c->side[side], y, x, g, k->kind);
     check_get(c, side, y, out);
 }
 
@@ -229,7 +229,7 @@ static void experts_run(struct check *c, enum side side, const void *data, int f
     const struct tensor slots = check_in(c, side, "slots", k->slots + at, n, k->n_col, DTYPE_I32);
     const struct tensor x =
         check_in(c, side, "x", k->x + (size_t)first * (size_t)k->d, n, k->d, DTYPE_F32);
-    be->op->pkm_experts(be, y, shares, slots, x, k->experts[side]);
+    op_pkm_experts(be, y, shares, slots, x, k->experts[side]);
     check_get(c, side, y, out);
 }
 

@@ -22,10 +22,10 @@ const struct check_row check_rows[] = {
     {"pkm_search", check_pkm_search, 60, false},
     {"pkm_ties", check_pkm_ties, 60, false},
     {"pkm_nan", check_pkm_nan, 20, false},
-    {"unit_norm", check_unit_norm, 40, false},
+    {"l2_norm", check_l2_norm, 40, false},
     {"pkm_rescore", check_pkm_rescore, 80, false},
     {"rms_norm", check_rms_norm, 40, false},
-    {"rotate", check_rotate, 30, false},
+    {"rope", check_rope, 30, false},
     {"gate", check_gate, 40, false},
     {"pkm_experts", check_pkm_experts, 40, false},
     {"pkm_read", check_pkm_read, 60, false},
@@ -62,21 +62,21 @@ struct bench {
 static void time_linear(const struct bench *b)
 {
     const struct tensor none = {0};
-    b->be->op->linear(b->be, tensor_head(b->y, b->n_tok), tensor_head(b->x, b->n_tok), b->w, none,
-                      ACT_NONE);
+    op_linear(b->be, tensor_head(b->y, b->n_tok), tensor_head(b->x, b->n_tok), b->w, none,
+              ACT_NONE);
 }
 
 static void time_search(const struct bench *b)
 {
-    b->be->op->pkm_search(b->be, tensor_head(b->slots, b->n_tok), tensor_head(b->shares, b->n_tok),
-                          tensor_head(b->query, b->n_tok), b->keys, &b->shape);
+    op_pkm_search(b->be, tensor_head(b->slots, b->n_tok), tensor_head(b->shares, b->n_tok),
+                  tensor_head(b->query, b->n_tok), b->keys, &b->shape);
 }
 
 static void time_read(const struct bench *b)
 {
     const struct tensor none = {0};
-    b->be->op->pkm_read(b->be, tensor_head(b->x, b->n_tok), none, tensor_head(b->slots, b->n_tok),
-                        tensor_head(b->shares, b->n_tok), b->values);
+    op_pkm_read(b->be, tensor_head(b->x, b->n_tok), none, tensor_head(b->slots, b->n_tok),
+                tensor_head(b->shares, b->n_tok), b->values);
 }
 
 /* The best of as many runs as fit into a fifth of a second. */

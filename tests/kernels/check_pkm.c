@@ -32,7 +32,7 @@ static void search_run(struct check *c, enum side side, const void *data, int fi
         check_in(c, side, "query", k->query + first * width, n, width, DTYPE_F32);
     const struct tensor slots = check_out(c, side, "slots", n, k->n_col, DTYPE_I32);
     const struct tensor shares = check_out(c, side, "shares", n, k->n_col, DTYPE_F32);
-    be->op->pkm_search(be, slots, shares, query, k->w[side], &k->shape);
+    op_pkm_search(be, slots, shares, query, k->w[side], &k->shape);
     check_get_hits(c, side, slots, shares, out);
 }
 
@@ -322,7 +322,7 @@ static void read_run(struct check *c, enum side side, const void *data, int firs
     } else if (k->residual == RESIDUAL_Y) {
         residual = y;
     }
-    be->op->pkm_read(be, y, residual, slots, shares, k->values[side]);
+    op_pkm_read(be, y, residual, slots, shares, k->values[side]);
     check_get(c, side, y, out);
 }
 

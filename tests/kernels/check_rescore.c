@@ -1,4 +1,4 @@
-/* Checks of what surrounds a search with XLM's options: unit_norm and pkm_rescore. */
+/* Checks of what surrounds a search with XLM's options: l2_norm and pkm_rescore. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -23,11 +23,11 @@ static void unit_run(struct check *c, enum side side, const void *data, int firs
     const struct tensor y = k->in_place ? check_inout(c, side, "y = x", from, n, width, DTYPE_F32)
                                         : check_out(c, side, "y", n, width, DTYPE_F32);
     const struct tensor x = k->in_place ? y : check_in(c, side, "x", from, n, width, DTYPE_F32);
-    c->side[side]->op->unit_norm(c->side[side], y, x, k->n_run);
+    op_l2_norm(c->side[side], y, x, k->n_run);
     check_get(c, side, y, out);
 }
 
-void check_unit_norm(struct check *c)
+void check_l2_norm(struct check *c)
 {
     struct unit_case k = {.n = check_int(c, 1, N_TOK_MAX),
                           .d = check_dim(c, 200),
@@ -79,7 +79,7 @@ static void rescore_run(struct check *c, enum side side, const void *data, int f
     if (k->map != NULL) {
         map = check_in(c, side, "slot_map", k->map, k->rescore.n_head, k->n_pair, DTYPE_I32);
     }
-    c->side[side]->op->pkm_rescore(c->side[side], slots, shares, map, &k->rescore);
+    op_pkm_rescore(c->side[side], slots, shares, map, &k->rescore);
     check_get_hits(c, side, slots, shares, out);
 }
 

@@ -198,7 +198,7 @@ static void sample_run(struct check *c, enum side side, const void *data, int fi
         check_in(c, side, "logits", k->logits + (size_t)first * (size_t)k->n_vocab, n, k->n_vocab,
                  DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->outputs(be, logits, step, lead);
+    op_outputs(be, logits, step, lead);
     check_finish(c, side, step);
     for (int i = 0; i < lead; i++) {
         if (step->out_token[i] != -77) {

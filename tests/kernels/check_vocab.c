@@ -41,7 +41,7 @@ void check_gather(struct check *c)
     const struct tensor x = check_in(c, SIDE_ONE, "x", host, n_tok, d, DTYPE_F32);
     const struct tensor y = check_out(c, SIDE_ONE, "y", n, d, DTYPE_F32);
     be->op->step_begin(be, step);
-    be->op->gather(be, y, x, step, first);
+    op_gather(be, y, x, step, first);
     check_finish(c, SIDE_ONE, step);
     check_get(c, SIDE_ONE, y, got);
     check_words(c, "the rows named", expected, got, n, d);
@@ -67,7 +67,7 @@ static void softmax_run(struct check *c, enum side side, const void *data, int f
     if (k->base != NULL) {
         base = check_in(c, side, "base", k->base + first, n, 1, DTYPE_F32);
     }
-    be->op->log_softmax(be, y, base);
+    op_log_softmax(be, y, base);
     check_get(c, side, y, out);
 }
 
@@ -186,8 +186,7 @@ static void outputs_of(struct check *c, enum side side, const struct logprobs_ca
     struct backend *const be = c->side[side];
     if (k->logits != NULL) {
         const float *const host = k->logits + (size_t)first * (size_t)k->n_vocab;
-        be->op->outputs(be, check_in(c, side, "logits", host, n, k->n_vocab, DTYPE_F32), step,
-                        lead);
+        op_outputs(be, check_in(c, side, "logits", host, n, k->n_vocab, DTYPE_F32), step, lead);
         return;
     }
     const struct tensor x =
@@ -198,10 +197,10 @@ static void outputs_of(struct check *c, enum side side, const struct logprobs_ca
         bias = check_in(c, side, "bias", k->bias, 1, k->n_vocab, DTYPE_F32);
     }
     if (k->is_apart) {
-        be->op->linear(be, logits, x, k->w[side], bias, ACT_NONE);
-        be->op->outputs(be, logits, step, lead);
+        op_linear(be, logits, x, k->w[side], bias, ACT_NONE);
+        op_outputs(be, logits, step, lead);
     } else {
-        be->op->linear_outputs(be, logits, x, k->w[side], bias, step, lead);
+        op_linear_outputs(be, logits, x, k->w[side], bias, step, lead);
     }
 }
 

@@ -103,13 +103,17 @@ static void norm_is_unbiased(struct backend *be, struct tensor y, struct tensor 
 /* One position too many: the row sees its successor, or what the page held before. The checker
  * writes the positions anew for each step. */
 static void attention_sees_next(struct backend *be, struct tensor y, struct tensor q,
-                                struct tensor k_pages, struct tensor v_pages,
-                                const struct step *step, int n_head, float scale)
+                                struct tensor k_pages, struct tensor v_pages, struct tensor k,
+                                struct tensor v, const struct step *step, int n_head, float scale)
 {
+    if (k.data != NULL) {
+        ref_kv_store(be, k_pages, v_pages, k, v, step, n_head);
+        k.data = v.data = NULL;
+    }
     for (int r = 0; r < step->n_tok; r++) {
         step->pos[r] += (step->pos[r] + 1) % KV_PAGE != 0;
     }
-    ref_attention(be, y, q, k_pages, v_pages, step, n_head, scale);
+    ref_attention(be, y, q, k_pages, v_pages, k, v, step, n_head, scale);
 }
 
 /* Takes the page numbers for consecutive. */
@@ -182,10 +186,10 @@ static void rescore_maps_alike(struct backend *be, struct tensor slots, struct t
 }
 
 /* One norm for the whole row. */
-static void unit_norm_joins_runs(struct backend *be, struct tensor y, struct tensor x, int n_run)
+static void l2_norm_joins_runs(struct backend *be, struct tensor y, struct tensor x, int n_run)
 {
     (void)n_run;
-    ref_unit_norm(be, y, x, 1);
+    ref_l2_norm(be, y, x, 1);
 }
 
 /* Normalises by what was there before the sum. */
@@ -200,12 +204,12 @@ static void rms_norm_forgets_sum(struct backend *be, struct tensor y, struct ten
 }
 
 /* All heads as one, whose later columns turn as the first head's. */
-static void rotate_takes_row(struct backend *be, struct tensor x, struct tensor table,
-                             const struct step *step, int n_head)
+static void rope_takes_row(struct backend *be, struct tensor x, struct tensor table,
+                           const struct step *step, int n_head)
 {
     const struct tensor first = tensor_cols(x, 0, x.cols / n_head);
     (void)n_head;
-    ref_rotate(be, first, table, step, 1);
+    ref_rope(be, first, table, step, 1);
 }
 
 /* The sigmoid alone. */
@@ -371,9 +375,9 @@ TEST_BUG(pkm_search, search_swaps_slots, "pkm_search")
 TEST_BUG(pkm_search, search_breaks_ties, "pkm_ties")
 TEST_BUG(pkm_rescore, rescore_takes_upper, "pkm_rescore")
 TEST_BUG(pkm_rescore, rescore_maps_alike, "pkm_rescore")
-TEST_BUG(unit_norm, unit_norm_joins_runs, "unit_norm")
+TEST_BUG(l2_norm, l2_norm_joins_runs, "l2_norm")
 TEST_BUG(rms_norm, rms_norm_forgets_sum, "rms_norm")
-TEST_BUG(rotate, rotate_takes_row, "rotate")
+TEST_BUG(rope, rope_takes_row, "rope")
 TEST_BUG(gate, gate_forgets_silu, "gate")
 TEST_BUG(pkm_experts, experts_repeat_slot, "pkm_experts")
 TEST_BUG(pkm_read, read_drops_column, "pkm_read")
@@ -442,9 +446,9 @@ int main(void)
         cmocka_unit_test(test_search_breaks_ties),
         cmocka_unit_test(test_rescore_takes_upper),
         cmocka_unit_test(test_rescore_maps_alike),
-        cmocka_unit_test(test_unit_norm_joins_runs),
+        cmocka_unit_test(test_l2_norm_joins_runs),
         cmocka_unit_test(test_rms_norm_forgets_sum),
-        cmocka_unit_test(test_rotate_takes_row),
+        cmocka_unit_test(test_rope_takes_row),
         cmocka_unit_test(test_gate_forgets_silu),
         cmocka_unit_test(test_experts_repeat_slot),
         cmocka_unit_test(test_read_drops_column),

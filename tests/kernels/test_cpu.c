@@ -86,8 +86,8 @@ static void test_gelu_is_exact_to_a_few_ulp(void **state)
         for (int j = 0; j < N; j++) {
             x[j] = (float)(j - N / 2) * 1e-3f;
         }
-        be->op->linear(be, tensor_make(y, N, 1, DTYPE_F32), tensor_make(x, N, 1, DTYPE_F32), w,
-                       (struct tensor){0}, ACT_GELU);
+        op_linear(be, tensor_make(y, N, 1, DTYPE_F32), tensor_make(x, N, 1, DTYPE_F32), w,
+                  (struct tensor){0}, ACT_GELU);
         for (int j = 0; j < N; j++) {
             const double expected = 0.5 * (double)x[j] * erfc(-(double)x[j] * sqrt(0.5));
             const double bound = 4e-7 * fabs(expected) + 1e-7;
@@ -154,7 +154,7 @@ static void test_flat_distributions_draw_as_ref_does(void **state)
                                                      .repetition = 1};
     }
     const struct tensor z = tensor_make(logits, N_ROW, N_VOCAB, DTYPE_F32);
-    ref->op->outputs(ref, z, expected, 0);
+    op_outputs(ref, z, expected, 0);
     for (int i = 0; i < N_ISA; i++) {
         struct backend *const be = open_isa(isas[i], 3);
         if (be == NULL) {
@@ -162,7 +162,7 @@ static void test_flat_distributions_draw_as_ref_does(void **state)
         }
         struct step *const step = step_of(be, N_ROW, N_VOCAB);
         memcpy(step->sample, expected->sample, N_ROW * sizeof *step->sample);
-        be->op->outputs(be, z, step, 0);
+        op_outputs(be, z, step, 0);
         for (int r = 0; r < N_ROW; r++) {
             if (step->out_token[r] != expected->out_token[r]) {
                 fail_msg("%s: row %d: expected token %d, got %d", be->name, r,
@@ -199,12 +199,12 @@ static void test_rows_beyond_a_block_and_many_threads(void **state)
             }
             struct weight *const w = weight_of(be, tensor_make(host, N_OUT, N_IN, DTYPE_F32),
                                                WEIGHT_MATRIX, dtype, PLACEMENT_DEVICE);
-            be->op->linear(be, tensor_make(y, N_ROW, N_OUT, DTYPE_F32),
-                           tensor_make(x, N_ROW, N_IN, DTYPE_F32), w, (struct tensor){0}, ACT_GELU);
+            op_linear(be, tensor_make(y, N_ROW, N_OUT, DTYPE_F32),
+                      tensor_make(x, N_ROW, N_IN, DTYPE_F32), w, (struct tensor){0}, ACT_GELU);
             for (int r = 0; r < N_ROW && t == 0; r++) { /* row by row, for comparison */
-                be->op->linear(be, tensor_make(first + r * N_OUT, 1, N_OUT, DTYPE_F32),
-                               tensor_make(x + r * N_IN, 1, N_IN, DTYPE_F32), w, (struct tensor){0},
-                               ACT_GELU);
+                op_linear(be, tensor_make(first + r * N_OUT, 1, N_OUT, DTYPE_F32),
+                          tensor_make(x + r * N_IN, 1, N_IN, DTYPE_F32), w, (struct tensor){0},
+                          ACT_GELU);
             }
             if (memcmp(first, y, sizeof *y * N_ROW * N_OUT) != 0) {
                 fail_msg("%s, %s, %d threads: rows differ from rows alone", be->name,
@@ -246,9 +246,9 @@ static void test_mapped_table_at_an_odd_address(void **state)
         for (int copy = 0; copy < 2; copy++) {
             struct weight *const w = weight_of(be, host, WEIGHT_TABLE, DTYPE_BF16,
                                                copy ? PLACEMENT_DEVICE : PLACEMENT_MMAP);
-            be->op->pkm_read(be, tensor_make(y[copy], 1, D, DTYPE_F32), (struct tensor){0},
-                             tensor_make(slots, 1, N_READ, DTYPE_I32),
-                             tensor_make(shares, 1, N_READ, DTYPE_F32), w);
+            op_pkm_read(be, tensor_make(y[copy], 1, D, DTYPE_F32), (struct tensor){0},
+                        tensor_make(slots, 1, N_READ, DTYPE_I32),
+                        tensor_make(shares, 1, N_READ, DTYPE_F32), w);
             be->op->weight_free(be, w);
         }
         if (memcmp(y[0], y[1], sizeof y[0]) != 0) {
@@ -293,8 +293,8 @@ static void test_int8_is_exact(void **state)
         struct weight *w = NULL;
         const struct tensor host = tensor_make(q, N_OUT, N_IN, DTYPE_I8);
         assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "w", NULL), ERR_OK);
-        be->op->linear(be, tensor_make(y, N_ROW, N_OUT, DTYPE_F32),
-                       tensor_make(x, N_ROW, N_IN, DTYPE_F32), w, (struct tensor){0}, ACT_NONE);
+        op_linear(be, tensor_make(y, N_ROW, N_OUT, DTYPE_F32),
+                  tensor_make(x, N_ROW, N_IN, DTYPE_F32), w, (struct tensor){0}, ACT_NONE);
         memcpy(expected, y, i < 0 ? sizeof y : 0);
         if (memcmp(expected, y, sizeof y) != 0) {
             fail_msg("%s: %.9g, %.9g instead of %.9g, %.9g", be->name, (double)y[0], (double)y[1],

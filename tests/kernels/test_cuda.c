@@ -241,7 +241,7 @@ static void read_rows(struct backend *be, const struct weight *w, const int32_t 
     const struct tensor none = {0};
     be->op->upload(be, slots, row);
     be->op->upload(be, share, shares);
-    be->op->pkm_read(be, out, none, slots, share, w);
+    op_pkm_read(be, out, none, slots, share, w);
     be->op->download(be, y, out);
     be->op->buffer_free(be, memory);
 }
@@ -364,7 +364,7 @@ static enum err_code norms_step(struct norms *n, int times, struct err *err)
 {
     n->be->op->step_begin(n->be, n->step);
     for (int i = 0; i < times; i++) {
-        n->be->op->norm(n->be, n->y, n->x, n->gamma, n->beta, 1e-5f);
+        op_norm(n->be, n->y, n->x, n->gamma, n->beta, 1e-5f);
     }
     return n->be->op->finish(n->be, n->step, err);
 }
@@ -433,7 +433,7 @@ static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
     (void)state;
     need_library();
     struct norms n = norms_new(fine_open());
-    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
     expect_normed(&n);
     struct err err = {0};
     if (norms_step(&n, 5000, &err) != ERR_OK) { /* a list holds 4096 */
@@ -442,10 +442,10 @@ static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
     expect_normed(&n);
     /* what is pending runs before its input is written anew, and before it is freed */
     float zero[D] = {0};
-    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
     n.be->op->upload(n.be, n.x, zero);
     expect_normed(&n);
-    n.be->op->norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
     norms_free(&n);
 }
 
@@ -477,7 +477,7 @@ static struct search search_new(struct backend *be, void *memory, int n_key, int
 
 static void search_run(struct backend *be, const struct search *s)
 {
-    be->op->pkm_search(be, s->slots, s->shares, s->query, s->keys, &s->shape);
+    op_pkm_search(be, s->slots, s->shares, s->query, s->keys, &s->shape);
 }
 
 /* A graph's kernel keeps the shared memory that it was captured with when the same kernel has run

@@ -169,8 +169,8 @@ static void store(struct side *side, const struct crowd *c, const int *first, co
     struct backend *const be = side->be;
     fill_step(side, c, first, end);
     be->op->step_begin(be, side->step);
-    be->op->kv_store(be, side->k_pages, side->v_pages, tensor_head(side->k, side->step->n_tok),
-                     tensor_head(side->v, side->step->n_tok), side->step, c->n_head);
+    op_kv_store(be, side->k_pages, side->v_pages, tensor_head(side->k, side->step->n_tok),
+                tensor_head(side->v, side->step->n_tok), side->step, c->n_head);
     assert_int_equal(be->op->finish(be, side->step, NULL), ERR_OK);
 }
 
@@ -184,8 +184,9 @@ static enum err_code attend(struct side *side, const struct crowd *c, const int 
     fill_step(side, c, first, end);
     const struct tensor y = tensor_head(side->y, side->step->n_tok);
     be->op->step_begin(be, side->step);
-    be->op->attention(be, y, tensor_head(side->q, y.rows), side->k_pages, side->v_pages, side->step,
-                      c->n_head, 1 / sqrtf((float)c->d_head));
+    const struct tensor none = {0};
+    op_attention(be, y, tensor_head(side->q, y.rows), side->k_pages, side->v_pages, none, none,
+                 side->step, c->n_head, 1 / sqrtf((float)c->d_head));
     const enum err_code code = be->op->finish(be, side->step, err);
     float *const rows = calloc((size_t)y.rows * (size_t)d, sizeof *rows);
     assert_non_null(rows);
@@ -360,9 +361,9 @@ static void test_heads_that_are_too_wide(void **state)
     crowd_drop(&c);
 }
 
-/* Stores and attends the new rows in one step, and gives y, then all keys and values. cut: a
- * download between the two ops keeps them apart. */
-static float *store_and_attend(const struct crowd *c, bool cut, struct err *err)
+/* Stores and attends the new rows in one step, by two ops or by one, and gives y, then all keys and
+ * values. */
+static float *store_and_attend(const struct crowd *c, bool by_two, struct err *err)
 {
     struct side side = side_new("cuda", c);
     struct backend *const be = side.be;
@@ -381,13 +382,14 @@ static float *store_and_attend(const struct crowd *c, bool cut, struct err *err)
     char *const all = calloc(1, y_bytes + 2 * pages_bytes);
     assert_non_null(all);
     be->op->step_begin(be, side.step);
-    be->op->kv_store(be, side.k_pages, side.v_pages, tensor_head(side.k, n_tok),
-                     tensor_head(side.v, n_tok), side.step, c->n_head);
-    if (cut) {
-        be->op->download(be, all, y);
+    struct tensor k = tensor_head(side.k, n_tok);
+    struct tensor v = tensor_head(side.v, n_tok);
+    if (by_two) {
+        op_kv_store(be, side.k_pages, side.v_pages, k, v, side.step, c->n_head);
+        k.data = v.data = NULL;
     }
-    be->op->attention(be, y, tensor_head(side.q, n_tok), side.k_pages, side.v_pages, side.step,
-                      c->n_head, 1 / sqrtf((float)c->d_head));
+    op_attention(be, y, tensor_head(side.q, n_tok), side.k_pages, side.v_pages, k, v, side.step,
+                 c->n_head, 1 / sqrtf((float)c->d_head));
     (void)be->op->finish(be, side.step, err);
     be->op->download(be, all, y);
     be->op->download(be, all + y_bytes, side.k_pages);
@@ -410,9 +412,10 @@ static void check_stored_on_the_way(struct crowd *c)
         float *const together = store_and_attend(c, false, &err);
         assert_int_equal(err.code, ERR_OK);
         if (memcmp(together, apart, bytes) != 0) {
-            fail_msg("%d sequences, %d heads of %d, cache %s: kv_store and attention give other "
-                     "bits when nothing stands between them",
-                     c->n_seq, c->n_head, c->d_head, dtype_name(c->cache));
+            fail_msg(
+                "%d sequences, %d heads of %d, cache %s: attention that stores gives other bits "
+                "than kv_store and attention",
+                c->n_seq, c->n_head, c->d_head, dtype_name(c->cache));
         }
         free(together);
     }
@@ -421,7 +424,7 @@ static void check_stored_on_the_way(struct crowd *c)
     crowd_drop(c);
 }
 
-/* Where each sequence has one row, attention stores what kv_store was to: the same y and the same
+/* Where each sequence has one row, attention stores on its way: the same y and the same
  * pages, whichever block has the last split, and however many rows there are. */
 static void test_a_decode_step_stores_on_the_way(void **state)
 {
@@ -461,10 +464,10 @@ static void test_a_decode_step_launches_once(void **state)
     crowd_add(&c, 20, 1);
     crowd_fill(&c);
     assert_int_equal(setenv("CUDA_HOST_FAIL_LAUNCH", "3", 1), 0);
-    for (int cut = 0; cut < 2; cut++) {
+    for (int by_two = 0; by_two < 2; by_two++) {
         struct err err = {0};
-        free(store_and_attend(&c, cut == 1, &err));
-        assert_int_equal(err.code, cut == 1 ? ERR_DEVICE : ERR_OK);
+        free(store_and_attend(&c, by_two == 1, &err));
+        assert_int_equal(err.code, by_two == 1 ? ERR_DEVICE : ERR_OK);
     }
     assert_int_equal(unsetenv("CUDA_HOST_FAIL_LAUNCH"), 0);
     crowd_drop(&c);

@@ -112,13 +112,12 @@ static void check_pieces(struct backend *be, const struct shape *shape, enum dty
     static const int pieces[] = {1, 3, 8, 9, 16, 17, 33, 64};
     struct product p;
     product_open(&p, be, *shape, dtype);
-    be->op->linear(be, p.y, p.x, p.w, p.bias, act);
+    op_linear(be, p.y, p.x, p.w, p.bias, act);
     uint32_t *const whole = product_bits(&p, be);
     for (int first = 0, i = 0; first < shape->n_tok; i++) {
         const int left = shape->n_tok - first;
         const int n = pieces[i % 8] < left ? pieces[i % 8] : left;
-        be->op->linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias,
-                       act);
+        op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias, act);
         first += n;
     }
     uint32_t *const cut = product_bits(&p, be);
@@ -176,10 +175,10 @@ static void check_close(struct backend *be, const struct shape *shape, enum dtyp
     assert_int_equal(ref->op->weight_new(ref, &w, &p.host_w, &desc, "w", NULL), ERR_OK);
     const struct tensor none = {0};
     const struct tensor expected = random_tensor(shape->n_tok, shape->n_out, 1);
-    ref->op->linear(ref, expected, p.host_x, w, has_bias ? p.host_bias : none, act);
+    op_linear(ref, expected, p.host_x, w, has_bias ? p.host_bias : none, act);
     const int n = shape->n_tok - first;
-    be->op->linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w,
-                   has_bias ? p.bias : none, act);
+    op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w,
+              has_bias ? p.bias : none, act);
     uint32_t *const bits = product_bits(&p, be);
     /* of the sum of a row's absolute products, which is a quarter of √n_in, and the bias */
     const double allowed = 4e-6 * (0.25 * sqrt(shape->n_in) + 1);
@@ -234,7 +233,7 @@ static uint32_t *bits_of(bool fast_math, struct shape shape, enum dtype dtype)
     struct backend *const be = cuda_open(fast_math);
     struct product p;
     product_open(&p, be, shape, dtype);
-    be->op->linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
+    op_linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
     uint32_t *const bits = product_bits(&p, be);
     product_close(&p, be);
     backend_close(be);

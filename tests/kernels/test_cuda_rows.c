@@ -67,9 +67,9 @@ static void norm(struct backend *be, const struct layout *l, int d, bool has_r, 
     const struct tensor beta = view_new(be, l, 1, d, host[3]);
     const struct tensor y = l->into_x ? x : view_new(be, l, N_ROW, d, host[0]);
     if (has_r) {
-        be->op->add_norm(be, y, x, r, gamma, beta, 1e-12f);
+        op_add_norm(be, y, x, r, gamma, beta, 1e-12f);
     } else {
-        be->op->norm(be, y, x, gamma, beta, 1e-12f);
+        op_norm(be, y, x, gamma, beta, 1e-12f);
     }
     be->op->download(be, out, y);
     const struct tensor views[] = {x, r, gamma, beta, y};
@@ -201,7 +201,7 @@ static void store(struct backend *be, enum dtype dtype, int d_head, int shift)
     step->page[0] = 1;
     step->page[1] = 0;
     be->op->step_begin(be, step);
-    be->op->kv_store(be, k_pages, v_pages, k, v, step, STORE_HEAD);
+    op_kv_store(be, k_pages, v_pages, k, v, step, STORE_HEAD);
     assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
     check_stored(be, k_pages, host[0], d, shift);
     check_stored(be, v_pages, host[1], d, shift);

@@ -124,8 +124,8 @@ static void test_table_in_place_may_be_unaligned(void **state)
     float share = 1;
     float y[2];
     const struct tensor none = {0};
-    be->op->pkm_read(be, rows_of(y, 1, 2), none, tensor_make(&slot, 1, 1, DTYPE_I32),
-                     rows_of(&share, 1, 1), w);
+    op_pkm_read(be, rows_of(y, 1, 2), none, tensor_make(&slot, 1, 1, DTYPE_I32),
+                rows_of(&share, 1, 1), w);
     expect_floats("y", values + 2, y, 2, 0);
     be->op->weight_free(be, w);
 }
@@ -142,8 +142,8 @@ static void test_norm_by_hand(void **state)
     const float root = 2.2360680f;
     const float expected[4] = {-1.5f / root, -1 / root, 10 + 0.5f / root, -1.5f / root};
     float y[4];
-    be->op->norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(gamma, 1, 4), rows_of(beta, 1, 4),
-                 3.75f);
+    op_norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(gamma, 1, 4), rows_of(beta, 1, 4),
+            3.75f);
     expect_floats("y", expected, y, 4, 1e-6);
 }
 
@@ -156,8 +156,8 @@ static void test_norm_of_a_large_mean(void **state)
     const float zero[4] = {0};
     const float expected[4] = {-1, 1, -1, 1};
     float y[4];
-    be->op->norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(one, 1, 4), rows_of(zero, 1, 4),
-                 1e-12f);
+    op_norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(one, 1, 4), rows_of(zero, 1, 4),
+            1e-12f);
     expect_floats("y", expected, y, 4, 1e-6);
 }
 
@@ -169,8 +169,8 @@ static void test_add_norm_adds_first(void **state)
     const float one[2] = {1, 1};
     const float zero[2] = {0};
     const float expected[2] = {-1, 1}; /* of 2 and 4 */
-    be->op->add_norm(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(r, 1, 2), rows_of(one, 1, 2),
-                     rows_of(zero, 1, 2), 1e-12f);
+    op_add_norm(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(r, 1, 2), rows_of(one, 1, 2),
+                rows_of(zero, 1, 2), 1e-12f);
     expect_floats("y", expected, x, 2, 1e-6);
 }
 
@@ -183,12 +183,12 @@ static void test_linear_by_hand(void **state)
     struct weight *const weight =
         weight_of(rows_of(w, 2, 3), WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1);
     float y[2];
-    be->op->linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_NONE);
+    op_linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_NONE);
     expect_floats("with bias", (const float[2]){13, -1.5f}, y, 2, 0);
-    be->op->linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_RELU);
+    op_linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_RELU);
     expect_floats("relu", (const float[2]){13, 0}, y, 2, 0);
     const struct tensor none = {0};
-    be->op->linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, none, ACT_NONE);
+    op_linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, none, ACT_NONE);
     expect_floats("without bias", (const float[2]){3, -2.5f}, y, 2, 0);
     be->op->weight_free(be, weight);
 }
@@ -204,7 +204,7 @@ static void test_gelu_is_the_exact_one(void **state)
     const float expected[6] = {0, 0.84134475f, -0.15865525f, 1.9544997f, -0.0040496941f, 0};
     float y[6];
     const struct tensor none = {0};
-    be->op->linear(be, rows_of(y, 6, 1), rows_of(x, 6, 1), weight, none, ACT_GELU);
+    op_linear(be, rows_of(y, 6, 1), rows_of(x, 6, 1), weight, none, ACT_GELU);
     expect_floats("gelu", expected, y, 6, 2e-7);
     assert_true(y[5] < 0 && y[5] > -1e-22f); /* -10 · 7.6e-24: does not cancel to 0 */
     be->op->weight_free(be, weight);
@@ -220,7 +220,7 @@ static void test_bf16_linear_rounds_the_inputs(void **state)
         weight_of(rows_of(w, 1, 2), WEIGHT_MATRIX, DTYPE_BF16, PLACEMENT_DEVICE, 1);
     float y = 0;
     const struct tensor none = {0};
-    be->op->linear(be, rows_of(&y, 1, 1), rows_of(x, 1, 2), weight, none, ACT_NONE);
+    op_linear(be, rows_of(&y, 1, 1), rows_of(x, 1, 2), weight, none, ACT_NONE);
     const float expected = 1 + 0x1p-12f;
     expect_floats("y", &expected, &y, 1, 0);
     be->op->weight_free(be, weight);
@@ -233,7 +233,9 @@ static struct step *step_of(int n_tok, int n_out, int n_vocab)
                                        .n_page_max = 4,
                                        .n_out_max = n_out,
                                        .n_top_max = 4,
-                                       .n_vocab = n_vocab};
+                                       .n_vocab = n_vocab,
+                                       .d_model = 1,
+                                       .n_head = 1};
     struct step *step = NULL;
     assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
     step->n_tok = n_tok;
@@ -260,7 +262,7 @@ static void test_int8_linear_by_hand(void **state)
         weight_of(rows_of(w, 1, 2), WEIGHT_MATRIX, DTYPE_I8, PLACEMENT_DEVICE, 1);
     float y[2];
     const struct tensor none = {0};
-    be->op->linear(be, rows_of(y, 2, 1), rows_of(x, 2, 2), weight, none, ACT_NONE);
+    op_linear(be, rows_of(y, 2, 1), rows_of(x, 2, 2), weight, none, ACT_NONE);
     const float expected[2] = {(127.0f * 127 - 64 * 64) * 2 / (127.0f * 127), 0};
     expect_floats("y", expected, y, 2, 2e-7);
     be->op->weight_free(be, weight);
@@ -281,8 +283,8 @@ static void test_attention_by_hand(void **state)
     const struct tensor k_cache = rows_of(k_pages, 2, KV_PAGE);
     const struct tensor v_cache = rows_of(v_pages, 2, KV_PAGE);
     be->op->step_begin(be, step);
-    be->op->kv_store(be, k_cache, v_cache, rows_of(k, 2, 1), rows_of(v, 2, 1), step, 1);
-    be->op->attention(be, rows_of(y, 2, 1), rows_of(q, 2, 1), k_cache, v_cache, step, 1, 0.5f);
+    op_attention(be, rows_of(y, 2, 1), rows_of(q, 2, 1), k_cache, v_cache, rows_of(k, 2, 1),
+                 rows_of(v, 2, 1), step, 1, 0.5f);
     expect_floats("y", (const float[2]){8, (8 + 3 * 4) / 4.0f}, y, 2, 1e-6);
     be->op->step_free(be, step);
 }
@@ -340,8 +342,8 @@ static void test_product_search_is_exact(void **state)
         int32_t slots[N];
         float shares[N];
         exhaustive(keys, keys + N, N, k, expected);
-        be->op->pkm_search(be, tensor_make(slots, 1, k, DTYPE_I32), rows_of(shares, 1, k),
-                           rows_of(query, 1, 2), w, &shape);
+        op_pkm_search(be, tensor_make(slots, 1, k, DTYPE_I32), rows_of(shares, 1, k),
+                      rows_of(query, 1, 2), w, &shape);
         for (int j = 0; j < k; j++) {
             if (slots[j] != expected[j]) {
                 fail_msg("case %d, %d values, k_top %d, rank %d: expected slot %d, got %d", i,
@@ -362,8 +364,8 @@ static void test_flat_search_by_hand(void **state)
         weight_of(rows_of(keys, 4, 2), WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 2);
     int32_t slots[4];
     float shares[4];
-    be->op->pkm_search(be, tensor_make(slots, 1, 4, DTYPE_I32), rows_of(shares, 1, 4),
-                       rows_of(query, 1, 4), w, &shape);
+    op_pkm_search(be, tensor_make(slots, 1, 4, DTYPE_I32), rows_of(shares, 1, 4),
+                  rows_of(query, 1, 4), w, &shape);
     assert_memory_equal(slots, ((const int32_t[4]){0, 1, 1, 0}), sizeof slots);
     const float low = 1 / (1 + 2.7182818f);
     expect_floats("shares", (const float[4]){0.5f, 0.5f, 1 - low, low}, shares, 4, 1e-6);
@@ -381,8 +383,8 @@ static void test_shared_keys_give_scores(void **state)
         weight_of(rows_of(keys, 2, 2), WEIGHT_KEYS, DTYPE_F32, PLACEMENT_DEVICE, 1);
     int32_t slots[4];
     float shares[4];
-    be->op->pkm_search(be, tensor_make(slots, 1, 4, DTYPE_I32), rows_of(shares, 1, 4),
-                       rows_of(query, 1, 4), w, &shape);
+    op_pkm_search(be, tensor_make(slots, 1, 4, DTYPE_I32), rows_of(shares, 1, 4),
+                  rows_of(query, 1, 4), w, &shape);
     assert_memory_equal(slots, ((const int32_t[4]){1, 0, 0, 1}), sizeof slots);
     expect_floats("shares", (const float[4]){4, 3, 2, -1}, shares, 4, 0);
     be->op->weight_free(be, w);
@@ -395,8 +397,8 @@ static void rescore(int32_t *slots, float *shares, int n_head, int k, const int3
     how.k_top = k;
     const struct tensor slot_map = {(void *)(uintptr_t)map, n_head, n_pair, n_pair, DTYPE_I32};
     const struct tensor none = {0};
-    be->op->pkm_rescore(be, tensor_make(slots, 1, n_head * k, DTYPE_I32),
-                        rows_of(shares, 1, n_head * k), map == NULL ? none : slot_map, &how);
+    op_pkm_rescore(be, tensor_make(slots, 1, n_head * k, DTYPE_I32), rows_of(shares, 1, n_head * k),
+                   map == NULL ? none : slot_map, &how);
 }
 
 static void test_rescore_by_hand(void **state)
@@ -428,11 +430,11 @@ static void test_rescore_by_hand(void **state)
     expect_floats("softmax", (const float[4]){1 - low, low, 0.5f, 0.5f}, scores, 4, 1e-6);
 }
 
-static void test_unit_norm_by_hand(void **state)
+static void test_l2_norm_by_hand(void **state)
 {
     (void)state;
     float x[6] = {3, 4, 0, 0, -2, 0};
-    be->op->unit_norm(be, rows_of(x, 1, 6), rows_of(x, 1, 6), 3);
+    op_l2_norm(be, rows_of(x, 1, 6), rows_of(x, 1, 6), 3);
     assert_true(isnan(x[2]) && isnan(x[3])); /* no direction */
     expect_floats("first", (const float[2]){0.6f, 0.8f}, x, 2, 1e-7);
     expect_floats("last", (const float[2]){-1, 0}, x + 4, 2, 0);
@@ -446,12 +448,11 @@ static void test_rms_norm_by_hand(void **state)
     const float r[2] = {2, 6};
     float y[2] = {0};
     const struct tensor none = {0};
-    be->op->rms_norm(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(r, 1, 2),
-                     rows_of(gamma, 1, 2), 0);
+    op_rms_norm(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(r, 1, 2),
+                rows_of(gamma, 1, 2), 0);
     expect_floats("sum", (const float[2]){3, 4}, x, 2, 0);
     expect_floats("y", (const float[2]){0.84852814f, 11.3137085f}, y, 2, 1e-6); /* rms √12.5 */
-    be->op->rms_norm(be, rows_of(y, 1, 2), none, rows_of(x, 1, 2), none, rows_of(gamma, 1, 2),
-                     3.5f);
+    op_rms_norm(be, rows_of(y, 1, 2), none, rows_of(x, 1, 2), none, rows_of(gamma, 1, 2), 3.5f);
     expect_floats("alone, with eps", (const float[2]){0.75f, 10}, y, 2, 1e-6); /* √16 */
 }
 
@@ -469,7 +470,7 @@ static void test_rotate_by_hand(void **state)
     step->n_seq = 1;
     step->pos[1] = 1;
     step->seq_first[1] = 2;
-    be->op->rotate(be, rows_of(x[0], 2, 8), rows_of(table[0], 2, 8), step, 2);
+    op_rope(be, rows_of(x[0], 2, 8), rows_of(table[0], 2, 8), step, 2);
     expect_floats("position 0", (const float[8]){1, 2, 3, 4, 5, 6, 7, 8}, x[0], 8, 0);
     expect_floats("position 1", (const float[8]){-1, -2, -4, 3, -5, -6, -8, 7}, x[1], 8, 0);
     be->op->step_free(be, step);
@@ -481,9 +482,9 @@ static void test_gate_by_hand(void **state)
     float x[2] = {3, 5};
     const float g[2] = {0, 1};
     float y[2] = {0};
-    be->op->gate(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 2), GATE_SILU);
+    op_gate(be, rows_of(y, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 2), GATE_SILU);
     expect_floats("silu", (const float[2]){0, 3.65529289f}, y, 2, 1e-6);
-    be->op->gate(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 1), GATE_SIGMOID);
+    op_gate(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 1), GATE_SIGMOID);
     expect_floats("sigmoid", (const float[2]){1.5f, 2.5f}, x, 2, 0);
 }
 
@@ -497,8 +498,8 @@ static void test_experts_by_hand(void **state)
     struct weight *const w =
         weight_of(rows_of(rows, 2, 2), WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1);
     const struct tensor slot_view = tensor_make((void *)(uintptr_t)slots, 1, 2, DTYPE_I32);
-    be->op->pkm_experts(be, rows_of(shares, 1, 2), rows_of(shares, 1, 2), slot_view,
-                        rows_of(x, 1, 2), w);
+    op_pkm_experts(be, rows_of(shares, 1, 2), rows_of(shares, 1, 2), slot_view, rows_of(x, 1, 2),
+                   w);
     /* gelu(-1), gelu(1) */
     expect_floats("shares", (const float[2]){-1.58655254f, 1.68268949f}, shares, 2, 1e-6);
     be->op->weight_free(be, w);
@@ -514,7 +515,7 @@ static void test_read_sums_over_the_residual(void **state)
     struct weight *const w =
         weight_of(rows_of(values, 3, 2), WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1);
     const struct tensor slot_view = tensor_make((void *)(uintptr_t)slots, 1, 3, DTYPE_I32);
-    be->op->pkm_read(be, rows_of(y, 1, 2), rows_of(y, 1, 2), slot_view, rows_of(shares, 1, 3), w);
+    op_pkm_read(be, rows_of(y, 1, 2), rows_of(y, 1, 2), slot_view, rows_of(shares, 1, 3), w);
     expect_floats("y", (const float[2]){1078, 2156}, y, 2, 0);
     be->op->weight_free(be, w);
 }
@@ -529,7 +530,7 @@ static void test_logprobs_by_hand(void **state)
     step->out_want[0] = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY;
     step->target[0] = 2;
     step->n_top = 4;
-    be->op->outputs(be, rows_of(logits, 1, 4), step, 0);
+    op_outputs(be, rows_of(logits, 1, 4), step, 0);
     const float p_low = logf(0.2f);
     const float p_high = logf(0.6f);
     expect_floats("logprob", &p_low, step->out_logprob, 1, 1e-6);
@@ -550,7 +551,7 @@ static void test_log_softmax_by_hand(void **state)
     float y[9] = {0, 1.0986123f, 0, 7, 1000, 1000, -INFINITY, 7, 9};
     const float base[2] = {logf(0.5f), 0};
     const struct tensor view = {y, 2, 3, 4, DTYPE_F32};
-    be->op->log_softmax(be, view, tensor_make((void *)(uintptr_t)base, 2, 1, DTYPE_F32));
+    op_log_softmax(be, view, tensor_make((void *)(uintptr_t)base, 2, 1, DTYPE_F32));
     const float due[3] = {logf(0.1f), logf(0.3f), logf(0.1f)};
     expect_floats("row 0", due, y, 3, 1e-6);
     expect_floats("row 1", (const float[2]){logf(0.5f), logf(0.5f)}, y + 4, 2, 1e-6);
@@ -559,7 +560,7 @@ static void test_log_softmax_by_hand(void **state)
     const float broken[3] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
         float z[2] = {i < 2 ? 0 : -INFINITY, broken[i]};
-        be->op->log_softmax(be, tensor_make(z, 1, 2, DTYPE_F32), none);
+        op_log_softmax(be, tensor_make(z, 1, 2, DTYPE_F32), none);
         assert_true(isnan(z[0]) && isnan(z[1]));
     }
 }
@@ -572,7 +573,7 @@ static void test_top_of_a_small_vocabulary(void **state)
     const float logits[2] = {0, 1};
     step->out_want[0] = OUT_TOP;
     step->n_top = 4;
-    be->op->outputs(be, rows_of(logits, 1, 2), step, 0);
+    op_outputs(be, rows_of(logits, 1, 2), step, 0);
     assert_memory_equal(step->top_id, ((const int32_t[4]){1, 0, -1, -1}), 16);
     assert_true(step->top_logprob[2] == -INFINITY && step->top_logprob[3] == -INFINITY);
     be->op->step_free(be, step);
@@ -587,7 +588,7 @@ static void test_broken_logits_give_nan(void **state)
         step->out_want[0] = OUT_LOGPROB | OUT_TOP | OUT_ENTROPY;
         step->target[0] = 1;
         step->n_top = 1;
-        be->op->outputs(be, rows_of(rows[i], 1, 2), step, 0);
+        op_outputs(be, rows_of(rows[i], 1, 2), step, 0);
         assert_true(isnan(step->out_logprob[0]) && isnan(step->out_entropy[0]));
         assert_true(isnan(step->top_logprob[0]));
         assert_int_equal(step->out_rank[0], 0);
@@ -616,7 +617,7 @@ int main(void)
         cmocka_unit_test(test_flat_search_by_hand),
         cmocka_unit_test(test_shared_keys_give_scores),
         cmocka_unit_test(test_rescore_by_hand),
-        cmocka_unit_test(test_unit_norm_by_hand),
+        cmocka_unit_test(test_l2_norm_by_hand),
         cmocka_unit_test(test_rms_norm_by_hand),
         cmocka_unit_test(test_rotate_by_hand),
         cmocka_unit_test(test_gate_by_hand),

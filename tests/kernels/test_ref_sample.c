@@ -58,7 +58,7 @@ static int32_t draw_with(const float *logits, struct sample_params params,
     float row[N_VOCAB];
     memcpy(row, logits, sizeof row);
     be->op->step_begin(be, step);
-    be->op->outputs(be, tensor_make(row, 1, N_VOCAB, DTYPE_F32), step, 0);
+    op_outputs(be, tensor_make(row, 1, N_VOCAB, DTYPE_F32), step, 0);
     assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
     assert_memory_equal(row, logits, sizeof row);
     const int32_t token = step->out_token[0];

@@ -26,7 +26,7 @@ void SIMD(row_rms_norm)(float *y, float *sum, const float *x, const float *r, co
     }
 }
 
-void SIMD(row_rotate)(float *x, const float *table, int n_head, int64_t d_head)
+void SIMD(row_rope)(float *x, const float *table, int n_head, int64_t d_head)
 {
     for (int h = 0; h < n_head; h++, x += d_head) {
         for (int64_t c = 0; c < d_head; c += LANES) {

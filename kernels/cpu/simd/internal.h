@@ -58,7 +58,7 @@ void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma
 /* gated.c */
 void SIMD(row_rms_norm)(float *y, float *sum, const float *x, const float *r, const float *gamma,
                         int64_t d, float eps);
-void SIMD(row_rotate)(float *x, const float *table, int n_head, int64_t d_head);
+void SIMD(row_rope)(float *x, const float *table, int n_head, int64_t d_head);
 void SIMD(row_silu)(float *y, const float *x, const float *g, int64_t d);
 void SIMD(row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
                     const struct value_table *table, int64_t d);

@@ -373,8 +373,8 @@ struct simd_kernels {
     /* As rms_norm. sum and r NULL: of x itself. */
     void (*row_rms_norm)(float *y, float *sum, const float *x, const float *r, const float *gamma,
                          int64_t d, float eps);
-    void (*row_rotate)(float *x, const float *table, int n_head, int64_t d_head); /* as rotate */
-    void (*row_silu)(float *y, const float *x, const float *g, int64_t d); /* y = x·silu(g) */
+    void (*row_rope)(float *x, const float *table, int n_head, int64_t d_head); /* as rope */
+    void (*row_silu)(float *y, const float *x, const float *g, int64_t d);      /* y = x·silu(g) */
     /* dot[j] = x · row slots[j] */
     void (*row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
                      const struct value_table *table, int64_t d);

@@ -1,0 +1,69 @@
+/* Weights: the parameters of a model in a backend's own layout, made once at load, immutable after.
+ *
+ * A backend's own struct begins with struct weight, which says what all of them know: so the checks
+ * of op.c are the same for all. */
+#ifndef KERNELS_WEIGHT_H
+#define KERNELS_WEIGHT_H
+
+#include "kernels/err.h"
+#include "kernels/tensor.h"
+
+#include <stdbool.h>
+
+enum weight_kind {
+    WEIGHT_MATRIX, /* of a linear layer, [n_out, n_in]: packed */
+    WEIGHT_TABLE,  /* read by rows (embeddings, values), [rows, cols]: kept in row order */
+    WEIGHT_KEYS,   /* memory keys, [n_group·n_key, d_half]: packed by group; kept in F32 */
+};
+
+enum placement {
+    PLACEMENT_DEVICE, /* copied into the device's memory */
+    PLACEMENT_HOST,   /* copied into host memory that the device reads in place */
+    PLACEMENT_MMAP,   /* read in place from the mapped file, which must stay mapped: tables
+                       * only, and only where the backend is_host */
+};
+
+/* "device", "host", "mmap": as options and metrics call them. */
+static inline const char *placement_name(enum placement placement)
+{
+    static const char *const names[] = {"device", "host", "mmap"};
+    return names[placement];
+}
+
+/* What a weight is made as. */
+struct weight_desc {
+    enum weight_kind kind;
+    enum dtype dtype; /* as computed with: F32, BF16 (F16 sources become F32), or where the backend
+                       * has_int8, and not of KEYS, I8; a TABLE with PLACEMENT_MMAP keeps its
+                       * source's dtype, whatever it is */
+    enum placement placement;
+    int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
+    bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be taken as sums of two
+                             * BF16 numbers, and the products without those of the lower two:
+                             * within 2^-16 of Σ|x·w| */
+    const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
+                             * PLACEMENT_MMAP as long as the weight lives. Else NULL */
+    double loss_max;        /* I8 made of other numbers w: refused (ERR_NUMERICAL) where
+                             * |w - q·scale| > loss_max·|w|, the norms over all of it; 0 = never */
+};
+
+/* The head of every backend's weight. */
+struct weight {
+    enum weight_kind kind;
+    enum dtype dtype; /* as computed with; KEYS: F32 */
+    enum placement placement;
+    int n_group;
+    int64_t rows, cols; /* of the parameter, before it was packed */
+};
+
+/* ---- for backends' weight_new --------------------------------------------------------------- */
+
+/* The head of a weight that is made of host; CHECKs what the caller of weight_new promises. */
+struct weight weight_head(const struct tensor *host, const struct weight_desc *desc);
+/* What int8 cannot hold, and what it would lose too much of. name is the weight's. */
+enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,
+                                const char *name, struct err *err);
+enum err_code weight_loss_check(double loss, const struct weight_desc *desc, const char *name,
+                                struct err *err);
+
+#endif
