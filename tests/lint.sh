@@ -41,14 +41,23 @@ done | # kernels/cuda says in one place that the test double takes CUDA's
     grep -v '^kernels/cuda/portable.cuh:[0-9]*: #include "tests/cuda_host/cuda_host.h"' |
     finding "an include from the repository's root, in the layer itself or below it"
 
-# fence HEADER FILES: only files that match may include it.
+python3 tests/rooms.py --check | finding "server/: includes go from a folder to one below it, and never in a circle"
+
+# What each C file includes, through any number of headers: "FILE: HEADER" lines, as the compiler says.
+dependencies=$(printf '%s\n' "${c_files[@]}" | grep -v '^kernels/cpu/simd/' | xargs "${CC:-gcc}" -std=c11 -I. -D_GNU_SOURCE -M -MG |
+    sed -e ':a' -e '/\\$/{N;s/\\\n//;ta}' | awk '{for (i = 3; i <= NF; i++) print $2 ": " $i}')
+# fence HEADER FILES: only files that match may see it, whether they include it themselves or not.
 fence() {
-    grep -nE "^#include <$1" "${product[@]}" /dev/null | grep -vE "^($2):" | finding "$1 outside of its fence"
+    {
+        grep -E "/$1[^/]*\.h" <<<"$dependencies" | grep -oE '^[^:]*' | sort -u
+        grep -lE "^#include <$1" "${product[@]}" /dev/null
+    } | grep -vxE "$2" | sort -u | finding "$1 outside of its fence"
 }
 fence microhttpd 'server/net/http\.c'
-fence sentencepiece 'engine/tokenizer_spm\.cc'
-fence jansson '(models/(config|json_file|safetensors|tensors)|server/(json/(fields|json)|io/input|score/score_parse|generate/(generate_parse|generate_read|openai_parse|tgi_parse)|api/api_tokens))\.[ch]'
-fence cuda 'kernels/cuda/.*'
+fence sentencepiece_processor 'engine/tokenizer_spm\.cc'
+fence jansson '(models/(config|config_memory|json_file|read|safetensors|tensors)|server/(json/fields|io/input|score/(score_parse|score_forms|score_labels)|generate/(generate_parse|generate_read|tgi_parse)|api/api_tokens))\.c|models/json_file\.h'
+fence cuda_runtime 'kernels/cuda/.*'
+fence cublas 'kernels/cuda/.*'
 
 # shellcheck disable=SC2126 # the count is not wanted
 grep -nE '\b(TODO|FIXME|XXX)\b' "${product[@]}" /dev/null | finding "a leftover: write an issue"

@@ -3,6 +3,7 @@
 #include "engine/stats.h"
 #include "engine/tokenizer.h"
 #include "server/api/info.h"
+#include "server/api/metrics_text.h"
 #include "server/api/routes.h"
 #include "server/json/json.h"
 #include "server/version.h"

@@ -6,6 +6,7 @@
 #include "server/api/routes.h"
 #include "server/io/answer.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Counters of the front end, and the text of GET /metrics.
+/* Counters of the front end, and the writers that all of GET /metrics uses (metrics_text.h).
  *
  * The engine keeps its own (engine/stats.h); here is what only the front end knows. All atomic and
  * relaxed: a scrape stops no one and waits for no one. */
@@ -7,8 +7,6 @@
 
 #include "engine/stats.h"
 #include "server/json/text.h"
-
-struct server;
 
 enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 8, METRICS_METHOD_N = 4 };
 enum metrics_form {
@@ -42,9 +40,19 @@ void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_u
 /* Reading and tokenising took from from_us until now. */
 void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
 
-/* Prometheus text of everything. */
-void metrics_write(struct text *out, struct server *server);
+/* Appends the front end's counters as Prometheus text. route_name gives the label of a route, of
+ * which there are n_route. */
+void metrics_put_front(struct text *out, const struct metrics *metrics, int n_route,
+                       const char *(*route_name)(int route));
 
+long long metrics_get(const atomic_llong *counter);
+/* The lines in front of a metric of ours; name is without "pkmserve_". */
+void metrics_put_head(struct text *out, const char *name, const char *type, const char *help);
+/* A metric of ours with one value, or a histogram of ours. */
+void metrics_put_one(struct text *out, const char *name, const char *type, const char *help,
+                     double value);
+void metrics_put_own_histogram(struct text *out, const char *name, const char *help,
+                               const struct histogram *h);
 /* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1 for
  * all bounds, 3 for each third, beginning with the first. */
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,

@@ -16,7 +16,7 @@ enum { GENERATE_SAMPLE_MAX = 8, JOB_ID_MAX = 129 };
 
 struct generate_job {
     const struct generate_dialect *dialect; /* Borrowed: static */
-    json_t *body;                           /* Owner: this. Texts are borrowed from it */
+    struct json_t *body;                    /* Owner: this. Texts are borrowed from it */
     struct input_list inputs;               /* Owner: this; their ids belong to the request */
     struct request *request; /* Owner: one reference. Item = input · n_sample + sample */
     int n_sample;

@@ -3,6 +3,7 @@
 #include "server/generate/generate_read.h"
 #include "server/generate/tgi.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* The fields that dialects share: see generate_read.h. */
 #include "server/generate/generate_read.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

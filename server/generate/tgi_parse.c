@@ -2,6 +2,8 @@
 #include "server/generate/generate_read.h"
 #include "server/generate/tgi.h"
 
+#include <jansson.h>
+
 enum { TGI_MAX_NEW_TOKENS = 100 };
 
 /* Whether the numbers say how to draw. */

@@ -5,6 +5,7 @@
 #include "engine/tokenizer.h"
 #include "server/version.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -63,7 +63,7 @@ struct input_marks {
 
 /* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.
  * name is the field, for errors. At most max_items inputs and max_tokens ids together. */
-bool input_read(struct input_list *list, json_t *value, const char *name, bool allow_text,
+bool input_read(struct input_list *list, struct json_t *value, const char *name, bool allow_text,
                 bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
                 const struct api_limits *limits, struct api_error *error);
 
@@ -75,8 +75,8 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
                      const struct model_info *info, struct api_error *error);
 
 /* A list of token ids below n_vocab, at most max. *ids is malloc'd. false: error. */
-bool input_ids(const json_t *value, const char *place, int64_t max, int n_vocab, int32_t **ids,
-               int64_t *n_ids, struct api_error *error);
+bool input_ids(const struct json_t *value, const char *place, int64_t max, int n_vocab,
+               int32_t **ids, int64_t *n_ids, struct api_error *error);
 
 /* Fields that several requests share. */
 enum input_memory { MEMORY_OFF, MEMORY_SUMMARY, MEMORY_TOKENS };

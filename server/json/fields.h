@@ -9,38 +9,21 @@
 #ifndef SERVER_FIELDS_H
 #define SERVER_FIELDS_H
 
-#include "kernels/err.h"
+#include "server/json/error.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- errors of the HTTP contract ----------------------------------------------------------- */
-
-enum { API_PARAM_MAX = 96 };
-
-struct api_error {
-    int status;                /* HTTP status; 0 = no error */
-    const char *code;          /* static: "invalid_value", ... */
-    char param[API_PARAM_MAX]; /* field, "" = none */
-    struct err text;           /* text.message says what is wrong and what to do */
-};
-
-/* Sets the error unless there is one already. param may be NULL. Always returns false, so that a
- * parser can end with `return api_error_set(...)`. */
-bool api_error_set(struct api_error *error, int status, const char *code, const char *param,
-                   const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* "invalid_request_error", ...: the contract's type of a status. */
-const char *api_error_type(int status);
+struct json_t; /* jansson's; only the parsers include its header */
 
 /* ---- one object ---------------------------------------------------------------------------- */
 
 enum { FIELDS_SEEN_MAX = 128, FIELDS_IGNORED_MAX = 1024 };
 
 struct fields {
-    json_t *object;   /* Owner: this */
-    const char *body; /* Borrowed: the text that object came from */
+    struct json_t *object; /* Owner: this */
+    const char *body;      /* Borrowed: the text that object came from */
     size_t body_bytes;
     const char *parent;                /* static: the field that object is; NULL = the body */
     const char *seen[FIELDS_SEEN_MAX]; /* static names that a parser asked for */
@@ -56,7 +39,7 @@ void fields_close(struct fields *fields);
 bool fields_open_in(struct fields *inner, struct fields *fields, const char *name);
 
 /* The value of name, or NULL if it is absent or null. alias may be NULL; both given is an error. */
-json_t *fields_get(struct fields *fields, const char *name, const char *alias);
+struct json_t *fields_get(struct fields *fields, const char *name, const char *alias);
 /* Whether name has a value, for telling dialects apart: that is not asking for it, but a null is
  * settled with it. */
 bool fields_has(struct fields *fields, const char *name);
@@ -82,13 +65,13 @@ int fields_choice(struct fields *fields, const char *name, const char *const *ch
  * with json_string_length. */
 const char *fields_string(struct fields *fields, const char *name, const char *alias);
 /* The same of a value: NULL if it is no string or holds U+0000. */
-const char *fields_word(const json_t *value);
+const char *fields_word(const struct json_t *value);
 
 /* "a list", "a string", ...: what a value is, for messages. */
-const char *fields_type_name(const json_t *value);
+const char *fields_type_name(const struct json_t *value);
 
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
-bool fields_is_integer(const json_t *value, int64_t *integer);
+bool fields_is_integer(const struct json_t *value, int64_t *integer);
 
 /* Appends the names nobody asked for to the list ignored, percent-escaped and comma-separated
  * (unchanged if there are none; ends with "..." if too long); with strict the first is an error.

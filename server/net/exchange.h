@@ -14,7 +14,7 @@
 #ifndef SERVER_EXCHANGE_H
 #define SERVER_EXCHANGE_H
 
-#include "server/json/fields.h"
+#include "server/json/error.h"
 #include "server/json/text.h"
 #include "server/net/keys.h"
 

@@ -1,6 +1,6 @@
 /* The options of every sub-command, from one table.
  *
- * A row of the table in options.c is a flag (--max-queue), its environment variable
+ * A row of the table in options_table.c is a flag (--max-queue), its environment variable
  * (PKMSERVE_MAX_QUEUE), its type, default, bounds, help and the commands that take it; parsing,
  * validation and `pkmserve help` all read that table. A flag beats the environment, which beats the
  * default. main.c parses once; the rest of the program only reads struct options. */

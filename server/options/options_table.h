@@ -1,4 +1,4 @@
-/* The option table itself: options.c parses by it and prints help from it. */
+/* The option table itself: options_parse.c parses by it and prints help from it. */
 #ifndef SERVER_OPTIONS_TABLE_H
 #define SERVER_OPTIONS_TABLE_H
 

@@ -46,7 +46,7 @@ struct score_entry {
 };
 
 struct score_job {
-    json_t *body; /* Owner: this. Texts are borrowed from it */
+    struct json_t *body; /* Owner: this. Texts are borrowed from it */
     enum score_form form;
     struct input_list inputs;  /* Owner: this; their ids belong to the request. One per result */
     struct score_entry *entry; /* Owner: this. [inputs.n] */

@@ -9,6 +9,7 @@
 #include "engine/scoring.h"
 #include "server/score/score.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

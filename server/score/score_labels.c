@@ -1,6 +1,7 @@
 /* POST /v1/score: see score_labels.h. */
 #include "server/score/score_labels.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

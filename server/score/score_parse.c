@@ -1,6 +1,7 @@
 /* From a /score body to a checked request: see score.h. */
 #include "server/score/score.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
