@@ -28,21 +28,22 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
                                      struct err *err)
 {
     const int longest = engine_context(info->context);
-    if (check_option(o->max_model_len, 0, longest, "max_model_len", err) != ERR_OK ||
-        check_option(o->max_seqs, 1, 4096, "max_seqs", err) != ERR_OK ||
-        check_option(o->max_batch_tokens, 1, 1 << 20, "max_batch_tokens", err) != ERR_OK ||
-        check_option(o->bulk_step_ms, 0, 1 << 20, "bulk_step_ms", err) != ERR_OK ||
-        check_option(o->max_queue, 1, 1 << 20, "max_queue", err) != ERR_OK ||
-        check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "max_queue_tokens", err) != ERR_OK ||
-        check_option(o->max_logprobs, 0, 1024, "max_logprobs", err) != ERR_OK ||
-        check_option(o->kv_tokens, 0, (int64_t)1 << 32, "kv_tokens", err) != ERR_OK) {
+    if (check_option(o->max_model_len, 0, longest, "--max-model-len", err) != ERR_OK ||
+        check_option(o->max_seqs, 1, 4096, "--max-seqs", err) != ERR_OK ||
+        check_option(o->max_batch_tokens, 1, 1 << 20, "--max-batch-tokens", err) != ERR_OK ||
+        check_option(o->bulk_step_ms, 0, 1 << 20, "--bulk-step-ms", err) != ERR_OK ||
+        check_option(o->max_queue, 1, 1 << 20, "--max-queue", err) != ERR_OK ||
+        check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "--max-queue-tokens", err) != ERR_OK ||
+        check_option(o->max_logprobs, 0, 1024, "--max-logprobs", err) != ERR_OK ||
+        check_option(o->kv_tokens, 0, (int64_t)1 << 32, "--kv-tokens", err) != ERR_OK) {
         return ERR_ARGUMENT;
     }
     if (o->max_seqs > o->max_batch_tokens) {
-        return err_set(err, ERR_ARGUMENT,
-                       "max_seqs %d exceeds max_batch_tokens %d: each running sequence takes one "
-                       "token per step; lower the first or raise the second",
-                       o->max_seqs, o->max_batch_tokens);
+        return err_set(
+            err, ERR_ARGUMENT,
+            "--max-seqs %d exceeds --max-batch-tokens %d: each running sequence takes one "
+            "token per step; lower the first or raise the second",
+            o->max_seqs, o->max_batch_tokens);
     }
     o->max_model_len = o->max_model_len > 0 ? o->max_model_len : info->context;
     /* A ring's pages are overwritten: nobody else can use them. */
@@ -105,10 +106,10 @@ static enum err_code refuse_cache(const struct engine *engine, int64_t n_page, i
         err, ERR_MEMORY,
         "not enough %smemory: the cache needs %lld bytes (%lld positions), the workspace "
         "%lld, and %lld are available beside the weights' %zu and the value tables' %zu; "
-        "lower %smax_model_len, max_seqs or max_batch_tokens%s%s",
+        "lower %s--max-model-len, --max-seqs or --max-batch-tokens%s%s",
         is_host ? "" : "device ", (long long)(n_page * page_bytes), (long long)(n_page * KV_PAGE),
         (long long)workspace, (long long)free_bytes, info->weight_bytes, info->value_bytes,
-        engine->options.kv_tokens > 0 ? "kv_tokens, " : "",
+        engine->options.kv_tokens > 0 ? "--kv-tokens, " : "",
         values ? ", put the value tables into host memory (memory placement host)" : "",
         is_host || info->dtype == DTYPE_BF16 ? "" : ", or use dtype bf16");
 }
@@ -126,7 +127,7 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
         o->kv_tokens > 0 ? (o->kv_tokens + KV_PAGE - 1) / KV_PAGE : least * (int64_t)o->max_seqs;
     if (o->kv_tokens > 0 && n < least) {
         return err_set(err, ERR_ARGUMENT,
-                       "kv_tokens %lld does not hold one text, of which %lld positions are kept: "
+                       "--kv-tokens %lld does not hold one text, of which %lld positions are kept: "
                        "raise it",
                        (long long)o->kv_tokens, (long long)least * KV_PAGE);
     }
@@ -278,7 +279,8 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     if (engine->sequence == NULL || engine->free == NULL || engine->active == NULL ||
         engine->plan == NULL || engine->hit_slots == NULL || engine->hit_shares == NULL ||
         engine->text == NULL) {
-        return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower max_seqs", o->max_seqs);
+        return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower --max-seqs",
+                       o->max_seqs);
     }
     const int n_entry_max = sampling_entries_max(engine_context(o->max_model_len), info->n_vocab);
     for (int i = 0; i < o->max_seqs; i++) {

@@ -1,4 +1,4 @@
-/* Generations over HTTP, in any dialect, whole or as a stream; and POST /generate. */
+/* Generations over HTTP, in any dialect, whole or as a stream. */
 #include "engine/clock.h"
 #include "server/api/routes.h"
 #include "server/generate/sse.h"
@@ -91,7 +91,7 @@ void api_generate_as(struct server *server, struct exchange *x,
     struct api_error error = {0};
     const int64_t parse_us = clock_now_us();
     bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &server->limits, &error);
-    x->tgi = work->job.dialect->tgi;
+    x->errors = work->job.dialect->errors;
     metrics_tokenize_time(&server->metrics, parse_us);
     if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {
         ok = api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the stream");
@@ -107,9 +107,4 @@ void api_generate_as(struct server *server, struct exchange *x,
         return;
     }
     work_accept(work, x);
-}
-
-void api_generate(struct server *server, struct exchange *x)
-{
-    api_generate_as(server, x, &generate_native);
 }

@@ -4,6 +4,7 @@
  * prompt and content get their own answer each, inputs (TGI) a list and that dialect's errors. */
 #include "engine/tokenizer.h"
 #include "server/api/routes.h"
+#include "server/generate/tgi.h"
 #include "server/io/answer.h"
 
 #include <jansson.h>
@@ -167,8 +168,9 @@ void api_tokenize(struct server *server, struct exchange *x)
     struct tokenised t = {0};
     char ignored[FIELDS_IGNORED_MAX] = "";
     bool ok = fields_open(&fields, x->body.data, x->body.n, &error);
-    x->tgi =
-        ok && json_object_get(fields.object, "inputs") != NULL && !fields_has(&fields, "prompt");
+    if (ok && json_object_get(fields.object, "inputs") != NULL && !fields_has(&fields, "prompt")) {
+        x->errors = &tgi_errors;
+    }
     ok = ok && read_text(server, &fields, &t, ignored);
     if (ok && t.list) {
         ok = write_list(&x->out, &t, server->limits.tokenizer, server->limits.info, &error);
@@ -212,7 +214,7 @@ void api_detokenize(struct server *server, struct exchange *x)
         input_model(&fields, &server->limits);
         fields_finish(&fields, server->limits.strict, ignored);
         ok = error.status == 0 &&
-             input_ids(tokens, "tokens", INT32_MAX, server->limits.info->n_vocab, &ids, &n, &error);
+             input_ids(tokens, "tokens", NULL, server->limits.info->n_vocab, &ids, &n, &error);
     }
     if (ok &&
         tokenizer_decode(server->limits.tokenizer, ids, (size_t)n, &text, &bytes, &err) != ERR_OK) {

@@ -3,6 +3,8 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
+#include "server/generate/openai.h"
+#include "server/generate/tgi.h"
 #include "server/io/answer.h"
 
 #include <string.h>
@@ -15,42 +17,42 @@ enum {
     ROUTE_QUIET = 16,  /* probed all the time: logged only when it fails or at debug */
     ROUTE_PREFIX = 32, /* the path goes on */
     ROUTE_OPEN = 64,   /* needs no key, and is at the admin port too */
-    ROUTE_METRICS = 128,
-    ROUTE_TGI = 256 /* POST is that dialect: it gives the engine work, and errors have its form */
+    ROUTE_METRICS = 128
 };
 
 struct route {
     const char *path;
     int flags;
-    void (*run)(struct server *server, struct exchange *x);
+    void (*run)(struct server *server, struct exchange *x); /* NULL: POST alone, by dialect */
+    const struct generate_dialect *dialect; /* POST is a generation in it; NULL = run takes all */
 };
 
 static const struct route table[] = {
-    {"/generate", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_generate},
-    {"/generate_stream", ROUTE_POST | ROUTE_TGI, api_tgi_stream},
-    {"/v1/completions", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_completions},
-    {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score},
-    {"/v1/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score_labels},
-    {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize},
-    {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize},
-    {"/tokenizer_info", ROUTE_GET | ROUTE_ENGINE, api_tokenizer_info},
-    {"/v1/models", ROUTE_GET | ROUTE_ENGINE, api_models},
-    {"/v1/models/", ROUTE_GET | ROUTE_ENGINE | ROUTE_PREFIX, api_models},
-    {"/v1/chat/completions", ROUTE_POST | ROUTE_ENGINE, api_chat},
-    {"/info", ROUTE_GET | ROUTE_ENGINE, api_info},
-    {"/version", ROUTE_GET | ROUTE_OPEN, api_version},
-    {"/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
-    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/v1/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/livez", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
-    {"/readyz", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live},
-    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready},
-    {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi},
-    {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics},
-    {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN | ROUTE_TGI, api_tgi_root},
+    {"/generate", ROUTE_POST, NULL, &generate_native},
+    {"/generate_stream", ROUTE_POST, NULL, &tgi_stream_dialect},
+    {"/v1/completions", ROUTE_POST, NULL, &openai_dialect},
+    {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score, NULL},
+    {"/v1/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score_labels, NULL},
+    {"/tokenize", ROUTE_POST | ROUTE_ENGINE, api_tokenize, NULL},
+    {"/detokenize", ROUTE_POST | ROUTE_ENGINE, api_detokenize, NULL},
+    {"/tokenizer_info", ROUTE_GET | ROUTE_ENGINE, api_tokenizer_info, NULL},
+    {"/v1/models", ROUTE_GET | ROUTE_ENGINE, api_models, NULL},
+    {"/v1/models/", ROUTE_GET | ROUTE_ENGINE | ROUTE_PREFIX, api_models, NULL},
+    {"/v1/chat/completions", ROUTE_POST | ROUTE_ENGINE, api_chat, NULL},
+    {"/info", ROUTE_GET | ROUTE_ENGINE, api_info, NULL},
+    {"/version", ROUTE_GET | ROUTE_OPEN, api_version, NULL},
+    {"/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live, NULL},
+    {"/ping", ROUTE_GET | ROUTE_POST | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/v1/health", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/livez", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live, NULL},
+    {"/readyz", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live, NULL},
+    {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
+    {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi, NULL},
+    {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics, NULL},
+    {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN, api_root, &tgi_root_dialect},
 };
 
 enum { ROUTE_N = sizeof table / sizeof table[0] };
@@ -204,12 +206,17 @@ void routes_time_headers(struct exchange *x, const struct request *request)
 
 /* ---- before and after ---------------------------------------------------------------------- */
 
-/* What holds for this request: a POST of the TGI dialect is work, whatever GET is there. */
+/* The dialect that this request is a generation in, or NULL. */
+static const struct generate_dialect *routes_dialect(const struct exchange *x)
+{
+    return x->route >= 0 && x->is_post ? table[x->route].dialect : NULL;
+}
+
+/* What holds for this request: a generation gives the engine work, whatever a GET of its path does. */
 static int routes_flags(const struct exchange *x)
 {
     const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
-    const bool work = (flags & ROUTE_TGI) != 0 && x->is_post;
-    return work ? (flags & ~ROUTE_OPEN) | ROUTE_ENGINE | ROUTE_WORK : flags & ~ROUTE_TGI;
+    return routes_dialect(x) != NULL ? (flags & ~ROUTE_OPEN) | ROUTE_ENGINE | ROUTE_WORK : flags;
 }
 
 /* Whether the route is at the port that the request came to. */
@@ -226,7 +233,8 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     const struct server *const server = ctx;
     x->route = routes_find(x->path);
     const int flags = routes_flags(x);
-    x->tgi = (flags & ROUTE_TGI) != 0;
+    const struct generate_dialect *const dialect = routes_dialect(x);
+    x->errors = dialect != NULL ? dialect->errors : NULL;
     /* Where no key is asked for, what is sent may not take the room of those who have one. */
     x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
@@ -294,7 +302,12 @@ void routes_handle(void *ctx, struct exchange *x)
         exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port",
                         x->path);
     } else if (!routes_blocked(server, x, routes_flags(x))) {
-        table[x->route].run(server, x);
+        const struct generate_dialect *const dialect = routes_dialect(x);
+        if (dialect != NULL) {
+            api_generate_as(server, x, dialect);
+        } else {
+            table[x->route].run(server, x);
+        }
     }
     CHECK(x->status != 0 || x->work != NULL);
 }

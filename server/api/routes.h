@@ -1,6 +1,7 @@
 /* Which path does what, and what all routes share: the server's state as requests see it.
  *
- * To add a route: one line in the table of routes.c, one function in an api_*.c. */
+ * To add a route: one line in the table of routes.c, one function in an api_*.c;
+ * for a dialect of generation, the line alone. */
 #ifndef SERVER_ROUTES_H
 #define SERVER_ROUTES_H
 
@@ -57,14 +58,10 @@ void routes_error(struct server *server, struct exchange *x, const struct api_er
 /* Queue, inference and total time in whole milliseconds, and the token counts. */
 void routes_time_headers(struct exchange *x, const struct request *request);
 
-/* A generation in the given dialect, or in the one that the body asks for. */
+/* POST of a generation in the given dialect, or in the one that the body asks for. */
 void api_generate_as(struct server *server, struct exchange *x,
                      const struct generate_dialect *dialect);
 
-void api_generate(struct server *server, struct exchange *x);
-void api_completions(struct server *server, struct exchange *x);
-void api_tgi_stream(struct server *server, struct exchange *x);
-void api_tgi_root(struct server *server, struct exchange *x);
 void api_score(struct server *server, struct exchange *x);
 void api_score_labels(struct server *server, struct exchange *x);
 void api_tokenize(struct server *server, struct exchange *x);

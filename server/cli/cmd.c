@@ -3,11 +3,7 @@
 
 int cmd_fail(const struct err *err)
 {
-    struct err shown = *err;
-    if (err->code == ERR_ARGUMENT) {
-        options_name_flags(&shown);
-    }
-    fprintf(stderr, "pkmserve: %s\n", shown.message);
+    fprintf(stderr, "pkmserve: %s\n", err->message);
     return err->code == ERR_ARGUMENT ? 2 : 1;
 }
 

@@ -14,8 +14,8 @@ int cmd_inspect(const struct options *options);
 int cmd_bench(const struct options *options);
 int cmd_health(const struct options *options);
 
-/* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT, whose message gets
- * the names of flags, else 1. */
+/* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT,
+ * else 1. */
 int cmd_fail(const struct err *err);
 /* Prints text and a newline on standard output. */
 void cmd_print(struct text *text);

@@ -18,8 +18,8 @@ enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 
 void cmd_lift_limits(struct api_limits *limits)
 {
-    limits->max_score_items = INT_MAX;
-    limits->max_score_tokens = tokens_unlimited;
+    limits->max_score_items.most = INT_MAX;
+    limits->max_score_tokens.most = tokens_unlimited;
     limits->timeout_ms = limits->max_timeout_ms = INT_MAX;
     limits->strict = true; /* a field that we write and the parser ignores is a bug */
     limits->memory_trace = true;
@@ -119,9 +119,16 @@ struct answer_meta cmd_meta(const struct options *options, int64_t begin_us)
 
 enum err_code cmd_refused(const struct api_error *error, struct err *err)
 {
-    *err = error->text;
-    err->code = options_has(error->param) ? ERR_ARGUMENT : ERR_FORMAT;
-    return err->code;
+    const char *const flag = options_flag(error->param);
+    const char *const message = error->text.message;
+    if (flag == NULL) {
+        return err_set(err, ERR_FORMAT, "%s", message);
+    }
+    /* The parser begins its sentence with the field; who typed a command knows it by its flag. */
+    const size_t bytes = strlen(error->param);
+    const bool leads = strncmp(message, error->param, bytes) == 0;
+    return leads ? err_set(err, ERR_ARGUMENT, "--%s%s", flag, message + bytes)
+                 : err_set(err, ERR_ARGUMENT, "--%s: %s", flag, message);
 }
 
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)

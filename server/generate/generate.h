@@ -14,6 +14,8 @@
 
 enum { GENERATE_SAMPLE_MAX = 8, JOB_ID_MAX = 129 };
 
+struct exchange_errors;
+
 struct generate_job {
     const struct generate_dialect *dialect; /* Borrowed: static */
     struct json_t *body;                    /* Owner: this. Texts are borrowed from it */
@@ -61,9 +63,9 @@ struct generate_event {
 };
 
 struct generate_dialect {
-    const char *id_prefix; /* of the answer's id */
-    bool tgi;              /* errors have that form: exchange.h */
-    const char *end;       /* what a stream ends with */
+    const char *id_prefix;                /* of the answer's id */
+    const struct exchange_errors *errors; /* how errors are written; NULL = as OpenAI does */
+    const char *end;                      /* what a stream ends with */
     /* Reads and checks all fields, tokenises. *sampling is zero. false: error says why. */
     bool (*read)(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                  const struct api_limits *limits);

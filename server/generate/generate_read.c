@@ -100,7 +100,7 @@ static void read_id_list(struct fields *fields, const char *name, int max, int n
     }
     int32_t *ids = NULL;
     int64_t n = 0;
-    if (!input_ids(value, name, max, n_vocab, &ids, &n, fields->error)) {
+    if (!input_ids(value, name, NULL, n_vocab, &ids, &n, fields->error)) {
         return;
     }
     int n_kept = 0;
@@ -231,7 +231,7 @@ bool generate_read_prompt(struct fields *fields, struct generate_job *job, const
     }
     const struct input_marks marks = {.bos_text = bos && limits->info->add_bos};
     /* The sum of all prompts is bounded by the queue; each one by the context, in generate_fit. */
-    return input_read(&job->inputs, prompt, name, true, true, marks, limits->max_items, INT32_MAX,
+    return input_read(&job->inputs, prompt, name, true, true, marks, limits->max_items, NULL,
                       limits, fields->error);
 }
 

@@ -4,7 +4,7 @@
  * Its rules where they differ from ours: without "parameters" tokens are drawn, with them only if
  * do_sample is true or one of temperature, top_k and top_p says how, else the likeliest is taken; a
  * stop string stays at the end of the text; streams have no [DONE]; errors are {"error",
- * "error_type"} (exchange.c). What would be cut, marked or adapted is refused by name. */
+ * "error_type"}. What would be cut, marked or adapted is refused by name. */
 #ifndef SERVER_TGI_H
 #define SERVER_TGI_H
 
@@ -13,6 +13,8 @@
 extern const struct generate_dialect tgi_dialect;        /* POST /generate with "inputs" */
 extern const struct generate_dialect tgi_stream_dialect; /* POST /generate_stream */
 extern const struct generate_dialect tgi_root_dialect;   /* POST /: whole as a list, or stream */
+
+extern const struct exchange_errors tgi_errors; /* in tgi_write.c */
 
 /* Their functions, in tgi_write.c. */
 bool tgi_write(struct text *out, const struct generate_job *job, const struct api_limits *limits,

@@ -112,21 +112,21 @@ static bool tgi_read_root(struct generate_job *job, struct fields *fields,
 }
 
 const struct generate_dialect tgi_dialect = {.id_prefix = "",
-                                             .tgi = true,
+                                             .errors = &tgi_errors,
                                              .end = "",
                                              .read = tgi_read,
                                              .write = tgi_write,
                                              .event = tgi_write_event};
 
 const struct generate_dialect tgi_stream_dialect = {.id_prefix = "",
-                                                    .tgi = true,
+                                                    .errors = &tgi_errors,
                                                     .end = "",
                                                     .read = tgi_read_stream,
                                                     .write = tgi_write,
                                                     .event = tgi_write_event};
 
 const struct generate_dialect tgi_root_dialect = {.id_prefix = "",
-                                                  .tgi = true,
+                                                  .errors = &tgi_errors,
                                                   .end = "",
                                                   .read = tgi_read_root,
                                                   .write = tgi_write,

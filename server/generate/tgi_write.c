@@ -1,6 +1,9 @@
 /* The answers of the TGI dialect: see tgi.h. */
 #include "engine/tokenizer.h"
 #include "server/generate/tgi.h"
+#include "server/net/exchange.h"
+
+#include <string.h>
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 
@@ -198,3 +201,43 @@ bool tgi_write_event(struct text *out, const struct generate_job *job,
     generate_event_close(out);
     return ok;
 }
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+/* TGI has one word per kind of failure, and clients tell them apart by it alone. */
+static const char *error_type(const struct api_error *error)
+{
+    const char *const code = error->code;
+    if (strncmp(code, "queue_", 6) == 0 || strcmp(code, "client_limit") == 0) {
+        return "overloaded";
+    }
+    switch (error->status) {
+    case 500: return strcmp(code, "out_of_memory") == 0 ? "incomplete_generation" : "generation";
+    case 503: return "healthcheck";
+    case 504: return "incomplete_generation";
+    default: return "validation";
+    }
+}
+
+/* The statuses that TGI has of its own; the others mean the same everywhere. */
+static int error_status(const struct api_error *error)
+{
+    switch (error->status) {
+    case 400:
+    case 403:
+    case 404: return 422;
+    case 500: return strcmp(error->code, "out_of_memory") == 0 ? 500 : 424;
+    default: return error->status;
+    }
+}
+
+static void put_error(struct text *out, const struct api_error *error, const char *request_id)
+{
+    (void)request_id; /* is in the header alone */
+    json_open(out, '{');
+    json_field_string(out, "error", error->text.message);
+    json_field_string(out, "error_type", error_type(error));
+    json_close(out, '}');
+}
+
+const struct exchange_errors tgi_errors = {.status = error_status, .put = put_error};

@@ -33,20 +33,21 @@ static void input_fingerprint(struct api_limits *limits, const struct backend *b
 struct api_limits input_limits(const struct options *options, const struct engine *engine)
 {
     const struct engine_options *const limits = engine_limits(engine);
-    struct api_limits result = {.info = engine_model(engine),
-                                .tokenizer = engine_tokenizer(engine),
-                                .model_name = options->served_model_name,
-                                .context = limits->max_model_len,
-                                .max_items = options->max_items,
-                                .max_score_items = options->max_score_items,
-                                .max_score_tokens = options->max_score_tokens,
-                                .max_logprobs = limits->max_logprobs,
-                                .default_max_tokens = options->default_max_tokens,
-                                .timeout_ms = options->timeout_ms,
-                                .max_timeout_ms = options->max_timeout_ms,
-                                .ping_us = (int64_t)(options->ping_s * 1e6),
-                                .strict = options->strict,
-                                .memory_trace = options->memory_trace};
+    struct api_limits result = {
+        .info = engine_model(engine),
+        .tokenizer = engine_tokenizer(engine),
+        .model_name = options->served_model_name,
+        .context = limits->max_model_len,
+        .max_items = {options->max_items, "--max-items"},
+        .max_score_items = {options->max_score_items, "--max-score-items"},
+        .max_score_tokens = {options->max_score_tokens, "--max-score-tokens"},
+        .max_logprobs = limits->max_logprobs,
+        .default_max_tokens = options->default_max_tokens,
+        .timeout_ms = options->timeout_ms,
+        .max_timeout_ms = options->max_timeout_ms,
+        .ping_us = (int64_t)(options->ping_s * 1e6),
+        .strict = options->strict,
+        .memory_trace = options->memory_trace};
     input_fingerprint(&result, engine_backend(engine));
     return result;
 }
@@ -62,6 +63,23 @@ void input_list_free(struct input_list *list)
     *list = (struct input_list){0};
 }
 
+bool input_too_many_items(struct api_error *error, const char *param, size_t n,
+                          struct input_limit items)
+{
+    return api_error_set(error, 400, "too_many_items", param,
+                         "%s has %zu items, but %lld are the limit (%s): send them in several "
+                         "requests",
+                         param, n, (long long)items.most, items.flag);
+}
+
+bool input_too_many_tokens(struct api_error *error, const char *param, struct input_limit tokens)
+{
+    return api_error_set(error, 400, "too_many_tokens", param,
+                         "%s has more than %lld tokens, each context counted as often as it is "
+                         "used; that is the limit of one request (%s): send less at once",
+                         param, (long long)tokens.most, tokens.flag);
+}
+
 /* ---- token ids ----------------------------------------------------------------------------- */
 
 /* The field that a place is in: "pairs" of "pairs[3].context". */
@@ -71,14 +89,13 @@ static const char *param_of(char param[API_PARAM_MAX], const char *place)
     return param;
 }
 
-bool input_ids(const json_t *value, const char *place, int64_t max, int n_vocab, int32_t **ids,
-               int64_t *n_ids, struct api_error *error)
+bool input_ids(const json_t *value, const char *place, const struct input_limit *tokens,
+               int n_vocab, int32_t **ids, int64_t *n_ids, struct api_error *error)
 {
     char param[API_PARAM_MAX];
     const size_t n = json_array_size(value);
-    if ((int64_t)n > max) {
-        return api_error_set(error, 400, "too_many_tokens", param_of(param, place),
-                             "%s has %zu tokens, but %lld are the limit", place, n, (long long)max);
+    if (tokens != NULL && (int64_t)n > tokens->most) {
+        return input_too_many_tokens(error, param_of(param, place), *tokens);
     }
     int32_t *const list = malloc((n > 0 ? n : 1) * sizeof *list);
     if (list == NULL) {
@@ -176,7 +193,7 @@ bool input_tokenise(struct input *input, const char *place, const struct api_lim
 }
 
 static bool input_read_one(struct input *input, json_t *value, const char *name,
-                           struct input_marks marks, int64_t max_tokens,
+                           struct input_marks marks, const struct input_limit *tokens,
                            const struct api_limits *limits, struct api_error *error)
 {
     if (json_is_string(value)) {
@@ -185,7 +202,7 @@ static bool input_read_one(struct input *input, json_t *value, const char *name,
         return input_tokenise(input, name, limits, error) &&
                input_add_marks(input, name, marks, limits->info, error);
     }
-    return input_ids(value, name, max_tokens, limits->info->n_vocab, &input->ids, &input->n_ids,
+    return input_ids(value, name, tokens, limits->info->n_vocab, &input->ids, &input->n_ids,
                      error) &&
            input_add_marks(input, name, marks, limits->info, error);
 }
@@ -229,8 +246,9 @@ static bool input_shape(json_t *value, const char *name, bool allow_text, bool a
 }
 
 bool input_read(struct input_list *list, json_t *value, const char *name, bool allow_text,
-                bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
-                const struct api_limits *limits, struct api_error *error)
+                bool allow_ids, struct input_marks marks, struct input_limit items,
+                const struct input_limit *tokens, const struct api_limits *limits,
+                struct api_error *error)
 {
     bool whole = false;
     if (!input_shape(value, name, allow_text, allow_ids, &whole, error)) {
@@ -242,10 +260,8 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
                              "the model has no tokenizer: %s must hold token ids, not text", name);
     }
     const size_t n = whole ? 1 : json_array_size(value);
-    if (n > (size_t)max_items) {
-        return api_error_set(error, 400, "too_many_items", name,
-                             "%s has %zu items, but %d are the limit (--max-items)", name, n,
-                             max_items);
+    if ((int64_t)n > items.most) {
+        return input_too_many_items(error, name, n, items);
     }
     list->input = calloc(n, sizeof *list->input);
     if (list->input == NULL) {
@@ -257,14 +273,12 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
         json_t *const each = whole ? value : json_array_get(value, i);
         char place[API_PARAM_MAX];
         (void)snprintf(place, sizeof place, whole ? "%s" : "%s[%zu]", name, i);
-        if (!input_read_one(&list->input[i], each, place, marks, max_tokens, limits, error)) {
+        if (!input_read_one(&list->input[i], each, place, marks, tokens, limits, error)) {
             return false;
         }
         total += list->input[i].n_ids;
-        if (total > max_tokens) {
-            return api_error_set(error, 400, "too_many_tokens", name,
-                                 "%s has more than %lld tokens, the limit of one request", name,
-                                 (long long)max_tokens);
+        if (tokens != NULL && total > tokens->most) {
+            return input_too_many_tokens(error, name, *tokens);
         }
     }
     return true;

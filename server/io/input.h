@@ -9,14 +9,19 @@
 #include "server/json/fields.h"
 #include "server/options/options.h"
 
+/* How many of something one request may have. */
+struct input_limit {
+    int64_t most;
+    const char *flag; /* static: the option that sets it, for errors */
+};
+
 /* Fixed once the engine is open. All pointers are borrowed and outlive every request. */
 struct api_limits {
     const struct model_info *info;
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
     int context; /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
-    int max_items, max_score_items;
-    int64_t max_score_tokens;
+    struct input_limit max_items, max_score_items, max_score_tokens;
     int max_logprobs;
     int default_max_tokens;
     int timeout_ms, max_timeout_ms;
@@ -62,10 +67,12 @@ struct input_marks {
 };
 
 /* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.
- * name is the field, for errors. At most max_items inputs and max_tokens ids together. */
+ * name is the field, for errors. items bounds the inputs, tokens the ids of all of them together;
+ * NULL = as many as the body holds. */
 bool input_read(struct input_list *list, struct json_t *value, const char *name, bool allow_text,
-                bool allow_ids, struct input_marks marks, int max_items, int64_t max_tokens,
-                const struct api_limits *limits, struct api_error *error);
+                bool allow_ids, struct input_marks marks, struct input_limit items,
+                const struct input_limit *tokens, const struct api_limits *limits,
+                struct api_error *error);
 
 /* The two halves of reading one: ids and offsets of text, and what goes around the ids. place:
  * where it stands, "pairs[3].context" of the field "pairs", for errors. */
@@ -74,9 +81,15 @@ bool input_tokenise(struct input *input, const char *place, const struct api_lim
 bool input_add_marks(struct input *input, const char *place, struct input_marks marks,
                      const struct model_info *info, struct api_error *error);
 
-/* A list of token ids below n_vocab, at most max. *ids is malloc'd. false: error. */
-bool input_ids(const struct json_t *value, const char *place, int64_t max, int n_vocab,
-               int32_t **ids, int64_t *n_ids, struct api_error *error);
+/* A list of token ids below n_vocab, at most tokens; NULL = as many as there are. *ids is malloc'd.
+ * false: error. */
+bool input_ids(const struct json_t *value, const char *place, const struct input_limit *tokens,
+               int n_vocab, int32_t **ids, int64_t *n_ids, struct api_error *error);
+
+/* A limit is exceeded: n items where items are the most, or more tokens than that. Both return false. */
+bool input_too_many_items(struct api_error *error, const char *param, size_t n,
+                          struct input_limit items);
+bool input_too_many_tokens(struct api_error *error, const char *param, struct input_limit tokens);
 
 /* Fields that several requests share. */
 enum input_memory { MEMORY_OFF, MEMORY_SUMMARY, MEMORY_TOKENS };

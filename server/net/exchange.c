@@ -22,43 +22,14 @@ void exchange_header(struct exchange *x, const char *name, const char *format, .
     }
 }
 
-/* TGI has one word per kind of failure, and clients tell them apart by it alone. */
-static const char *exchange_tgi_type(const struct api_error *error)
+static int openai_status(const struct api_error *error)
 {
-    const char *const code = error->code;
-    if (strncmp(code, "queue_", 6) == 0 || strcmp(code, "client_limit") == 0) {
-        return "overloaded";
-    }
-    switch (error->status) {
-    case 500: return strcmp(code, "out_of_memory") == 0 ? "incomplete_generation" : "generation";
-    case 503: return "healthcheck";
-    case 504: return "incomplete_generation";
-    default: return "validation";
-    }
+    return error->status;
 }
 
-/* The statuses that TGI has of its own; the others mean the same everywhere. */
-static int exchange_tgi_status(const struct api_error *error)
+static void openai_put(struct text *out, const struct api_error *error, const char *request_id)
 {
-    switch (error->status) {
-    case 400:
-    case 403:
-    case 404: return 422;
-    case 500: return strcmp(error->code, "out_of_memory") == 0 ? 500 : 424;
-    default: return error->status;
-    }
-}
-
-void exchange_put_error(struct exchange *x, const struct api_error *error)
-{
-    struct text *const out = &x->out;
     json_open(out, '{');
-    if (x->tgi) {
-        json_field_string(out, "error", error->text.message);
-        json_field_string(out, "error_type", exchange_tgi_type(error));
-        json_close(out, '}');
-        return;
-    }
     json_key(out, "error");
     json_open(out, '{');
     json_field_string(out, "message", error->text.message);
@@ -66,8 +37,20 @@ void exchange_put_error(struct exchange *x, const struct api_error *error)
     json_field_string(out, "param", error->param[0] != '\0' ? error->param : NULL);
     json_field_string(out, "code", error->code);
     json_close(out, '}');
-    json_field_string(out, "request_id", x->id);
+    json_field_string(out, "request_id", request_id);
     json_close(out, '}');
+}
+
+static const struct exchange_errors openai_errors = {.status = openai_status, .put = openai_put};
+
+static const struct exchange_errors *errors_of(const struct exchange *x)
+{
+    return x->errors != NULL ? x->errors : &openai_errors;
+}
+
+void exchange_put_error(struct exchange *x, const struct api_error *error)
+{
+    errors_of(x)->put(&x->out, error, x->id);
 }
 
 void exchange_error(struct exchange *x, const struct api_error *error)
@@ -76,7 +59,7 @@ void exchange_error(struct exchange *x, const struct api_error *error)
     text_free(&x->out);
     exchange_put_error(x, error);
     text_puts(&x->out, "\n");
-    x->status = x->tgi ? exchange_tgi_status(error) : error->status;
+    x->status = errors_of(x)->status(error);
     x->code = error->code;
     x->content_type = "application/json";
 }

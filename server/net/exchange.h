@@ -35,6 +35,14 @@ struct exchange_work {
     void (*free)(void *data);
 };
 
+/* How errors are written. Each dialect brings one; without one errors are OpenAI's:
+ * {"error":{"message","type","param","code"},"request_id"}. */
+struct exchange_errors {
+    int (*status)(const struct api_error *error); /* the HTTP status to answer with */
+    /* Appends the error object alone. */
+    void (*put)(struct text *out, const struct api_error *error, const char *request_id);
+};
+
 struct exchange_header {
     const char *name; /* static */
     char *value;      /* Owner: the exchange */
@@ -65,8 +73,8 @@ struct exchange {
     struct exchange_header header[EXCHANGE_HEADER_MAX];
     int n_header;
     struct text out;
-    bool close; /* the connection ends after this answer */
-    bool tgi;   /* errors in the form of the TGI dialect */
+    bool close;                           /* the connection ends after this answer */
+    const struct exchange_errors *errors; /* Borrowed: static; NULL = OpenAI's */
 
     /* Work. */
     const struct exchange_work *work;
@@ -90,7 +98,7 @@ void exchange_error(struct exchange *x, const struct api_error *error);
 void exchange_refuse(struct exchange *x, int status, const char *code, const char *param,
                      const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* The error object alone, {"error":{...},"request_id":"..."} or TGI's, appended to out. */
+/* The error object alone, appended to out. */
 void exchange_put_error(struct exchange *x, const struct api_error *error);
 
 /* out holds a JSON answer: sets status and type. Failed memory becomes a 500. */

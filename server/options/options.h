@@ -143,11 +143,9 @@ enum err_code options_resolve(struct options *options, struct err *err);
 /* The engine's part of options. Borrows their strings. */
 struct engine_options options_engine(const struct options *options);
 
-/* Whether name is an option's: "top_k" for --top-k. */
-bool options_has(const char *name);
-/* Writes the message of an error about options with their flags: "top_k is ..." as "--top-k is
- * ...". */
-void options_name_flags(struct err *err);
+/* The flag, without its dashes, of the option that a request's field of this name stands for:
+ * "top-k" for "top_k". NULL if no option does. */
+const char *options_flag(const char *name);
 
 /* One line per PKMSERVE_ variable that no option reads: most likely a typing error. */
 void options_warn_environment(FILE *out);

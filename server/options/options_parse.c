@@ -68,30 +68,10 @@ static const struct option_row *row_of_name(const char *name, size_t bytes)
     return row_find(flag, bytes);
 }
 
-bool options_has(const char *name)
+const char *options_flag(const char *name)
 {
-    return row_of_name(name, strlen(name)) != NULL;
-}
-
-void options_name_flags(struct err *err)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_-";
-    const struct err given = *err;
-    const char *in = given.message;
-    size_t n = 0;
-    while (*in != '\0' && n + FLAG_MAX + 2 < sizeof err->message) {
-        const size_t bytes = strspn(in, letters);
-        const struct option_row *const row = bytes > 0 ? row_of_name(in, bytes) : NULL;
-        /* What looks like a word is one, but for the subject of the sentence. */
-        if (row && (in == given.message || memchr(in, '_', bytes))) {
-            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "--%s", row->flag);
-        } else {
-            n += (size_t)snprintf(err->message + n, sizeof err->message - n, "%.*s",
-                                  (int)(bytes > 0 ? bytes : 1), in);
-        }
-        in += bytes > 0 ? bytes : 1;
-    }
-    err->message[n < sizeof err->message ? n : sizeof err->message - 1] = '\0';
+    const struct option_row *const row = row_of_name(name, strlen(name));
+    return row != NULL ? row->flag : NULL;
 }
 
 /* ---- values -------------------------------------------------------------------------------- */

@@ -101,11 +101,6 @@ bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_t
                        struct api_error *error);
 bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
                     const struct api_limits *limits, struct api_error *error);
-/* A limit of the request is exceeded; both return false. */
-bool score_too_many_items(struct api_error *error, const char *param, size_t n,
-                          const struct api_limits *limits);
-bool score_too_many_tokens(struct api_error *error, const char *param,
-                           const struct api_limits *limits);
 
 /* ---- figures (score.c) ---------------------------------------------------------------------- */
 

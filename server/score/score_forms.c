@@ -18,31 +18,11 @@
  * comes near, and one of white space, which has none, is bounded by it. */
 enum { FORMS_BYTES_PER_TOKEN = 64 };
 
-bool score_too_many_items(struct api_error *error, const char *param, size_t n,
-                          const struct api_limits *limits)
-{
-    return api_error_set(error, 400, "too_many_items", param,
-                         "%s has %zu items, but %d are the limit (--max-score-items): send them in "
-                         "several requests",
-                         param, n, limits->max_score_items);
-}
-
-bool score_too_many_tokens(struct api_error *error, const char *param,
-                           const struct api_limits *limits)
-{
-    *error = (struct api_error){0}; /* input.c knows the limit but not its flag */
-    return api_error_set(error, 400, "too_many_tokens", param,
-                         "%s has more than %lld tokens, each context counted as often as it is "
-                         "used; that is the limit of one request (--max-score-tokens): send less "
-                         "at once",
-                         param, (long long)limits->max_score_tokens);
-}
-
 bool score_join(struct input *input, const char *const part[2], const size_t bytes[2],
                 size_t *total, const char *param, const struct api_limits *limits,
                 struct api_error *error)
 {
-    const size_t max = FORMS_BYTES_PER_TOKEN * (size_t)limits->max_score_tokens;
+    const size_t max = FORMS_BYTES_PER_TOKEN * (size_t)limits->max_score_tokens.most;
     const size_t n = bytes[0] + bytes[1];
     *total += n;
     if (*total > max) {
@@ -100,13 +80,8 @@ static bool half_begin(struct half *half, json_t *value, const struct place *pla
         return api_error_set(error, 400, "invalid_value", place->param,
                              "%s must be a string or a list of token ids", place->name);
     }
-    if (!input_ids(value, place->name, limits->max_score_tokens, limits->info->n_vocab,
-                   &half->read.ids, &half->read.n_ids, error)) {
-        return strcmp(error->code, "too_many_tokens") != 0
-                   ? false
-                   : score_too_many_tokens(error, place->param, limits);
-    }
-    return true;
+    return input_ids(value, place->name, &limits->max_score_tokens, limits->info->n_vocab,
+                     &half->read.ids, &half->read.n_ids, error);
 }
 
 /* Tokenises the first bytes of the half's text. */
@@ -260,8 +235,8 @@ static bool pair_make(struct input *input, struct score_entry *entry, const stru
     entry->first = input->n_bos + n_context;
     rules->n_token += input->n_ids;
     rules->n_token += rules->unconditional ? 1 + input->n_ids - entry->first : 0;
-    return rules->n_token <= rules->limits->max_score_tokens ||
-           score_too_many_tokens(error, place->param, rules->limits);
+    return rules->n_token <= rules->limits->max_score_tokens.most ||
+           input_too_many_tokens(error, place->param, rules->limits->max_score_tokens);
 }
 
 /* ---- the forms ----------------------------------------------------------------------------- */
@@ -288,15 +263,9 @@ static bool read_documents(struct fields *fields, struct score_job *job, json_t 
     struct api_error *const error = fields->error;
     const bool is_text = job->form == SCORE_TEXT;
     const char *const name = is_text ? "text" : "tokens";
-    const size_t n = json_array_size(value); /* 0 of a string */
-    if (n > (size_t)limits->max_score_items && !json_is_number(json_array_get(value, 0))) {
-        return score_too_many_items(error, name, n, limits);
-    }
     if (!input_read(&job->inputs, value, name, is_text, !is_text, marks, limits->max_score_items,
-                    limits->max_score_tokens, limits, error)) {
-        return strcmp(error->code, "too_many_tokens") != 0
-                   ? false
-                   : score_too_many_tokens(error, name, limits);
+                    &limits->max_score_tokens, limits, error)) {
+        return false;
     }
     if (!new_entries(job, (size_t)job->inputs.n, error)) {
         return false;
@@ -316,7 +285,8 @@ static bool check_list(const json_t *value, const char *name, const char *expect
         return api_error_set(error, 400, "invalid_value", name, "%s must be %s, not empty", name,
                              expected);
     }
-    return n <= (size_t)limits->max_score_items || score_too_many_items(error, name, n, limits);
+    return (int64_t)n <= limits->max_score_items.most ||
+           input_too_many_items(error, name, n, limits->max_score_items);
 }
 
 static bool read_ranking(struct fields *fields, struct score_job *job, json_t *context_value,

@@ -38,7 +38,7 @@ static bool join_ids(struct input *input, const struct prompt *prompt,
     const char *const name = "items";
     bool ok = true;
     for (int k = 0; k < 2 && ok; k++) {
-        ok = input_ids(prompt->part[k], prompt->place[k], limits->max_score_tokens,
+        ok = input_ids(prompt->part[k], prompt->place[k], &limits->max_score_tokens,
                        limits->info->n_vocab, &ids[k], &n[k], error);
     }
     if (ok) {
@@ -100,8 +100,8 @@ static size_t check_items(const json_t *query, const json_t *items, const struct
                                       "token ids");
         return 0;
     }
-    if (n > (size_t)limits->max_score_items) {
-        (void)score_too_many_items(error, "items", n, limits);
+    if ((int64_t)n > limits->max_score_items.most) {
+        (void)input_too_many_items(error, "items", n, limits->max_score_items);
         return 0;
     }
     return n;
@@ -139,8 +139,8 @@ static bool read_prompts(struct score_job *job, const json_t *query, const json_
             return false;
         }
         n_token += input->n_ids;
-        if (n_token > limits->max_score_tokens) {
-            return score_too_many_tokens(error, "items", limits);
+        if (n_token > limits->max_score_tokens.most) {
+            return input_too_many_tokens(error, "items", limits->max_score_tokens);
         }
         if (input->n_ids > engine_context(limits->context)) {
             return api_error_set(error, 400, "context_length_exceeded", "items",

@@ -146,7 +146,7 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
         }
     }
     const int64_t n_entry = n_listed * (1 + job->logprobs);
-    const int64_t n_entry_max = SCORE_ENTRIES_FACTOR * limits->max_score_tokens;
+    const int64_t n_entry_max = SCORE_ENTRIES_FACTOR * limits->max_score_tokens.most;
     if (n_entry > n_entry_max) {
         return api_error_set(error, 400, "too_many_tokens", "logprobs",
                              "%lld tokens with %d alternatives each are %lld log-probabilities, "
@@ -222,8 +222,7 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
                             "%s must be a list of 1 to %d token ids%s", name, TARGET_MAX, count);
         return;
     }
-    (void)input_ids(value, name, TARGET_MAX, limits->info->n_vocab, target, n_target,
-                    fields->error);
+    (void)input_ids(value, name, NULL, limits->info->n_vocab, target, n_target, fields->error);
 }
 
 /* What is asked for besides the sums. */

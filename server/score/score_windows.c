@@ -179,12 +179,13 @@ static bool cut_xlm(struct input *input, struct score_entry *entry, const struct
 {
     const int64_t n = input->n_ids + behind;
     const int64_t n_fill = (w->bptt - n % w->bptt) % w->bptt;
-    if (n + n_fill > limits->max_score_tokens) {
+    if (n + n_fill > limits->max_score_tokens.most) {
         return api_error_set(error, 400, "too_many_tokens", "bptt",
                              "filled up to a multiple of bptt %lld the text has %lld tokens, but "
-                             "%lld are the limit (--max-score-tokens)",
+                             "%lld are the limit (%s)",
                              (long long)w->bptt, (long long)(n + n_fill),
-                             (long long)limits->max_score_tokens);
+                             (long long)limits->max_score_tokens.most,
+                             limits->max_score_tokens.flag);
     }
     entry->block = entry->block_used = w->bptt;
     return add_ends(input, n_fill + 1, behind, limits->info->eos_id, error);

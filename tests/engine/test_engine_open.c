@@ -35,19 +35,19 @@ static void options_out_of_bounds_are_named(void **state)
     (void)state;
     struct engine_options o = harness_options(harness_dir);
     o.max_seqs = 0;
-    assert_not_opened(&o, ERR_ARGUMENT, "max_seqs is 0");
+    assert_not_opened(&o, ERR_ARGUMENT, "--max-seqs is 0");
     o = harness_options(harness_dir);
     o.max_seqs = 65;
-    assert_not_opened(&o, ERR_ARGUMENT, "max_seqs 65 exceeds max_batch_tokens 64");
+    assert_not_opened(&o, ERR_ARGUMENT, "--max-seqs 65 exceeds --max-batch-tokens 64");
     o = harness_options(harness_dir);
     o.max_model_len = TINY_CONTEXT + 1;
-    assert_not_opened(&o, ERR_ARGUMENT, "max_model_len is 97, accepted are 0 to 96");
+    assert_not_opened(&o, ERR_ARGUMENT, "--max-model-len is 97, accepted are 0 to 96");
     o = harness_options(harness_dir);
     o.kv_tokens = TINY_CONTEXT - 20;
-    assert_not_opened(&o, ERR_ARGUMENT, "kv_tokens 76");
+    assert_not_opened(&o, ERR_ARGUMENT, "--kv-tokens 76");
     o = harness_options(harness_dir);
     o.max_queue = 0;
-    assert_not_opened(&o, ERR_ARGUMENT, "max_queue is 0");
+    assert_not_opened(&o, ERR_ARGUMENT, "--max-queue is 0");
 }
 
 static void a_cache_larger_than_memory_is_refused_with_numbers(void **state)

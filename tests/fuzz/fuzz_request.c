@@ -9,6 +9,7 @@
 #include "server/score/score_labels.h"
 #include "server/score/score_stream.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -241,9 +242,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .tokenizer = (data[0] & 2) != 0 ? NULL : tokenizer,
                                       .model_name = "m",
                                       .context = CONTEXT,
-                                      .max_items = 8,
-                                      .max_score_items = 8,
-                                      .max_score_tokens = 512,
+                                      .max_items = {8, "--max-items"},
+                                      .max_score_items = {8, "--max-score-items"},
+                                      .max_score_tokens = {512, "--max-score-tokens"},
                                       .max_logprobs = 5,
                                       .default_max_tokens = 8,
                                       .timeout_ms = 1000,

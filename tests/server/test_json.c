@@ -2,6 +2,7 @@
 #include "server/json/fields.h"
 #include "server/json/json.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,6 +3,7 @@
 #include "server/score/score_labels.h"
 #include "server/score/score_stream.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +16,8 @@ static struct model_info info = {.n_vocab = 100, .context = 64, .bos_id = 1, .eo
 static const struct api_limits limits = {.info = &info,
                                          .model_name = "m",
                                          .context = 64,
-                                         .max_score_items = 8,
-                                         .max_score_tokens = 512,
+                                         .max_score_items = {8, "--max-score-items"},
+                                         .max_score_tokens = {512, "--max-score-tokens"},
                                          .max_logprobs = 5,
                                          .timeout_ms = 1000,
                                          .max_timeout_ms = 10000};
