@@ -3,7 +3,7 @@
 #include "engine/clock.h"
 #include "server/cli/cmd_engine.h"
 #include "server/generate/generate.h"
-#include "server/io/gentext.h"
+#include "server/io/text_stream.h"
 #include "server/json/json.h"
 
 #include <unistd.h>
@@ -12,7 +12,7 @@ struct generation {
     const struct options *options;
     struct cmd_engine ce;
     struct generate_job job;
-    struct gentext gen;
+    struct text_stream gen;
     bool streams;     /* text goes out as it comes */
     int n_id_printed; /* --ids */
 };
@@ -82,11 +82,11 @@ static enum err_code parse(struct generation *it, struct err *err)
 static void print_text(struct generation *it, int n_out, enum finish state)
 {
     struct text out = {0};
-    while (gentext_ready(&it->gen, n_out, state)) {
-        gentext_push(&it->gen, state, n_out, &out);
+    while (text_stream_ready(&it->gen, n_out, state)) {
+        text_stream_push(&it->gen, state, n_out, &out);
     }
     if (state != FINISH_NONE) {
-        gentext_flush(&it->gen, &out);
+        text_stream_flush(&it->gen, &out);
     }
     if (out.n > 0) {
         fwrite(out.data, 1, out.n, stdout);
@@ -156,8 +156,8 @@ int cmd_generate(const struct options *options)
     if (code == ERR_OK) {
         code = parse(&it, &err);
     }
-    if (code == ERR_OK && !gentext_begin(&it.gen, it.job.request, &it.job.request->item[0],
-                                         it.ce.limits.tokenizer, it.ce.limits.info->eos_id)) {
+    if (code == ERR_OK && !text_stream_begin(&it.gen, it.job.request, &it.job.request->item[0],
+                                             it.ce.limits.tokenizer, it.ce.limits.info->eos_id)) {
         code = err_set(&err, ERR_MEMORY, "no memory for the text");
     }
     if (code == ERR_OK) {
@@ -167,7 +167,7 @@ int cmd_generate(const struct options *options)
         look(&it);
         code = options->json ? print_json(&it, begin_us, &err) : print_end(&it, &err);
     }
-    gentext_end(&it.gen);
+    text_stream_end(&it.gen);
     generate_free(&it.job);
     cmd_engine_close(&it.ce);
     return code == ERR_OK ? 0 : cmd_fail(&err);

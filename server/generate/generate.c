@@ -2,7 +2,7 @@
 #include "server/generate/generate.h"
 
 #include "engine/scoring.h"
-#include "server/io/gentext.h"
+#include "server/io/text_stream.h"
 
 const struct input *generate_input(const struct generate_job *job, int item)
 {
@@ -97,12 +97,12 @@ bool generate_walk(struct text *text, const struct generate_job *job, int item_i
     const struct item *const item = &job->request->item[item_index];
     const int n_out = atomic_load(&item->n_out);
     const enum finish state = (enum finish)atomic_load(&item->state);
-    struct gentext gen = {0};
-    if (!gentext_begin(&gen, job->request, item, limits->tokenizer, limits->info->eos_id)) {
+    struct text_stream gen = {0};
+    if (!text_stream_begin(&gen, job->request, item, limits->tokenizer, limits->info->eos_id)) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
     }
     for (int i = 0; i < n_out; i++) {
-        const int64_t offset = gentext_push(&gen, state, n_out, text);
+        const int64_t offset = text_stream_push(&gen, state, n_out, text);
         if (sink != NULL) {
             struct answer_token token =
                 generate_token(job, item, i, offset >= 0 ? n_before + offset : -1);
@@ -111,8 +111,8 @@ bool generate_walk(struct text *text, const struct generate_job *job, int item_i
             sink->put(sink->ctx, &token);
         }
     }
-    gentext_flush(&gen, text);
-    gentext_end(&gen);
+    text_stream_flush(&gen, text);
+    text_stream_end(&gen);
     return true;
 }
 

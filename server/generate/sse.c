@@ -25,8 +25,8 @@ bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api
         return false;
     }
     for (int i = 0; i < request->n_item; i++) {
-        if (!gentext_begin(&sse->choice[i].gen, request, &request->item[i], limits->tokenizer,
-                           limits->info->eos_id)) {
+        if (!text_stream_begin(&sse->choice[i].gen, request, &request->item[i], limits->tokenizer,
+                               limits->info->eos_id)) {
             return false;
         }
     }
@@ -37,7 +37,7 @@ bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api
 void sse_end(struct sse *sse)
 {
     for (int i = 0; sse->choice != NULL && i < sse->job->request->n_item; i++) {
-        gentext_end(&sse->choice[i].gen);
+        text_stream_end(&sse->choice[i].gen);
         text_free(&sse->choice[i].text);
     }
     free(sse->choice);
@@ -67,7 +67,7 @@ static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
         return false;
     }
     if (last) {
-        gentext_flush(&choice->gen, &rest);
+        text_stream_flush(&choice->gen, &rest);
     }
     const struct generate_event event = {.item = i,
                                          .first = !choice->begun,
@@ -102,8 +102,8 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out,
     const enum finish state = (enum finish)atomic_load(&item->state);
     const int n_out = atomic_load(&item->n_out);
     while (!choice->ended && out->n < SSE_PIECE_BYTES) {
-        if (!choice->taken && gentext_ready(&choice->gen, n_out, state)) {
-            choice->offset = gentext_push(&choice->gen, state, n_out, &choice->text);
+        if (!choice->taken && text_stream_ready(&choice->gen, n_out, state)) {
+            choice->offset = text_stream_push(&choice->gen, state, n_out, &choice->text);
             choice->taken = true;
         }
         const bool last = state != FINISH_NONE && choice->gen.n_token == n_out;
@@ -111,7 +111,7 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out,
             atomic_load(&request->n_item_done) < request->n_item) {
             return true; /* the request's own times are published a moment after the item's state */
         }
-        if (!last && (!choice->taken || gentext_undecided(&choice->gen, n_out, state))) {
+        if (!last && (!choice->taken || text_stream_undecided(&choice->gen, n_out, state))) {
             return true;
         }
         if (!sse_tell(sse, i, last, out, meta, error)) {

@@ -3,11 +3,11 @@
 #define SERVER_SSE_H
 
 #include "server/generate/generate.h"
-#include "server/io/gentext.h"
+#include "server/io/text_stream.h"
 #include "server/net/exchange.h"
 
 struct sse_choice {
-    struct gentext gen;
+    struct text_stream gen;
     struct text text; /* what the token taken last let out */
     int64_t offset;   /* its */
     int64_t n_before; /* characters that echo put in front */

@@ -1,5 +1,5 @@
-/* The text of a continuation: see gentext.h. */
-#include "server/io/gentext.h"
+/* The text of a continuation: see text_stream.h. */
+#include "server/io/text_stream.h"
 
 #include "engine/scoring.h"
 #include "engine/tokenizer.h"
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool gentext_begin(struct gentext *gen, const struct request *request, const struct item *item,
-                   const struct tokenizer *tokenizer, int eos_id)
+bool text_stream_begin(struct text_stream *gen, const struct request *request,
+                       const struct item *item, const struct tokenizer *tokenizer, int eos_id)
 {
-    *gen = (struct gentext){
+    *gen = (struct text_stream){
         .request = request, .item = item, .tokenizer = tokenizer, .eos_id = eos_id};
     if (tokenizer == NULL) {
         return true;
@@ -25,14 +25,14 @@ bool gentext_begin(struct gentext *gen, const struct request *request, const str
     return gen->buffer != NULL;
 }
 
-void gentext_end(struct gentext *gen)
+void text_stream_end(struct text_stream *gen)
 {
     free(gen->buffer);
     gen->buffer = NULL;
     text_free(&gen->held);
 }
 
-static bool gentext_may_end(const struct gentext *gen, int32_t id)
+static bool text_stream_may_end(const struct text_stream *gen, int32_t id)
 {
     const struct sampling *const sampling = &gen->request->sampling;
     bool ends = id == gen->eos_id;
@@ -42,21 +42,21 @@ static bool gentext_may_end(const struct gentext *gen, int32_t id)
     return ends;
 }
 
-bool gentext_ready(const struct gentext *gen, int n_out, enum finish state)
+bool text_stream_ready(const struct text_stream *gen, int n_out, enum finish state)
 {
     const int i = gen->n_token;
-    return i < n_out &&
-           (i + 1 < n_out || state != FINISH_NONE || !gentext_may_end(gen, gen->item->out_id[i]));
+    return i < n_out && (i + 1 < n_out || state != FINISH_NONE ||
+                         !text_stream_may_end(gen, gen->item->out_id[i]));
 }
 
-bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state)
+bool text_stream_undecided(const struct text_stream *gen, int n_out, enum finish state)
 {
     return state == FINISH_NONE && gen->n_token == n_out &&
            (gen->matched || n_out == item_max_tokens(gen->request, gen->item));
 }
 
 /* Whether a stop string ends within the last n_new bytes that are held. */
-static bool gentext_match(const struct gentext *gen, size_t n_new)
+static bool text_stream_match(const struct text_stream *gen, size_t n_new)
 {
     const struct sampling *const sampling = &gen->request->sampling;
     for (int i = 0; i < sampling->n_stop; i++) {
@@ -73,7 +73,7 @@ static bool gentext_match(const struct gentext *gen, size_t n_new)
 }
 
 /* Length of the longest end of held that is a proper beginning of a stop string. */
-static size_t gentext_doubtful(const struct gentext *gen)
+static size_t text_stream_doubtful(const struct text_stream *gen)
 {
     const struct sampling *const sampling = &gen->request->sampling;
     size_t longest = 0;
@@ -89,7 +89,7 @@ static size_t gentext_doubtful(const struct gentext *gen)
     return longest;
 }
 
-static void gentext_give(struct gentext *gen, size_t n, struct text *out)
+static void text_stream_give(struct text_stream *gen, size_t n, struct text *out)
 {
     if (n > 0) {
         text_add(out, gen->held.data, n);
@@ -99,7 +99,7 @@ static void gentext_give(struct gentext *gen, size_t n, struct text *out)
     }
 }
 
-int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct text *out)
+int64_t text_stream_push(struct text_stream *gen, enum finish state, int n_out, struct text *out)
 {
     const struct item *const item = gen->item;
     const struct sampling *const sampling = &gen->request->sampling;
@@ -119,14 +119,14 @@ int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct t
         return offset;
     }
     /* The engine honours a match from the min_tokens-th token on. */
-    gen->matched = gen->matched || (i + 1 >= sampling->min_tokens && gentext_match(gen, n));
+    gen->matched = gen->matched || (i + 1 >= sampling->min_tokens && text_stream_match(gen, n));
     if (!gen->matched) {
-        gentext_give(gen, gen->held.n - gentext_doubtful(gen), out);
+        text_stream_give(gen, gen->held.n - text_stream_doubtful(gen), out);
     }
     return offset;
 }
 
-void gentext_flush(struct gentext *gen, struct text *out)
+void text_stream_flush(struct text_stream *gen, struct text *out)
 {
     const struct item *const item = gen->item;
     if (gen->tokenizer == NULL) {
@@ -137,10 +137,10 @@ void gentext_flush(struct gentext *gen, struct text *out)
         int64_t end = item->stop_begin - gen->n_out_byte;
         end += sampling->include_stop ? sampling->stop[item->stop_string].bytes : 0;
         CHECK(end >= 0);
-        gentext_give(gen, (size_t)end < gen->held.n ? (size_t)end : gen->held.n, out);
+        text_stream_give(gen, (size_t)end < gen->held.n ? (size_t)end : gen->held.n, out);
         return;
     }
-    gentext_give(gen, gen->held.n, out);
+    text_stream_give(gen, gen->held.n, out);
     const size_t n = detok_end(&gen->detok, gen->buffer, gen->buffer_max);
     gen->n_char += text_count_chars(gen->buffer, n);
     gen->n_out_byte += (int64_t)n;

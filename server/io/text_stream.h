@@ -4,14 +4,14 @@
  * a stop string; the stop string itself never comes out unless the request keeps it. The same calls
  * make the streamed and the whole text, so both are equal. Ids alone (no tokenizer) have no text.
  */
-#ifndef SERVER_GENTEXT_H
-#define SERVER_GENTEXT_H
+#ifndef SERVER_TEXT_STREAM_H
+#define SERVER_TEXT_STREAM_H
 
 #include "engine/engine.h"
 #include "engine/tokenizer.h"
 #include "server/json/text.h"
 
-struct gentext {
+struct text_stream {
     const struct request *request;     /* Borrowed */
     const struct item *item;           /* Borrowed */
     const struct tokenizer *tokenizer; /* Borrowed; may be NULL */
@@ -27,20 +27,21 @@ struct gentext {
     bool matched;       /* held contains a whole stop string */
 };
 
-bool gentext_begin(struct gentext *gen, const struct request *request, const struct item *item,
-                   const struct tokenizer *tokenizer, int eos_id); /* false: out of memory */
-void gentext_end(struct gentext *gen);                             /* zeroed is fine */
+bool text_stream_begin(struct text_stream *gen, const struct request *request,
+                       const struct item *item, const struct tokenizer *tokenizer,
+                       int eos_id);            /* false: out of memory */
+void text_stream_end(struct text_stream *gen); /* zeroed is fine */
 
 /* Whether token n_token of the item is there and how it is shown is decided. A token that would end
  * the text waits until the item's state says whether it did. */
-bool gentext_ready(const struct gentext *gen, int n_out, enum finish state);
+bool text_stream_ready(const struct text_stream *gen, int n_out, enum finish state);
 /* Takes the next token, appends the text that is ready to out, and returns the token's offset in
  * characters of the continuation (-1 without a tokenizer). */
-int64_t gentext_push(struct gentext *gen, enum finish state, int n_out, struct text *out);
+int64_t text_stream_push(struct text_stream *gen, enum finish state, int n_out, struct text *out);
 /* Whether the token taken last ends the text, but the item's state does not say so yet: it will in
  * a moment, from the same step. */
-bool gentext_undecided(const struct gentext *gen, int n_out, enum finish state);
+bool text_stream_undecided(const struct text_stream *gen, int n_out, enum finish state);
 /* After the last token: appends what is held back and belongs to the text. */
-void gentext_flush(struct gentext *gen, struct text *out);
+void text_stream_flush(struct text_stream *gen, struct text *out);
 
 #endif
