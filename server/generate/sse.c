@@ -71,7 +71,7 @@ static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
     }
     const struct generate_event event = {.item = i,
                                          .first = !choice->begun,
-                                         .token = choice->taken ? choice->gen.n_token - 1 : -1,
+                                         .token = choice->pending ? choice->gen.n_token - 1 : -1,
                                          .offset = choice->offset,
                                          .n_before = choice->n_before,
                                          .text = &choice->text,
@@ -85,7 +85,7 @@ static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
     text_free(&rest);
     text_clear(&choice->text);
     choice->begun = true;
-    choice->taken = false;
+    choice->pending = false;
     choice->ended = last;
     sse->n_ended += last;
     return ok;
@@ -102,16 +102,16 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out,
     const enum finish state = (enum finish)atomic_load(&item->state);
     const int n_out = atomic_load(&item->n_out);
     while (!choice->ended && out->n < SSE_PIECE_BYTES) {
-        if (!choice->taken && text_stream_ready(&choice->gen, n_out, state)) {
+        if (!choice->pending && text_stream_ready(&choice->gen, n_out, state)) {
             choice->offset = text_stream_push(&choice->gen, state, n_out, &choice->text);
-            choice->taken = true;
+            choice->pending = true;
         }
         const bool last = state != FINISH_NONE && choice->gen.n_token == n_out;
         if (last && sse->n_ended + 1 == request->n_item &&
             atomic_load(&request->n_item_done) < request->n_item) {
             return true; /* the request's own times are published a moment after the item's state */
         }
-        if (!last && (!choice->taken || text_stream_undecided(&choice->gen, n_out, state))) {
+        if (!last && (!choice->pending || text_stream_undecided(&choice->gen, n_out, state))) {
             return true;
         }
         if (!sse_tell(sse, i, last, out, meta, error)) {

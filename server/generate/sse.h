@@ -11,7 +11,7 @@ struct sse_choice {
     struct text text; /* what the token taken last let out */
     int64_t offset;   /* its */
     int64_t n_before; /* characters that echo put in front */
-    bool taken;       /* a token was taken and not yet told */
+    bool pending;     /* a token was taken and not yet told */
     bool begun, ended;
 };
 
