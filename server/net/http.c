@@ -372,7 +372,7 @@ static void http_handle_long(struct worker_task *task)
     } else {
         http_handle(hx);
     }
-    watch_return(hx->conn);
+    watch_attach(hx->conn);
 }
 
 /* The library's one entry. It calls with the head, with each piece of the body, when the body is
@@ -401,7 +401,7 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         hx->handled = true;
         if (hx->x.body.n >= HTTP_LONG_BYTES) {
             hx->task.run = http_handle_long;
-            watch_lend(hx->conn, mhd);
+            watch_detach(hx->conn, mhd);
             worker_push(http->worker, &hx->task);
             return MHD_YES;
         }

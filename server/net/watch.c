@@ -39,8 +39,8 @@ struct watch_conn {
     struct exchange *x;  /* Borrowed from http.c while BODY, REFUSED, ANSWER */
     void *connection;    /* Borrowed: the library's, while asleep */
     bool asleep, woken;
-    bool lent; /* asleep, and another thread works on x: nothing here may touch it */
-    bool left; /* the client hung up while its exchange was awake */
+    bool detached; /* asleep, and another thread works on x: nothing here may touch it */
+    bool left;     /* the client hung up while its exchange was awake */
 };
 
 struct watch {
@@ -235,7 +235,7 @@ bool watch_sleep(struct watch_conn *conn, void *connection)
 /* Under the mutex. */
 static void watch_wake_locked(struct watch_conn *conn)
 {
-    if (conn->asleep && !conn->lent) {
+    if (conn->asleep && !conn->detached) {
         conn->asleep = false;
         conn->watch->config.resume(conn->connection);
         conn->connection = NULL;
@@ -244,21 +244,21 @@ static void watch_wake_locked(struct watch_conn *conn)
     }
 }
 
-void watch_lend(struct watch_conn *conn, void *connection)
+void watch_detach(struct watch_conn *conn, void *connection)
 {
     pthread_mutex_lock(&conn->mutex);
     conn->asleep = true;
-    conn->lent = true;
+    conn->detached = true;
     conn->connection = connection;
     conn->watch->config.suspend(connection);
     pthread_mutex_unlock(&conn->mutex);
 }
 
-void watch_return(struct watch_conn *conn)
+void watch_attach(struct watch_conn *conn)
 {
     pthread_mutex_lock(&conn->mutex);
-    CHECK(conn->asleep && conn->lent);
-    conn->lent = false;
+    CHECK(conn->asleep && conn->detached);
+    conn->detached = false;
     watch_wake_locked(conn);
     pthread_mutex_unlock(&conn->mutex);
 }
@@ -286,7 +286,7 @@ void exchange_wake(void *waker)
 static void watch_left(struct watch_conn *conn)
 {
     conn->left = true;
-    if (conn->asleep && !conn->lent) {
+    if (conn->asleep && !conn->detached) {
         watch_give_up(conn);
         watch_wake_locked(conn);
     }
@@ -317,7 +317,7 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
         return;
     }
     if (conn->state == CONN_ANSWER) {
-        if (conn->asleep && !conn->lent && conn->x->wake_at_us != 0 &&
+        if (conn->asleep && !conn->detached && conn->x->wake_at_us != 0 &&
             conn->x->wake_at_us <= now_us) {
             watch_wake_locked(conn);
         }

@@ -52,10 +52,10 @@ bool watch_refused(struct watch_conn *conn);
 /* Sleeps unless woken since the last call; true if the connection is suspended now. */
 bool watch_sleep(struct watch_conn *conn, void *connection);
 
-/* Puts the connection to sleep whatever happens, until watch_return: another thread has the
+/* Puts the connection to sleep whatever happens, until watch_attach: another thread has the
  * exchange. Wakes and leaving in between are kept for later. */
-void watch_lend(struct watch_conn *conn, void *connection);
-void watch_return(struct watch_conn *conn);
+void watch_detach(struct watch_conn *conn, void *connection);
+void watch_attach(struct watch_conn *conn);
 /* Whether the client has hung up already. While lent. */
 bool watch_has_left(struct watch_conn *conn);
 
