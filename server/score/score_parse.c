@@ -226,22 +226,22 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
 }
 
 /* What is asked for besides the sums. */
-struct wishes {
+struct score_options {
     bool entropy;
     int32_t *target; /* Owner: parse_fields. [n_target] or NULL */
     int64_t n_target;
 };
 
-static void read_wishes(struct fields *fields, struct score_job *job, struct wishes *wishes,
-                        const struct api_limits *limits)
+static void read_score_options(struct fields *fields, struct score_job *job,
+                               struct score_options *asked, const struct api_limits *limits)
 {
     job->logprobs = -1;
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
     fields_bool(fields, "ranks", NULL, &job->ranks);
-    fields_bool(fields, "entropy", NULL, &wishes->entropy);
+    fields_bool(fields, "entropy", NULL, &asked->entropy);
     fields_bool(fields, "stream", NULL, &job->stream);
     job->memory = input_memory(fields, limits);
-    score_read_targets(fields, "target_ids", limits, &wishes->target, &wishes->n_target);
+    score_read_targets(fields, "target_ids", limits, &asked->target, &asked->n_target);
 }
 
 bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
@@ -264,8 +264,8 @@ bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_t
     return true;
 }
 
-static bool make_request(struct score_job *job, struct fields *fields, const struct wishes *wishes,
-                         const struct api_limits *limits)
+static bool make_request(struct score_job *job, struct fields *fields,
+                         const struct score_options *asked, const struct api_limits *limits)
 {
     struct api_error *const error = fields->error;
     int lang = 0;
@@ -281,19 +281,19 @@ static bool make_request(struct score_job *job, struct fields *fields, const str
     /* Tokenising is the dear part: not for a request that is wrong already. */
     if (error->status != 0 || !score_read_forms(fields, job, &windows, limits) ||
         !score_windows_cut(job, &windows, limits, error) || !read_units(fields, job) ||
-        !check_sizes(job, &windows, wishes->n_target > 0, limits, error)) {
+        !check_sizes(job, &windows, asked->n_target > 0, limits, error)) {
         return false;
     }
     fields_finish(fields, limits->strict, job->ignored);
     if (error->status != 0 ||
-        !score_new_request(job, wishes->target, wishes->n_target, priority, error)) {
+        !score_new_request(job, asked->target, asked->n_target, priority, error)) {
         return false;
     }
     struct request *const request = job->request;
     request->lang = lang;
     request->deadline_us = deadline_us;
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
-    request->entropy = wishes->entropy;
+    request->entropy = asked->entropy;
     request->window = windows.window;
     request->stride = windows.stride;
     request->trace_memory = job->memory != MEMORY_OFF;
@@ -307,11 +307,11 @@ static bool parse_fields(struct score_job *job, struct fields *fields,
     if (!dialect_check(fields)) {
         return false;
     }
-    struct wishes wishes = {0};
+    struct score_options asked = {0};
     input_refuse(fields);
-    read_wishes(fields, job, &wishes, limits);
-    const bool ok = make_request(job, fields, &wishes, limits);
-    free(wishes.target);
+    read_score_options(fields, job, &asked, limits);
+    const bool ok = make_request(job, fields, &asked, limits);
+    free(asked.target);
     return ok;
 }
 
