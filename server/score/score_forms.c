@@ -43,7 +43,7 @@ bool score_join(struct input *input, const char *const part[2], const size_t byt
     return true;
 }
 
-/* ---- halves of a pair ---------------------------------------------------------------------- */
+/* ---- the sides of a pair ---------------------------------------------------------------------- */
 
 /* Where in the body: "pairs[3].context" of the field "pairs". */
 struct place {
@@ -52,25 +52,25 @@ struct place {
 };
 
 /* A context or a continuation. */
-struct half {
+struct pair_side {
     const char *text; /* Borrowed; NULL: given as ids */
     size_t bytes;
     struct input read; /* ids and, of text, offsets, once they are read. Owner: this */
 };
 
-static void half_free(struct half *half)
+static void side_free(struct pair_side *side)
 {
-    free(half->read.ids);
-    free(half->read.offsets);
-    *half = (struct half){0};
+    free(side->read.ids);
+    free(side->read.offsets);
+    *side = (struct pair_side){0};
 }
 
-static bool half_begin(struct half *half, json_t *value, const struct place *place,
+static bool side_begin(struct pair_side *side, json_t *value, const struct place *place,
                        const struct api_limits *limits, struct api_error *error)
 {
     if (json_is_string(value)) {
-        half->text = json_string_value(value);
-        half->bytes = json_string_length(value);
+        side->text = json_string_value(value);
+        side->bytes = json_string_length(value);
         return limits->tokenizer != NULL ||
                api_error_set(error, 400, "unsupported_parameter", place->param,
                              "the model has no tokenizer: %s must hold token ids, not text",
@@ -81,16 +81,16 @@ static bool half_begin(struct half *half, json_t *value, const struct place *pla
                              "%s must be a string or a list of token ids", place->name);
     }
     return input_ids(value, place->name, &limits->max_score_tokens, limits->info->n_vocab,
-                     &half->read.ids, &half->read.n_ids, error);
+                     &side->read.ids, &side->read.n_ids, error);
 }
 
-/* Tokenises the first bytes of the half's text. */
-static bool half_tokenise(struct half *half, size_t bytes, const struct place *place,
+/* Tokenises the first bytes of the side's text. */
+static bool side_tokenise(struct pair_side *side, size_t bytes, const struct place *place,
                           const struct api_limits *limits, struct api_error *error)
 {
-    half->read.text = half->text;
-    half->read.text_bytes = bytes;
-    return input_tokenise(&half->read, place->name, limits, error);
+    side->read.text = side->text;
+    side->read.text_bytes = bytes;
+    return input_tokenise(&side->read, place->name, limits, error);
 }
 
 /* ---- pairs --------------------------------------------------------------------------------- */
@@ -106,17 +106,17 @@ struct pair_rules {
 };
 
 /* A context that has been read serves all its continuations. */
-static bool pair_context(struct half *context, json_t *value, const struct place *place,
+static bool pair_context(struct pair_side *context, json_t *value, const struct place *place,
                          const struct pair_rules *rules, struct api_error *error)
 {
     const struct model_info *const info = rules->limits->info;
-    if (!half_begin(context, value, place, rules->limits, error)) {
+    if (!side_begin(context, value, place, rules->limits, error)) {
         return false;
     }
     if (context->text != NULL) {
         const size_t bytes =
             rules->separate ? context->bytes : text_rstrip(context->text, context->bytes);
-        if (!half_tokenise(context, bytes, place, rules->limits, error)) {
+        if (!side_tokenise(context, bytes, place, rules->limits, error)) {
             return false;
         }
     }
@@ -135,7 +135,8 @@ static bool pair_context(struct half *context, json_t *value, const struct place
 }
 
 /* The ids and offsets of two halves, one behind the other. */
-static bool pair_append(struct input *input, const struct half *context, const struct half *ending)
+static bool pair_append(struct input *input, const struct pair_side *context,
+                        const struct pair_side *ending)
 {
     const size_t n_context = (size_t)context->read.n_ids;
     const size_t n_ending = (size_t)ending->read.n_ids;
@@ -158,8 +159,9 @@ static bool pair_append(struct input *input, const struct half *context, const s
 }
 
 /* Tokenises context and continuation, which are input's own text, as one. */
-static bool pair_joint(struct input *input, const struct half *context, const struct place *place,
-                       const struct pair_rules *rules, struct api_error *error)
+static bool pair_joint(struct input *input, const struct pair_side *context,
+                       const struct place *place, const struct pair_rules *rules,
+                       struct api_error *error)
 {
     const size_t n_context = (size_t)context->read.n_ids;
     if (!input_tokenise(input, place->name, rules->limits, error)) {
@@ -178,9 +180,9 @@ static bool pair_joint(struct input *input, const struct half *context, const st
     return true;
 }
 
-static bool pair_tokens(struct input *input, const struct half *context, struct half *ending,
-                        const struct place *place, struct pair_rules *rules,
-                        struct api_error *error)
+static bool pair_tokens(struct input *input, const struct pair_side *context,
+                        struct pair_side *ending, const struct place *place,
+                        struct pair_rules *rules, struct api_error *error)
 {
     const bool both = context->text != NULL && ending->text != NULL;
     if (rules->joint && !both) {
@@ -198,7 +200,7 @@ static bool pair_tokens(struct input *input, const struct half *context, struct 
         return pair_joint(input, context, place, rules, error);
     }
     if (ending->text != NULL &&
-        !half_tokenise(ending, ending->bytes, place, rules->limits, error)) {
+        !side_tokenise(ending, ending->bytes, place, rules->limits, error)) {
         return false;
     }
     if (ending->read.n_ids == 0) {
@@ -210,12 +212,12 @@ static bool pair_tokens(struct input *input, const struct half *context, struct 
 }
 
 /* Makes input and entry of a context that has been read and of one of its continuations. */
-static bool pair_make(struct input *input, struct score_entry *entry, const struct half *context,
-                      json_t *value, const struct place *place, struct pair_rules *rules,
-                      struct api_error *error)
+static bool pair_make(struct input *input, struct score_entry *entry,
+                      const struct pair_side *context, json_t *value, const struct place *place,
+                      struct pair_rules *rules, struct api_error *error)
 {
-    struct half ending = {0};
-    bool ok = half_begin(&ending, value, place, rules->limits, error);
+    struct pair_side ending = {0};
+    bool ok = side_begin(&ending, value, place, rules->limits, error);
     if (ok && ending.bytes == 0 && ending.read.n_ids == 0) {
         ok = api_error_set(error, 400, "invalid_value", place->param,
                            "%s is empty: there is nothing to score", place->name);
@@ -223,7 +225,7 @@ static bool pair_make(struct input *input, struct score_entry *entry, const stru
     ok = ok && pair_tokens(input, context, &ending, place, rules, error);
     entry->ending = ending.text;
     entry->ending_bytes = ending.bytes;
-    half_free(&ending);
+    side_free(&ending);
     /* Without any context the continuation starts from BOS. */
     const int64_t n_context = context->read.n_ids;
     const bool bos =
@@ -303,7 +305,7 @@ static bool read_ranking(struct fields *fields, struct score_job *job, json_t *c
         !new_entries(job, json_array_size(list), error)) {
         return false;
     }
-    struct half context = {0};
+    struct pair_side context = {0};
     struct place place = {"context", "context"};
     bool ok = pair_context(&context, context_value, &place, rules, error);
     place.param = "continuations";
@@ -312,7 +314,7 @@ static bool read_ranking(struct fields *fields, struct score_job *job, json_t *c
         ok = pair_make(&job->inputs.input[i], &job->entry[i], &context,
                        json_array_get(list, (size_t)i), &place, rules, error);
     }
-    half_free(&context);
+    side_free(&context);
     return ok;
 }
 
@@ -335,14 +337,14 @@ static bool read_pair(struct score_job *job, int i, json_t *pair, struct pair_ru
                                  key);
         }
     }
-    struct half context = {0};
+    struct pair_side context = {0};
     struct place place = {.param = "pairs"};
     (void)snprintf(place.name, sizeof place.name, "pairs[%d].context", i);
     bool ok = pair_context(&context, context_value, &place, rules, error);
     (void)snprintf(place.name, sizeof place.name, "pairs[%d].continuation", i);
     ok = ok && pair_make(&job->inputs.input[i], &job->entry[i], &context, ending_value, &place,
                          rules, error);
-    half_free(&context);
+    side_free(&context);
     return ok;
 }
 
