@@ -51,7 +51,7 @@ struct http_exchange {
     size_t answer_held;         /* the same of its answer */
     size_t out_pos;             /* stream: bytes of x.out already taken */
     bool handled, queued, ended;
-    struct worker_task task; /* while lent to the worker */
+    struct worker_task task; /* while the worker has the exchange */
 };
 
 /* ---- the head ------------------------------------------------------------------------------ */

@@ -37,7 +37,7 @@ void watch_give(struct watch_conn *conn);
 bool watch_is_surplus(const struct watch_conn *conn);
 int watch_n_conn(const struct watch *watch);
 
-/* Its life: head → body → answer → idle → head ... x is lent from head to idle. */
+/* Its life: head → body → answer → idle → head ... x is borrowed from head to idle. */
 void watch_body(struct watch_conn *conn, struct exchange *x); /* the head is here */
 bool watch_answer(struct watch_conn *conn);                   /* the body too; false: refused */
 void watch_idle(struct watch_conn *conn);                     /* the answer is out */
@@ -56,7 +56,7 @@ bool watch_sleep(struct watch_conn *conn, void *connection);
  * exchange. Wakes and leaving in between are kept for later. */
 void watch_detach(struct watch_conn *conn, void *connection);
 void watch_attach(struct watch_conn *conn);
-/* Whether the client has hung up already. While lent. */
+/* Whether the client has hung up already. While detached. */
 bool watch_has_left(struct watch_conn *conn);
 
 /* Wakes all sleepers and shuts all sockets: the server ends. Returns the number of exchanges that

@@ -1,7 +1,7 @@
 /* One thread for requests whose reading takes long.
  *
  * Parsing and tokenising megabytes takes seconds; done on an http thread it would hold up the other
- * connections of that thread, health checks among them. http.c lends such exchanges to this thread,
+ * connections of that thread, health checks among them. http.c detaches such connections and hands their exchanges to this thread,
  * in the order of their arrival. */
 #ifndef SERVER_WORKER_H
 #define SERVER_WORKER_H
