@@ -250,14 +250,14 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const struct step_limits limits = step_limits_of(o, info);
     int n_page = 0;
     /* Requests that ended with a step are released when the next one has begun. */
-    const int n_out_of_queue = 2 * o->max_seqs;
+    const struct queue_limits queue_limits = {
+        .n_waiting = o->max_queue, .n_position = o->max_queue_tokens, .n_running = 2 * o->max_seqs};
     if (reserve_step(engine, &limits, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
         kvpages_open(&engine->pages, n_page, o->prefix_cache, err) != ERR_OK ||
-        queue_open(&engine->queue, o->max_queue, o->max_queue_tokens, n_out_of_queue,
-                   &engine->stats, err) != ERR_OK) {
+        queue_open(&engine->queue, &queue_limits, &engine->stats, err) != ERR_OK) {
         return err->code;
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
@@ -440,17 +440,17 @@ enum err_code engine_submit(struct engine *engine, struct request *request, stru
 {
     struct err local;
     struct err *const e = err != NULL ? err : &local;
-    int64_t n_token = 0;
+    int64_t n_position = 0;
     const struct request_limits limits = {
         .context = engine_context(engine->options.max_model_len),
         .n_top_max = engine->options.max_logprobs,
         .trace = engine->options.memory_trace,
         .tokenizer = engine->tokenizer != NULL,
     };
-    if (request_check(request, model_info(engine->model), &limits, &n_token, e) != ERR_OK) {
+    if (request_check(request, model_info(engine->model), &limits, &n_position, e) != ERR_OK) {
         return e->code;
     }
-    return queue_push(&engine->queue, request, n_token, e);
+    return queue_push(&engine->queue, request, n_position, e);
 }
 
 const struct model_info *engine_model(const struct engine *engine)

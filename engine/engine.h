@@ -24,13 +24,14 @@ struct engine_options {
     int bulk_step_ms;         /* target time of a step that mixes bulk and interactive work; 0 =
                                * none */
     int max_queue;            /* waiting requests */
-    int64_t max_queue_tokens; /* their tokens together (prompt + max_tokens; scoring: ids) */
+    int64_t max_queue_tokens; /* positions that they make the engine compute, together */
     int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs texts of full length (in a
                                * model without a context limit: of the positions that it sees), but
                                * at most a quarter of the free memory, or nine tenths of a device's
                                * own */
     int max_logprobs;         /* largest n_top */
     bool memory_trace;        /* allow trace_memory */
+    bool shared;              /* others may come: no request takes all places (plan.h) */
     bool failures_told;       /* do not log failures: the caller, a tool, reports them itself */
     bool prefix_cache; /* compute equal beginnings of texts once. Off in models whose pages form a
                         * ring */

@@ -18,6 +18,7 @@
 #include "engine/clock.h"
 #include "engine/log.h"
 #include "engine/prefix.h"
+#include "engine/scoring.h"
 
 #include <string.h>
 
@@ -30,7 +31,7 @@ static void remove_active(struct engine *engine, int i)
     struct sequence *const seq = engine->active[i];
     kvpages_give(&engine->pages, seq->n_page, seq->page);
     seq->n_page = seq->n_kept = 0;
-    seq->job->n_running--;
+    queue_ended(seq->job);
     seq->job = NULL;
     seq->item = NULL;
     engine->n_active--;
@@ -122,29 +123,31 @@ static bool next_sequence(struct engine *engine, struct job *job, int64_t now_us
             }
             continue;
         }
-        const int64_t n = sequence_window_total(request, item);
+        const int64_t n = score_item_total(request, item);
         if (n == 0) {
             publish_start(&engine->publisher, job, now_us);
             publish_item(&engine->publisher, job, item, FINISH_LENGTH, NULL, now_us);
-        } else if (job->next_window < (item->trace != NULL ? 1 : n)) {
+        } else if (job->next_window < (item->traced ? 1 : n)) {
             return true; /* a trace runs all windows in one sequence */
         }
     }
     return false;
 }
 
-/* The whole request has left the queue: its tokens count towards the drain rate, unless it did not
- * have to wait for others. */
-static void leave_queue(struct engine *engine, struct job *job)
+/* Pages for a sequence: all that it can ever need. false: there are too few. A request that runs
+ * already leaves one in PLAN_BULK_SHARE to others, as it does with places. */
+static bool take_pages(struct engine *engine, struct sequence *seq, int n_page)
 {
-    engine->drain_tokens += engine->backlog ? (double)job->n_token : 0;
-    queue_remove(&engine->queue, job);
+    const struct kvpages *const pages = &engine->pages;
+    const int n_kept =
+        engine->options.shared && seq->job->n_running > 0 ? pages->n_page / PLAN_BULK_SHARE : 0;
+    return n_page <= pages->n_page - kvpages_n_held(pages) - n_kept &&
+           prefix_take(&engine->pages, &engine->stats, seq, n_page);
 }
 
-/* Admits the next sequence of the class' first job; false if it does not fit yet. */
-static bool admit_sequence(struct engine *engine, enum priority priority, int64_t now_us)
+/* Admits the job's next sequence; false if it does not fit yet. */
+static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_us)
 {
-    struct job *const job = queue_head(&engine->queue, priority);
     if (next_sequence(engine, job, now_us)) {
         struct item *const item = &job->request->item[job->next_item];
         struct sequence *const seq = engine->free[engine->n_free - 1];
@@ -152,19 +155,21 @@ static bool admit_sequence(struct engine *engine, enum priority priority, int64_
         const int n_page_max = engine->step->limits.n_page_max;
         const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
         sequence_assign(seq, job, item, job->next_window);
-        if (!prefix_take(&engine->pages, &engine->stats, seq, n_page)) {
+        if (!take_pages(engine, seq, n_page)) {
             seq->job = NULL;
             return false;
         }
+        const int64_t n_position = sequence_positions(job->request, item, job->next_window);
+        engine->drain_positions += engine->backlog ? (double)n_position : 0;
+        queue_admitted(&engine->queue, job, n_position);
         engine->n_free--;
         engine->active[engine->n_active++] = seq;
-        job->n_running++;
         publish_start(&engine->publisher, job, now_us);
         sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
         job->next_window++;
     }
     if (!next_sequence(engine, job, now_us)) {
-        leave_queue(engine, job);
+        queue_remove(&engine->queue, job);
     }
     return true;
 }
@@ -173,17 +178,20 @@ static void admit(struct engine *engine, int64_t now_us)
 {
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
+                                       .leaves = engine->options.shared,
                                        .n_in_a_row = engine->n_in_a_row};
         for (int i = 0; i < engine->n_active; i++) {
             const bool bulk = engine->active[i]->job->request->priority == PRIORITY_BULK;
             running.n_bulk += bulk;
             running.n_interactive += !bulk;
         }
-        running.wait[PRIORITY_INTERACTIVE] =
-            queue_head(&engine->queue, PRIORITY_INTERACTIVE) != NULL;
-        running.wait[PRIORITY_BULK] = queue_head(&engine->queue, PRIORITY_BULK) != NULL;
+        struct job *job[2];
+        for (int c = 0; c < 2; c++) {
+            job[c] = queue_pick(&engine->queue, &running, (enum priority)c);
+            running.wait[c] = job[c] != NULL;
+        }
         const int priority = plan_class(&running);
-        if (priority < 0 || !admit_sequence(engine, (enum priority)priority, now_us)) {
+        if (priority < 0 || !admit_sequence(engine, job[priority], now_us)) {
             break;
         }
         const bool waits = priority == PRIORITY_INTERACTIVE && running.wait[PRIORITY_BULK];
@@ -237,7 +245,7 @@ static void trace_step(struct engine *engine)
     const struct model_info *const info = model_info(engine->model);
     bool wanted = false;
     for (int i = 0; i < engine->n_active; i++) {
-        wanted = wanted || (engine->active[i]->n_row > 0 && engine->active[i]->item->trace != NULL);
+        wanted = wanted || (engine->active[i]->n_row > 0 && engine->active[i]->item->traced);
     }
     for (int m = 0; wanted && m < info->n_memory; m++) {
         struct tensor slots;
@@ -248,7 +256,7 @@ static void trace_step(struct engine *engine)
         engine->be->op->download(engine->be, engine->hit_shares, shares);
         for (int i = 0; i < engine->n_active; i++) {
             const struct sequence *const seq = engine->active[i];
-            if (seq->n_row > 0 && seq->item->trace != NULL) {
+            if (seq->n_row > 0 && seq->item->traced) {
                 sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
             }
         }
@@ -321,7 +329,7 @@ static void take_step(struct engine *engine, int64_t now_us)
     /* A failed item may have been the last one that the queue still held windows of. */
     for (struct job *job = engine->publisher.dirty; job != NULL; job = job->dirty_next) {
         if (job->queued && !next_sequence(engine, job, now_us)) {
-            leave_queue(engine, job);
+            queue_remove(&engine->queue, job);
         }
     }
 }
@@ -376,11 +384,11 @@ static void keep_drain_rate(struct engine *engine, int64_t busy_us)
     engine->drain_s += (double)busy_us * 1e-6;
     if (engine->drain_s > memory_s) {
         engine->drain_s /= 2;
-        engine->drain_tokens /= 2;
+        engine->drain_positions /= 2;
     }
-    if (engine->drain_tokens > 0 && engine->drain_s > 0) {
+    if (engine->drain_positions > 0 && engine->drain_s > 0) {
         atomic_store_explicit(&engine->drain_rate,
-                              (long long)(1000 * engine->drain_tokens / engine->drain_s),
+                              (long long)(1000 * engine->drain_positions / engine->drain_s),
                               memory_order_relaxed);
     }
 }

@@ -34,15 +34,15 @@ struct engine {
     int n_hit_column;   /* widest memory; 0 = none */
     char *text;         /* [text_max] scratch of the detokeniser */
     size_t text_max;
-    bool backlog;                 /* the last admission left requests in the queue */
-    double drain_tokens, drain_s; /* tokens that left the queue while there was backlog, and time */
+    bool backlog;                    /* the last admission left requests in the queue */
+    double drain_positions, drain_s; /* positions admitted while there was backlog, and time */
 
     pthread_t thread;
     bool started;     /* the thread was started and not yet joined: guard: the thread that opened */
     atomic_int state; /* enum engine_state */
     atomic_llong drain_us;   /* 0 = no drain asked for; else when its patience ends */
     atomic_int n_aborted;    /* requests that the drain cut short */
-    atomic_llong drain_rate; /* tokens per 1000 s that leave a queue with backlog; 0 = unknown */
+    atomic_llong drain_rate; /* positions per 1000 s, admitted from a backlog; 0 = unknown */
     struct engine_stats stats;
 };
 

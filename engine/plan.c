@@ -87,16 +87,40 @@ void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double
     bulk->rows = bulk->rows < least ? least : bulk->rows > budget ? budget : bulk->rows;
 }
 
+/* Of n places, those that are kept for others. */
+static int kept_places(int n)
+{
+    return n < 2 ? 0 : n / PLAN_BULK_SHARE > 0 ? n / PLAN_BULK_SHARE : 1;
+}
+
+static int free_places(const struct plan_running *running, enum priority priority)
+{
+    const int left = running->n_max - running->n_interactive - running->n_bulk;
+    const int left_bulk = running->n_max - kept_places(running->n_max) - running->n_bulk;
+    return priority == PRIORITY_BULK && left_bulk < left ? left_bulk : left;
+}
+
+bool plan_may_take(const struct plan_running *running, enum priority priority,
+                   const struct plan_job *job)
+{
+    const int n_all =
+        running->n_max - (priority == PRIORITY_BULK ? kept_places(running->n_max) : 0);
+    const int n_free = free_places(running, priority);
+    const int n_held = job->is_tenant ? job->n_client : job->n_running;
+    return n_free > (running->leaves ? kept_places(n_all) : 0) || n_held < n_free;
+}
+
+bool plan_precedes(const struct plan_job *a, const struct plan_job *b)
+{
+    return a->n_client != b->n_client ? a->n_client < b->n_client : a->n_running < b->n_running;
+}
+
 int plan_class(const struct plan_running *running)
 {
-    if (running->n_interactive + running->n_bulk >= running->n_max) {
-        return -1;
-    }
-    const int spare = running->n_max / PLAN_BULK_SHARE > 0 ? running->n_max / PLAN_BULK_SHARE : 1;
-    const int bulk_max = running->n_max > 1 ? running->n_max - spare : 1;
-    const bool bulk = running->wait[PRIORITY_BULK] && running->n_bulk < bulk_max;
-    if (running->wait[PRIORITY_INTERACTIVE] &&
-        !(bulk && running->n_in_a_row >= PLAN_BULK_SHARE - 1)) {
+    const bool interactive =
+        running->wait[PRIORITY_INTERACTIVE] && free_places(running, PRIORITY_INTERACTIVE) > 0;
+    const bool bulk = running->wait[PRIORITY_BULK] && free_places(running, PRIORITY_BULK) > 0;
+    if (interactive && !(bulk && running->n_in_a_row >= PLAN_BULK_SHARE - 1)) {
         return PRIORITY_INTERACTIVE;
     }
     return bulk ? PRIORITY_BULK : -1;

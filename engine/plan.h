@@ -1,22 +1,27 @@
 /* The scheduling policy: pure functions from small arrays to decisions, nothing else.
  *
- * Called by the loop before each step. Changing who runs when means changing this file and its
- * table of tests. The policy:
+ * Called by the loop before each step. Changing who runs when means changing this file and its table
+ * of tests. The policy:
  *
- *   1. Every decoding sequence gets its one row. The number of sequences never exceeds the budget.
- *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class
- *      in the order of arrival, each sequence as much as it can use. Where that is too little for a
- *      class, one row in PLAN_SHORT_SHARE goes to its shortest ones, wherever they stand: else one
- *      endless prompt would hold up all that come after it.
- *   3. Bulk work that is ready is never shut out: it gets at least one row in PLAN_BULK_SHARE of
- *      what step 1 left (at least one row).
- *   4. The next place goes to the interactive queue first; after PLAN_BULK_SHARE - 1
- *      interactive sequences in a row while bulk work waits, the next one is bulk.
- *   5. Bulk rows do not make others wait: a step that they share with interactive sequences aims at
- * a given time, one without at PLAN_ALONE times as much, since a new request waits for the step
- *      under way (plan_bulk_budget).
+ *   1. Every decoding sequence gets its one row. There are never more sequences than rows.
+ *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class in
+ *      the order of admission, each sequence as much as it can use. Where that is too little for a
+ *      class, one row in PLAN_SHORT_SHARE goes to its shortest ones, whatever their order:
+ *      otherwise one long prompt would delay all that were admitted after it.
+ *   3. Bulk work that is ready gets at least one row in PLAN_BULK_SHARE of what step 1 left, and at
+ *      least one row.
+ *   4. The next place goes to the interactive class first. After PLAN_BULK_SHARE - 1 interactive
+ *      sequences in a row while bulk work waits, the next one is bulk.
+ *   5. Bulk rows do not make others wait: a step that mixes them with interactive sequences has a
+ *      target time. One without them may take PLAN_ALONE times as long, since a new request waits
+ *      for the step under way (plan_bulk_budget).
  *   6. Bulk sequences never hold all places: one in PLAN_BULK_SHARE (at least one, where there are
- * two or more) stays free for interactive work, so that it starts within a step. */
+ *      two or more) stays free for interactive work, so that it starts within a step.
+ *   7. Within a class the requests take turns, one sequence each. The next place goes to the client
+ *      that has the fewest sequences running, and of its requests to the one that has the fewest.
+ *   8. One request never holds all places of its class, nor does one client that is known to be one
+ *      of several: the last one in PLAN_BULK_SHARE goes only to those who run fewer sequences than
+ *      there are places left. So another client's request starts at once. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
@@ -53,8 +58,22 @@ struct plan_running {
     int n_interactive; /* running */
     int n_bulk;        /* running */
     int n_in_a_row; /* interactive sequences admitted since the last bulk one, while bulk waited */
-    bool wait[2];   /* by enum priority: something waits */
+    bool wait[2];   /* by enum priority: a request waits that may take a place */
+    bool leaves;    /* rule 8 holds: others may come */
 };
+
+/* A request that has sequences to admit. */
+struct plan_job {
+    int n_running;  /* its sequences */
+    int n_client;   /* those of its client, its own included */
+    bool is_tenant; /* its client is known to be one of several */
+};
+
+/* Whether a request of the class may take one more place (rules 6 and 8). */
+bool plan_may_take(const struct plan_running *running, enum priority priority,
+                   const struct plan_job *job);
+/* Whether a goes before b, which is of the same class and has waited longer (rule 7). */
+bool plan_precedes(const struct plan_job *a, const struct plan_job *b);
 
 /* The class whose next sequence is admitted, or -1: none now. */
 int plan_class(const struct plan_running *running);

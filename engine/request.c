@@ -2,6 +2,8 @@
  * See request.h. */
 #include "engine/request.h"
 
+#include "engine/scoring.h"
+
 #include <float.h>
 #include <math.h>
 #include <sched.h>
@@ -112,6 +114,21 @@ int item_max_tokens(const struct request *request, const struct item *item)
 int64_t item_position_max(const struct request *request, const struct item *item)
 {
     return item->n_ids + (request->kind == REQUEST_GENERATE ? item_max_tokens(request, item) : 0);
+}
+
+int64_t item_positions(const struct request *request, const struct item *item)
+{
+    return request->kind == REQUEST_GENERATE ? item_position_max(request, item)
+                                             : score_item_positions(request, item);
+}
+
+int64_t request_positions(const struct request *request)
+{
+    int64_t n = 0;
+    for (int i = 0; i < request->n_item; i++) {
+        n += item_positions(request, &request->item[i]);
+    }
+    return n;
 }
 
 /* Shape of one memory's trace within the block of an item. */
@@ -247,7 +264,8 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
     }
     bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
                                                 : new_scores(request, item);
-    if (request->trace_memory && info->n_memory > 0 && !item->bare) {
+    item->traced = request->trace_memory && info->n_memory > 0 && !item->bare;
+    if (item->traced) {
         const int64_t n_position = item_position_max(request, item);
         ok = ok && (item->trace = new_trace(info, n_position, request->trace_tokens)) != NULL;
     }
@@ -374,11 +392,11 @@ static enum err_code check_item(const struct request *request, const struct item
                        "max_length=%lld",
                        (long long)item->n_ids, item_max_tokens(request, item), (long long)context);
     }
-    const int64_t used_max = context + (item->trace == NULL);
+    const int64_t used_max = context + !item->traced;
     if (item->block != 0 &&
         (item->block_used < 2 || item->block_used > item->block || item->block_used > used_max ||
          item->score_from != 1 || item->out_target != NULL ||
-         (item->trace != NULL && item->block_used != item->block))) {
+         (item->traced && item->block_used != item->block))) {
         return err_set(
             err, ERR_ARGUMENT,
             "a block has %lld tokens of which %lld are used, accepted are 2 to %lld; all "
@@ -393,7 +411,8 @@ static enum err_code check_item(const struct request *request, const struct item
 }
 
 enum err_code request_check(const struct request *request, const struct model_info *info,
-                            const struct request_limits *limits, int64_t *n_token, struct err *err)
+                            const struct request_limits *limits, int64_t *n_position,
+                            struct err *err)
 {
     const int64_t context = limits->context;
     if (request->n_top < -1 || request->n_top > limits->n_top_max) {
@@ -426,12 +445,12 @@ enum err_code request_check(const struct request *request, const struct model_in
         check_sampling(&request->sampling, info, limits->tokenizer, err) != ERR_OK) {
         return ERR_ARGUMENT;
     }
-    *n_token = 0;
+    *n_position = 0;
     for (int i = 0; i < request->n_item; i++) {
         if (check_item(request, &request->item[i], info, context, err) != ERR_OK) {
             return ERR_ARGUMENT;
         }
-        *n_token += item_position_max(request, &request->item[i]);
+        *n_position += item_positions(request, &request->item[i]);
     }
     return ERR_OK;
 }

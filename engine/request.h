@@ -91,7 +91,8 @@ struct item {
     /* Scoring: ids[score_from ..] are scored; those before are context, which is fed but not
      * scored. 1 .. n_ids; request_set_item turns 0 into 1. */
     int64_t score_from;
-    bool bare; /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
+    bool traced; /* the memory look-ups are kept; request_set_item decides */
+    bool bare;   /* scoring: log-probabilities alone; no alternatives, entropy, targets or trace */
     /* Scoring in blocks, as evaluators of research code do it; 0 = in windows of the request. The
      * ids are cut into blocks of `block` tokens; each is read from an empty cache, and of each the
      * first block_used tokens (2 .. block) take part: all of them but the first one are predicted.
@@ -126,7 +127,10 @@ struct item {
 };
 
 struct request {
-    char id[64]; /* for logs */
+    char id[64];     /* for logs */
+    uint64_t client; /* a number for who sent it, for fairness between clients; 0 = unknown */
+    bool is_tenant;  /* the client is known to be one of several, by its API key: it leaves places
+                      * to the others even while none of them waits */
     enum request_kind kind;
     enum priority priority;
     struct sampling sampling; /* generation */
@@ -173,6 +177,9 @@ struct request *request_new(enum request_kind kind, int n_item);
  * score_from and bare are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
+/* Positions that the request makes the engine compute at most: prompts and max_tokens, or all windows
+ * with their overlaps. All items are set. */
+int64_t request_positions(const struct request *request);
 /* Ends the front end's use: cancels what still runs and drops the front end's reference; the last
  * reference frees. When it returns, wake is not running and will not be called again. It waits for
  * a wake in progress, so do not hold a lock that wake takes. NULL is fine. */
@@ -199,17 +206,20 @@ struct request_limits {
 };
 
 /* Checks everything that the engine relies on: lengths against the context, ids against the
- * vocabulary, sampling against its bounds. *n_token becomes what the request counts in the queue.
- * ERR_ARGUMENT, the message naming field, limit and value. */
+ * vocabulary, sampling against its bounds. *n_position becomes what the request counts in the queue:
+ * the positions to compute. ERR_ARGUMENT, the message naming field, limit and value. */
 enum err_code request_check(const struct request *request, const struct model_info *info,
-                            const struct request_limits *limits, int64_t *n_token, struct err *err);
+                            const struct request_limits *limits, int64_t *n_position,
+                            struct err *err);
 
 /* Engine thread: calls wake unless the front end has left. */
 void request_wake(struct request *request);
 /* Drops the engine's reference. */
 void request_drop(struct request *request);
 
-/* Positions that an item may run through: prompt and max_tokens, or the text. */
+/* Positions of an item's text at most: prompt and max_tokens, or the text. */
 int64_t item_position_max(const struct request *request, const struct item *item);
+/* Positions that computing an item takes at most. */
+int64_t item_positions(const struct request *request, const struct item *item);
 
 #endif

@@ -54,6 +54,50 @@ struct score_window score_item_window_at(const struct request *request, const st
     return (struct score_window){.first = k * item->block, .n_feed = n, .n_count = n};
 }
 
+/* Whether the last token runs through the model too: its memory look-ups are traced, or the tokens
+ * that may follow it are scored. */
+static bool feeds_last(const struct item *item)
+{
+    return item->traced || item->out_target != NULL;
+}
+
+bool score_item_feeds_last(const struct request *request, const struct item *item, int64_t k)
+{
+    if (item->block > 0) {
+        return feeds_last(item);
+    }
+    return feeds_last(item) && k >= 0 && k == score_item_window_count(request, item) - 1 &&
+           score_item_window_at(request, item, k).n_feed < request->window;
+}
+
+int64_t score_item_total(const struct request *request, const struct item *item)
+{
+    const int64_t n = score_item_window_count(request, item);
+    const bool one_more =
+        item->block == 0 && feeds_last(item) && !score_item_feeds_last(request, item, n - 1);
+    return n + one_more;
+}
+
+int64_t score_item_feed(const struct request *request, const struct item *item, int64_t k)
+{
+    if (k == score_item_window_count(request, item)) { /* the last token and its context */
+        return item->n_ids < request->window ? item->n_ids : request->window;
+    }
+    return score_item_window_at(request, item, k).n_feed + score_item_feeds_last(request, item, k);
+}
+
+int64_t score_item_positions(const struct request *request, const struct item *item)
+{
+    const int64_t n = score_item_total(request, item);
+    if (n < 3) {
+        return (n > 0 ? score_item_feed(request, item, 0) : 0) +
+               (n > 1 ? score_item_feed(request, item, 1) : 0);
+    }
+    /* The windows between the first and the last one are alike. */
+    return score_item_feed(request, item, 0) + (n - 2) * score_item_feed(request, item, 1) +
+           score_item_feed(request, item, n - 1);
+}
+
 /* ---- sums ---------------------------------------------------------------------------------- */
 
 struct score_sum score_sum_item(const struct item *item)

@@ -27,6 +27,16 @@ int64_t score_item_window_count(const struct request *request, const struct item
 struct score_window score_item_window_at(const struct request *request, const struct item *item,
                                          int64_t k);
 
+/* Windows that the engine runs for an item. One more than score_item_window_count if the last token
+ * must be fed (for the memory trace or the targets) and no window has room for it. */
+int64_t score_item_total(const struct request *request, const struct item *item);
+/* Whether window k feeds the last token, which predicts nothing; of blocks, that of each. */
+bool score_item_feeds_last(const struct request *request, const struct item *item, int64_t k);
+/* Tokens that window k (0 .. score_item_total - 1) feeds. */
+int64_t score_item_feed(const struct request *request, const struct item *item, int64_t k);
+/* Positions that scoring the item computes: what all its windows feed. */
+int64_t score_item_positions(const struct request *request, const struct item *item);
+
 /* Sums over one item or pooled over items; the definitions are those of the HTTP contract. */
 struct score_sum {
     int64_t n_scored;

@@ -25,42 +25,24 @@ void sequence_close(struct sequence *seq)
 
 /* ---- windows ------------------------------------------------------------------------------- */
 
-/* Whether the last token runs through the model too: its memory look-ups are traced, or the tokens
- * that may follow it are scored. */
-static bool feeds_last(const struct item *item)
-{
-    return item->trace != NULL || item->out_target != NULL;
-}
-
-/* Whether that happens in window k, which has room for it; of blocks, to the last token of each. */
-static bool window_feeds_last(const struct request *request, const struct item *item, int64_t k)
-{
-    if (item->block > 0) {
-        return feeds_last(item);
-    }
-    return feeds_last(item) && k >= 0 && k == score_item_window_count(request, item) - 1 &&
-           score_item_window_at(request, item, k).n_feed < request->window;
-}
-
-int64_t sequence_window_total(const struct request *request, const struct item *item)
-{
-    const int64_t n = score_item_window_count(request, item);
-    return item->block == 0 && feeds_last(item) && !window_feeds_last(request, item, n - 1) ? n + 1
-                                                                                            : n;
-}
-
 int64_t sequence_position_max(const struct request *request, const struct item *item,
                               int64_t window)
 {
     if (request->kind == REQUEST_GENERATE) {
         return item_position_max(request, item);
     }
-    if (item->block == 0 &&
-        (item->trace != NULL || window == score_item_window_count(request, item))) {
+    if (item->block == 0 && (item->traced || window == score_item_window_count(request, item))) {
         return item->n_ids < request->window ? item->n_ids : request->window;
     }
     return score_item_window_at(request, item, window).n_feed +
-           window_feeds_last(request, item, window);
+           score_item_feeds_last(request, item, window);
+}
+
+int64_t sequence_positions(const struct request *request, const struct item *item, int64_t window)
+{
+    return request->kind == REQUEST_GENERATE || item->traced
+               ? item_positions(request, item)
+               : score_item_feed(request, item, window);
 }
 
 static void begin_window(struct sequence *seq, int64_t k)
@@ -79,7 +61,7 @@ static void begin_window(struct sequence *seq, int64_t k)
     }
     const struct score_window w = score_item_window_at(request, item, k);
     seq->base = w.first;
-    seq->n_feed = w.n_feed + window_feeds_last(request, item, k);
+    seq->n_feed = w.n_feed + score_item_feeds_last(request, item, k);
     seq->count_end = w.n_feed;
     seq->count_from = w.n_feed - w.n_count;
 }
@@ -97,16 +79,16 @@ void sequence_assign(struct sequence *seq, struct job *job, struct item *item, i
     if (request->kind == REQUEST_GENERATE) {
         seq->base = seq->trace_base = 0;
         seq->n_feed = item->n_ids;
-        seq->n_skip = item->trace != NULL || item->prompt_logprob != NULL ? 0 : item->n_ids - 1;
+        seq->n_skip = item->traced || item->prompt_logprob != NULL ? 0 : item->n_ids - 1;
         return;
     }
-    const int64_t n_window = sequence_window_total(request, item);
-    seq->window_end = item->trace != NULL ? n_window : window + 1;
+    const int64_t n_window = score_item_total(request, item);
+    seq->window_end = item->traced ? n_window : window + 1;
     begin_window(seq, window);
     seq->trace_base = seq->base;
     seq->n_skip = seq->count_from < seq->n_feed ? seq->count_from : seq->n_feed - 1;
     seq->waits = n_window == 1;
-    if (item->trace != NULL) { /* windows one after another, in the same pages */
+    if (item->traced) { /* windows one after another, in the same pages */
         seq->shares = false;
         seq->n_skip = 0;
     }
@@ -308,7 +290,7 @@ static struct sequence_result take_scores(struct sequence *seq, const struct ste
             begin_window(seq, seq->window + 1);
         } else {
             result.over = true;
-            result.item_over = seq->window_end == sequence_window_total(request, item);
+            result.item_over = seq->window_end == score_item_total(request, item);
             result.finish = result.item_over ? FINISH_LENGTH : FINISH_NONE;
         }
     }
@@ -386,7 +368,7 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
         seq->ending = FINISH_LENGTH;
     }
     /* A memory trace covers all positions of the text, so the last token runs through as well. */
-    if (seq->ending == FINISH_NONE || (item->trace != NULL && !was_ending && seq->n_out > 0)) {
+    if (seq->ending == FINISH_NONE || (item->traced && !was_ending && seq->n_out > 0)) {
         seq->n_feed = item->n_ids + seq->n_out;
         return result;
     }

@@ -52,12 +52,12 @@ struct sequence {
 enum err_code sequence_open(struct sequence *seq, int n_page_max, int n_entry_max, struct err *err);
 void sequence_close(struct sequence *seq); /* zeroed ones are fine */
 
-/* Windows that scoring an item takes. One more than score_window_count if the last token must be
- * fed (for the memory trace or the targets) and no window has room for it. */
-int64_t sequence_window_total(const struct request *request, const struct item *item);
 /* The most positions that a sequence beginning at this window (scoring) can hold in the cache. */
 int64_t sequence_position_max(const struct request *request, const struct item *item,
                               int64_t window);
+
+/* Positions that a sequence beginning at this window (scoring) computes at most. */
+int64_t sequence_positions(const struct request *request, const struct item *item, int64_t window);
 
 /* Sets what the sequence will feed, beginning at this window (scoring). To take that back, set job
  * to NULL. */

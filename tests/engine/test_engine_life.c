@@ -324,6 +324,130 @@ static void bulk_is_not_starved(void **state)
     engine_close(engine);
 }
 
+/* ---- fair shares --------------------------------------------------------------------------- */
+
+/* Another client's short generation starts within four steps beside one large request. */
+static void starts_beside(void **state, struct request *large, struct engine_options *options,
+                          uint64_t client)
+{
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, options, &gate, &waiter);
+    large->client = 1;
+    for (int i = 0; i < large->n_item; i++) {
+        large->item[i].sample_index = i % 8;
+        harness_item(engine, large, i, i / 8, large->kind == REQUEST_SCORE ? 300 : 5);
+    }
+    harness_submit(engine, large, &waiter);
+    gate_await(&gate, 1);
+    gate_allow(&gate, 20);
+    gate_await(&gate, 21);
+    struct request *const other = harness_generation(1, 1);
+    other->client = client;
+    other->priority = large->priority;
+    harness_item(engine, other, 0, 999, 10);
+    harness_submit(engine, other, &waiter);
+    gate_allow(&gate, 4);
+    gate_await(&gate, 25);
+    if (state_of(other) != FINISH_LENGTH) {
+        fail_msg("a request of client %d has not ended after four steps", (int)client);
+    }
+    request_cancel(large);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, large);
+    request_release(other);
+    request_release(large);
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
+static void many_windows_hold_up_nobody(void **state)
+{
+    for (uint64_t client = 1; client <= 2; client++) {
+        for (int bulk = 0; bulk < 2; bulk++) {
+            struct engine_options options = harness_options(harness_dir);
+            options.shared = true;
+            options.max_batch_tokens = 64;
+            struct request *const large = harness_score(1, 64, 1);
+            large->priority = bulk ? PRIORITY_BULK : PRIORITY_INTERACTIVE;
+            starts_beside(state, large, &options, client);
+        }
+    }
+}
+
+static void many_samples_hold_up_nobody(void **state)
+{
+    for (uint64_t client = 1; client <= 2; client++) {
+        for (int bulk = 0; bulk < 2; bulk++) {
+            struct engine_options options = harness_options(harness_dir);
+            options.shared = true;
+            struct request *const large = harness_generation(64, 90);
+            large->priority = bulk ? PRIORITY_BULK : PRIORITY_INTERACTIVE;
+            starts_beside(state, large, &options, client);
+        }
+    }
+}
+
+/* Requests of one key in any number leave places to other keys. */
+static void many_requests_of_a_key_hold_up_nobody(void **state)
+{
+    enum { N = 40 };
+    struct engine_options options = harness_options(harness_dir);
+    options.shared = true;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *request[N + 1];
+    for (int i = 0; i <= N; i++) {
+        request[i] = harness_generation(1, i < N ? 90 : 1);
+        request[i]->client = i < N ? 1 : 2;
+        request[i]->is_tenant = true;
+        harness_item(engine, request[i], 0, i, 5);
+    }
+    for (int i = 0; i < N; i++) {
+        harness_submit(engine, request[i], &waiter);
+    }
+    gate_await(&gate, 1);
+    gate_allow(&gate, 3);
+    gate_await(&gate, 4);
+    assert_int_equal(gate.last_n_seq, 28); /* of 32 places */
+    harness_submit(engine, request[N], &waiter);
+    gate_allow(&gate, 4);
+    gate_await(&gate, 8);
+    assert_int_equal(state_of(request[N]), FINISH_LENGTH);
+    gate_allow(&gate, -1);
+    for (int i = 0; i <= N; i++) {
+        request_cancel(request[i]);
+        waiter_wait(&waiter, request[i]);
+        request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
+/* Of a text the queue counts what its windows compute, and less with each window that has begun. */
+static void the_queue_counts_positions(void **state)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.max_seqs = 1;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *const request = harness_score(1, 40, 1);
+    harness_item(engine, request, 0, 1, 90); /* 89 predictions in 50 windows of 40 */
+    assert_int_equal(request_positions(request), 50 * 40);
+    harness_submit(engine, request, &waiter);
+    gate_await(&gate, 1);
+    assert_int_equal(atomic_load(&engine->stats.waiting_tokens), 49 * 40);
+    gate_allow(&gate, 10);
+    gate_await(&gate, 11);
+    assert_int_equal(atomic_load(&engine->stats.waiting_tokens), 39 * 40);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, request);
+    assert_int_equal(atomic_load(&engine->stats.waiting_tokens), 0);
+    request_release(request);
+    engine_close(engine);
+}
+
 static void wakes_once_per_request_and_step(void **state)
 {
     const struct engine_options options = harness_options(harness_dir);
@@ -618,14 +742,14 @@ static void nan_fails_its_item_alone(void **state)
 }
 
 /* Front ends come and go on many threads: for ThreadSanitizer, and for lost wakes. */
-struct client {
+struct front_end {
     struct engine *engine;
     int salt;
 };
 
 static void *client_main(void *arg)
 {
-    const struct client *const client = arg;
+    const struct front_end *const client = arg;
     for (int i = 0; i < 12; i++) {
         struct waiter waiter;
         waiter_begin(&waiter);
@@ -660,9 +784,9 @@ static void many_front_ends_at_once(void **state)
     options.max_seqs = 8;
     struct engine *const engine = harness_open_as(state, &options);
     pthread_t thread[N];
-    struct client client[N];
+    struct front_end client[N];
     for (int i = 0; i < N; i++) {
-        client[i] = (struct client){engine, i};
+        client[i] = (struct front_end){engine, i};
         assert_int_equal(pthread_create(&thread[i], NULL, client_main, &client[i]), 0);
     }
     for (int i = 0; i < N; i++) {
@@ -685,6 +809,10 @@ int main(void)
         HARNESS_BOTH(the_drain_rate_is_that_of_a_backlog),
         HARNESS_BOTH(interactive_overtakes_bulk),
         HARNESS_BOTH(bulk_is_not_starved),
+        HARNESS_BOTH(many_windows_hold_up_nobody),
+        HARNESS_BOTH(many_samples_hold_up_nobody),
+        HARNESS_BOTH(many_requests_of_a_key_hold_up_nobody),
+        HARNESS_BOTH(the_queue_counts_positions),
         HARNESS_BOTH(wakes_once_per_request_and_step),
         cmocka_unit_test(tokens_are_delivered_beside_the_next_step),
         cmocka_unit_test(nothing_stays_undelivered),

@@ -108,22 +108,24 @@ struct class_case {
     int expected;
 };
 
-enum { NONE = -1, INTER = PRIORITY_INTERACTIVE, BULK = PRIORITY_BULK };
+#define NONE (-1)
+#define INTER PRIORITY_INTERACTIVE
+#define BULK PRIORITY_BULK
 
 static const struct class_case class_cases[] = {
-    {"nobody waits", {8, 0, 0, 0, {false, false}}, NONE},
-    {"no place is free", {8, 5, 3, 0, {true, true}}, NONE},
-    {"interactive first", {8, 0, 0, 0, {true, true}}, INTER},
-    {"bulk if alone", {8, 0, 0, 0, {false, true}}, BULK},
-    {"six in a row: still interactive", {16, 0, 0, 6, {true, true}}, INTER},
-    {"after seven in a row bulk has a turn", {16, 0, 0, 7, {true, true}}, BULK},
-    {"in a row counts only while bulk waits", {16, 0, 0, 7, {true, false}}, INTER},
-    {"bulk leaves a place free", {8, 0, 7, 0, {false, true}}, NONE},
-    {"that place is for interactive", {8, 0, 7, 0, {true, true}}, INTER},
-    {"even when bulk would have a turn", {8, 0, 7, 7, {true, true}}, INTER},
-    {"bulk may use up to seven of eight", {8, 0, 6, 0, {false, true}}, BULK},
-    {"of two places bulk gets one", {2, 0, 1, 0, {false, true}}, NONE},
-    {"of one place bulk gets it", {1, 0, 0, 0, {false, true}}, BULK},
+    {"nobody waits", {8, 0, 0, 0, {false, false}, false}, NONE},
+    {"no place is free", {8, 5, 3, 0, {true, true}, false}, NONE},
+    {"interactive first", {8, 0, 0, 0, {true, true}, false}, INTER},
+    {"bulk if alone", {8, 0, 0, 0, {false, true}, false}, BULK},
+    {"six in a row: still interactive", {16, 0, 0, 6, {true, true}, false}, INTER},
+    {"after seven in a row bulk has a turn", {16, 0, 0, 7, {true, true}, false}, BULK},
+    {"in a row counts only while bulk waits", {16, 0, 0, 7, {true, false}, false}, INTER},
+    {"bulk leaves a place free", {8, 0, 7, 0, {false, true}, false}, NONE},
+    {"that place is for interactive", {8, 0, 7, 0, {true, true}, false}, INTER},
+    {"even when bulk would have a turn", {8, 0, 7, 7, {true, true}, false}, INTER},
+    {"bulk may use up to seven of eight", {8, 0, 6, 0, {false, true}, false}, BULK},
+    {"of two places bulk gets one", {2, 0, 1, 0, {false, true}, false}, NONE},
+    {"of one place bulk gets it", {1, 0, 0, 0, {false, true}, false}, BULK},
 };
 
 static void chooses_the_class_to_admit(void **state)
@@ -138,12 +140,62 @@ static void chooses_the_class_to_admit(void **state)
     }
 }
 
+struct take_case {
+    const char *name;
+    struct plan_running running;
+    enum priority priority;
+    struct plan_job job; /* running: its own, its client's */
+    bool expected;
+};
+
+static const struct take_case take_cases[] = {
+    {"a tool's request takes all", {8, 7, 0, 0, {0}, false}, INTER, {7, 7, false}, true},
+    {"one request leaves a place", {8, 7, 0, 0, {0}, true}, INTER, {7, 7, false}, false},
+    {"the last place is for another", {8, 7, 0, 0, {0}, true}, INTER, {0, 0, false}, true},
+    {"of the same address too", {8, 7, 0, 0, {0}, true}, INTER, {0, 7, false}, true},
+    {"not of the same key", {8, 7, 0, 0, {0}, true}, INTER, {0, 7, true}, false},
+    {"no place is free", {8, 8, 0, 0, {0}, true}, INTER, {0, 0, false}, false},
+    {"one in eight is left", {32, 28, 0, 0, {0}, true}, INTER, {28, 28, false}, false},
+    {"and shared by those who have few", {32, 29, 0, 0, {0}, true}, INTER, {1, 1, false}, true},
+    {"so that a third one finds some", {32, 30, 0, 0, {0}, true}, INTER, {2, 2, false}, false},
+    {"the only place is not kept", {1, 0, 0, 0, {0}, true}, INTER, {0, 0, true}, true},
+    {"what bulk leaves is for interactive", {8, 0, 7, 0, {0}, true}, BULK, {0, 0, false}, false},
+    {"bulk leaves a place to bulk", {8, 0, 6, 0, {0}, true}, BULK, {6, 6, false}, false},
+    {"which other bulk may take", {8, 0, 6, 0, {0}, true}, BULK, {0, 0, false}, true},
+};
+
+static void leaves_places_to_others(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof take_cases / sizeof take_cases[0]; c++) {
+        const struct take_case *const row = &take_cases[c];
+        if (plan_may_take(&row->running, row->priority, &row->job) != row->expected) {
+            fail_msg("%s: expected %d", row->name, row->expected);
+        }
+    }
+}
+
+static void the_client_with_the_fewest_goes_first(void **state)
+{
+    (void)state;
+    static const struct plan_job job[] = {
+        {0, 0, false}, {1, 1, false}, {0, 2, true}, {1, 2, true}, {2, 2, false}};
+    const size_t n = sizeof job / sizeof job[0];
+    for (size_t a = 0; a < n; a++) {
+        for (size_t b = 0; b < n; b++) { /* the table is in their order */
+            assert_int_equal(plan_precedes(&job[a], &job[b]), a < b);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_the_rows_of_a_step),
         cmocka_unit_test(learns_how_many_bulk_rows_fit_the_time),
         cmocka_unit_test(chooses_the_class_to_admit),
+        cmocka_unit_test(leaves_places_to_others),
+        cmocka_unit_test(the_client_with_the_fewest_goes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

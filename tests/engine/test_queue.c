@@ -21,6 +21,20 @@ static struct request *new_request(enum priority priority)
     return request;
 }
 
+static enum err_code open_queue(struct queue *queue, int n_waiting, int64_t n_position,
+                                int n_running)
+{
+    const struct queue_limits limits = {n_waiting, n_position, n_running};
+    return queue_open(queue, &limits, &stats, NULL);
+}
+
+/* The next one, as if every place were free. */
+static struct job *pick(struct queue *queue, enum priority priority)
+{
+    const struct plan_running nothing = {.n_max = 64};
+    return queue_pick(queue, &nothing, priority);
+}
+
 /* What the engine does when a job is over. */
 static void end_job(struct queue *queue, struct job *job)
 {
@@ -33,7 +47,7 @@ static void classes_are_first_in_first_out(void **state)
 {
     (void)state;
     struct queue queue;
-    assert_int_equal(queue_open(&queue, 10, 1000, 2, &stats, NULL), ERR_OK);
+    assert_int_equal(open_queue(&queue, 10, 1000, 2), ERR_OK);
     struct request *request[6];
     for (int i = 0; i < 6; i++) {
         request[i] = new_request(i % 2 == 0 ? PRIORITY_BULK : PRIORITY_INTERACTIVE);
@@ -43,13 +57,13 @@ static void classes_are_first_in_first_out(void **state)
     assert_int_equal(atomic_load(&stats.waiting_tokens), 60);
     static const int order[] = {1, 3, 5, 0, 2, 4};
     for (int i = 0; i < 6; i++) {
-        struct job *const job = queue_head(&queue, i < 3 ? PRIORITY_INTERACTIVE : PRIORITY_BULK);
+        struct job *const job = pick(&queue, i < 3 ? PRIORITY_INTERACTIVE : PRIORITY_BULK);
         assert_ptr_equal(job->request, request[order[i]]);
         queue_remove(&queue, job);
         end_job(&queue, job);
     }
-    assert_null(queue_head(&queue, PRIORITY_INTERACTIVE));
-    assert_null(queue_head(&queue, PRIORITY_BULK));
+    assert_null(pick(&queue, PRIORITY_INTERACTIVE));
+    assert_null(pick(&queue, PRIORITY_BULK));
     assert_true(queue_is_empty(&queue));
     assert_int_equal(atomic_load(&stats.waiting_tokens), 0);
     for (int i = 0; i < 6; i++) {
@@ -63,13 +77,14 @@ static void limits_are_kept(void **state)
     (void)state;
     struct queue queue;
     struct err err = {0};
-    assert_int_equal(queue_open(&queue, 2, 100, 1, &stats, NULL), ERR_OK);
+    assert_int_equal(open_queue(&queue, 2, 100, 1), ERR_OK);
     struct request *const a = new_request(PRIORITY_INTERACTIVE);
     struct request *const b = new_request(PRIORITY_INTERACTIVE);
     struct request *const c = new_request(PRIORITY_BULK);
     assert_int_equal(queue_push(&queue, a, 60, &err), ERR_OK);
-    assert_int_equal(queue_push(&queue, b, 41, &err), ERR_QUEUE_TOKENS);
-    assert_non_null(strstr(err.message, "60 tokens wait, the limit (--max-queue-tokens) is 100"));
+    assert_int_equal(queue_push(&queue, b, 61, &err), ERR_QUEUE_TOKENS);
+    assert_non_null(strstr(
+        err.message, "60 positions wait to be computed, the limit (--max-queue-tokens) is 100"));
     assert_int_equal(queue_push(&queue, b, 40, &err), ERR_OK);
     assert_int_equal(queue_push(&queue, c, 1, &err), ERR_QUEUE_FULL);
     assert_non_null(strstr(err.message, "2 of 2 requests wait"));
@@ -93,7 +108,7 @@ static void finds_the_cancelled_and_the_late(void **state)
 {
     (void)state;
     struct queue queue;
-    assert_int_equal(queue_open(&queue, 8, 1000, 1, &stats, NULL), ERR_OK);
+    assert_int_equal(open_queue(&queue, 8, 1000, 1), ERR_OK);
     struct request *request[4];
     for (int i = 0; i < 4; i++) {
         request[i] = new_request(i < 2 ? PRIORITY_INTERACTIVE : PRIORITY_BULK);
@@ -110,8 +125,8 @@ static void finds_the_cancelled_and_the_late(void **state)
     end_job(&queue, job);
     assert_null(queue_take_dead(&queue, 0, false));
     /* The links closed: the others are still there, in order. */
-    assert_ptr_equal(queue_head(&queue, PRIORITY_INTERACTIVE)->request, request[1]);
-    assert_ptr_equal(queue_head(&queue, PRIORITY_BULK)->request, request[3]);
+    assert_ptr_equal(pick(&queue, PRIORITY_INTERACTIVE)->request, request[1]);
+    assert_ptr_equal(pick(&queue, PRIORITY_BULK)->request, request[3]);
     while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
         end_job(&queue, job);
     }
@@ -125,15 +140,106 @@ static void jobs_are_used_again(void **state)
 {
     (void)state;
     struct queue queue;
-    assert_int_equal(queue_open(&queue, 1, 1000, 1, &stats, NULL), ERR_OK);
+    assert_int_equal(open_queue(&queue, 1, 1000, 1), ERR_OK);
     for (int i = 0; i < 100; i++) {
         struct request *const request = new_request(PRIORITY_BULK);
         assert_int_equal(queue_push(&queue, request, 5, NULL), ERR_OK);
-        struct job *const job = queue_head(&queue, PRIORITY_BULK);
+        struct job *const job = pick(&queue, PRIORITY_BULK);
         queue_remove(&queue, job);
         end_job(&queue, job);
         request_release(request);
     }
+    queue_close(&queue);
+}
+
+/* The largest waiting request does not keep the others out. */
+static void the_largest_is_refused_first(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t client;
+        bool is_tenant;
+        int64_t n_position;
+        enum err_code code;
+    } row[] = {
+        {1, false, 5000, ERR_OK}, /* more than the limit, into an empty queue */
+        {1, false, 400, ERR_OK},  /* of the same address perhaps another user */
+        {2, false, 5000, ERR_QUEUE_TOKENS},
+        {2, false, 4999, ERR_QUEUE_TOKENS}, /* one such request is enough */
+        {0, false, 500, ERR_OK},
+        {3, true, 101, ERR_QUEUE_TOKENS},
+        {3, true, 100, ERR_OK},
+        {4, true, 1, ERR_QUEUE_TOKENS}, /* now the queue is full for all */
+    };
+    struct queue queue;
+    assert_int_equal(open_queue(&queue, 10, 1000, 1), ERR_OK);
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct request *const request = new_request(PRIORITY_BULK);
+        request->client = row[i].client;
+        request->is_tenant = row[i].is_tenant;
+        assert_int_equal(queue_push(&queue, request, row[i].n_position, NULL), row[i].code);
+        request_release(request);
+    }
+    struct job *job = NULL;
+    while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
+        end_job(&queue, job);
+    }
+    queue_close(&queue);
+}
+
+static void a_key_leaves_waiting_places_to_others(void **state)
+{
+    (void)state;
+    struct queue queue;
+    struct err err = {0};
+    assert_int_equal(open_queue(&queue, 16, 1000, 1), ERR_OK);
+    for (int i = 0; i < 16; i++) {
+        struct request *const request = new_request(PRIORITY_BULK);
+        request->client = i < 15 ? 7 : 8;
+        request->is_tenant = true;
+        const enum err_code code = queue_push(&queue, request, 1, &err);
+        assert_int_equal(code, i == 14 ? ERR_QUEUE_FULL : ERR_OK);
+        request_release(request);
+    }
+    assert_non_null(strstr(err.message, "of the 16 that may wait (--max-queue) 2 are for other"));
+    struct job *job = NULL;
+    while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
+        end_job(&queue, job);
+    }
+    queue_close(&queue);
+}
+
+/* Requests take turns, one sequence each; clients before requests. */
+static void the_requests_of_a_class_take_turns(void **state)
+{
+    (void)state;
+    static const uint64_t client[] = {1, 1, 2};
+    static const int order[] = {0, 2, 1, 2, 0, 2, 1};
+    struct queue queue;
+    struct request *request[3];
+    assert_int_equal(open_queue(&queue, 10, 1000, 1), ERR_OK);
+    for (int i = 0; i < 3; i++) {
+        request[i] = new_request(PRIORITY_INTERACTIVE);
+        request[i]->client = client[i];
+        assert_int_equal(queue_push(&queue, request[i], 100, NULL), ERR_OK);
+    }
+    struct job *job[3] = {NULL};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        struct job *const next = pick(&queue, PRIORITY_INTERACTIVE);
+        assert_ptr_equal(next->request, request[order[i]]);
+        queue_admitted(&queue, next, 10);
+        job[order[i]] = next;
+    }
+    assert_int_equal(atomic_load(&stats.waiting_tokens), 300 - 70);
+    for (int i = 0; i < 3; i++) {
+        while (job[i]->n_running > 0) {
+            queue_ended(job[i]);
+        }
+        queue_remove(&queue, job[i]);
+        end_job(&queue, job[i]);
+        request_release(request[i]);
+    }
+    assert_int_equal(atomic_load(&stats.waiting_tokens), 0);
     queue_close(&queue);
 }
 
@@ -167,6 +273,9 @@ int main(void)
         cmocka_unit_test(limits_are_kept),
         cmocka_unit_test(finds_the_cancelled_and_the_late),
         cmocka_unit_test(jobs_are_used_again),
+        cmocka_unit_test(the_largest_is_refused_first),
+        cmocka_unit_test(a_key_leaves_waiting_places_to_others),
+        cmocka_unit_test(the_requests_of_a_class_take_turns),
         cmocka_unit_test(no_wake_after_release),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,6 +175,40 @@ static void without_blocks_an_item_has_the_windows_of_its_request(void **state)
 
 /* ---- sums ---- */
 
+/* The positions that an item costs are the sum over its windows, which a queue cannot walk. */
+static void positions_are_those_of_all_windows(void **state)
+{
+    (void)state;
+    struct request request = {.kind = REQUEST_SCORE};
+    struct item item = {0};
+    float target = 0;
+    int64_t n_case = 0;
+    for (item.n_ids = 1; item.n_ids <= 40; item.n_ids++) {
+        for (request.window = 1; request.window <= 12; request.window++) {
+            for (request.stride = 1; request.stride <= request.window; request.stride++) {
+                for (int kind = 0; kind < 3; kind++) {
+                    item.score_from = kind == 1 ? 1 + item.n_ids / 3 : 1;
+                    item.out_target = kind == 1 ? &target : NULL;
+                    item.traced = kind == 2;
+                    int64_t n = 0;
+                    for (int64_t k = 0; k < score_item_total(&request, &item); k++) {
+                        n += score_item_feed(&request, &item, k);
+                    }
+                    assert_int_equal(score_item_positions(&request, &item), n);
+                    n_case++;
+                }
+            }
+        }
+    }
+    assert_true(n_case > 5000);
+    item = (struct item){.n_ids = 100, .score_from = 1, .block = 10, .block_used = 8};
+    assert_int_equal(score_item_positions(&request, &item), 10 * 7);
+    item = (struct item){.n_ids = INT64_C(262144), .score_from = 1};
+    request.window = 512;
+    request.stride = 1; /* the review's largest: no walk over 261,632 windows */
+    assert_int_equal(score_item_positions(&request, &item), INT64_C(261632) * 512);
+}
+
 static void sums_are_in_double_and_in_order(void **state)
 {
     (void)state;
@@ -302,6 +336,7 @@ int main(void)
         cmocka_unit_test(blocks_are_cut_from_the_first_token_on),
         cmocka_unit_test(a_block_may_end_before_the_next_one_begins),
         cmocka_unit_test(without_blocks_an_item_has_the_windows_of_its_request),
+        cmocka_unit_test(positions_are_those_of_all_windows),
         cmocka_unit_test(sums_are_in_double_and_in_order),
         cmocka_unit_test(what_no_block_predicts_is_not_summed),
         cmocka_unit_test(white_space_at_the_end_is_pythons),
