@@ -78,6 +78,7 @@ static struct engine_options serve_engine_options(struct server *server)
 {
     struct engine_options options = options_engine(server->options);
     options.memory_trace = true; /* "summary" is always given; input.c refuses "tokens" */
+    options.shared = true;
     options.model.progress = loader_progress;
     options.model.progress_ctx = server;
     return options;

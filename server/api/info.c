@@ -113,6 +113,7 @@ static void write_limits(struct text *out, const struct options *options,
     json_field_int(out, "max_items", options->max_items);
     json_field_int(out, "max_score_items", options->max_score_items);
     json_field_int(out, "max_score_tokens", options->max_score_tokens);
+    json_field_int(out, "max_score_positions", options_score_positions(options));
     json_field_int(out, "max_logprobs", limits->max_logprobs);
     json_field_int(out, "max_body_bytes", options->max_body_bytes);
     json_field_int(out, "max_connections", options->max_connections);

@@ -56,11 +56,12 @@ static void write_engine_gauges(struct text *out, struct engine *engine,
     const long long pages = metrics_get(&stats->kv_pages);
     metrics_put_one(out, "kv_cache_usage_perc", "gauge", "Share of the cache in use, 0 to 1.",
                     pages > 0 ? (double)metrics_get(&stats->kv_pages_used) / (double)pages : 0);
-    metrics_put_one(out, "queue_tokens", "gauge", "Tokens in the queue.",
+    metrics_put_one(out, "queue_tokens", "gauge",
+                    "Positions in the queue that wait to be computed.",
                     (double)metrics_get(&stats->waiting_tokens));
     metrics_put_one(out, "queue_limit_requests", "gauge", "Requests that the queue takes.",
                     limits->max_queue);
-    metrics_put_one(out, "queue_limit_tokens", "gauge", "Tokens that the queue takes.",
+    metrics_put_one(out, "queue_limit_tokens", "gauge", "Positions that the queue takes.",
                     (double)limits->max_queue_tokens);
     const long long last_us = metrics_get(&stats->last_step_us);
     struct timespec now;

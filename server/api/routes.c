@@ -139,6 +139,8 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     struct engine *const engine = atomic_load(&server->engine);
     const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
+    request->client = x->client;
+    request->is_tenant = server->keys != NULL && keys_n(server->keys) > 1;
     request->wake = exchange_wake;
     request->wake_ctx = x->waker;
     struct err err = {0};

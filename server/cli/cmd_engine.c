@@ -19,7 +19,7 @@ enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 void cmd_lift_limits(struct api_limits *limits)
 {
     limits->max_score_items.most = INT_MAX;
-    limits->max_score_tokens.most = tokens_unlimited;
+    limits->max_score_tokens.most = limits->max_score_positions.most = tokens_unlimited;
     limits->timeout_ms = limits->max_timeout_ms = INT_MAX;
     limits->strict = true; /* a field that we write and the parser ignores is a bug */
     limits->memory_trace = true;

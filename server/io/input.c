@@ -41,6 +41,7 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .max_items = {options->max_items, "--max-items"},
         .max_score_items = {options->max_score_items, "--max-score-items"},
         .max_score_tokens = {options->max_score_tokens, "--max-score-tokens"},
+        .max_score_positions = {options_score_positions(options), "--max-score-positions"},
         .max_logprobs = limits->max_logprobs,
         .default_max_tokens = options->default_max_tokens,
         .timeout_ms = options->timeout_ms,

@@ -21,7 +21,7 @@ struct api_limits {
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
     int context; /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
-    struct input_limit max_items, max_score_items, max_score_tokens;
+    struct input_limit max_items, max_score_items, max_score_tokens, max_score_positions;
     int max_logprobs;
     int default_max_tokens;
     int timeout_ms, max_timeout_ms;

@@ -13,8 +13,10 @@ enum { KEYS_FILE_MAX = KEYS_MAX * (KEY_BYTES_MAX + 64) };
 struct keys {
     const char *path; /* Borrowed */
     pthread_rwlock_t lock;
-    struct key *key; /* Owner: this. [n]. Guard: lock */
-    int n;           /* Guard: lock */
+    /* Guard of the following: lock. */
+    struct key *key; /* Owner: this. [n] */
+    int n;
+    uint64_t n_client; /* numbers given to keys so far */
 };
 
 /* ---- the file ------------------------------------------------------------------------------ */
@@ -105,6 +107,28 @@ static enum err_code read_file(const char *path, char **text, size_t *bytes, str
     return code;
 }
 
+/* The number of the equal key; 0 = none is equal. */
+static uint64_t number_of(const struct key *key, int n, const struct key *wanted)
+{
+    for (int i = 0; i < n; i++) {
+        if (key[i].bytes == wanted->bytes &&
+            memcmp(key[i].text, wanted->text, wanted->bytes) == 0) {
+            return key[i].client;
+        }
+    }
+    return 0;
+}
+
+/* Gives each key the number that an equal one has already, or a new one. Guard: lock. */
+static void number_keys(struct keys *keys, struct key *fresh, int n)
+{
+    for (int i = 0; i < n; i++) {
+        uint64_t client = number_of(keys->key, keys->n, &fresh[i]);
+        client = client != 0 ? client : number_of(fresh, i, &fresh[i]); /* a key stated twice */
+        fresh[i].client = client != 0 ? client : ++keys->n_client;
+    }
+}
+
 enum err_code keys_reload(struct keys *keys, int *n, struct err *err)
 {
     char *text = NULL;
@@ -121,6 +145,7 @@ enum err_code keys_reload(struct keys *keys, int *n, struct err *err)
     }
     if (code == ERR_OK) {
         (void)pthread_rwlock_wrlock(&keys->lock);
+        number_keys(keys, fresh, *n);
         struct key *const old = keys->key;
         keys->key = fresh;
         keys->n = *n;
@@ -161,18 +186,27 @@ void keys_close(struct keys *keys)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-/* Looks at every byte of every key, whatever it finds. */
-static bool any_equal(const struct key *key, int n, const struct key *given)
+/* The number of the equal key; 0 = none is equal. Looks at every byte of every key, whatever it
+ * finds. */
+static uint64_t find_equal(const struct key *key, int n, const struct key *given)
 {
-    bool found = false;
+    uint64_t found = 0;
     for (int i = 0; i < n; i++) {
         size_t differs = key[i].bytes ^ given->bytes;
         for (int b = 0; b < KEY_BYTES_MAX; b++) {
             differs |= (size_t)(unsigned char)(key[i].text[b] ^ given->text[b]);
         }
-        found |= differs == 0;
+        found |= differs == 0 ? key[i].client : 0;
     }
     return found;
+}
+
+int keys_n(struct keys *keys)
+{
+    (void)pthread_rwlock_rdlock(&keys->lock);
+    const int n = keys->n;
+    (void)pthread_rwlock_unlock(&keys->lock);
+    return n;
 }
 
 bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
@@ -190,10 +224,10 @@ bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
     }
     memcpy(given.text, token, given.bytes);
     (void)pthread_rwlock_rdlock(&keys->lock);
-    const bool allowed = any_equal(keys->key, keys->n, &given);
+    const uint64_t found = find_equal(keys->key, keys->n, &given);
     (void)pthread_rwlock_unlock(&keys->lock);
-    *client = allowed ? keys_hash(given.text, given.bytes) : *client;
-    return allowed;
+    *client = found != 0 ? found : *client;
+    return found != 0;
 }
 
 uint64_t keys_hash(const void *data, size_t bytes)

@@ -28,8 +28,12 @@ void keys_close(struct keys *keys); /* NULL is fine */
 /* Reads the file again; *n becomes the number of keys. Any thread. */
 enum err_code keys_reload(struct keys *keys, int *n, struct err *err);
 
-/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Then *client
- * stands for that key, however the header is written. Any thread. */
+/* The number of keys now. Any thread. */
+int keys_n(struct keys *keys);
+
+/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Then *client is
+ * that key's number, 1 or more: no other key has it as long as the program runs, also after a
+ * reload. Any thread. */
 bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client);
 
 /* A number that stands for a key or an address. */
@@ -39,6 +43,7 @@ uint64_t keys_hash(const void *data, size_t bytes);
 struct key {
     size_t bytes;
     char text[KEY_BYTES_MAX]; /* zeros after bytes */
+    uint64_t client;          /* its number: see keys_allow. Not from the file */
 };
 enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
                          struct err *err);

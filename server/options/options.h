@@ -60,6 +60,7 @@ struct options {
     int max_items;
     int max_score_items;
     int64_t max_score_tokens;
+    int64_t max_score_positions; /* 0 = OPTIONS_POSITIONS_PER_TOKEN times max_score_tokens */
     int64_t max_body_bytes;
     int default_max_tokens;
     int timeout_ms;
@@ -146,6 +147,10 @@ struct engine_options options_engine(const struct options *options);
 /* The flag, without its dashes, of the option that a request's field of this name stands for:
  * "top-k" for "top_k". NULL if no option does. */
 const char *options_flag(const char *name);
+
+/* --max-score-positions, with 0 resolved. */
+enum { OPTIONS_POSITIONS_PER_TOKEN = 64 };
+int64_t options_score_positions(const struct options *options);
 
 /* One line per PKMSERVE_ variable that no option reads: most likely a typing error. */
 void options_warn_environment(FILE *out);

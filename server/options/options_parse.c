@@ -488,6 +488,13 @@ struct engine_options options_engine(const struct options *options)
     };
 }
 
+int64_t options_score_positions(const struct options *options)
+{
+    return options->max_score_positions > 0
+               ? options->max_score_positions
+               : OPTIONS_POSITIONS_PER_TOKEN * options->max_score_tokens;
+}
+
 void options_warn_environment(FILE *out)
 {
     static const char prefix[] = "PKMSERVE_";

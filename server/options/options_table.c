@@ -93,12 +93,16 @@ const struct option_row option_rows[] = {
            "compute what texts have in common at their beginning once; results stay the same"),
     INT("max-queue", max_queue, SERVE, "128", 1, 65536, "requests that may wait; more get 429"),
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
-         "tokens that may wait, prompts plus max_tokens; more get 429"),
+         "positions that may wait to be computed: prompts plus max_tokens, or all windows of a "
+         "text; more get 429"),
     INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000, "alternatives a request may ask for"),
 
     INT("max-items", max_items, SERVE, "64", 1, 4096, "prompts of one generation"),
     INT("max-score-items", max_score_items, SERVE, "256", 1, 65536, "documents of one /score"),
     LONG("max-score-tokens", max_score_tokens, SERVE, "262144", 1, 1e9, "tokens of one /score"),
+    LONG("max-score-positions", max_score_positions, SERVE, "0", 0, 1e12,
+         "positions that one /score may make the server compute: all windows with their overlaps; "
+         "0 = 64 times max-score-tokens"),
     LONG("max-body-bytes", max_body_bytes, SERVE, "8388608", 1024, 1 << 30,
          "longest request body; more gets 413"),
     INT("default-max-tokens", default_max_tokens, SERVE, "128", 1, 1 << 20,

@@ -96,9 +96,13 @@ bool score_refuse_similarity(struct fields *fields);
 /* Token ids, 1 to TARGET_MAX of them. *target is malloc'd; both stay as they are if absent. */
 void score_read_targets(struct fields *fields, const char *name, const struct api_limits *limits,
                         int32_t **target, int64_t *n_target);
-/* The request of all inputs, without its items; priority -1 = by the number of tokens. */
-bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
+/* The request of all inputs, without its items. */
+bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target,
                        struct api_error *error);
+/* What depends on the positions that all items together make the engine compute: the limit, and the
+ * class where priority is -1. All items are set. */
+bool score_set_priority(struct score_job *job, int priority, const struct api_limits *limits,
+                        struct api_error *error);
 bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
                     const struct api_limits *limits, struct api_error *error);
 

@@ -195,13 +195,13 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
         return false;
     }
     fields_finish(fields, limits->strict, job->ignored);
-    if (error->status != 0 || !score_new_request(job, label, n_label, priority, error)) {
+    if (error->status != 0 || !score_new_request(job, label, n_label, error)) {
         return false;
     }
     job->request->lang = lang;
     job->request->deadline_us = deadline_us;
     job->request->window = job->request->stride = engine_context(limits->context);
-    return set_items(job, limits, error);
+    return set_items(job, limits, error) && score_set_priority(job, priority, limits, error);
 }
 
 bool score_labels_parse(struct score_job *job, const char *body, size_t bytes,

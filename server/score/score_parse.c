@@ -7,8 +7,8 @@
 #include <string.h>
 
 enum {
-    SCORE_BULK_TOKENS = 4096, /* above this a request is bulk unless it says otherwise */
-    SCORE_ENTRIES_FACTOR = 4, /* reported log-probabilities per token of the limit */
+    SCORE_BULK_POSITIONS = 4096, /* above this a request is bulk unless it says otherwise */
+    SCORE_ENTRIES_FACTOR = 4,    /* reported log-probabilities per token of the limit */
 };
 
 bool score_refuse_similarity(struct fields *fields)
@@ -244,7 +244,28 @@ static void read_score_options(struct fields *fields, struct score_job *job,
     score_read_targets(fields, "target_ids", limits, &asked->target, &asked->n_target);
 }
 
-bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target, int priority,
+bool score_set_priority(struct score_job *job, int priority, const struct api_limits *limits,
+                        struct api_error *error)
+{
+    struct request *const request = job->request;
+    const int64_t n = request_positions(request);
+    if (n > limits->max_score_positions.most) {
+        return api_error_set(error, 400, "too_many_tokens", "stride",
+                             "the windows of this request, %lld new positions each, make the model "
+                             "compute %lld positions, but %lld are the limit of one request "
+                             "(%s): use a larger stride or send less at once",
+                             (long long)request->stride, (long long)n,
+                             (long long)limits->max_score_positions.most,
+                             limits->max_score_positions.flag);
+    }
+    const bool bulk = n > SCORE_BULK_POSITIONS;
+    request->priority = priority >= 0 ? (enum priority)priority
+                        : bulk        ? PRIORITY_BULK
+                                      : PRIORITY_INTERACTIVE;
+    return true;
+}
+
+bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target,
                        struct api_error *error)
 {
     struct request *const request = request_new(REQUEST_SCORE, job->inputs.n * job->n_per);
@@ -252,10 +273,6 @@ bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_t
     if (request == NULL) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
     }
-    const bool bulk = score_n_prompt(job) > SCORE_BULK_TOKENS;
-    request->priority = priority >= 0 ? (enum priority)priority
-                        : bulk        ? PRIORITY_BULK
-                                      : PRIORITY_INTERACTIVE;
     request->n_top = 0;
     request->n_target = (int)n_target;
     if (n_target > 0) {
@@ -285,8 +302,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
         return false;
     }
     fields_finish(fields, limits->strict, job->ignored);
-    if (error->status != 0 ||
-        !score_new_request(job, asked->target, asked->n_target, priority, error)) {
+    if (error->status != 0 || !score_new_request(job, asked->target, asked->n_target, error)) {
         return false;
     }
     struct request *const request = job->request;
@@ -298,7 +314,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     request->stride = windows.stride;
     request->trace_memory = job->memory != MEMORY_OFF;
     request->trace_tokens = job->memory == MEMORY_TOKENS;
-    return set_items(job, limits, error);
+    return set_items(job, limits, error) && score_set_priority(job, priority, limits, error);
 }
 
 static bool parse_fields(struct score_job *job, struct fields *fields,

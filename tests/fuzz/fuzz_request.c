@@ -245,6 +245,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .max_items = {8, "--max-items"},
                                       .max_score_items = {8, "--max-score-items"},
                                       .max_score_tokens = {512, "--max-score-tokens"},
+                                      .max_score_positions = {1 << 20, "--max-score-positions"},
                                       .max_logprobs = 5,
                                       .default_max_tokens = 8,
                                       .timeout_ms = 1000,

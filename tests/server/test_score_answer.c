@@ -18,6 +18,7 @@ static const struct api_limits limits = {.info = &info,
                                          .context = 64,
                                          .max_score_items = {8, "--max-score-items"},
                                          .max_score_tokens = {512, "--max-score-tokens"},
+                                         .max_score_positions = {1 << 20, "--max-score-positions"},
                                          .max_logprobs = 5,
                                          .timeout_ms = 1000,
                                          .max_timeout_ms = 10000};
