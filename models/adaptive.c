@@ -23,18 +23,20 @@ void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struc
         adaptive->width[i] = config->cutoff_width[i];
     }
     adaptive->first[n] = config->n_vocab;
-    /* The file has the words first. */
-    loader_linear_from(loader, &adaptive->head, config->cutoff[0] + n, config->d_model,
-                       config->cutoff[0], "%s.head", name);
+    const int n_word = config->cutoff[0];
+    const struct loader_part head[] = {/* the file has the words first */
+                                       {"head", n_word + n, n_word, n},
+                                       {"head", n_word + n, 0, n_word}};
+    loader_stack(loader, &adaptive->head, head, 2, config->d_model, true, "%s", name);
     for (int i = 0; i < n; i++) {
         loader_matrix(loader, &adaptive->down[i], adaptive->width[i], config->d_model,
                       "%s.tail.%d.0.weight", name, i);
-        const int n_word = adaptive->first[i + 1] - adaptive->first[i];
+        const int n_tail_word = adaptive->first[i + 1] - adaptive->first[i];
         if (has_bias) {
-            loader_linear(loader, &adaptive->up[i], n_word, adaptive->width[i], "%s.tail.%d.1",
+            loader_linear(loader, &adaptive->up[i], n_tail_word, adaptive->width[i], "%s.tail.%d.1",
                           name, i);
         } else {
-            loader_matrix(loader, &adaptive->up[i].weight, n_word, adaptive->width[i],
+            loader_matrix(loader, &adaptive->up[i].weight, n_tail_word, adaptive->width[i],
                           "%s.tail.%d.1.weight", name, i);
         }
     }

@@ -10,6 +10,7 @@
 #ifndef MODELS_ADAPTIVE_H
 #define MODELS_ADAPTIVE_H
 
+#include "models/arena.h"
 #include "models/loader.h"
 #include "models/config.h"
 

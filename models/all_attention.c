@@ -14,22 +14,22 @@
  * values of zero, as in the authors' code, which begins with a cache of zeros.
  *
  * The file reads top down: parameters, spans, binding table, workspace, forward. */
-#include "models/output.h"
+#include "models/network.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
-/* Linear layers have no bias. d_text: the columns of the heads that see the text; all, unless heads
- * are split. */
+/* Linear layers have no bias, but for the network's. d_text: the columns of the heads that see the
+ * text; all, unless heads are split. */
 struct layer {
-    struct linear query;      /* [d_model, d_model] */
-    struct linear key, value; /* [d_text, d_model] */
-    struct linear out;        /* [d_model, the columns of y] */
-    struct span_shape span;   /* of the text; joint: and of the persistent vectors */
-    struct span_shape alone;  /* split: of heads that see persistent vectors alone */
+    struct linear query;               /* [d_model, d_model] */
+    struct linear key, value;          /* [d_text, d_model] */
+    struct linear out;                 /* [d_model, d_text + d_persistent] */
+    struct span_shape span;            /* of the text; joint: and of the persistent vectors */
+    struct span_shape persistent_only; /* split: of heads that see persistent vectors alone */
     struct norm norm1;
     struct linear up, down; /* [d_ff, d_model], [d_model, d_ff]; with a network */
     struct norm norm2;      /* with a network */
@@ -37,26 +37,21 @@ struct layer {
 
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
-    struct tensor x;    /* [n_tok, d_model] the residual stream */
-    struct tensor y;    /* [n_tok, d_text + d_alone] */
-    struct tensor q;    /* [n_tok, d_model] */
-    struct tensor k, v; /* [n_tok, d_text] */
-    struct tensor ff;   /* [n_tok, d_ff] */
+    struct tensor x;        /* [n_tok, d_model] the residual stream */
+    struct tensor q;        /* [n_tok, d_model] queries; later what is added to x */
+    struct tensor k, v;     /* [n_tok, d_text] */
+    struct tensor attn_out; /* [n_tok, d_text + d_persistent] the outputs of all heads */
+    struct tensor ff;       /* [n_tok, d_ff] */
 };
 
 struct all_attention {
-    struct backend *be; /* Borrowed */
-    struct store store;
-    int n_vocab, d_model, n_layer, d_ff;
-    int n_text, n_alone; /* heads that see the text, and heads that see persistent vectors alone */
-    int d_text, d_alone; /* their columns */
-    enum dtype cache_dtype;
-    float norm_eps;
+    struct network net;
+    int n_text, n_persistent; /* heads that see the text, and heads that see persistent vectors
+                               * alone */
+    int d_text, d_persistent; /* their columns */
     const struct weight *tok; /* [n_vocab, d_model] */
-    struct layer *layer;      /* Owner. [n_layer] */
-    struct output output;
     struct scratch scratch;
-    struct buffers room;
+    struct layer layer[]; /* [n_layer] */
 };
 
 /* ---- spans -------------------------------------------------------------------------------- */
@@ -97,98 +92,142 @@ static void fill_mask(float *mask, const struct config *config, const float *spa
 static void bind_spans(struct loader *loader, struct span_shape *shape, const struct config *config,
                        int i)
 {
-    float span[CONFIG_HEAD_MAX];
-    loader_host(loader, span, shape->n_head, "layers.%d.spans", i);
-    for (int h = 0; h < shape->n_head && loader->code == ERR_OK; h++) {
+    const int64_t dim[1] = {shape->n_head};
+    const struct name name = name_make("layers.%d.spans", i);
+    float *const span = loader_floats(loader, dim, 1, &name);
+    for (int h = 0; span != NULL && h < shape->n_head; h++) {
         if (!(span[h] >= 0 && span[h] <= 1)) { /* also NaN */
             loader->code = err_set(loader->err, ERR_NUMERICAL,
                                    "tensor layers.%d.spans: head %d has %.9g, but spans are shares "
                                    "of max_span, 0 to 1",
                                    i, h, (double)span[h]);
+            break;
         }
     }
-    if (loader->code != ERR_OK) {
-        return;
+    if (loader->code == ERR_OK) {
+        shape->window = window_of(config, span, shape->n_head);
+        const struct name mask_name = name_make("%s: masks of %d heads for %d distances", name.text,
+                                                shape->n_head, shape->window);
+        const int64_t n = (int64_t)shape->n_head * shape->window;
+        float *const mask = loader_fits(loader, (size_t)n * sizeof *mask, mask_name.text)
+                                ? loader_zeros(loader, n, mask_name.text)
+                                : NULL;
+        if (mask != NULL) {
+            fill_mask(mask, config, span, shape);
+        }
+        loader_array(loader, &shape->mask, mask, shape->n_head, shape->window, mask_name.text);
+        free(mask);
     }
-    shape->window = window_of(config, span, shape->n_head);
-    char name[96];
-    (void)snprintf(name, sizeof name, "layers.%d.spans: masks of %d heads for %d distances", i,
-                   shape->n_head, shape->window);
-    const size_t n = (size_t)shape->n_head * (size_t)shape->window;
-    if (!loader_fits(loader, n * sizeof(float), name)) {
-        return;
-    }
-    float *const mask = calloc(n, sizeof *mask);
-    if (mask == NULL) {
-        loader->code = err_set(loader->err, ERR_MEMORY, "%s: no memory", name);
-        return;
-    }
-    fill_mask(mask, config, span, shape);
-    loader_computed(loader, &shape->mask, mask, shape->n_head, shape->window, name);
-    free(mask);
+    free(span);
 }
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
-/* n_head heads of n_persistent keys and values. */
-static void bind_persistent(struct loader *loader, struct span_shape *shape, int64_t d_head, int i)
+/* n_head heads of n_persistent keys, which the op reads by column, and values. */
+static void bind_persistent(struct loader *loader, struct span_shape *shape, int d_head, int i)
 {
-    const int64_t dim[3] = {shape->n_head, shape->n_persistent, d_head};
-    const int64_t n_key = dim[0] * dim[1];
-    loader_array_by_column(loader, &shape->key, dim, "layers.%d.persistent.keys", i);
-    loader_array(loader, &shape->value, n_key, d_head, dim, 3, "layers.%d.persistent.values", i);
+    const int64_t n = shape->n_persistent;
+    const int64_t dim[3] = {shape->n_head, n, d_head};
+    const int64_t n_key = dim[0] * n;
+    const struct name key_name = name_make("layers.%d.persistent.keys", i);
+    const struct name value_name = name_make("layers.%d.persistent.values", i);
+    float *const key = loader_floats(loader, dim, 3, &key_name);
+    float *const by_column = loader_zeros(loader, n_key * d_head, key_name.text);
+    for (int64_t k = 0; loader->code == ERR_OK && k < n_key; k++) {
+        for (int c = 0; c < d_head; c++) {
+            by_column[(k / n * d_head + c) * n + k % n] = key[k * d_head + c];
+        }
+    }
+    loader_array(loader, &shape->key, by_column, dim[0] * d_head, n, key_name.text);
+    float *const value = loader_floats(loader, dim, 3, &value_name);
+    loader_array(loader, &shape->value, value, n_key, d_head, value_name.text);
+    free(key);
+    free(by_column);
+    free(value);
 }
 
-static void bind_attention(struct loader *loader, const struct all_attention *model,
-                           const struct config *config, int i)
+/* layers.<i>.out.weight [d_model, d_model]. With attn-split it takes the sum of two attentions,
+ * which is the matrix twice side by side, [d_model, 2·d_model], times both. */
+static void bind_out(struct loader *loader, struct linear *out, int64_t d, bool is_double, int i)
 {
+    const struct name name = name_make("layers.%d.out.weight", i);
+    if (!is_double) {
+        loader_matrix(loader, &out->weight, d, d, "%s", name.text);
+        return;
+    }
+    const struct source source = loader_source(loader, &name, d, d);
+    float *const data = loader_zeros(loader, 2 * d * d, name.text); /* of any type: F32 is widest */
+    if (data != NULL) {
+        const enum dtype dtype = tensors_dtype(source.entry);
+        const size_t row_bytes = (size_t)d * dtype_bytes(dtype);
+        for (int64_t half = 0; half < 2 * d; half++) {
+            memcpy((char *)data + (size_t)half * row_bytes,
+                   source.entry->data + (size_t)(half / 2) * row_bytes, row_bytes);
+        }
+        const struct tensor host = tensor_make(data, d, 2 * d, dtype);
+        out->weight = loader_pack(loader, &host, source.scale, &name);
+        tensors_release(source.entry);
+    }
+    free(data);
+}
+
+static void bind_layer(struct loader *loader, struct all_attention *model,
+                       const struct config *config, int i)
+{
+    const struct network *const net = &model->net;
     struct layer *const layer = &model->layer[i];
-    const int64_t d = model->d_model;
-    const int64_t d_head = d / config->n_head;
-    const float scale = 1.0f / sqrtf((float)d_head);
+    const int64_t d = net->d_model;
+    const float scale = 1.0f / sqrtf((float)net->d_head);
+    const bool is_joint = config->attention == ATTENTION_JOINT;
     loader_matrix(loader, &layer->query.weight, d, d, "layers.%d.query.weight", i);
     loader_matrix(loader, &layer->key.weight, model->d_text, d, "layers.%d.key.weight", i);
     loader_matrix(loader, &layer->value.weight, model->d_text, d, "layers.%d.value.weight", i);
-    /* One output matrix takes the sum of two attentions as it takes them side by side, twice. */
-    loader_matrix_tiled(loader, &layer->out.weight, d, d,
-                        config->attention == ATTENTION_SPLIT ? 2 : 1, "layers.%d.out.weight", i);
+    bind_out(loader, &layer->out, d, config->attention == ATTENTION_SPLIT, i);
     layer->span = (struct span_shape){.n_head = model->n_text,
                                       .window = config->max_span,
-                                      .n_persistent = model->n_alone > 0 ? 0 : config->n_persistent,
+                                      .n_persistent = is_joint ? config->n_persistent : 0,
                                       .scale = scale};
-    layer->alone = (struct span_shape){
-        .n_head = model->n_alone, .n_persistent = config->n_persistent, .scale = scale};
+    layer->persistent_only = (struct span_shape){
+        .n_head = model->n_persistent, .n_persistent = config->n_persistent, .scale = scale};
     if (config->n_persistent > 0) {
-        bind_persistent(loader, model->n_alone > 0 ? &layer->alone : &layer->span, d_head, i);
+        bind_persistent(loader, is_joint ? &layer->span : &layer->persistent_only, net->d_head, i);
     }
     if (config->span_ramp > 0) {
         bind_spans(loader, &layer->span, config, i);
     }
-}
-
-static void bind_layer(struct loader *loader, const struct all_attention *model,
-                       const struct config *config, int i)
-{
-    struct layer *const layer = &model->layer[i];
-    const int64_t d = model->d_model;
-    bind_attention(loader, model, config, i);
     loader_norm(loader, &layer->norm1, d, "layers.%d.norm1", i);
-    if (model->d_ff > 0) {
-        loader_linear(loader, &layer->up, model->d_ff, d, "layers.%d.ffn.lin1", i);
-        loader_linear(loader, &layer->down, d, model->d_ff, "layers.%d.ffn.lin2", i);
+    if (net->d_ff > 0) {
+        loader_linear(loader, &layer->up, net->d_ff, d, "layers.%d.ffn.lin1", i);
+        loader_linear(loader, &layer->down, d, net->d_ff, "layers.%d.ffn.lin2", i);
         loader_norm(loader, &layer->norm2, d, "layers.%d.norm2", i);
     }
 }
 
-static void bind_model(struct loader *loader, struct all_attention *model,
-                       const struct config *config)
+/* positions [d_head, max_span]: what each distance adds to a key, the longest first. */
+static struct tensor bind_positions(struct loader *loader, const struct config *config)
 {
-    const int64_t d_head = model->d_model / config->n_head;
-    const int64_t dim[2] = {d_head, config->max_span};
-    struct tensor position = {0};
-    loader_table(loader, &model->tok, model->n_vocab, model->d_model, "embeddings.weight");
-    loader_array(loader, &position, d_head, config->max_span, dim, 2, "positions");
-    for (int i = 0; i < model->n_layer && loader->code == ERR_OK; i++) {
+    const int64_t dim[2] = {config->d_head, config->max_span};
+    const struct name name = name_make("positions");
+    float *const host = loader_floats(loader, dim, 2, &name);
+    struct tensor position = NO_TENSOR;
+    loader_array(loader, &position, host, dim[0], dim[1], name.text);
+    free(host);
+    return position;
+}
+
+static void bind(void *self, struct loader *loader, const struct config *config)
+{
+    struct all_attention *const model = self;
+    struct network *const net = &model->net;
+    const int n_head = config->n_head;
+    model->n_text = config->attention == ATTENTION_HEAD_SPLIT ? n_head / 2 : n_head;
+    model->n_persistent = config->attention == ATTENTION_JOINT ? 0 : model->n_text;
+    model->d_text = model->n_text * net->d_head;
+    model->d_persistent = model->n_persistent * net->d_head;
+    net->d_kv = model->d_text;
+    loader_table(loader, &model->tok, net->n_vocab, net->d_model, "embeddings.weight");
+    const struct tensor position = bind_positions(loader, config);
+    for (int i = 0; i < net->n_layer && loader->code == ERR_OK; i++) {
         bind_layer(loader, model, config, i);
         struct span_shape *const span = &model->layer[i].span;
         span->position = tensor_cols(position, config->max_span - span->window, span->window);
@@ -196,99 +235,25 @@ static void bind_model(struct loader *loader, struct all_attention *model,
         loader->info->window = span->window > window ? span->window : window;
         loader->info->window_sum += span->window;
     }
-    output_bind(loader, &model->output, config, "output", true, true);
-}
-
-static void all_attention_close(void *self)
-{
-    struct all_attention *const model = self;
-    store_close(&model->store);
-    buffers_close(&model->room);
-    free(model->layer);
-    free(model);
-}
-
-static enum err_code all_attention_open(void **self, struct backend *be,
-                                        const struct config *config, const struct tensors *tensors,
-                                        const struct model_options *options,
-                                        struct model_info *info, struct err *err)
-{
-    *self = NULL;
-    struct all_attention *const model = calloc(1, sizeof *model);
-    struct layer *const layer = calloc((size_t)config->n_layer, sizeof *layer);
-    if (model == NULL || layer == NULL) {
-        free(model);
-        free(layer);
-        return err_set(err, ERR_MEMORY, "model: no memory for its %d layers", config->n_layer);
-    }
-    const int d_head = config->d_model / config->n_head;
-    const int n_half = config->n_head / 2;
-    const int n_text = config->attention == ATTENTION_HEAD_SPLIT ? n_half : config->n_head;
-    const int n_alone = config->attention == ATTENTION_JOINT ? 0 : n_text;
-    *model = (struct all_attention){.be = be,
-                                    .n_vocab = config->n_vocab,
-                                    .d_model = config->d_model,
-                                    .n_layer = config->n_layer,
-                                    .d_ff = config->d_ff,
-                                    .n_text = n_text,
-                                    .n_alone = n_alone,
-                                    .d_text = n_text * d_head,
-                                    .d_alone = n_alone * d_head,
-                                    .cache_dtype = info->cache_dtype,
-                                    .norm_eps = config->norm_eps,
-                                    .layer = layer};
-    struct loader loader;
-    loader_begin(&loader, &model->store, be, tensors, options, info, err);
-    bind_model(&loader, model, config);
-    const enum err_code code = loader_end(&loader);
-    if (code != ERR_OK) {
-        all_attention_close(model);
-        return code;
-    }
-    *self = model;
-    return ERR_OK;
+    output_bind(loader, &net->output, config, "output", true, true);
 }
 
 /* ---- workspace ---------------------------------------------------------------------------- */
 
-/* Lays out all activations at base and returns their size; with base NULL it only counts. */
-static size_t lay_out(struct all_attention *model, const struct step_limits *limits, void *base)
-{
-    struct scratch *const s = &model->scratch;
-    struct arena arena = {.base = base};
-    const int64_t n_tok = limits->n_tok_max;
-    const int64_t d = model->d_model;
-    s->x = arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->y = arena_take(&arena, n_tok, model->d_text + model->d_alone, DTYPE_F32);
-    s->q = arena_take(&arena, n_tok, d, DTYPE_F32);
-    s->k = arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
-    s->v = arena_take(&arena, n_tok, model->d_text, DTYPE_F32);
-    s->ff = arena_take(&arena, n_tok, model->d_ff, DTYPE_F32);
-    output_lay_out(&model->output, &arena, limits, d);
-    return arena.used;
-}
-
-static size_t all_attention_workspace_bytes(const void *self, const struct step_limits *limits)
-{
-    struct all_attention copy = *(const struct all_attention *)self;
-    return lay_out(&copy, limits, NULL);
-}
-
-static size_t all_attention_page_bytes(const void *self)
-{
-    const struct all_attention *const model = self;
-    return buffers_page_bytes(model->n_layer, model->d_text, model->cache_dtype);
-}
-
-static enum err_code all_attention_reserve(void *self, const struct step_limits *limits, int n_page,
-                                           struct err *err)
+static void lay_out(void *self, struct arena *arena, const struct step_limits *limits)
 {
     struct all_attention *const model = self;
-    const enum err_code code =
-        buffers_open(&model->room, model->be, lay_out(model, limits, NULL), model->n_layer, n_page,
-                     model->d_text, model->cache_dtype, err);
-    (void)lay_out(model, limits, model->room.workspace);
-    return code;
+    struct network *const net = &model->net;
+    struct scratch *const s = &model->scratch;
+    const int64_t n_tok = limits->n_tok_max;
+    const int64_t d = net->d_model;
+    s->x = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->attn_out = arena_take(arena, n_tok, model->d_text + model->d_persistent, DTYPE_F32);
+    s->q = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->k = arena_take(arena, n_tok, model->d_text, DTYPE_F32);
+    s->v = arena_take(arena, n_tok, model->d_text, DTYPE_F32);
+    s->ff = arena_take(arena, n_tok, net->d_ff, DTYPE_F32);
+    output_lay_out(&net->output, arena, limits, d);
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
@@ -297,75 +262,73 @@ static enum err_code all_attention_reserve(void *self, const struct step_limits 
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
 {
     struct scratch s = *full;
-    s.x.rows = s.y.rows = s.q.rows = s.k.rows = s.v.rows = s.ff.rows = n_tok;
+    s.x.rows = s.attn_out.rows = s.q.rows = s.k.rows = s.v.rows = s.ff.rows = n_tok;
     return s;
 }
 
-static void apply(struct backend *be, struct tensor y, struct tensor x, const struct linear *linear,
-                  enum act act)
+/* Stores keys and values of layer i; s->attn_out = the outputs of its heads. Split attention asks
+ * the same queries twice, split heads ask with the columns of each half. */
+static void attend(const struct all_attention *model, int i, const struct scratch *s,
+                   const struct step *step)
 {
-    op_linear(be, y, x, linear->weight, linear->bias, act);
-}
-
-/* Stores keys and values; s->y = what each head has seen. Split attention asks the same queries
- * twice, split heads ask with the columns of each half. */
-static void attend(const struct all_attention *model, const struct layer *layer,
-                   const struct scratch *s, const struct step *step)
-{
+    const struct network *const net = &model->net;
+    const struct layer *const layer = &model->layer[i];
+    struct backend *const be = net->be;
     const int d_text = model->d_text;
-    const int index = (int)(layer - model->layer);
-    const struct tensor k_pages = buffers_k_pages(&model->room, index);
-    const struct tensor v_pages = buffers_v_pages(&model->room, index);
-    op_kv_store(model->be, k_pages, v_pages, s->k, s->v, step, model->n_text);
-    op_span_attention(model->be, tensor_cols(s->y, 0, d_text), tensor_cols(s->q, 0, d_text),
+    const int d_persistent = model->d_persistent;
+    const struct tensor k_pages = kv_cache_keys(&net->cache, i);
+    const struct tensor v_pages = kv_cache_values(&net->cache, i);
+    op_kv_store(be, k_pages, v_pages, s->k, s->v, step, model->n_text);
+    op_span_attention(be, tensor_cols(s->attn_out, 0, d_text), tensor_cols(s->q, 0, d_text),
                       k_pages, v_pages, step, &layer->span);
-    if (model->n_alone > 0) {
-        op_span_attention(model->be, tensor_cols(s->y, d_text, model->d_alone),
-                          tensor_cols(s->q, model->d_model - model->d_alone, model->d_alone),
-                          k_pages, v_pages, step, &layer->alone);
+    if (model->n_persistent > 0) {
+        op_span_attention(be, tensor_cols(s->attn_out, d_text, d_persistent),
+                          tensor_cols(s->q, net->d_model - d_persistent, d_persistent), k_pages,
+                          v_pages, step, &layer->persistent_only);
     }
 }
 
-/* s->x = the layer's output */
-static void run_layer(const struct all_attention *model, const struct layer *layer,
-                      const struct scratch *s, const struct step *step)
+/* s->x = the output of layer i */
+static void run_layer(const struct all_attention *model, int i, const struct scratch *s,
+                      const struct step *step)
 {
-    struct backend *const be = model->be;
-    apply(be, s->q, s->x, &layer->query, ACT_NONE);
-    apply(be, s->k, s->x, &layer->key, ACT_NONE);
-    apply(be, s->v, s->x, &layer->value, ACT_NONE);
-    attend(model, layer, s, step);
-    apply(be, s->q, s->y, &layer->out, ACT_NONE);
-    op_add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, model->norm_eps);
-    if (model->d_ff > 0) {
+    const struct network *const net = &model->net;
+    const struct layer *const layer = &model->layer[i];
+    struct backend *const be = net->be;
+    linear_run(be, s->q, s->x, &layer->query, ACT_NONE);
+    linear_run(be, s->k, s->x, &layer->key, ACT_NONE);
+    linear_run(be, s->v, s->x, &layer->value, ACT_NONE);
+    attend(model, i, s, step);
+    linear_run(be, s->q, s->attn_out, &layer->out, ACT_NONE);
+    op_add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
+    if (net->d_ff > 0) {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, ACT_RELU);
         op_ffn(be, s->q, s->ff, s->x, &ffn);
-        op_add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, model->norm_eps);
+        op_add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
     }
 }
 
-static void all_attention_forward(void *self, struct step *step, const struct model_tap *tap)
+static void forward(const void *self, struct step *step, const struct model_tap *tap)
 {
     const struct all_attention *const model = self;
-    struct backend *const be = model->be;
-    CHECK(step->n_tok <= model->scratch.x.rows);
+    const struct network *const net = &model->net;
+    struct backend *const be = net->be;
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
     op_embed(be, s.x, step, model->tok, NULL, NULL);
     model_see(tap, "hidden", -1, &s.x);
-    for (int i = 0; i < model->n_layer; i++) {
-        run_layer(model, &model->layer[i], &s, step);
+    for (int i = 0; i < net->n_layer; i++) {
+        run_layer(model, i, &s, step);
         model_see(tap, "hidden", i, &s.x);
     }
-    output_run(be, &model->output, s.x, step, tap);
+    output_run(be, &net->output, s.x, step, tap);
 }
 
 extern const struct model_family all_attention_family;
 const struct model_family all_attention_family = {
     .name = "all_attention",
-    .open = all_attention_open,
-    .close = all_attention_close,
-    .page_bytes = all_attention_page_bytes,
-    .workspace_bytes = all_attention_workspace_bytes,
-    .reserve = all_attention_reserve,
-    .forward = all_attention_forward,
+    .self_bytes = sizeof(struct all_attention),
+    .layer_bytes = sizeof(struct layer),
+    .bind = bind,
+    .lay_out = lay_out,
+    .forward = forward,
 };

@@ -5,6 +5,7 @@
  * change what the model computes. What concerns several fields at once is checked after. */
 #include "models/config.h"
 #include "models/config_memory.h"
+#include "models/family.h"
 #include "models/json_file.h"
 #include "models/read.h"
 

@@ -1,18 +1,39 @@
-/* Weights and workspace for families: see loader.h. */
-#include "models/loader_inside.h"
+/* See loader.h. The file reads: names and shapes; begin and end; vectors and arrays; weights; what
+ * a binding table lists. */
+#include "models/loader.h"
 
-#include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    ALIGN_FLOATS = 16, /* 64 bytes */
-};
+enum { N_PART_MAX = 8 /* of one stack */ };
 
 /* ---- names and shapes --------------------------------------------------------------------- */
+
+#define FORMAT_NAME(name, format)                                                                  \
+    do {                                                                                           \
+        va_list args;                                                                              \
+        va_start(args, format);                                                                    \
+        const int length = vsnprintf((name)->text, sizeof(name)->text, format, args);              \
+        va_end(args);                                                                              \
+        CHECK(length > 0 && (size_t)length < sizeof(name)->text);                                  \
+    } while (0)
+
+struct name name_make(const char *format, ...)
+{
+    struct name name;
+    FORMAT_NAME(&name, format);
+    return name;
+}
+
+struct name name_join(const struct name *prefix, const char *suffix)
+{
+    struct name name;
+    const int length = snprintf(name.text, sizeof name.text, "%s.%s", prefix->text, suffix);
+    CHECK(length > 0 && (size_t)length < sizeof name.text);
+    return name;
+}
 
 static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
 {
@@ -74,7 +95,8 @@ const struct safetensors_entry *loader_take(struct loader *loader, const struct 
     return entry;
 }
 
-void loader_report(const struct loader *loader)
+/* Tells the caller of model_open how far loading is. */
+static void report(const struct loader *loader)
 {
     if (loader->options->progress != NULL && loader->bytes_total > 0) {
         loader->options->progress(loader->options->progress_ctx, "pack",
@@ -96,34 +118,24 @@ void loader_begin(struct loader *loader, struct store *store, struct backend *be
                   struct model_info *info, struct err *err)
 {
     const int n = tensors_n(tensors);
+    int64_t n_word = 0;
     *loader = (struct loader){.store = store,
                               .tensors = tensors,
                               .options = options,
                               .info = info,
                               .err = err,
-                              .code = ERR_OK};
-    /* A tensor makes at most two weights (a tied table and matrix; only query networks make more)
-     * or one vector. */
-    *store = (struct store){.be = be, .n_weight_max = 2 * n, .n_array_max = 2 * n};
+                              .taken = calloc((size_t)n + 1, sizeof *loader->taken)};
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *const entry = tensors_at(tensors, i);
         loader->bytes_total += entry->bytes;
         if ((entry->n_dim == 1 && !is_scale(entry)) || entry->dtype == SAFETENSORS_I32) {
-            store->n_vector_max += (entry->n_elem + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+            n_word += store_padded(entry->n_elem);
         }
     }
-    loader->taken = calloc((size_t)n + 1, sizeof *loader->taken);
-    store->weight = calloc((size_t)store->n_weight_max + 1, sizeof(struct weight *));
-    store->array = calloc((size_t)store->n_array_max + 1, sizeof *store->array);
-    if (loader->taken == NULL || store->weight == NULL || store->array == NULL) {
-        loader->code = err_set(err, ERR_MEMORY, "model: no memory for a list of %d weights", n);
-        return;
-    }
-    const size_t bytes = (size_t)store->n_vector_max * sizeof(float);
-    void *vector = NULL;
-    loader->code = be->op->buffer_new(be, &vector, bytes, "biases and norms", err);
-    store->vector = vector;
-    info->weight_bytes += bytes;
+    loader->code = loader->taken != NULL
+                       ? store_open(store, be, n_word, err)
+                       : err_set(err, ERR_MEMORY, "model: no memory for a list of %d tensors", n);
+    info->weight_bytes += (size_t)n_word * sizeof(float);
 }
 
 enum err_code loader_end(struct loader *loader)
@@ -138,53 +150,110 @@ enum err_code loader_end(struct loader *loader)
         }
     }
     if (loader->code == ERR_OK) {
-        loader_report(loader); /* the last tensors may have been vectors, which do not report */
+        report(loader); /* the last tensors may have been vectors, which do not report */
     }
     free(loader->taken);
     loader->taken = NULL;
     return loader->code;
 }
 
-void store_close(struct store *store)
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* Bytes that weights may still take: of the machine's memory, or of a device's own. */
+static int64_t bytes_left(struct backend *be, const struct model_info *info)
 {
-    for (int i = 0; i < store->n_weight; i++) {
-        store->be->op->weight_free(store->be, store->weight[i]);
+    if (!be->is_host) {
+        return be->op->memory_available(be);
     }
-    free(store->weight);
-    for (int i = 0; i < store->n_array; i++) {
-        store->be->op->buffer_free(store->be, store->array[i]);
-    }
-    free(store->array);
-    if (store->vector != NULL) {
-        store->be->op->buffer_free(store->be, store->vector);
-    }
-    *store = (struct store){0};
+    const size_t used = info->weight_bytes + info->value_bytes;
+    return be->memory_bytes == 0      ? INT64_MAX
+           : used <= be->memory_bytes ? (int64_t)(be->memory_bytes - used)
+                                      : 0;
 }
 
-/* ---- vectors ------------------------------------------------------------------------------ */
-
-struct tensor store_words(struct store *store, const void *host, int64_t rows, int64_t cols,
-                          enum dtype dtype)
+bool loader_fits(struct loader *loader, size_t bytes, const char *name)
 {
-    const struct tensor words = tensor_make(store->vector + store->n_vector, rows, cols, dtype);
-    store->n_vector += (rows * cols + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
-    CHECK(store->n_vector <= store->n_vector_max);
-    store->be->op->upload(store->be, words, host);
-    return words;
+    struct backend *const be = loader->store->be;
+    const struct model_info *const info = loader->info;
+    if (loader->code != ERR_OK) {
+        return false;
+    }
+    const int64_t left = bytes_left(be, info);
+    if (left == INT64_MAX || bytes <= (size_t)left) {
+        return true;
+    }
+    const char *const advice =
+        be->is_host ? "use a machine with more memory, bf16 weights, or memory-mapped value tables"
+        : info->value_placement == PLACEMENT_DEVICE
+            ? "put the value tables into host memory (memory placement host), use bf16 weights, or "
+              "a device with more memory"
+            : "use bf16 weights, or a device with more memory";
+    loader->code = err_set(loader->err, ERR_MEMORY,
+                           "%s: its %zu bytes do not fit into %s memory: %lld are left beside %zu "
+                           "of weights and %zu of value tables; %s",
+                           name, bytes, be->is_host ? "the machine's" : "device", (long long)left,
+                           info->weight_bytes, info->value_bytes, advice);
+    return false;
 }
 
-struct tensor store_vector(struct store *store, const float *host, int64_t n)
+float *loader_zeros(struct loader *loader, int64_t n, const char *name)
 {
-    return store_words(store, host, 1, n, DTYPE_F32);
+    float *const host = loader->code == ERR_OK ? calloc((size_t)n, sizeof *host) : NULL;
+    if (host == NULL && loader->code == ERR_OK) {
+        loader->code = err_set(loader->err, ERR_MEMORY, "%s: no memory to load %lld values", name,
+                               (long long)n);
+    }
+    return host;
 }
 
-void loader_load_vector(struct loader *loader, struct tensor *vector, int64_t n,
+/* ---- vectors and arrays ------------------------------------------------------------------- */
+
+void loader_read(struct loader *loader, float *host, int64_t n, const struct name *name)
+{
+    const struct safetensors_entry *const entry = loader_take(loader, name, &n, 1, FLOATS);
+    if (entry != NULL) {
+        tensors_widen(host, entry);
+    }
+}
+
+float *loader_floats(struct loader *loader, const int64_t *dim, int n_dim, const struct name *name)
+{
+    const struct safetensors_entry *const entry = loader_take(loader, name, dim, n_dim, FLOATS);
+    if (entry == NULL || !loader_fits(loader, (size_t)entry->n_elem * sizeof(float), name->text)) {
+        return NULL;
+    }
+    float *const host = loader_zeros(loader, entry->n_elem, name->text);
+    if (host != NULL) {
+        tensors_widen(host, entry);
+        tensors_release(entry);
+    }
+    return host;
+}
+
+void loader_array(struct loader *loader, struct tensor *array, const float *host, int64_t rows,
+                  int64_t cols, const char *name)
+{
+    if (loader->code == ERR_OK) {
+        loader->code = store_array(loader->store, array, host, rows, cols, name, loader->err);
+        loader->info->weight_bytes += (size_t)(rows * cols) * sizeof *host;
+        report(loader);
+    }
+}
+
+void loader_words(struct loader *loader, struct tensor *words, const void *host, int64_t rows,
+                  int64_t cols, enum dtype dtype)
+{
+    if (loader->code == ERR_OK) {
+        *words = store_words(loader->store, host, rows, cols, dtype);
+    }
+}
+
+static void load_vector(struct loader *loader, struct tensor *vector, int64_t n,
                         const struct name *name)
 {
-    float *const host = host_floats(loader, n, name);
-    if (host != NULL && read_vector(loader, host, n, name)) {
-        *vector = store_vector(loader->store, host, n);
-    }
+    float *const host = loader_zeros(loader, n, name->text);
+    loader_read(loader, host, n, name);
+    loader_words(loader, vector, host, 1, n, DTYPE_F32);
     free(host);
 }
 
@@ -192,7 +261,7 @@ void loader_vector(struct loader *loader, struct tensor *vector, int64_t n, cons
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    loader_load_vector(loader, vector, n, &name);
+    load_vector(loader, vector, n, &name);
 }
 
 void loader_norm(struct loader *loader, struct norm *norm, int64_t n, const char *format, ...)
@@ -201,151 +270,294 @@ void loader_norm(struct loader *loader, struct norm *norm, int64_t n, const char
     FORMAT_NAME(&name, format);
     const struct name weight = name_join(&name, "weight");
     const struct name bias = name_join(&name, "bias");
-    loader_load_vector(loader, &norm->gamma, n, &weight);
-    loader_load_vector(loader, &norm->beta, n, &bias);
+    load_vector(loader, &norm->gamma, n, &weight);
+    load_vector(loader, &norm->beta, n, &bias);
 }
 
-void loader_host(struct loader *loader, float *host, int64_t n, const char *format, ...)
+/* ---- weights ------------------------------------------------------------------------------ */
+
+static bool weight_fits(struct loader *loader, const struct tensor *host,
+                        const struct weight_desc *desc, const char *name)
+{
+    /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
+    const bool is_free = desc->placement == PLACEMENT_MMAP ||
+                         (!loader->store->be->is_host && desc->placement == PLACEMENT_HOST);
+    const size_t n = (size_t)host->rows * (size_t)host->cols;
+    return is_free || loader_fits(loader, n * dtype_bytes(desc->dtype), name);
+}
+
+/* Hands host to the backend; bytes is where the weight is counted. */
+static const struct weight *make_weight(struct loader *loader, const struct tensor *host,
+                                        const struct weight_desc *desc, const char *name,
+                                        size_t *bytes)
+{
+    const struct weight *weight = NULL;
+    if (loader->code != ERR_OK || !weight_fits(loader, host, desc, name)) {
+        return NULL;
+    }
+    loader->code = store_weight(loader->store, &weight, host, desc, name, loader->err);
+    if (loader->code == ERR_OK) {
+        *bytes +=
+            desc->placement == PLACEMENT_MMAP ? 0 : loader->store->be->op->weight_bytes(weight);
+        report(loader);
+    }
+    return weight;
+}
+
+const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
+                                       enum weight_kind kind, int n_group, const char *name)
+{
+    const bool is_split = kind == WEIGHT_KEYS && loader->info->dtype != DTYPE_F32;
+    const struct weight_desc desc = {.kind = kind,
+                                     .dtype = DTYPE_F32,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = n_group,
+                                     .is_split = is_split};
+    return make_weight(loader, host, &desc, name, &loader->info->weight_bytes);
+}
+
+struct source loader_source(struct loader *loader, const struct name *name, int64_t rows,
+                            int64_t cols)
+{
+    const int64_t dim[2] = {rows, cols};
+    struct source source = {loader_take(loader, name, dim, 2, WEIGHTS), NULL};
+    if (source.entry == NULL || source.entry->dtype != SAFETENSORS_I8) {
+        return source;
+    }
+    const struct name scale_name = name_join(name, "scale");
+    const int64_t n_param = loader->info->n_param;
+    const struct safetensors_entry *const scale =
+        loader_take(loader, &scale_name, &rows, 1, FLOATS);
+    loader->info->n_param = n_param; /* they are part of their weights */
+    if (scale != NULL && scale->dtype != SAFETENSORS_F32) {
+        loader->code =
+            err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; scales must be F32",
+                    scale->path, scale->name, tensors_dtype_name(scale));
+    }
+    if (loader->code != ERR_OK) {
+        return (struct source){NULL, NULL};
+    }
+    source.scale = (const float *)(const void *)scale->data;
+    return source;
+}
+
+const struct weight *loader_pack(struct loader *loader, const struct tensor *host,
+                                 const float *scale, const struct name *name)
+{
+    const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
+                                     .dtype = loader->info->dtype,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1,
+                                     .row_scale = scale,
+                                     .loss_max = loader->options->int8_max_loss};
+    return make_weight(loader, host, &desc, name->text, &loader->info->weight_bytes);
+}
+
+static void load_matrix(struct loader *loader, const struct weight **weight, int64_t rows,
+                        int64_t cols, const struct name *name)
+{
+    const struct source source = loader_source(loader, name, rows, cols);
+    if (source.entry != NULL) {
+        const struct tensor host = tensors_view(source.entry, rows, cols);
+        *weight = loader_pack(loader, &host, source.scale, name);
+        tensors_release(source.entry);
+    }
+}
+
+void loader_matrix(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                   const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    memset(host, 0, (size_t)n * sizeof *host);
-    (void)read_vector(loader, host, n, &name);
+    load_matrix(loader, weight, rows, cols, &name);
 }
 
-/* ---- arrays ------------------------------------------------------------------------------- */
-
-void loader_computed(struct loader *loader, struct tensor *array, const float *host, int64_t rows,
-                     int64_t cols, const char *purpose)
+void loader_linear(struct loader *loader, struct linear *linear, int64_t n_out, int64_t n_in,
+                   const char *format, ...)
 {
-    struct store *const store = loader->store;
-    const size_t bytes = arena_mul((size_t)rows * sizeof *host, (size_t)cols);
-    void *data = NULL;
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct name weight = name_join(&name, "weight");
+    const struct name bias = name_join(&name, "bias");
+    load_matrix(loader, &linear->weight, n_out, n_in, &weight);
+    load_vector(loader, &linear->bias, n_out, &bias);
+}
+
+/* ---- stacks ------------------------------------------------------------------------------- */
+
+/* The type of a stack: the one its parts share, or F32, which holds the others exactly. */
+static enum dtype stack_dtype(struct loader *loader, const struct source *source, int n_part)
+{
     if (loader->code != ERR_OK) {
+        return DTYPE_F32;
+    }
+    enum dtype dtype = tensors_dtype(source[0].entry);
+    for (int p = 1; p < n_part; p++) {
+        const enum dtype other = tensors_dtype(source[p].entry);
+        if (other != dtype && (dtype == DTYPE_I8 || other == DTYPE_I8)) {
+            loader->code = err_set(loader->err, ERR_UNSUPPORTED,
+                                   "%s: tensor %s has dtype %s and tensor %s has %s: they are one "
+                                   "matrix here, so all of its parts must be I8, or none",
+                                   source[p].entry->path, source[0].entry->name,
+                                   tensors_dtype_name(source[0].entry), source[p].entry->name,
+                                   tensors_dtype_name(source[p].entry));
+            return DTYPE_F32;
+        }
+        dtype = other == dtype ? dtype : DTYPE_F32;
+    }
+    return dtype;
+}
+
+/* The rows of the file that a part takes. */
+static int64_t part_rows(const struct loader_part *part)
+{
+    return part->n > 0 ? part->n : part->rows;
+}
+
+/* Copies the rows of part out of its source to out; widens them where the stack is F32 and the file
+ * is not. */
+static void copy_rows(void *out, enum dtype dtype, const struct source *source,
+                      const struct loader_part *part, int64_t n_in)
+{
+    const size_t row_bytes = (size_t)n_in * dtype_bytes(dtype);
+    if (tensors_dtype(source->entry) == dtype) {
+        memcpy(out, source->entry->data + (size_t)part->first * row_bytes,
+               (size_t)part_rows(part) * row_bytes);
         return;
     }
-    loader->code = store->be->op->buffer_new(store->be, &data, bytes, purpose, loader->err);
-    if (loader->code == ERR_OK) {
-        CHECK(store->n_array < store->n_array_max);
-        store->array[store->n_array++] = data;
-        loader->info->weight_bytes += bytes;
-        *array = tensor_make(data, rows, cols, DTYPE_F32);
-        store->be->op->upload(store->be, *array, host);
-    }
+    CHECK(part_rows(part) == part->rows && dtype == DTYPE_F32);
+    tensors_widen(out, source->entry);
 }
 
-/* The n numbers of a tensor of shape dim[n_dim], which the caller frees; NULL after a failure. */
-static float *read_array(struct loader *loader, int64_t n, const int64_t *dim, int n_dim,
-                         const struct name *name)
+static void stack_weights(struct loader *loader, const struct weight **weight,
+                          const struct loader_part *part, int n_part, int64_t n_in,
+                          const struct name *name)
 {
-    const struct safetensors_entry *const entry = loader_take(loader, name, dim, n_dim, FLOATS);
-    const bool fits = loader_fits(loader, (size_t)n * sizeof(float), name->text);
-    float *const host = fits ? host_floats(loader, n, name) : NULL;
-    if (host != NULL) {
-        CHECK(entry->n_elem == n);
-        tensors_widen(host, entry);
-        tensors_release(entry);
+    struct source source[N_PART_MAX] = {{NULL, NULL}};
+    int64_t rows = 0;
+    for (int p = 0; p < n_part; p++) {
+        const struct name part_name = name_join(name, part[p].name);
+        const struct name weight_name = name_join(&part_name, "weight");
+        source[p] = loader_source(loader, &weight_name, part[p].rows, n_in);
+        rows += part_rows(&part[p]);
     }
-    return host;
+    const enum dtype dtype = stack_dtype(loader, source, n_part);
+    /* Floats are large enough for elements of any type, and for the scales of I8 behind them. */
+    float *const data = loader_zeros(loader, rows * (n_in + 1), name->text);
+    float *const scale = data != NULL && dtype == DTYPE_I8 ? data + rows * n_in : NULL;
+    int64_t row = 0;
+    for (int p = 0; p < n_part && data != NULL; p++) {
+        char *const out = (char *)data + (size_t)row * (size_t)n_in * dtype_bytes(dtype);
+        copy_rows(out, dtype, &source[p], &part[p], n_in);
+        tensors_release(source[p].entry);
+        if (scale != NULL) {
+            memcpy(scale + row, source[p].scale + part[p].first,
+                   (size_t)part_rows(&part[p]) * sizeof *scale);
+        }
+        row += part_rows(&part[p]);
+    }
+    const struct tensor host = tensor_make(data, rows, n_in, dtype);
+    *weight = loader_pack(loader, &host, scale, name);
+    free(data);
 }
 
-void loader_array(struct loader *loader, struct tensor *array, int64_t rows, int64_t cols,
-                  const int64_t *dim, int n_dim, const char *format, ...)
+static void stack_biases(struct loader *loader, struct tensor *bias, const struct loader_part *part,
+                         int n_part, const struct name *name)
 {
-    struct name name;
-    FORMAT_NAME(&name, format);
-    float *const host = read_array(loader, rows * cols, dim, n_dim, &name);
-    if (host != NULL) {
-        loader_computed(loader, array, host, rows, cols, name.text);
-        loader_report(loader);
+    int64_t n_all = 0; /* numbers in the files */
+    for (int p = 0; p < n_part; p++) {
+        n_all += part[p].rows;
     }
+    float *const host = loader_zeros(loader, n_all, name->text);
+    int64_t n = 0;
+    for (int p = 0; p < n_part && loader->code == ERR_OK; p++) {
+        const struct name part_name = name_join(name, part[p].name);
+        const struct name bias_name = name_join(&part_name, "bias");
+        loader_read(loader, host + n, part[p].rows, &bias_name);
+        memmove(host + n, host + n + part[p].first, (size_t)part_rows(&part[p]) * sizeof *host);
+        n += part_rows(&part[p]);
+    }
+    loader_words(loader, bias, host, 1, n, DTYPE_F32);
     free(host);
 }
 
-void loader_array_by_column(struct loader *loader, struct tensor *array, const int64_t dim[3],
-                            const char *format, ...)
+void loader_stack(struct loader *loader, struct linear *linear, const struct loader_part *part,
+                  int n_part, int64_t n_in, bool has_bias, const char *format, ...)
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    const int64_t rows = dim[1];
-    const int64_t cols = dim[2];
-    const int64_t n = dim[0] * rows * cols;
-    float *const from = read_array(loader, n, dim, 3, &name);
-    float *const to = host_floats(loader, n, &name);
-    if (from != NULL && to != NULL) {
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t matrix = i / (rows * cols);
-            const int64_t row = i / cols % rows;
-            to[(matrix * cols + i % cols) * rows + row] = from[i];
-        }
-        loader_computed(loader, array, to, dim[0] * cols, rows, name.text);
-        loader_report(loader);
+    CHECK(n_part >= 1 && n_part <= N_PART_MAX);
+    for (int p = 0; p < n_part; p++) {
+        CHECK(part[p].first >= 0 && part[p].first + part_rows(&part[p]) <= part[p].rows);
     }
-    free(from);
-    free(to);
+    stack_weights(loader, &linear->weight, part, n_part, n_in, &name);
+    if (has_bias) {
+        stack_biases(loader, &linear->bias, part, n_part, &name);
+    }
 }
 
-/* ---- workspace ---------------------------------------------------------------------------- */
+/* ---- tables ------------------------------------------------------------------------------- */
 
-size_t arena_mul(size_t a, size_t b)
+/* Rows keep their file's precision, but where all weights are to be INT8 or are. A backend without
+ * INT8 takes such rows as BF16. */
+static enum dtype table_dtype(const struct loader *loader, enum dtype file)
 {
-    size_t product = 0;
-    return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+    if (loader->info->dtype == DTYPE_I8) {
+        return DTYPE_I8;
+    }
+    if (file == DTYPE_I8) {
+        return loader->store->be->has_int8 ? DTYPE_I8 : DTYPE_BF16;
+    }
+    return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-struct tensor arena_take(struct arena *arena, int64_t rows, int64_t cols, enum dtype dtype)
+static const struct safetensors_entry *load_table(struct loader *loader,
+                                                  const struct weight **weight, int64_t rows,
+                                                  int64_t cols, const struct name *name,
+                                                  enum placement placement, size_t *bytes)
 {
-    CHECK(rows >= 0 && cols >= 0);
-    const size_t offset = arena->used;
-    char *const data = arena->base == NULL ? NULL : arena->base + offset;
-    const size_t bytes = arena_mul(arena_mul((size_t)rows, (size_t)cols), dtype_bytes(dtype));
-    const size_t padded = bytes > SIZE_MAX - 63 ? SIZE_MAX : (bytes + 63) / 64 * 64;
-    if (__builtin_add_overflow(arena->used, padded, &arena->used)) {
-        arena->used = SIZE_MAX;
+    const struct source source = loader_source(loader, name, rows, cols);
+    if (source.entry == NULL) {
+        return NULL;
     }
-    return tensor_make(data, rows, cols, dtype);
+    const struct tensor host = tensors_view(source.entry, rows, cols);
+    const struct weight_desc desc = {.kind = WEIGHT_TABLE,
+                                     .dtype = table_dtype(loader, host.dtype),
+                                     .placement = placement,
+                                     .n_group = 1,
+                                     .row_scale = source.scale,
+                                     .loss_max = loader->options->int8_max_loss};
+    *weight = make_weight(loader, &host, &desc, name->text, bytes);
+    if (placement != PLACEMENT_MMAP) {
+        tensors_release(source.entry);
+    }
+    return source.entry;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------- */
-
-enum err_code buffers_open(struct buffers *room, struct backend *be, size_t workspace_bytes,
-                           int n_layer, int n_page, int64_t d_kv, enum dtype dtype, struct err *err)
+void loader_table(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                  const char *format, ...)
 {
-    const size_t bytes = arena_mul(buffers_page_bytes(n_layer, d_kv, dtype), (size_t)n_page);
-    *room = (struct buffers){.be = be};
-    room->page = calloc(2 * (size_t)n_layer, sizeof *room->page);
-    if (room->page == NULL) {
-        return err_set(err, ERR_MEMORY, "key/value cache: no memory for %d layers", n_layer);
-    }
-    enum err_code code =
-        be->op->buffer_new(be, &room->workspace, workspace_bytes, "activations", err);
-    if (code == ERR_OK) {
-        code = be->op->buffer_new(be, &room->cache, bytes, "key/value cache", err);
-    }
-    if (code != ERR_OK) {
-        return code;
-    }
-    struct arena arena = {.base = room->cache};
-    for (int i = 0; i < 2 * n_layer; i++) {
-        room->page[i] = arena_take(&arena, n_page, KV_PAGE * d_kv, dtype);
-    }
-    CHECK(arena.used == bytes); /* a page of one layer is a multiple of 64 bytes */
-    return ERR_OK;
+    struct name name;
+    FORMAT_NAME(&name, format);
+    /* Every row of a step reads one: on a device they are small beside its own memory, and fast
+     * there; on the host they may as well stay in the file, like the values. */
+    const enum placement placement =
+        loader->store->be->is_host ? loader->info->value_placement : PLACEMENT_DEVICE;
+    (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);
 }
 
-void buffers_close(struct buffers *room)
+void loader_values(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                   const char *format, ...)
 {
-    void *const buffers[] = {room->workspace, room->cache};
-    for (int i = 0; i < 2; i++) {
-        if (buffers[i] != NULL) {
-            room->be->op->buffer_free(room->be, buffers[i]);
-        }
+    struct name name;
+    FORMAT_NAME(&name, format);
+    const struct safetensors_entry *const entry =
+        load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
+                   &loader->info->value_bytes);
+    if (entry != NULL) {
+        loader->info->n_param_memory += rows * cols;
+        loader->info->value_dtype = loader->info->value_placement == PLACEMENT_MMAP
+                                        ? tensors_dtype(entry)
+                                        : table_dtype(loader, tensors_dtype(entry));
     }
-    free(room->page);
-    *room = (struct buffers){.be = NULL};
-}
-
-size_t buffers_page_bytes(int n_layer, int64_t d_kv, enum dtype dtype)
-{
-    return (size_t)n_layer * 2 * KV_PAGE * (size_t)d_kv * dtype_bytes(dtype);
 }

@@ -1,174 +1,68 @@
-/* Opens a model directory and hands the work to its family: see model.h. */
-#include "models/config.h"
-#include "models/model.h"
+/* The life cycle of a model: made of a configuration and tensors, reserved, closed. See model.h and
+ * network.h; open.c reads the directory. */
+#include "models/network.h"
+
 #include "models/tensors.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct model {
     const struct model_family *family;
-    void *self;              /* Owner: the family's own struct */
-    struct tensors *tensors; /* Owner: open while tables are read in place; else NULL */
-    struct model_info info;
+    struct network *net;       /* Owner: the beginning of the family's own struct */
+    struct tensors *tensors;   /* Owner: open while tables are read in place; else NULL */
+    struct step_limits limits; /* of model_reserve */
     bool reserved;
+    struct model_info info;
 };
 
-static void fill_info(struct model_info *info, const struct config *config)
+static void fill_network(struct network *net, struct backend *be, const struct config *config)
 {
-    (void)snprintf(info->family, sizeof info->family, "%s", config->family->name);
-    info->n_vocab = config->n_vocab;
-    info->d_model = config->d_model;
-    info->n_layer = config->n_layer;
-    info->n_head = config->n_head;
-    info->d_ff = config->d_ff;
-    info->d_attention = config->n_head * config->d_head;
-    info->n_kv_head = config->n_kv_head;
-    info->gated = config->gated;
-    info->context = config->context;
-    info->n_persistent = config->n_persistent;
-    info->act = config->act;
-    info->tie_output = config->tie_output;
-    info->n_cutoff = config->n_cutoff;
-    info->bos_id = config->bos_id;
-    info->eos_id = config->eos_id;
-    info->pad_id = config->pad_id;
-    info->unk_id = config->unk_id;
-    info->add_bos = config->add_bos;
-    memcpy(info->tokenizer, config->tokenizer, sizeof info->tokenizer);
-    info->n_lang = config->n_lang;
-    memcpy(info->lang, config->lang, sizeof info->lang);
-    info->n_memory = config->n_memory;
+    int n_replaced = 0; /* layers whose feed-forward network is a memory */
     for (int m = 0; m < config->n_memory; m++) {
-        info->memory[m] = config->memory[m].info;
+        n_replaced += config->memory[m].info.after ? 0 : 1;
     }
+    net->be = be;
+    net->n_vocab = config->n_vocab;
+    net->d_model = config->d_model;
+    net->n_layer = config->n_layer;
+    net->n_head = config->n_head;
+    net->n_kv_head = config->n_kv_head;
+    net->d_head = config->d_head;
+    net->d_attention = config->n_head * config->d_head;
+    net->d_kv = config->n_kv_head * config->d_head;
+    net->d_ff = n_replaced < config->n_layer ? config->d_ff : 0;
+    net->act = config->act;
+    net->norm_eps = config->norm_eps;
 }
 
-/* The dtype to compute with. F16 files are computed in F32: the CPU has no F16 products that
- * accumulate in F32, and BF16 would lose three of their bits. */
-static enum err_code choose_dtype(struct model_info *info, const struct backend *be,
-                                  const char *wanted, struct err *err)
+enum err_code model_new(struct model **model, struct backend *be, const struct config *config,
+                        struct tensors *tensors, const struct model_options *options,
+                        const struct model_info *info, struct err *err)
 {
-    if (strcmp(wanted, "auto") == 0) {
-        info->dtype = info->file_dtype == DTYPE_I8     ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
-                      : info->file_dtype == DTYPE_BF16 ? DTYPE_BF16
-                                                       : DTYPE_F32;
-    } else if (strcmp(wanted, "f32") == 0) {
-        info->dtype = DTYPE_F32;
-    } else if (strcmp(wanted, "bf16") == 0) {
-        info->dtype = DTYPE_BF16;
-    } else if (strcmp(wanted, "int8") == 0 && be->has_int8) {
-        info->dtype = DTYPE_I8;
-    } else if (strcmp(wanted, "int8") == 0) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "dtype: %s does not compute in int8; use auto or bf16, which take models "
-                       "stored in int8 too",
-                       be->name);
-    } else {
-        return err_set(err, ERR_ARGUMENT, "dtype: %.40s is unknown; use auto, f32, bf16 or int8",
-                       wanted);
-    }
-    return ERR_OK;
-}
-
-/* The dtype of keys and values. Two columns of BF16 share a word. */
-static enum err_code choose_cache_dtype(struct model_info *info, const char *wanted,
-                                        struct err *err)
-{
-    const int d_head = info->d_attention / info->n_head;
-    if (wanted == NULL || strcmp(wanted, "auto") == 0) {
-        info->cache_dtype = info->dtype == DTYPE_F32 || d_head % 2 != 0 ? DTYPE_F32 : DTYPE_BF16;
-    } else if (strcmp(wanted, "f32") == 0) {
-        info->cache_dtype = DTYPE_F32;
-    } else if (strcmp(wanted, "bf16") == 0 && d_head % 2 == 0) {
-        info->cache_dtype = DTYPE_BF16;
-    } else if (strcmp(wanted, "bf16") == 0) {
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "kv_cache_dtype: bf16 holds columns in pairs, and a head of this model has %d "
-            "(%d in %d heads); use auto or f32",
-            d_head, info->d_attention, info->n_head);
-    } else {
-        return err_set(err, ERR_ARGUMENT, "kv_cache_dtype: %.40s is unknown; use auto, f32 or bf16",
-                       wanted);
-    }
-    return ERR_OK;
-}
-
-/* Decides where the value tables go. */
-static enum err_code choose_placement(struct model_options *options, const struct backend *be,
-                                      struct err *err)
-{
-    if (options->value_auto) {
-        options->value_placement = be->is_host ? PLACEMENT_MMAP : PLACEMENT_DEVICE;
-    }
-    if (options->value_placement == PLACEMENT_MMAP && !be->is_host) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "memory placement: %s does not read value tables in place from the file "
-                       "(mmap); use device, or host where its memory is too small for them",
-                       be->name);
-    }
-    return ERR_OK;
-}
-
-static enum err_code open_parts(struct model *model, struct config *config, struct backend *be,
-                                const char *dir, const struct model_options *options,
-                                struct err *err)
-{
-    enum err_code code = config_read(config, dir, err);
-    if (code == ERR_OK) {
-        code = tensors_open(&model->tensors, dir, err);
-    }
-    if (code != ERR_OK) {
-        return code;
-    }
-    if (options->progress != NULL) {
-        options->progress(options->progress_ctx, "map", 1.0);
-    }
-    fill_info(&model->info, config);
-    model->info.file_dtype = tensors_main_dtype(model->tensors);
-    code = choose_dtype(&model->info, be, options->dtype, err);
-    if (code == ERR_OK) {
-        code = choose_cache_dtype(&model->info, options->cache_dtype, err);
-    }
-    if (code == ERR_OK && options->check) {
-        code = tensors_check(model->tensors, options, err);
-    }
-    if (code != ERR_OK) {
-        return code;
-    }
-    model->family = config->family;
-    return model->family->open(&model->self, be, config, model->tensors, options, &model->info,
-                               err);
-}
-
-enum err_code model_open(struct model **model, struct backend *be, const char *dir,
-                         const struct model_options *options, struct err *err)
-{
-    *model = NULL;
-    struct model_options chosen = *options;
-    enum err_code code = choose_placement(&chosen, be, err);
-    if (code != ERR_OK) {
-        return code;
-    }
+    const struct model_family *const family = config->family;
+    const size_t bytes = family->self_bytes + (size_t)config->n_layer * family->layer_bytes;
     struct model *const made = calloc(1, sizeof *made);
-    struct config *const config = calloc(1, sizeof *config);
-    if (made == NULL || config == NULL) {
-        code = err_set(err, ERR_MEMORY, "%s: no memory to open it", dir);
-        goto done;
+    struct network *const net = calloc(1, bytes);
+    *model = NULL;
+    if (made == NULL || net == NULL) {
+        free(made);
+        free(net);
+        tensors_close(tensors);
+        return err_set(err, ERR_MEMORY, "model: no memory for its %d layers", config->n_layer);
     }
-    made->info.value_placement = chosen.value_placement;
-    code = open_parts(made, config, be, dir, &chosen, err);
-    if (code == ERR_OK && chosen.value_placement != PLACEMENT_MMAP) {
-        tensors_close(made->tensors);
-        made->tensors = NULL;
-    }
-done:
-    free(config);
+    *made = (struct model){.family = family, .net = net, .tensors = tensors, .info = *info};
+    fill_network(net, be, config);
+    struct loader loader;
+    loader_begin(&loader, &net->store, be, tensors, options, &made->info, err);
+    family->bind(net, &loader, config);
+    const enum err_code code = loader_end(&loader);
     if (code != ERR_OK) {
         model_close(made);
         return code;
+    }
+    if (info->value_placement != PLACEMENT_MMAP) {
+        tensors_close(tensors);
+        made->tensors = NULL;
     }
     *model = made;
     return ERR_OK;
@@ -179,9 +73,13 @@ void model_close(struct model *model)
     if (model == NULL) {
         return;
     }
-    if (model->self != NULL) {
-        model->family->close(model->self);
+    struct network *const net = model->net;
+    store_close(&net->store);
+    kv_cache_close(&net->cache);
+    if (net->workspace != NULL) {
+        net->be->op->buffer_free(net->be, net->workspace);
     }
+    free(net);
     tensors_close(model->tensors);
     free(model);
 }
@@ -193,33 +91,61 @@ const struct model_info *model_info(const struct model *model)
 
 size_t model_page_bytes(const struct model *model)
 {
-    return model->family->page_bytes(model->self);
+    const struct network *const net = model->net;
+    return kv_cache_page_bytes(net->n_layer, net->d_kv, model->info.cache_dtype);
+}
+
+/* Lays out all activations at base, and returns their size; with base NULL it only counts. */
+static size_t lay_out(const struct model *model, const struct step_limits *limits, void *base)
+{
+    struct arena arena = {.base = base};
+    model->family->lay_out(model->net, &arena, limits);
+    return arena.used;
 }
 
 size_t model_workspace_bytes(const struct model *model, const struct step_limits *limits)
 {
-    return model->family->workspace_bytes(model->self, limits);
+    const size_t bytes = lay_out(model, limits, NULL);
+    if (model->reserved) {
+        (void)lay_out(model, &model->limits, model->net->workspace);
+    }
+    return bytes;
 }
 
 enum err_code model_reserve(struct model *model, const struct step_limits *limits, int n_page,
                             struct err *err)
 {
+    struct network *const net = model->net;
+    struct backend *const be = net->be;
     CHECK(!model->reserved);
     CHECK(limits->n_tok_max >= 1 && limits->n_out_max >= 0 && n_page >= 1);
-    const enum err_code code = model->family->reserve(model->self, limits, n_page, err);
-    model->reserved = code == ERR_OK;
-    return code;
+    const size_t bytes = lay_out(model, limits, NULL);
+    enum err_code code = be->op->buffer_new(be, &net->workspace, bytes, "activations", err);
+    if (code == ERR_OK) {
+        code = kv_cache_open(&net->cache, be, net->n_layer, n_page, net->d_kv,
+                             model->info.cache_dtype, err);
+    }
+    if (code != ERR_OK) {
+        return code;
+    }
+    (void)lay_out(model, limits, net->workspace);
+    model->limits = *limits;
+    model->reserved = true;
+    return ERR_OK;
 }
 
 void model_forward(struct model *model, struct step *step, const struct model_tap *tap)
 {
-    CHECK(model->reserved);
-    model->family->forward(model->self, step, tap);
+    CHECK(model->reserved && step->n_tok <= model->limits.n_tok_max);
+    model->family->forward(model->net, step, tap);
 }
 
 void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
                        struct tensor *shares)
 {
     CHECK(model->reserved && m >= 0 && m < model->info.n_memory);
-    model->family->memory_hits(model->self, m, n_tok, slots, shares);
+    CHECK(n_tok <= model->limits.n_tok_max);
+    const struct memory *const memory = &model->net->memories.memory[m];
+    *slots = tensor_head(memory->slots, n_tok);
+    *shares = tensor_head(memory->shares, n_tok);
 }

@@ -5,7 +5,7 @@
  * The engine fills a struct step, calls model_forward and then the backend's finish. Prefill,
  * decode and scoring are the same function with another number of rows.
  *
- * Each family is one file with a struct model_family (models/registry.c lists them). */
+ * Each family is one file: see models/family.h. */
 #ifndef MODELS_MODEL_H
 #define MODELS_MODEL_H
 
@@ -137,37 +137,5 @@ void model_forward(struct model *model, struct step *step, const struct model_ta
  * slots I32 and shares F32, [n_tok, n_head·k_top], in the backend's address space. */
 void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
                        struct tensor *shares);
-
-/* ---- families: for models/ only ------------------------------------------------------------ */
-
-struct config;  /* models/config.h */
-struct tensors; /* models/tensors.h */
-
-struct model_family {
-    const char *name; /* config.json "model_type" */
-    enum err_code (*open)(void **self, struct backend *be, const struct config *config,
-                          const struct tensors *tensors, const struct model_options *options,
-                          struct model_info *info, struct err *err);
-    void (*close)(void *self);
-    size_t (*page_bytes)(const void *self);
-    size_t (*workspace_bytes)(const void *self, const struct step_limits *limits);
-    enum err_code (*reserve)(void *self, const struct step_limits *limits, int n_page,
-                             struct err *err);
-    void (*forward)(void *self, struct step *step, const struct model_tap *tap);
-    void (*memory_hits)(const void *self, int m, int n_tok, struct tensor *slots,
-                        struct tensor *shares); /* NULL: the family has no memories */
-};
-
-/* Shows tap, if there is one, an intermediate result. */
-static inline void model_see(const struct model_tap *tap, const char *name, int layer,
-                             const struct tensor *t)
-{
-    if (tap != NULL) {
-        tap->see(tap->ctx, name, layer, t);
-    }
-}
-
-/* NULL-terminated. */
-extern const struct model_family *const model_families[];
 
 #endif

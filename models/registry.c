@@ -1,5 +1,5 @@
 /* The model families of this build: one file and one line each. */
-#include "models/model.h"
+#include "models/family.h"
 
 extern const struct model_family all_attention_family;
 extern const struct model_family memory_llama_family;

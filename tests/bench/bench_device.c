@@ -216,7 +216,7 @@ void bench_finish(const struct bench *b, struct step *step)
 
 struct steps {
     const struct bench *b;
-    struct random_model model;
+    struct model *model; /* Owner */
     struct step *step;
     int n_page;      /* pages of one sequence */
     int first, span; /* decoded positions: first .. first+span-1, over and over */
@@ -265,7 +265,7 @@ static void step_add(const struct steps *t, int seq, int pos, int n, int n_want)
 static void step_run(const struct steps *t)
 {
     t->b->be->op->step_begin(t->b->be, t->step);
-    t->model.family->forward(t->model.self, t->step, NULL);
+    model_forward(t->model, t->step, NULL);
     bench_finish(t->b, t->step);
 }
 
@@ -335,7 +335,7 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
                                           .n_out = t->want == OUT_LOGPROB ? n : n_seq,
                                           .n_seq = n_seq,
                                           .mean_pos = pos};
-        const struct bench_cost cost = bench_cost_of(&t->model.info, &shape);
+        const struct bench_cost cost = bench_cost_of(model_info(t->model), &shape);
         t->rows = n;
         t->at = 0;
         const int64_t n_prepared = t->b->be->n_prepared;
@@ -350,10 +350,10 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
 /* Of the last step. */
 static void print_spread(const struct steps *t)
 {
-    for (int m = 0; m < t->model.info.n_memory; m++) {
+    for (int m = 0; m < model_info(t->model)->n_memory; m++) {
         struct tensor slots = {0};
         struct tensor shares = {0};
-        t->model.family->memory_hits(t->model.self, m, t->step->n_tok, &slots, &shares);
+        model_memory_hits(t->model, m, t->step->n_tok, &slots, &shares);
         bench_print_spread(t->b, slots);
     }
 }
@@ -387,14 +387,14 @@ static void open_model(struct steps *t, const struct bench_rows *decode,
                                        .n_vocab = b->shape.vocab,
                                        .d_model = b->shape.width,
                                        .n_head = b->shape.heads};
-    if (t->model.family->reserve(t->model.self, &limits, n_seq * t->n_page, &err) != ERR_OK ||
+    if (model_reserve(t->model, &limits, n_seq * t->n_page, &err) != ERR_OK ||
         b->be->op->step_new(b->be, &t->step, &limits, &err) != ERR_OK) {
         bench_die("%s", err.message);
     }
+    const struct model_info *const info = model_info(t->model);
     (void)printf("{\"part\":\"model\",\"seconds\":%.2f,\"parameters\":%lld,\"weight_bytes\":%zu,"
                  "\"value_bytes\":%zu}\n",
-                 now_s() - begin, (long long)t->model.info.n_param, t->model.info.weight_bytes,
-                 t->model.info.value_bytes);
+                 now_s() - begin, (long long)info->n_param, info->weight_bytes, info->value_bytes);
     (void)fflush(stdout);
 }
 
@@ -410,7 +410,7 @@ static void bench_steps(const struct bench *b, const struct bench_rows *decode,
     }
     measure_steps(&t, "decode", decode);
     b->be->op->step_free(b->be, t.step);
-    random_model_close(&t.model);
+    model_close(t.model);
 }
 
 static void bench_rates(const struct bench *b)

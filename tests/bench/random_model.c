@@ -2,6 +2,7 @@
 #include "tests/bench/random_model.h"
 
 #include "models/config.h"
+#include "models/network.h"
 #include "models/tensors.h"
 
 #include <errno.h>
@@ -284,12 +285,16 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
     }
 }
 
+extern const struct model_family pkm_transformer_family;
+
 static void configure(struct config *config, const struct model_info *info)
 {
+    config->family = &pkm_transformer_family;
     config->n_vocab = info->n_vocab;
     config->d_model = info->d_model;
     config->n_layer = info->n_layer;
     config->n_head = info->n_head;
+    config->n_kv_head = info->n_kv_head;
     config->d_head = info->d_attention / info->n_head;
     config->d_ff = info->d_ff;
     config->context = info->context;
@@ -303,44 +308,36 @@ static void configure(struct config *config, const struct model_info *info)
     }
 }
 
-extern const struct model_family pkm_transformer_family;
-
-enum err_code random_model_open(struct random_model *model, struct backend *be,
+enum err_code random_model_open(struct model **model, struct backend *be,
                                 const struct plan_shape *shape, enum placement values,
                                 struct err *err)
 {
-    *model = (struct random_model){.family = &pkm_transformer_family};
+    *model = NULL;
     const int last = shape->n_memory > 0 ? shape->memory_layer[shape->n_memory - 1] : -1;
     if (last >= shape->layers || shape->width % shape->heads != 0) {
         return err_set(err, ERR_ARGUMENT,
                        "memory layer %d of %d layers, or width %d for %d heads, makes no model",
                        last, shape->layers, shape->width, shape->heads);
     }
+    struct tensors *tensors = NULL;
+    struct model_info *const info = calloc(1, sizeof *info);
     struct config *const config = calloc(1, sizeof *config);
-    if (config == NULL) {
-        return err_set(err, ERR_MEMORY, "no memory for a configuration");
+    enum err_code code = ERR_OK;
+    if (info == NULL || config == NULL) {
+        code = err_set(err, ERR_MEMORY, "no memory for a configuration");
+        goto done;
     }
-    describe(&model->info, shape, values);
-    configure(config, &model->info);
+    describe(info, shape, values);
+    configure(config, info);
     const struct model_options options = {.dtype = "auto", .value_placement = values};
-    enum err_code code = tensors_make(&model->tensors, shape, err);
+    code = tensors_make(&tensors, shape, err);
     if (code == ERR_OK) {
-        code = model->family->open(&model->self, be, config, model->tensors, &options, &model->info,
-                                   err);
+        code = model_new(model, be, config, tensors, &options, info, err);
+    } else {
+        tensors_close(tensors);
     }
+done:
+    free(info);
     free(config);
-    if (code != ERR_OK) {
-        model->self = NULL;
-        random_model_close(model);
-    }
     return code;
-}
-
-void random_model_close(struct random_model *model)
-{
-    if (model->self != NULL) {
-        model->family->close(model->self);
-    }
-    tensors_close(model->tensors);
-    *model = (struct random_model){0};
 }

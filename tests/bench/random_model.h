@@ -2,7 +2,8 @@
  * measured is the family's own binding and forward (models/pkm_transformer.c), without writing and
  * reading gigabytes of files.
  *
- * random_model.c takes the place of models/tensors.c: programs link one or the other. All matrices
+ * random_model.c takes the place of models/tensors.c and models/open.c: programs link one or the
+ * other. All matrices
  * are views of one small pool of random numbers that is mapped as often as the largest needs it, so
  * a table of 8 GB costs neither time nor memory on the host. */
 #ifndef TESTS_BENCH_RANDOM_MODEL_H
@@ -11,18 +12,10 @@
 #include "models/model.h"
 #include "tests/bench/model_plan.h"
 
-struct random_model {
-    const struct model_family *family;
-    void *self;              /* Owner: the family's own struct */
-    struct tensors *tensors; /* Owner: this */
-    struct model_info info;
-};
-
-/* be must outlive the model. On failure there is nothing to close. */
-enum err_code random_model_open(struct random_model *model, struct backend *be,
+/* Owner of *model: the caller, by model_close. be must outlive it. On failure *model is NULL. */
+enum err_code random_model_open(struct model **model, struct backend *be,
                                 const struct plan_shape *shape, enum placement values,
                                 struct err *err);
-void random_model_close(struct random_model *model); /* zeroed is fine */
 
 /* A view of pool numbers, uniform in ±0.05 (about what a trained matrix of width 1024 has), for
  * weights that stand alone. Owner of what random_pool_open makes: the caller. */

@@ -1,5 +1,6 @@
 /* config.json: every bound, every contradiction, and the message that names the field. */
 #include "models/config.h"
+#include "models/family.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
