@@ -317,6 +317,7 @@ int serve_run(const struct options *options)
     server->begin_us = clock_now_us();
     server->created = metrics_unix_seconds();
     atomic_init(&server->phase, "start");
+    ignored_begin(&server->ignored);
     metrics_begin(&server->metrics);
     probe_begin(&server->probe, options->deterministic);
     int status = 1;

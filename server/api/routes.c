@@ -7,6 +7,7 @@
 #include "server/generate/tgi.h"
 #include "server/io/answer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -174,11 +175,12 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     return false;
 }
 
-struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+struct answer_meta routes_accept(struct server *server, struct exchange *x, const char *id,
                                  const char *ignored)
 {
     if (ignored[0] != '\0') {
         exchange_header(x, "X-Ignored-Fields", "%s", ignored);
+        ignored_note(&server->ignored, x->path, ignored);
     }
     return (struct answer_meta){.id = id[0] != '\0' ? id : x->id,
                                 .model = server->limits.model_name,
@@ -230,6 +232,31 @@ static bool routes_is_here(const struct server *server, const struct exchange *x
     return !x->admin || (flags & ROUTE_OPEN) != 0;
 }
 
+/* Whether a browser asks what pages from elsewhere may do here, and is to be told. */
+static bool routes_is_preflight(const struct server *server, const struct exchange *x)
+{
+    return server->options->cors[0] != '\0' && strcmp(x->method, "OPTIONS") == 0;
+}
+
+/* Lets pages of the origin that --cors names read the answer, or those of any with "*". */
+static void routes_cors(const struct server *server, struct exchange *x)
+{
+    const char *const origin = server->options->cors;
+    if (origin[0] == '\0') {
+        return;
+    }
+    exchange_header(x, "Access-Control-Allow-Origin", "%s", origin);
+    exchange_header(x, "Access-Control-Expose-Headers", "*");
+    if (strcmp(origin, "*") != 0) {
+        exchange_header(x, "Vary", "Origin");
+    }
+    if (routes_is_preflight(server, x)) {
+        exchange_header(x, "Access-Control-Allow-Methods", "GET, HEAD, POST");
+        exchange_header(x, "Access-Control-Allow-Headers", "*, Authorization");
+        exchange_header(x, "Access-Control-Max-Age", "3600");
+    }
+}
+
 bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
 {
     const struct server *const server = ctx;
@@ -237,10 +264,13 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     const int flags = routes_flags(x);
     const struct generate_dialect *const dialect = routes_dialect(x);
     x->errors = dialect != NULL ? dialect->errors : NULL;
+    routes_cors(server, x);
     /* Where no key is asked for, what is sent may not take the room of those who have one. */
     x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
-    if (server->keys == NULL || x->admin || (flags & ROUTE_OPEN) != 0 || free_metrics ||
+    /* A browser sends no key with the question whether it may send one. */
+    if (server->keys == NULL || routes_is_preflight(server, x) || x->admin ||
+        (flags & ROUTE_OPEN) != 0 || free_metrics ||
         keys_allow(server->keys, authorization, &x->client)) {
         return true;
     }
@@ -297,12 +327,25 @@ static bool routes_blocked(struct server *server, struct exchange *x, int flags)
     return false;
 }
 
+/* Says what was probably meant: an OpenAI client whose base_url lacks /v1. */
+static void routes_unknown(struct exchange *x)
+{
+    char path[EXCHANGE_PATH_MAX + 8];
+    (void)snprintf(path, sizeof path, "/v1%s", x->path);
+    const int route = x->admin ? -1 : routes_find(path);
+    exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port%s%s%s",
+                    x->path, route >= 0 ? "; " : "", route >= 0 ? path : "",
+                    route >= 0 ? " is there: end the client's base_url with /v1" : "");
+}
+
 void routes_handle(void *ctx, struct exchange *x)
 {
     struct server *const server = ctx;
     if (x->route < 0 || !routes_is_here(server, x, routes_flags(x))) {
-        exchange_refuse(x, 404, "route_not_found", NULL, "there is no %.100s at this port",
-                        x->path);
+        routes_unknown(x);
+    } else if (routes_is_preflight(server, x)) {
+        x->status = 200;
+        x->content_type = "text/plain";
     } else if (!routes_blocked(server, x, routes_flags(x))) {
         const struct generate_dialect *const dialect = routes_dialect(x);
         if (dialect != NULL) {

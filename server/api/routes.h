@@ -5,6 +5,7 @@
 #ifndef SERVER_ROUTES_H
 #define SERVER_ROUTES_H
 
+#include "server/api/ignored.h"
 #include "server/api/metrics.h"
 #include "server/api/probe.h"
 #include "server/generate/generate.h"
@@ -31,6 +32,7 @@ struct server {
     int64_t begin_us;     /* start of the process */
     int64_t created;      /* the same in seconds since 1970 */
     struct metrics metrics;
+    struct ignored ignored;
     struct probe probe;
 };
 
@@ -47,9 +49,9 @@ const char *routes_name(int route);
 
 /* Makes the request known to the engine, which wakes x. false: x holds the error. */
 bool routes_submit(struct server *server, struct exchange *x, struct request *request);
-/* After submit: names the ignored fields ("" = none) in a header, and says what the answer will
+/* After submit: names the ignored fields ("" = none) in a header and in the log, and says what the answer will
  * tell besides its results. id: the one that the client gave, "" = x's. */
-struct answer_meta routes_accept(const struct server *server, struct exchange *x, const char *id,
+struct answer_meta routes_accept(struct server *server, struct exchange *x, const char *id,
                                  const char *ignored);
 /* Whether the client has left: then request is cancelled, and what is answered is for the log. */
 bool routes_gone(struct exchange *x, struct request *request);

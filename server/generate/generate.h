@@ -39,6 +39,7 @@ struct generate_job {
         bool usage, usage_always; /* in streams: at the end, in each chunk */
         bool ids;                 /* token ids beside the text */
         bool tokens_as_ids;       /* tokens are spelled token_id:N */
+        bool echo_bos;            /* echo lists a BOS that the server put in front */
     } openai;
     struct {
         bool sampled; /* the seed mattered */

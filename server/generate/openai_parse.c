@@ -40,6 +40,9 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     fields_int(fields, "logprobs", NULL, 0, limits->max_logprobs, &job->logprobs);
     fields_int(fields, "prompt_logprobs", NULL, 0, limits->max_logprobs, &job->prompt_logprobs);
     fields_bool(fields, "echo", NULL, &job->echo);
+    job->openai.echo_bos = limits->echo_bos;
+    fields_bool(fields, "echo_bos", NULL, &job->openai.echo_bos);
+    job->memory = input_memory(fields, limits);
     fields_bool(fields, "return_token_ids", NULL, &job->openai.ids);
     fields_bool(fields, "return_tokens_as_token_ids", NULL, &job->openai.tokens_as_ids);
     if (job->stream && job->prompt_logprobs >= 0) {
@@ -80,7 +83,7 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     bool special = true;
     int max_tokens = -1;
     fields_bool(fields, "add_special_tokens", NULL, &special);
-    fields_int(fields, "max_tokens", NULL, 0, INT32_MAX, &max_tokens);
+    fields_int(fields, "max_tokens", "max_completion_tokens", 0, INT32_MAX, &max_tokens);
     if (max_tokens == 0 && !job->echo && job->prompt_logprobs < 0) {
         (void)api_error_set(fields->error, 400, "invalid_value", "max_tokens",
                             "max_tokens is 0, but without echo must be at least 1");

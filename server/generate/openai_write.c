@@ -197,7 +197,8 @@ static bool write_prompt_logprobs(struct text *out, const struct generate_job *j
 
 /* ---- one choice ---------------------------------------------------------------------------- */
 
-/* Text and log-probabilities of the echoed prompt. */
+/* Text and log-probabilities of the echoed prompt. A BOS that the server put in front is no token of
+ * the prompt: who counts tokens, as lm-eval does, would read one too far to the left. */
 static bool walk_echo(struct text *text, struct openai_lists *lists, int index,
                       const struct api_limits *limits, struct api_error *error)
 {
@@ -206,7 +207,16 @@ static bool walk_echo(struct text *text, struct openai_lists *lists, int index,
     return answer_input_text(text, generate_input(job, index), job->request->item[index].ids,
                              limits->tokenizer, error) &&
            (job->logprobs < 0 ||
-            generate_walk_prompt(job, index, 0, limits->tokenizer, &sink, error));
+            generate_walk_prompt(job, index,
+                                 job->openai.echo_bos ? 0 : generate_input(job, index)->n_bos,
+                                 limits->tokenizer, &sink, error));
+}
+
+/* "memory" of a choice that is over, if it was asked for. */
+static bool write_memory(struct text *out, const struct generate_job *job, const struct item *item,
+                         const struct api_limits *limits, struct api_error *error)
+{
+    return job->memory == MEMORY_OFF || answer_memory(out, item, limits->info, job->memory, error);
 }
 
 static void write_ids(struct text *out, const struct generate_job *job, const struct item *item,
@@ -243,6 +253,7 @@ static bool write_choice(struct text *out, struct openai_lists *lists, int index
     if (ok && job->prompt_logprobs >= 0) {
         ok = write_prompt_logprobs(out, job, index, limits, error);
     }
+    ok = ok && write_memory(out, job, item, limits, error);
     json_close(out, '}');
     return ok;
 }
@@ -286,8 +297,7 @@ static bool write_delta(struct text *out, struct openai_lists *lists,
     const struct generate_job *const job = lists->job;
     const struct item *const item = &job->request->item[event->item];
     struct text text = {0};
-    const bool ok =
-        !event->first || !job->echo || walk_echo(&text, lists, event->item, limits, error);
+    bool ok = !event->first || !job->echo || walk_echo(&text, lists, event->item, limits, error);
     if (event->token >= 0 && job->logprobs >= 0) {
         const struct answer_token token = generate_token(
             job, item, event->token, event->offset >= 0 ? event->n_before + event->offset : -1);
@@ -304,6 +314,7 @@ static bool write_delta(struct text *out, struct openai_lists *lists,
     lists_write(out, lists);
     if (event->last) {
         generate_write_finish(out, item, &job->request->sampling);
+        ok = ok && write_memory(out, job, item, limits, error);
     } else {
         json_field_null(out, "finish_reason");
         json_field_null(out, "stop_reason");

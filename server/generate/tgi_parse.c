@@ -3,6 +3,7 @@
 #include "server/generate/tgi.h"
 
 #include <jansson.h>
+#include <string.h>
 
 enum { TGI_MAX_NEW_TOKENS = 100 };
 
@@ -23,8 +24,8 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
     generate_read_best_of(fields, job);
     if (sampling->temperature <= 0) {
         (void)api_error_set(fields->error, 400, "invalid_value", "temperature",
-                            "temperature is 0, but must be above; for the likeliest token leave it "
-                            "and do_sample out");
+                            "temperature is 0, but must be above 0; for the likeliest token leave "
+                            "temperature and do_sample out");
     }
     job->tgi.sampled = do_sample || draws(sampling);
 }
@@ -55,11 +56,13 @@ static void read_shape(struct fields *fields, struct generate_job *job,
 
 /* "parameters", or without them the defaults. -1, or max_new_tokens. */
 static int read_parameters(struct fields *fields, struct generate_job *job,
-                           struct sampling *sampling, const struct api_limits *limits)
+                           struct sampling *sampling, int *truncate,
+                           const struct api_limits *limits)
 {
     struct fields inner;
     int max_tokens = -1;
     const bool given = fields_open_in(&inner, fields, "parameters");
+    fields_int(&inner, "truncate", NULL, 1, INT32_MAX, truncate);
     input_refuse(&inner);
     read_sampling(&inner, job, sampling, limits);
     read_shape(&inner, job, limits);
@@ -76,6 +79,23 @@ static int read_parameters(struct fields *fields, struct generate_job *job,
     return max_tokens;
 }
 
+/* "truncate": the last n tokens of the prompt as the model would read it, so that what is cut off
+ * takes BOS along. */
+static void keep_last(struct input *input, int64_t n)
+{
+    const int64_t n_cut = input->n_ids - n;
+    if (n_cut <= 0) {
+        return;
+    }
+    memmove(input->ids, input->ids + n_cut, (size_t)n * sizeof *input->ids);
+    if (input->offsets != NULL) {
+        memmove(input->offsets, input->offsets + (n_cut - input->n_bos),
+                (size_t)n * sizeof *input->offsets);
+    }
+    input->n_ids = n;
+    input->n_bos = 0;
+}
+
 static bool tgi_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                      const struct api_limits *limits)
 {
@@ -84,13 +104,17 @@ static bool tgi_read(struct generate_job *job, struct fields *fields, struct sam
     input_refuse(fields);
     input_model(fields, limits);
     job->deadline_us = input_deadline(fields, limits);
-    const int max_tokens = read_parameters(fields, job, sampling, limits);
+    int truncate = INT32_MAX;
+    const int max_tokens = read_parameters(fields, job, sampling, &truncate, limits);
     if (inputs != NULL && !json_is_string(inputs)) {
         (void)api_error_set(fields->error, 400, "invalid_value", "inputs",
                             "inputs must be a string: one prompt");
     }
-    return generate_read_prompt(fields, job, "inputs", true, limits) &&
-           generate_fit(fields, job, sampling, limits, "max_new_tokens", max_tokens,
+    if (!generate_read_prompt(fields, job, "inputs", true, limits)) {
+        return false;
+    }
+    keep_last(&job->inputs.input[0], truncate);
+    return generate_fit(fields, job, sampling, limits, "max_new_tokens", max_tokens,
                         TGI_MAX_NEW_TOKENS);
 }
 

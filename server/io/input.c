@@ -48,7 +48,8 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .max_timeout_ms = options->max_timeout_ms,
         .ping_us = (int64_t)(options->ping_s * 1e6),
         .strict = options->strict,
-        .memory_trace = options->memory_trace};
+        .memory_trace = options->memory_trace,
+        .echo_bos = options->echo_bos};
     input_fingerprint(&result, engine_backend(engine));
     return result;
 }
@@ -463,6 +464,9 @@ void input_refuse(struct fields *fields)
 {
     for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
         const char *const name = unsupported[i].name;
+        if (fields_asked(fields, name)) {
+            continue; /* this dialect has it */
+        }
         const json_t *const value = fields_get(fields, name, NULL);
         if (value != NULL && !input_asks_nothing(value, unsupported[i].off)) {
             (void)api_error_set(fields->error, 400, "unsupported_parameter", name,

@@ -28,6 +28,7 @@ struct api_limits {
     int64_t ping_us;      /* between the comments of a silent stream */
     bool strict;          /* unknown fields are errors */
     bool memory_trace;    /* "memory":"tokens" is allowed */
+    bool echo_bos;        /* unless a completion says otherwise */
     char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
 };
 
@@ -103,7 +104,7 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
  * given. */
 void input_id(struct fields *fields, char *id, size_t id_max);
 /* Fields of other servers that would change the answer: each is refused by its name, unless its
- * value says that it is not wanted. */
+ * value says that it is not wanted, or the dialect has asked for it before. */
 void input_refuse(struct fields *fields);
 
 #endif

@@ -394,7 +394,7 @@ static bool fields_escape_path(char *out, size_t out_max, const char *parent, co
            fields_escape(out, out_max, name);
 }
 
-static bool fields_was_seen(const struct fields *fields, const char *name)
+bool fields_asked(const struct fields *fields, const char *name)
 {
     bool seen = false;
     for (int i = 0; i < fields->n_seen && !seen; i++) {
@@ -428,7 +428,7 @@ void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNOR
     void *next = NULL;
     json_object_foreach_safe(fields->object, next, name, value)
     {
-        if (fields_was_seen(fields, name)) {
+        if (fields_asked(fields, name)) {
             continue;
         }
         if (strict) {

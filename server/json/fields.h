@@ -44,6 +44,9 @@ struct json_t *fields_get(struct fields *fields, const char *name, const char *a
  * settled with it. */
 bool fields_has(struct fields *fields, const char *name);
 
+/* Whether a parser has asked for name before. */
+bool fields_asked(const struct fields *fields, const char *name);
+
 /* Typed readers: leave *value alone when the field is absent, check bounds when it is there. */
 void fields_int(struct fields *fields, const char *name, const char *alias, int min, int max,
                 int *value);

@@ -66,12 +66,14 @@ struct options {
     int timeout_ms;
     int max_timeout_ms;
     bool strict;
+    bool echo_bos;
 
     /* HTTP */
     const char *host;
     int port;                 /* 0 = take a free one */
     int admin_port;           /* 0 = none */
     const char *api_key_file; /* "" = no keys are asked for */
+    const char *cors;         /* origin of pages that may call; "" = none */
     bool metrics_auth;
     int max_client_requests;     /* 0 = no limit */
     const char *overload_status; /* 429 | 503 */

@@ -299,6 +299,8 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
 /* What no row can say alone. Options of other commands have their defaults, which agree. */
 static enum err_code check_together(const struct options *options, struct err *err)
 {
+    static const char host_letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]";
     if (options->timeout_ms > options->max_timeout_ms) {
         return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
                        options->timeout_ms, options->max_timeout_ms);
@@ -320,6 +322,17 @@ static enum err_code check_together(const struct options *options, struct err *e
     if (valid < bytes) {
         return err_set(err, ERR_ARGUMENT, "--served-model-name is not valid UTF-8 at byte %zu",
                        valid);
+    }
+    /* It goes into a header as it is. */
+    const char *const cors = options->cors;
+    const bool is_origin = strncmp(cors, "http://", 7) == 0 || strncmp(cors, "https://", 8) == 0;
+    const char *const host = is_origin ? strstr(cors, "://") + 3 : "";
+    if (cors[0] != '\0' && strcmp(cors, "*") != 0 &&
+        (host[0] == '\0' || host[strspn(host, host_letters)] != '\0')) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--cors: '%.100s' is no origin: give one as https://example.org:8443, "
+                       "without a path, or * for all",
+                       cors);
     }
     if (options->metrics_auth && options->api_key_file[0] == '\0') {
         return err_set(err, ERR_ARGUMENT,

@@ -113,6 +113,10 @@ const struct option_row option_rows[] = {
         "longest timeout_ms a request may ask for"),
     FLAG("strict", strict, SERVE, "answer unknown request fields with 400 instead of a header"),
 
+    FLAG("echo-bos", echo_bos, SERVE,
+         "on /v1/completions list a BOS that the server put in front among the echoed tokens, as "
+         "vLLM does; the field echo_bos does so for one request"),
+
     TEXT("host", host, SERVE | HEALTH, "0.0.0.0",
          "address to listen on; 127.0.0.1 for this machine only"),
     INT("port", port, SERVE | HEALTH, "8000", 0, 65535, "port to listen on; 0 takes a free one"),
@@ -120,6 +124,9 @@ const struct option_row option_rows[] = {
         "serve /metrics there instead, and health; 0 = at the port of all else"),
     TEXT("api-key-file", api_key_file, SERVE, "",
          "keys that requests must bring, one per line; read again on SIGHUP; without it no key"),
+    TEXT("cors", cors, SERVE, "",
+         "origin (https://example.org) whose web pages may call the server from a browser; * for "
+         "all; without it none may"),
     FLAG("metrics-auth", metrics_auth, SERVE,
          "ask for a key at /metrics too; needs --api-key-file, and there is none at --admin-port"),
     CHOICE("metrics-compat", metrics_compat, SERVE, "none", "none|vllm|tgi",

@@ -149,3 +149,10 @@ def test_what_is_left_out_is_refused_by_name_on_every_route(server, path):
         assert answer.status_code == 200 and "X-Ignored-Fields" not in answer.headers, answer.text
     neutral = {name: int(off) for name, off in UNSUPPORTED}
     assert server.post(path, {**TAKES[path], **neutral, "response_format": {"type": "text"}}).status_code == 200
+
+
+def test_a_path_without_v1_is_told_where_it_is(server):
+    for path in ("/completions", "/chat/completions"):
+        message = error_of(server.post(path, {}), 404, "route_not_found")
+        assert "/v1%s is there" % path in message and "base_url" in message, message
+    assert "/v1" not in error_of(server.post("/nowhere", {}), 404, "route_not_found")

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from server_harness import Server, error_of
+from server_harness import Server, error_of, events
 
 PROMPT = "It was a dark night, and the"
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -237,9 +237,79 @@ def test_echo_with_max_tokens_0_is_the_prompt_alone(server):
     assert lists["token_logprobs"] == [t["logprob"] for t in scored]
 
 
-def test_echo_of_text_counts_the_bos_and_offsets_are_code_points(server):
+def test_echo_lists_the_tokens_that_the_sender_wrote(server):
+    """Not the server's BOS: who counts the tokens of a context, as lm-eval does, finds its end."""
+    options = dict(max_tokens=2, echo=True, logprobs=2, **GREEDY)
+    choice = complete(server, PROMPT, **options)["choices"][0]
+    lists = choice["logprobs"]
+    ids = ids_of(server, PROMPT)
+    assert len(lists["tokens"]) == len(ids) + 2 and lists["tokens"][0] != ""
+    assert "".join(lists["tokens"]) == choice["text"]
+    scored = server.ok("/score", {"text": PROMPT, "logprobs": 0})["results"][0]["tokens"]
+    assert lists["token_logprobs"][:len(ids)] == [t["logprob"] for t in scored]
+    bos = complete(server, PROMPT, echo_bos=True, **options)["choices"][0]["logprobs"]
+    assert bos["tokens"] == [""] + lists["tokens"]
+    assert bos["token_logprobs"] == [None] + lists["token_logprobs"]
+    chunks = events(server.post("/v1/completions", {"prompt": PROMPT, "stream": True, **options}).text)
+    streamed = [t for c in chunks if c["choices"] for t in c["choices"][0]["logprobs"]["tokens"]]
+    assert streamed == lists["tokens"]
+
+
+def test_echo_bos_can_be_the_server_s_default():
+    with Server("--echo-bos") as s:
+        options = dict(max_tokens=0, echo=True, logprobs=0)
+        listed = complete(s, PROMPT, **options)["choices"][0]["logprobs"]["tokens"]
+        without = complete(s, PROMPT, echo_bos=False, **options)["choices"][0]["logprobs"]["tokens"]
+        assert listed == [""] + without
+
+
+def test_max_completion_tokens_is_max_tokens(server):
+    got = complete(server, PROMPT, max_completion_tokens=3, **GREEDY)
+    assert got["usage"]["completion_tokens"] == 3
+    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_completion_tokens": 3,
+                                             "max_tokens": 3})
+    error_of(answer, 400, "conflicting_fields")
+
+
+@pytest.mark.parametrize("memory", ["summary", "tokens"])
+def test_memory_is_told_as_on_generate(server, memory):
+    body = {"prompt": PROMPT, "max_tokens": 4, "memory": memory, **GREEDY}
+    native = server.ok("/generate", body)["choices"][0]["memory"]
+    answer = server.post("/v1/completions", body)
+    assert "X-Ignored-Fields" not in answer.headers
+    assert answer.json()["choices"][0]["memory"] == native
+    chunks = events(server.post("/v1/completions", {**body, "stream": True}).text)
+    told = [c["choices"][0]["memory"] for c in chunks if "memory" in c["choices"][0]]
+    assert told == [native]
+    error_of(server.post("/v1/completions", {**body, "memory": "all"}), 400, "invalid_value", "memory")
+
+
+def test_what_is_ignored_is_logged_once_a_name():
+    with Server() as s:
+        for _ in range(3):
+            answer = s.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "metadata": {},
+                                                "stor": True})
+            assert answer.headers["X-Ignored-Fields"] == "metadata, stor"
+        s.post("/generate", {"prompt": "a", "max_tokens": 1, "stor": 1}).raise_for_status()
+        s.stop()
+        lines = [line for line in s.read_log().splitlines() if "event=field_ignored" in line]
+        assert len(lines) == 2 and all("level=warn" in line for line in lines), lines
+        assert 'field="metadata" path="/v1/completions"' in lines[0] and 'field="stor"' in lines[1]
+
+
+def test_the_log_of_ignored_names_is_bounded():
+    with Server("--max-seqs", "1") as s:
+        for first in range(0, 200, 50):
+            s.post("/generate", {"prompt": "a", "max_tokens": 1,
+                                 **{"f%d" % i: 1 for i in range(first, first + 50)}})
+        s.stop()
+        lines = [line for line in s.read_log().splitlines() if "event=field_ignored" in line]
+        assert len(lines) == 129 and "no more names" in lines[-1], len(lines)
+
+
+def test_echo_of_text_with_its_bos_and_offsets_are_code_points(server):
     text = "\u00e9t\u00e9 \U0001f600 \u2019s"
-    got = complete(server, text, max_tokens=2, echo=True, logprobs=1, **GREEDY)
+    got = complete(server, text, max_tokens=2, echo=True, echo_bos=True, logprobs=1, **GREEDY)
     choice = got["choices"][0]
     lists = check_lists(choice, got["usage"]["total_tokens"], 1)
     assert choice["text"].startswith(text)

@@ -163,7 +163,8 @@ def test_values_at_the_bounds_are_taken(server):
         for name, field in fields_of(BODIES[path]).items():
             for bound in ("minimum", "maximum"):
                 if bound in field and name not in ("max_tokens", "min_tokens", "n", "best_of",
-                                                   "timeout_ms", "max_new_tokens", "n_predict", "bptt", "batch_size"):
+                                                   "timeout_ms", "max_new_tokens", "n_predict", "bptt", "batch_size",
+                                                   "max_completion_tokens"):
                     body = {**EXAMPLES[path], "max_tokens": 1, name: field[bound]} \
                         if path in ("/generate", "/v1/completions") else \
                         {**EXAMPLES[path], name: field[bound]}

@@ -44,6 +44,21 @@ def test_text_alone_unless_details_are_asked_for(server, greedy):
     assert full == {"generated_text": PROMPT + greedy["text"]}
 
 
+def test_truncate_keeps_the_last_tokens(server):
+    ids = server.ok("/tokenize", {"prompt": PROMPT})["tokens"]
+    got = generate(server, max_new_tokens=3, truncate=4, details=True, decoder_input_details=True)
+    assert [t["id"] for t in got["details"]["prefill"]] == ids[-4:]
+    native = server.ok("/generate", {"prompt": ids[-4:], "max_tokens": 3, "temperature": 0})
+    assert got["generated_text"] == native["choices"][0]["text"]
+    whole = generate(server, max_new_tokens=3, truncate=len(ids))
+    assert whole == generate(server, max_new_tokens=3) == generate(server, max_new_tokens=3,
+                                                                   truncate=512)
+    full = generate(server, max_new_tokens=3, truncate=4, return_full_text=True)
+    assert full["generated_text"] == PROMPT + got["generated_text"]
+    error_of(server.post("/generate", {"prompt": PROMPT, "truncate": 4}), 400,
+             "unsupported_parameter", "truncate")
+
+
 def test_details(server, greedy):
     got = generate(server, max_new_tokens=12, details=True, decoder_input_details=True)
     details = got["details"]
@@ -168,7 +183,7 @@ WRONG = [
     ({"inputs": "a", "parameters": []}, "parameters"),
     ({"inputs": "a", "model": "other"}, "other"),
 ] + [({"inputs": "a", "parameters": p}, next(iter(p))) for p in (
-    {"truncate": 5}, {"typical_p": 0.5}, {"watermark": True}, {"grammar": {"type": "json"}},
+    {"truncate": 0}, {"typical_p": 0.5}, {"watermark": True}, {"grammar": {"type": "json"}},
     {"adapter_id": "x"}, {"best_of": 2}, {"best_of": 0}, {"max_new_tokens": 0},
     {"max_new_tokens": 512}, {"max_new_tokens": "5"}, {"temperature": 0}, {"temperature": -1},
     {"top_k": -3}, {"top_p": 0}, {"top_p": 1.5}, {"repetition_penalty": 0}, {"seed": -1},

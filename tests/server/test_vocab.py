@@ -57,7 +57,7 @@ def test_a_text_of_many_lines_is_their_stream(server, due):
 def test_a_piece_behind_a_part_of_a_word_has_no_space(server):
     """The tokens of a text, one after the other, are the text; so are their bytes."""
     text = "ka fe da@@ ci da@@ ka"
-    echo = {"prompt": text, "max_tokens": 1, "echo": True, "logprobs": 2, "temperature": 0}
+    echo = {"prompt": text, "max_tokens": 1, "echo": True, "echo_bos": True, "logprobs": 2, "temperature": 0}
     got = server.ok("/v1/completions", {**echo, "prompt_logprobs": 1})["choices"][0]
     tokens = got["logprobs"]["tokens"]
     assert "".join(tokens[1:7]) == " ka fe daci daka", tokens
