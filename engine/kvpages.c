@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+_Static_assert(sizeof(struct kvpages_key) == 16 + KV_PAGE * sizeof(int32_t), "keys have padding");
+
 enum page_state {
     PAGE_PLAIN,    /* what it holds is its holder's business */
     PAGE_CLAIMED,  /* in the table: its holder is filling it */
@@ -18,6 +20,7 @@ struct kvpage {
     int rank;               /* claimed: of who claimed it */
     int n_after;            /* pages in the table that follow this one */
     struct kvpages_key key; /* in the table */
+    uint64_t owner;         /* finished: who did it */
     int32_t chain;          /* the next page of its bucket */
     int32_t older, newer;   /* while idle */
 };
@@ -97,7 +100,8 @@ static int32_t *bucket_of(struct kvpages *pages, const struct kvpages_key *key)
 {
     /* Multiply and fold, word by word; the constants are those of the golden ratio and of
      * MurmurHash. */
-    uint64_t h = pages->seed ^ ((uint64_t)(uint32_t)key->before << 32 | (uint32_t)key->lang);
+    uint64_t h = (pages->seed ^ key->scope) * UINT64_C(0x9e3779b97f4a7c15);
+    h ^= (uint64_t)(uint32_t)key->before << 32 | (uint32_t)key->lang;
     for (int i = 0; i < KV_PAGE; i++) {
         h = (h ^ (uint32_t)key->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
         h ^= h >> 32;
@@ -232,7 +236,14 @@ bool kvpages_claim(struct kvpages *pages, const struct kvpages_key *key, int32_t
     return true;
 }
 
-int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page)
+uint64_t kvpages_owner(const struct kvpages *pages, int32_t page)
+{
+    CHECK(pages->page[page].state == PAGE_FINISHED);
+    return pages->page[page].owner;
+}
+
+int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page,
+                     uint64_t owner)
 {
     if (!is_rooted(pages, key)) {
         return page;
@@ -247,6 +258,7 @@ int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32
         table_remove(pages, p);
     }
     table_add(pages, page, key, PAGE_FINISHED);
+    pages->page[page].owner = owner;
     return page;
 }
 

@@ -4,8 +4,8 @@
  * A page is free, or held by sequences (its references), or idle: held by nobody, but finished and
  * kept in case its beginning comes again. Finished pages form trees: what the keys and values of a
  * position are depends on the language and on all tokens up to it, so a page is identified by the
- * page before it, which is identified in the same way, the language and its own KV_PAGE tokens.
- * kvpages_use compares all of that, never a hash alone; the hash only says where to look.
+ * page before it, which is identified in the same way, the language and its own KV_PAGE tokens; and
+ * by a scope, so that texts of one client are not found by another. kvpages_use compares all of that, never a hash alone; the hash only says where to look.
  *
  *   free ──take──► held ──keep──► held, finished ──give──► idle ──use──► held, finished
  *     ▲              │                                      │
@@ -33,8 +33,9 @@ struct kvpages {
     bool shares;    /* false: no page is ever kept for others */
 };
 
-/* What a page holds, or shall hold. */
+/* What a page holds, or shall hold. No padding: keys are compared and hashed byte by byte. */
 struct kvpages_key {
+    uint64_t scope; /* whose texts may share it: request.scope */
     int32_t before; /* the page before it, held by the caller; -1: the text begins here */
     int32_t lang;
     int32_t ids[KV_PAGE];
@@ -49,6 +50,8 @@ bool kvpages_take(struct kvpages *pages, int n, int32_t *page);
 /* Drops a reference to each, the last one first: page[] in the order of the text. */
 void kvpages_give(struct kvpages *pages, int n, const int32_t *page);
 
+/* Who finished this page: the owner that was given to kvpages_keep. */
+uint64_t kvpages_owner(const struct kvpages *pages, int32_t page);
 /* The finished page that holds this, with a reference for the caller; -1 if there is none. */
 int32_t kvpages_use(struct kvpages *pages, const struct kvpages_key *key);
 /* Announces that the caller is filling its page with these tokens, so that others may wait for it.
@@ -58,7 +61,8 @@ int32_t kvpages_use(struct kvpages *pages, const struct kvpages_key *key);
 bool kvpages_claim(struct kvpages *pages, const struct kvpages_key *key, int32_t page, int rank);
 /* The caller's page now holds these tokens and will not change again: others may use it. Returns
  * the page that the caller holds from now on: its own, or another one with the same content. */
-int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page);
+int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32_t page,
+                     uint64_t owner);
 /* Empties the table: no present page will be found again. Sequences keep the pages that they
  * hold. */
 void kvpages_forget(struct kvpages *pages);

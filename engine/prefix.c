@@ -7,9 +7,11 @@ static void count(atomic_llong *counter, int64_t n)
 }
 
 /* Page i of a sequence, after before; ids are those of the page. */
-static struct kvpages_key key_of(const int32_t *page, int i, int lang, const int32_t *ids)
+static struct kvpages_key key_of(const struct sequence *seq, int i, const int32_t *ids)
 {
-    struct kvpages_key key = {.before = i > 0 ? page[i - 1] : -1, .lang = lang};
+    const struct request *const request = seq->job->request;
+    struct kvpages_key key = {
+        .scope = request->scope, .before = i > 0 ? seq->page[i - 1] : -1, .lang = request->lang};
     for (int r = 0; r < KV_PAGE; r++) {
         key.ids[r] = ids[r];
     }
@@ -21,13 +23,14 @@ bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct seque
 {
     const int32_t *const ids = seq->item->ids + seq->base;
     int n = 0;
+    int n_own = 0;
     for (; (int64_t)(n + 1) * KV_PAGE <= seq->n_skip; n++) {
-        const struct kvpages_key key =
-            key_of(seq->page, n, seq->job->request->lang, ids + (int64_t)n * KV_PAGE);
+        const struct kvpages_key key = key_of(seq, n, ids + (int64_t)n * KV_PAGE);
         seq->page[n] = kvpages_use(pages, &key);
         if (seq->page[n] < 0) {
             break;
         }
+        n_own += kvpages_owner(pages, seq->page[n]) == seq->job->request->owner;
     }
     if (!kvpages_take(pages, n_page - n, seq->page + n)) {
         kvpages_give(pages, n, seq->page);
@@ -35,7 +38,7 @@ bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct seque
     }
     seq->n_page = n_page;
     seq->n_kept = n;
-    sequence_skip(seq, (int64_t)n * KV_PAGE);
+    sequence_skip(seq, (int64_t)n * KV_PAGE, (int64_t)n_own * KV_PAGE);
     if (pages->shares && seq->n_skip >= KV_PAGE) {
         count(&stats->prefix_queries, seq->n_feed);
         count(&stats->prefix_hits, (int64_t)n * KV_PAGE);
@@ -53,8 +56,7 @@ bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct se
         if (!pages->shares || !seq->shares || sequence_decodes(seq) || end > seq->n_feed) {
             return true;
         }
-        const struct kvpages_key key =
-            key_of(seq->page, i, request->lang, seq->item->ids + seq->base + first);
+        const struct kvpages_key key = key_of(seq, i, seq->item->ids + seq->base + first);
         const bool skips = end <= seq->n_skip;
         CHECK(seq->n_done >= first && seq->n_done < end);
         const int32_t page = skips ? kvpages_use(pages, &key) : -1;
@@ -66,7 +68,8 @@ bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct se
         seq->page[i] = page;
         seq->n_kept++;
         count(&stats->prefix_hits, end - seq->n_done);
-        sequence_skip(seq, end - seq->n_done);
+        const bool own = kvpages_owner(pages, page) == request->owner;
+        sequence_skip(seq, end - seq->n_done, own ? end - seq->n_done : 0);
     }
 }
 
@@ -78,7 +81,7 @@ void prefix_keep(struct kvpages *pages, struct sequence *seq)
         for (int r = 0; r < KV_PAGE; r++) {
             ids[r] = sequence_token(seq, (int64_t)i * KV_PAGE + r);
         }
-        const struct kvpages_key key = key_of(seq->page, i, seq->job->request->lang, ids);
-        seq->page[i] = kvpages_keep(pages, &key, seq->page[i]);
+        const struct kvpages_key key = key_of(seq, i, ids);
+        seq->page[i] = kvpages_keep(pages, &key, seq->page[i], seq->job->request->owner);
     }
 }

@@ -118,11 +118,12 @@ struct item {
     int32_t *prompt_rank;
     int32_t *prompt_top_id; /* [n_ids, n_top] */
     float *prompt_top_logprob;
-    int32_t stop_id;         /* FINISH_STOP by a token: its id; else -1 */
-    int stop_string;         /* FINISH_STOP by a string: its index; else -1 */
-    int64_t stop_begin;      /* byte in the generated text where that string begins */
-    int64_t n_position;      /* positions run through, windows' overlaps included */
-    int64_t n_cached;        /* of them: taken from the cache instead of being computed */
+    int32_t stop_id;    /* FINISH_STOP by a token: its id; else -1 */
+    int stop_string;    /* FINISH_STOP by a string: its index; else -1 */
+    int64_t stop_begin; /* byte in the generated text where that string begins */
+    int64_t n_position; /* positions run through, windows' overlaps included */
+    int64_t n_cached;   /* of them: taken from the cache instead of being computed */
+    int64_t n_own;      /* of those: from pages that requests of the same owner have computed */
     struct pkm_trace *trace; /* [n_memory] or NULL */
 };
 
@@ -131,6 +132,8 @@ struct request {
     uint64_t client; /* a number for who sent it, for fairness between clients; 0 = unknown */
     bool is_tenant;  /* the client is known to be one of several, by its API key: it leaves places
                       * to the others even while none of them waits */
+    uint64_t scope;  /* pages of the cache are shared with requests of the same scope only */
+    uint64_t owner;  /* n_own counts pages that requests of the same owner have computed */
     enum request_kind kind;
     enum priority priority;
     struct sampling sampling; /* generation */

@@ -113,12 +113,13 @@ void sequence_start(struct sequence *seq, const struct model_info *info,
     }
 }
 
-void sequence_skip(struct sequence *seq, int64_t n)
+void sequence_skip(struct sequence *seq, int64_t n, int64_t n_own)
 {
     CHECK(n >= 0 && seq->n_done + n <= seq->n_skip);
     seq->n_done += n;
     seq->item->n_position += n;
     seq->item->n_cached += n;
+    seq->item->n_own += n_own;
 }
 
 bool sequence_decodes(const struct sequence *seq)

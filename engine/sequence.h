@@ -68,8 +68,8 @@ void sequence_start(struct sequence *seq, const struct model_info *info,
 
 /* The token at a position that it has fed or could feed. */
 int32_t sequence_token(const struct sequence *seq, int64_t position);
-/* The next n positions are in its pages already. */
-void sequence_skip(struct sequence *seq, int64_t n);
+/* The next n positions are in its pages already; n_own of them were computed for its own client. */
+void sequence_skip(struct sequence *seq, int64_t n, int64_t n_own);
 
 /* Whether it decodes: it feeds exactly one row, the token drawn in the last step. */
 bool sequence_decodes(const struct sequence *seq);

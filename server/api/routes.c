@@ -141,7 +141,12 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
     request->client = x->client;
-    request->is_tenant = server->keys != NULL && keys_n(server->keys) > 1;
+    if (server->keys != NULL) {
+        const bool is_shared = strcmp(server->options->prefix_cache, "shared") == 0;
+        request->is_tenant = keys_n(server->keys) > 1;
+        request->scope = is_shared ? 0 : x->client;
+        request->owner = x->client;
+    }
     request->wake = exchange_wake;
     request->wake_ctx = x->waker;
     struct err err = {0};

@@ -27,7 +27,7 @@ static int64_t answer_n_cached(const struct request *request, int64_t n_prompt)
     for (int i = 0; i < request->n_item; i++) {
         const struct item *const item = &request->item[i];
         if (item->sample_index == 0) {
-            n += item->n_cached < item->n_ids ? item->n_cached : item->n_ids;
+            n += item->n_own < item->n_ids ? item->n_own : item->n_ids;
         }
     }
     return n < n_prompt ? n : n_prompt;

@@ -51,7 +51,7 @@ struct options {
     int max_batch_tokens;
     int bulk_step_ms;  /* 0 = any */
     int64_t kv_tokens; /* 0 = max_seqs · context, less if memory is short */
-    bool prefix_cache;
+    const char *prefix_cache;
     int max_queue;
     int64_t max_queue_tokens;
     int max_logprobs;

@@ -497,7 +497,7 @@ struct engine_options options_engine(const struct options *options)
         .kv_tokens = options->kv_tokens,
         .max_logprobs = options->max_logprobs,
         .memory_trace = options->memory_trace,
-        .prefix_cache = options->prefix_cache,
+        .prefix_cache = strcmp(options->prefix_cache, "off") != 0,
     };
 }
 

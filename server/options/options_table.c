@@ -89,8 +89,10 @@ const struct option_row option_rows[] = {
     INT("bulk-step-ms", bulk_step_ms, SERVE, "50", 0, 60000,
         "time aimed at for a step that bulk work shares with running generations, so that they go "
         "on quickly; twice that without generations; 0 = any time"),
-    SWITCH("prefix-cache", prefix_cache, RUN, "on",
-           "compute what texts have in common at their beginning once; results stay the same"),
+    CHOICE("prefix-cache", prefix_cache, RUN, "on", "on|off|shared",
+           "compute equal beginnings of texts once; results stay the same. on: where there are API "
+           "keys, within the texts of each key; shared: within all texts, so that the time of an "
+           "answer can tell one key's holder what another one has sent"),
     INT("max-queue", max_queue, SERVE, "128", 1, 65536, "requests that may wait; more get 429"),
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
          "positions that may wait to be computed: prompts plus max_tokens, or all windows of a "

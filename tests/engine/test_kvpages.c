@@ -58,7 +58,7 @@ static int32_t keep_new(struct kvpages *pages, int32_t before, int salt)
     int32_t page = -1;
     const struct kvpages_key key = key_of(before, 0, salt);
     assert_true(kvpages_take(pages, 1, &page));
-    return kvpages_keep(pages, &key, page);
+    return kvpages_keep(pages, &key, page, 0);
 }
 
 static int32_t use(struct kvpages *pages, int32_t before, int lang, int salt)
@@ -152,9 +152,9 @@ static void claims_hold_until_they_are_kept_or_given_back(void **state)
     assert_false(kvpages_claim(&pages, &key, page[0], BAD));
     kvpages_give(&pages, 1, page + 1); /* its holder has gone */
     assert_true(kvpages_claim(&pages, &key, page[0], BAD));
-    assert_int_equal(kvpages_keep(&pages, &key, page[2]), page[2]); /* someone came first */
-    assert_true(kvpages_claim(&pages, &key, page[0], BAD));         /* nobody waits any more */
-    assert_int_equal(kvpages_keep(&pages, &key, page[0]), page[2]);
+    assert_int_equal(kvpages_keep(&pages, &key, page[2], 0), page[2]); /* someone came first */
+    assert_true(kvpages_claim(&pages, &key, page[0], BAD));            /* nobody waits any more */
+    assert_int_equal(kvpages_keep(&pages, &key, page[0], 0), page[2]);
     assert_int_equal(kvpages_n_held(&pages), 1);
     kvpages_close(&pages);
 }
@@ -188,8 +188,8 @@ static void nothing_is_kept_where_it_is_switched_off(void **state)
     assert_true(kvpages_take(&pages, 2, page));
     assert_true(kvpages_claim(&pages, &key, page[0], 0));
     assert_true(kvpages_claim(&pages, &key, page[1], 0)); /* nobody waits for anybody */
-    assert_int_equal(kvpages_keep(&pages, &key, page[0]), page[0]);
-    assert_int_equal(kvpages_keep(&pages, &key, page[1]), page[1]);
+    assert_int_equal(kvpages_keep(&pages, &key, page[0], 0), page[0]);
+    assert_int_equal(kvpages_keep(&pages, &key, page[1], 0), page[1]);
     kvpages_give(&pages, 2, page);
     assert_int_equal(pages.n_free, 2);
     kvpages_close(&pages);
@@ -249,7 +249,7 @@ static void never_gives_a_page_of_another_text(void **state)
             for (int i = n_use; i < n; i++) {
                 memcpy(content[h->page[i]], own, (size_t)(i + 1) * sizeof *own);
                 const struct kvpages_key key = key_of(i > 0 ? h->page[i - 1] : -1, 0, own[i]);
-                h->page[i] = kvpages_keep(&pages, &key, h->page[i]);
+                h->page[i] = kvpages_keep(&pages, &key, h->page[i], 0);
             }
         }
         int32_t seen[N_PAGE] = {0};
@@ -266,9 +266,34 @@ static void never_gives_a_page_of_another_text(void **state)
     kvpages_close(&pages);
 }
 
+/* One bucket for all: nothing but the comparison of whole keys tells two scopes apart. */
+static void scopes_do_not_meet(void **state)
+{
+    (void)state;
+    struct kvpages pages;
+    assert_int_equal(kvpages_open(&pages, 3, true, NULL), ERR_OK);
+    pages.mask = 0;
+    int32_t page[3];
+    assert_true(kvpages_take(&pages, 3, page));
+    struct kvpages_key key = key_of(-1, 0, 1);
+    key.scope = 7;
+    assert_int_equal(kvpages_keep(&pages, &key, page[0], 70), page[0]);
+    key.scope = 8;
+    assert_int_equal(kvpages_use(&pages, &key), -1);
+    assert_true(kvpages_claim(&pages, &key, page[1], 0)); /* nor does one wait for the other */
+    assert_int_equal(kvpages_keep(&pages, &key, page[1], 80), page[1]);
+    assert_int_equal(kvpages_use(&pages, &key), page[1]);
+    assert_int_equal(kvpages_owner(&pages, page[1]), 80);
+    key.scope = 7;
+    assert_int_equal(kvpages_use(&pages, &key), page[0]);
+    assert_int_equal(kvpages_owner(&pages, page[0]), 70);
+    kvpages_close(&pages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scopes_do_not_meet),
         cmocka_unit_test(positions_round_up_to_pages),
         cmocka_unit_test(takes_all_or_none),
         cmocka_unit_test(equal_hashes_do_not_make_pages_equal),

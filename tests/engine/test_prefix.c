@@ -102,6 +102,37 @@ static void samples_compute_their_prompt_once(void **state)
     request_release(expected);
 }
 
+/* Pages are found within a scope alone; in a common scope each hears of its own pages only. */
+static void a_scope_keeps_its_pages_to_itself(void **state)
+{
+    static const struct {
+        uint64_t scope, owner;
+        int64_t n_cached, n_own;
+    } row[] = {
+        {1, 1, 0, 0},
+        {2, 2, 0, 0}, /* a stranger finds out nothing */
+        {1, 1, N_PAGE_SHARED, N_PAGE_SHARED},
+        {0, 1, 0, 0},
+        {0, 2, N_PAGE_SHARED, 0},
+        {0, 1, N_PAGE_SHARED, N_PAGE_SHARED},
+    };
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    struct request *const expected = reference_of(samples, 1, 1);
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct request *const request = samples(engine, 1, 1);
+        request->scope = row[i].scope;
+        request->owner = row[i].owner;
+        harness_run(engine, request);
+        assert_same(expected, request);
+        assert_int_equal(request->item[0].n_cached, row[i].n_cached);
+        assert_int_equal(request->item[0].n_own, row[i].n_own);
+        request_release(request);
+    }
+    request_release(expected);
+    engine_close(engine);
+}
+
 /* A later request that goes on where one ended finds its prompt and its answer. */
 static void follow_ups_reuse_prompt_and_answer(void **state)
 {
@@ -433,6 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         HARNESS_BOTH(samples_compute_their_prompt_once),
+        HARNESS_BOTH(a_scope_keeps_its_pages_to_itself),
         HARNESS_BOTH(follow_ups_reuse_prompt_and_answer),
         HARNESS_BOTH(wanted_positions_are_computed),
         HARNESS_BOTH(windows_reuse_those_of_an_equal_text),

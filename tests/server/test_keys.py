@@ -105,6 +105,34 @@ def test_refusals_are_counted_and_no_key_is_logged(guarded):
     assert "wrong-secret" not in guarded.read_log() and "alpha-key" not in guarded.read_log()
 
 
+RECORD = ("Patient record: %s Smith, born 1970, diagnosis diabetes type two, medication metformin "
+          "500 mg twice a day.")
+
+
+@pytest.mark.parametrize("cache", ["on", "shared", "off"])
+def test_a_key_does_not_hear_what_others_have_sent(key_file, cache):
+    with Server("--api-key-file", str(key_file), "--prefix-cache", cache) as server:
+        def cached(key, name):
+            body = {"prompt": RECORD % name, "max_tokens": 1}
+            answer = server.post("/generate", body, headers=bearer(key)).json()
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        def hits():
+            return server.metric("prefix_cache_hits_total")
+
+        assert cached("alpha-key", "Mary") == 0
+        assert cached("beta-key", "Anna") == 0
+        before = hits()
+        assert cached("beta-key", "Mary") == 0  # a guess is not confirmed
+        assert (hits() > before) == (cache == "shared")
+        assert (cached("alpha-key", "Mary") >= 32) == (cache != "off")
+        server.process.send_signal(signal.SIGHUP)  # a key keeps its pages when the file is read again
+        eventually(lambda: "event=reload" in server.read_log(), "SIGHUP")
+        assert (cached("alpha-key", "Mary") >= 32) == (cache != "off")
+        info = server.get("/info", headers=bearer("alpha-key")).json()
+        assert info["defaults"]["prefix_cache"] == cache
+
+
 def test_trace_ids_of_the_client_are_logged(guarded):
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     get(guarded, "/info", traceparent="00-%s-%s-01" % (trace, parent), **{"x-request-id": "traced"})
