@@ -4,15 +4,33 @@
 #include "engine/utf8.h"
 #include "kernels/err.h"
 
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-/* The two values that the whole program shares; set once before there are threads. */
+/* Values that the whole program shares; set once before there are threads. */
 static enum log_level log_least = LEVEL_INFO;
 static bool log_json = false;
+
+/* The lines that wait for the writer's thread. Without a buffer log_event writes them itself. */
+static struct {
+    pthread_mutex_t mutex;  /* guards what follows, but for buffer and capacity */
+    pthread_cond_t changed; /* lines came, or lines went */
+    char *buffer;           /* Owner: log_start; never freed, as a late line may come at any time */
+    size_t capacity;
+    size_t begin, n;    /* the waiting bytes: from begin, around the end */
+    bool writing;       /* the thread has taken lines and not yet written them */
+    long long n_untold; /* dropped lines that no line of the log has told yet */
+} ring = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static atomic_llong log_n_dropped;
 
 void log_begin(enum log_level least, bool json)
 {
@@ -140,6 +158,39 @@ static void put_json_pairs(struct line *line, const char *pairs)
     }
 }
 
+static void write_all(const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        const ssize_t n = write(STDERR_FILENO, text, bytes);
+        if (n < 0 && errno == EAGAIN) { /* somebody made standard error non-blocking */
+            struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+            (void)poll(&out, 1, -1);
+        } else if (n < 0 && errno != EINTR) {
+            return; /* nowhere to report a log that cannot be written */
+        }
+        text += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+}
+
+/* Appends a whole line, or counts it as dropped. */
+static void ring_add(const char *text, size_t bytes)
+{
+    pthread_mutex_lock(&ring.mutex);
+    if (bytes > ring.capacity - ring.n) {
+        (void)atomic_fetch_add_explicit(&log_n_dropped, 1, memory_order_relaxed);
+        ring.n_untold++;
+    } else {
+        const size_t end = (ring.begin + ring.n) % ring.capacity;
+        const size_t first = bytes < ring.capacity - end ? bytes : ring.capacity - end;
+        memcpy(ring.buffer + end, text, first);
+        memcpy(ring.buffer, text + first, bytes - first);
+        ring.n += bytes;
+        pthread_cond_broadcast(&ring.changed);
+    }
+    pthread_mutex_unlock(&ring.mutex);
+}
+
 void log_event(enum log_level level, const char *event, const char *format, ...)
 {
     static const char *const names[] = {"debug", "info", "warn", "error"};
@@ -181,6 +232,85 @@ void log_event(enum log_level level, const char *event, const char *format, ...)
     const char *const mark = log_json ? ",\"truncated\":true" : " truncated=true";
     const char *const end = log_json ? "}\n" : "\n";
     (void)snprintf(line.text + line.n, sizeof line.text - line.n, "%s%s", cut ? mark : "", end);
-    const ssize_t written = write(STDERR_FILENO, line.text, strlen(line.text));
-    (void)written; /* nowhere to report a log that cannot be written */
+    const size_t bytes = strlen(line.text);
+    if (ring.buffer != NULL) {
+        ring_add(line.text, bytes);
+    } else {
+        write_all(line.text, bytes);
+    }
+}
+
+/* ---- the thread that writes ---------------------------------------------------------------- */
+
+__attribute__((noreturn)) static void *ring_run(void *unused)
+{
+    (void)unused;
+    static char taken[64 * 1024];
+    pthread_mutex_lock(&ring.mutex);
+    for (;;) {
+        while (ring.n == 0) {
+            pthread_cond_wait(&ring.changed, &ring.mutex);
+        }
+        const size_t until_end = ring.capacity - ring.begin;
+        size_t bytes = ring.n < until_end ? ring.n : until_end;
+        bytes = bytes < sizeof taken ? bytes : sizeof taken;
+        memcpy(taken, ring.buffer + ring.begin, bytes);
+        ring.begin = (ring.begin + bytes) % ring.capacity;
+        ring.n -= bytes;
+        ring.writing = true;
+        pthread_mutex_unlock(&ring.mutex);
+        write_all(taken, bytes);
+        pthread_mutex_lock(&ring.mutex);
+        ring.writing = false;
+        pthread_cond_broadcast(&ring.changed);
+        const long long n_untold = ring.n == 0 ? ring.n_untold : 0;
+        if (n_untold > 0) { /* there is room again: say what is missing */
+            ring.n_untold = 0;
+            pthread_mutex_unlock(&ring.mutex);
+            log_event(LEVEL_WARN, "log_lines_dropped", "lines=%lld", n_untold);
+            pthread_mutex_lock(&ring.mutex);
+        }
+    }
+}
+
+enum err_code log_start(size_t buffer_bytes, struct err *err)
+{
+    CHECK(ring.buffer == NULL && buffer_bytes >= 2 * LOG_LINE_MAX);
+    char *const buffer = malloc(buffer_bytes);
+    if (buffer == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for %zu bytes of log lines", buffer_bytes);
+    }
+    ring.buffer = buffer;
+    ring.capacity = buffer_bytes;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, ring_run, NULL) != 0) {
+        ring.buffer = NULL;
+        free(buffer);
+        return err_set(err, ERR_MEMORY, "the thread that writes the log cannot be started");
+    }
+    CHECK(pthread_detach(thread) == 0); /* it may hang in a write for ever */
+    return ERR_OK;
+}
+
+void log_flush(int patience_ms)
+{
+    if (ring.buffer == NULL) {
+        return;
+    }
+    struct timespec until;
+    CHECK(clock_gettime(CLOCK_REALTIME, &until) == 0);
+    until.tv_nsec += patience_ms % 1000 * 1000000L;
+    until.tv_sec += patience_ms / 1000 + until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_mutex_lock(&ring.mutex);
+    int status = 0;
+    while ((ring.n > 0 || ring.writing) && status == 0) {
+        status = pthread_cond_timedwait(&ring.changed, &ring.mutex, &until);
+    }
+    pthread_mutex_unlock(&ring.mutex);
+}
+
+long long log_dropped(void)
+{
+    return atomic_load_explicit(&log_n_dropped, memory_order_relaxed);
 }

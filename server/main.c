@@ -6,7 +6,9 @@
 #include "server/serve.h"
 #include "server/version.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { EXIT_USAGE = 2 };
 
@@ -83,8 +85,22 @@ static int run_command(const char *name, int argc, char **argv)
     return check_output(run((enum command)command, &options));
 }
 
+/* Opens the descriptors 0 to 2 where they are closed. Otherwise a socket would get one of their
+ * numbers, and a line for standard error would go to a client. */
+static void open_standard_files(void)
+{
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO) {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    }
+    if (fd > STDERR_FILENO) {
+        (void)close(fd);
+    }
+}
+
 int main(int argc, char **argv)
 {
+    open_standard_files();
     if (argc < 2) {
         fprintf(stderr, "pkmserve: no command given; see 'pkmserve help'\n");
         return EXIT_USAGE;

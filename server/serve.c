@@ -36,6 +36,7 @@ enum {
     SERVE_REFUSE_US = 1000000,    /* new work gets a 503 for so long before the port is closed */
     SERVE_FLUSH_US = 2 * 1000000, /* for the last answers to reach slow clients */
     ADMIN_CONNECTIONS = 64,
+    SERVE_LOG_MS = 1000, /* for the last lines of the log */
 };
 
 /* The thread that opens the engine, so that signals and probes are answered meanwhile. */
@@ -231,6 +232,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         /* Nothing is under way but the loading, which cannot be interrupted: nobody waits for it,
          * though it may just have ended. */
         CHECK(pthread_detach(loader.thread) == 0);
+        log_flush(SERVE_LOG_MS);
         _exit(0);
     }
     CHECK(pthread_join(loader.thread, NULL) == 0);
@@ -337,8 +339,11 @@ int serve_run(const struct options *options)
     const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
     CHECK(signal_fd >= 0);
     struct err err = {0};
-    status = serve_open(server, &err) == ERR_OK ? serve_loop(server, &signals, signal_fd)
-                                                : cmd_fail(&err);
+    status = log_start((size_t)options->log_buffer_bytes, &err) == ERR_OK &&
+                     serve_open(server, &err) == ERR_OK
+                 ? serve_loop(server, &signals, signal_fd)
+                 : cmd_fail(&err);
+    log_flush(SERVE_LOG_MS);
     keys_close(server->keys);
     clients_close(&server->clients);
     (void)close(signal_fd);

@@ -3,6 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/engine.h"
+#include "engine/log.h"
 #include "engine/stats.h"
 #include "server/api/metrics_compat.h"
 #include "server/api/routes.h"
@@ -236,6 +237,8 @@ void metrics_write(struct text *out, struct server *server)
     metrics_put_front(out, &server->metrics, routes_n(), routes_name);
     metrics_put_one(out, "http_connections", "gauge", "Open connections.",
                     http_connections(server->http));
+    metrics_put_one(out, "log_lines_dropped_total", "counter",
+                    "Log lines dropped because standard error took none.", (double)log_dropped());
     if (engine != NULL) {
         const struct engine_stats *const stats = engine_stats(engine);
         write_engine_counters(out, stats);

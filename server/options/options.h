@@ -87,8 +87,9 @@ struct options {
     int stall_live_s;
     int drain_delay_s;
     int shutdown_timeout_s;
-    const char *log_format; /* text | json */
-    const char *log_level;  /* error | warn | info | debug */
+    const char *log_format;   /* text | json */
+    const char *log_level;    /* error | warn | info | debug */
+    int64_t log_buffer_bytes; /* lines that wait to be written */
 
     /* command line tools */
     bool json;

@@ -156,6 +156,9 @@ const struct option_row option_rows[] = {
         "then running requests may take so long to finish"),
     CHOICE("log-format", log_format, SERVE, "text", "text|json", "form of the log lines"),
     CHOICE("log-level", log_level, SERVE, "info", "error|warn|info|debug", "least level logged"),
+    LONG("log-buffer-bytes", log_buffer_bytes, SERVE, "1048576", 8192, 1 << 30,
+         "log lines that may wait while standard error takes none; further lines are dropped and "
+         "counted"),
 
     FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "print JSON"),
     FLAG("ids", ids, SCORE | COMPARE | GENERATE, "input (and generated output) is token ids"),

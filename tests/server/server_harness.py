@@ -33,13 +33,14 @@ def eventually(check, what, patience=PATIENCE):
 class Server:
     """A running server; use it in a with statement. Flags are given as a list of strings."""
 
-    def __init__(self, *flags, model=DEMO, wait=True, env=None):
+    def __init__(self, *flags, model=DEMO, wait=True, env=None, stderr=None):
         self.log = tempfile.NamedTemporaryFile(mode="r", suffix=".log")
         command = [PROGRAM, "serve", "--model", model, "--port", "0", "--host", "127.0.0.1"]
         if "--drain-delay-s" not in flags:
             command += ["--drain-delay-s", "0"]
         self.process = subprocess.Popen(
-            command + list(flags), stdout=subprocess.DEVNULL, stderr=open(self.log.name, "w"),
+            command + list(flags), stdout=subprocess.DEVNULL,
+            stderr=open(self.log.name, "w") if stderr is None else stderr,
             env={**os.environ, **(env or {})})
         self.session = requests.Session()
         self.port = self.find_port()
