@@ -6,6 +6,8 @@
  *                        this lasts a second at least, so that a load balancer which does not ask
  *                        for health learns from an answer, not from a closed connection
  *                     ─► the rest is cut short with an error ─► exit 0
+ *   Ctrl-C            ─► the same without drain_delay_s: who sits at the terminal needs no time to
+ *                        send clients elsewhere
  *   a second signal   ─► exit 1 at once
  *   the engine fails  ─► what runs has ended with an error, new work 503 engine_failed, not ready
  *                     ─► the same way out ─► exit 1, so that it is started anew
@@ -34,7 +36,7 @@
 
 enum {
     SERVE_REFUSE_US = 1000000,    /* new work gets a 503 for so long before the port is closed */
-    SERVE_FLUSH_US = 2 * 1000000, /* for the last answers to reach slow clients */
+    SERVE_FLUSH_US = 2 * 1000000, /* at least, for the last answers to reach slow clients */
     ADMIN_CONNECTIONS = 64,
     SERVE_LOG_MS = 1000, /* for the last lines of the log */
 };
@@ -133,29 +135,34 @@ static void arm_second_signal(const sigset_t *signals)
     CHECK(pthread_sigmask(SIG_UNBLOCK, signals, NULL) == 0);
 }
 
-static void drain(struct server *server, struct engine *engine)
+/* hurried: nobody has to notice first that the server ends. */
+static void drain(struct server *server, struct engine *engine, bool hurried)
 {
     const struct options *const options = server->options;
     const bool failed = engine_state(engine) == ENGINE_FAILED;
+    const int delay_s = hurried ? 0 : options->drain_delay_s;
     log_event(LEVEL_INFO, "draining", "reason=%s delay_s=%d timeout_s=%d",
-              failed ? "engine_failed" : "signal", options->drain_delay_s,
-              options->shutdown_timeout_s);
+              failed ? "engine_failed" : "signal", delay_s, options->shutdown_timeout_s);
     atomic_store(&server->draining, true);
     http_drain(server->http);
-    for (unsigned left_s = (unsigned)options->drain_delay_s; left_s > 0;) {
+    for (unsigned left_s = (unsigned)delay_s; left_s > 0;) {
         left_s = sleep(left_s);
     }
-    atomic_store(&server->closed, true);
     const int64_t closed_us = clock_now_us();
-    const int n_cut =
-        engine_drain(engine, closed_us + options->shutdown_timeout_s * INT64_C(1000000));
+    atomic_store(&server->closed_us, closed_us);
+    const int64_t deadline_us = closed_us + options->shutdown_timeout_s * INT64_C(1000000);
+    while (http_n_unread(server->http) > 0 && clock_now_us() < deadline_us) {
+        (void)usleep(5000); /* bodies that had arrived in time become requests */
+    }
+    int n_cut = engine_drain(engine, deadline_us);
     /* Whoever waives the delay has nobody to tell. */
-    while (options->drain_delay_s > 0 && clock_now_us() - closed_us < SERVE_REFUSE_US) {
+    while (delay_s > 0 && clock_now_us() - closed_us < SERVE_REFUSE_US) {
         (void)usleep(10000);
     }
     /* The engine has ended, and every request with it: what is left is to send the answers. */
-    http_stop(server->admin, 0); /* it looks into the other */
-    http_stop(server->http, clock_now_us() + SERVE_FLUSH_US);
+    (void)http_stop(server->admin, 0); /* it looks into the other */
+    const int64_t flush_us = clock_now_us() + SERVE_FLUSH_US;
+    n_cut += http_stop(server->http, flush_us > deadline_us ? flush_us : deadline_us);
     server->http = server->admin = NULL;
     log_event(LEVEL_INFO, "stopped", "cut_short=%d", n_cut);
 }
@@ -176,8 +183,9 @@ static void reload_keys(struct server *server)
     }
 }
 
-/* Waits for a signal to end, or until event_fd is raised. true: the signal came. */
-static bool wait_for_signal(struct server *server, int signal_fd, int event_fd)
+/* Waits for a signal to end, or until event_fd is raised. true: the signal came; *typed: it is the
+ * Ctrl-C of whoever sits at the terminal. */
+static bool wait_for_signal(struct server *server, int signal_fd, int event_fd, bool *typed)
 {
     struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN},
                             {.fd = event_fd, .events = POLLIN}};
@@ -194,6 +202,7 @@ static bool wait_for_signal(struct server *server, int signal_fd, int event_fd)
         struct signalfd_siginfo taken;
         CHECK(read(signal_fd, &taken, sizeof taken) == sizeof taken);
         if (taken.ssi_signo != SIGHUP) {
+            *typed = taken.ssi_signo == SIGINT && taken.ssi_code == SI_KERNEL;
             return true;
         }
         reload_keys(server);
@@ -227,7 +236,8 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         .server = server, .done_fd = eventfd(0, EFD_CLOEXEC), .failed_fd = eventfd(0, EFD_CLOEXEC)};
     CHECK(loader.done_fd >= 0 && loader.failed_fd >= 0);
     CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
-    if (wait_for_signal(server, signal_fd, loader.done_fd)) {
+    bool typed = false;
+    if (wait_for_signal(server, signal_fd, loader.done_fd, &typed)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
         /* Nothing is under way but the loading, which cannot be interrupted: nobody waits for it,
          * though it may just have ended. */
@@ -239,17 +249,17 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     (void)close(loader.done_fd);
     struct engine *const engine = loader.engine;
     if (engine == NULL || usage_open(&server->usage, engine, &loader.err) != ERR_OK) {
-        http_stop(server->admin, 0);
-        http_stop(server->http, 0);
+        (void)http_stop(server->admin, 0);
+        (void)http_stop(server->http, 0);
         engine_close(engine);
         return cmd_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
-    (void)wait_for_signal(server, signal_fd, loader.failed_fd);
+    (void)wait_for_signal(server, signal_fd, loader.failed_fd, &typed);
     arm_second_signal(signals);
-    drain(server, engine);
+    drain(server, engine, typed);
     usage_close(server->usage);
     const bool failed = engine_state(engine) == ENGINE_FAILED; /* also while it drained */
     engine_close(engine);
@@ -288,6 +298,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
                                  .max_body_bytes = options->max_body_bytes,
                                  .overload_status =
                                      strcmp(options->overload_status, "503") == 0 ? 503 : 429,
+                                 .body_threads = options->body_threads,
                                  .keepalive_s = options->keepalive_s,
                                  .header_timeout_s = options->header_timeout_s,
                                  .body_timeout_s = options->body_timeout_s,
@@ -302,7 +313,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
         config.admin = true;
         code = http_start(&server->admin, &config, err);
         if (code != ERR_OK) {
-            http_stop(server->http, 0);
+            (void)http_stop(server->http, 0);
         }
     }
     return code;

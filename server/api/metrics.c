@@ -30,6 +30,7 @@ int64_t metrics_unix_seconds(void)
 void metrics_begin(struct metrics *metrics)
 {
     histogram_begin(&metrics->tokenize, stats_bounds_e2e, stats_n_e2e);
+    histogram_begin(&metrics->body_wait, stats_bounds_e2e, stats_n_e2e);
 }
 
 static void add(atomic_llong *counter, long long n)
@@ -104,6 +105,11 @@ void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_u
 void metrics_tokenize_time(struct metrics *metrics, int64_t from_us)
 {
     histogram_add(&metrics->tokenize, (double)(clock_now_us() - from_us) * 1e-6);
+}
+
+void metrics_body_wait(struct metrics *metrics, int64_t us)
+{
+    histogram_add(&metrics->body_wait, (double)us * 1e-6);
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -239,5 +245,8 @@ void metrics_put_front(struct text *out, const struct metrics *metrics, int n_ro
     write_requests(out, metrics, n_route, route_name);
     metrics_put_own_histogram(out, "request_tokenize_time_seconds",
                               "Time to read and tokenise a request.", &metrics->tokenize);
+    metrics_put_own_histogram(out, "request_body_wait_seconds",
+                              "Time that a long body waited for a thread to read it.",
+                              &metrics->body_wait);
     write_score(out, metrics);
 }

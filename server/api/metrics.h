@@ -26,7 +26,7 @@ struct metrics {
     atomic_llong rejected[METRICS_REASON_N];
     atomic_llong method[METRICS_METHOD_N];
     struct metrics_score score[METRICS_FORM_N];
-    struct histogram tokenize;
+    struct histogram tokenize, body_wait;
 };
 
 void metrics_begin(struct metrics *metrics);
@@ -39,6 +39,8 @@ void metrics_add_score(struct metrics_score *score, int64_t n_token, int64_t n_u
                        int64_t n_position, double nll);
 /* Reading and tokenising took from from_us until now. */
 void metrics_tokenize_time(struct metrics *metrics, int64_t from_us);
+/* A long body waited for a thread to read it. */
+void metrics_body_wait(struct metrics *metrics, int64_t us);
 
 /* Appends the front end's counters as Prometheus text. route_name gives the label of a route, of
  * which there are n_route. */

@@ -237,6 +237,9 @@ void metrics_write(struct text *out, struct server *server)
     metrics_put_front(out, &server->metrics, routes_n(), routes_name);
     metrics_put_one(out, "http_connections", "gauge", "Open connections.",
                     http_connections(server->http));
+    metrics_put_one(out, "long_bodies_unread", "gauge",
+                    "Long bodies that wait for a thread to read them, or are being read.",
+                    http_n_unread(server->http));
     metrics_put_one(out, "log_lines_dropped_total", "counter",
                     "Log lines dropped because standard error took none.", (double)log_dropped());
     if (engine != NULL) {

@@ -84,25 +84,28 @@ static int routes_find(const char *path)
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-void routes_error(struct server *server, struct exchange *x, const struct api_error *given)
+/* The error as this server tells it: when to come again, and the status of an overload. */
+static struct api_error routes_told(struct server *server, const struct api_error *given)
 {
-    struct api_error overloaded = *given;
-    overloaded.status = 503;
-    const bool elsewhere =
-        given->status == 429 && strcmp(server->options->overload_status, "503") == 0;
-    const struct api_error *const error = elsewhere ? &overloaded : given;
+    struct api_error error = *given;
     struct engine *const engine = atomic_load(&server->engine);
     if (given->status == 429) {
-        const int wait_s = engine != NULL ? engine_retry_after_s(engine) : 1;
-        exchange_header(x, "Retry-After", "%d", wait_s);
-        exchange_header(x, "retry-after-ms", "%d", wait_s * 1000);
-    } else if (error->status == 503) {
-        exchange_header(x, "Retry-After", "%d", strcmp(error->code, "model_loading") == 0 ? 2 : 5);
-    } else if (error->status == 504) {
-        const bool queued = strcmp(error->code, "queue_timeout") == 0;
+        error.retry_after_s = engine != NULL ? engine_retry_after_s(engine) : 1;
+        error.status = strcmp(server->options->overload_status, "503") == 0 ? 503 : 429;
+    } else if (given->status == 503) {
+        error.retry_after_s = strcmp(error.code, "model_loading") == 0 ? 2 : 5;
+    }
+    return error;
+}
+
+void routes_error(struct server *server, struct exchange *x, const struct api_error *given)
+{
+    const struct api_error error = routes_told(server, given);
+    if (error.status == 504) {
+        const bool queued = strcmp(error.code, "queue_timeout") == 0;
         exchange_header(x, "x-should-retry", "%s", queued ? "true" : "false");
     }
-    exchange_error(x, error);
+    exchange_error(x, &error);
 }
 
 static void routes_refuse(struct server *server, struct exchange *x, int status, const char *code,
@@ -113,30 +116,28 @@ static void routes_refuse(struct server *server, struct exchange *x, int status,
     routes_error(server, x, &error);
 }
 
-/* Counts the request among its client's. false: too many, and x holds the error. */
-static bool routes_enter(struct server *server, struct exchange *x)
+/* Counts the request among its client's. false: too many, and error says so. */
+static bool routes_enter(struct server *server, struct exchange *x, struct api_error *error)
 {
     const int max = server->options->max_client_requests;
-    if (max == 0 || x->counted || !x->is_post) {
-        return true;
-    }
-    x->counted = clients_enter(&server->clients, x->client, max);
-    if (!x->counted) {
-        struct api_error error = {0};
-        (void)api_error_set(&error, 429, "client_limit", NULL,
+    x->counted = max > 0 && clients_enter(&server->clients, x->client, max);
+    if (max > 0 && !x->counted) {
+        struct api_error full = {0};
+        (void)api_error_set(&full, 429, "client_limit", NULL,
                             "this client has %d requests under way, which is the limit "
                             "(--max-client-requests): wait for one to end",
                             max);
-        routes_error(server, x, &error);
-    }
-    return x->counted;
-}
-
-bool routes_submit(struct server *server, struct exchange *x, struct request *request)
-{
-    if (!routes_enter(server, x)) {
+        *error = routes_told(server, &full);
         return false;
     }
+    return true;
+}
+
+bool routes_submit(struct server *server, struct exchange *x, struct request *request,
+                   int64_t parse_us)
+{
+    /* The parser counted the request's time from its own beginning; it began with the head. */
+    request->deadline_us -= parse_us - x->begin_us;
     struct engine *const engine = atomic_load(&server->engine);
     const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
@@ -262,16 +263,10 @@ static void routes_cors(const struct server *server, struct exchange *x)
     }
 }
 
-bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
+/* Whether the sender has the key that the route asks for. */
+static bool routes_allow(struct server *server, struct exchange *x, int flags,
+                         const char *authorization, struct api_error *error)
 {
-    const struct server *const server = ctx;
-    x->route = routes_find(x->path);
-    const int flags = routes_flags(x);
-    const struct generate_dialect *const dialect = routes_dialect(x);
-    x->errors = dialect != NULL ? dialect->errors : NULL;
-    routes_cors(server, x);
-    /* Where no key is asked for, what is sent may not take the room of those who have one. */
-    x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
     /* A browser sends no key with the question whether it may send one. */
     if (server->keys == NULL || routes_is_preflight(server, x) || x->admin ||
@@ -286,6 +281,20 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
             ? "this server asks for an API key: send Authorization: Bearer KEY"
             : "the API key is not valid: the Authorization header must be Bearer KEY with "
               "a key of this server");
+}
+
+bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
+{
+    struct server *const server = ctx;
+    x->route = routes_find(x->path);
+    const int flags = routes_flags(x);
+    const struct generate_dialect *const dialect = routes_dialect(x);
+    x->errors = dialect != NULL ? dialect->errors : NULL;
+    routes_cors(server, x);
+    /* Where no key is asked for, what is sent may not take the room of those who have one. */
+    x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
+    return routes_allow(server, x, flags, authorization, error) &&
+           (x->drops_body || routes_enter(server, x, error));
 }
 
 /* What stands in the way of running the route; true = it was answered. */
@@ -305,7 +314,8 @@ static bool routes_blocked(struct server *server, struct exchange *x, int flags)
         return true;
     }
     struct engine *const engine = atomic_load(&server->engine);
-    if ((flags & ROUTE_WORK) != 0 && atomic_load(&server->closed)) {
+    const int64_t closed_us = atomic_load(&server->closed_us);
+    if ((flags & ROUTE_WORK) != 0 && closed_us != 0 && x->body_us >= closed_us) {
         x->close = true;
         routes_refuse(server, x, 503, "shutting_down", "the server is shutting down");
         return true;
@@ -343,6 +353,46 @@ static void routes_unknown(struct exchange *x)
                     route >= 0 ? " is there: end the client's base_url with /v1" : "");
 }
 
+/* How long the request may take, without reading it as JSON: for one that has waited for a thread to
+ * read it. Of several timeout_ms the longest counts; a text that holds one spells its quotes otherwise. */
+static int64_t routes_patience_ms(const struct server *server, const struct exchange *x)
+{
+    static const char name[] = "\"timeout_ms\"";
+    const char *at = x->body.data;
+    const char *const end = at + x->body.n;
+    int64_t longest = -1;
+    while (at != NULL && (at = memmem(at, (size_t)(end - at), name, sizeof name - 1)) != NULL) {
+        at += sizeof name - 1;
+        const char *digit = at;
+        while (digit < end && (*digit == ':' || *digit == ' ' || *digit == '\t' || *digit == '\n' ||
+                               *digit == '\r')) {
+            digit++;
+        }
+        int64_t ms = -1;
+        for (; digit < end && *digit >= '0' && *digit <= '9' && ms < INT32_MAX; digit++) {
+            ms = (ms > 0 ? ms * 10 : 0) + (*digit - '0');
+        }
+        longest = ms > longest ? ms : longest;
+    }
+    return longest >= 0 ? longest : server->options->timeout_ms;
+}
+
+/* A long body that waited for a thread to read it: counts the time, and refuses what is late. true = it
+ * was answered. */
+static bool routes_late(struct server *server, struct exchange *x)
+{
+    if (x->wait_us == 0) {
+        return false;
+    }
+    metrics_body_wait(&server->metrics, x->wait_us);
+    if ((clock_now_us() - x->begin_us) / 1000 < routes_patience_ms(server, x)) {
+        return false;
+    }
+    routes_refuse(server, x, 504, "queue_timeout",
+                  "the request's time was over before its body could be read");
+    return true;
+}
+
 void routes_handle(void *ctx, struct exchange *x)
 {
     struct server *const server = ctx;
@@ -351,7 +401,7 @@ void routes_handle(void *ctx, struct exchange *x)
     } else if (routes_is_preflight(server, x)) {
         x->status = 200;
         x->content_type = "text/plain";
-    } else if (!routes_blocked(server, x, routes_flags(x))) {
+    } else if (!routes_blocked(server, x, routes_flags(x)) && !routes_late(server, x)) {
         const struct generate_dialect *const dialect = routes_dialect(x);
         if (dialect != NULL) {
             api_generate_as(server, x, dialect);
@@ -386,6 +436,7 @@ void routes_done(void *ctx, const struct exchange *x)
               log_quote(id, sizeof id, x->id), log_quote(method, sizeof method, x->method),
               log_quote(path, sizeof path, x->path), status,
               status == 499     ? "client_left"
+              : x->cut          ? "cut_short"
               : x->code != NULL ? x->code
                                 : "-",
               (double)(clock_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,

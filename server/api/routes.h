@@ -27,10 +27,10 @@ struct server {
     struct api_limits limits;
     _Atomic(const char *) phase; /* while loading: static text */
     atomic_int progress_permille;
-    atomic_bool draining; /* a signal came: not ready, connections close */
-    atomic_bool closed;   /* no new work is taken */
-    int64_t begin_us;     /* start of the process */
-    int64_t created;      /* the same in seconds since 1970 */
+    atomic_bool draining;      /* a signal came: not ready, connections close */
+    _Atomic int64_t closed_us; /* what arrives from then on is not taken; 0 = not yet */
+    int64_t begin_us;          /* start of the process */
+    int64_t created;           /* the same in seconds since 1970 */
     struct metrics metrics;
     struct ignored ignored;
     struct probe probe;
@@ -47,8 +47,10 @@ const char *routes_name(int route);
 
 /* ---- for the api_*.c ----------------------------------------------------------------------- */
 
-/* Makes the request known to the engine, which wakes x. false: x holds the error. */
-bool routes_submit(struct server *server, struct exchange *x, struct request *request);
+/* Makes the request known to the engine, which wakes x; its parsing began at parse_us. false: x holds
+ * the error. */
+bool routes_submit(struct server *server, struct exchange *x, struct request *request,
+                   int64_t parse_us);
 /* After submit: names the ignored fields ("" = none) in a header and in the log, and says what the answer will
  * tell besides its results. id: the one that the client gave, "" = x's. */
 struct answer_meta routes_accept(struct server *server, struct exchange *x, const char *id,

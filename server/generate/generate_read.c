@@ -219,6 +219,25 @@ void generate_read_best_of(struct fields *fields, const struct generate_job *job
 
 /* ---- prompts and lengths ------------------------------------------------------------------- */
 
+/* Refuses a text that cannot fit before it is tokenised. */
+static bool check_bytes(const json_t *prompt, const char *name, const struct api_limits *limits,
+                        struct api_error *error)
+{
+    const int64_t context = engine_context(limits->context);
+    const size_t n = json_is_array(prompt) ? json_array_size(prompt) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *const each = json_is_array(prompt) ? json_array_get(prompt, i) : prompt;
+        const size_t bytes = json_string_length(each); /* 0 of ids */
+        if ((int64_t)(bytes / INPUT_BYTES_PER_TOKEN) > context) {
+            return api_error_set(error, 400, "context_length_exceeded", "prompt",
+                                 "%s has a text of %zu bytes, which cannot fit into the model's "
+                                 "context of %lld tokens (max_length=%lld): shorten it",
+                                 name, bytes, (long long)context, (long long)context);
+        }
+    }
+    return true;
+}
+
 bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,
                           bool bos, const struct api_limits *limits)
 {
@@ -227,6 +246,9 @@ bool generate_read_prompt(struct fields *fields, struct generate_job *job, const
         (void)api_error_set(fields->error, 400, "missing_field", name, "%s is missing", name);
     }
     if (fields->error->status != 0) {
+        return false;
+    }
+    if (!check_bytes(prompt, name, limits, fields->error)) {
         return false;
     }
     const struct input_marks marks = {.bos_text = bos && limits->info->add_bos};

@@ -271,10 +271,15 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
     }
     list->n = (int)n;
     int64_t total = 0;
+    int64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         json_t *const each = whole ? value : json_array_get(value, i);
         char place[API_PARAM_MAX];
         (void)snprintf(place, sizeof place, whole ? "%s" : "%s[%zu]", name, i);
+        bytes += (int64_t)json_string_length(each); /* 0 of a list */
+        if (tokens != NULL && bytes / INPUT_BYTES_PER_TOKEN > tokens->most) {
+            return input_too_many_tokens(error, name, *tokens);
+        }
         if (!input_read_one(&list->input[i], each, place, marks, tokens, limits, error)) {
             return false;
         }

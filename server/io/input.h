@@ -37,6 +37,9 @@ struct api_limits input_limits(const struct options *options, const struct engin
 
 /* Bounds of what a request may hold in memory besides its tokens. */
 enum {
+    /* Bytes of text for each token that is allowed: no text that is worth its tokens comes near, and
+     * one that has more is refused before it is tokenised. */
+    INPUT_BYTES_PER_TOKEN = 64,
     INPUT_TRACE_BYTES_MAX = 256 << 20, /* memory telemetry of all items */
     INPUT_TRACE_POSITIONS_MAX = 512,   /* positions of an item with "memory":"tokens" */
 };

@@ -14,6 +14,7 @@ struct api_error {
     const char *code;          /* static: "invalid_value", ... */
     char param[API_PARAM_MAX]; /* field, "" = none */
     struct err text;           /* text.message says what is wrong and what to do */
+    int retry_after_s;         /* for the header; 0 = none */
 };
 
 /* Sets the error unless there is one already. param may be NULL. Always returns false, so that a

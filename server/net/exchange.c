@@ -59,6 +59,10 @@ void exchange_error(struct exchange *x, const struct api_error *error)
     text_free(&x->out);
     exchange_put_error(x, error);
     text_puts(&x->out, "\n");
+    if (error->retry_after_s > 0) {
+        exchange_header(x, "Retry-After", "%d", error->retry_after_s);
+        exchange_header(x, "retry-after-ms", "%d", error->retry_after_s * 1000);
+    }
     x->status = errors_of(x)->status(error);
     x->code = error->code;
     x->content_type = "application/json";

@@ -64,6 +64,8 @@ struct exchange {
     bool drops_body;  /* nobody will read the body: set when the head is here */
     struct text body; /* Owner: this. A route may take it */
     int64_t begin_us; /* when the head had arrived */
+    int64_t body_us;  /* when the body had arrived */
+    int64_t wait_us;  /* from then on until a thread began to read it; 0 = it did not wait */
     void *waker;      /* for exchange_wake: outlives the exchange */
 
     /* The answer: set by the route or its work. */
@@ -86,6 +88,7 @@ struct exchange {
     int64_t n_prompt, n_generated;
     size_t sent_bytes;
     atomic_bool gone; /* the client left before the answer was complete */
+    bool cut;         /* the server ended before the answer was complete */
 };
 
 /* Adds an answer header; value is formatted. More than EXCHANGE_HEADER_MAX is a bug. */

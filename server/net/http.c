@@ -36,6 +36,8 @@ struct http {
     int listen_fd;
     int port;
     atomic_bool draining;
+    atomic_bool cutting; /* whatever ends now, ends because the server does */
+    atomic_int n_cut;
     atomic_llong body_bytes; /* held by all exchanges */
     atomic_llong answer_bytes;
 };
@@ -126,7 +128,7 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
         return false;
     }
     if (watch_is_surplus(hx->conn)) {
-        exchange_header(&hx->x, "Retry-After", "1");
+        error->retry_after_s = 1;
         return api_error_set(error, 503, "too_many_connections", NULL,
                              "the server's %d connections are in use", config->max_connections);
     }
@@ -177,9 +179,10 @@ static struct http_exchange *http_begin(struct http *http, struct MHD_Connection
         MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
     x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
     head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
-    watch_body(conn, x);
     struct api_error error = {0};
-    if (!http_check_head(hx, version, &error)) {
+    const bool accepted = http_check_head(hx, version, &error);
+    watch_body(conn, x); /* from here on the watcher may refuse it, too */
+    if (!accepted) {
         watch_refuse(conn, &error);
     }
     return hx;
@@ -202,8 +205,7 @@ static bool http_has_answers(const struct http *http)
 static void http_refuse_full(struct http_exchange *hx, struct api_error *error)
 {
     const struct http *const http = hx->http;
-    exchange_header(&hx->x, "Retry-After", "1");
-    exchange_header(&hx->x, "retry-after-ms", "1000");
+    error->retry_after_s = 1;
     (void)api_error_set(error, http->config.overload_status, "queue_full", NULL,
                         "the bodies of all requests together exceed %lld bytes, or their answers "
                         "%lld: try again later",
@@ -361,6 +363,7 @@ static void http_handle_long(struct worker_task *task)
 {
     struct http_exchange *const hx =
         (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+    hx->x.wait_us = clock_now_us() - hx->x.body_us + 1;
     if (watch_has_left(hx->conn)) {
         atomic_store(&hx->x.gone, true);
         hx->x.status = 499;                  /* the body goes when this is over */
@@ -399,8 +402,10 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
             return MHD_NO; /* refused, and now the whole body has come */
         }
         hx->handled = true;
+        hx->x.body_us = clock_now_us();
         if (hx->x.body.n >= HTTP_LONG_BYTES) {
             hx->task.run = http_handle_long;
+            hx->task.bytes = hx->x.body.n;
             watch_detach(hx->conn, mhd);
             worker_push(http->worker, &hx->task);
             return MHD_YES;
@@ -425,7 +430,12 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
     watch_idle(hx->conn);
     /* A refused request is over when its client hangs up; any other that breaks off was left. */
     if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued)) {
-        atomic_store(&hx->x.gone, true);
+        if (!atomic_load(&http->cutting)) {
+            atomic_store(&hx->x.gone, true);
+        } else if (hx->x.code == NULL) { /* an error that breaks off was counted elsewhere */
+            hx->x.cut = true;
+            (void)atomic_fetch_add(&http->n_cut, 1);
+        }
     }
     http->config.done(http->config.ctx, &hx->x);
     http_drop_body(hx);
@@ -509,7 +519,7 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
         code = watch_open(&h->watch, &watch, err);
     }
     if (code == ERR_OK) {
-        code = worker_open(&h->worker, err);
+        code = worker_open(&h->worker, config->admin ? 1 : config->body_threads, err);
     }
     *http = h; /* before the first request can come: routes ask for http_connections */
     if (code == ERR_OK) {
@@ -517,7 +527,7 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
     }
     if (code != ERR_OK) {
         *http = NULL;
-        http_stop(h, 0);
+        (void)http_stop(h, 0);
     }
     return code;
 }
@@ -530,6 +540,11 @@ int http_port(const struct http *http)
 int http_connections(const struct http *http)
 {
     return watch_n_conn(http->watch);
+}
+
+int http_n_unread(const struct http *http)
+{
+    return worker_n_task(http->worker);
 }
 
 void http_drain(struct http *http)
@@ -546,16 +561,17 @@ void http_refuse_connections(struct http *http)
     }
 }
 
-void http_stop(struct http *http, int64_t deadline_us)
+int http_stop(struct http *http, int64_t deadline_us)
 {
     if (http == NULL) {
-        return;
+        return 0;
     }
     if (http->daemon != NULL) {
         http_refuse_connections(http);
         while (watch_n_exchange(http->watch) > 0 && clock_now_us() < deadline_us) {
             (void)usleep(5000);
         }
+        atomic_store(&http->cutting, true);
         /* The library aborts when it is stopped with a suspended connection. Hanging up wakes them
          * all, and no work sleeps again once its client is gone. */
         while (watch_hang_up(http->watch) > 0) {
@@ -568,5 +584,7 @@ void http_stop(struct http *http, int64_t deadline_us)
     }
     worker_close(http->worker);
     watch_close(http->watch);
+    const int n_cut = atomic_load(&http->n_cut);
     free(http);
+    return n_cut;
 }

@@ -20,6 +20,7 @@ struct http_config {
     int port; /* 0 = take a free one */
     int max_connections;
     int64_t max_body_bytes;
+    int body_threads;    /* read long bodies */
     int overload_status; /* of a refusal because all bodies, or answers, are too large together */
     int keepalive_s, header_timeout_s, body_timeout_s;
     bool admin; /* for its exchanges; one thread is enough */
@@ -36,13 +37,16 @@ struct http_config {
 enum err_code http_start(struct http **http, const struct http_config *config, struct err *err);
 int http_port(const struct http *http);
 int http_connections(const struct http *http);
+/* Long bodies that have arrived and are not yet read: they wait for a worker, or one reads them. */
+int http_n_unread(const struct http *http);
 
 /* From now on every answer carries Connection: close. */
 void http_drain(struct http *http);
 /* Accepts no more connections: the port is closed. */
 void http_refuse_connections(struct http *http);
 /* Gives exchanges under way until deadline_us, hangs up on the rest, ends the threads, frees all.
- * No one may submit work any more, and the engine must have ended. NULL is fine. */
-void http_stop(struct http *http, int64_t deadline_us);
+ * No one may submit work any more, and the engine must have ended. Returns the number of answers
+ * without an error that were cut. NULL is fine. */
+int http_stop(struct http *http, int64_t deadline_us);
 
 #endif

@@ -1,55 +1,84 @@
-/* The thread for long requests: see worker.h. */
+/* The threads for long requests: see worker.h. */
 #include "server/net/worker.h"
+
+#include "engine/clock.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
+struct worker_thread {
+    struct worker *worker; /* Borrowed */
+    pthread_t id;
+    bool only_short;
+};
+
 struct worker {
-    pthread_t thread;
+    struct worker_thread *thread; /* Owner: this. [n_thread] */
+    int n_thread;
     pthread_mutex_t mutex; /* guards the rest */
     pthread_cond_t changed;
-    struct worker_task *first;
-    struct worker_task **last; /* where the next one goes */
+    struct worker_task *first; /* by at_us */
+    int n_task;                /* queued and running */
     bool closing;
 };
 
+/* The first task that the thread may take, out of the queue; NULL if there is none. Under the mutex. */
+static struct worker_task *worker_take(struct worker *worker, bool only_short)
+{
+    struct worker_task **at = &worker->first;
+    while (*at != NULL && only_short && (*at)->bytes > WORKER_SHORT_BYTES) {
+        at = &(*at)->next;
+    }
+    struct worker_task *const task = *at;
+    if (task != NULL) {
+        *at = task->next;
+    }
+    return task;
+}
+
 static void *worker_run(void *arg)
 {
-    struct worker *const worker = arg;
+    const struct worker_thread *const thread = arg;
+    struct worker *const worker = thread->worker;
     pthread_mutex_lock(&worker->mutex);
     for (;;) {
-        while (worker->first == NULL && !worker->closing) {
+        struct worker_task *const task = worker_take(worker, thread->only_short);
+        if (task != NULL) {
+            pthread_mutex_unlock(&worker->mutex);
+            task->run(task); /* which may be the last that is seen of it */
+            pthread_mutex_lock(&worker->mutex);
+            worker->n_task--;
+        } else if (worker->closing) {
+            break;
+        } else {
             pthread_cond_wait(&worker->changed, &worker->mutex);
         }
-        struct worker_task *const task = worker->first;
-        if (task == NULL) {
-            break;
-        }
-        worker->first = task->next;
-        if (worker->first == NULL) {
-            worker->last = &worker->first;
-        }
-        pthread_mutex_unlock(&worker->mutex);
-        task->run(task);
-        pthread_mutex_lock(&worker->mutex);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;
 }
 
-enum err_code worker_open(struct worker **worker, struct err *err)
+enum err_code worker_open(struct worker **worker, int n_thread, struct err *err)
 {
     *worker = NULL;
     struct worker *const w = calloc(1, sizeof *w);
-    if (w == NULL) {
-        return err_set(err, ERR_MEMORY, "no memory for the worker thread");
-    }
-    w->last = &w->first;
-    CHECK(pthread_mutex_init(&w->mutex, NULL) == 0 && pthread_cond_init(&w->changed, NULL) == 0);
-    if (pthread_create(&w->thread, NULL, worker_run, w) != 0) {
+    struct worker_thread *const thread = calloc((size_t)n_thread, sizeof *thread);
+    if (w == NULL || thread == NULL) {
         free(w);
-        return err_set(err, ERR_MEMORY, "the worker thread cannot be started");
+        free(thread);
+        return err_set(err, ERR_MEMORY, "no memory for the worker threads");
+    }
+    w->thread = thread;
+    CHECK(pthread_mutex_init(&w->mutex, NULL) == 0 && pthread_cond_init(&w->changed, NULL) == 0);
+    for (int i = 0; i < n_thread; i++) {
+        thread[i].worker = w;
+        thread[i].only_short = i > 0 && i == n_thread - 1;
+        if (pthread_create(&thread[i].id, NULL, worker_run, &thread[i]) != 0) {
+            worker_close(w);
+            return err_set(err, ERR_MEMORY, "%d worker threads cannot be started", n_thread);
+        }
+        w->n_thread++;
     }
     *worker = w;
     return ERR_OK;
@@ -57,12 +86,25 @@ enum err_code worker_open(struct worker **worker, struct err *err)
 
 void worker_push(struct worker *worker, struct worker_task *task)
 {
-    task->next = NULL;
+    task->at_us = clock_now_us() + (int64_t)(task->bytes / WORKER_BYTES_PER_US);
     pthread_mutex_lock(&worker->mutex);
-    *worker->last = task;
-    worker->last = &task->next;
-    pthread_cond_signal(&worker->changed);
+    struct worker_task **at = &worker->first;
+    while (*at != NULL && (*at)->at_us <= task->at_us) {
+        at = &(*at)->next;
+    }
+    task->next = *at;
+    *at = task;
+    worker->n_task++;
+    pthread_cond_broadcast(&worker->changed);
     pthread_mutex_unlock(&worker->mutex);
+}
+
+int worker_n_task(struct worker *worker)
+{
+    pthread_mutex_lock(&worker->mutex);
+    const int n = worker->n_task;
+    pthread_mutex_unlock(&worker->mutex);
+    return n;
 }
 
 void worker_close(struct worker *worker)
@@ -72,8 +114,11 @@ void worker_close(struct worker *worker)
     }
     pthread_mutex_lock(&worker->mutex);
     worker->closing = true;
-    pthread_cond_signal(&worker->changed);
+    pthread_cond_broadcast(&worker->changed);
     pthread_mutex_unlock(&worker->mutex);
-    CHECK(pthread_join(worker->thread, NULL) == 0);
+    for (int i = 0; i < worker->n_thread; i++) {
+        CHECK(pthread_join(worker->thread[i].id, NULL) == 0);
+    }
+    free(worker->thread);
     free(worker);
 }

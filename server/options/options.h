@@ -76,6 +76,7 @@ struct options {
     const char *cors;         /* origin of pages that may call; "" = none */
     bool metrics_auth;
     int max_client_requests;     /* 0 = no limit */
+    int body_threads;            /* read long bodies */
     const char *overload_status; /* 429 | 503 */
     const char *metrics_compat;  /* none | vllm | tgi */
     int max_connections;

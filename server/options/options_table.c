@@ -136,8 +136,11 @@ const struct option_row option_rows[] = {
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,
         "open connections; more get 503"),
     INT("max-client-requests", max_client_requests, SERVE, "0", 0, 65536,
-        "requests that one key, or without keys one address, may have under way; more get 429; "
-        "0 = no limit"),
+        "requests that one key, or without keys one address, may have under way, uploads among "
+        "them; more get 429; 0 = no limit"),
+    INT("body-threads", body_threads, SERVE, "2", 1, 64,
+        "threads that read bodies from 64 KiB; with more than one, one of them takes none above 1 "
+        "MiB"),
     CHOICE("overload-status", overload_status, SERVE, "429", "429|503",
            "status of refusals because of load, for balancers that go elsewhere on one of them"),
     REAL("ping-s", ping_s, SERVE, "15", 0.01, 3600, OPEN_NONE,
@@ -153,7 +156,7 @@ const struct option_row option_rows[] = {
     INT("drain-delay-s", drain_delay_s, SERVE, "5", 0, 3600,
         "after SIGTERM new requests are still taken for so long"),
     INT("shutdown-timeout-s", shutdown_timeout_s, SERVE, "30", 0, 3600,
-        "then running requests may take so long to finish"),
+        "then running requests may take so long to finish, and their answers to be read"),
     CHOICE("log-format", log_format, SERVE, "text", "text|json", "form of the log lines"),
     CHOICE("log-level", log_level, SERVE, "info", "error|warn|info|debug", "least level logged"),
     LONG("log-buffer-bytes", log_buffer_bytes, SERVE, "1048576", 8192, 1 << 30,

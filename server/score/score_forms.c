@@ -14,22 +14,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of text that may be put together per token of the limit: no text that is worth its tokens
- * comes near, and one of white space, which has none, is bounded by it. */
-enum { FORMS_BYTES_PER_TOKEN = 64 };
-
 bool score_join(struct input *input, const char *const part[2], const size_t bytes[2],
                 size_t *total, const char *param, const struct api_limits *limits,
                 struct api_error *error)
 {
-    const size_t max = FORMS_BYTES_PER_TOKEN * (size_t)limits->max_score_tokens.most;
+    const size_t max = INPUT_BYTES_PER_TOKEN * (size_t)limits->max_score_tokens.most;
     const size_t n = bytes[0] + bytes[1];
     *total += n;
     if (*total > max) {
         return api_error_set(error, 400, "too_many_tokens", param,
                              "%s makes more than %zu bytes of text, the limit of one request (%d "
                              "for each token of --max-score-tokens): send less at once",
-                             param, max, FORMS_BYTES_PER_TOKEN);
+                             param, max, INPUT_BYTES_PER_TOKEN);
     }
     input->own = malloc(n + 1);
     if (input->own == NULL) {

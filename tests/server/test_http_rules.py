@@ -1,6 +1,7 @@
 """The rules found by trying libmicrohttpd, and what HTTP asks for. One test per rule."""
 
 import json
+import select
 import socket
 import threading
 import time
@@ -285,6 +286,77 @@ def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
         # Some of the first may have been read before they left.
         assert s.metric("request_tokenize_time_seconds_count") <= 5
         eventually(lambda: s.metric('requests_total{route="/score",code="499"}') >= 4, "499")
+
+
+def take(*connections):
+    """The index of the first connection that has an answer."""
+    ready, _, _ = select.select(connections, [], [], PATIENCE)
+    return min(connections.index(each) for each in ready)
+
+
+SLOW = json.dumps({"content": "a" * 3000000}).encode()  # a text without blanks is slow to tokenise
+
+
+def test_of_long_bodies_the_shorter_is_read_first():
+    with Server("--body-threads", "1") as s:
+        first, second, third = (s.connect() for _ in range(3))
+        first.sendall(head("/tokenize", SLOW))
+        eventually(lambda: s.metric("long_bodies_unread") == 1, "the first is read")
+        second.sendall(head("/tokenize", SLOW))
+        eventually(lambda: s.metric("long_bodies_unread") == 2, "the second waits")
+        third.sendall(head("/tokenize", json.dumps({"content": "a " * 40000}).encode()))
+        assert read_answer(third)[0] == 200
+        assert select.select([second], [], [], 0)[0] == [], "the longer one was read before"
+        assert read_answer(second)[0] == 200
+        assert s.metric("long_bodies_unread") == 0
+        assert s.metric("request_body_wait_seconds_count") == 3
+
+
+def test_one_thread_is_kept_for_the_shorter_of_long_bodies():
+    with Server("--body-threads", "2") as s:
+        slow = [s.connect() for _ in range(3)]
+        for c in slow:
+            c.sendall(head("/tokenize", SLOW))
+        eventually(lambda: s.metric("long_bodies_unread") >= 2, "they are here")
+        with s.connect() as c:
+            c.sendall(head("/score", json.dumps({"text": "a " * 40000, "timeout_ms": 1}).encode()))
+            assert read_answer(c)[0] in (200, 504)
+        assert s.metric("long_bodies_unread") >= 1, "it waited for those before it"
+        for c in slow:
+            c.close()
+
+
+def test_a_body_that_is_late_is_not_read():
+    """It would be refused as no JSON, were it read."""
+    late = b'{"timeout_ms" : 1, "text": "' + b"a" * 100000
+    with Server("--body-threads", "1") as s:
+        first, second = s.connect(), s.connect()
+        first.sendall(head("/tokenize", SLOW))
+        eventually(lambda: s.metric("long_bodies_unread") == 1, "the first is read")
+        second.sendall(head("/score", late))
+        status, headers, body = read_answer(second)
+        assert status == 504 and json.loads(body)["error"]["code"] == "queue_timeout"
+        assert headers["x-should-retry"] == "true"
+        first.close()
+
+
+def test_the_time_of_a_request_runs_from_its_head_on(server):
+    body = json.dumps({"prompt": "A", "max_tokens": 1, "timeout_ms": 500}).encode()
+    with server.connect() as c:
+        c.sendall(head("/generate", body)[:-1])
+        time.sleep(0.7)
+        c.sendall(body[-1:])
+        status, _, answer = read_answer(c)
+        assert status == 504 and json.loads(answer)["error"]["code"] == "queue_timeout"
+
+
+@pytest.mark.parametrize("path,body,code", [
+    ("/generate", {"prompt": "a" * 70000}, "context_length_exceeded"),
+    ("/score", {"text": "a" * 7000}, "too_many_tokens")])
+def test_a_text_that_cannot_fit_is_not_tokenised(path, body, code):
+    with Server("--max-score-tokens", "100") as s:
+        error_of(s.post(path, body), 400, code)
+        assert "token" in s.post(path, body).json()["error"]["message"]
 
 
 # Rule 4: deadlines of our own.

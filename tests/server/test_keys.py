@@ -189,7 +189,8 @@ def test_one_client_may_not_take_all(key_file):
                 refused = requests.post(server.url + "/generate", json=busy, timeout=PATIENCE,
                                         headers={"Authorization": other})
                 error_of(refused, 429, "client_limit")
-            tgi = post("alpha-key", {"inputs": "A"})
+            tgi = requests.post(server.url + "/generate_stream", json={"inputs": "A"}, timeout=PATIENCE,
+                                headers=bearer("alpha-key"))
             assert tgi.status_code == 429 and tgi.json()["error_type"] == "overloaded"
             server.counted('requests_rejected_total{reason="client_limit"}', 4)
             later = post("beta-key", busy, stream=True)  # goes on when the first has ended
@@ -200,6 +201,18 @@ def test_one_client_may_not_take_all(key_file):
         later.close()
         eventually(lambda: post("beta-key", {"prompt": "A", "max_tokens": 1}).status_code == 200,
                    "room again after the second has ended")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/tokenize"])
+def test_a_clients_uploads_count_from_the_head_on(path):
+    """Without keys a client is an address."""
+    with Server("--max-client-requests", "1") as server:
+        with server.connect() as c:
+            c.sendall(head(path, b'{"prompt":"A","max_tokens":1}')[:-1])
+            refused = eventually(lambda: [a for a in [server.post(path, {"prompt": "A"})]
+                                          if a.status_code != 200], "the upload counts")
+            error_of(refused[0], 429, "client_limit")
+        eventually(lambda: server.post(path, {"prompt": "A"}).status_code == 200, "it has left")
 
 
 def test_hangup_signal_without_a_key_file_does_no_harm():

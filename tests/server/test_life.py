@@ -1,5 +1,7 @@
 """Loading, overload, draining, ending; and what goes wrong at the start."""
 
+import fcntl
+import http.client
 import json
 import os
 import re
@@ -7,6 +9,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+import termios
 import threading
 import time
 
@@ -211,6 +215,74 @@ def test_work_past_the_shutdown_time_is_cut_with_an_error():
             parts = [p for p in stream[1][0].text.split("\n\n") if p]
             assert parts[-1] == "data: [DONE]"
             assert json.loads(parts[-2][6:])["error"]["code"] == "shutting_down"
+
+
+def slow_reader(s, body):
+    """A connection that asks for a large answer and has not begun to read it, though it is there."""
+    c = socket.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    c.settimeout(PATIENCE)
+    c.connect(("127.0.0.1", s.port))
+    c.sendall(head("/tokenize", json.dumps(body).encode()))
+    c.recv(1, socket.MSG_PEEK)
+    return c
+
+
+LARGE = {"content": "a " * 500000, "with_pieces": True}  # an answer of 13 MB
+
+
+def test_answers_on_their_way_have_the_shutdown_time():
+    with Server("--shutdown-timeout-s", "100") as s:
+        c = slow_reader(s, LARGE)
+        s.process.send_signal(signal.SIGTERM)
+        time.sleep(3)  # longer than an answer was given once the engine had nothing to do
+        answer = http.client.HTTPResponse(c, method="POST")
+        answer.begin()
+        assert len(json.loads(answer.read())["tokens"]) > 400000
+        c.close()
+        assert s.process.wait(PATIENCE) == 0
+        assert "event=stopped cut_short=0" in s.read_log()
+
+
+def test_answers_that_are_cut_are_told_as_cut():
+    with Server("--shutdown-timeout-s", "0") as s:
+        with slow_reader(s, LARGE):
+            assert s.stop() == 0
+        assert "event=stopped cut_short=1" in s.read_log()
+        line = [line for line in s.read_log().splitlines() if "path=\"/tokenize\"" in line][0]
+        assert "status=200 code=cut_short" in line
+
+
+def test_a_body_that_had_arrived_in_time_is_served():
+    slow = json.dumps({"content": "a" * 1500000}).encode()
+    work = json.dumps({"prompt": ["A"] * 60 + ["a " * 200] * 3 + [" " * 70000], "max_tokens": 1}).encode()
+    with Server("--body-threads", "1", "--shutdown-timeout-s", "100") as s:
+        first, second = s.connect(), s.connect()
+        first.sendall(head("/tokenize", slow))
+        eventually(lambda: s.metric("long_bodies_unread") == 1, "the first is read")
+        second.sendall(head("/generate", work))
+        eventually(lambda: s.metric("long_bodies_unread") == 2, "the second waits")
+        s.process.send_signal(signal.SIGTERM)
+        assert read_answer(second)[0] in (200, 400)
+        first.close(), second.close()
+        assert s.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_at_a_terminal_ends_an_idle_server_at_once():
+    terminal, theirs = os.openpty()
+
+    def own_terminal():
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    log = tempfile.NamedTemporaryFile()
+    process = subprocess.Popen(
+        [PROGRAM, "serve", "--model", DEMO, "--port", "0", "--host", "127.0.0.1", "--drain-delay-s", "3000"],
+        stdin=theirs, stdout=subprocess.DEVNULL, stderr=open(log.name, "w"), preexec_fn=own_terminal)
+    eventually(lambda: "event=ready" in open(log.name).read(), "ready")
+    os.write(terminal, b"\x03")
+    assert process.wait(PATIENCE) == 0
+    os.close(terminal), os.close(theirs)
 
 
 def test_second_signal_ends_at_once():
