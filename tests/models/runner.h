@@ -57,7 +57,7 @@ struct runner {
     struct model *model;
     struct step *step;
     const struct model_info *info;
-    struct model_tap extra; /* called besides the runner's own capture of the logits */
+    struct model_tap extra; /* called besides the runner's own capture of the logits; may be none */
     float *captured;        /* [RUNNER_TOK_MAX, n_vocab] logits of the last step */
 };
 
@@ -174,19 +174,22 @@ static inline void runner_read(const struct runner *r, const struct piece *piece
     }
 }
 
-/* One step of n_piece pieces. */
+/* One step of n_piece pieces. A tap is given only where a test looks at intermediate results, since
+ * it changes which ops run (output_run, memory_run): all others run as in a server. */
 static inline void runner_step(struct runner *r, const struct piece *piece, int n_piece)
 {
     struct err err = {0};
     const struct model_tap tap = {runner_see, r};
+    bool is_tapped = r->extra.see != NULL;
     r->step->n_tok = r->step->n_seq = r->step->n_out = 0;
     r->step->n_top = r->step->n_adjust = r->step->n_allow = 0;
     r->step->seq_first[0] = 0;
     for (int i = 0; i < n_piece; i++) {
         runner_add(r, &piece[i]);
+        is_tapped = is_tapped || piece[i].logits != NULL;
     }
     r->be->op->step_begin(r->be, r->step);
-    model_forward(r->model, r->step, &tap);
+    model_forward(r->model, r->step, is_tapped ? &tap : NULL);
     if (r->be->op->finish(r->be, r->step, &err) != ERR_OK) {
         fail_msg("step: %s", err.message);
     }

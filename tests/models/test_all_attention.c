@@ -234,6 +234,11 @@ static void run_beside(struct golden *g, float *logprob, float *half_logprob)
     }
 }
 
+static void see_nothing(void *ctx, const char *name, int layer, const struct tensor *t)
+{
+    (void)ctx, (void)name, (void)layer, (void)t;
+}
+
 static void check_bits(struct golden *g)
 {
     static float whole[LENGTH_MAX];
@@ -255,6 +260,9 @@ static void check_bits(struct golden *g)
     }
     run_beside(g, other, half);
     assert_same_bits(g, other, whole, n, "beside another stream");
+    g->run.extra = (struct model_tap){see_nothing, NULL};
+    runner_chunks(&g->run, piece, CHUNK);
+    assert_same_bits(g, other, whole, n, "with a tap");
 }
 
 /* ---- the programme -------------------------------------------------------------------------- */

@@ -394,6 +394,11 @@ static void check_bits(struct golden *g)
         runner_chunks(&g->run, outcome_piece(&other[2], &sequence[2], 1), chunks[c]);
         assert_same_bits(g, &other[2], &whole[2], sequence[2].n_ids, way);
     }
+    struct piece untapped = sequence[2]; /* as a server runs it: see runner_step */
+    untapped.logprob = other[2].logprob;
+    memset(other[2].logprob, 0, sizeof other[2].logprob);
+    runner_step(&g->run, &untapped, 1);
+    assert_same_bits(g, &other[2], &whole[2], sequence[2].n_ids, "without a tap");
     run_crowd(g, other, sequence);
     for (int s = 0; s < 3; s++) {
         assert_same_bits(g, &other[s], &whole[s], sequence[s].n_ids, "in a crowd");

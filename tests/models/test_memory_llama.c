@@ -178,20 +178,18 @@ static void assert_shares(const struct golden *g, int memory, const float *got, 
     }
 }
 
-static void see_hits(void *ctx, const char *name, int layer, const struct tensor *t)
+/* What the step's memories looked up. */
+static void check_hits(struct golden *g)
 {
-    struct golden *const g = ctx;
-    const bool is_slots = strcmp(name, "slots") == 0;
-    if (is_slots || strcmp(name, "shares") == 0) {
-        float *const got = download(g, t);
-        assert_int_equal(t->rows, g->n_ids);
-        if (is_slots) {
-            assert_slots(g, layer, (const int32_t *)(const void *)got, t->cols);
-        } else {
-            assert_shares(g, layer, got, t->cols);
-        }
-        free(got);
-        g->n_seen++;
+    for (int memory = 0; memory < g->run.info->n_memory; memory++) {
+        struct tensor hits[2] = {{0}, {0}};
+        model_memory_hits(g->run.model, memory, g->n_ids, &hits[0], &hits[1]);
+        float *const slots = download(g, &hits[0]);
+        float *const shares = download(g, &hits[1]);
+        assert_slots(g, memory, (const int32_t *)(const void *)slots, hits[0].cols);
+        assert_shares(g, memory, shares, hits[1].cols);
+        free(slots);
+        free(shares);
     }
 }
 
@@ -221,13 +219,11 @@ static void check_sequences(struct golden *g)
         float logprob[LENGTH_MAX];
         g->sequence = sequence;
         g->n_ids = read_ids(ids, json_object_get(sequence, "ids"));
-        g->n_seen = 0;
-        g->run.extra = (struct model_tap){see_hits, g};
         const struct piece piece = {
             .ids = ids, .n_ids = g->n_ids, .n = g->n_ids, .logprob = logprob, .drawn = drawn};
         runner_step(&g->run, &piece, 1);
         assert_scores(g, logprob, drawn);
-        assert_int_equal(g->n_seen, 2 * g->run.info->n_memory);
+        check_hits(g);
     }
     assert_true(i >= 3);
 }
@@ -287,6 +283,17 @@ static void check_bits(struct golden *g)
         runner_chunks(&g->run, again, chunks[c]);
         assert_same_bits(g, logits[2], logits[0], again.n, "in chunks");
     }
+    float logprob[2][LENGTH_MAX] = {{0}, {0}};
+    for (int i = 0; i < 2; i++) { /* with a tap, and as a server runs it: see runner_step */
+        again.logits = i == 0 ? logits[2] : NULL;
+        again.logprob = logprob[i];
+        runner_step(&g->run, &again, 1);
+    }
+    if (memcmp(logprob[0], logprob[1], sizeof logprob[0]) != 0) {
+        fail_msg("%s on %s: without a tap the log-probabilities have other bits", g->name,
+                 g->run.be->name);
+    }
+    again.logits = logits[2];
     memset(logits[2], 0, n_logit * sizeof(float));
     const struct piece crowd[2] = {piece[1], again};
     runner_step(&g->run, crowd, 2);
