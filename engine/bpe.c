@@ -1,5 +1,6 @@
 /* See bpe.h. */
 #include "engine/bpe.h"
+#include "engine/merges.h"
 #include "engine/utf8.h"
 #include "engine/word_table.h"
 
@@ -7,38 +8,16 @@
 #include <string.h>
 
 static const char word_end[] = "</w>";
-enum { WORD_END_BYTES = 4, RULES_MAX = 1 << 22, SYMBOL_NONE = -1, SYMBOL_GONE = -2 };
+enum { WORD_END_BYTES = 4, SYMBOL_NONE = -1, SYMBOL_GONE = -2 };
 #define PART_END UINT32_MAX
-
-struct rule {
-    int32_t left, right, joined; /* symbols */
-};
 
 struct bpe {
     char *text;                /* Owner: this. The symbols' bytes are in it */
     struct word_table symbols; /* characters, and what rules make */
-    struct rule *rule;         /* [n_rule], the first is applied first. Owner: this */
-    int32_t n_rule;
-    int32_t *bucket; /* [bucket_mask + 1] numbers of rules, -1 = free. Owner: this */
-    uint32_t bucket_mask;
+    struct merges merges;
 };
 
 /* ---- the rules ----------------------------------------------------------------------------- */
-
-/* The bucket of the rule for two neighbours, or the free one where it belongs. */
-static uint32_t bucket_of(const struct bpe *bpe, int32_t left, int32_t right)
-{
-    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    const uint64_t hash = pair * 0x9e3779b97f4a7c15u;
-    uint32_t at = (uint32_t)(hash >> 32) & bpe->bucket_mask;
-    for (; bpe->bucket[at] >= 0; at = (at + 1) & bpe->bucket_mask) {
-        const struct rule *const rule = &bpe->rule[bpe->bucket[at]];
-        if (rule->left == left && rule->right == right) {
-            break;
-        }
-    }
-    return at;
-}
 
 /* Whether a part is one character, marked as the last of a word or not. */
 static bool is_character(const char *text, size_t bytes)
@@ -53,7 +32,7 @@ static bool is_character(const char *text, size_t bytes)
 static enum err_code parse_rule(struct bpe *bpe, char *line, size_t bytes, const char *path,
                                 struct err *err)
 {
-    const int number = bpe->n_rule + 1;
+    const int number = bpe->merges.n + 1;
     char *const space = memchr(line, ' ', bytes);
     char *const after = space != NULL ? space + 1 : line;
     char *const end = space != NULL ? memchr(after, ' ', (size_t)(line + bytes - after)) : NULL;
@@ -78,33 +57,21 @@ static enum err_code parse_rule(struct bpe *bpe, char *line, size_t bytes, const
                        "earlier line",
                        path, number);
     }
-    struct rule *const rule = &bpe->rule[bpe->n_rule];
-    rule->left = word_table_add(&bpe->symbols, line, n_left);
-    rule->right = word_table_add(&bpe->symbols, right, n_right);
-    rule->joined = word_table_add(&bpe->symbols, line, n_left + n_right);
-    const uint32_t bucket = bucket_of(bpe, rule->left, rule->right);
-    if (bpe->bucket[bucket] >= 0) {
-        return err_set(err, ERR_FORMAT, "%s: line %d repeats line %d", path, number,
-                       bpe->bucket[bucket] + 1);
+    struct merge rule;
+    rule.left = word_table_add(&bpe->symbols, line, n_left);
+    rule.right = word_table_add(&bpe->symbols, right, n_right);
+    rule.joined = word_table_add(&bpe->symbols, line, n_left + n_right);
+    const int32_t same = merges_add(&bpe->merges, rule);
+    if (same >= 0) {
+        return err_set(err, ERR_FORMAT, "%s: line %d repeats line %d", path, number, same + 1);
     }
-    bpe->bucket[bucket] = bpe->n_rule++;
     return ERR_OK;
 }
 
 static enum err_code reserve_rules(struct bpe *bpe, int32_t n, const char *path, struct err *err)
 {
-    uint32_t n_bucket = 2;
-    while (n_bucket < 2 * (uint32_t)n) {
-        n_bucket *= 2;
-    }
-    bpe->bucket_mask = n_bucket - 1;
-    bpe->rule = calloc((size_t)n + 1, sizeof *bpe->rule);
-    bpe->bucket = malloc(n_bucket * sizeof *bpe->bucket);
-    if (bpe->rule == NULL || bpe->bucket == NULL) {
-        return err_set(err, ERR_MEMORY, "%s: no memory for %d rules", path, n);
-    }
-    memset(bpe->bucket, 0xff, n_bucket * sizeof *bpe->bucket); /* all -1 */
-    return word_table_open(&bpe->symbols, 3 * n, path, err);
+    const enum err_code code = merges_open(&bpe->merges, n, path, err);
+    return code != ERR_OK ? code : word_table_open(&bpe->symbols, 3 * n, path, err);
 }
 
 enum err_code bpe_parse(struct bpe **bpe, char *text, size_t bytes, const char *path,
@@ -121,9 +88,9 @@ enum err_code bpe_parse(struct bpe **bpe, char *text, size_t bytes, const char *
     for (size_t i = 0; i < bytes; i++) {
         n_line += text[i] == '\n';
     }
-    enum err_code code = n_line > RULES_MAX
+    enum err_code code = n_line > MERGES_MAX
                              ? err_set(err, ERR_FORMAT, "%s: has %zu lines, the limit is %d", path,
-                                       n_line, (int)RULES_MAX)
+                                       n_line, (int)MERGES_MAX)
                              : reserve_rules(made, (int32_t)n_line, path, err);
     for (char *line = text; code == ERR_OK && line < text + bytes;) {
         const size_t left = (size_t)(text + bytes - line);
@@ -144,8 +111,7 @@ void bpe_close(struct bpe *bpe)
 {
     if (bpe != NULL) {
         word_table_close(&bpe->symbols);
-        free(bpe->rule);
-        free(bpe->bucket);
+        merges_close(&bpe->merges);
         free(bpe->text);
         free(bpe);
     }
@@ -161,51 +127,6 @@ struct bpe_part {
     int32_t symbol;        /* SYMBOL_NONE: no rule knows it */
 };
 
-/* Two neighbours that have a rule. Later joins may have made it void. */
-struct bpe_candidate {
-    int32_t rule;
-    uint32_t part; /* the left one */
-};
-
-struct queue {
-    struct bpe_candidate *heap; /* the earliest rule first, then the leftmost part */
-    size_t n;
-};
-
-static bool is_before(struct bpe_candidate a, struct bpe_candidate b)
-{
-    return a.rule != b.rule ? a.rule < b.rule : a.part < b.part;
-}
-
-static void queue_put(struct queue *queue, struct bpe_candidate c)
-{
-    size_t at = queue->n++;
-    while (at > 0 && is_before(c, queue->heap[(at - 1) / 2])) {
-        queue->heap[at] = queue->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    queue->heap[at] = c;
-}
-
-static struct bpe_candidate queue_take(struct queue *queue)
-{
-    const struct bpe_candidate first = queue->heap[0];
-    const struct bpe_candidate last = queue->heap[--queue->n];
-    size_t at = 0;
-    for (size_t child = 1; child < queue->n; child = 2 * at + 1) {
-        if (child + 1 < queue->n && is_before(queue->heap[child + 1], queue->heap[child])) {
-            child++;
-        }
-        if (!is_before(queue->heap[child], last)) {
-            break;
-        }
-        queue->heap[at] = queue->heap[child];
-        at = child;
-    }
-    queue->heap[at] = last;
-    return first;
-}
-
 /* The rule for a part and its right neighbour, -1 = none. */
 static int32_t rule_at(const struct bpe *bpe, const struct bpe_part *part, uint32_t at)
 {
@@ -213,15 +134,15 @@ static int32_t rule_at(const struct bpe *bpe, const struct bpe_part *part, uint3
         part[part[at].next].symbol < 0) {
         return -1;
     }
-    return bpe->bucket[bucket_of(bpe, part[at].symbol, part[part[at].next].symbol)];
+    return merges_find(&bpe->merges, part[at].symbol, part[part[at].next].symbol);
 }
 
-static void queue_look(struct queue *queue, const struct bpe *bpe, const struct bpe_part *part,
-                       uint32_t at)
+static void queue_look(struct merge_queue *queue, const struct bpe *bpe,
+                       const struct bpe_part *part, uint32_t at)
 {
     const int32_t rule = rule_at(bpe, part, at);
     if (rule >= 0) {
-        queue_put(queue, (struct bpe_candidate){rule, at});
+        merge_queue_put(queue, (struct merge_place){rule, at});
     }
 }
 
@@ -239,14 +160,15 @@ static void join(struct bpe_part *part, uint32_t at, int32_t symbol)
 /* Applies one rule wherever it holds, from left to right, and only then looks at the new
  * neighbours, for which an even earlier rule may hold: so does fastBPE. The heap takes at most two
  * of them for each join, hence its size. */
-static void apply_first_rule(const struct bpe *bpe, struct bpe_part *part, struct queue *queue)
+static void apply_first_rule(const struct bpe *bpe, struct bpe_part *part,
+                             struct merge_queue *queue)
 {
     const int32_t rule = queue->heap[0].rule;
     uint32_t joined = PART_END;
     while (queue->n > 0 && queue->heap[0].rule == rule) {
-        const uint32_t at = queue_take(queue).part;
+        const uint32_t at = merge_queue_take(queue).part;
         if (rule_at(bpe, part, at) == rule) {
-            join(part, at, bpe->rule[rule].joined);
+            join(part, at, bpe->merges.rule[rule].joined);
             part[at].joined = joined;
             joined = at;
         }
@@ -283,7 +205,7 @@ enum err_code bpe_split(const struct bpe *bpe, struct bpe_scratch *scratch, cons
         return err_set(err, ERR_MEMORY, "no memory to split a word of %zu bytes", bytes);
     }
     struct bpe_part *const part = scratch->part;
-    struct queue queue = {.heap = scratch->heap};
+    struct merge_queue queue = {.heap = scratch->heap};
     uint32_t n = 0;
     for (size_t at = 0; at < bytes; n++) {
         const size_t width = (size_t)utf8_next(word + at, bytes - at).bytes;

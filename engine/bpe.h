@@ -22,8 +22,8 @@ void bpe_close(struct bpe *bpe); /* NULL is fine */
 
 /* What one thread needs to split words; begins zeroed. */
 struct bpe_scratch {
-    struct bpe_part *part;      /* Owner: this */
-    struct bpe_candidate *heap; /* Owner: this */
+    struct bpe_part *part;    /* Owner: this */
+    struct merge_place *heap; /* Owner: this */
     size_t part_max;
     size_t *end; /* the result: the byte after each piece. Owner: this */
     size_t n_piece;
