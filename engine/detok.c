@@ -1,9 +1,11 @@
 /* Ids to text, one at a time, for every kind of tokenizer: see tokenizer.h.
  *
  * Tokens are bytes; text is characters. Bytes of an unfinished character are held back until the
- * next token completes it or proves it wrong; each wrong byte becomes U+FFFD, as in SentencePiece's
- * own decoding. tokenizer_decode is a detok over the whole list, so both always agree. */
-#include "engine/tokenizer.h"
+ * next token completes it or proves it wrong. Wrong bytes become U+FFFD: each of them, as in
+ * SentencePiece's own decoding, or, where the tokenizer says so, each longest beginning of a
+ * character, as by the Unicode Standard. tokenizer_decode is a detok over the whole list, so both
+ * always agree. */
+#include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
 
 #include <stdlib.h>
@@ -47,7 +49,8 @@ static size_t push_bytes(struct detok *detok, const char *bytes, size_t n_byte, 
         memcpy(head, detok->held, n_held);
         memcpy(head + n_held, bytes + at, n_new);
         const struct utf8_char c = utf8_next(head, n_held + n_new);
-        const size_t width = (size_t)c.bytes;
+        const bool maximal = c.status == UTF8_INVALID && detok->tokenizer->maximal_repair;
+        const size_t width = (size_t)(maximal ? c.part : c.bytes);
         if (c.status == UTF8_CUT) { /* all of it: nothing follows */
             memcpy(detok->held, head, width);
             detok->n_held = c.bytes;
@@ -60,49 +63,47 @@ static size_t push_bytes(struct detok *detok, const char *bytes, size_t n_byte, 
             detok->n_held = 0;
         } else { /* the first held byte was wrong: drop it and look again */
             memmove(detok->held, detok->held + width, n_held - width);
-            detok->n_held -= c.bytes;
+            detok->n_held -= (int)width;
         }
-    }
-    return n;
-}
-
-/* The bytes that id adds to the text; at most bytes_max, which all have room in. */
-static size_t token_bytes(const struct detok *detok, int32_t id, char *bytes, size_t bytes_max)
-{
-    if (!detok->show_control || !tokenizer_is_control(detok->tokenizer, id)) {
-        return tokenizer_bytes(detok->tokenizer, id, bytes, bytes_max);
-    }
-    const char *const piece = tokenizer_piece(detok->tokenizer, id);
-    const size_t n = strlen(piece);
-    CHECK(n <= bytes_max);
-    for (size_t i = 0; i < n; i++) { /* not a string: nothing ends it */
-        bytes[i] = piece[i];
     }
     return n;
 }
 
 size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max)
 {
-    const size_t bytes_max = tokenizer_bytes_max(detok->tokenizer);
-    CHECK(out_max >= bytes_max + 16);
-    /* The piece's bytes go to the end of out, the text grows from its front: an invalid byte grows
-     * threefold only in pieces of one byte, so the two do not meet. */
-    char *const piece = out + out_max - bytes_max;
-    const size_t n_byte = token_bytes(detok, id, piece, bytes_max);
-    if (n_byte == 0) {
+    const struct tokenizer *const t = detok->tokenizer;
+    CHECK(out_max >= t->bytes_max + 16 && id >= 0 && id < t->n_piece);
+    const struct piece *const piece = &t->piece[id];
+    const char *bytes = piece->bytes;
+    size_t n_byte = piece->n_byte;
+    bool space = piece->space;
+    if (piece->control) {
+        bytes = piece->text;
+        n_byte = detok->show_control ? strlen(piece->text) : 0;
+        space = false;
+    }
+    if (n_byte == 0 && !space) {
         return 0;
     }
-    const size_t skip = detok->at_start && piece[0] == ' ' ? 1 : 0;
-    detok->at_start = tokenizer_joins(detok->tokenizer, id);
-    return push_bytes(detok, piece + skip, n_byte - skip, out, out_max);
+    if (detok->at_start && !space && bytes[0] == ' ') {
+        bytes++;
+        n_byte--;
+    }
+    size_t n = space && !detok->at_start ? push_bytes(detok, " ", 1, out, out_max) : 0;
+    n += push_bytes(detok, bytes, n_byte, out + n, out_max - n);
+    detok->at_start = piece->joins;
+    return n;
 }
 
 size_t detok_end(struct detok *detok, char *out, size_t out_max)
 {
     size_t n = 0;
-    for (; detok->n_held > 0; detok->n_held--) {
+    /* What is held is one beginning of a character. */
+    const int n_wrong = detok->tokenizer->maximal_repair && detok->n_held > 0 ? 1 : detok->n_held;
+    for (int i = 0; i < n_wrong; i++) {
         n = put(out, out_max, n, replacement, 3);
     }
+    detok->n_held = 0;
     return n;
 }
 

@@ -6,24 +6,62 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const size_t text_bytes_max = (size_t)256 << 20;
+
+static enum err_code path_in(char path[PATH_MAX], const char *dir, const char *name,
+                             struct err *err)
+{
+    const int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
+    return n >= 0 && n < PATH_MAX
+               ? ERR_OK
+               : err_set(err, ERR_ARGUMENT, "the tokenizer's path is longer than %d bytes",
+                         PATH_MAX - 1);
+}
+
+/* The file of dir that text is read with. A SentencePiece model comes first, since what stands
+ * beside it is a translation; tokenizer.json comes before a rank file, since it has the special
+ * tokens too. */
+static enum err_code find_file(char path[PATH_MAX], const char *dir, struct err *err)
+{
+    static const char *const names[] = {"tokenizer.model", "tokenizer.json", "tokenizer.model",
+                                        "vocab.json", "encoder.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (path_in(path, dir, names[i], err) != ERR_OK) {
+            return ERR_ARGUMENT;
+        }
+        const bool ranks = i == 0 && tokenizer_bpe_kind(path) == BPE_FILE_RANKS;
+        if (access(path, F_OK) == 0 && !ranks) {
+            return ERR_OK;
+        }
+    }
+    return path_in(path, dir, names[0], err);
+}
 
 enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
                              const char *kind, int n_vocab, struct err *err)
 {
     *tokenizer = NULL;
-    const bool is_spm = kind == NULL || kind[0] == '\0';
-    char file[PATH_MAX];
-    const int n = path != NULL ? snprintf(file, sizeof file, "%s", path)
-                               : snprintf(file, sizeof file, "%s/%s", dir,
-                                          is_spm ? "tokenizer.model" : "vocab.txt");
-    if (n < 0 || (size_t)n >= sizeof file) {
-        return err_set(err, ERR_ARGUMENT, "the tokenizer's path is longer than %d bytes",
-                       PATH_MAX - 1);
+    const bool is_list = kind != NULL && kind[0] != '\0';
+    char found[PATH_MAX];
+    const char *file = path;
+    if (path == NULL) {
+        const enum err_code code =
+            is_list ? path_in(found, dir, "vocab.txt", err) : find_file(found, dir, err);
+        if (code != ERR_OK) {
+            return code;
+        }
+        file = found;
     }
-    return is_spm ? tokenizer_spm_open(tokenizer, file, path != NULL, n_vocab, err)
-                  : tokenizer_vocab_open(tokenizer, file, kind, n_vocab, err);
+    if (is_list) {
+        return tokenizer_vocab_open(tokenizer, file, kind, n_vocab, err);
+    }
+    const size_t n = strlen(file);
+    const bool is_json = n >= 5 && strcmp(file + n - 5, ".json") == 0;
+    return is_json || tokenizer_bpe_kind(file) != BPE_FILE_OTHER
+               ? tokenizer_bpe_open(tokenizer, file, n_vocab, err)
+               : tokenizer_spm_open(tokenizer, file, path != NULL, n_vocab, err);
 }
 
 void tokenizer_close(struct tokenizer *tokenizer)
@@ -49,8 +87,11 @@ void tokenizer_measure(struct tokenizer *tokenizer)
 {
     for (int32_t id = 0; id < tokenizer->n_piece; id++) {
         const struct piece *const piece = &tokenizer->piece[id];
-        const size_t bytes =
-            piece->control ? strlen(piece->text) : piece->n_byte + (piece->space ? 1u : 0u);
+        /* Bytes that are no characters come out as U+FFFD: three for one, at most. */
+        const bool valid = utf8_valid_prefix(piece->bytes, piece->n_byte) == piece->n_byte;
+        const size_t bytes = piece->control
+                                 ? strlen(piece->text)
+                                 : (valid ? 1u : 3u) * piece->n_byte + (piece->space ? 1u : 0u);
         tokenizer->bytes_max = bytes > tokenizer->bytes_max ? bytes : tokenizer->bytes_max;
     }
 }
@@ -164,6 +205,7 @@ static enum err_code encode(const struct tokenizer *tokenizer, const char *text,
         return ERR_OK;
     }
     out->n = 0;
+    out->parse_special = allow_control;
     return tokenizer->encode(tokenizer, text, bytes, out, err);
 }
 

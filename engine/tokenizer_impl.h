@@ -24,6 +24,7 @@ struct encoding {
     int32_t *id;    /* Owner: this, until tokenizer_encode hands it out */
     size_t *offset; /* the same */
     size_t n, max;
+    bool parse_special; /* special tokens that the text spells are their ids (byte-level BPE) */
 };
 
 /* false: no memory; nothing is lost. */
@@ -35,6 +36,8 @@ struct tokenizer {
     int32_t n_piece;
     size_t bytes_max;
     bool dummy_prefix;
+    bool maximal_repair; /* of bytes that are no character, the longest beginning of one becomes one
+                            U+FFFD, not each byte: Unicode's and WHATWG's rule */
     /* Valid UTF-8 to ids. ERR_MEMORY, or ERR_ARGUMENT for a text that the vocabulary cannot spell.
      */
     enum err_code (*encode)(const struct tokenizer *tokenizer, const char *text, size_t bytes,
@@ -51,6 +54,24 @@ enum err_code tokenizer_spm_open(struct tokenizer **tokenizer, const char *path,
                                  int n_vocab, struct err *err);
 enum err_code tokenizer_vocab_open(struct tokenizer **tokenizer, const char *path, const char *kind,
                                    int n_vocab, struct err *err);
+
+/* Byte-level BPE: what kind of file path is, told by its content; no such file is BPE_FILE_OTHER.
+ */
+enum bpe_file_kind { BPE_FILE_OTHER, BPE_FILE_JSON, BPE_FILE_RANKS };
+enum bpe_file_kind tokenizer_bpe_kind(const char *path);
+/* Opens tokenizer.json, vocab.json with merges.txt (encoder.json with vocab.bpe) beside it, or a
+ * rank file. */
+enum err_code tokenizer_bpe_open(struct tokenizer **tokenizer, const char *path, int n_vocab,
+                                 struct err *err);
+/* The same from memory, for tests. merges NULL: there are none. All are borrowed for the call. */
+struct bpe_source {
+    const char *path, *text;
+    size_t bytes;
+    const char *merges_path, *merges;
+    size_t merges_bytes;
+};
+enum err_code tokenizer_bpe_parse(struct tokenizer **tokenizer, const struct bpe_source *source,
+                                  int n_vocab, struct err *err);
 
 /* The same from memory, for the fuzzer: vocabulary and codes (NULL = none) are malloc'd and this
  * function's from here on, even if it fails. */

@@ -12,6 +12,7 @@ struct utf8_char {
     enum utf8_status status;
     uint32_t code; /* if UTF8_CHAR */
     int bytes;     /* consumed: the character's length, 1 if invalid, what is left if cut */
+    int part;      /* if UTF8_INVALID: the longest beginning of some character, at least 1 */
 };
 
 /* Reads the character at text[0]; bytes >= 1. Strict: no overlong forms, no surrogates, nothing
@@ -19,9 +20,9 @@ struct utf8_char {
 static inline struct utf8_char utf8_next(const char *text, size_t bytes)
 {
     const unsigned char *const t = (const unsigned char *)text;
-    const struct utf8_char invalid = {UTF8_INVALID, 0, 1};
+    const struct utf8_char invalid = {UTF8_INVALID, 0, 1, 1};
     if (t[0] < 0x80) {
-        return (struct utf8_char){UTF8_CHAR, t[0], 1};
+        return (struct utf8_char){UTF8_CHAR, t[0], 1, 0};
     }
     /* The second byte's range is what excludes overlong forms, surrogates and codes too large. */
     int n = 0;
@@ -46,16 +47,32 @@ static inline struct utf8_char utf8_next(const char *text, size_t bytes)
     }
     for (int i = 1; i < n; i++) {
         if ((size_t)i == bytes) {
-            return (struct utf8_char){UTF8_CUT, 0, i};
+            return (struct utf8_char){UTF8_CUT, 0, i, 0};
         }
         if (t[i] < low || t[i] > high) {
-            return invalid;
+            return (struct utf8_char){UTF8_INVALID, 0, 1, i};
         }
         code = code << 6 | (t[i] & 0x3fu);
         low = 0x80;
         high = 0xbf;
     }
-    return (struct utf8_char){UTF8_CHAR, code, n};
+    return (struct utf8_char){UTF8_CHAR, code, n, 0};
+}
+
+/* Writes the character of code, which is one, and returns its 1 to 4 bytes' number. */
+static inline int utf8_write(char out[4], uint32_t code)
+{
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    const int n = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (int i = n - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (code & 0x3f));
+        code >>= 6;
+    }
+    out[0] = (char)((0xf0 << (4 - n) & 0xff) | (int)code);
+    return n;
 }
 
 /* The offset of the first byte that is not part of a valid character; bytes if all is valid. */

@@ -59,6 +59,9 @@ $(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(SERV
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(MODEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
+$(B)/tests/bench/bench_tokenizer: $(B)/tests/bench/bench_tokenizer.o $(ENGINE_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_ENGINE)
 $(B)/tests/bench/make_model: $(B)/tests/bench/model_plan.o
 $(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
 	$(call say,link)
@@ -148,6 +151,13 @@ bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside
 PAPERS ?= table4 figure4 figure6 counts chart
 bench-papers: $(B)/tests/bench/bench_device ## the product-key paper's tables measured here (PAPERS="table4 chart")
 	@$(PYTHON) tests/bench/papers.py --build $(B) $(PAPERS)
+
+# Beside the Python package `tokenizers`, which BENCH_PYTHON must have; TEXT names the texts.
+BENCH_PYTHON ?= $(PYTHON)
+TEXT ?=
+.PHONY: bench-tokenizer
+bench-tokenizer: $(B)/tests/bench/bench_tokenizer ## byte-level BPE beside the package tokenizers (BENCH_PYTHON, TEXT)
+	@$(BENCH_PYTHON) tests/bench/tokenizer.py --build $(B) $(TEXT)
 
 .PHONY: stress soak check-clients
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables

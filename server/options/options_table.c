@@ -51,9 +51,8 @@ enum {
 const struct option_row option_rows[] = {
     TEXT("model", model, ALL, "", "model directory; without it the one shipped with the program"),
     TEXT("tokenizer", tokenizer, RUN | INSPECT | COMPARE, "",
-         "vocabulary of the kind that config.json names, else SentencePiece; without it vocab.txt "
-         "or "
-         "tokenizer.model of the model directory"),
+         "vocabulary of the kind that config.json names, else SentencePiece or byte-level BPE; "
+         "without it vocab.txt, tokenizer.model or tokenizer.json of the model directory"),
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
          "name in requests and answers, at most 96 bytes; without it the last part of the model's "
          "path"),
