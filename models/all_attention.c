@@ -13,12 +13,46 @@
  * the longest layer's window. Positions before its start take part in the softmax with keys and
  * values of zero, as in the authors' code, which begins with a cache of zeros.
  *
- * The file reads top down: parameters, spans, binding table, workspace, forward. */
+ * The file reads top down: configuration, parameters, spans, binding table, workspace, forward. */
 #include "models/network.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- configuration ------------------------------------------------------------------------ */
+
+static const char *const keys[] = {
+    "d_ff",       "n_persistent",      "max_span",         "span_ramp?",
+    "attention?", "adaptive_cutoffs?", "adaptive_widths?", NULL};
+
+static void set_defaults(struct config *config)
+{
+    config->act = ACT_RELU;
+}
+
+static enum err_code check(const struct config *config, const char *path, struct err *err)
+{
+    if ((config->n_persistent > 0) == (config->d_ff > 0)) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: d_ff is %d and n_persistent %d: layers have either a feed-forward "
+                       "network or persistent vectors, so one of the two must be 0",
+                       path, config->d_ff, config->n_persistent);
+    }
+    if (config->attention != ATTENTION_JOINT && config->n_persistent == 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: attention is split, but n_persistent is 0: there is nothing to split "
+                       "off; make it \"joint\" or leave it out",
+                       path);
+    }
+    if (config->attention == ATTENTION_HEAD_SPLIT && config->n_head % 2 != 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: attention is \"head-split\", but n_head is %d: each half of the heads "
+                       "sees something else, so it must be even",
+                       path, config->n_head);
+    }
+    return ERR_OK;
+}
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
@@ -302,7 +336,7 @@ static void run_layer(const struct all_attention *model, int i, const struct scr
     linear_run(be, s->q, s->attn_out, &layer->out, ACT_NONE);
     op_add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
     if (net->d_ff > 0) {
-        const struct ffn ffn = linear_ffn(&layer->up, &layer->down, ACT_RELU);
+        const struct ffn ffn = linear_ffn(&layer->up, &layer->down, net->act);
         op_ffn(be, s->q, s->ff, s->x, &ffn);
         op_add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
     }
@@ -326,6 +360,9 @@ static void forward(const void *self, struct step *step, const struct model_tap 
 extern const struct model_family all_attention_family;
 const struct model_family all_attention_family = {
     .name = "all_attention",
+    .keys = keys,
+    .set_defaults = set_defaults,
+    .check = check,
     .self_bytes = sizeof(struct all_attention),
     .layer_bytes = sizeof(struct layer),
     .bind = bind,

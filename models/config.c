@@ -1,8 +1,9 @@
 /* config.json → struct config. See config.h.
  *
- * Tables, one for the models of each family and one for each memory, name every key with its type
- * and bounds; a key that stands in neither is refused, since a field this build does not know may
- * change what the model computes. What concerns several fields at once is checked after. */
+ * Two tables, of the model's keys here and of a memory's in config_memory.c, have every key with its
+ * type and bounds; a family lists which of them it takes. Other keys are refused, since a field this
+ * build does not know may change what the model computes. What concerns several fields at once is
+ * checked after, by the family if it concerns that family alone. */
 #include "models/config.h"
 #include "models/config_memory.h"
 #include "models/family.h"
@@ -73,6 +74,19 @@ static enum err_code read_attention(void *base, const json_t *value, const struc
     int index = 0;
     const enum err_code code = read_choice(&index, value, "attention", names, at, err);
     config->attention = (enum attention)index;
+    return code;
+}
+
+/* A family whose layers may have persistent vectors in place of a network takes 0. */
+static enum err_code read_d_ff(void *base, const json_t *value, const struct place *at,
+                               struct err *err)
+{
+    struct config *const config = base;
+    const int64_t min = read_is_key(config->family->keys, "n_persistent") ? 0 : 1;
+    const struct field field = {"d_ff", FIELD_INT, 0, min, CONFIG_FF_MAX, NULL};
+    int64_t number = 0;
+    const enum err_code code = read_integer(&number, value, &field, at, err);
+    config->d_ff = (int)number;
     return code;
 }
 
@@ -178,79 +192,62 @@ static enum err_code read_memories(void *base, const json_t *value, const struct
 
 #define AT(member) offsetof(struct config, member)
 
-/* The rows of several families' tables; reading goes by their order. */
-// clang-format off
-#define FIELDS_OF_SIZE \
-    {"model_type", FIELD_CUSTOM, true, 0, 0, 0, read_model_type}, \
-    {"vocab_size", FIELD_INT, true, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL}, \
-    {"d_model", FIELD_INT, true, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL}, \
-    {"n_layer", FIELD_INT, true, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL}, \
-    {"n_head", FIELD_INT, true, AT(n_head), 1, CONFIG_HEAD_MAX, NULL}
-
-#define FIELDS_OF_OUTPUT \
-    {"norm_eps", FIELD_REAL, true, AT(norm_eps), 0, 0, NULL}, \
-    {"tie_output", FIELD_BOOL, true, AT(tie_output), 0, 0, NULL}, \
-    {"bos_token_id", FIELD_INT, false, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
-    {"eos_token_id", FIELD_INT, false, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
-    {"pad_token_id", FIELD_INT, false, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
-    {"unk_token_id", FIELD_INT, false, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL}, \
-    {"add_bos", FIELD_BOOL, false, AT(add_bos), 0, 0, NULL}, \
-    {"dtype", FIELD_CUSTOM, false, 0, 0, 0, read_dtype}, \
-    {"tokenizer", FIELD_CUSTOM, false, 0, 0, 0, read_tokenizer}
-
-#define FIELDS_OF_CUTOFFS \
-    {"adaptive_cutoffs", FIELD_CUSTOM, false, 0, 0, 0, read_cutoffs}, \
-    {"adaptive_widths", FIELD_CUSTOM, false, 0, 0, 0, read_widths}
-// clang-format on
-
+/* Every key that a family may have: "memories" last, since its entries are checked against the
+ * model's other fields. */
 static const struct field fields[] = {
-    FIELDS_OF_SIZE,
-    {"d_ff", FIELD_INT, true, AT(d_ff), 1, CONFIG_FF_MAX, NULL},
-    {"max_position", FIELD_INT, true, AT(context), 1, CONFIG_POSITION_MAX, NULL},
-    {"activation", FIELD_CUSTOM, true, 0, 0, 0, read_activation},
-    FIELDS_OF_OUTPUT,
-    FIELDS_OF_CUTOFFS,
-    {"languages", FIELD_CUSTOM, false, 0, 0, 0, read_languages},
-    {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
+    {"model_type", FIELD_CUSTOM, 0, 0, 0, read_model_type},
+    {"vocab_size", FIELD_INT, AT(n_vocab), 1, CONFIG_VOCAB_MAX, NULL},
+    {"d_model", FIELD_INT, AT(d_model), 1, CONFIG_WIDTH_MAX, NULL},
+    {"n_layer", FIELD_INT, AT(n_layer), 1, CONFIG_LAYER_MAX, NULL},
+    {"n_head", FIELD_INT, AT(n_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"n_kv_head", FIELD_INT, AT(n_kv_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"d_head", FIELD_INT, AT(d_head), 1, CONFIG_WIDTH_MAX, NULL},
+    {"d_ff", FIELD_CUSTOM, 0, 0, 0, read_d_ff},
+    {"n_persistent", FIELD_INT, AT(n_persistent), 0, CONFIG_SPAN_MAX, NULL},
+    {"max_span", FIELD_INT, AT(max_span), 1, CONFIG_SPAN_MAX, NULL},
+    {"span_ramp", FIELD_INT, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
+    {"attention", FIELD_CUSTOM, 0, 0, 0, read_attention},
+    {"max_position", FIELD_INT, AT(context), 1, CONFIG_POSITION_MAX, NULL},
+    {"activation", FIELD_CUSTOM, 0, 0, 0, read_activation},
+    {"rope_theta", FIELD_CUSTOM, 0, 0, 0, read_rope_theta},
+    {"norm_eps", FIELD_REAL, AT(norm_eps), 0, 0, NULL},
+    {"tie_output", FIELD_BOOL, AT(tie_output), 0, 0, NULL},
+    {"bos_token_id", FIELD_INT, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"eos_token_id", FIELD_INT, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"pad_token_id", FIELD_INT, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"unk_token_id", FIELD_INT, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"add_bos", FIELD_BOOL, AT(add_bos), 0, 0, NULL},
+    {"dtype", FIELD_CUSTOM, 0, 0, 0, read_dtype},
+    {"tokenizer", FIELD_CUSTOM, 0, 0, 0, read_tokenizer},
+    {"adaptive_cutoffs", FIELD_CUSTOM, 0, 0, 0, read_cutoffs},
+    {"adaptive_widths", FIELD_CUSTOM, 0, 0, 0, read_widths},
+    {"languages", FIELD_CUSTOM, 0, 0, 0, read_languages},
+    {"memories", FIELD_CUSTOM, 0, 0, 0, read_memories},
 };
 
-static const struct field all_attention_fields[] = {
-    FIELDS_OF_SIZE,
-    {"d_ff", FIELD_INT, true, AT(d_ff), 0, CONFIG_FF_MAX, NULL},
-    {"n_persistent", FIELD_INT, true, AT(n_persistent), 0, CONFIG_SPAN_MAX, NULL},
-    {"max_span", FIELD_INT, true, AT(max_span), 1, CONFIG_SPAN_MAX, NULL},
-    {"span_ramp", FIELD_INT, false, AT(span_ramp), 1, CONFIG_SPAN_MAX, NULL},
-    {"attention", FIELD_CUSTOM, false, 0, 0, 0, read_attention},
-    FIELDS_OF_OUTPUT,
-    FIELDS_OF_CUTOFFS,
-};
+/* Those of all families; a family lists the others. */
+static const char *const common_keys[] = {
+    "model_type",    "vocab_size", "d_model",       "n_layer",       "n_head",
+    "norm_eps",      "tie_output", "bos_token_id?", "eos_token_id?", "pad_token_id?",
+    "unk_token_id?", "add_bos?",   "dtype?",        "tokenizer?",    NULL};
 
-static const struct field memory_llama_fields[] = {
-    FIELDS_OF_SIZE,
-    {"n_kv_head", FIELD_INT, false, AT(n_kv_head), 1, CONFIG_HEAD_MAX, NULL},
-    {"d_head", FIELD_INT, false, AT(d_head), 1, CONFIG_WIDTH_MAX, NULL},
-    {"d_ff", FIELD_INT, true, AT(d_ff), 1, CONFIG_FF_MAX, NULL},
-    {"max_position", FIELD_INT, true, AT(context), 1, CONFIG_POSITION_MAX, NULL},
-    {"rope_theta", FIELD_CUSTOM, true, 0, 0, 0, read_rope_theta},
-    FIELDS_OF_OUTPUT,
-    {"memories", FIELD_CUSTOM, false, 0, 0, 0, read_memories},
-};
-
-#define TABLE(fields) (fields), sizeof(fields) / sizeof *(fields)
-
-/* By the table of the family that the file names; who names none is told by the first. */
+/* By the keys of the family that the file names; a file that names none is told so by the reader of
+ * model_type. */
 static enum err_code read_model(struct config *config, const json_t *root, const struct place *at,
                                 struct err *err)
 {
     const char *const type = json_string_value(json_object_get(root, "model_type"));
-    const bool is_all_attention = type != NULL && strcmp(type, "all_attention") == 0;
-    config->gated = type != NULL && strcmp(type, "memory_llama") == 0;
-    if (is_all_attention) {
-        config->act = ACT_RELU;
-        return read_fields(config, root, TABLE(all_attention_fields), at, err);
+    int f = 0;
+    while (type != NULL && model_families[f] != NULL &&
+           strcmp(type, model_families[f]->name) != 0) {
+        f++;
     }
-    return config->gated ? read_fields(config, root, TABLE(memory_llama_fields), at, err)
-                         : read_fields(config, root, TABLE(fields), at, err);
+    config->family = model_families[f] != NULL ? model_families[f] : model_families[0];
+    if (config->family->set_defaults != NULL) {
+        config->family->set_defaults(config);
+    }
+    return read_fields(config, root, fields, sizeof fields / sizeof *fields, common_keys,
+                       config->family->keys, at, err);
 }
 
 static enum err_code check_ids(const struct config *config, const char *path, struct err *err)
@@ -306,12 +303,6 @@ static enum err_code check_heads(struct config *config, const char *path, struct
     }
     config->d_head = config->d_head > 0 ? config->d_head : config->d_model / config->n_head;
     config->n_kv_head = config->n_kv_head > 0 ? config->n_kv_head : config->n_head;
-    if (config->gated && config->d_head % 2 != 0) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: d_head is %d, but rotary positions turn pairs of columns: it must be "
-                       "even",
-                       path, config->d_head);
-    }
     if (config->n_head % config->n_kv_head != 0) {
         return err_set(err, ERR_FORMAT, "%s: n_head %d is not a multiple of n_kv_head %d", path,
                        config->n_head, config->n_kv_head);
@@ -333,23 +324,10 @@ static enum err_code check_config(struct config *config, const char *path, struc
         return err_set(err, ERR_FORMAT, "%s: norm_eps is %g, outside 0 < norm_eps <= 1", path,
                        (double)config->norm_eps);
     }
-    if (config->max_span > 0 && (config->n_persistent > 0) == (config->d_ff > 0)) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: d_ff is %d and n_persistent %d: layers have either a feed-forward "
-                       "network or persistent vectors, so one of the two must be 0",
-                       path, config->d_ff, config->n_persistent);
-    }
-    if (config->attention != ATTENTION_JOINT && config->n_persistent == 0) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: attention is split, but n_persistent is 0: there is nothing to split "
-                       "off; make it \"joint\" or leave it out",
-                       path);
-    }
-    if (config->attention == ATTENTION_HEAD_SPLIT && config->n_head % 2 != 0) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: attention is \"head-split\", but n_head is %d: each half of the heads "
-                       "sees something else, so it must be even",
-                       path, config->n_head);
+    const enum err_code own =
+        config->family->check != NULL ? config->family->check(config, path, err) : ERR_OK;
+    if (own != ERR_OK) {
+        return own;
     }
     const enum err_code code = check_cutoffs(config, path, err);
     return code != ERR_OK ? code : check_ids(config, path, err);
@@ -359,6 +337,7 @@ static enum err_code config_from_json(struct config *config, const json_t *root,
                                       struct err *err)
 {
     *config = (struct config){.bos_id = -1, .eos_id = -1, .pad_id = -1, .unk_id = -1};
+    config->memory_default.info.rescore = (struct pkm_rescore){.temperature = 1, .softmax = true};
     const struct place at = {.path = path};
     const enum err_code code = read_model(config, root, &at, err);
     return code != ERR_OK ? code : check_config(config, path, err);

@@ -62,6 +62,7 @@ struct config {
     bool add_bos;
     int n_lang; /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];
+    struct config_memory memory_default; /* an entry of "memories" in which nothing is said */
     int n_memory;
     struct config_memory memory[MODEL_MEMORY_MAX]; /* in order of execution */
 };

@@ -1,6 +1,7 @@
 /* A memory's entry in config.json: its table of fields, and what must hold between them. See
  * config.h; the keys are explained in models/README.md and models/MEMORY.md. */
 #include "models/config_memory.h"
+#include "models/family.h"
 #include "models/read.h"
 
 #include <limits.h>
@@ -42,8 +43,7 @@ static enum err_code read_query(void *base, const json_t *value, const struct pl
 static enum err_code read_hidden(void *base, const json_t *value, const struct place *at,
                                  struct err *err)
 {
-    static const struct field width = {"query_hidden[]", FIELD_INT, true, 0, 1,
-                                       CONFIG_WIDTH_MAX, NULL};
+    static const struct field width = {"query_hidden[]", FIELD_INT, 0, 1, CONFIG_WIDTH_MAX, NULL};
     struct memory_info *const info = &((struct config_memory *)base)->info;
     const size_t n = json_array_size(value);
     if (!json_is_array(value) || n > MODEL_HIDDEN_MAX) {
@@ -75,44 +75,34 @@ static enum err_code read_subtract(void *base, const json_t *value, const struct
 
 #define AT_MEMORY(member) offsetof(struct config_memory, member)
 
-static const struct field memory_fields[] = {
-    {"layer", FIELD_INT, true, AT_MEMORY(info.layer), 0, CONFIG_LAYER_MAX - 1, NULL},
-    {"place", FIELD_CUSTOM, true, 0, 0, 0, read_place},
-    {"kind", FIELD_CUSTOM, true, 0, 0, 0, read_kind},
-    {"n_head", FIELD_INT, true, AT_MEMORY(info.shape.n_head), 1, CONFIG_HEAD_MAX, NULL},
-    {"k_top", FIELD_INT, true, AT_MEMORY(info.shape.k_top), 1, PKM_K_TOP_MAX, NULL},
-    {"n_key", FIELD_INT, true, AT_MEMORY(info.shape.n_key), 1, CONFIG_KEY_MAX, NULL},
-    {"d_key", FIELD_INT, true, AT_MEMORY(info.shape.d_key), 1, CONFIG_WIDTH_MAX, NULL},
-    {"n_slot", FIELD_LONG, true, AT_MEMORY(info.n_slot), 1, INT32_MAX, NULL},
-    {"query_batch_norm", FIELD_BOOL, true, AT_MEMORY(query_batch_norm), 0, 0, NULL},
-    {"query_bias", FIELD_BOOL, true, AT_MEMORY(query_bias), 0, 0, NULL},
-    {"query", FIELD_CUSTOM, false, 0, 0, 0, read_query},
-    {"query_hidden", FIELD_CUSTOM, false, 0, 0, 0, read_hidden},
-    {"query_normalize", FIELD_BOOL, false, AT_MEMORY(query_normalize), 0, 0, NULL},
-    {"shared_keys", FIELD_BOOL, false, AT_MEMORY(shared_keys), 0, 0, NULL},
-    {"slot_map", FIELD_BOOL, false, AT_MEMORY(slot_map), 0, 0, NULL},
-    {"modulo", FIELD_BOOL, false, AT_MEMORY(modulo), 0, 0, NULL},
-    {"temperature", FIELD_REAL, false, AT_MEMORY(info.rescore.temperature), 0, 0, NULL},
-    {"softmax", FIELD_BOOL, false, AT_MEMORY(info.rescore.softmax), 0, 0, NULL},
-    {"subtract", FIELD_CUSTOM, false, 0, 0, 0, read_subtract},
-    {"normalize", FIELD_BOOL, false, AT_MEMORY(info.rescore.normalize), 0, 0, NULL},
-    {"values_of", FIELD_INT, false, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
-};
-
-/* Of memory_llama: product keys in place of a feed-forward network, without XLM's options. */
-static const struct field llama_fields[] = {
-    {"layer", FIELD_INT, true, AT_MEMORY(info.layer), 0, CONFIG_LAYER_MAX - 1, NULL},
-    {"n_head", FIELD_INT, true, AT_MEMORY(info.shape.n_head), 1, CONFIG_HEAD_MAX, NULL},
-    {"k_top", FIELD_INT, true, AT_MEMORY(info.shape.k_top), 1, PKM_K_TOP_MAX, NULL},
-    {"n_key", FIELD_INT, true, AT_MEMORY(info.shape.n_key), 1, CONFIG_KEY_MAX, NULL},
-    {"d_key", FIELD_INT, true, AT_MEMORY(info.shape.d_key), 1, CONFIG_WIDTH_MAX, NULL},
-    {"n_slot", FIELD_LONG, true, AT_MEMORY(info.n_slot), 1, INT32_MAX, NULL},
-    {"d_value", FIELD_LONG, false, AT_MEMORY(info.d_value), 1, CONFIG_WIDTH_MAX, NULL},
-    {"value_gate", FIELD_BOOL, false, AT_MEMORY(info.value_gate), 0, 0, NULL},
-    {"value_projection", FIELD_BOOL, false, AT_MEMORY(info.value_projection), 0, 0, NULL},
-    {"output_gate", FIELD_BOOL, false, AT_MEMORY(info.output_gate), 0, 0, NULL},
-    {"experts", FIELD_BOOL, false, AT_MEMORY(info.experts), 0, 0, NULL},
-    {"values_of", FIELD_INT, false, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
+/* Every key that a memory of some family may have. */
+static const struct field fields[] = {
+    {"layer", FIELD_INT, AT_MEMORY(info.layer), 0, CONFIG_LAYER_MAX - 1, NULL},
+    {"place", FIELD_CUSTOM, 0, 0, 0, read_place},
+    {"kind", FIELD_CUSTOM, 0, 0, 0, read_kind},
+    {"n_head", FIELD_INT, AT_MEMORY(info.shape.n_head), 1, CONFIG_HEAD_MAX, NULL},
+    {"k_top", FIELD_INT, AT_MEMORY(info.shape.k_top), 1, PKM_K_TOP_MAX, NULL},
+    {"n_key", FIELD_INT, AT_MEMORY(info.shape.n_key), 1, CONFIG_KEY_MAX, NULL},
+    {"d_key", FIELD_INT, AT_MEMORY(info.shape.d_key), 1, CONFIG_WIDTH_MAX, NULL},
+    {"n_slot", FIELD_LONG, AT_MEMORY(info.n_slot), 1, INT32_MAX, NULL},
+    {"query_batch_norm", FIELD_BOOL, AT_MEMORY(query_batch_norm), 0, 0, NULL},
+    {"query_bias", FIELD_BOOL, AT_MEMORY(query_bias), 0, 0, NULL},
+    {"query", FIELD_CUSTOM, 0, 0, 0, read_query},
+    {"query_hidden", FIELD_CUSTOM, 0, 0, 0, read_hidden},
+    {"query_normalize", FIELD_BOOL, AT_MEMORY(query_normalize), 0, 0, NULL},
+    {"shared_keys", FIELD_BOOL, AT_MEMORY(shared_keys), 0, 0, NULL},
+    {"slot_map", FIELD_BOOL, AT_MEMORY(slot_map), 0, 0, NULL},
+    {"modulo", FIELD_BOOL, AT_MEMORY(modulo), 0, 0, NULL},
+    {"temperature", FIELD_REAL, AT_MEMORY(info.rescore.temperature), 0, 0, NULL},
+    {"softmax", FIELD_BOOL, AT_MEMORY(info.rescore.softmax), 0, 0, NULL},
+    {"subtract", FIELD_CUSTOM, 0, 0, 0, read_subtract},
+    {"normalize", FIELD_BOOL, AT_MEMORY(info.rescore.normalize), 0, 0, NULL},
+    {"d_value", FIELD_LONG, AT_MEMORY(info.d_value), 1, CONFIG_WIDTH_MAX, NULL},
+    {"value_gate", FIELD_BOOL, AT_MEMORY(info.value_gate), 0, 0, NULL},
+    {"value_projection", FIELD_BOOL, AT_MEMORY(info.value_projection), 0, 0, NULL},
+    {"output_gate", FIELD_BOOL, AT_MEMORY(info.output_gate), 0, 0, NULL},
+    {"experts", FIELD_BOOL, AT_MEMORY(info.experts), 0, 0, NULL},
+    {"values_of", FIELD_INT, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
 };
 
 /* Of the query network, against the memory's other fields. */
@@ -280,15 +270,12 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
         return err_set(err, ERR_FORMAT, "%s: memories[%d] must be an object", path, index);
     }
     struct config_memory *const memory = &config->memory[index];
+    *memory = config->memory_default;
     memory->values_of = index;
-    memory->info.rescore = (struct pkm_rescore){.temperature = 1, .softmax = true};
     memory->info.d_value = config->d_model;
-    memory->query_bias = config->gated;
-    enum err_code code = config->gated
-                             ? read_fields(memory, value, llama_fields,
-                                           sizeof llama_fields / sizeof *llama_fields, &at, err)
-                             : read_fields(memory, value, memory_fields,
-                                           sizeof memory_fields / sizeof *memory_fields, &at, err);
+    CHECK(config->family->memory_keys != NULL);
+    enum err_code code = read_fields(memory, value, fields, sizeof fields / sizeof *fields,
+                                     config->family->memory_keys, NULL, &at, err);
     if (code != ERR_OK) {
         return code;
     }

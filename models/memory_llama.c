@@ -15,11 +15,48 @@
  *
  * Several heads of queries may share one of keys and values.
  *
- * The file reads top down: parameters, binding table, workspace, forward. */
+ * The file reads top down: configuration, parameters, binding table, workspace, forward. */
 #include "models/network.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+/* ---- configuration ------------------------------------------------------------------------ */
+
+static const char *const keys[] = {"n_kv_head?", "d_head?",   "d_ff", "max_position",
+                                   "rope_theta", "memories?", NULL};
+
+/* Product keys in place of a feed-forward network, without XLM's options. */
+static const char *const memory_keys[] = {"layer",
+                                          "n_head",
+                                          "k_top",
+                                          "n_key",
+                                          "d_key",
+                                          "n_slot",
+                                          "d_value?",
+                                          "value_gate?",
+                                          "value_projection?",
+                                          "output_gate?",
+                                          "experts?",
+                                          "values_of?",
+                                          NULL};
+
+static void set_defaults(struct config *config)
+{
+    config->gated = true;
+    config->memory_default.query_bias = true;
+}
+
+static enum err_code check(const struct config *config, const char *path, struct err *err)
+{
+    if (config->d_head % 2 != 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: d_head is %d, but rotary positions turn pairs of columns: it must be "
+                       "even",
+                       path, config->d_head);
+    }
+    return ERR_OK;
+}
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
@@ -213,6 +250,10 @@ static void forward(const void *self, struct step *step, const struct model_tap 
 extern const struct model_family memory_llama_family;
 const struct model_family memory_llama_family = {
     .name = "memory_llama",
+    .keys = keys,
+    .memory_keys = memory_keys,
+    .set_defaults = set_defaults,
+    .check = check,
     .self_bytes = sizeof(struct memory_llama),
     .layer_bytes = sizeof(struct layer),
     .bind = bind,

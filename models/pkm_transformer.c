@@ -9,10 +9,44 @@
  *   logits[t] = W_out·x[t] + b_out                            no norm before it; or the
  *                                                             log-probabilities of adaptive.h
  *
- * The file reads top down: parameters, binding table, workspace, forward. */
+ * The file reads top down: configuration, parameters, binding table, workspace, forward. */
 #include "models/network.h"
 
 #include <math.h>
+
+/* ---- configuration ------------------------------------------------------------------------ */
+
+static const char *const keys[] = {"d_ff",
+                                   "max_position",
+                                   "activation",
+                                   "languages?",
+                                   "adaptive_cutoffs?",
+                                   "adaptive_widths?",
+                                   "memories?",
+                                   NULL};
+
+static const char *const memory_keys[] = {"layer",
+                                          "place",
+                                          "kind",
+                                          "n_head",
+                                          "k_top",
+                                          "n_key",
+                                          "d_key",
+                                          "n_slot",
+                                          "query_batch_norm",
+                                          "query_bias",
+                                          "query?",
+                                          "query_hidden?",
+                                          "slot_map?",
+                                          "query_normalize?",
+                                          "shared_keys?",
+                                          "modulo?",
+                                          "temperature?",
+                                          "softmax?",
+                                          "subtract?",
+                                          "normalize?",
+                                          "values_of?",
+                                          NULL};
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
@@ -167,6 +201,8 @@ static void forward(const void *self, struct step *step, const struct model_tap 
 extern const struct model_family pkm_transformer_family;
 const struct model_family pkm_transformer_family = {
     .name = "pkm_transformer",
+    .keys = keys,
+    .memory_keys = memory_keys,
     .self_bytes = sizeof(struct pkm_transformer),
     .layer_bytes = sizeof(struct layer),
     .bind = bind,

@@ -81,37 +81,46 @@ static enum err_code read_field(char *base, const json_t *value, const struct fi
     return ERR_FORMAT;
 }
 
-enum err_code read_fields(void *base, const json_t *object, const struct field *fields,
-                          size_t n_field, const struct place *at, struct err *err)
+/* "key" or "key?" of keys, which may be NULL; NULL if it is not there. */
+static const char *find_key(const char *const *keys, const char *key)
 {
-    size_t n_seen = 0;
-    for (size_t i = 0; i < n_field; i++) {
-        const json_t *const value = json_object_get(object, fields[i].key);
-        if (value == NULL) {
-            if (fields[i].required) {
-                return err_set(err, ERR_FORMAT, "%s: %s%s is missing", at->path, at->prefix,
-                               fields[i].key);
-            }
-            continue;
+    const size_t n = strlen(key);
+    for (int i = 0; keys != NULL && keys[i] != NULL; i++) {
+        const char *const rest = strncmp(keys[i], key, n) == 0 ? keys[i] + n : "-";
+        if (strcmp(rest, "") == 0 || strcmp(rest, "?") == 0) {
+            return keys[i];
         }
-        n_seen++;
-        const enum err_code code = read_field(base, value, &fields[i], at, err);
+    }
+    return NULL;
+}
+
+bool read_is_key(const char *const *keys, const char *key)
+{
+    return find_key(keys, key) != NULL;
+}
+
+enum err_code read_fields(void *base, const json_t *object, const struct field *fields,
+                          size_t n_field, const char *const *keys, const char *const *more_keys,
+                          const struct place *at, struct err *err)
+{
+    for (size_t i = 0; i < n_field; i++) {
+        const char *const own = find_key(keys, fields[i].key);
+        const char *const key = own != NULL ? own : find_key(more_keys, fields[i].key);
+        const json_t *const value = json_object_get(object, fields[i].key);
+        if (key != NULL && value == NULL && strchr(key, '?') == NULL) {
+            return err_set(err, ERR_FORMAT, "%s: %s%s is missing", at->path, at->prefix, key);
+        }
+        const enum err_code code =
+            key != NULL && value != NULL ? read_field(base, value, &fields[i], at, err) : ERR_OK;
         if (code != ERR_OK) {
             return code;
         }
-    }
-    if (n_seen == json_object_size(object)) {
-        return ERR_OK;
     }
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        size_t i = 0;
-        while (i < n_field && strcmp(key, fields[i].key) != 0) {
-            i++;
-        }
-        if (i == n_field) {
+        if (!read_is_key(keys, key) && !read_is_key(more_keys, key)) {
             return err_set(err, ERR_FORMAT, "%s: unknown key \"%s%.64s\"", at->path, at->prefix,
                            key);
         }
