@@ -1,0 +1,48 @@
+/* Help, printed from the option table: see options.h. */
+#include "server/options/options_table.h"
+
+enum { HELP_FLAG_MAX = 128 };
+
+static void help_row(FILE *out, const struct option_row *row)
+{
+    char flag[HELP_FLAG_MAX];
+    const char *const value = row->type == OPTION_CHOICE   ? row->choices
+                              : row->type == OPTION_SWITCH ? "on|off"
+                              : row->type == OPTION_TEXT   ? "TEXT"
+                              : row->type == OPTION_REAL   ? "X"
+                                                           : "N";
+    snprintf(flag, sizeof flag, "--%s%s%s", row->flag, row->type == OPTION_FLAG ? "" : " ",
+             row->type == OPTION_FLAG ? "" : value);
+    fprintf(out, "  %-34s %s", flag, row->help);
+    if (row->type != OPTION_FLAG && row->fallback[0] != '\0') {
+        fprintf(out, " [%s]", row->fallback);
+    }
+    fputc('\n', out);
+}
+
+void options_help(FILE *out, unsigned command)
+{
+    for (int i = 0; i < option_n_command; i++) {
+        if (option_commands[i].command == command) {
+            fprintf(out, "%s\n%s\n\nOptions, with their defaults:\n", option_commands[i].usage,
+                    option_commands[i].help);
+        } else if (command == 0) {
+            fprintf(out, "%s  %-9s %s\n", i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
+                    option_commands[i].name, option_commands[i].help);
+        }
+    }
+    for (int i = 0; command != 0 && i < option_n_row; i++) {
+        if (option_rows[i].commands & command) {
+            help_row(out, &option_rows[i]);
+        }
+    }
+    if (command == 0) {
+        fputs("  --version print the version\n  help      options of a command: pkmserve help "
+              "serve\n",
+              out);
+    } else {
+        fputs("\nEach option is also read from the environment: --max-queue from "
+              "PKMSERVE_MAX_QUEUE.\nFlags without a value take on or off there.\n",
+              out);
+    }
+}
