@@ -13,7 +13,7 @@ CXX      := g++
 endif
 PYTHON   ?= /usr/bin/python3
 PREFIX   ?= /usr/local
-PORT     ?= 8000
+PORT     ?= $(or $(filter-out tcp:%,$(PKMSERVE_PORT)),8000)
 MODEL    ?= models/demo
 SANITIZE ?=
 OPT      ?= -O2 -g

@@ -22,13 +22,20 @@ static int check_output(int status)
     return status;
 }
 
+static int no_command(const char *name)
+{
+    const char *const near = options_command_near(name);
+    fprintf(stderr, "pkmserve: no command '%.60s'%s%s; see 'pkmserve help'\n", name,
+            near ? "; did you mean " : "", near ? near : "");
+    return EXIT_USAGE;
+}
+
 /* `pkmserve help [command]`, `pkmserve --help`. */
 static int print_help(const char *name)
 {
     const unsigned command = name ? options_command(name) : 0;
     if (name && command == 0) {
-        fprintf(stderr, "pkmserve: no command '%.60s'; see 'pkmserve help'\n", name);
-        return EXIT_USAGE;
+        return no_command(name);
     }
     options_help(stdout, command);
     return check_output(0);
@@ -62,8 +69,7 @@ static int run_command(const char *name, int argc, char **argv)
 {
     const unsigned command = options_command(name);
     if (command == 0) {
-        fprintf(stderr, "pkmserve: no command '%.60s'; see 'pkmserve help'\n", name);
-        return EXIT_USAGE;
+        return no_command(name);
     }
     if (wants_help(argc, argv)) {
         return print_help(name);
@@ -74,11 +80,11 @@ static int run_command(const char *name, int argc, char **argv)
         cmd_fail(&err);
         return EXIT_USAGE;
     }
+    options_warn_environment(stderr);
     /* A health check asks a server, wherever its model is. */
     if (command != COMMAND_HEALTH && options_resolve(&options, &err) != ERR_OK) {
         return cmd_fail(&err);
     }
-    options_warn_environment(stderr);
     if (command != COMMAND_SERVE) {
         log_begin(LEVEL_WARN, false); /* a tool's output is its result */
     }
@@ -105,7 +111,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "pkmserve: no command given; see 'pkmserve help'\n");
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0 ||
+        strcmp(argv[1], "-V") == 0 || strcmp(argv[1], "-v") == 0) {
         printf("pkmserve %s\n", PKMSERVE_VERSION);
         return check_output(0);
     }

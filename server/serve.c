@@ -100,6 +100,18 @@ static void *loader_run(void *arg)
     return NULL;
 }
 
+/* Where to point a client on this machine: the wildcards that a server listens on are no address. */
+static const char *ready_url(char *url, size_t url_max, const char *host, int port)
+{
+    const char *const shown = strcmp(host, "0.0.0.0") == 0 ? "127.0.0.1"
+                              : strcmp(host, "::") == 0    ? "::1"
+                                                           : host;
+    const bool bracket = strchr(shown, ':') != NULL;
+    (void)snprintf(url, url_max, "http://%s%s%s:%d", bracket ? "[" : "", shown, bracket ? "]" : "",
+                   port);
+    return url;
+}
+
 static void log_ready(const struct server *server, const struct engine *engine)
 {
     const struct engine_options *const limits = engine_limits(engine);
@@ -107,15 +119,21 @@ static void log_ready(const struct server *server, const struct engine *engine)
     char name[2 * OPTIONS_NAME_MAX];
     char host[256];
     char backend[256];
-    log_event(LEVEL_INFO, "ready",
-              "port=%d host=%s model=%s family=%s dtype=%s context=%d memories=%d backend=%s "
-              "max_seqs=%d max_batch_tokens=%d kv_tokens=%lld seconds=%.2f",
-              http_port(server->http), log_quote(host, sizeof host, server->options->host),
-              log_quote(name, sizeof name, server->limits.model_name), info->family,
-              dtype_name(info->dtype), limits->max_model_len, info->n_memory,
-              log_quote(backend, sizeof backend, engine_backend(engine)->description),
-              limits->max_seqs, limits->max_batch_tokens, (long long)limits->kv_tokens,
-              (double)(clock_now_us() - server->begin_us) * 1e-6);
+    char url[256];
+    char quoted_url[2 * sizeof url];
+    const int port = http_port(server->http);
+    log_event(
+        LEVEL_INFO, "ready",
+        "port=%d host=%s url=%s model=%s family=%s dtype=%s context=%d memories=%d backend=%s "
+        "max_seqs=%d max_batch_tokens=%d kv_tokens=%lld seconds=%.2f",
+        port, log_quote(host, sizeof host, server->options->host),
+        log_quote(quoted_url, sizeof quoted_url,
+                  ready_url(url, sizeof url, server->options->host, port)),
+        log_quote(name, sizeof name, server->limits.model_name), info->family,
+        dtype_name(info->dtype), limits->max_model_len, info->n_memory,
+        log_quote(backend, sizeof backend, engine_backend(engine)->description), limits->max_seqs,
+        limits->max_batch_tokens, (long long)limits->kv_tokens,
+        (double)(clock_now_us() - server->begin_us) * 1e-6);
 }
 
 /* ---- ending -------------------------------------------------------------------------------- */

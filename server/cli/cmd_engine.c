@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* A tool scores whole corpora: memory is its limit. Far from where sums would overflow. */
 static const int64_t tokens_unlimited = INT64_C(1) << 40;
@@ -143,6 +144,9 @@ enum err_code cmd_print_answer(struct text *out, const struct api_error *error, 
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
 {
     if (strcmp(path, "-") == 0) {
+        if (isatty(STDIN_FILENO) == 1) {
+            fprintf(stderr, "pkmserve: reading the terminal; end the text with control-D\n");
+        }
         return read_all(text, stdin, "standard input", err);
     }
     FILE *const file = fopen(path, "rb");
@@ -255,15 +259,71 @@ const char *const *cmd_paths(const struct options *options, int *n)
     return options->n_operand > 0 ? options->operand : standard_input;
 }
 
-static enum err_code put_files(struct text *body, bool ids, int n_vocab, const char *const *path,
-                               int n, struct err *err)
+static bool ends_with(const char *path, const char *ending)
 {
+    const size_t n = strlen(path);
+    const size_t n_ending = strlen(ending);
+    return n >= n_ending && strcmp(path + n - n_ending, ending) == 0;
+}
+
+/* Whether each line of text that is not blank is a JSON object, as far as its ends tell. */
+static bool is_json_lines(const struct text *text)
+{
+    static const char blanks[] = " \t\r";
+    bool some = false;
+    for (size_t at = 0; at < text->n;) {
+        const char *const line = text->data + at;
+        const char *const feed = memchr(line, '\n', text->n - at);
+        size_t end = feed != NULL ? (size_t)(feed - line) : text->n - at;
+        at += end + 1;
+        size_t first = 0;
+        while (first < end && memchr(blanks, line[first], sizeof blanks - 1)) {
+            first++;
+        }
+        while (end > first && memchr(blanks, line[end - 1], sizeof blanks - 1)) {
+            end--;
+        }
+        if (end > first && (end - first < 2 || line[first] != '{' || line[end - 1] != '}')) {
+            return false;
+        }
+        some = some || end > first;
+    }
+    return some;
+}
+
+/* Files that a perplexity says nothing about: empty ones, and JSON that holds texts. */
+static enum err_code check_text(const struct text *text, const char *path, bool as_text,
+                                struct err *err)
+{
+    const char *const shown = strcmp(path, "-") == 0 ? "standard input" : path;
+    if (text->n == 0) {
+        return err_set(err, ERR_FORMAT, "%s: is empty: there is nothing to score", shown);
+    }
+    const bool named =
+        ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
+    if (!as_text && (named || is_json_lines(text))) {
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: JSON, whose braces and names would be scored as prose: take the texts "
+            "out, or send each object to POST /score; --as-text scores the file as it is",
+            shown);
+    }
+    return ERR_OK;
+}
+
+static enum err_code put_files(struct text *body, const struct options *options, int n_vocab,
+                               const char *const *path, int n, struct err *err)
+{
+    const bool ids = options->ids;
     json_key(body, ids ? "tokens" : "text");
     json_open(body, '[');
     enum err_code code = ERR_OK;
     for (int i = 0; i < n && code == ERR_OK; i++) {
         struct text file = {0};
         code = cmd_read_file(&file, path[i], err);
+        if (code == ERR_OK && !ids) {
+            code = check_text(&file, path[i], options->as_text, err);
+        }
         if (code == ERR_OK) {
             code = cmd_put_input(body, &file, ids, n_vocab, path[i], err);
         }
@@ -285,6 +345,9 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
     if (options->stride > 0) {
         json_field_int(&body, "stride", options->stride);
     }
+    if (strcmp(options->add_bos, "auto") != 0) {
+        json_field_bool(&body, "add_bos", strcmp(options->add_bos, "on") == 0);
+    }
     if (strcmp(options->windows, "own") != 0) {
         json_field_string(&body, "windows", options->windows);
     }
@@ -298,7 +361,7 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
         json_field_string(&body, "memory", "summary");
     }
     cmd_put_language(&body, options);
-    enum err_code code = put_files(&body, options->ids, limits->info->n_vocab, path, n, err);
+    enum err_code code = put_files(&body, options, limits->info->n_vocab, path, n, err);
     json_close(&body, '}');
     if (code == ERR_OK && body.failed) {
         code = err_set(err, ERR_MEMORY, "no memory for the files' text");

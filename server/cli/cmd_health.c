@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -53,7 +54,7 @@ static enum err_code health_failed(const struct health *health, const char *what
                    health->options->port, what, strerror(number));
 }
 
-/* Connects to one address. The wildcard of a listening server is, for a client, this machine. */
+/* Connects to one address. */
 static enum err_code health_connect_to(struct health *health, const struct addrinfo *address,
                                        struct err *err)
 {
@@ -197,13 +198,68 @@ static enum err_code health_check_options(const struct options *options, struct 
     return ERR_OK;
 }
 
-int cmd_health(const struct options *options)
+/* What is asked, as far as a URL says so: HOST[:PORT][/PATH], with or without http://. */
+struct target {
+    char host[OPTIONS_NAME_MAX];
+    int port;
+    const char *path;
+};
+
+static enum err_code target_from_url(struct target *target, const char *url, struct err *err)
 {
-    struct health health = {.options = options,
-                            .deadline_us = clock_now_us() + options->timeout_s * INT64_C(1000000),
-                            .fd = -1};
+    const bool scheme = strncmp(url, "http://", 7) == 0;
+    const char *at = scheme ? url + 7 : url;
+    const bool bracket = at[0] == '[';
+    const char *const host = at + bracket;
+    const size_t n = strcspn(host, bracket ? "]" : ":/");
+    at = host + n + (bracket && host[n] == ']');
+    char *end = NULL;
+    const long port = at[0] == ':' ? strtol(at + 1, &end, 10) : scheme ? 80 : target->port;
+    at = end != NULL ? end : at;
+    if (strncmp(url, "https:", 6) == 0 || n == 0 || n >= sizeof target->host || port < 1 ||
+        port > 65535 || (at[0] != '/' && at[0] != '\0')) {
+        return err_set(err, ERR_ARGUMENT,
+                       "'%.100s' is no address to ask: give it as http://HOST:PORT/PATH (the "
+                       "server itself has no TLS)",
+                       url);
+    }
+    (void)snprintf(target->host, sizeof target->host, "%.*s", (int)n, host);
+    target->port = (int)port;
+    if (at[0] == '/' && at[1] != '\0') {
+        target->path = at;
+    }
+    return ERR_OK;
+}
+
+/* The options with what the operand says in their place. The wildcards that a server listens on are,
+ * for who asks, this machine. */
+static enum err_code resolve_target(struct target *target, const struct options *options,
+                                    struct err *err)
+{
+    target->port = options->port;
+    target->path = options->path;
+    (void)snprintf(target->host, sizeof target->host, "%s",
+                   strcmp(options->host, "0.0.0.0") == 0 ? "127.0.0.1"
+                   : strcmp(options->host, "::") == 0    ? "::1"
+                                                         : options->host);
+    return options->n_operand > 0 ? target_from_url(target, options->operand[0], err) : ERR_OK;
+}
+
+int cmd_health(const struct options *given)
+{
     struct err err = {0};
-    enum err_code code = health_check_options(options, &err);
+    struct target target;
+    if (resolve_target(&target, given, &err) != ERR_OK) {
+        return cmd_fail(&err);
+    }
+    struct options options = *given;
+    options.host = target.host;
+    options.port = target.port;
+    options.path = target.path;
+    struct health health = {.options = &options,
+                            .deadline_us = clock_now_us() + given->timeout_s * INT64_C(1000000),
+                            .fd = -1};
+    enum err_code code = health_check_options(&options, &err);
     if (code == ERR_OK) {
         code = health_connect(&health, &err);
     }

@@ -9,7 +9,8 @@
 
 /* ---- one object ---------------------------------------------------------------------------- */
 
-static bool fields_parse_error(const json_error_t *from, struct api_error *error)
+static bool fields_parse_error(const json_error_t *from, const char *body, size_t bytes,
+                               struct api_error *error)
 {
     const enum json_error_code why = json_error_code(from);
     if (why == json_error_invalid_utf8) {
@@ -31,10 +32,12 @@ static bool fields_parse_error(const json_error_t *from, struct api_error *error
     if (why == json_error_out_of_memory) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
     }
+    const bool quotes =
+        body[0] == '{' && memchr(body, '\'', bytes) != NULL && memchr(body, '"', bytes) == NULL;
     return api_error_set(
         error, 400, "invalid_json", NULL,
-        "the body is not the JSON object that is expected: %s (line %d, column %d)", from->text,
-        from->line, from->column);
+        "the body is not the JSON object that is expected: %s (line %d, column %d)%s", from->text,
+        from->line, from->column, quotes ? ": strings of JSON stand in double quotes" : "");
 }
 
 bool fields_open(struct fields *fields, const char *body, size_t bytes, struct api_error *error)
@@ -52,7 +55,7 @@ bool fields_open(struct fields *fields, const char *body, size_t bytes, struct a
         fields->object = json_loadb(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why);
     }
     if (fields->object == NULL) {
-        return fields_parse_error(&why, error);
+        return fields_parse_error(&why, body, bytes, error);
     }
     if (!json_is_object(fields->object)) {
         return api_error_set(error, 400, "invalid_json", NULL,

@@ -98,6 +98,8 @@ struct options {
     bool memory; /* score: usage and KL of the memories */
     int max_context;
     int stride;
+    const char *add_bos; /* auto | on | off */
+    bool as_text;
     const char *windows; /* own | lm-eval | xlm | adaptive-span */
     int bptt;            /* 0 = not given */
     int batch_size;      /* the same */
@@ -162,6 +164,8 @@ void options_warn_environment(FILE *out);
 /* Writes the flags of command, or with 0 the list of commands. */
 void options_help(FILE *out, unsigned command);
 
+/* The command whose name is nearest to what was typed, or NULL if none is near. */
+const char *options_command_near(const char *typed);
 /* COMMAND_* of a name, 0 if there is none. */
 unsigned options_command(const char *name);
 

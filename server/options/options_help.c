@@ -20,6 +20,25 @@ static void help_row(FILE *out, const struct option_row *row)
     fputc('\n', out);
 }
 
+/* The command's own options, or those that it shares with the server (of serve: with the tools). */
+static void help_rows(FILE *out, unsigned command, bool own)
+{
+    const unsigned others =
+        command == COMMAND_SERVE ? ~(unsigned)(COMMAND_SERVE | COMMAND_HEALTH) : COMMAND_SERVE;
+    bool begun = false;
+    for (int i = 0; command != 0 && i < option_n_row; i++) {
+        const struct option_row *const row = &option_rows[i];
+        if ((row->commands & command) == 0 || own != ((row->commands & others) == 0)) {
+            continue;
+        }
+        if (!begun && !own) {
+            fputs(command == COMMAND_HEALTH ? "\nThe server:\n" : "\nModel and engine:\n", out);
+        }
+        begun = true;
+        help_row(out, row);
+    }
+}
+
 void options_help(FILE *out, unsigned command)
 {
     for (int i = 0; i < option_n_command; i++) {
@@ -31,11 +50,8 @@ void options_help(FILE *out, unsigned command)
                     option_commands[i].name, option_commands[i].help);
         }
     }
-    for (int i = 0; command != 0 && i < option_n_row; i++) {
-        if (option_rows[i].commands & command) {
-            help_row(out, &option_rows[i]);
-        }
-    }
+    help_rows(out, command, true);
+    help_rows(out, command, false);
     if (command == 0) {
         fputs("  --version print the version\n  help      options of a command: pkmserve help "
               "serve\n",

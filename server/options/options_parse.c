@@ -152,10 +152,23 @@ static enum err_code set_bool(struct options *options, const struct option_row *
     return ERR_OK;
 }
 
+/* Types of numbers under the names that PyTorch and vLLM have for them. */
+static const char *plain_name(const struct option_row *row, const char *value)
+{
+    static const char *const names[][2] = {{"float32", "f32"}, {"bfloat16", "bf16"}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(value, names[i][0]) == 0 && strstr(row->choices, names[i][1]) != NULL) {
+            return names[i][1];
+        }
+    }
+    return value;
+}
+
 static enum err_code set_text(struct options *options, const struct option_row *row,
                               const char *where, const char *value, struct err *err)
 {
     if (row->type == OPTION_CHOICE) {
+        value = plain_name(row, value);
         const size_t bytes = strlen(value);
         const char *choice = row->choices;
         while (choice && (strcspn(choice, "|") != bytes || memcmp(choice, value, bytes) != 0)) {
@@ -208,6 +221,20 @@ static int edit_distance(const char *a, const char *b)
         }
     }
     return line[n];
+}
+
+const char *options_command_near(const char *typed)
+{
+    const char *best = NULL;
+    int best_distance = 3;
+    for (int i = 0; i < option_n_command; i++) {
+        const int distance = edit_distance(typed, option_commands[i].name);
+        if (distance < best_distance) {
+            best = option_commands[i].name;
+            best_distance = distance;
+        }
+    }
+    return best;
 }
 
 /* The command's flag that was most likely meant, or NULL if none is near. */
@@ -347,6 +374,23 @@ static enum err_code check_together(const struct options *options, struct err *e
     return ERR_OK;
 }
 
+/* Of commands that take one model, their operand is its directory. before: what the environment says,
+ * which an operand overrules as a flag does. */
+static enum err_code take_model(struct options *options, enum command command, const char *before,
+                                struct err *err)
+{
+    if ((command & (COMMAND_SERVE | COMMAND_INSPECT | COMMAND_BENCH)) == 0 ||
+        options->n_operand == 0) {
+        return ERR_OK;
+    }
+    if (options->model != before) {
+        return err_set(err, ERR_ARGUMENT, "two models, '%.100s' and --model '%.100s': give one",
+                       options->operand[0], options->model);
+    }
+    options->model = options->operand[0];
+    return ERR_OK;
+}
+
 enum err_code options_parse(struct options *options, enum command command, int argc, char **argv,
                             struct err *err)
 {
@@ -356,6 +400,7 @@ enum err_code options_parse(struct options *options, enum command command, int a
     if (set_defaults(options, command, err) != ERR_OK) {
         return err->code;
     }
+    const char *const model = options->model; /* of the environment, "" = not given */
     bool flags = true;
     for (int i = 0; i < argc; i++) {
         char *const argument = argv[i];
@@ -378,7 +423,8 @@ enum err_code options_parse(struct options *options, enum command command, int a
         return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
                        options->operand[n_operand_max], command_of(command)->name);
     }
-    return check_together(options, err);
+    return take_model(options, command, model, err) == ERR_OK ? check_together(options, err)
+                                                              : err->code;
 }
 
 void options_warn_environment(FILE *out)

@@ -3,8 +3,10 @@
 
 #include "engine/utf8.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bool is_model(const char *path)
@@ -75,6 +77,25 @@ static void name_model(struct options *options)
     options->served_model_name = name;
 }
 
+/* What is given in the place of a directory. Other faults of a model its reader names. */
+static enum err_code check_model(const char *model, struct err *err)
+{
+    struct stat status;
+    if (stat(model, &status) != 0) {
+        return errno != ENOENT ? ERR_OK
+                               : err_set(err, ERR_IO,
+                                         "%s: there is no such directory; a model is a directory "
+                                         "with config.json and model.safetensors",
+                                         model);
+    }
+    if (!S_ISREG(status.st_mode)) {
+        return ERR_OK;
+    }
+    const char *const slash = strrchr(model, '/');
+    return err_set(err, ERR_IO, "%s: a file; a model is the directory that it is in: give %.*s",
+                   model, slash != NULL ? (int)(slash - model) : 1, slash != NULL ? model : ".");
+}
+
 enum err_code options_resolve(struct options *options, struct err *err)
 {
     if (options->model[0] == '\0') {
@@ -82,6 +103,9 @@ enum err_code options_resolve(struct options *options, struct err *err)
             return err->code;
         }
         options->model = options->model_path;
+    }
+    if (check_model(options->model, err) != ERR_OK) {
+        return err->code;
     }
     if (options->served_model_name[0] == '\0') {
         name_model(options);

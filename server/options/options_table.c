@@ -119,8 +119,9 @@ const struct option_row option_rows[] = {
          "vLLM does; the field echo_bos does so for one request"),
 
     TEXT("host", host, SERVE | HEALTH, "0.0.0.0",
-         "address to listen on; 127.0.0.1 for this machine only"),
-    INT("port", port, SERVE | HEALTH, "8000", 0, 65535, "port to listen on; 0 takes a free one"),
+         "address to listen on, of health to ask; 127.0.0.1 for this machine only"),
+    INT("port", port, SERVE | HEALTH, "8000", 0, 65535,
+        "port to listen on, of health to ask; 0 takes a free one"),
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
         "serve /metrics there instead, and health; 0 = at the port of all else"),
     TEXT("api-key-file", api_key_file, SERVE, "",
@@ -169,6 +170,11 @@ const struct option_row option_rows[] = {
         "positions of a scoring window; 0 = the longest possible"),
     INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,
         "new tokens scored per window; 0 = max-context, smaller = more context, slower"),
+    CHOICE("add-bos", add_bos, SCORE | COMPARE, "auto", "auto|on|off",
+           "put the beginning-of-text token in front, so that the first token is scored too; auto: "
+           "as the model was trained, not before token ids"),
+    FLAG("as-text", as_text, SCORE | COMPARE,
+         "score files of JSON as the text that they are, braces and names included"),
     CHOICE("windows", windows, SCORE | COMPARE, "own", "own|lm-eval|xlm|adaptive-span",
            "cut texts as this evaluator does, to get the figures that it prints; own follows "
            "--max-context and --stride"),
@@ -215,8 +221,8 @@ const struct option_row option_rows[] = {
 const int option_n_row = (int)(sizeof option_rows / sizeof option_rows[0]);
 
 const struct option_command option_commands[] = {
-    {"serve", COMMAND_SERVE, "pkmserve serve [--model DIR] [options]", "serve a model over HTTP",
-     0},
+    {"serve", COMMAND_SERVE, "pkmserve serve [DIR] [options]", "serve the model in DIR over HTTP",
+     1},
     {"score", COMMAND_SCORE, "pkmserve score [--model DIR] [options] [FILE... | -]",
      "perplexity of files, as POST /score computes it", INT_MAX},
     {"compare", COMMAND_COMPARE,
@@ -225,11 +231,11 @@ const struct option_command option_commands[] = {
      INT_MAX},
     {"generate", COMMAND_GENERATE, "pkmserve generate [--model DIR] [options] [PROMPT | -]",
      "continue a prompt, streamed to the terminal", 1},
-    {"inspect", COMMAND_INSPECT, "pkmserve inspect [--model DIR] [--json]",
-     "what a model is: layers, memories, parameters, bytes", 0},
-    {"bench", COMMAND_BENCH, "pkmserve bench [--model DIR] [options]",
-     "tokens per second, and the share of what the machine can do", 0},
-    {"health", COMMAND_HEALTH, "pkmserve health [--host HOST] [--port N] [--path PATH]",
-     "ask the server that listens there: exit status 0 if it is ready", 0},
+    {"inspect", COMMAND_INSPECT, "pkmserve inspect [DIR] [--json]",
+     "what a model is: layers, memories, parameters, bytes", 1},
+    {"bench", COMMAND_BENCH, "pkmserve bench [DIR] [options]",
+     "tokens per second, and the share of what the machine can do", 1},
+    {"health", COMMAND_HEALTH, "pkmserve health [URL] [--host HOST] [--port N] [--path PATH]",
+     "ask the server that listens there: exit status 0 if it is ready", 1},
 };
 const int option_n_command = (int)(sizeof option_commands / sizeof option_commands[0]);

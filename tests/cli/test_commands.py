@@ -216,7 +216,7 @@ def test_wrong_ids_are_named_with_their_place(tmp_path):
 
 
 def test_generate_refuses_more_than_the_context():
-    assert "--max-tokens is 600, together" in fails(2, "generate", "--max-tokens", 600, "x")
+    assert "max_tokens is 600, together" in fails(2, "generate", "--max-tokens", 600, "x")
 
 
 # ---- bench -------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_path():
 def test_anything_else_is_not(bytes_back, wanted):
     with FakeServer(bytes_back) as s:
         line = fails(1, "health", "--port", s.port)
-        assert line.startswith("pkmserve: not healthy: 0.0.0.0 port %d " % s.port), line
+        assert line.startswith("pkmserve: not healthy: 127.0.0.1 port %d " % s.port), line
         assert line.endswith(wanted), line
 
 

@@ -60,7 +60,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["serve", "--metrics-auth", "--api-key-file", "keys", "--admin-port", "9"], "give one of the two"),
     (["serve", "--served-model-name", "x" * 97], "--served-model-name has 97 bytes, but 96 are the limit"),
     (["serve", "--served-model-name", "ab\udcff"], "--served-model-name is not valid UTF-8 at byte 2"),
-    (["serve", "stray"], "unexpected argument 'stray'"),
+    (["serve", "one", "stray"], "unexpected argument 'stray'"),
     (["generate", "one", "two"], "unexpected argument 'two'"),
     (["generate", "--temperature", "nan"], "--temperature: 'nan' is not a number in [0, 2]"),
     (["generate", "--temperature", "0x1"], "--temperature: '0x1'"),

@@ -156,3 +156,10 @@ def test_a_path_without_v1_is_told_where_it_is(server):
         message = error_of(server.post(path, {}), 404, "route_not_found")
         assert "/v1%s is there" % path in message and "base_url" in message, message
     assert "/v1" not in error_of(server.post("/nowhere", {}), 404, "route_not_found")
+
+
+def test_single_quotes_are_told_from_other_faults(server):
+    message = error_of(server.post("/generate", b"{'prompt': 'a'}"), 400, "invalid_json")
+    assert message.endswith("strings of JSON stand in double quotes"), message
+    assert "double quotes" not in error_of(server.post("/generate", b'{"prompt": "it\'s"'), 400,
+                                           "invalid_json")
