@@ -310,20 +310,21 @@ static enum err_code serve_open(struct server *server, struct err *err)
     if (counted != ERR_OK) {
         return counted;
     }
-    struct http_config config = {.host = options->host,
-                                 .port = options->port,
-                                 .max_connections = options->max_connections,
-                                 .max_body_bytes = options->max_body_bytes,
-                                 .overload_status =
-                                     strcmp(options->overload_status, "503") == 0 ? 503 : 429,
-                                 .body_threads = options->body_threads,
-                                 .keepalive_s = options->keepalive_s,
-                                 .header_timeout_s = options->header_timeout_s,
-                                 .body_timeout_s = options->body_timeout_s,
-                                 .head = routes_head,
-                                 .handle = routes_handle,
-                                 .done = routes_done,
-                                 .ctx = server};
+    struct http_config config = {
+        .host = options->host,
+        .port = options->port,
+        .max_connections = options->max_connections,
+        .n_more_files = options->admin_port > 0 ? 2 * ADMIN_CONNECTIONS : 0,
+        .max_body_bytes = options->max_body_bytes,
+        .overload_status = strcmp(options->overload_status, "503") == 0 ? 503 : 429,
+        .body_threads = options->body_threads,
+        .keepalive_s = options->keepalive_s,
+        .header_timeout_s = options->header_timeout_s,
+        .body_timeout_s = options->body_timeout_s,
+        .head = routes_head,
+        .handle = routes_handle,
+        .done = routes_done,
+        .ctx = server};
     enum err_code code = http_start(&server->http, &config, err);
     if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
         config.port = options->admin_port;

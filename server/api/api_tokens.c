@@ -59,7 +59,9 @@ static bool read_text(struct server *server, struct fields *fields, struct token
     size_t n = 0;
     if (tokenizer_encode(limits->tokenizer, t->input.text, t->input.text_bytes, control,
                          &t->input.ids, &n, &t->input.offsets, &err) != ERR_OK) {
-        return api_error_set(fields->error, 400, "invalid_value", name, "%s", err.message);
+        return err.code == ERR_MEMORY
+                   ? api_error_set(fields->error, 500, "out_of_memory", name, "%s", err.message)
+                   : api_error_set(fields->error, 400, "invalid_value", name, "%s", err.message);
     }
     t->input.n_ids = (int64_t)n;
     t->input.n_bos = special && limits->info->add_bos && limits->info->bos_id >= 0 ? 1 : 0;
@@ -218,7 +220,9 @@ void api_detokenize(struct server *server, struct exchange *x)
     }
     if (ok &&
         tokenizer_decode(server->limits.tokenizer, ids, (size_t)n, &text, &bytes, &err) != ERR_OK) {
-        ok = api_error_set(&error, 500, "internal_error", NULL, "%s", err.message);
+        ok = err.code == ERR_MEMORY
+                 ? api_error_set(&error, 500, "out_of_memory", NULL, "%s", err.message)
+                 : api_error_set(&error, 500, "internal_error", NULL, "%s", err.message);
     }
     if (ok) {
         json_open(&x->out, '{');

@@ -29,7 +29,8 @@ static bool fields_parse_error(const json_error_t *from, const char *body, size_
                              "column %d)",
                              from->text, from->line, from->column);
     }
-    if (why == json_error_out_of_memory) {
+    /* jansson leaves its error alone when it has no memory for a list or an object. */
+    if (why == json_error_out_of_memory || from->text[0] == '\0') {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
     }
     const bool quotes =

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <microhttpd.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,9 @@ struct http {
     struct MHD_Daemon *daemon;
     struct watch *watch;
     struct worker *worker;
+    pthread_mutex_t listen_mutex; /* guards the next two */
     int listen_fd;
+    int reserve_fd; /* for listen_shed */
     int port;
     atomic_bool draining;
     atomic_bool cutting; /* whatever ends now, ends because the server does */
@@ -496,6 +499,17 @@ static enum err_code http_start_daemon(struct http *http, struct err *err)
     return ERR_OK;
 }
 
+/* On the watcher's thread. */
+static void http_tick(void *ctx)
+{
+    struct http *const http = ctx;
+    pthread_mutex_lock(&http->listen_mutex);
+    if (http->listen_fd >= 0) {
+        listen_shed(http->listen_fd, &http->reserve_fd);
+    }
+    pthread_mutex_unlock(&http->listen_mutex);
+}
+
 enum err_code http_start(struct http **http, const struct http_config *config, struct err *err)
 {
     *http = NULL;
@@ -504,14 +518,17 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
         return err_set(err, ERR_MEMORY, "no memory for the HTTP server");
     }
     h->config = *config;
-    h->listen_fd = -1;
+    h->listen_fd = h->reserve_fd = -1;
+    CHECK(pthread_mutex_init(&h->listen_mutex, NULL) == 0);
     const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
                                        .max_connections = config->max_connections,
                                        .header_timeout_s = config->header_timeout_s,
                                        .body_timeout_s = config->body_timeout_s,
                                        .suspend = http_suspend,
-                                       .resume = http_resume};
-    enum err_code code = listen_reserve_files(watch.n_conn, err);
+                                       .resume = http_resume,
+                                       .tick = http_tick,
+                                       .ctx = h};
+    enum err_code code = listen_reserve_files(watch.n_conn + config->n_more_files, err);
     if (code == ERR_OK) {
         code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
     }
@@ -554,11 +571,13 @@ void http_drain(struct http *http)
 
 void http_refuse_connections(struct http *http)
 {
+    pthread_mutex_lock(&http->listen_mutex);
     if (http->listen_fd >= 0) {
         (void)MHD_quiesce_daemon(http->daemon);
         (void)close(http->listen_fd);
         http->listen_fd = -1;
     }
+    pthread_mutex_unlock(&http->listen_mutex);
 }
 
 int http_stop(struct http *http, int64_t deadline_us)
@@ -584,6 +603,9 @@ int http_stop(struct http *http, int64_t deadline_us)
     }
     worker_close(http->worker);
     watch_close(http->watch);
+    if (http->reserve_fd >= 0) {
+        (void)close(http->reserve_fd);
+    }
     const int n_cut = atomic_load(&http->n_cut);
     free(http);
     return n_cut;

@@ -19,6 +19,7 @@ struct http_config {
     const char *host;
     int port; /* 0 = take a free one */
     int max_connections;
+    int n_more_files; /* descriptors that others will need for their connections */
     int64_t max_body_bytes;
     int body_threads;    /* read long bodies */
     int overload_status; /* of a refusal because all bodies, or answers, are too large together */

@@ -2,6 +2,7 @@
 #include "server/net/listen.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,26 @@ enum err_code listen_open(int *listen_fd, int *bound_port, const char *host, int
                       NI_NUMERICSERV) == 0);
     *bound_port = atoi(bound);
     return ERR_OK;
+}
+
+void listen_shed(int listen_fd, int *reserve_fd)
+{
+    const int probe = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (probe >= 0 && *reserve_fd < 0) {
+        *reserve_fd = probe;
+    } else if (probe >= 0) {
+        (void)close(probe);
+    } else if (*reserve_fd >= 0) {
+        (void)close(*reserve_fd);
+        for (int i = 0; i < LISTEN_BACKLOG; i++) {
+            const int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+            if (fd < 0) {
+                break;
+            }
+            (void)close(fd);
+        }
+        *reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    }
 }
 
 /* Each connection is a descriptor; the rest of the process needs a few. */

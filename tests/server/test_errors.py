@@ -124,6 +124,28 @@ def test_no_memory_is_an_error_and_no_crash():
         assert s.post("/score", {"text": "A small one."}).status_code == 200
 
 
+def limit_memory(s, more):
+    """Lets the server map that many bytes more than it has mapped."""
+    status = open("/proc/%d/status" % s.process.pid).read()
+    used = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) * 1024
+    resource.prlimit(s.process.pid, resource.RLIMIT_AS, (used + more, used + more))
+
+
+HUNGRY = {"/generate": b'{"prompt":[' + b"{}," * 1000000 + b"{}]}",
+          "/tokenize": b'{"content":"' + b"a b " * 1000000 + b'"}',
+          "/detokenize": b'{"tokens":[' + b"300," * 1500000 + b"300]}"}
+
+
+@pytest.mark.skipif(bool({"asan", "tsan"} & set(PROGRAM.split("/"))),
+                    reason="sanitizers map far more than they use")
+@pytest.mark.parametrize("path", HUNGRY)
+def test_out_of_memory_is_told_as_such(path):
+    with Server() as s:
+        limit_memory(s, 24 << 20)
+        error_of(s.post(path, HUNGRY[path]), 500, "out_of_memory")
+        assert s.post("/score", {"text": "A small one."}).status_code == 200
+
+
 UNSUPPORTED = re.findall(r'^    \{"(\w+)", ([01])\},$',
                          open(os.path.join(ROOT, "server", "io", "input.c")).read(), re.M)
 TAKES = {"/generate": {"prompt": "A", "max_tokens": 1}, "/v1/completions": {"prompt": "A", "max_tokens": 1},

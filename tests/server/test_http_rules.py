@@ -1,6 +1,8 @@
 """The rules found by trying libmicrohttpd, and what HTTP asks for. One test per rule."""
 
 import json
+import os
+import resource
 import select
 import socket
 import threading
@@ -570,3 +572,28 @@ def test_garbage_is_survived(strict, data):
 
 
 # Rule 7 is about draining: test_life.py.
+
+
+# Rule 6: descriptors that are used up.
+
+
+def test_without_descriptors_connections_are_closed_not_asked_for_again_and_again():
+    with Server() as s:
+        n = len(os.listdir("/proc/%d/fd" % s.process.pid))
+        most = resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, (n + 4, most))
+        held = [s.connect() for _ in range(30)]
+        n_closed = sum(read_to_end(c) == b"" for c in held[6:])  # those that wait are not left to wait
+        assert n_closed == len(held) - 6
+        for c in held:
+            c.close()
+        resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        eventually(lambda: s.ok("/tokenize", {"prompt": "A"}), "it goes on")
+
+
+def test_paths_that_do_not_exist_are_not_requests_turned_away(server):
+    name = 'requests_rejected_total{reason="invalid"}'
+    before = server.metric(name)
+    assert server.get("/nowhere").status_code == 404 and server.get("/score").status_code == 405
+    error_of(server.post("/score", {"text": 1}), 400, "invalid_value")
+    server.counted(name, before + 1)
