@@ -167,7 +167,7 @@ engine: ## build $(B)/pkmserve-engine: score, compare, generate, inspect, bench;
 	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
 
 # The linker takes out of this archive what the commands use, which is nothing of HTTP.
-$(B)/server/parts.a: $(filter-out %/http.o %/serve.o,$(call obj,$(SERVER_SRC)))
+$(B)/server/parts.a: $(filter-out %/http.o %/http_head.o %/serve.o,$(call obj,$(SERVER_SRC)))
 	$(call say,ar)
 	$(Q)rm -f $@ && ar rcs $@ $^
 $(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_ONLY_OBJ)

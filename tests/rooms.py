@@ -5,7 +5,7 @@ files include each other in a circle.
     python3 tests/rooms.py          the graph of the folders: who includes whom, how often
     python3 tests/rooms.py --check  prints what breaks the rules; exit 1 if anything does
 
-A .c file and its header are one node. tests/lint.sh runs the check."""
+A .c file, its header and its _inside.h are one node. tests/lint.sh runs the check."""
 
 import collections
 import glob
@@ -22,6 +22,11 @@ INCLUDE = re.compile(r'^#include "(server/[^"]+)"', re.M)
 def room(path):
     parts = path.split("/")
     return parts[1] if len(parts) > 2 else "version" if parts[1] == "version.h" else "."
+
+
+def node_of(path):
+    name = os.path.splitext(path)[0]
+    return name[:-len("_inside")] if name.endswith("_inside") else name
 
 
 def includes():
@@ -64,8 +69,8 @@ def check(files):
                 problems.append("%s: includes %s, which is not below it" % (path, other))
     graph = collections.defaultdict(set)
     for path, included in files.items():
-        node = os.path.splitext(path)[0]
-        graph[node] |= {os.path.splitext(other)[0] for other in included} - {node}
+        node = node_of(path)
+        graph[node] |= {node_of(other) for other in included} - {node}
     for part in circles({node: graph[node] & set(graph) for node in graph}):
         problems.append("a circle of includes: " + " ".join(sorted(part)))
     return problems

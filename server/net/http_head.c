@@ -1,0 +1,140 @@
+/* The head of a request: what the library read becomes an exchange, and what the head alone decides is
+ * decided. See http.h. */
+#include "engine/clock.h"
+#include "server/net/head.h"
+#include "server/net/http_inside.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a proxy in front and this server must read alike: where the body ends, and whose it is. */
+struct http_framing {
+    int n_length, n_encoding, n_host;
+    bool chunked;
+    bool spaced; /* a header's name has a space in it, as "Content-Length :" */
+};
+
+static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, const char *key,
+                                        const char *value)
+{
+    (void)kind;
+    struct http_framing *const framing = cls;
+    framing->spaced = framing->spaced || strpbrk(key, " \t") != NULL;
+    framing->n_host += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
+    if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        framing->n_length++;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->n_encoding++;
+        framing->chunked = value != NULL && strcasecmp(value, "chunked") == 0;
+    }
+    return MHD_YES;
+}
+
+/* A body whose end two readers could see in two places is how requests are smuggled past a proxy;
+ * the library takes the first length, or the encoding before the length. */
+static bool http_check_framing(struct http_exchange *hx, const char *version,
+                               struct api_error *error)
+{
+    struct http_framing framing = {0};
+    (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_see_framing, &framing);
+    if (framing.spaced) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "the name of a header has a space in it or behind it");
+    }
+    /* The library would ask for one, but its own refusals of a whole head go out with two heads. */
+    if (framing.n_host == 0 && strcmp(version, MHD_HTTP_VERSION_1_1) == 0) {
+        return api_error_set(error, 400, "missing_field", "Host",
+                             "an HTTP/1.1 request needs a Host header");
+    }
+    if (framing.n_host > 1) {
+        return api_error_set(error, 400, "invalid_value", "Host",
+                             "the request has %d Host headers, but one is the limit",
+                             framing.n_host);
+    }
+    if (framing.n_length + framing.n_encoding > 1) {
+        return api_error_set(error, 400, "invalid_value", "Content-Length",
+                             "the request has %d Content-Length and %d Transfer-Encoding headers, "
+                             "but one of either is the limit",
+                             framing.n_length, framing.n_encoding);
+    }
+    if (framing.n_encoding == 1 && !framing.chunked) {
+        return api_error_set(error, 400, "invalid_value", "Transfer-Encoding",
+                             "chunked is the only Transfer-Encoding that is understood");
+    }
+    return true;
+}
+
+/* What the head alone decides. false: refused. */
+static bool http_check_head(struct http_exchange *hx, const char *version, struct api_error *error)
+{
+    const struct http_config *const config = &hx->http->config;
+    /* First the route, which decides about the form of errors and is counted. */
+    if (!config->head(
+            config->ctx, &hx->x,
+            MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
+            error) ||
+        !http_check_framing(hx, version, error)) {
+        return false;
+    }
+    if (watch_is_surplus(hx->conn)) {
+        error->retry_after_s = 1;
+        return api_error_set(error, 503, "too_many_connections", NULL,
+                             "the server's %d connections are in use", config->max_connections);
+    }
+    const char *const length =
+        MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    if (length != NULL) {
+        errno = 0;
+        const unsigned long long bytes = strtoull(length, NULL, 10);
+        if (errno != 0 || bytes > (unsigned long long)config->max_body_bytes) {
+            return api_error_set(error, 413, "body_too_large", NULL,
+                                 "the body has %s bytes, but %lld are the limit (--max-body-bytes)",
+                                 length, (long long)config->max_body_bytes);
+        }
+    }
+    return true;
+}
+
+struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, const char *url,
+                                 const char *method, const char *version)
+{
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct watch_conn *const conn = info != NULL ? info->socket_context : NULL;
+    struct http_exchange *const hx = conn != NULL ? calloc(1, sizeof *hx) : NULL;
+    if (hx == NULL) {
+        return NULL; /* the table is full, or memory: the connection closes */
+    }
+    hx->http = http;
+    hx->conn = conn;
+    hx->mhd = mhd;
+    struct exchange *const x = &hx->x;
+    x->begin_us = clock_now_us();
+    x->waker = conn;
+    x->route = -1;
+    (void)snprintf(x->method, sizeof x->method, "%s", method);
+    (void)snprintf(x->path, sizeof x->path, "%s", head_path(url));
+    x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    x->is_post = strcmp(method, "POST") == 0;
+    const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
+    x->deep = deep != NULL && strcmp(deep, "1") == 0;
+    x->admin = http->config.admin;
+    const union MHD_ConnectionInfo *const address =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    x->client = head_client(address != NULL ? address->client_addr : NULL);
+    (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
+                     x->span_id);
+    const char *const accept =
+        MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
+    head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
+    struct api_error error = {0};
+    const bool accepted = http_check_head(hx, version, &error);
+    watch_body(conn, x); /* from here on the watcher may refuse it, too */
+    if (!accepted) {
+        watch_refuse(conn, &error);
+    }
+    return hx;
+}

@@ -1,0 +1,59 @@
+/* What the two files of the fence around libmicrohttpd share; not for others. */
+#ifndef SERVER_HTTP_INSIDE_H
+#define SERVER_HTTP_INSIDE_H
+
+#include "server/net/http.h"
+#include "server/net/watch.h"
+#include "server/net/worker.h"
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+enum {
+    HTTP_THREADS = 4,
+    HTTP_SURPLUS = 64, /* connections above the limit that are told so before they are closed */
+    HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
+    HTTP_BLOCK_BYTES = 16 * 1024,
+    HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
+    HTTP_BODIES = 16,            /* full-sized bodies that may be held at once */
+    /* So many bytes of answers too, or of bodies of this size if they may be longer: an answer is
+     * up to fifty times its body, and lies here until its client has read it. */
+    HTTP_ANSWER_BYTES = 1 << 20,
+};
+
+struct http {
+    struct http_config config;
+    struct MHD_Daemon *daemon;
+    struct watch *watch;
+    struct worker *worker;
+    pthread_mutex_t listen_mutex; /* guards the next two */
+    int listen_fd;
+    int reserve_fd; /* for listen_shed */
+    int port;
+    atomic_bool draining;
+    atomic_bool cutting; /* whatever ends now, ends because the server does */
+    atomic_int n_cut;
+    atomic_llong body_bytes; /* held by all exchanges */
+    atomic_llong answer_bytes;
+};
+
+/* An exchange and what the library has to do with it. */
+struct http_exchange {
+    struct exchange x;          /* first: freed as one by exchange_free */
+    struct http *http;          /* Borrowed */
+    struct watch_conn *conn;    /* Borrowed */
+    struct MHD_Connection *mhd; /* Borrowed */
+    size_t body_seen;           /* bytes of the body that have come */
+    size_t body_held;           /* of them, counted in http->body_bytes */
+    size_t answer_held;         /* the same of its answer */
+    size_t out_pos;             /* stream: bytes of x.out already taken */
+    bool handled, queued, ended;
+    struct worker_task task; /* while the worker has the exchange */
+};
+
+/* A head has arrived: makes the exchange and decides whether it may go on (http_head.c). NULL: no
+ * memory or no place for it. */
+struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, const char *url,
+                                 const char *method, const char *version);
+
+#endif
