@@ -3,7 +3,7 @@
 
     python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
         [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--set KEY=VALUE ...]
-        [--from auto|xlm|all-attention|memory-layers]
+        [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -31,15 +31,17 @@ import all_attention
 import memory_layers
 import memory_layers_params
 import safetensors_file
+import sparse_memory_lm
 import text_files
 import xlm
 import xlm_params
 from fault import Refused, one_line, show
 from torch_file import TorchFile
 
-MODULES = {"xlm": xlm, "all-attention": all_attention, "memory-layers": memory_layers}
+MODULES = {"xlm": xlm, "all-attention": all_attention, "memory-layers": memory_layers,
+           "sparse-memory-lm": sparse_memory_lm}
 SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE,
-            "memory-layers": memory_layers.SETTABLE}
+            "memory-layers": memory_layers.SETTABLE, "sparse-memory-lm": sparse_memory_lm.SETTABLE}
 TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
         "xlm": "text split with BPE already"}
 SPLIT_FIRST = """\
@@ -47,7 +49,8 @@ This model knows text only as its training data had it, split with BPE codes ("h
 most words are unknown to it, and perplexities of unknown words look excellent and mean nothing. Split
 texts with fastBPE and the same codes before they are sent, or convert again with --codes FILE, so that
 the server splits plain text itself. FILE is `codes` in the folder of XLM's preprocessed data."""
-WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model"}
+WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model",
+           "tokenizer.json", "vocab.json", "merges.txt"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,7 +85,8 @@ def arguments(argv):
     text.add_argument("--codes", metavar="FILE",
                       help="fastBPE codes: the server then splits plain words itself")
     text.add_argument("--tokenizer", metavar="FILE",
-                      help="SentencePiece model to use instead of the words")
+                      help="to use instead of the words: a SentencePiece model, or a tokenizer.json, a"
+                      " vocab.json beside its merges.txt or a rank file of byte-level BPE")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES),
                         help="of matrices and tables; vectors stay f32 (default: f32; of memory layers"
                         " what params.json says, and tables of 16 bits stay as they are)")
@@ -117,6 +121,11 @@ def not_a_source(folder):
 
 def open_source(path, family):
     """The checkpoint and its family."""
+    if os.path.isdir(path) and family in ("auto", "sparse-memory-lm"):
+        found = sparse_memory_lm.source_in(path)
+        if found is None and family == "sparse-memory-lm":
+            raise Refused("a directory without %s or %s" % (sparse_memory_lm.REST, sparse_memory_lm.WHOLE))
+        path = found or path
     if os.path.isdir(path):
         folder, path = path, os.path.join(path, memory_layers.WEIGHTS)
         if family not in ("auto", "memory-layers"):
@@ -172,23 +181,23 @@ def check_text(args, config, vocab):
         text_files.check_words(vocab, source, kind)
     if args.codes is not None:
         text_files.check_codes(args.codes)
-    if args.tokenizer is not None:
-        text_files.check_tokenizer(args.tokenizer, config["vocab_size"])
 
 
 def read_text(args, family, model):
-    """What text is read with, and the rest of config. .vocab: bytes of vocab.txt or None; .tokenizer,
-    .codes: paths or None; .how: for the summary."""
+    """What text is read with, and the rest of config. .vocab: bytes of vocab.txt or None; .files: [(path,
+    name in the directory)]; .codes: a path or None; .how: for the summary."""
     settings, config = dict(args.settings), model.config
     if args.codes is not None and family != "xlm":
         raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
-    text = SimpleNamespace(vocab=None, tokenizer=args.tokenizer, codes=args.codes)
-    why = None
+    text = SimpleNamespace(vocab=None, codes=args.codes)
+    why = tokenizer = None
+    if family in ("memory-layers", "sparse-memory-lm") and args.vocab is not None:
+        raise Refused("--vocab %s: models of the %s family read bytes or the pieces of"
+                      " a --tokenizer, not words" % (args.vocab, family))
     if family == "memory-layers":
-        if args.vocab is not None:
-            raise Refused("--vocab %s: models of the memory-layers family read bytes or the pieces of"
-                          " a --tokenizer, not words" % args.vocab)
-        text.vocab, text.tokenizer, why = memory_layers.read_text(model, args.tokenizer, settings)
+        text.vocab, tokenizer, why = memory_layers.read_text(model, args.tokenizer, settings)
+    elif family == "sparse-memory-lm":
+        tokenizer, why = sparse_memory_lm.read_text(model, args.tokenizer, settings)
     else:
         text.vocab = vocabulary(args.vocab, model.words, config["vocab_size"])
         if family == "all-attention":
@@ -196,7 +205,10 @@ def read_text(args, family, model):
         elif args.tokenizer is None:
             config["tokenizer"] = "xlm"
         check_text(args, config, text.vocab)
-    text.how = "text by SentencePiece" if text.tokenizer else "plain text, split by its codes" \
+        if args.tokenizer is not None:
+            tokenizer = text_files.read_tokenizer(args.tokenizer, config["vocab_size"])
+    text.files = (tokenizer.files if tokenizer else []) + ([(text.codes, "codes")] if text.codes else [])
+    text.how = tokenizer.how if tokenizer else "plain text, split by its codes" \
         if text.codes else TEXT.get(config.get("tokenizer"), "token ids in and out")
     text.how += " (%s)" % why if why else ""
     return text
@@ -228,11 +240,10 @@ def fill_directory(directory, model, text, args):
     write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
     if text.vocab is not None:
         write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(text.vocab))
-    for path, name in ((text.tokenizer, "tokenizer.model"), (text.codes, "codes")):
-        if path is not None:
-            with open(path, "rb") as source:
-                write_synced(os.path.join(directory, name),
-                             lambda file: shutil.copyfileobj(source, file))
+    for path, name in text.files:
+        with open(path, "rb") as source:
+            write_synced(os.path.join(directory, name),
+                         lambda file: shutil.copyfileobj(source, file))
     sync_directory(directory)
     return written
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+import bpe_files
 import memory_layers_params
 import safetensors_file
 import text_files
@@ -156,16 +157,16 @@ def _compare(shapes, weights):
             raise Refused("tensor '%s' is not one that params.json calls for" % name)
 
 
-def _is_same(a, b):
+def is_same(a, b):
     return a.storage.key == b.storage.key \
         and (a.offset, a.size, a.stride) == (b.offset, b.size, b.stride) \
         and (a.storage.begin, a.storage.numel) == (b.storage.begin, b.storage.numel)
 
 
-def _arrays(file, shapes, weights, copies):
+def arrays(file, shapes, weights, copies):
     """name -> view of the file. None may share what the file holds, but a copy with its original.
     copies: {name: that of the original}"""
-    arrays, taken = {}, {}
+    found, taken = {}, {}
     for name in shapes:
         tensor = weights[name]
         try:
@@ -174,13 +175,13 @@ def _arrays(file, shapes, weights, copies):
             raise Refused("tensor '%s': %s" % (name, fault))
         if array.dtype.kind != "f":
             raise Refused("tensor '%s': floating point expected, got %s" % (name, array.dtype.name))
-        if not (name in copies and _is_same(tensor, weights[copies[name]])):
+        if not (name in copies and is_same(tensor, weights[copies[name]])):
             key = tensor.storage.key
             taken[key] = taken.get(key, 0) + array.size
             if taken[key] > tensor.storage.root_numel:
                 raise Refused("tensor '%s' shares its storage with another one" % name)
-        arrays[name] = array
-    return arrays
+        found[name] = array
+    return found
 
 
 def _type_name(array):
@@ -193,18 +194,18 @@ def _bits(array, rows):
     return np.ascontiguousarray(array[rows]).view("<u%d" % array.dtype.itemsize)
 
 
-def _check_copy(arrays, name, of):
+def check_copy(arrays, name, of, why="with mem_share_values they are one"):
     copy, kept = arrays[name], arrays[of]
     if _type_name(copy) != _type_name(kept):
-        raise Refused("tensor '%s' is of %s, but '%s' of %s, and with mem_share_values they are one"
-                      % (name, _type_name(copy), of, _type_name(kept)))
+        raise Refused("tensor '%s' is of %s, but '%s' of %s, and %s"
+                      % (name, _type_name(copy), of, _type_name(kept), why))
     step = max(1, CHUNK // kept.shape[1])
     for i in range(0, kept.shape[0], step):
         rows = slice(i, i + step)
         same = (_bits(copy, rows) == _bits(kept, rows)).all(1)
         if not same.all():
-            raise Refused("tensor '%s' differs from '%s' at row %d, but with mem_share_values they"
-                          " are one" % (name, of, i + int(np.argmin(same))))
+            raise Refused("tensor '%s' differs from '%s' at row %d, but %s"
+                          % (name, of, i + int(np.argmin(same)), why))
 
 
 def _collect(file, p, weights):
@@ -216,16 +217,16 @@ def _collect(file, p, weights):
         shapes.update((theirs, table) for theirs, _, _ in tables)
     _compare(shapes, weights)
     copies = {theirs: of for theirs, _, of in tables if of is not None}
-    arrays = _arrays(file, shapes, weights, copies)
+    views = arrays(file, shapes, weights, copies)
     for theirs, of in copies.items():
-        if not _is_same(weights[theirs], weights[of]):
-            _check_copy(arrays, theirs, of)
-    tensors = [(ours, arrays[theirs]) for theirs, _, ours in plan if ours is not None]
+        if not is_same(weights[theirs], weights[of]):
+            check_copy(views, theirs, of)
+    tensors = [(ours, views[theirs]) for theirs, _, ours in plan if ours is not None]
     for at, (name, array) in enumerate(tensors):
         if name.endswith(".keys"):
             m = p.memory
             tensors[at] = name, array.reshape((m.n_head, 2, m.n_key, m.d_key // 2))
-    owned = [(ours, arrays[theirs]) for theirs, ours, _ in tables if ours is not None]
+    owned = [(ours, views[theirs]) for theirs, ours, _ in tables if ours is not None]
     return tensors + owned, [name for name, _ in owned]
 
 
@@ -296,22 +297,25 @@ def read(file, settings, dtype):  # settings are read_text's
 # ---- text ---------------------------------------------------------------------------------------
 
 
-def _sentencepiece(p, given):
-    """(path, how messages call it) of the SentencePiece model, or None. given: --tokenizer"""
+def _tokenizer(p, given):
+    """(path, how messages call it) of the SentencePiece model or the rank file, or None. given:
+    --tokenizer"""
     if given is not None:
-        if p.tokenizer not in (None, "sp"):
-            raise Refused("--tokenizer %s: a SentencePiece model, but data.tokenizer.name of"
-                          " params.json is %s" % (given, show(p.tokenizer)))
+        is_ranks = bpe_files.kind(given) is not None
+        if p.tokenizer is not None and p.tokenizer != ("tiktoken" if is_ranks else "sp"):
+            raise Refused("--tokenizer %s: %s, but data.tokenizer.name of params.json is %s" % (
+                given, "byte-level BPE" if is_ranks else "a SentencePiece model", show(p.tokenizer)))
         return given, "--tokenizer"
     # Of its path only the name: the folders are those of the machine that trained.
     path = os.path.join(p.folder, os.path.basename(p.tokenizer_path or ""))
-    return (path, "data.tokenizer.path:") if p.tokenizer == "sp" and os.path.isfile(path) else None
+    is_there = p.tokenizer in ("sp", "tiktoken") and os.path.isfile(path)
+    return (path, "data.tokenizer.path:") if is_there else None
 
 
-def _name_tokens(config, known, settings):
+def name_tokens(config, known, settings, settable):
     """The ids that begin and end a text; --set gives those that nothing tells."""
     config.update(known)
-    for key in SETTABLE:
+    for key in settable:
         if key not in settings:
             continue
         value = settings[key]
@@ -328,19 +332,20 @@ def _name_tokens(config, known, settings):
 
 def read_text(model, tokenizer, settings):
     """Completes config with what text is read with. tokenizer: that of --tokenizer or None. Returns
-    (bytes of vocab.txt or None, path of the SentencePiece model or None, why there is neither)."""
+    (bytes of vocab.txt or None, text_files.read_tokenizer's or None, why there is neither)."""
     p, config = model.params, model.config
-    found = _sentencepiece(p, tokenizer)
+    found = _tokenizer(p, tokenizer)
     if found is not None:
-        _name_tokens(config, text_files.check_tokenizer(found[0], p.n_vocab, found[1]), settings)
-        return None, found[0], None
+        read = text_files.read_tokenizer(found[0], p.n_vocab, found[1])
+        name_tokens(config, read.ids, settings, SETTABLE)
+        return None, read, None
     if p.tokenizer in (None, "bytes") and p.n_vocab == N_BYTE:
-        _name_tokens(config, BYTE_IDS, settings)
+        name_tokens(config, BYTE_IDS, settings, SETTABLE)
         config["tokenizer"] = "byte"
         return "".join("%s\n" % word for word in [*range(256), "<s>", "</s>"]).encode(), None, None
     known = RANK_IDS.get(p.n_vocab, {}) if p.tokenizer == "tiktoken" else {}
-    _name_tokens(config, known, settings)
-    why = "tiktoken is not served" if p.tokenizer == "tiktoken" \
+    name_tokens(config, known, settings, SETTABLE)
+    why = "--tokenizer gives its rank file" if p.tokenizer == "tiktoken" \
         else "--tokenizer gives its SentencePiece model" if p.tokenizer == "sp" \
         else "a bytes tokenizer has %d ids" % N_BYTE
     return None, None, why

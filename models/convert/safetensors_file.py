@@ -33,6 +33,34 @@ Q_MAX = np.float32(127)
 TINY = np.float32(1e-30)  # a row below it is written as zeros: 127 / max stays far from overflow
 
 
+class Coded:
+    """A table of 4 bits a value, as write takes arrays. codes: [n, m/2] of uint8, the code of column i in
+    the low half of byte i, that of column i + m/2 in its high half; scales: [n] of fp16, of any sign.
+    The value is (code - 8)·scale, exactly. Slices are widened to fp32."""
+
+    dtype = np.dtype(np.float32)  # of the slices
+    ndim = 2
+    own_dtype = "int8"  # which holds every value exactly
+
+    def __init__(self, codes, scales):
+        self.codes, self.scales = codes, scales
+        self.shape = (codes.shape[0], 2 * codes.shape[1])
+        self.size = self.shape[0] * self.shape[1]
+
+    def numbers(self, rows):
+        """code - 8, as int8 [n, m]"""
+        codes = self.codes[rows]
+        return np.concatenate([codes & 15, codes >> 4], 1).astype(np.int8) - np.int8(8)
+
+    def __getitem__(self, rows):
+        return self.numbers(rows) * np.asarray(self.scales[rows], np.float32)[:, None]
+
+    def bytes(self, rows):
+        """int8 rows and their scales, which are not negative: the same values."""
+        scales = np.asarray(self.scales[rows], np.float32)
+        return self.numbers(rows) * np.where(scales < 0, -1, 1).astype(np.int8)[:, None], np.abs(scales)
+
+
 def stored_dtype(name, array, dtype):
     """Vectors (biases, norms) stay fp32: they are small, and rounding them would gain nothing.
     Slot maps are integers. Of what has two dimensions int8 spares a memory's keys and query networks,
@@ -102,8 +130,20 @@ def _write_tensor(file, name, array, dtype):
         file.write(coded)
 
 
+def _write_coded(file, array):
+    """A table of 4 bits as int8. Returns its scales; nothing is lost."""
+    scales, step = [], max(1, CHUNK // array.shape[1])
+    for i in range(0, array.shape[0], step):
+        numbers, some = array.bytes(slice(i, i + step))
+        file.write(np.ascontiguousarray(numbers))
+        scales.append(some)
+    return np.concatenate(scales).astype("<f4"), 0.0
+
+
 def _write_rows(file, name, array):
     """An int8 tensor. Returns its scales and its relative error."""
+    if isinstance(array, Coded):
+        return _write_coded(file, array)
     scales, lost, whole = [], 0.0, 0.0
     for values in _checked_pieces(name, array):
         coded, scale = encode_rows(values)

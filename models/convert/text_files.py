@@ -1,10 +1,13 @@
 """What the server asks of the files that it reads text with, asked before they are published.
 
-convert.py calls check_words for vocab.txt, check_codes for fastBPE's codes and check_tokenizer for a
-SentencePiece model; each refuses what engine/vocab.c, bpe.c and tokenizer_spm.cc would refuse at the
+convert.py calls check_words for vocab.txt, check_codes for fastBPE's codes and read_tokenizer for a
+SentencePiece model or the files of byte-level BPE (bpe_files.py); each refuses what engine/vocab.c, bpe.c and tokenizer_spm.cc would refuse at the
 start, the last one as far as that can be seen without SentencePiece.
 """
 
+from types import SimpleNamespace
+
+import bpe_files
 from fault import Refused, show
 from xlm_params import SPECIAL_WORDS
 
@@ -137,3 +140,13 @@ def check_tokenizer(path, n_vocab, source="--tokenizer"):
                  if piece.get(1) == text and piece.get(3) == SPM_CONTROL]
         ids.update((key, index) for index in found[:1])
     return ids
+
+
+def read_tokenizer(path, n_vocab, source="--tokenizer"):
+    """.files [(path, name in the model directory)], .ids {key of config.json: id}, .how for the summary.
+    source: how messages call the file."""
+    if bpe_files.kind(path) is not None:
+        found = bpe_files.read(path, n_vocab, "%s %s" % (source, path))
+        return SimpleNamespace(files=found.files, ids=found.ids, how="text by byte-level BPE")
+    return SimpleNamespace(files=[(path, "tokenizer.model")], how="text by SentencePiece",
+                           ids=check_tokenizer(path, n_vocab, source))

@@ -3,6 +3,7 @@
 Rerun one: /usr/bin/python3 -m pytest tests/convert/test_memory_layers.py -k golden
 """
 
+import base64
 import json
 
 import memory_layers_writer as mw
@@ -413,9 +414,9 @@ def test_the_weights_tell_a_vocabulary_that_the_file_leaves_to_the_tokenizer(uns
     ({**SP, "data.tokenizer.path": ".."}, 12, [None] * 5, "--tokenizer gives"),
     ({**SP, "data.tokenizer.path": "a\0\ud800b"}, 12, [None] * 5, "--tokenizer gives"),
     ({"model.vocab_size": 12}, 12, [None] * 5, "258"),
-    ({"data.tokenizer.name": "tiktoken"}, 258, [None] * 5, "tiktoken is not served"),
+    ({"data.tokenizer.name": "tiktoken"}, 258, [None] * 5, "--tokenizer gives its rank file"),
     ({"data.tokenizer.name": "tiktoken", "model.vocab_size": 128256}, 128256,
-     [128000, 128001, None, None, True], "tiktoken is not served")])
+     [128000, 128001, None, None, True], "--tokenizer gives its rank file")])
 def test_token_ids_alone(changes, n_vocab, due, word, tmp_path):
     source = mw.tiny(tmp_path, changes, mw.weights(n_vocab=n_vocab))
     config, _, out = made(tmp_path, source)
@@ -426,6 +427,23 @@ def test_token_ids_alone(changes, n_vocab, due, word, tmp_path):
     if due[0] is None:
         config = made(tmp_path, source, "--set", "bos_token_id=5")[0]
         assert ids(config) == [5, None, None, None, True]
+
+
+def test_a_rank_file_is_taken(tmp_path):
+    """tiktoken's, from beside params.json under the name that its path ends in, or given."""
+    tokens = [bytes([i]) for i in range(256)] + [bytes([97, i]) for i in range(44)]
+    ranks = b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))
+    source = mw.tiny(tmp_path, {"data.tokenizer.name": "tiktoken", "data.tokenizer.path": "x/t"},
+                     mw.weights(n_vocab=300))
+    (tmp_path / "ranks").write_bytes(ranks)
+    for args in (("--tokenizer", tmp_path / "ranks"), ()):
+        _, _, out = made(tmp_path, source, *args)
+        assert "text by byte-level BPE" in out
+        assert (tmp_path / "model" / "tokenizer.model").read_bytes() == ranks
+        (tmp_path / "t").write_bytes(ranks)
+    (tmp_path / "t").write_bytes(ranks * 3)
+    got = convert(source, "--output", tmp_path / "o")
+    assert got.status == 1 and "900 tokens, but the vocabulary has 300 words" in got.err
 
 
 def test_options_that_do_not_fit(tmp_path, refused):

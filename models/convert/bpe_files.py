@@ -1,0 +1,98 @@
+"""The files of byte-level BPE, asked what the server will ask of them (engine/tokenizer_bpe_file.c).
+
+text_files.py calls read for a --tokenizer that is no SentencePiece model: tokenizer.json of Hugging Face,
+vocab.json with merges.txt beside it (encoder.json with vocab.bpe), or a rank file of tiktoken. What
+is looked at here is what belongs to a model: sizes, and the ids that begin and end its texts; the
+rest the server reads, and refuses by name, which `pkmserve inspect` shows without serving.
+"""
+
+import os
+from types import SimpleNamespace
+
+from fault import Refused, show
+from json_file import load
+
+BYTES_MAX = 128 << 20
+RANK_SPECIAL = 256  # ids behind the ranks of Llama 3's file
+PADDING = 256  # rows of a matrix without a token are usual, up to so many or an eighth
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+PAIRS = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+
+
+def kind(path):
+    """"json", "ranks", or None for something else. The content tells, not the name."""
+    with open(path, "rb") as file:
+        head = file.read(1 << 13)
+    line = head.split(b"\n")[0].split(b" ")
+    if head[:1] == b"{":
+        return "json"
+    is_rank = len(line) == 2 and line[1].isdigit() and line[0] and len(line[0]) % 4 == 0 \
+        and line[0].rstrip(b"=").replace(b"+", b"").replace(b"/", b"").isalnum()
+    return "ranks" if is_rank else None
+
+
+def _check_size(source, n_token, n_vocab):
+    if n_token > n_vocab or n_vocab - n_token > max(PADDING, n_vocab // 8):
+        raise Refused("%s: %d tokens, but the vocabulary has %d words" % (source, n_token, n_vocab))
+
+
+def _highest(source, ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise Refused("%s: an id that is not a count" % source)
+    return max(ids, default=-1) + 1
+
+
+def _template_first(root):
+    """The id of the token that a template puts before a text, or None."""
+    step = root.get("post_processor")
+    steps = step.get("processors", [step]) if isinstance(step, dict) else []
+    for one in steps if isinstance(steps, list) else []:
+        single = one.get("single") if isinstance(one, dict) else None
+        first = single[0] if isinstance(single, list) and len(single) == 2 else None
+        token = first.get("SpecialToken") if isinstance(first, dict) else None
+        special = one.get("special_tokens") if token else None
+        found = special.get(token.get("id")) if isinstance(special, dict) else None
+        ids = found.get("ids") if isinstance(found, dict) else None
+        if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], int):
+            return ids[0]
+    return None
+
+
+def _read_json(path, n_vocab, source):
+    root = load(path, BYTES_MAX)
+    model = root.get("model")
+    if not isinstance(model, dict):
+        name = os.path.basename(path)
+        beside = os.path.join(os.path.dirname(path), PAIRS.get(name, "merges.txt"))
+        if not os.path.isfile(beside):
+            raise Refused("%s: a vocabulary without merges: %s must stand beside it"
+                          % (source, os.path.basename(beside)))
+        _check_size(source, _highest(source, root.values()), n_vocab)
+        ids = {"eos_token_id": root[END_OF_TEXT[0]]} if END_OF_TEXT[0] in root else {}
+        return [(path, "vocab.json"), (beside, "merges.txt")], ids
+    vocab, added = model.get("vocab"), root.get("added_tokens", [])
+    if model.get("type") != "BPE" or not isinstance(vocab, dict) or not isinstance(added, list) \
+            or not all(isinstance(token, dict) for token in added):
+        raise Refused("%s: a tokenizer of byte-level BPE expected, got model.type %s"
+                      % (source, show(model.get("type"))))
+    _check_size(source, _highest(source, [*vocab.values(), *(token.get("id") for token in added)]), n_vocab)
+    ids = {"eos_token_id": token["id"] for token in added if token.get("content") in END_OF_TEXT}
+    first = _template_first(root)
+    return [(path, "tokenizer.json")], {**ids, **({} if first is None else {"bos_token_id": first})}
+
+
+def read(path, n_vocab, source):
+    """.files [(path, name in the model directory)], .ids {key of config.json: id}. source: how messages
+    call the file."""
+    if kind(path) == "json":
+        files, ids = _read_json(path, n_vocab, source)
+        return SimpleNamespace(files=files, ids=ids)
+    with open(path, "rb") as file:
+        data = file.read(BYTES_MAX + 1)
+    if len(data) > BYTES_MAX:
+        raise Refused("%s: longer than the limit of %d bytes" % (source, BYTES_MAX))
+    n_rank = data.count(b"\n") + (not data.endswith(b"\n"))
+    special = {"bos_token_id": n_rank, "eos_token_id": n_rank + 1} \
+        if n_vocab == n_rank + RANK_SPECIAL else {}
+    _check_size(source, n_rank, n_vocab - (RANK_SPECIAL if special else 0))
+    return SimpleNamespace(files=[(path, "tokenizer.model")], ids=special)

@@ -1,0 +1,223 @@
+"""Conversion of sparse-memory-lm: what is written, and each thing that must be refused by name.
+
+The golden cases themselves are computed by tests/golden/test_sparse_memory_http.py. Rerun one:
+/usr/bin/python3 -m pytest tests/convert/test_sparse_memory_lm.py -k NAME
+"""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch_writer as tw
+from convert_harness import ROOT, convert
+from torch_file import TorchFile
+
+GOLDEN = ROOT / "tests" / "golden"
+SET = GOLDEN / "sparse-memory-lm" / "shared-q4"
+WHOLE = GOLDEN / "sparse-memory-lm" / "odd-scale" / "model.pt"
+TOKENIZER = GOLDEN / "byte-bpe" / "gpt2" / "tokenizer.json"
+
+
+def weights_of(path):
+    """The arrays of a file by name. What torch_file.py reads other tests hold to other readers."""
+    file = TorchFile(path)
+    return {name: np.array(file.array(tensor)) for name, tensor in file.root["state_dict"].items()}
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+def stored(directory):
+    data = (directory / "model.safetensors").read_bytes()
+    base = 8 + int.from_bytes(data[:8], "little")
+    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1"}
+    return {name: np.frombuffer(data[base:][slice(*e["data_offsets"])],
+                                kinds[e["dtype"]]).reshape(e["shape"])
+            for name, e in json.loads(data[8:base]).items()}
+
+
+def made(source, output, *args):
+    got = convert(source, "--output", output, *args)
+    assert (got.status, got.err) == (0, ""), got.err
+    return got.out
+
+
+def refused(source, output, *args):
+    got = convert(source, "--output", output, *args)
+    assert got.status == 1 and got.out == "" and not output.exists(), got.err
+    assert got.err.count("\n") == 1
+    return got.err
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the published form, to be damaged."""
+    return shutil.copytree(SET, tmp_path / "set", ignore=shutil.ignore_patterns("expected.json"))
+
+
+# ---- what is written ----------------------------------------------------------------------------
+
+
+def test_a_folder_tells_what_it_is(tmp_path):
+    for source in (SET, SET / "rest.pt", WHOLE.parent, WHOLE):
+        made(source, tmp_path / "model", "--tokenizer", TOKENIZER)
+        assert config_of(tmp_path / "model")["model_type"] == "memory_llama"
+        assert config_of(tmp_path / "model")["eos_token_id"] == 1000
+        assert (tmp_path / "model" / "tokenizer.json").read_bytes() == TOKENIZER.read_bytes()
+
+
+def test_one_table_and_one_matrix_are_written(tmp_path):
+    """rest.pt holds the tied matrix twice, model.pt a shared table under each of its layers."""
+    for source, layers in ((SET, [1, 3, 5]), (WHOLE, [1, 2])):
+        made(source, tmp_path / "model", "--from", "sparse-memory-lm")
+        config, tensors = config_of(tmp_path / "model"), stored(tmp_path / "model")
+        assert config["tie_output"] is True and "output.weight" not in tensors
+        assert [m["layer"] for m in config["memories"]] == layers
+        assert [m.get("values_of") for m in config["memories"]] == [None] + [0] * (len(layers) - 1)
+        assert sum(name.endswith("values.weight") for name in tensors) == 1
+
+
+def test_positions_turn_neighbours(tmp_path):
+    """Row 2j of a head is the file's row j, row 2j+1 its row j + width/2; values stay as they are."""
+    made(WHOLE, tmp_path / "model")
+    arrays, tensors = weights_of(WHOLE), stored(tmp_path / "model")
+    packed = np.asarray(arrays["layers.0.attn.wqkv.weight"]).reshape(3, 5, 12, 60)
+    for part, name in enumerate(("query", "key")):
+        got = tensors["layers.0.attention.%s.weight" % name].reshape(5, 12, 60)
+        assert np.array_equal(got[:, 0::2], packed[part, :, :6])
+        assert np.array_equal(got[:, 1::2], packed[part, :, 6:])
+    assert np.array_equal(tensors["layers.0.attention.value.weight"], packed[2].reshape(60, 60))
+
+
+def test_batch_norm_and_scale_are_folded_in(tmp_path):
+    made(WHOLE, tmp_path / "model")
+    arrays, tensors = weights_of(WHOLE), stored(tmp_path / "model")
+    norm = {name: np.asarray(arrays["layers.1.ffn.query_norm." + name], np.float64)
+            for name in ("weight", "bias", "running_mean", "running_var")}
+    gain = norm["weight"] / np.sqrt(norm["running_var"] + 1e-5)  # not norm_eps, which is 1e-6
+    weight = np.asarray(arrays["layers.1.ffn.query_proj.weight"], np.float64) * gain[:, None]
+    query = "memories.1_in.query_proj.query_mlps.0.weight"
+    assert np.array_equal(tensors[query], weight.astype(np.float32))
+    scale = np.exp(np.asarray(arrays["layers.1.ffn.log_score_scale"], np.float64))
+    keys = np.asarray(arrays["layers.1.ffn.keys"], np.float64) * scale[:, None, None, None]
+    assert np.array_equal(tensors["memories.1_in.keys"], keys.astype(np.float32))
+
+
+def test_a_bf16_table_is_taken_where_there_is_no_other(tmp_path, folder):
+    rng = np.random.default_rng(2)
+    table = rng.integers(0x3c00, 0x3d00, 4096 * 64).astype("<u2")
+    for name in ("values_q4.bin", "scales_q4.bin", "meta.json"):
+        (folder / name).unlink()
+    (folder / "values_bf16.bin").write_bytes(table.tobytes())
+    made(folder, tmp_path / "model")
+    assert np.array_equal(stored(tmp_path / "model")["memories.1_in.values.weight"].ravel(), table)
+
+
+def test_the_end_of_text_can_be_given(tmp_path):
+    made(SET, tmp_path / "model", "--set", "eos_token_id=7")
+    assert config_of(tmp_path / "model")["eos_token_id"] == 7
+    assert "the tokenizer says 1000" in refused(SET, tmp_path / "other", "--tokenizer", TOKENIZER,
+                                                "--set", "eos_token_id=7")
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def rewrite(folder, change):
+    """rest.pt with what change does to its root, as a file that the reader takes."""
+    root = {**TorchFile(SET / "rest.pt").root, "state_dict": weights_of(SET / "rest.pt")}
+    change(root)
+    root["state_dict"] = {name: tw.Tensor(array) for name, array in root["state_dict"].items()}
+    tw.write_zip(folder / "rest.pt", root)
+    if (folder / "meta.json").exists():
+        meta = json.loads((folder / "meta.json").read_text())
+        meta["sha256"]["rest.pt"] = hashlib.sha256((folder / "rest.pt").read_bytes()).hexdigest()
+        (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def configure(**values):
+    return lambda root: root["model_config"].update(values)
+
+
+REFUSED = {
+    "engram": (configure(eng_layers=[1]), "eng_layers: [] expected: n-gram (Engram) modules"),
+    "unknown key": (configure(mem_new=1), "the key 'mem_new' is not one that the author's code knows"),
+    "layer beyond": (configure(mem_layers=[1, 6]), "mem_layers: distinct numbers 0..5 expected"),
+    "layer twice": (configure(mem_layers=[1, 1]), "mem_layers: distinct numbers"),
+    "odd heads": (configure(n_heads=64), "n_heads: heads of an even width expected"),
+    "knn": (configure(mem_knn=65), "mem_knn: an integer 1..64 expected"),
+    "norm": (configure(mem_query_norm="layernorm"), "mem_query_norm: one of batchnorm none expected"),
+    "scale": (configure(mem_score_scale="learned"), "tensor 'layers.1.ffn.log_score_scale' is missing"),
+    "width": (configure(mem_v_dim=32, mem_swilu=False), "mem_v_dim: 32 columns under a width of 64"),
+    "width of table": (configure(mem_v_dim=32), "shape [32, 64] expected"),
+    "own tables": (configure(mem_share_values=False), "mem_share_values is false, but one table"),
+    "no gate": (configure(mem_swilu=False), "'layers.1.ffn.swilu_proj.weight' is not one that"),
+    "not tied": (lambda root: root["state_dict"].update(
+        {"lm_head.weight": root["state_dict"]["lm_head.weight"] + np.float32(0.5)}),
+        "'lm_head.weight' differs from 'tok_emb.weight' at row 0, but the model has one"),
+    "missing": (lambda root: root["state_dict"].pop("layers.2.ffn.w2.weight"),
+                "tensor 'layers.2.ffn.w2.weight' is missing"),
+    "extra": (lambda root: root["state_dict"].update(other=np.zeros(3, np.float32)),
+              "tensor 'other' is not one that model_config calls for"),
+    "shape": (lambda root: root["state_dict"].update({"norm.weight": np.ones(63, np.float32)}),
+              "tensor 'norm.weight': shape [64] expected, got [63]"),
+    "variance": (lambda root: root["state_dict"].update(
+        {"layers.3.ffn.query_norm.running_var": np.full(128, -1, np.float32)}),
+        "running_var' holds -1; a variance cannot be negative"),
+    "table_keys": (lambda root: root.update(table_keys=["layers.1.ffn.values.weight"]), "table_keys: "),
+    "table_shape": (lambda root: root.update(table_shape=[4096, 32]), "table_shape: [4096, 64] expected"),
+    "no config": (lambda root: root.update(model_config=None), "model_config: a dictionary expected"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_itself_is_refused(tmp_path, folder, name):
+    change, found = REFUSED[name]
+    rewrite(folder, change)
+    assert found in refused(folder, tmp_path / "model")
+
+
+def test_files_that_do_not_belong_together(tmp_path, folder):
+    (folder / "values_q4.bin").write_bytes((SET / "values_q4.bin").read_bytes()[:-1])
+    assert "values_q4.bin has 131071 bytes, expected are 131072: 4096 rows of 64 columns" in \
+        refused(folder, tmp_path / "model")
+    (folder / "values_q4.bin").write_bytes(bytes(131072))
+    assert "values_q4.bin: its SHA-256 is" in refused(folder, tmp_path / "model")
+    (folder / "values_q4.bin").unlink()
+    assert "values_q4.bin is not beside rest.pt" in refused(folder, tmp_path / "model")
+
+
+def test_scales_are_numbers(tmp_path, folder):
+    scales = np.fromfile(SET / "scales_q4.bin", "<f2")
+    scales[77] = np.inf
+    scales.tofile(folder / "scales_q4.bin")
+    assert "scales_q4.bin: the scale of row 77 is inf" in refused(folder, tmp_path / "model")
+
+
+@pytest.mark.parametrize("key, value", [("rows", 4095), ("dim", 32), ("table_keys", []), ("sha256", 1)])
+def test_meta_says_the_same(tmp_path, folder, key, value):
+    meta = json.loads((SET / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, key: value}))
+    assert "meta.json: %s" % key in refused(folder, tmp_path / "model")
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "a directory without rest.pt or model.pt" in refused(empty, tmp_path / "model", "--from",
+                                                                "sparse-memory-lm")
+    shutil.copy(SET / "rest.pt", empty)
+    shutil.copy(WHOLE, empty)
+    assert "holds both rest.pt and model.pt" in refused(empty, tmp_path / "model")
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    other = GOLDEN / "byte-bpe" / "qwen2" / "tokenizer.json"
+    assert "1607 tokens, but the vocabulary has 1024 words" in refused(SET, tmp_path / "model",
+                                                                       "--tokenizer", other)
+    vocab = tmp_path / "vocab.json"
+    vocab.write_text(json.dumps({chr(33 + i): i for i in range(90)}))
+    assert "merges.txt must stand beside it" in refused(SET, tmp_path / "model", "--tokenizer", vocab)

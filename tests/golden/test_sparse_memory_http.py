@@ -1,0 +1,119 @@
+"""sparse-memory-lm: the author's model code against the converter and the server, from his files to text.
+
+The tolerances are those of tests/golden/sparse-memory-lm/README.md.
+"""
+
+import json
+import subprocess
+import sys
+
+import golden_harness as gh
+import numpy as np
+import pytest
+
+GOLDEN = gh.ROOT / "tests" / "golden"
+CASES = ["shared-q4", "odd-scale"]
+LOGPROB, WEIGHT, LOSS = 2e-4, 2e-5, 1e-4
+
+
+def convert(case, output, *args):
+    subprocess.run([sys.executable, str(gh.ROOT / "models" / "convert" / "convert.py"),
+                    str(GOLDEN / "sparse-memory-lm" / case), "--output", str(output), "--tokenizer",
+                    str(GOLDEN / "byte-bpe" / "gpt2" / "tokenizer.json"), *args],
+                   check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+
+# On a GPU a table of int8, which holds the 4 bits exactly, is widened to bf16: not the same numbers.
+@pytest.fixture(scope="module", params=[(case, device) for case in CASES
+                                        for device in ("cpu", "ref", "cuda")
+                                        if (case, device) != ("shared-q4", "cuda")], ids="-".join)
+def served(request, tmp_path_factory):
+    """(server, expected.json, directory of the case)"""
+    case, device = request.param
+    model = tmp_path_factory.mktemp(case)
+    convert(case, model / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "cuda":
+            patch.setenv("PKMSERVE_CUDA_LIBRARY",
+                         str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
+        server = gh.Server(model / "model", "--device", device, "--max-seqs", "4")
+    due = json.loads((GOLDEN / "sparse-memory-lm" / case / "expected.json").read_text())
+    yield server, due, GOLDEN / "sparse-memory-lm" / case
+    server.stop()
+
+
+def score(server, ids, **more):
+    return server.post("/score", {"tokens": ids, "logprobs": 0, **more})["results"]
+
+
+def test_sequences(served):
+    server, due, _ = served
+    for item in due["sequences"]:
+        tokens = score(server, item["ids"])[0]["tokens"]
+        got = np.array([token["logprob"] for token in tokens[1:]])
+        np.testing.assert_allclose(got, item["logprobs"], rtol=0, atol=LOGPROB)
+
+
+def test_slots_and_weights(served):
+    server, due, _ = served
+    for item in due["sequences"]:
+        layers = score(server, item["ids"], memory="tokens")[0]["memory"]["layers"]
+        assert [str(layer["layer"]) for layer in layers] == list(item["memory"])
+        for layer, expected in zip(layers, item["memory"].values(), strict=True):
+            for position, slots, weights in zip(expected["positions"], expected["slots"],
+                                                expected["weights"], strict=True):
+                for head, slot, weight in zip(layer["tokens"][position], slots, weights, strict=True):
+                    got, of = np.argsort(head["slots"]), np.argsort(slot)
+                    assert np.array_equal(np.take(head["slots"], got), np.take(slot, of))
+                    np.testing.assert_allclose(np.take(head["weights"], got), np.take(weight, of),
+                                               rtol=0, atol=WEIGHT)
+
+
+def test_greedy_text(served):
+    server, due, _ = served
+    greedy = due["greedy"]
+    got = server.post("/generate", {"prompt": greedy["prompt"], "max_tokens": len(greedy["ids"]),
+                                    "temperature": 0, "ignore_eos": True})["choices"][0]
+    assert got["token_ids"] == greedy["ids"]
+    assert server.post("/tokenize", {"prompt": greedy["prompt"]})["tokens"] == greedy["prompt_ids"]
+
+
+def test_his_evaluation(served):
+    """Windows of the context's length, each read anew, the next one from the last one's target on."""
+    server, due, folder = served
+    ids = np.fromfile(folder / "validation.bin", "<u2").tolist()
+    width, evaluation = due["evaluation"]["window"], due["evaluation"]
+    windows = [ids[at:at + width + 1] for at in range(0, len(ids) - 1, width)]
+    results = score(server, windows)
+    assert [n for n, _ in evaluation["windows_tokens_nll"]] == [len(w) - 1 for w in windows]
+    nll = [-sum(token["logprob"] for token in result["tokens"][1:]) for result in results]
+    for got, (n, expected) in zip(nll, evaluation["windows_tokens_nll"], strict=True):
+        assert abs(got - expected) <= LOSS * n
+    assert abs(sum(nll) / evaluation["n_tokens"] - evaluation["loss"]) <= LOSS
+
+
+def test_dequantised_rows_are_right_to_the_bit(tmp_path):
+    """Of the table as it is stored, and as it is written in f32."""
+    convert("shared-q4", tmp_path / "kept")
+    convert("shared-q4", tmp_path / "f32", "--dtype", "f32")
+    due = json.loads((GOLDEN / "sparse-memory-lm" / "shared-q4" / "expected.json").read_text())["table"]
+    expected = np.array(due["values"], np.float32)
+    name = "memories.1_in.values.weight"
+    kept, plain = stored(tmp_path / "kept"), stored(tmp_path / "f32")
+    rows = due["picked_rows"]
+    for values in (table_of(kept, name)[rows], plain[name][rows]):
+        assert np.array_equal(values.view(np.uint32) & 0x7fffffff, expected.view(np.uint32) & 0x7fffffff)
+        assert np.array_equal(values, expected)  # but for the sign of zeros
+
+
+def stored(directory):
+    data = (directory / "model.safetensors").read_bytes()
+    base = 8 + int.from_bytes(data[:8], "little")
+    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1"}
+    return {name: np.frombuffer(data[base:][slice(*e["data_offsets"])],
+                                kinds[e["dtype"]]).reshape(e["shape"])
+            for name, e in json.loads(data[8:base]).items()}
+
+
+def table_of(tensors, name):
+    return tensors[name] * tensors[name + ".scale"].astype(np.float32)[:, None]
