@@ -42,21 +42,20 @@ void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struc
     }
 }
 
-void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor z,
-                       struct tensor x, struct tensor narrow)
+void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor logprobs,
+                       struct tensor x, struct tensor scratch)
 {
-    const struct tensor none = {.data = NULL};
     const int n = adaptive->n_tail;
-    CHECK(n > 0 && z.cols == n + adaptive->n_vocab);
-    const struct tensor head = tensor_cols(z, 0, n + adaptive->first[0]);
+    CHECK(n > 0 && logprobs.cols == n + adaptive->n_vocab);
+    const struct tensor head = tensor_cols(logprobs, 0, n + adaptive->first[0]);
     op_linear(be, head, x, adaptive->head.weight, adaptive->head.bias, ACT_NONE);
-    op_log_softmax(be, head, none);
+    op_log_softmax(be, head, NO_TENSOR);
     for (int i = 0; i < n; i++) {
         const int64_t n_word = adaptive->first[i + 1] - adaptive->first[i];
-        const struct tensor tail = tensor_cols(z, n + adaptive->first[i], n_word);
-        const struct tensor thin = tensor_make(narrow.data, x.rows, adaptive->width[i], DTYPE_F32);
-        op_linear(be, thin, x, adaptive->down[i], none, ACT_NONE);
-        op_linear(be, tail, thin, adaptive->up[i].weight, adaptive->up[i].bias, ACT_NONE);
-        op_log_softmax(be, tail, tensor_cols(z, i, 1));
+        const struct tensor tail = tensor_cols(logprobs, n + adaptive->first[i], n_word);
+        const struct tensor proj = tensor_make(scratch.data, x.rows, adaptive->width[i], DTYPE_F32);
+        op_linear(be, proj, x, adaptive->down[i], NO_TENSOR, ACT_NONE);
+        op_linear(be, tail, proj, adaptive->up[i].weight, adaptive->up[i].bias, ACT_NONE);
+        op_log_softmax(be, tail, tensor_cols(logprobs, i, 1));
     }
 }

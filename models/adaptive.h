@@ -37,9 +37,9 @@ int64_t adaptive_width(const struct adaptive *adaptive);
 void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struct config *config,
                    const char *name, bool has_bias);
 
-/* Fills z [n, adaptive_extra + n_vocab] from x [n, d_model]; the words' log-probabilities are its
- * last n_vocab columns. narrow [n, >= adaptive_width] is scratch. */
-void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor z,
-                       struct tensor x, struct tensor narrow);
+/* Fills logprobs [n, adaptive_extra + n_vocab] from x [n, d_model]; those of the words are its last
+ * n_vocab columns. scratch [n, >= adaptive_width] holds x·Downᵀ of one tail after the other. */
+void adaptive_logprobs(struct backend *be, const struct adaptive *adaptive, struct tensor logprobs,
+                       struct tensor x, struct tensor scratch);
 
 #endif

@@ -72,7 +72,8 @@ struct layer {
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
     struct tensor x;        /* [n_tok, d_model] the residual stream */
-    struct tensor q;        /* [n_tok, d_model] queries; later what is added to x */
+    struct tensor q;        /* [n_tok, d_model] queries */
+    struct tensor delta;    /* [n_tok, d_model] what is added to x, in the place of q */
     struct tensor k, v;     /* [n_tok, d_text] */
     struct tensor attn_out; /* [n_tok, d_text + d_persistent] the outputs of all heads */
     struct tensor ff;       /* [n_tok, d_ff] */
@@ -284,6 +285,7 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
     s->x = arena_take(arena, n_tok, d, DTYPE_F32);
     s->attn_out = arena_take(arena, n_tok, model->d_text + model->d_persistent, DTYPE_F32);
     s->q = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->delta = s->q;
     s->k = arena_take(arena, n_tok, model->d_text, DTYPE_F32);
     s->v = arena_take(arena, n_tok, model->d_text, DTYPE_F32);
     s->ff = arena_take(arena, n_tok, net->d_ff, DTYPE_F32);
@@ -296,7 +298,7 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
 {
     struct scratch s = *full;
-    s.x.rows = s.attn_out.rows = s.q.rows = s.k.rows = s.v.rows = s.ff.rows = n_tok;
+    s.x.rows = s.attn_out.rows = s.q.rows = s.delta.rows = s.k.rows = s.v.rows = s.ff.rows = n_tok;
     return s;
 }
 
@@ -333,12 +335,12 @@ static void run_layer(const struct all_attention *model, int i, const struct scr
     linear_run(be, s->k, s->x, &layer->key, ACT_NONE);
     linear_run(be, s->v, s->x, &layer->value, ACT_NONE);
     attend(model, i, s, step);
-    linear_run(be, s->q, s->attn_out, &layer->out, ACT_NONE);
-    op_add_norm(be, s->x, s->x, s->q, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
+    linear_run(be, s->delta, s->attn_out, &layer->out, ACT_NONE);
+    op_add_norm(be, s->x, s->x, s->delta, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
     if (net->d_ff > 0) {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, net->act);
-        op_ffn(be, s->q, s->ff, s->x, &ffn);
-        op_add_norm(be, s->x, s->x, s->q, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
+        op_ffn(be, s->delta, s->ff, s->x, &ffn);
+        op_add_norm(be, s->x, s->x, s->delta, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
     }
 }
 

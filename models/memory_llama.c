@@ -73,12 +73,12 @@ struct layer {
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
     struct tensor x;        /* [n_tok, d_model] the residual stream */
-    struct tensor y;        /* [n_tok, d_model] its norm */
+    struct tensor normed;   /* [n_tok, d_model] its norm */
     struct tensor delta;    /* [n_tok, d_model] what is added to it */
     struct tensor attn_out; /* [n_tok, d_attention] the outputs of all heads */
-    struct tensor wide; /* [n_tok, widest] qkv, ff and the queries of memories share one place */
-    struct tensor qkv;  /* [n_tok, d_attention + 2·d_kv] */
-    struct tensor ff;   /* [n_tok, 2·d_ff] */
+    struct tensor shared;   /* [n_tok, widest] the place of qkv, ff and the queries of memories */
+    struct tensor qkv;      /* [n_tok, d_attention + 2·d_kv] */
+    struct tensor ff;       /* [n_tok, 2·d_ff] */
 };
 
 struct memory_llama {
@@ -165,15 +165,15 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
     const int64_t d = net->d_model;
     const int64_t d_qkv = net->d_attention + (int64_t)2 * net->d_kv;
     const int64_t d_up = (int64_t)2 * net->d_ff;
-    const int64_t wide = max_i64(max_i64(d_qkv, d_up), memory_query_width(&net->memories));
+    const int64_t n_shared = max_i64(max_i64(d_qkv, d_up), memory_query_width(&net->memories));
     s->x = arena_take(arena, n_tok, d, DTYPE_F32);
-    s->y = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->normed = arena_take(arena, n_tok, d, DTYPE_F32);
     s->delta = arena_take(arena, n_tok, d, DTYPE_F32);
     s->attn_out = arena_take(arena, n_tok, net->d_attention, DTYPE_F32);
-    s->wide = arena_take(arena, n_tok, wide, DTYPE_F32);
-    s->qkv = tensor_make(s->wide.data, n_tok, d_qkv, DTYPE_F32);
-    s->ff = tensor_make(s->wide.data, n_tok, d_up, DTYPE_F32);
-    memory_lay_out(&net->memories, arena, n_tok, s->wide);
+    s->shared = arena_take(arena, n_tok, n_shared, DTYPE_F32);
+    s->qkv = tensor_make(s->shared.data, n_tok, d_qkv, DTYPE_F32);
+    s->ff = tensor_make(s->shared.data, n_tok, d_up, DTYPE_F32);
+    memory_lay_out(&net->memories, arena, n_tok, s->shared);
     output_lay_out(&net->output, arena, limits, d);
 }
 
@@ -183,11 +183,11 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
 {
     struct scratch s = *full;
-    s.x.rows = s.y.rows = s.delta.rows = s.attn_out.rows = s.qkv.rows = s.ff.rows = n_tok;
+    s.x.rows = s.normed.rows = s.delta.rows = s.attn_out.rows = s.qkv.rows = s.ff.rows = n_tok;
     return s;
 }
 
-/* s->delta = W_out·attention(s->y) in layer i */
+/* s->delta = W_out·attention(s->normed) in layer i */
 static void attend(const struct memory_llama *model, int i, const struct scratch *s,
                    const struct step *step)
 {
@@ -203,20 +203,20 @@ static void attend(const struct memory_llama *model, int i, const struct scratch
     const struct tensor q_and_k = tensor_cols(s->qkv, 0, d + d_kv);
     const struct tensor k_pages = kv_cache_keys(&net->cache, i);
     const struct tensor v_pages = kv_cache_values(&net->cache, i);
-    linear_run(be, s->qkv, s->y, &layer->qkv, ACT_NONE);
+    linear_run(be, s->qkv, s->normed, &layer->qkv, ACT_NONE);
     op_rope(be, q_and_k, model->rope_table, step, net->n_head + net->n_kv_head);
     op_attention(be, s->attn_out, q, k_pages, v_pages, k, v, step, net->n_head, scale);
     linear_run(be, s->delta, s->attn_out, &layer->out, ACT_NONE);
 }
 
-/* s->delta = W_down (silu(W_gate·s->y) * W_up·s->y) */
+/* s->delta = W_down (silu(W_gate·s->normed) * W_up·s->normed) */
 static void feed_forward(const struct network *net, const struct layer *layer,
                          const struct scratch *s)
 {
     struct backend *const be = net->be;
     const struct tensor gate = tensor_cols(s->ff, 0, net->d_ff);
     const struct tensor up = tensor_cols(s->ff, net->d_ff, net->d_ff);
-    linear_run(be, s->ff, s->y, &layer->up, ACT_NONE);
+    linear_run(be, s->ff, s->normed, &layer->up, ACT_NONE);
     op_gate(be, up, up, gate, GATE_SILU);
     linear_run(be, s->delta, up, &layer->down, ACT_NONE);
 }
@@ -230,21 +230,21 @@ static void forward(const void *self, struct step *step, const struct model_tap 
     const struct scratch s = scratch_head(&model->scratch, step->n_tok);
     op_embed(be, s.x, step, model->tok, NULL, NULL);
     model_see(tap, "hidden", -1, &s.x);
-    op_rms_norm(be, s.y, NO_TENSOR, s.x, NO_TENSOR, model->layer[0].norm1, eps);
+    op_rms_norm(be, s.normed, NO_TENSOR, s.x, NO_TENSOR, model->layer[0].norm1, eps);
     for (int i = 0; i < net->n_layer; i++) {
         const struct layer *const layer = &model->layer[i];
         const bool is_last = i + 1 == net->n_layer;
         attend(model, i, &s, step);
-        op_rms_norm(be, s.y, s.x, s.x, s.delta, layer->norm2, eps);
+        op_rms_norm(be, s.normed, s.x, s.x, s.delta, layer->norm2, eps);
         if (layer->memory != NULL) {
-            memory_run(&net->memories, layer->memory, s.delta, NO_TENSOR, s.y, tap);
+            memory_run(&net->memories, layer->memory, s.delta, NO_TENSOR, s.normed, tap);
         } else {
             feed_forward(net, layer, &s);
         }
-        op_rms_norm(be, s.y, s.x, s.x, s.delta, is_last ? model->norm : layer[1].norm1, eps);
+        op_rms_norm(be, s.normed, s.x, s.x, s.delta, is_last ? model->norm : layer[1].norm1, eps);
         model_see(tap, "hidden", i, &s.x);
     }
-    output_run(be, &net->output, s.y, step, tap);
+    output_run(be, &net->output, s.normed, step, tap);
 }
 
 extern const struct model_family memory_llama_family;

@@ -40,7 +40,7 @@ void output_lay_out(struct output *output, struct arena *arena, const struct ste
     const int64_t n_logit = adaptive_extra(adaptive) + output->n_vocab;
     const int64_t stride = (n_logit + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
     output->logits = tensor_cols(arena_take(arena, n_chunk, stride, DTYPE_F32), 0, n_logit);
-    output->narrow = arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
+    output->proj = arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
 }
 
 /* The rows of x that the n outputs from first on are made of: x itself where they follow one
@@ -70,7 +70,7 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
         const struct tensor whole = tensor_head(output->logits, n);
         const struct tensor logits = tensor_cols(whole, adaptive_extra(adaptive), output->n_vocab);
         if (adaptive->n_tail > 0) {
-            adaptive_logprobs(be, adaptive, whole, rows, output->narrow);
+            adaptive_logprobs(be, adaptive, whole, rows, output->proj);
         } else if (tap != NULL) {
             op_linear(be, logits, rows, output->head.weight, output->head.bias, ACT_NONE);
         } else {

@@ -13,7 +13,7 @@ struct output {
     /* Views of the workspace, of a chunk. */
     struct tensor rows;   /* [n_chunk, d_model] wanted rows that do not stand side by side */
     struct tensor logits; /* [n_chunk, adaptive_extra + n_vocab] */
-    struct tensor narrow; /* [n_chunk, adaptive_width] */
+    struct tensor proj;   /* [n_chunk, adaptive_width] a tail's projection */
 };
 
 /* Loads name.weight, or embeddings.weight if the output is tied, and if has_bias name.bias; of an

@@ -60,11 +60,12 @@ struct layer {
 
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
-    struct tensor x;    /* [n_tok, d_model] the residual stream */
-    struct tensor y, z; /* [n_tok, d_model] */
-    struct tensor wide; /* [n_tok, widest] qkv, ff and the queries of memories share one place */
-    struct tensor qkv;  /* [n_tok, 3·d_model] */
-    struct tensor ff;   /* [n_tok, d_ff] */
+    struct tensor x;        /* [n_tok, d_model] the residual stream */
+    struct tensor attn_out; /* [n_tok, d_model] the outputs of all heads */
+    struct tensor delta;    /* [n_tok, d_model] what is added to x */
+    struct tensor shared;   /* [n_tok, widest] the place of qkv, ff and the queries of memories */
+    struct tensor qkv;      /* [n_tok, 3·d_model] */
+    struct tensor ff;       /* [n_tok, d_ff] */
 };
 
 struct pkm_transformer {
@@ -123,14 +124,14 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
     struct scratch *const s = &model->scratch;
     const int64_t n_tok = limits->n_tok_max;
     const int64_t d = net->d_model;
-    const int64_t wide = max_i64(max_i64(3 * d, net->d_ff), memory_query_width(&net->memories));
+    const int64_t n_shared = max_i64(max_i64(3 * d, net->d_ff), memory_query_width(&net->memories));
     s->x = arena_take(arena, n_tok, d, DTYPE_F32);
-    s->y = arena_take(arena, n_tok, d, DTYPE_F32);
-    s->z = arena_take(arena, n_tok, d, DTYPE_F32);
-    s->wide = arena_take(arena, n_tok, wide, DTYPE_F32);
-    s->qkv = tensor_make(s->wide.data, n_tok, 3 * d, DTYPE_F32);
-    s->ff = tensor_make(s->wide.data, n_tok, net->d_ff, DTYPE_F32);
-    memory_lay_out(&net->memories, arena, n_tok, s->wide);
+    s->attn_out = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->delta = arena_take(arena, n_tok, d, DTYPE_F32);
+    s->shared = arena_take(arena, n_tok, n_shared, DTYPE_F32);
+    s->qkv = tensor_make(s->shared.data, n_tok, 3 * d, DTYPE_F32);
+    s->ff = tensor_make(s->shared.data, n_tok, net->d_ff, DTYPE_F32);
+    memory_lay_out(&net->memories, arena, n_tok, s->shared);
     output_lay_out(&net->output, arena, limits, d);
 }
 
@@ -140,7 +141,7 @@ static void lay_out(void *self, struct arena *arena, const struct step_limits *l
 static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
 {
     struct scratch s = *full;
-    s.x.rows = s.y.rows = s.z.rows = s.qkv.rows = s.ff.rows = n_tok;
+    s.x.rows = s.attn_out.rows = s.delta.rows = s.qkv.rows = s.ff.rows = n_tok;
     return s;
 }
 
@@ -157,9 +158,9 @@ static void attend(const struct network *net, const struct layer *layer, int i,
     const struct tensor k_pages = kv_cache_keys(&net->cache, i);
     const struct tensor v_pages = kv_cache_values(&net->cache, i);
     linear_run(be, s->qkv, s->x, &layer->qkv, ACT_NONE);
-    op_attention(be, s->y, q, k_pages, v_pages, k, v, step, net->n_head, scale);
-    linear_run(be, s->z, s->y, &layer->out, ACT_NONE);
-    op_add_norm(be, s->x, s->x, s->z, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
+    op_attention(be, s->attn_out, q, k_pages, v_pages, k, v, step, net->n_head, scale);
+    linear_run(be, s->delta, s->attn_out, &layer->out, ACT_NONE);
+    op_add_norm(be, s->x, s->x, s->delta, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
 }
 
 /* s->x = the output of layer i */
@@ -171,12 +172,12 @@ static void run_layer(const struct pkm_transformer *model, int i, const struct s
     struct backend *const be = net->be;
     attend(net, layer, i, s, step);
     if (layer->in != NULL) {
-        memory_run(&net->memories, layer->in, s->y, NO_TENSOR, s->x, tap);
+        memory_run(&net->memories, layer->in, s->delta, NO_TENSOR, s->x, tap);
     } else {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, net->act);
-        op_ffn(be, s->y, s->ff, s->x, &ffn);
+        op_ffn(be, s->delta, s->ff, s->x, &ffn);
     }
-    op_add_norm(be, s->x, s->x, s->y, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
+    op_add_norm(be, s->x, s->x, s->delta, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
     if (layer->after != NULL) {
         memory_run(&net->memories, layer->after, s->x, s->x, s->x, tap);
     }
