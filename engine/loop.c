@@ -250,7 +250,7 @@ static void trace_step(struct engine *engine)
     for (int m = 0; wanted && m < info->n_memory; m++) {
         struct tensor slots;
         struct tensor shares;
-        model_memory_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
+        model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
         CHECK(slots.cols <= engine->n_hit_column && slots.cols == shares.cols);
         engine->be->op->download(engine->be, engine->hit_slots, slots);
         engine->be->op->download(engine->be, engine->hit_shares, shares);

@@ -10,7 +10,7 @@ struct pkm_total {
     atomic_llong count;    /* accesses */
 };
 
-static size_t column_of(const struct memory_info *memory)
+static size_t column_of(const struct pkm_info *memory)
 {
     return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
 }
@@ -35,7 +35,7 @@ enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info
 
 void pkm_totals_close(struct pkm_totals *totals)
 {
-    for (int m = 0; m < MODEL_MEMORY_MAX; m++) {
+    for (int m = 0; m < MODEL_PKM_MAX; m++) {
         free(totals->total[m]);
         free(totals->slots[m]);
         free(totals->shares[m]);
@@ -62,7 +62,7 @@ void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct
     for (int m = 0; m < info->n_memory; m++) {
         struct tensor slots;
         struct tensor shares;
-        model_memory_hits(model, m, n_tok, &slots, &shares);
+        model_pkm_hits(model, m, n_tok, &slots, &shares);
         be->op->download(be, totals->slots[m], tensor_rows(slots, first, n));
         be->op->download(be, totals->shares[m], tensor_rows(shares, first, n));
     }

@@ -16,13 +16,13 @@ enum { TOTALS_EVERY = 64, TOTALS_ROW_MAX = 16 };
 struct pkm_total;
 
 struct pkm_totals {
-    struct pkm_total *total[MODEL_MEMORY_MAX]; /* Owner: this. [n_slot] */
-    int32_t *slots[MODEL_MEMORY_MAX];          /* Owner: this. [TOTALS_ROW_MAX, n_column] */
-    float *shares[MODEL_MEMORY_MAX];           /* same */
-    int n_row;                                 /* rows downloaded and not yet added */
-    int n_due;                                 /* positions computed since the last sample */
-    uint32_t turn;                             /* samples taken: places the next one */
-    atomic_llong n_position;                   /* sampled and added */
+    struct pkm_total *total[MODEL_PKM_MAX]; /* Owner: this. [n_slot] */
+    int32_t *slots[MODEL_PKM_MAX];          /* Owner: this. [TOTALS_ROW_MAX, n_column] */
+    float *shares[MODEL_PKM_MAX];           /* same */
+    int n_row;                              /* rows downloaded and not yet added */
+    int n_due;                              /* positions computed since the last sample */
+    uint32_t turn;                          /* samples taken: places the next one */
+    atomic_llong n_position;                /* sampled and added */
 };
 
 enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info *info,

@@ -132,7 +132,7 @@ int64_t request_positions(const struct request *request)
 }
 
 /* Shape of one memory's trace within the block of an item. */
-static size_t trace_columns(const struct memory_info *memory)
+static size_t trace_columns(const struct pkm_info *memory)
 {
     return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
 }

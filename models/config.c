@@ -175,9 +175,9 @@ static enum err_code read_memories(void *base, const json_t *value, const struct
 {
     struct config *const config = base;
     const size_t n = json_array_size(value);
-    if (!json_is_array(value) || n > MODEL_MEMORY_MAX) {
+    if (!json_is_array(value) || n > MODEL_PKM_MAX) {
         return err_set(err, ERR_FORMAT, "%s: memories must be an array of at most %d objects",
-                       at->path, (int)MODEL_MEMORY_MAX);
+                       at->path, (int)MODEL_PKM_MAX);
     }
     for (size_t i = 0; i < n; i++) {
         const enum err_code code =

@@ -21,7 +21,7 @@ enum {
 };
 
 struct config_memory {
-    struct memory_info info;
+    struct pkm_info info;
     bool query_batch_norm; /* running statistics follow the query projection: folded at load */
     bool query_bias;
     bool query_normalize; /* each half of a query (flat keys: each query) has length 1 */
@@ -64,7 +64,7 @@ struct config {
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];
     struct config_memory memory_default; /* an entry of "memories" in which nothing is said */
     int n_memory;
-    struct config_memory memory[MODEL_MEMORY_MAX]; /* in order of execution */
+    struct config_memory memory[MODEL_PKM_MAX]; /* in order of execution */
 };
 
 /* Reads dir/config.json. */

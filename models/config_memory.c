@@ -44,7 +44,7 @@ static enum err_code read_hidden(void *base, const json_t *value, const struct p
                                  struct err *err)
 {
     static const struct field width = {"query_hidden[]", FIELD_INT, 0, 1, CONFIG_WIDTH_MAX, NULL};
-    struct memory_info *const info = &((struct config_memory *)base)->info;
+    struct pkm_info *const info = &((struct config_memory *)base)->info;
     const size_t n = json_array_size(value);
     if (!json_is_array(value) || n > MODEL_HIDDEN_MAX) {
         return err_set(err, ERR_FORMAT, "%s: %squery_hidden must be an array of at most %d widths",
@@ -102,14 +102,14 @@ static const struct field fields[] = {
     {"value_projection", FIELD_BOOL, AT_MEMORY(info.value_projection), 0, 0, NULL},
     {"output_gate", FIELD_BOOL, AT_MEMORY(info.output_gate), 0, 0, NULL},
     {"experts", FIELD_BOOL, AT_MEMORY(info.experts), 0, 0, NULL},
-    {"values_of", FIELD_INT, AT_MEMORY(values_of), 0, MODEL_MEMORY_MAX - 1, NULL},
+    {"values_of", FIELD_INT, AT_MEMORY(values_of), 0, MODEL_PKM_MAX - 1, NULL},
 };
 
 /* Of the query network, against the memory's other fields. */
 static enum err_code check_query(const struct config_memory *memory, const struct config *config,
                                  const struct place *at, struct err *err)
 {
-    const struct memory_info *const info = &memory->info;
+    const struct pkm_info *const info = &memory->info;
     const int n_head = info->shape.n_head;
     const int d_key = info->shape.d_key;
     if (info->query == QUERY_MLP) {
@@ -207,7 +207,7 @@ static enum err_code check_memory(const struct config_memory *memory, const stru
 }
 
 /* Of the sum of values and what becomes of it, against the model's width. */
-static enum err_code check_values(const struct memory_info *info, const struct config *config,
+static enum err_code check_values(const struct pkm_info *info, const struct config *config,
                                   const struct place *at, struct err *err)
 {
     if (info->experts && (info->value_gate || info->value_projection)) {
@@ -244,7 +244,7 @@ static enum err_code check_values_of(const struct config *config, int index, con
                        at->path, at->prefix, (long long)memory->info.n_slot, memory->values_of,
                        (long long)n_slot);
     }
-    const struct memory_info *const owner = &config->memory[memory->values_of].info;
+    const struct pkm_info *const owner = &config->memory[memory->values_of].info;
     if (memory->info.d_value != owner->d_value || memory->info.experts != owner->experts) {
         return err_set(err, ERR_FORMAT,
                        "%s: %sd_value is %lld%s, but the table of memories[%d] has %lld columns%s",
@@ -256,7 +256,7 @@ static enum err_code check_values_of(const struct config *config, int index, con
 }
 
 /* Position in the order of execution. */
-static int memory_order(const struct memory_info *info)
+static int memory_order(const struct pkm_info *info)
 {
     return 2 * info->layer + (info->after ? 1 : 0);
 }

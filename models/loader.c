@@ -555,7 +555,7 @@ void loader_values(struct loader *loader, const struct weight **weight, int64_t 
         load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
                    &loader->info->value_bytes);
     if (entry != NULL) {
-        loader->info->n_param_memory += rows * cols;
+        loader->info->n_param_values += rows * cols;
         loader->info->value_dtype = loader->info->value_placement == PLACEMENT_MMAP
                                         ? tensors_dtype(entry)
                                         : table_dtype(loader, tensors_dtype(entry));

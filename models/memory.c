@@ -116,7 +116,7 @@ static int32_t source_column(enum query_kind kind, int h, int c, int d_model)
 
 /* A linear layer without tensors, whose outputs are columns of its input: sums of one number and
  * exact zeros. */
-static void bind_columns(struct loader *loader, struct nets *nets, const struct memory_info *info)
+static void bind_columns(struct loader *loader, struct nets *nets, const struct pkm_info *info)
 {
     const int d = info->shape.d_key;
     float *const matrix = loader_zeros(loader, nets->n_out * nets->n_in, "the identity query");
@@ -133,7 +133,7 @@ static void bind_query(struct loader *loader, struct query_net *net,
                        const struct config_memory *config, const struct name *prefix,
                        int64_t d_model)
 {
-    const struct memory_info *const info = &config->info;
+    const struct pkm_info *const info = &config->info;
     const struct name name = name_join(prefix, "query_proj.query_mlps");
     const int n_net = info->query == QUERY_PER_HALF ? 2 * info->shape.n_head : 1;
     const int64_t d_query = (int64_t)info->shape.n_head * info->shape.d_key;
@@ -249,7 +249,7 @@ static void bind_slot_map(struct loader *loader, struct tensor *map, const struc
 static void bind_memory(struct loader *loader, struct memory *memory,
                         const struct config_memory *config, int64_t d_model)
 {
-    const struct memory_info *const info = &config->info;
+    const struct pkm_info *const info = &config->info;
     const struct pkm_shape *const shape = &info->shape;
     const struct name prefix =
         name_make("memories.%d_%s", info->layer, info->after ? "after" : "in");
@@ -324,7 +324,7 @@ int64_t memory_query_width(const struct memories *memories)
     return width;
 }
 
-/* Slots and shares have a place per memory, since model_memory_hits reads them after the step. */
+/* Slots and shares have a place per memory, since model_pkm_hits reads them after the step. */
 void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_tok,
                     struct tensor query)
 {

@@ -63,7 +63,7 @@ struct memories {
     struct backend *be;        /* Borrowed */
     const struct store *store; /* Borrowed */
     int n;
-    struct memory memory[MODEL_MEMORY_MAX];
+    struct memory memory[MODEL_PKM_MAX];
     /* Views of the workspace buffer, as long as the largest step. */
     struct tensor query;  /* [n_tok, memory_query_width] */
     struct tensor hidden; /* [n_tok, widest hidden layer of a query network] */

@@ -140,8 +140,8 @@ void model_forward(struct model *model, struct step *step, const struct model_ta
     model->family->forward(model->net, step, tap);
 }
 
-void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
-                       struct tensor *shares)
+void model_pkm_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
+                    struct tensor *shares)
 {
     CHECK(model->reserved && m >= 0 && m < model->info.n_memory);
     CHECK(n_tok <= model->limits.n_tok_max);

@@ -12,7 +12,7 @@
 #include "kernels/backend.h"
 
 enum {
-    MODEL_MEMORY_MAX = 64,
+    MODEL_PKM_MAX = 64,
     MODEL_LANG_MAX = 256,
     MODEL_NAME_MAX = 64,
     MODEL_HIDDEN_MAX = 8, /* hidden layers of a query network */
@@ -27,14 +27,14 @@ enum query_kind {
 };
 
 /* As config.json says it. */
-static inline const char *memory_query_name(enum query_kind kind)
+static inline const char *pkm_query_name(enum query_kind kind)
 {
     static const char *const names[] = {"mlp", "per_half", "identity", "shuffled"};
     return names[kind];
 }
 
 /* What one memory layer is. */
-struct memory_info {
+struct pkm_info {
     int layer;  /* 0-based */
     bool after; /* false: replaces the layer's FFN ("in"); true: added after the layer */
     struct pkm_shape shape;
@@ -69,14 +69,14 @@ struct model_info {
     int n_lang;                                /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */
     int n_memory;
-    struct memory_info memory[MODEL_MEMORY_MAX]; /* in order of execution */
-    enum dtype file_dtype;                       /* of most weight bytes but the value tables' */
-    enum dtype value_dtype;                      /* of the value tables, as they are read */
-    enum dtype dtype;                            /* computed with: F32, BF16 or I8 */
-    enum dtype cache_dtype;                      /* of keys and values: F32 or BF16 */
-    int64_t n_param, n_param_memory;             /* all parameters; those in value tables */
-    size_t weight_bytes, value_bytes;            /* resident weights without / value tables */
-    enum placement value_placement;              /* of the value tables */
+    struct pkm_info memory[MODEL_PKM_MAX]; /* in order of execution */
+    enum dtype file_dtype;                 /* of most weight bytes but the value tables' */
+    enum dtype value_dtype;                /* of the value tables, as they are read */
+    enum dtype dtype;                      /* computed with: F32, BF16 or I8 */
+    enum dtype cache_dtype;                /* of keys and values: F32 or BF16 */
+    int64_t n_param, n_param_values;       /* all parameters; those in value tables */
+    size_t weight_bytes, value_bytes;      /* resident weights without / value tables */
+    enum placement value_placement;        /* of the value tables */
 };
 
 /* For step_limits. */
@@ -133,9 +133,9 @@ struct model_tap {
  * sampling and log-probabilities, in chunks of a reserved size. tap may be NULL. */
 void model_forward(struct model *model, struct step *step, const struct model_tap *tap);
 
-/* After finish: what memory m (index into memory_info) looked up for the step's rows:
+/* After finish: what memory m (index into pkm_info) looked up for the step's rows:
  * slots I32 and shares F32, [n_tok, n_head·k_top], in the backend's address space. */
-void model_memory_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
-                       struct tensor *shares);
+void model_pkm_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
+                    struct tensor *shares);
 
 #endif

@@ -55,7 +55,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_field_string(out, "dtype", dtype_name(info->dtype));
     json_field_string(out, "kv_cache_dtype", dtype_name(info->cache_dtype));
     json_field_int(out, "n_param", info->n_param);
-    json_field_int(out, "n_param_memory", info->n_param_memory);
+    json_field_int(out, "n_param_memory", info->n_param_values);
     json_field_string(out, "tokenizer", tokenizer != NULL ? tokenizer_kind(tokenizer) : NULL);
     json_field_bool(out, "add_bos", info->add_bos);
     const int ids[] = {info->bos_id, info->eos_id, info->pad_id, info->unk_id};
@@ -77,7 +77,7 @@ static void write_model(struct text *out, const struct model_info *info,
     json_key(out, "memories");
     json_open(out, '[');
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const memory = &info->memory[m];
+        const struct pkm_info *const memory = &info->memory[m];
         json_open(out, '{');
         json_field_int(out, "layer", memory->layer);
         json_field_string(out, "place", memory->after ? "after" : "in");
@@ -87,7 +87,7 @@ static void write_model(struct text *out, const struct model_info *info,
         json_field_int(out, "knn", memory->shape.k_top);
         json_field_int(out, "d_key", memory->shape.d_key);
         json_field_int(out, "d_value", memory->d_value);
-        json_field_string(out, "query", memory_query_name(memory->query));
+        json_field_string(out, "query", pkm_query_name(memory->query));
         json_field_bool(out, "rescored", memory->shape.scores);
         json_field_bool(out, "value_gate", memory->value_gate);
         json_field_bool(out, "value_projection", memory->value_projection);

@@ -18,7 +18,7 @@ struct usage {
     bool wanted, closing;
     int64_t computed_us; /* when; 0 = never */
     int64_t n_sampled;   /* of how many positions */
-    struct pkm_stats stats[MODEL_MEMORY_MAX];
+    struct pkm_stats stats[MODEL_PKM_MAX];
 };
 
 /* Without the mutex. false: no memory. */
@@ -39,7 +39,7 @@ static bool usage_compute(const struct usage *usage, struct pkm_stats *stats)
 static void *usage_run(void *arg)
 {
     struct usage *const usage = arg;
-    struct pkm_stats stats[MODEL_MEMORY_MAX] = {0};
+    struct pkm_stats stats[MODEL_PKM_MAX] = {0};
     pthread_mutex_lock(&usage->mutex);
     for (;;) {
         while (!usage->wanted && !usage->closing) {
@@ -139,7 +139,7 @@ void usage_write(struct text *out, struct usage *usage)
     if (usage == NULL) {
         return;
     }
-    struct pkm_stats stats[MODEL_MEMORY_MAX];
+    struct pkm_stats stats[MODEL_PKM_MAX];
     const struct model_info *const info = engine_model(usage->engine);
     const int64_t n_sampled = usage_look(usage, stats);
     text_printf(out,
@@ -151,9 +151,9 @@ void usage_write(struct text *out, struct usage *usage)
     if (n_sampled == 0) {
         return; /* there is nothing to tell yet */
     }
-    double used[MODEL_MEMORY_MAX];
-    double kl[2][MODEL_MEMORY_MAX];
-    double top[2][MODEL_MEMORY_MAX];
+    double used[MODEL_PKM_MAX];
+    double kl[2][MODEL_PKM_MAX];
+    double top[2][MODEL_PKM_MAX];
     for (int m = 0; m < info->n_memory; m++) {
         used[m] = stats[m].used;
         kl[0][m] = stats[m].kl_w;

@@ -2,7 +2,7 @@
 #include "server/cli/bench_cost.h"
 
 /* Multiply-adds of a memory's query network for a row; picking columns is a linear layer too. */
-static double query_params(const struct memory_info *memory, double d)
+static double query_params(const struct pkm_info *memory, double d)
 {
     const double n_net = memory->query == QUERY_PER_HALF ? 2.0 * memory->shape.n_head : 1;
     double width = d;
@@ -27,7 +27,7 @@ static double matrix_params(const struct model_info *info)
     const double network = (info->gated ? 3 : 2) * d * info->d_ff;
     double params = info->n_layer * (2 * d * (info->d_attention + kv_width(info)) + network);
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const memory = &info->memory[m];
+        const struct pkm_info *const memory = &info->memory[m];
         const int n_value = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
         params -= memory->after ? 0 : network; /* it replaces that one */
         params += n_value * d * (double)memory->d_value + (memory->output_gate ? d : 0);
@@ -55,7 +55,7 @@ static double value_elem_bytes(const struct model_info *info)
     if (info->value_bytes == 0) {
         return (double)dtype_bytes(info->value_dtype);
     }
-    return (double)info->value_bytes / (double)info->n_param_memory;
+    return (double)info->value_bytes / (double)info->n_param_values;
 }
 
 /* Value elements that a row gathers. */
@@ -63,7 +63,7 @@ static double row_values(const struct model_info *info)
 {
     double n = 0;
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const memory = &info->memory[m];
+        const struct pkm_info *const memory = &info->memory[m];
         const double width = (double)memory->d_value + (memory->experts ? info->d_model : 0);
         n += (double)memory->shape.n_head * memory->shape.k_top * width;
     }

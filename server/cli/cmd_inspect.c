@@ -110,7 +110,7 @@ static void json_kind(struct text *out, const struct kind_sum *sum)
     json_field_string(out, "dtype", dtype_list(list, sum->dtypes));
 }
 
-static void json_memory(struct text *out, const struct memory_info *memory)
+static void json_memory(struct text *out, const struct pkm_info *memory)
 {
     json_open(out, '{');
     json_field_int(out, "layer", memory->layer);
@@ -121,7 +121,7 @@ static void json_memory(struct text *out, const struct memory_info *memory)
     json_field_int(out, "knn", memory->shape.k_top);
     json_field_int(out, "keys", memory->shape.n_key);
     json_field_int(out, "key_width", memory->shape.d_key);
-    json_field_string(out, "query", memory_query_name(memory->query));
+    json_field_string(out, "query", pkm_query_name(memory->query));
     json_field_bool(out, "rescored", memory->shape.scores);
     json_field_int(out, "value_width", memory->d_value);
     json_field_bool(out, "value_gate", memory->value_gate);
@@ -187,7 +187,7 @@ static void print_json(const struct inspection *it)
 
 /* ---- text ---------------------------------------------------------------------------------- */
 
-static void print_memory(const struct memory_info *memory)
+static void print_memory(const struct pkm_info *memory)
 {
     const struct pkm_shape *const shape = &memory->shape;
     printf("  memory      layer %d, %s: %lld slots (", memory->layer,
@@ -199,7 +199,7 @@ static void print_memory(const struct memory_info *memory)
         printf("flat keys");
     }
     printf("), %d heads, k %d, keys %d wide, queries %s%s%s%s%s%s\n", shape->n_head, shape->k_top,
-           shape->d_key, memory_query_name(memory->query), shape->scores ? ", rescored" : "",
+           shape->d_key, pkm_query_name(memory->query), shape->scores ? ", rescored" : "",
            memory->experts ? ", of experts" : "", memory->value_gate ? ", gated values" : "",
            memory->value_projection ? ", projected values" : "",
            memory->output_gate ? ", gated output" : "");

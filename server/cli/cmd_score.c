@@ -99,7 +99,7 @@ static enum err_code print_memory(const struct scoring *it, int item, struct err
 {
     const struct model_info *const info = it->ce.limits.info;
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const memory = &info->memory[m];
+        const struct pkm_info *const memory = &info->memory[m];
         struct pkm_stats stats;
         if (pkm_stats_of(&it->job.request->item[item].trace[m], memory->n_slot, &stats, err) !=
             ERR_OK) {

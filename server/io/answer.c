@@ -401,7 +401,7 @@ bool answer_memory(struct text *out, const struct item *item, const struct model
     json_key(out, "layers");
     json_open(out, '[');
     for (int m = 0; m < info->n_memory; m++) {
-        const struct memory_info *const layer = &info->memory[m];
+        const struct pkm_info *const layer = &info->memory[m];
         struct pkm_stats stats;
         struct err err = {0};
         if (pkm_stats_of(&item->trace[m], layer->n_slot, &stats, &err) != ERR_OK) {

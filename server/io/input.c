@@ -21,7 +21,7 @@ static void input_fingerprint(struct api_limits *limits, const struct backend *b
                            PKMSERVE_VERSION, backend->name, backend->description,
                            limits->model_name, info->family, dtype_name(info->dtype), info->n_vocab,
                            info->d_model, info->n_layer, info->n_head, info->d_ff, limits->context,
-                           (long long)info->n_param, (long long)info->n_param_memory);
+                           (long long)info->n_param, (long long)info->n_param_values);
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (int i = 0; i < n && i < (int)sizeof facts - 1; i++) {
         hash = (hash ^ (unsigned char)facts[i]) * UINT64_C(0x100000001b3);

@@ -353,7 +353,7 @@ static void print_spread(const struct steps *t)
     for (int m = 0; m < model_info(t->model)->n_memory; m++) {
         struct tensor slots = {0};
         struct tensor shares = {0};
-        model_memory_hits(t->model, m, t->step->n_tok, &slots, &shares);
+        model_pkm_hits(t->model, m, t->step->n_tok, &slots, &shares);
         bench_print_spread(t->b, slots);
     }
 }

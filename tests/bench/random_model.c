@@ -278,10 +278,10 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                          shape->keys,
                                          shape->key_width,
                                          false};
-        info->memory[m] = (struct memory_info){.layer = shape->memory_layer[m],
-                                               .shape = memory,
-                                               .n_slot = plan_slots(shape),
-                                               .d_value = shape->width};
+        info->memory[m] = (struct pkm_info){.layer = shape->memory_layer[m],
+                                            .shape = memory,
+                                            .n_slot = plan_slots(shape),
+                                            .d_value = shape->width};
     }
 }
 

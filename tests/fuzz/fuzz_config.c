@@ -23,8 +23,8 @@ static void check_memory(const struct config *c, const struct config_memory *mem
     CHECK(memory->info.n_hidden >= 0 && memory->info.n_hidden <= MODEL_HIDDEN_MAX);
     CHECK(memory->info.rescore.temperature > 0 && memory->info.rescore.n_slot >= 1);
     CHECK(memory->info.query < QUERY_IDENTITY || s->d_key == c->d_model);
-    const struct memory_info *const info = &memory->info;
-    const struct memory_info *const owner = &c->memory[memory->values_of].info;
+    const struct pkm_info *const info = &memory->info;
+    const struct pkm_info *const owner = &c->memory[memory->values_of].info;
     CHECK(info->d_value >= 1 && info->d_value <= CONFIG_WIDTH_MAX);
     CHECK(info->d_value == c->d_model || (c->gated && info->value_projection));
     CHECK(info->d_value == owner->d_value && info->experts == owner->experts);
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                     : c.context >= 1 && c.d_ff >= 1);
     CHECK(c.norm_eps > 0 && c.norm_eps <= 1);
     CHECK(c.n_lang >= 0 && c.n_lang <= MODEL_LANG_MAX);
-    CHECK(c.n_memory >= 0 && c.n_memory <= MODEL_MEMORY_MAX);
+    CHECK(c.n_memory >= 0 && c.n_memory <= MODEL_PKM_MAX);
     for (int m = 0; m < c.n_memory; m++) {
         check_memory(&c, &c.memory[m]);
     }

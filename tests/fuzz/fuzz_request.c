@@ -32,7 +32,7 @@ static struct model_info *new_info(void)
                                 .n_memory = 1};
     memcpy(info->lang[0], "en", 3);
     memcpy(info->lang[1], "fr", 3);
-    info->memory[0] = (struct memory_info){
+    info->memory[0] = (struct pkm_info){
         .layer = 1,
         .shape = {.kind = PKM_PRODUCT, .n_head = 2, .k_top = 2, .n_key = 4, .d_key = 8},
         .n_slot = 16,

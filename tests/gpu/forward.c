@@ -28,8 +28,8 @@ struct sequence {
     int n_ids, lang, done;
     float *logprob, *entropy, *top_logprob, *logits;
     int32_t *rank, *drawn, *top_id;
-    int32_t *slots[MODEL_MEMORY_MAX];
-    float *shares[MODEL_MEMORY_MAX];
+    int32_t *slots[MODEL_PKM_MAX];
+    float *shares[MODEL_PKM_MAX];
 };
 
 struct forward {
@@ -187,7 +187,7 @@ static void collect(const struct forward *f)
     }
     for (int m = 0; m < f->info->n_memory; m++) {
         struct tensor slots, shares;
-        model_memory_hits(f->model, m, step->n_tok, &slots, &shares);
+        model_pkm_hits(f->model, m, step->n_tok, &slots, &shares);
         const size_t cols = (size_t)slots.cols;
         int32_t *const slot = array(slots.rows, slots.cols);
         float *const share = array(slots.rows, slots.cols);

@@ -269,7 +269,7 @@ static void test_refuses_too_many_memories(void **state)
     static char text[1 << 14];
     size_t used = (size_t)snprintf(text, sizeof text, "{\"memories\": [");
     (void)state;
-    for (int i = 0; i <= MODEL_MEMORY_MAX; i++) {
+    for (int i = 0; i <= MODEL_PKM_MAX; i++) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s{}", i > 0 ? "," : "");
     }
     char *const whole = replace("\"memories\": [", text + 1);

@@ -142,7 +142,7 @@ static void check_floats(const struct golden *g, const char *name, const struct 
 static const char *memory_name(const struct golden *g, int m)
 {
     static char name[32];
-    const struct memory_info *const memory = &g->run.info->memory[m];
+    const struct pkm_info *const memory = &g->run.info->memory[m];
     (void)snprintf(name, sizeof name, "%d_%s", memory->layer, memory->after ? "after" : "in");
     return name;
 }
@@ -232,7 +232,7 @@ static void check_short(struct golden *g)
     for (int m = 0; m < g->run.info->n_memory && !json_is_true(json_object_get(g->json, "ties"));
          m++) {
         struct tensor slots, shares;
-        model_memory_hits(g->run.model, m, n, &slots, &shares);
+        model_pkm_hits(g->run.model, m, n, &slots, &shares);
         const size_t n_hit = (size_t)(slots.rows * slots.cols);
         int32_t *const slot = calloc(n_hit, sizeof *slot);
         float *const share = calloc(n_hit, sizeof *share);

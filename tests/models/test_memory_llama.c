@@ -183,7 +183,7 @@ static void check_hits(struct golden *g)
 {
     for (int memory = 0; memory < g->run.info->n_memory; memory++) {
         struct tensor hits[2] = {{0}, {0}};
-        model_memory_hits(g->run.model, memory, g->n_ids, &hits[0], &hits[1]);
+        model_pkm_hits(g->run.model, memory, g->n_ids, &hits[0], &hits[1]);
         float *const slots = download(g, &hits[0]);
         float *const shares = download(g, &hits[1]);
         assert_slots(g, memory, (const int32_t *)(const void *)slots, hits[0].cols);

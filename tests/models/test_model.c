@@ -148,7 +148,7 @@ static void test_info(void **state)
     assert_true(info->n_vocab == V && info->context == P && info->tie_output && !info->add_bos);
     assert_true(info->bos_id == -1 && info->n_lang == 0 && info->n_memory == 1);
     assert_int_equal(info->memory[0].n_slot, N_KEY * N_KEY);
-    assert_int_equal(info->n_param_memory, N_KEY * N_KEY * D);
+    assert_int_equal(info->n_param_values, N_KEY * N_KEY * D);
     /* running statistics are no parameters, and a tied matrix counts once */
     assert_int_equal(info->n_param, V * D + P * D + 2 * D + N_LAYER * (4 * linear + 4 * D) +
                                         (2 * F * D + F + D) + N_KEY * N_KEY * D + memory_rest + V);
@@ -682,7 +682,7 @@ static void test_values_are_shared(void **state)
     folder_save(&f);
     assert_true(runner_open(&run, "ref", f.dir, &F32));
     assert_int_equal(run.info->n_memory, 2);
-    assert_int_equal(run.info->n_param_memory, N_KEY * N_KEY * D);
+    assert_int_equal(run.info->n_param_values, N_KEY * N_KEY * D);
     assert_int_equal(run.info->value_bytes, N_KEY * N_KEY * D * sizeof(float));
     runner_close(&run);
     folder_free(&f);

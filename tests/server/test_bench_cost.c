@@ -23,17 +23,17 @@ static struct model_info two_memories(int n_table)
                               .n_memory = 2,
                               .value_dtype = DTYPE_F32,
                               .dtype = DTYPE_F32,
-                              .n_param_memory = (int64_t)n_table * N_SLOT * D,
+                              .n_param_values = (int64_t)n_table * N_SLOT * D,
                               .value_bytes = (size_t)n_table * N_SLOT * D * sizeof(float)};
     for (int m = 0; m < info.n_memory; m++) {
-        info.memory[m] = (struct memory_info){.after = m == 1,
-                                              .shape = {.kind = PKM_PRODUCT,
-                                                        .n_head = N_HEAD,
-                                                        .k_top = K_TOP,
-                                                        .n_key = N_KEY,
-                                                        .d_key = D_KEY},
-                                              .n_slot = N_SLOT,
-                                              .d_value = D};
+        info.memory[m] = (struct pkm_info){.after = m == 1,
+                                           .shape = {.kind = PKM_PRODUCT,
+                                                     .n_head = N_HEAD,
+                                                     .k_top = K_TOP,
+                                                     .n_key = N_KEY,
+                                                     .d_key = D_KEY},
+                                           .n_slot = N_SLOT,
+                                           .d_value = D};
     }
     return info;
 }
