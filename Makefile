@@ -58,7 +58,7 @@ endif
 
 # ---- sources, by layer -------------------------------------------------------------------------
 
-KERNEL_SRC := $(wildcard kernels/*.c kernels/ref/*.c kernels/cpu/*.c)
+KERNEL_SRC := $(wildcard kernels/*.c kernels/host/*.c kernels/ref/*.c kernels/cpu/*.c)
 SIMD_SRC   := $(wildcard kernels/cpu/simd/*.c)
 MODEL_SRC  := $(wildcard models/*.c)
 ENGINE_SRC := $(wildcard engine/*.c) $(wildcard engine/*.cc)

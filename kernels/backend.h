@@ -14,7 +14,7 @@
 /* ---- measured rates of the machine -------------------------------------------------------- */
 
 struct machine_rate {
-    double read_bytes_per_s; /* plain read of a large array by all threads */
+    double read_bytes_per_s; /* plain read of a large array by all threads; 0 = not measured */
     double flops_f32_per_s;  /* peak of the F32 multiply-add this backend uses */
     double flops_bf16_per_s; /* same for BF16; 0 where it has no such instruction */
     double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
@@ -63,7 +63,7 @@ struct backend_ops {
     /* Measures for about half a second. */
     void (*measure)(struct backend *be, struct machine_rate *rate);
 
-    OP_LIST(OP_SLOT) /* called by op.c alone */
+    struct op_table compute; /* called by op.c alone */
 };
 
 struct backend {

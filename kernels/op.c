@@ -35,7 +35,7 @@ void op_embed(struct backend *be, struct tensor y, const struct step *step,
     CHECK(is_table(tok, y.cols, step->bounds.token));
     CHECK(pos == NULL || is_table(pos, y.cols, step->bounds.pos));
     CHECK(lang == NULL || (pos != NULL && is_table(lang, y.cols, step->bounds.lang)));
-    be->op->embed(be, y, step, tok, pos, lang);
+    be->op->compute.embed(be, y, step, tok, pos, lang);
 }
 
 void op_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
@@ -43,7 +43,7 @@ void op_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor
 {
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols));
     CHECK(is_f32(gamma, 1, y.cols) && is_f32(beta, 1, y.cols));
-    be->op->norm(be, y, x, gamma, beta, eps);
+    be->op->compute.norm(be, y, x, gamma, beta, eps);
 }
 
 void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
@@ -51,7 +51,7 @@ void op_add_norm(struct backend *be, struct tensor y, struct tensor x, struct te
 {
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols) && is_f32(r, y.rows, y.cols));
     CHECK(is_f32(gamma, 1, y.cols) && is_f32(beta, 1, y.cols));
-    be->op->add_norm(be, y, x, r, gamma, beta, eps);
+    be->op->compute.add_norm(be, y, x, r, gamma, beta, eps);
 }
 
 void op_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
@@ -60,14 +60,14 @@ void op_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct 
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols));
     CHECK(is_f32(gamma, 1, y.cols) && is_none(r) == is_none(sum));
     CHECK(is_none(r) || (is_f32(r, y.rows, y.cols) && is_f32(sum, y.rows, y.cols)));
-    be->op->rms_norm(be, y, sum, x, r, gamma, eps);
+    be->op->compute.rms_norm(be, y, sum, x, r, gamma, eps);
 }
 
 void op_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
 {
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols));
     CHECK(n_run > 0 && y.cols % n_run == 0);
-    be->op->l2_norm(be, y, x, n_run);
+    be->op->compute.l2_norm(be, y, x, n_run);
 }
 
 /* ---- rotary positions, gates ---------------------------------------------------------------- */
@@ -78,7 +78,7 @@ void op_rope(struct backend *be, struct tensor x, struct tensor table, const str
     CHECK(n_head > 0 && x.cols % n_head == 0 && x.cols / n_head % 2 == 0);
     CHECK(is_f32(x, step->n_tok, x.cols) && is_f32(table, table.rows, 2 * (x.cols / n_head)));
     CHECK(step->bounds.pos <= table.rows);
-    be->op->rope(be, x, table, step, n_head);
+    be->op->compute.rope(be, x, table, step, n_head);
 }
 
 void op_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
@@ -87,7 +87,7 @@ void op_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor
     CHECK(kind == GATE_SILU || kind == GATE_SIGMOID);
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols));
     CHECK(is_f32(g, y.rows, kind == GATE_SIGMOID ? 1 : y.cols));
-    be->op->gate(be, y, x, g, kind);
+    be->op->compute.gate(be, y, x, g, kind);
 }
 
 /* ---- linear layers -------------------------------------------------------------------------- */
@@ -105,7 +105,7 @@ void op_linear(struct backend *be, struct tensor y, struct tensor x, const struc
                struct tensor bias, enum act act)
 {
     check_linear(y, x, w, bias, act);
-    be->op->linear(be, y, x, w, bias, act);
+    be->op->compute.linear(be, y, x, w, bias, act);
 }
 
 void op_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
@@ -113,7 +113,7 @@ void op_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct te
 {
     check_linear(hidden, x, ffn->up, ffn->up_bias, ffn->act);
     check_linear(y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
-    be->op->ffn(be, y, hidden, x, ffn);
+    be->op->compute.ffn(be, y, hidden, x, ffn);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -135,7 +135,7 @@ void op_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_page
 {
     CHECK(is_f32(k, step->n_tok, v.cols) && is_f32(v, step->n_tok, k.cols));
     check_pages(k_pages, v_pages, step, k.cols, n_head);
-    be->op->kv_store(be, k_pages, v_pages, k, v, step, n_head);
+    be->op->compute.kv_store(be, k_pages, v_pages, k, v, step, n_head);
 }
 
 void op_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
@@ -155,7 +155,7 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
         CHECK(is_f32(k, step->n_tok, n_kv_head * d_head));
         CHECK(is_f32(v, step->n_tok, n_kv_head * d_head));
     }
-    be->op->attention(be, y, q, k_pages, v_pages, k, v, step, n_head, scale);
+    be->op->compute.attention(be, y, q, k_pages, v_pages, k, v, step, n_head, scale);
 }
 
 void op_span_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
@@ -180,7 +180,7 @@ void op_span_attention(struct backend *be, struct tensor y, struct tensor q, str
         CHECK(n_row == 0 || shape->window + n_row <= ring ||
               step->pos[step->seq_first[s + 1] - 1] < ring);
     }
-    be->op->span_attention(be, y, q, k_pages, v_pages, step, shape);
+    be->op->compute.span_attention(be, y, q, k_pages, v_pages, step, shape);
 }
 
 /* ---- product-key memories ------------------------------------------------------------------- */
@@ -204,7 +204,7 @@ void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares
     CHECK(keys->rows == (int64_t)keys->n_group * shape->n_key);
     CHECK(is_f32(query, slots.rows, (int64_t)shape->n_head * shape->d_key));
     check_hits(slots, shares, query.rows, (int64_t)shape->n_head * shape->k_top);
-    be->op->pkm_search(be, slots, shares, query, keys, shape);
+    be->op->compute.pkm_search(be, slots, shares, query, keys, shape);
 }
 
 void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
@@ -214,7 +214,7 @@ void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor share
     CHECK(rescore->n_slot > 0 && rescore->temperature > 0);
     check_hits(slots, shares, slots.rows, (int64_t)rescore->n_head * rescore->k_top);
     CHECK(is_none(slot_map) || is_view(slot_map, DTYPE_I32, rescore->n_head, slot_map.cols));
-    be->op->pkm_rescore(be, slots, shares, slot_map, rescore);
+    be->op->compute.pkm_rescore(be, slots, shares, slot_map, rescore);
 }
 
 void op_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
@@ -223,7 +223,7 @@ void op_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, s
     CHECK(is_table(experts, x.cols, 0) && is_f32(x, slots.rows, experts->cols));
     check_hits(slots, shares, x.rows, slots.cols);
     CHECK(is_f32(y, x.rows, slots.cols));
-    be->op->pkm_experts(be, y, shares, slots, x, experts);
+    be->op->compute.pkm_experts(be, y, shares, slots, x, experts);
 }
 
 void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
@@ -233,7 +233,7 @@ void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, st
     CHECK(slots.cols > 0 && slots.cols <= INT32_MAX);
     check_hits(slots, shares, y.rows, slots.cols);
     CHECK(is_none(residual) || is_f32(residual, y.rows, y.cols));
-    be->op->pkm_read(be, y, residual, slots, shares, values);
+    be->op->compute.pkm_read(be, y, residual, slots, shares, values);
 }
 
 /* ---- outputs -------------------------------------------------------------------------------- */
@@ -244,7 +244,7 @@ void op_gather(struct backend *be, struct tensor y, struct tensor x, const struc
     CHECK(first >= 0 && first + y.rows <= step->n_out);
     CHECK(is_f32(y, y.rows, x.cols) && is_f32(x, x.rows, y.cols));
     CHECK(y.rows == 0 || step->out_row[first + y.rows - 1] < x.rows); /* they ascend */
-    be->op->gather(be, y, x, step, first);
+    be->op->compute.gather(be, y, x, step, first);
 }
 
 void op_log_softmax(struct backend *be, struct tensor y, struct tensor base)
@@ -252,7 +252,7 @@ void op_log_softmax(struct backend *be, struct tensor y, struct tensor base)
     CHECK(is_f32(y, y.rows, y.cols));
     CHECK(y.rows <= INT32_MAX && y.cols > 0 && y.cols <= INT32_MAX / 2);
     CHECK(is_none(base) || is_f32(base, y.rows, 1));
-    be->op->log_softmax(be, y, base);
+    be->op->compute.log_softmax(be, y, base);
 }
 
 /* How a row is drawn: slices within the step's lists, tokens within the vocabulary. */
@@ -294,7 +294,7 @@ static void check_outputs(struct tensor logits, const struct step *step, int fir
 void op_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     check_outputs(logits, step, first);
-    be->op->outputs(be, logits, step, first);
+    be->op->compute.outputs(be, logits, step, first);
 }
 
 void op_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
@@ -302,5 +302,5 @@ void op_linear_outputs(struct backend *be, struct tensor logits, struct tensor x
 {
     check_linear(logits, x, w, bias, ACT_NONE);
     check_outputs(logits, step, first);
-    be->op->linear_outputs(be, logits, x, w, bias, step, first);
+    be->op->compute.linear_outputs(be, logits, x, w, bias, step, first);
 }

@@ -264,8 +264,11 @@ typedef void op_linear_outputs_fn(struct backend *be, struct tensor logits, stru
 
 /* ---- tables --------------------------------------------------------------------------------- */
 
-/* OP_LIST(OP_SLOT): members of the table of a backend's functions. */
+/* A backend's functions. */
 #define OP_SLOT(op) op_##op##_fn *op;
+struct op_table {
+    OP_LIST(OP_SLOT)
+};
 
 /* The checked entries: op_linear(be, y, x, w, bias, act) and so on. */
 #define OP_ENTRY(op) op_##op##_fn op_##op;

@@ -4,71 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-enum {
-    SMALL_ALIGN = 128, /* two cache lines: neighbours are prefetched in pairs */
-    HUGE_PAGE = 2 << 20,
-    HUGE_MIN = HUGE_PAGE / 2, /* bytes that are worth one: a matrix of 1024 x 1024 in int8 */
-};
-
-static size_t align_of(size_t bytes)
-{
-    return bytes >= HUGE_MIN ? HUGE_PAGE : SMALL_ALIGN;
-}
-
-static size_t round_up(size_t bytes, size_t to)
-{
-    return (bytes + to - 1) / to * to;
-}
-
-/* What stands in front of the memory. */
-struct owner {
-    void *base;
-    size_t bytes; /* from base on */
-    bool is_mapped;
-};
-
-void *cpu_alloc(size_t bytes)
-{
-    const size_t align = align_of(bytes);
-    if (bytes > SIZE_MAX - 3 * align) {
-        return NULL;
-    }
-    const size_t padded = round_up(bytes, align);
-    struct owner owner = {.bytes = sizeof owner + padded + align, .is_mapped = align == HUGE_PAGE};
-    if (owner.is_mapped) {
-        owner.base =
-            mmap(NULL, owner.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        owner.base = owner.base == MAP_FAILED ? NULL : owner.base;
-    } else {
-        owner.base = calloc(1, owner.bytes);
-    }
-    if (owner.base == NULL) {
-        return NULL;
-    }
-    const size_t base = (size_t)(uintptr_t)owner.base;
-    struct owner *const data =
-        (void *)((char *)owner.base + (round_up(base + sizeof owner, align) - base));
-    data[-1] = owner;
-    if (owner.is_mapped) {
-        (void)madvise(data, padded, MADV_HUGEPAGE);
-    }
-    return data;
-}
-
-void cpu_free(void *data)
-{
-    if (data == NULL) {
-        return;
-    }
-    const struct owner owner = ((struct owner *)data)[-1];
-    if (owner.is_mapped) {
-        (void)munmap(owner.base, owner.bytes);
-    } else {
-        free(owner.base);
-    }
-}
 
 enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
                           struct err *err)
@@ -76,13 +11,13 @@ enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *pur
     if (bytes <= scratch->bytes) {
         return ERR_OK;
     }
-    void *const data = cpu_alloc(bytes);
+    void *const data = host_alloc(bytes);
     if (data == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no %zu bytes of memory left to work in", purpose,
                        bytes);
     }
     memset(data, 0, bytes); /* taken from the system now, not by the first request */
-    cpu_free(scratch->data);
+    host_free(scratch->data);
     *scratch = (struct scratch){data, bytes};
     return ERR_OK;
 }
@@ -93,7 +28,8 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
     if (bytes <= cpu->slice_bytes) {
         return ERR_OK;
     }
-    const size_t slice = round_up(bytes, SMALL_ALIGN);
+    enum { ALIGN = 128 }; /* two cache lines: neighbours are prefetched in pairs */
+    const size_t slice = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     size_t total = 0;
     if (slice < bytes || __builtin_mul_overflow(slice, (size_t)cpu->base.n_thread, &total)) {
         total = SIZE_MAX; /* refused below */
@@ -105,28 +41,24 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
     return code;
 }
 
-static enum err_code cpu_buffer_new(struct backend *be, void **data, size_t bytes,
-                                    const char *purpose, struct err *err)
+void cpu_for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg)
 {
-    *data = cpu_alloc(bytes);
-    if (*data == NULL) {
-        return err_set(err, ERR_MEMORY, "%s: %s has no %zu bytes left; lower the limits", purpose,
-                       be->name, bytes);
+    /* Elements: up to as many a hand-over to the threads costs more than it saves, though rows that
+     * were stored past the caches come from memory. */
+    enum { ALONE = 1 << 12 };
+    const int n_item = (int)((y.rows + CPU_ITEM_ROWS - 1) / CPU_ITEM_ROWS);
+    if (y.rows * y.cols <= ALONE) {
+        fn(arg, 0, 0, n_item);
+    } else {
+        pool_for(cpu->pool, n_item, POOL_DYNAMIC, fn, arg);
     }
-    return ERR_OK;
-}
-
-static void cpu_buffer_free(struct backend *be, void *data)
-{
-    (void)be;
-    cpu_free(data);
 }
 
 static enum err_code cpu_step_new(struct backend *be, struct step **step,
                                   const struct step_limits *limits, struct err *err)
 {
     struct cpu_backend *const cpu = cpu_of(be);
-    enum err_code code = ref_step_new(be, step, limits, err);
+    enum err_code code = host_step_new(be, step, limits, err);
     const size_t n_tok = (size_t)limits->n_tok_max;
     const size_t n_out = (size_t)limits->n_out_max;
     const struct {
@@ -151,7 +83,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
         code = cpu_reserve_slices(cpu, cpu_vocab_slice_bytes(limits), "vocabulary", err);
     }
     if (code != ERR_OK) {
-        ref_step_free(be, *step);
+        host_step_free(be, *step);
         *step = NULL;
     }
     return code;
@@ -159,7 +91,7 @@ static enum err_code cpu_step_new(struct backend *be, struct step **step,
 
 static void cpu_step_begin(struct backend *be, struct step *step)
 {
-    ref_step_begin(be, step);
+    host_step_begin(be, step);
     cpu_step_rows(cpu_of(be), step);
 }
 
@@ -167,34 +99,36 @@ static void cpu_close(struct backend *be)
 {
     struct cpu_backend *const cpu = cpu_of(be);
     pool_free(cpu->pool);
-    cpu_free(cpu->words.data);
-    cpu_free(cpu->hidden_words.data);
-    cpu_free(cpu->thread.data);
-    cpu_free(cpu->blocks.data);
-    cpu_free(cpu->row_seq.data);
-    cpu_free(cpu->goals.data);
-    cpu_free(cpu->parts.data);
+    host_free(cpu->words.data);
+    host_free(cpu->hidden_words.data);
+    host_free(cpu->thread.data);
+    host_free(cpu->blocks.data);
+    host_free(cpu->row_seq.data);
+    host_free(cpu->goals.data);
+    host_free(cpu->parts.data);
     free(cpu);
 }
 
 #define CPU_SLOT(op) .op = cpu_##op,
 
-static const struct backend_ops cpu_ops = {.close = cpu_close,
-                                           .buffer_new = cpu_buffer_new,
-                                           .buffer_free = cpu_buffer_free,
-                                           .weight_new = cpu_weight_new,
-                                           .weight_free = cpu_weight_free,
-                                           .weight_bytes = cpu_weight_bytes,
-                                           .step_new = cpu_step_new,
-                                           .step_free = ref_step_free,
-                                           .upload = ref_upload,
-                                           .download = ref_download,
-                                           .memory_available = ref_memory_available,
-                                           .step_begin = cpu_step_begin,
-                                           .submit = ref_submit,
-                                           .finish = ref_finish,
-                                           .measure = cpu_measure,
-                                           OP_LIST(CPU_SLOT)};
+static const struct backend_ops cpu_ops = {
+    .close = cpu_close,
+    .buffer_new = host_buffer_new,
+    .buffer_free = host_buffer_free,
+    .weight_new = cpu_weight_new,
+    .weight_free = cpu_weight_free,
+    .weight_bytes = cpu_weight_bytes,
+    .step_new = cpu_step_new,
+    .step_free = host_step_free,
+    .upload = host_upload,
+    .download = host_download,
+    .memory_available = host_memory_available,
+    .step_begin = cpu_step_begin,
+    .submit = host_submit,
+    .finish = host_finish,
+    .measure = cpu_measure,
+    .compute = {OP_LIST(CPU_SLOT)},
+};
 
 enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struct err *err)
 {

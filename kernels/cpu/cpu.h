@@ -5,17 +5,15 @@
  * them. What an item is depends on shapes, never on who does it: results are the same bits for any
  * number of threads.
  *
- * Files: cpu.c (opening, the table), machine.c (cores, memory, instruction sets, rates), pool.c
- * (threads), weight.c (packing), linear.c, rows.c (embedding, norms), attention.c,
- * span.c (attention with spans), memory.c
- * (product keys and values), vocab.c (log-probabilities), sample.c and
- * sample_rank.c (drawing). Transfers, step and gather
- * are ref's. */
+ * cpu.c opens the backend and reserves memory; machine.c knows cores, memory, instruction sets and
+ * rates; pool.c has the threads; weight.c packs. The ops are in files of their own names, drawing by
+ * rank in sample_rank.c. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
+#include "kernels/host/host.h"
 #include "kernels/ref/ref.h"
 
 enum {
@@ -156,17 +154,30 @@ static inline size_t cpu_linear_slice_bytes(int n_in)
     return row_bytes > sum_bytes ? row_bytes : sum_bytes;
 }
 
+/* Ops whose rows are independent give them out by CPU_ITEM_ROWS; few elements are done by the calling
+ * thread alone. cpu.c */
+enum { CPU_ITEM_ROWS = 4 };
+void cpu_for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg);
+
+/* The row of t after the last one of items first .. first+n-1. */
+static inline int64_t cpu_end_row(struct tensor t, int first, int n)
+{
+    const int64_t end = ((int64_t)first + n) * CPU_ITEM_ROWS;
+    return end < t.rows ? end : t.rows;
+}
+
+/* The rows of t that items first .. first+n-1 stand for. */
+static inline struct tensor cpu_item_rows(struct tensor t, int first, int n)
+{
+    const int64_t row = (int64_t)first * CPU_ITEM_ROWS;
+    return tensor_rows(t, row, cpu_end_row(t, first, n) - row);
+}
+
 /* sample.c */
 struct vocab_scratch cpu_vocab_scratch(const struct cpu_backend *cpu, int thread,
                                        const struct step_limits *limits);
 
 /* cpu.c */
-/* Zeros, aligned for vectors; NULL if there are none left. Owner: the caller, until cpu_free, which
- * takes NULL. Large ones are mapped in huge pages of their own: in a heap what was touched before
- * stays in small ones. A page is taken when it is first touched, so a cache of gigabytes costs no
- * time before the first request, and as much memory as was ever used of it. */
-void *cpu_alloc(size_t bytes);
-void cpu_free(void *data);
 enum err_code cpu_reserve(struct scratch *scratch, size_t bytes, const char *purpose,
                           struct err *err);
 enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const char *purpose,
@@ -192,13 +203,13 @@ size_t cpu_weight_bytes(const struct weight *weight);
 
 void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
 
-/* vocab.c, for linear_outputs: the goals of the logits' rows, which are outputs from first on,
+/* outputs.c, for linear_outputs: the goals of the logits' rows, which are outputs from first on,
  * without their targets' logits; and what they want when the parts of their blocks are known. */
 void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct step *step,
                    int first);
 void cpu_write_outputs(struct cpu_backend *cpu, struct tensor logits, struct step *step, int first);
 
-/* Scratch that a memory's keys need from a thread (memory.c), and the vocabulary (vocab.c). */
+/* Scratch that a memory's keys need from a thread (pkm.c), and the vocabulary (sample.c). */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);

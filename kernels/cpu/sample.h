@@ -1,4 +1,4 @@
-/* Drawing from a row of logits: what vocab.c, sample.c and sample_rank.c share. */
+/* Drawing from a row of logits: what outputs.c, sample.c and sample_rank.c share. */
 #ifndef KERNELS_CPU_SAMPLE_H
 #define KERNELS_CPU_SAMPLE_H
 

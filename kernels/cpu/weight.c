@@ -277,7 +277,7 @@ static bool weight_alloc(struct cpu_weight *w, size_t n, size_t item_bytes)
     if (__builtin_mul_overflow(n, item_bytes, &bytes)) {
         return false;
     }
-    w->owned = cpu_alloc(bytes);
+    w->owned = host_alloc(bytes);
     w->owned_bytes = bytes;
     w->data = w->owned;
     return w->owned != NULL;
@@ -412,7 +412,7 @@ void cpu_weight_free(struct backend *be, struct weight *weight)
     (void)be;
     if (weight != NULL) {
         struct cpu_weight *const w = (struct cpu_weight *)weight;
-        cpu_free(w->owned);
+        host_free(w->owned);
         free(w);
     }
 }

@@ -3,7 +3,7 @@
  * Called through the one exported symbol, pkmserve_cuda_entry, by kernels/backend.c, which has
  * checked that both sides mean the same structs (entry.h). Everything runs on one stream of one
  * device; every call comes from the engine's thread. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 extern "C" {
 #include "kernels/cuda/entry.h"
@@ -264,22 +264,24 @@ static void cuda_close(struct backend *be)
 
 #define RECORD_SLOT(op) .op = record_##op,
 
-static const struct backend_ops cuda_ops = {.close = cuda_close,
-                                            .buffer_new = resource_buffer_new,
-                                            .buffer_free = resource_buffer_free,
-                                            .weight_new = resource_weight_new,
-                                            .weight_free = resource_weight_free,
-                                            .weight_bytes = resource_weight_bytes,
-                                            .step_new = cuda_step_new,
-                                            .step_free = cuda_step_free,
-                                            .upload = resource_upload,
-                                            .download = resource_download,
-                                            .memory_available = resource_memory_available,
-                                            .step_begin = cuda_step_begin,
-                                            .submit = cuda_step_submit,
-                                            .finish = cuda_step_finish,
-                                            .measure = measure_rates,
-                                            OP_LIST(RECORD_SLOT)};
+static const struct backend_ops cuda_ops = {
+    .close = cuda_close,
+    .buffer_new = resource_buffer_new,
+    .buffer_free = resource_buffer_free,
+    .weight_new = resource_weight_new,
+    .weight_free = resource_weight_free,
+    .weight_bytes = resource_weight_bytes,
+    .step_new = cuda_step_new,
+    .step_free = cuda_step_free,
+    .upload = resource_upload,
+    .download = resource_download,
+    .memory_available = resource_memory_available,
+    .step_begin = cuda_step_begin,
+    .submit = cuda_step_submit,
+    .finish = cuda_step_finish,
+    .measure = measure_rates,
+    .compute = {OP_LIST(RECORD_SLOT)},
+};
 
 static enum err_code cuda_open(struct backend **be, const struct backend_options *options,
                                struct err *err)

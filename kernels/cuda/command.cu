@@ -23,7 +23,7 @@
  * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a list
  * too, waits for it as a whole. A driver that cannot capture it is met as any failing capture. Off
  * unless asked for: nobody has measured it. The bits are the same. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,24 +1,6 @@
-/* The inside of the CUDA backend: what its files share.
+/* The inside of the CUDA backend: what its files share. README.md says which file does what.
  *
- *   backend.cu    opening, closing, the op table, failures
- *   ops.cu        the table's compute ops: each checks its shapes and becomes a command
- *   command.cu    commands as a list that is run eagerly or as a captured graph
- *   measure.cu    the device's measured rates (frame.cuh: what these and the next two share)
- *   resource.cu   buffers, weights and their layouts, upload and download
- *   step.cu       a step's arrays in pinned and device memory
- *   rows.cu       embed, norm, add_norm, gather, kv_store
- *   gated.cu      RMS norms, rotary positions, gates, experts of a memory
- *   linear.cu     matrix products: linear.cuh says what, linear_few*, _many, _lt.cu compute it
- *   attention.cu  attention over pages
- *   span.cu       attention with spans and persistent keys
- *   pkm_search.cu product-key and flat search   pkm_read.cu  gather of value rows
- *   pkm_rescore.cu  unit norms of queries, scores to shares
- *   logprobs.cu   log-probabilities, rank, top-k, entropy     sample.cu  drawing tokens
- *   softmax.cu    log softmax of rows
- *   vocab.cuh     rows of logits: what these two share
- *
- * The table's ops do not launch anything: each checks its shapes and appends itself to the command
- * list. submit (and whatever needs the results: finish, download) runs the list, each entry through
+ * The table's ops (record.cu) do not launch anything: each appends itself to the command list. submit (and whatever needs the results: finish, download) runs the list, each entry through
  * its cuda_<op> function below, which launches kernels on cu->stream and returns. A list of a step
  * in which every sequence has one row is captured into a CUDA graph at its first run and replayed
  * from then on. Hence the rules for the cuda_<op> functions:
@@ -228,7 +210,7 @@ static inline bool cuda_shared(struct cuda *cu, K *kernel, size_t bytes, const c
 
 /* ---- ops: one function each, by file -------------------------------------------------------- */
 
-/* rows.cu */
+/* embed.cu, norm.cu, rope.cu, gate.cu */
 void cuda_embed(struct cuda *cu, struct tensor y, const struct step_view *view,
                 const struct weight *tok, const struct weight *pos, const struct weight *lang);
 void cuda_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor gamma,

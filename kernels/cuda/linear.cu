@@ -4,7 +4,7 @@
  * with fast math, a call of many rows goes to cuBLASLt (linear_lt.cu). */
 #include "kernels/cuda/linear.cuh"
 
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Asking for an algorithm takes the host longer than a launch, so what was found is
  * kept in a small table by shape, a newer shape replacing an older one in the same place. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/lt_library.cuh"
 

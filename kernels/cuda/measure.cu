@@ -8,7 +8,7 @@
  *
  * Each is repeated, with doubled work, until one run takes long enough for the clock to mean
  * something: so it also ends soon where the device is slow. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 #include <time.h>
 

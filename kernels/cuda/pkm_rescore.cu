@@ -1,54 +1,14 @@
-/* What XLM's options do around a memory's search: queries divided by their norms before it, and
- * after it slots permuted or wrapped, and scores made to shares by more than a softmax (XLM's
- * HashingMemory; shares of the plain memory come out of pkm_search.cu itself).
+/* What XLM's options do after a memory's search: slots permuted or wrapped, and scores made to shares
+ * by more than a softmax (XLM's HashingMemory; shares of the plain memory come out of pkm_search.cu
+ * itself).
  *
- * Both are a warp per item and sweep its elements in lanes; sums are a chain per lane and then a
- * fixed tree. A few microseconds: bound by launch latency; the bytes are those of the queries, or
- * of 8·n_head·k_top per row. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/cuda.cuh"
+ * A warp per row and head sweeps its elements in lanes; sums are a chain per lane and then a fixed
+ * tree. A few microseconds: bound by launch latency; the bytes are 8·n_head·k_top per row. Share of
+ * the bound reached: not measured yet. */
+#include "kernels/cuda/rows.cuh"
 
 namespace
 {
-
-enum { WARP = 32, ITEMS = 4 /* warps of a block */ };
-
-/* This warp's item of n, or n or more: no such item. */
-__device__ __forceinline__ int64_t my_item()
-{
-    return static_cast<int64_t>(blockIdx.x) * ITEMS + threadIdx.x / WARP;
-}
-
-unsigned n_block(int64_t n_item)
-{
-    return static_cast<unsigned>((n_item + ITEMS - 1) / ITEMS);
-}
-
-/* ---- unit norm ------------------------------------------------------------------------------- */
-
-__global__ void __launch_bounds__(WARP *ITEMS)
-    unit_kernel(struct tensor y, struct tensor x, int n_run)
-{
-    const int64_t item = my_item();
-    grid_wait();
-    if (item >= x.rows * n_run) {
-        return;
-    }
-    const int lane = threadIdx.x % WARP;
-    const int64_t row = item / n_run;
-    const int64_t d = x.cols / n_run;
-    const float *const in = static_cast<const float *>(x.data) + row * x.stride + item % n_run * d;
-    float *const out = static_cast<float *>(y.data) + row * y.stride + item % n_run * d;
-    float squares = 0;
-    for (int64_t c = lane; c < d; c += WARP) {
-        squares = fmaf(in[c], in[c], squares);
-    }
-    const float norm = sqrtf(warp_sum(squares));
-    for (int64_t c = lane; c < d; c += WARP) {
-        out[c] = in[c] / norm;
-    }
-}
-
-/* ---- rescoring ------------------------------------------------------------------------------- */
 
 struct rescore_args {
     struct tensor slots, shares, slot_map;
@@ -110,7 +70,7 @@ __device__ void rescore_shares(float *share, const struct pkm_rescore *r)
     }
 }
 
-__global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_args a)
+__global__ void __launch_bounds__(BLOCK) rescore_kernel(struct rescore_args a)
 {
     const int n_head = a.rescore.n_head;
     const int64_t item = my_item();
@@ -133,18 +93,11 @@ __global__ void __launch_bounds__(WARP *ITEMS) rescore_kernel(struct rescore_arg
 
 } // namespace
 
-void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
-{
-    LAUNCH(unit_kernel, dim3(n_block(x.rows * n_run)), dim3(WARP * ITEMS), 0, cuda_queue(cu), y, x,
-           n_run);
-    cuda_check(cu, "l2_norm");
-}
-
 void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
                       struct tensor slot_map, const struct pkm_rescore *rescore)
 {
     const struct rescore_args args = {slots, shares, slot_map, *rescore};
-    LAUNCH(rescore_kernel, dim3(n_block(slots.rows * rescore->n_head)), dim3(WARP * ITEMS), 0,
+    LAUNCH(rescore_kernel, grid_of(slots.rows * rescore->n_head, ITEMS), dim3(BLOCK), 0,
            cuda_queue(cu), args);
     cuda_check(cu, "pkm_rescore");
 }

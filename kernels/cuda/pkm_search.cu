@@ -15,7 +15,7 @@
  *          grid (2·n_key / threads, n_head, rows / T).
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
- * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_any.cu
+ * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_generic.cu
  * does the rest.
  *
  * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then a selection of

@@ -180,7 +180,7 @@ struct search {
     bool starts_early; /* the kernel before may still run, keys need not wait for it */
 };
 
-/* pkm_any.cu: every shape, one block per row and head. */
+/* pkm_search_generic.cu: every shape, one block per row and head. */
 void search_any(struct cuda *cu, const struct search *s);
 
 #endif

@@ -7,7 +7,7 @@
  * place.
  *
  * Transfers and frees are outside of steps' hot path: each runs what is pending and waits. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
 #include <string.h>

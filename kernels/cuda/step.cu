@@ -15,7 +15,7 @@
  *
  * One block each way suffices: begin waits if the device still works, so what it packs over has
  * been read, and results are handed out before the next begin. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
 #include <string.h>

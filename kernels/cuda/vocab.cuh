@@ -1,4 +1,4 @@
-/* Rows of logits on the GPU: what sample.cu and logprobs.cu share.
+/* Rows of logits on the GPU: what sample.cu and outputs.cu share.
  *
  * Both ops are two kernels. The first spreads a row over many warps: each reads one group of 256
  * consecutive ids and leaves the group's largest logit and sums in scratch. The second takes one

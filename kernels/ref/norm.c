@@ -1,26 +1,7 @@
-/* Embedding and norms of the reference backend. */
-#include "kernels/ref/weight.h"
+/* Layer norms, RMS norms and L2 norms of the reference backend. */
+#include "kernels/ref/ref.h"
 
 #include <math.h>
-
-void ref_embed(struct backend *be, struct tensor y, const struct step *step,
-               const struct weight *tok, const struct weight *pos, const struct weight *lang)
-{
-    (void)be;
-    for (int r = 0; r < step->n_tok; r++) {
-        float *const out = row_f32(y, r);
-        for (int64_t c = 0; c < y.cols; c++) {
-            float sum = weight_at(tok, step->token[r], c);
-            if (pos != NULL) {
-                sum += weight_at(pos, step->pos[r], c);
-            }
-            if (lang != NULL) {
-                sum += weight_at(lang, step->lang[r], c);
-            }
-            out[c] = sum;
-        }
-    }
-}
 
 /* Normalises one row. out may be in. Two passes: the variance as a mean of squares minus a square
  * of the mean would cancel where the mean is large. */
@@ -81,6 +62,27 @@ void ref_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run
         const double norm = sqrt(squares);
         for (int64_t c = 0; c < d; c++) {
             out[c] = (float)((double)in[c] / norm);
+        }
+    }
+}
+
+void ref_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                  struct tensor r, struct tensor gamma, float eps)
+{
+    (void)be;
+    for (int64_t i = 0; i < y.rows; i++) {
+        const float *in = row_f32(x, i);
+        for (int64_t c = 0; c < y.cols && r.data != NULL; c++) {
+            row_f32(sum, i)[c] = in[c] + row_f32(r, i)[c];
+        }
+        in = r.data != NULL ? row_f32(sum, i) : in;
+        double squares = 0;
+        for (int64_t c = 0; c < y.cols; c++) {
+            squares += (double)in[c] * (double)in[c];
+        }
+        const double inverse = 1 / sqrt(squares / (double)y.cols + (double)eps);
+        for (int64_t c = 0; c < y.cols; c++) {
+            row_f32(y, i)[c] = (float)((double)in[c] * inverse * (double)row_f32(gamma, 0)[c]);
         }
     }
 }

@@ -172,6 +172,24 @@ void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shar
     }
 }
 
+void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+                     struct tensor x, const struct weight *experts)
+{
+    (void)be;
+    for (int64_t r = 0; r < x.rows; r++) {
+        for (int64_t j = 0; j < slots.cols; j++) {
+            const int32_t slot = row_i32(slots, r)[j];
+            CHECK(slot >= 0 && slot < experts->rows);
+            double dot = 0;
+            for (int64_t c = 0; c < x.cols; c++) {
+                dot += (double)row_f32(x, r)[c] * (double)weight_at(experts, slot, c);
+            }
+            const double gelu = 0.5 * dot * erfc(-dot * 0.70710678118654752440);
+            row_f32(y, r)[j] = (float)((double)row_f32(shares, r)[j] * gelu);
+        }
+    }
+}
+
 void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                   struct tensor shares, const struct weight *values)
 {

@@ -1,75 +1,75 @@
-/* The reference backend: opening, the op table and the measured rates. See ref.h. */
+/* The reference backend: opening, the table, and steps with the working memory of ops. See ref.h. */
 #include "kernels/ref/ref.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-static double now_s(void)
+/* ---- steps ---------------------------------------------------------------------------------- */
+
+struct ref_step {
+    struct step step; /* first: the engine's pointer to it is ours */
+    struct step_scratch scratch;
+};
+
+const struct step_scratch *ref_step_scratch(const struct step *step)
 {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return &((const struct ref_step *)step)->scratch;
 }
 
-/* Well beyond the caches of a server core's share. */
-enum { READ_BYTES = 64 << 20 };
-
-static double measure_read(void)
+static void *zeros_new(int n_a, int n_b, size_t element_bytes)
 {
-    const size_t n = READ_BYTES / sizeof(uint64_t);
-    uint64_t *const data = malloc(READ_BYTES);
-    if (data == NULL) {
-        return 0;
-    }
-    memset(data, 1, READ_BYTES);
-    const double start = now_s();
-    double seconds = 0;
-    double bytes = 0;
-    volatile uint64_t sink = 0; /* keeps the loop */
-    while (seconds < 0.25) {
-        uint64_t sum = 0;
-        for (size_t i = 0; i < n; i++) {
-            sum += data[i];
-        }
-        sink = sink + sum;
-        bytes += READ_BYTES;
-        seconds = now_s() - start;
-    }
-    free(data);
-    return bytes / seconds;
+    const size_t n = (size_t)n_a * (size_t)n_b;
+    return calloc(n > 0 ? n : 1, element_bytes);
 }
 
-/* The multiply-add of ref_linear: one chain, plain C. */
-static double measure_flops(void)
+static void ref_step_free(struct backend *be, struct step *step)
 {
-    float x[1024];
-    for (int i = 0; i < 1024; i++) {
-        x[i] = 1.0f / (float)(i + 1);
+    (void)be;
+    if (step == NULL) {
+        return;
     }
-    const double start = now_s();
-    double seconds = 0;
-    double flops = 0;
-    volatile float sink = 0;
-    while (seconds < 0.25) {
-        float sum = sink;
-        for (int k = 0; k < 1 << 16; k++) {
-            sum += x[k % 1024] * x[(k + 1) % 1024];
-        }
-        sink = sum * 1e-3f;
-        flops += 2.0 * (1 << 16);
-        seconds = now_s() - start;
-    }
-    return flops / seconds;
+    struct ref_step *const s = (struct ref_step *)step;
+    step_arrays_free(step);
+    free(s->scratch.score);
+    free(s->scratch.span);
+    free(s->scratch.logit);
+    free(s->scratch.candidate);
+    free(s);
 }
 
+static enum err_code ref_step_new(struct backend *be, struct step **step,
+                                  const struct step_limits *limits, struct err *err)
+{
+    *step = NULL;
+    struct ref_step *const s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory left for a step");
+    }
+    enum err_code code = step_arrays_new(&s->step, limits, err);
+    s->scratch.score = zeros_new(limits->n_page_max, KV_PAGE, sizeof(double));
+    s->scratch.span = zeros_new(limits->n_span_max, 1, sizeof(double));
+    s->scratch.logit = zeros_new(limits->n_vocab, 1, sizeof(float));
+    s->scratch.candidate = zeros_new(limits->n_vocab, 1, sizeof(int32_t));
+    if (code == ERR_OK && (s->scratch.score == NULL || s->scratch.span == NULL ||
+                           s->scratch.logit == NULL || s->scratch.candidate == NULL)) {
+        code = err_set(err, ERR_MEMORY, "no memory left for a step of %d tokens and %d pages",
+                       limits->n_tok_max, limits->n_page_max);
+    }
+    if (code != ERR_OK) {
+        ref_step_free(be, &s->step);
+        return code;
+    }
+    *step = &s->step;
+    return ERR_OK;
+}
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+/* Not measured: the specification is slow on purpose. */
 static void ref_measure(struct backend *be, struct machine_rate *rate)
 {
     (void)be;
-    rate->read_bytes_per_s = measure_read();
-    rate->flops_f32_per_s = measure_flops();
-    rate->flops_bf16_per_s = 0;
+    *rate = (struct machine_rate){0};
 }
 
 static void ref_close(struct backend *be)
@@ -79,22 +79,24 @@ static void ref_close(struct backend *be)
 
 #define REF_SLOT(op) .op = ref_##op,
 
-static const struct backend_ops ref_ops = {.close = ref_close,
-                                           .buffer_new = ref_buffer_new,
-                                           .buffer_free = ref_buffer_free,
-                                           .weight_new = ref_weight_new,
-                                           .weight_free = ref_weight_free,
-                                           .weight_bytes = ref_weight_bytes,
-                                           .step_new = ref_step_new,
-                                           .step_free = ref_step_free,
-                                           .upload = ref_upload,
-                                           .download = ref_download,
-                                           .memory_available = ref_memory_available,
-                                           .step_begin = ref_step_begin,
-                                           .submit = ref_submit,
-                                           .finish = ref_finish,
-                                           .measure = ref_measure,
-                                           OP_LIST(REF_SLOT)};
+static const struct backend_ops ref_ops = {
+    .close = ref_close,
+    .buffer_new = host_buffer_new,
+    .buffer_free = host_buffer_free,
+    .weight_new = ref_weight_new,
+    .weight_free = ref_weight_free,
+    .weight_bytes = ref_weight_bytes,
+    .step_new = ref_step_new,
+    .step_free = ref_step_free,
+    .upload = host_upload,
+    .download = host_download,
+    .memory_available = host_memory_available,
+    .step_begin = host_step_begin,
+    .submit = host_submit,
+    .finish = host_finish,
+    .measure = ref_measure,
+    .compute = {OP_LIST(REF_SLOT)},
+};
 
 enum err_code ref_open(struct backend **be, struct err *err)
 {

@@ -1,39 +1,25 @@
 /* The reference backend: plain C, the specification of every op.
  *
- * One file per group of ops: resource.c (memory, weights), step.c, norm.c, linear.c, attention.c,
- * span.c, pkm.c, vocab.c (gather, log-probabilities), sample.c; ref.c holds the table. Everything
- * is written to be read, one row and one element after the other, with sums in double where a
- * better sum makes a better specification.
+ * An op stands in the file of its name or of its group (attention.c has kv_store too, pkm.c the
+ * pkm_* ops, outputs.c also gather and log_softmax); weight.c and weight.h hold the parameters,
+ * ref.c the table. Everything is written to be read, one row and one element after the other, with
+ * sums in double where a better sum makes a better specification. Memory and steps are those of all
+ * backends on the host (kernels/host).
  *
- * Other backends start from this table. What they can keep as it is: memory, upload and download,
- * the step, norms, gather, sample and log-probabilities, which know nothing of struct weight. The
- * other ops read ref's own struct weight (weight.h) or ref's own order inside a cache page. */
+ * Other backends may call an op of ref's for what is rare or cheap, but for those that read ref's
+ * own weights (weight.h) or ref's own order inside a cache page. */
 #ifndef KERNELS_REF_REF_H
 #define KERNELS_REF_REF_H
 
-#include "kernels/backend.h"
+#include "kernels/host/host.h"
 
-/* resource.c */
-enum err_code ref_buffer_new(struct backend *be, void **data, size_t bytes, const char *purpose,
-                             struct err *err);
-void ref_buffer_free(struct backend *be, void *data);
-void ref_upload(struct backend *be, struct tensor dst, const void *host);
-void ref_download(struct backend *be, void *host, struct tensor src);
+/* weight.c */
 enum err_code ref_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,
                              const struct weight_desc *desc, const char *name, struct err *err);
 void ref_weight_free(struct backend *be, struct weight *weight);
 size_t ref_weight_bytes(const struct weight *weight);
-int64_t ref_memory_available(struct backend *be);
 
-/* step.c */
-enum err_code ref_step_new(struct backend *be, struct step **step, const struct step_limits *limits,
-                           struct err *err);
-void ref_step_free(struct backend *be, struct step *step);
-void ref_step_begin(struct backend *be, struct step *step);
-void ref_submit(struct backend *be, struct step *step);
-enum err_code ref_finish(struct backend *be, struct step *step, struct err *err);
-
-/* Working memory of one row, reserved by ref_step_new beside the step. */
+/* Working memory of one row, made with the step. */
 struct step_scratch {
     double *score;      /* [n_page_max·KV_PAGE] attention of one row and head */
     double *span;       /* [n_span_max] span_attention of one row and head */
@@ -41,7 +27,7 @@ struct step_scratch {
     int32_t *candidate; /* [n_vocab] token ids, partly ordered */
 };
 
-/* step must come from ref_step_new. */
+/* step must come from the reference backend. ref.c */
 const struct step_scratch *ref_step_scratch(const struct step *step);
 
 /* attention.c */

@@ -305,7 +305,7 @@ static void gather_ignores_first(struct backend *be, struct tensor y, struct ten
 static void upload_ignores_stride(struct backend *be, struct tensor dst, const void *host)
 {
     dst.stride = dst.cols;
-    ref_upload(be, dst, host);
+    host_upload(be, dst, host);
 }
 
 /* ---- the tests ------------------------------------------------------------------------------ */
@@ -362,31 +362,31 @@ static void expect_found(const struct backend_ops *ops, const char *row)
         expect_found(&ops, row);                                                                   \
     }
 
-TEST_BUG(linear, linear_forgets_tail, "linear")
-TEST_BUG(linear, linear_writes_past_end, "linear")
-TEST_BUG(linear, linear_depends_on_batch, "linear")
-TEST_BUG(linear, linear_mixes_rows, "linear")
-TEST_BUG(linear, linear_approximates_gelu, "linear")
-TEST_BUG(linear, linear_spoils_input, "linear")
-TEST_BUG(norm, norm_is_unbiased, "norm")
-TEST_BUG(attention, attention_sees_next, "attention")
-TEST_BUG(kv_store, kv_store_ignores_pages, "attention")
-TEST_BUG(pkm_search, search_swaps_slots, "pkm_search")
-TEST_BUG(pkm_search, search_breaks_ties, "pkm_ties")
-TEST_BUG(pkm_rescore, rescore_takes_upper, "pkm_rescore")
-TEST_BUG(pkm_rescore, rescore_maps_alike, "pkm_rescore")
-TEST_BUG(l2_norm, l2_norm_joins_runs, "l2_norm")
-TEST_BUG(rms_norm, rms_norm_forgets_sum, "rms_norm")
-TEST_BUG(rope, rope_takes_row, "rope")
-TEST_BUG(gate, gate_forgets_silu, "gate")
-TEST_BUG(pkm_experts, experts_repeat_slot, "pkm_experts")
-TEST_BUG(pkm_read, read_drops_column, "pkm_read")
-TEST_BUG(outputs, logprobs_ranks_ties, "logprobs")
-TEST_BUG(outputs, logprobs_leaves_chunk, "logprobs")
-TEST_BUG(outputs, sample_cuts_early, "sample")
-TEST_BUG(outputs, sample_exaggerates_bias, "sample")
-TEST_BUG(embed, embed_forgets_language, "embed")
-TEST_BUG(gather, gather_ignores_first, "gather")
+TEST_BUG(compute.linear, linear_forgets_tail, "linear")
+TEST_BUG(compute.linear, linear_writes_past_end, "linear")
+TEST_BUG(compute.linear, linear_depends_on_batch, "linear")
+TEST_BUG(compute.linear, linear_mixes_rows, "linear")
+TEST_BUG(compute.linear, linear_approximates_gelu, "linear")
+TEST_BUG(compute.linear, linear_spoils_input, "linear")
+TEST_BUG(compute.norm, norm_is_unbiased, "norm")
+TEST_BUG(compute.attention, attention_sees_next, "attention")
+TEST_BUG(compute.kv_store, kv_store_ignores_pages, "attention")
+TEST_BUG(compute.pkm_search, search_swaps_slots, "pkm_search")
+TEST_BUG(compute.pkm_search, search_breaks_ties, "pkm_ties")
+TEST_BUG(compute.pkm_rescore, rescore_takes_upper, "pkm_rescore")
+TEST_BUG(compute.pkm_rescore, rescore_maps_alike, "pkm_rescore")
+TEST_BUG(compute.l2_norm, l2_norm_joins_runs, "l2_norm")
+TEST_BUG(compute.rms_norm, rms_norm_forgets_sum, "rms_norm")
+TEST_BUG(compute.rope, rope_takes_row, "rope")
+TEST_BUG(compute.gate, gate_forgets_silu, "gate")
+TEST_BUG(compute.pkm_experts, experts_repeat_slot, "pkm_experts")
+TEST_BUG(compute.pkm_read, read_drops_column, "pkm_read")
+TEST_BUG(compute.outputs, logprobs_ranks_ties, "logprobs")
+TEST_BUG(compute.outputs, logprobs_leaves_chunk, "logprobs")
+TEST_BUG(compute.outputs, sample_cuts_early, "sample")
+TEST_BUG(compute.outputs, sample_exaggerates_bias, "sample")
+TEST_BUG(compute.embed, embed_forgets_language, "embed")
+TEST_BUG(compute.gather, gather_ignores_first, "gather")
 TEST_BUG(upload, upload_ignores_stride, "transfer")
 
 static void test_faultless_passes(void **state)
@@ -404,7 +404,7 @@ static void test_case_reruns(void **state)
 {
     (void)state;
     struct backend_ops ops = ref_table();
-    ops.linear = linear_forgets_tail;
+    ops.compute.linear = linear_forgets_tail;
     char message[1024] = "";
     assert_true(failures(&ops, "linear", message, sizeof message) > 0);
     const uint64_t seed = strtoull(strstr(message, "CHECK_CASE=") + strlen("CHECK_CASE="), NULL, 0);

@@ -393,7 +393,7 @@ static void counted_gather(struct backend *be, struct tensor y, struct tensor x,
                            const struct step *step, int first)
 {
     n_gather++;
-    honest->gather(be, y, x, step, first);
+    honest->compute.gather(be, y, x, step, first);
 }
 
 /* A step of one text, with these rows as outputs: its log-probabilities, and how often rows were
@@ -438,7 +438,7 @@ static void test_rows_in_a_run_are_not_gathered(void **state)
     assert_true(runner_open(&run, "ref", f.dir, &F32));
     honest = run.be->op;
     struct backend_ops watched = *honest;
-    watched.gather = counted_gather;
+    watched.compute.gather = counted_gather;
     run.be->op = &watched;
     const struct piece piece = {.ids = ids, .n_ids = N + 1, .n = N};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

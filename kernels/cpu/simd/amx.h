@@ -1,4 +1,4 @@
-/* The registers of Intel's matrix unit (AMX), as amx.c and amx_attention.c use them: 0 to 3 hold
+/* The registers of Intel's matrix unit (AMX), as gemm_amx.c and attention_amx.c use them: 0 to 3 hold
  * sums, 4 and 5 rows of two blocks, 6 and 7 what they meet. Without a second block 2 and 3 are the
  * first one's too, and 5 is one more of what it meets. */
 #ifndef KERNELS_CPU_SIMD_AMX_H

@@ -6,7 +6,7 @@
 
 /* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
  * BF16 widened to two floats, four bytes, whose sums are I32 in the place of floats; or a pair or
- * four bytes by the matrix unit: see amx.c; or there a number of both, or of x alone, as the sum of
+ * four bytes by the matrix unit: see gemm_amx.c; or there a number of both, or of x alone, as the sum of
  * two BF16. */
 enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES, AMX_SPLIT, AMX_SPLIT_X };
 

@@ -1,4 +1,4 @@
-/* What the tiles of gemm.c and amx.c share: where their work is, and what their sums become. */
+/* What the tiles of gemm.c and gemm_amx.c share: where their work is, and what their sums become. */
 #ifndef KERNELS_CPU_SIMD_GEMM_TILE_H
 #define KERNELS_CPU_SIMD_GEMM_TILE_H
 

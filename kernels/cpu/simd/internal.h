@@ -39,7 +39,7 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
     }
 }
 
-/* amx.c: gemm_panels of AMX kinds; the rest: see the table's entries. */
+/* gemm_amx.c: gemm_panels of AMX kinds; the rest: see the table's entries. */
 struct product; /* gemm_tile.h */
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums);
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
@@ -51,19 +51,18 @@ void SIMD(gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_t
 void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                        const uint32_t *w, int n_in, int n_out, uint32_t *words);
 
-/* rows.c */
+/* embed.c, norm.c, rope.c, gate.c */
 void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
 void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
                     int64_t d, float eps);
-/* gated.c */
 void SIMD(row_rms_norm)(float *y, float *sum, const float *x, const float *r, const float *gamma,
                         int64_t d, float eps);
 void SIMD(row_rope)(float *x, const float *table, int n_head, int64_t d_head);
 void SIMD(row_silu)(float *y, const float *x, const float *g, int64_t d);
+
+/* pkm.c */
 void SIMD(row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
                     const struct value_table *table, int64_t d);
-
-/* rows.c */
 void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
                     const struct value_table *table, int64_t first, int64_t n,
                     const int32_t *next_slots);
@@ -73,7 +72,7 @@ void SIMD(kv_rows)(const struct kv_rows *a);
 void SIMD(close_keys)(float *piece, const float *by_position, int n_word);
 void SIMD(attend)(const struct attend *a);
 
-/* amx_attention.c */
+/* attention_amx.c */
 void SIMD(amx_attend)(const struct attend *a);
 
 /* span.c */
@@ -85,7 +84,7 @@ void SIMD(select)(int32_t *best, float *best_score, const float *score, int n, i
 void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
                       const struct pkm_shape *shape);
 
-/* logits.c */
+/* outputs.c */
 bool SIMD(logit_max)(float *max, const float *z, int n);
 int SIMD(logit_find)(const float *z, int n, float value, int n_skip);
 double SIMD(logit_sum)(const float *z, const float *next, int n, float max,

@@ -112,6 +112,29 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     pool_for(cpu->pool, (int)n_tile * shape->n_head, POOL_DYNAMIC, search_items, &job);
 }
 
+/* ---- rescoring: ref's own code, a few rows a thread ------------------------------------------*/
+
+struct rescore_job {
+    struct backend *be;
+    struct tensor slots, shares, slot_map;
+    const struct pkm_rescore *rescore;
+};
+
+static void rescore_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct rescore_job *const job = arg;
+    ref_pkm_rescore(job->be, cpu_item_rows(job->slots, first, n),
+                    cpu_item_rows(job->shares, first, n), job->slot_map, job->rescore);
+}
+
+void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+                     struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    struct rescore_job job = {be, slots, shares, slot_map, rescore};
+    cpu_for_rows(cpu_of(be), slots, rescore_rows, &job);
+}
+
 /* ---- experts ----------------------------------------------------------------------------------*/
 
 struct experts_job {

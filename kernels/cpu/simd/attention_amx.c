@@ -1,7 +1,7 @@
 /* Causal attention of consecutive rows and one head over pages in BF16, by the matrix unit.
  *
  * Rows are taken in groups of up to 16 whose own positions lie in one page, two groups at a time.
- * Both products are those of amx.c: queries, rounded to BF16, with pages of keys, 32 columns a
+ * Both products are those of gemm_amx.c: queries, rounded to BF16, with pages of keys, 32 columns a
  * step, and shares, rounded too, with pages of values, 16 positions a step. The page that a row
  * itself stands in is weighed by vectors, position by position: behind the row it holds what the
  * row must not see, and 0 · NaN is NaN. So a score, a share and a sum are formed in an order that

@@ -1,8 +1,8 @@
-/* What the files around the kernels share: ops.cu makes commands, command.cu runs them, step.cu and
- * resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none of
- * it. */
-#ifndef KERNELS_CUDA_FRAME_CUH
-#define KERNELS_CUDA_FRAME_CUH
+/* What the files around the kernels share: record.cu makes commands, command.cu runs them, step.cu
+ * and resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none
+ * of it. */
+#ifndef KERNELS_CUDA_BACKEND_CUH
+#define KERNELS_CUDA_BACKEND_CUH
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -97,7 +97,7 @@ enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, co
 enum err_code resource_pinned_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
                                   struct err *err);
 
-/* ---- ops.cu, measure.cu --------------------------------------------------------------------- */
+/* ---- record.cu, measure.cu --------------------------------------------------------------------- */
 
 /* The table's functions: record_linear and so on. */
 #define RECORD_OP(op) op_##op##_fn record_##op;

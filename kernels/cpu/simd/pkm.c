@@ -1,74 +1,10 @@
-/* Kernels that pass over rows: embedding sums, layer norm, and the gather of value rows.
- *
- * All are bound by the bytes of their rows. The norm's row (4 KiB at width 1024) stays in L1 during
- * its three passes. The gather reads rows at random from a table larger than any cache. Shares
- * reached: see SPEED.md. */
+/* Rows of a memory's tables at random places: the gather of value rows, and the products of experts.
+ * Both are bound by memory; the search among keys is gemm.c's scores and select.c. Shares of the
+ * bound reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
 #include <float.h>
 #include <math.h>
-
-void SIMD(row_sum)(float *y, const struct row_source *source, int n_source, int64_t d)
-{
-    for (int64_t c = 0; c < d; c += LANES) {
-        const int n = lanes_left(d, c);
-        vf sum = v_load_as(source[0].row, source[0].dtype, c, n) * v_set1(source[0].scale);
-        for (int i = 1; i < n_source; i++) {
-            sum = sum + v_load_as(source[i].row, source[i].dtype, c, n) * v_set1(source[i].scale);
-        }
-        v_store_n(y + c, sum, n);
-    }
-}
-
-/* ---- layer norm -------------------------------------------------------------------------------*/
-
-static float mean_of(const float *x, int64_t d)
-{
-    vf sum = v_set1(0);
-    for (int64_t c = 0; c < d; c += LANES) {
-        sum = sum + v_load_n(x + c, lanes_left(d, c));
-    }
-    return v_sum(sum) / (float)d;
-}
-
-/* Mean of the squared distances from mean; lanes past the end count for nothing. */
-static float variance_of(const float *x, int64_t d, float mean)
-{
-    vf sum = v_set1(0);
-    int64_t c = 0;
-    for (; c + LANES <= d; c += LANES) {
-        const vf centred = v_load(x + c) - mean;
-        sum = v_fma(centred, centred, sum);
-    }
-    if (c < d) {
-        float rest[LANES];
-        for (int i = 0; i < LANES; i++) {
-            rest[i] = c + i < d ? x[c + i] : mean;
-        }
-        const vf centred = v_load(rest) - mean;
-        sum = v_fma(centred, centred, sum);
-    }
-    return v_sum(sum) / (float)d;
-}
-
-void SIMD(row_norm)(float *y, const float *x, const float *r, const float *gamma, const float *beta,
-                    int64_t d, float eps)
-{
-    if (r != NULL) {
-        for (int64_t c = 0; c < d; c += LANES) {
-            const int n = lanes_left(d, c);
-            v_store_n(y + c, v_load_n(x + c, n) + v_load_n(r + c, n), n);
-        }
-        x = y;
-    }
-    const float mean = mean_of(x, d);
-    const float inverse = 1.0f / sqrtf(variance_of(x, d, mean) + eps);
-    for (int64_t c = 0; c < d; c += LANES) {
-        const int n = lanes_left(d, c);
-        const vf centred = (v_load_n(x + c, n) - mean) * inverse;
-        v_store_n(y + c, v_fma(centred, v_load_n(gamma + c, n), v_load_n(beta + c, n)), n);
-    }
-}
 
 /* ---- value rows -------------------------------------------------------------------------------
  *
@@ -191,5 +127,38 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
             *next = *group;
         }
         add_fns[table->dtype](y, group, next, n, ahead);
+    }
+}
+
+/* ---- experts ----------------------------------------------------------------------------------*/
+
+/* Each row is asked for while the one before is read. */
+static ALWAYS_INLINE void dots(float *dot, const int32_t *slots, int n_slot, const float *x,
+                               const struct value_table *table, const enum dtype dtype, int64_t d)
+{
+    enum { ROWS_AHEAD = 2 };
+    const char *const data = table->data;
+    for (int j = 0; j < n_slot; j++) {
+        const char *const row = data + slots[j] * table->row_bytes;
+        const int next = j + ROWS_AHEAD < n_slot ? j + ROWS_AHEAD : n_slot - 1;
+        const char *const ahead = data + slots[next] * table->row_bytes;
+        vf sum = v_set1(0);
+        for (int64_t c = 0; c < d; c += LANES) {
+            const int n = lanes_left(d, c);
+            __builtin_prefetch(ahead + c * (int64_t)dtype_bytes(dtype));
+            sum = v_fma(v_load_n(x + c, n), v_load_as(row, dtype, c, n), sum);
+        }
+        dot[j] = v_sum(sum) * (table->scale != NULL ? table->scale[slots[j]] : 1);
+    }
+}
+
+void SIMD(row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
+                    const struct value_table *table, int64_t d)
+{
+    switch (table->dtype) {
+    case DTYPE_F32: dots(dot, slots, n_slot, x, table, DTYPE_F32, d); break;
+    case DTYPE_F16: dots(dot, slots, n_slot, x, table, DTYPE_F16, d); break;
+    case DTYPE_BF16: dots(dot, slots, n_slot, x, table, DTYPE_BF16, d); break;
+    default: dots(dot, slots, n_slot, x, table, DTYPE_I8, d); break;
     }
 }

@@ -1,56 +1,8 @@
-/* Memory and weights of the reference backend. The device is the host: buffers are plain memory,
- * upload and download are copies. */
+/* Weights of the reference backend: weight.h says what they are. */
 #include "kernels/int8.h"
 #include "kernels/ref/weight.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-
-enum { BUFFER_ALIGN = 64 };
-
-enum err_code ref_buffer_new(struct backend *be, void **data, size_t bytes, const char *purpose,
-                             struct err *err)
-{
-    *data = NULL;
-    if (bytes > SIZE_MAX - BUFFER_ALIGN) {
-        return err_set(err, ERR_MEMORY, "%s: %zu bytes exceed the address space", purpose, bytes);
-    }
-    /* aligned_alloc wants a multiple of the alignment, and an empty buffer an address of its own */
-    const size_t padded = (bytes / BUFFER_ALIGN + 1) * BUFFER_ALIGN;
-    *data = aligned_alloc(BUFFER_ALIGN, padded);
-    if (*data == NULL) {
-        return err_set(err, ERR_MEMORY, "%s: %s has no %zu bytes left; lower the limits", purpose,
-                       be->name, bytes);
-    }
-    memset(*data, 0, padded);
-    return ERR_OK;
-}
-
-void ref_buffer_free(struct backend *be, void *data)
-{
-    (void)be;
-    free(data);
-}
-
-void ref_upload(struct backend *be, struct tensor dst, const void *host)
-{
-    (void)be;
-    const size_t row_bytes = (size_t)dst.cols * dtype_bytes(dst.dtype);
-    const size_t stride_bytes = (size_t)dst.stride * dtype_bytes(dst.dtype);
-    for (size_t r = 0; r < (size_t)dst.rows; r++) {
-        memcpy((char *)dst.data + r * stride_bytes, (const char *)host + r * row_bytes, row_bytes);
-    }
-}
-
-void ref_download(struct backend *be, void *host, struct tensor src)
-{
-    (void)be;
-    const size_t row_bytes = (size_t)src.cols * dtype_bytes(src.dtype);
-    const size_t stride_bytes = (size_t)src.stride * dtype_bytes(src.dtype);
-    for (size_t r = 0; r < (size_t)src.rows; r++) {
-        memcpy((char *)host + r * row_bytes, (const char *)src.data + r * stride_bytes, row_bytes);
-    }
-}
 
 /* Rounds the rows of w, and returns what that loses, relative to the whole. */
 static double round_rows(struct ref_weight *w, float *scale)
@@ -159,43 +111,4 @@ size_t ref_weight_bytes(const struct weight *weight)
     const struct tensor *const view = &w->view;
     const size_t scales = w->scale != NULL ? (size_t)view->rows * sizeof *w->scale : 0;
     return (size_t)view->rows * (size_t)view->cols * dtype_bytes(view->dtype) + scales;
-}
-
-/* ---- memory left --------------------------------------------------------------------------- */
-
-/* A number of bytes in a one-line file, or INT64_MAX ("max", or there is no such file). */
-static int64_t read_bytes_file(const char *path)
-{
-    long long value = 0;
-    FILE *const file = fopen(path, "r");
-    const bool ok = file != NULL && fscanf(file, "%lld", &value) == 1 && value >= 0;
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    return ok ? value : INT64_MAX;
-}
-
-/* What the kernel deems available to this process, within the limit of its container. */
-int64_t ref_memory_available(struct backend *be)
-{
-    (void)be;
-    int64_t bytes = INT64_MAX;
-    FILE *const file = fopen("/proc/meminfo", "r");
-    char line[256];
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        long long kib = 0;
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1 && kib >= 0) {
-            bytes = kib * 1024;
-            break;
-        }
-    }
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    const int64_t limit = read_bytes_file("/sys/fs/cgroup/memory.max");
-    const int64_t used = read_bytes_file("/sys/fs/cgroup/memory.current");
-    if (limit != INT64_MAX && used <= limit && limit - used < bytes) {
-        bytes = limit - used;
-    }
-    return bytes;
 }

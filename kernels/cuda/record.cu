@@ -1,6 +1,6 @@
 /* The compute ops of the table, whose arguments kernels/op.c has checked: each becomes a command.
  * Nothing runs here. */
-#include "kernels/cuda/frame.cuh"
+#include "kernels/cuda/backend.cuh"
 
 void record_embed(struct backend *be, struct tensor y, const struct step *step,
                   const struct weight *tok, const struct weight *pos, const struct weight *lang)

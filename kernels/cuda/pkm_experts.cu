@@ -1,0 +1,57 @@
+/* Experts of one hidden unit (He 2024): a product of the row and an expert for each slot.
+ *
+ * A warp per slot: each lane has a chain over every 32nd column, then the lanes are folded by a
+ * butterfly. Bound by memory, rows of the table at random places. Share of the bound reached: not
+ * measured yet. */
+#include "kernels/cuda/rows.cuh"
+
+namespace
+{
+
+/* A warp per slot. Bytes per slot: a row of the table, at a random place. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    experts_kernel(struct tensor y, struct tensor shares, struct tensor slots, struct tensor x,
+                   const T *experts)
+{
+    const int64_t item = my_item();
+    const int lane = threadIdx.x % WARP;
+    grid_wait();
+    if (item >= shares.rows * shares.cols) {
+        return;
+    }
+    const int64_t row = item / shares.cols;
+    const int64_t j = item % shares.cols;
+    const int64_t slot = (static_cast<const int32_t *>(slots.data) + row * slots.stride)[j];
+    const T *const expert = experts + slot * x.cols;
+    float dot = 0;
+    for (int64_t c = lane; c < x.cols; c += WARP) {
+        dot = fmaf(row_of(x, row)[c], widen(expert[c]), dot);
+    }
+    dot = warp_sum(dot);
+    if (lane == 0) {
+        row_of(y, row)[j] = row_of(shares, row)[j] * (0.5f * dot * erfcf(-dot * 0.70710678f));
+    }
+}
+
+template <typename T>
+void experts_launch(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+                    struct tensor x, const struct weight *experts)
+{
+    LAUNCH(experts_kernel<T>, grid_of(shares.rows * shares.cols, ITEMS), dim3(BLOCK), 0,
+           cuda_queue(cu), y, shares, slots, x,
+           static_cast<const T *>(cuda_weight_of(experts)->data));
+}
+
+} // namespace
+
+void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+                      struct tensor x, const struct weight *experts)
+{
+    if (experts->dtype == DTYPE_BF16) {
+        experts_launch<uint16_t>(cu, y, shares, slots, x, experts);
+    } else {
+        experts_launch<float>(cu, y, shares, slots, x, experts);
+    }
+    cuda_check(cu, "pkm_experts");
+}

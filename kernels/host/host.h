@@ -1,0 +1,35 @@
+/* What backends share whose device is the host (ref, cpu): memory, transfers, steps. Contracts of the
+ * table's functions: kernels/backend.h. */
+#ifndef KERNELS_HOST_HOST_H
+#define KERNELS_HOST_HOST_H
+
+#include "kernels/backend.h"
+
+/* ---- memory.c ------------------------------------------------------------------------------- */
+
+/* Zeros, aligned for vectors; NULL if there are none left. Owner: the caller, until host_free, which
+ * takes NULL. Large ones are mapped in huge pages of their own: in a heap what was touched before
+ * stays in small ones. A page is taken when it is first touched, so a cache of gigabytes costs no
+ * time before the first request, and as much memory as was ever used of it. */
+void *host_alloc(size_t bytes);
+void host_free(void *data);
+
+enum err_code host_buffer_new(struct backend *be, void **data, size_t bytes, const char *purpose,
+                              struct err *err);
+void host_buffer_free(struct backend *be, void *data);
+void host_upload(struct backend *be, struct tensor dst, const void *host);
+void host_download(struct backend *be, void *host, struct tensor src);
+/* What Linux deems available to this process, within the limit of its container. */
+int64_t host_memory_available(struct backend *be);
+
+/* ---- step.c --------------------------------------------------------------------------------- */
+
+enum err_code host_step_new(struct backend *be, struct step **step,
+                            const struct step_limits *limits, struct err *err);
+void host_step_free(struct backend *be, struct step *step);
+void host_step_begin(struct backend *be, struct step *step);
+/* Nothing is left to start or to wait for, and nothing can have failed. */
+void host_submit(struct backend *be, struct step *step);
+enum err_code host_finish(struct backend *be, struct step *step, struct err *err);
+
+#endif

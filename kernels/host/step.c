@@ -1,0 +1,51 @@
+/* Steps of backends whose device is the host: their arrays are read where the engine wrote them, and
+ * every op has run to its end when it returns. */
+#include "kernels/host/host.h"
+
+#include <stdlib.h>
+
+enum err_code host_step_new(struct backend *be, struct step **step,
+                            const struct step_limits *limits, struct err *err)
+{
+    *step = NULL;
+    struct step *const s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory left for a step");
+    }
+    const enum err_code code = step_arrays_new(s, limits, err);
+    if (code != ERR_OK) {
+        host_step_free(be, s);
+        return code;
+    }
+    *step = s;
+    return ERR_OK;
+}
+
+void host_step_free(struct backend *be, struct step *step)
+{
+    (void)be;
+    if (step != NULL) {
+        step_arrays_free(step);
+        free(step);
+    }
+}
+
+void host_step_begin(struct backend *be, struct step *step)
+{
+    (void)be;
+    step_check(step);
+}
+
+void host_submit(struct backend *be, struct step *step)
+{
+    (void)be;
+    (void)step;
+}
+
+enum err_code host_finish(struct backend *be, struct step *step, struct err *err)
+{
+    (void)be;
+    (void)step;
+    (void)err;
+    return ERR_OK;
+}
