@@ -433,7 +433,8 @@ def test_a_rank_file_is_taken(tmp_path):
     """tiktoken's, from beside params.json under the name that its path ends in, or given."""
     tokens = [bytes([i]) for i in range(256)] + [bytes([97, i]) for i in range(44)]
     ranks = b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))
-    source = mw.tiny(tmp_path, {"data.tokenizer.name": "tiktoken", "data.tokenizer.path": "x/t"},
+    source = mw.tiny(tmp_path, {"data.tokenizer.name": "tiktoken", "data.tokenizer.path": "x/t",
+                                "model.vocab_size": 300},
                      mw.weights(n_vocab=300))
     (tmp_path / "ranks").write_bytes(ranks)
     for args in (("--tokenizer", tmp_path / "ranks"), ()):
