@@ -5,6 +5,7 @@
 #include "engine/stats.h"
 #include "engine/tokenizer.h"
 #include "server/io/input.h"
+#include "server/io/model_json.h"
 #include "server/json/json.h"
 #include "server/version.h"
 
@@ -42,21 +43,14 @@ static void write_model(struct text *out, const struct model_info *info,
 {
     json_key(out, "model");
     json_open(out, '{');
-    json_field_string(out, "family", info->family);
-    json_field_int(out, "n_vocab", info->n_vocab);
-    json_field_int(out, "d_model", info->d_model);
-    json_field_int(out, "n_layer", info->n_layer);
-    json_field_int(out, "n_head", info->n_head);
-    json_field_int(out, "n_kv_head", info->n_kv_head);
-    json_field_int(out, "d_head", info->d_attention / info->n_head);
-    json_field_int(out, "d_ff", info->d_ff);
+    model_json_write(out, MODEL_JSON_INFO, info,
+                     tokenizer != NULL ? tokenizer_kind(tokenizer) : NULL);
     write_context(out, "context", info->context);
     json_field_string(out, "file_dtype", dtype_name(info->file_dtype));
     json_field_string(out, "dtype", dtype_name(info->dtype));
     json_field_string(out, "kv_cache_dtype", dtype_name(info->cache_dtype));
     json_field_int(out, "n_param", info->n_param);
     json_field_int(out, "n_param_memory", info->n_param_values);
-    json_field_string(out, "tokenizer", tokenizer != NULL ? tokenizer_kind(tokenizer) : NULL);
     json_field_bool(out, "add_bos", info->add_bos);
     const int ids[] = {info->bos_id, info->eos_id, info->pad_id, info->unk_id};
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id",
@@ -68,34 +62,6 @@ static void write_model(struct text *out, const struct model_info *info,
             json_field_null(out, names[i]);
         }
     }
-    json_key(out, "languages");
-    json_open(out, '[');
-    for (int i = 0; i < info->n_lang; i++) {
-        json_put_string(out, info->lang[i]);
-    }
-    json_close(out, ']');
-    json_key(out, "memories");
-    json_open(out, '[');
-    for (int m = 0; m < info->n_memory; m++) {
-        const struct pkm_info *const memory = &info->memory[m];
-        json_open(out, '{');
-        json_field_int(out, "layer", memory->layer);
-        json_field_string(out, "place", memory->after ? "after" : "in");
-        json_field_string(out, "kind", memory->shape.kind == PKM_PRODUCT ? "product" : "flat");
-        json_field_int(out, "slots", memory->n_slot);
-        json_field_int(out, "heads", memory->shape.n_head);
-        json_field_int(out, "knn", memory->shape.k_top);
-        json_field_int(out, "d_key", memory->shape.d_key);
-        json_field_int(out, "d_value", memory->d_value);
-        json_field_string(out, "query", pkm_query_name(memory->query));
-        json_field_bool(out, "rescored", memory->shape.scores);
-        json_field_bool(out, "value_gate", memory->value_gate);
-        json_field_bool(out, "value_projection", memory->value_projection);
-        json_field_bool(out, "output_gate", memory->output_gate);
-        json_field_bool(out, "experts", memory->experts);
-        json_close(out, '}');
-    }
-    json_close(out, ']');
     json_close(out, '}');
 }
 

@@ -4,6 +4,7 @@
 #include "models/tensors.h"
 #include "server/cli/cmd.h"
 #include "server/cli/progress.h"
+#include "server/io/model_json.h"
 #include "server/json/json.h"
 
 #include <string.h>
@@ -110,57 +111,16 @@ static void json_kind(struct text *out, const struct kind_sum *sum)
     json_field_string(out, "dtype", dtype_list(list, sum->dtypes));
 }
 
-static void json_memory(struct text *out, const struct pkm_info *memory)
-{
-    json_open(out, '{');
-    json_field_int(out, "layer", memory->layer);
-    json_field_string(out, "place", memory->after ? "after" : "in");
-    json_field_string(out, "kind", memory->shape.kind == PKM_PRODUCT ? "product" : "flat");
-    json_field_int(out, "slots", memory->n_slot);
-    json_field_int(out, "heads", memory->shape.n_head);
-    json_field_int(out, "knn", memory->shape.k_top);
-    json_field_int(out, "keys", memory->shape.n_key);
-    json_field_int(out, "key_width", memory->shape.d_key);
-    json_field_string(out, "query", pkm_query_name(memory->query));
-    json_field_bool(out, "rescored", memory->shape.scores);
-    json_field_int(out, "value_width", memory->d_value);
-    json_field_bool(out, "value_gate", memory->value_gate);
-    json_field_bool(out, "value_projection", memory->value_projection);
-    json_field_bool(out, "output_gate", memory->output_gate);
-    json_field_bool(out, "experts", memory->experts);
-    json_close(out, '}');
-}
-
 static void print_json(const struct inspection *it)
 {
     const struct model_info *const info = it->info;
     struct text out = {0};
     json_open(&out, '{');
     json_field_string(&out, "model", it->path);
-    json_field_string(&out, "family", info->family);
-    json_field_int(&out, "vocab_size", info->n_vocab);
+    model_json_write(&out, MODEL_JSON_INSPECT, info, it->tokenizer);
     json_field_int(&out, "context", info->context);
-    json_field_int(&out, "layers", info->n_layer);
-    json_field_int(&out, "width", info->d_model);
-    json_field_int(&out, "heads", info->n_head);
-    json_field_int(&out, "kv_heads", info->n_kv_head);
-    json_field_int(&out, "head_width", info->d_attention / info->n_head);
-    json_field_int(&out, "feed_forward", info->d_ff);
     json_field_string(&out, "activation", act_name(info));
     json_field_bool(&out, "tied_output", info->tie_output);
-    json_field_string(&out, "tokenizer", it->tokenizer);
-    json_key(&out, "languages");
-    json_open(&out, '[');
-    for (int i = 0; i < info->n_lang; i++) {
-        json_put_string(&out, info->lang[i]);
-    }
-    json_close(&out, ']');
-    json_key(&out, "memories");
-    json_open(&out, '[');
-    for (int m = 0; m < info->n_memory; m++) {
-        json_memory(&out, &info->memory[m]);
-    }
-    json_close(&out, ']');
     json_key(&out, "kinds");
     json_open(&out, '[');
     for (int k = 0; k < N_KIND; k++) {
