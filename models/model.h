@@ -49,6 +49,18 @@ struct pkm_info {
 };
 
 /* What a model is: for /info, inspect and the engine's limits. */
+/* How to draw tokens where a request says nothing: what the model's generation_config.json recommends,
+ * or MODEL_SAMPLING_PLAIN, which draws from the distribution as it is. */
+struct model_sampling {
+    float temperature, top_p, min_p, repetition;
+    int top_k; /* 0 = off */
+};
+#define MODEL_SAMPLING_PLAIN                                                                       \
+    (struct model_sampling)                                                                        \
+    {                                                                                              \
+        .temperature = 1, .top_p = 1, .repetition = 1                                              \
+    }
+
 struct model_info {
     char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
@@ -75,6 +87,7 @@ struct model_info {
     enum dtype dtype;                      /* computed with: F32, BF16 or I8 */
     enum dtype cache_dtype;                /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_values;       /* all parameters; those in value tables */
+    struct model_sampling sampling;        /* recommended defaults */
     size_t weight_bytes, value_bytes;      /* resident weights without / value tables */
     enum placement value_placement;        /* of the value tables */
 };

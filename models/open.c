@@ -1,6 +1,7 @@
 /* Opens a model directory: reads its configuration, opens its tensors, and chooses the types it is
  * computed and kept in. model.c does the rest. */
 #include "models/config.h"
+#include "models/generation_config.h"
 #include "models/network.h"
 #include "models/tensors.h"
 
@@ -137,6 +138,9 @@ enum err_code model_open(struct model **model, struct backend *be, const char *d
         goto done;
     }
     code = config_read(config, dir, err);
+    if (code == ERR_OK) {
+        code = generation_config_read(&info->sampling, dir, err);
+    }
     if (code == ERR_OK) {
         code = tensors_open(&tensors, dir, err);
     }

@@ -66,7 +66,7 @@ static void write_model(struct text *out, const struct model_info *info,
 }
 
 static void write_limits(struct text *out, const struct options *options,
-                         const struct engine_options *limits)
+                         const struct engine_options *limits, const struct model_sampling *sampling)
 {
     json_key(out, "limits");
     json_open(out, '{');
@@ -88,7 +88,11 @@ static void write_limits(struct text *out, const struct options *options,
     json_key(out, "defaults");
     json_open(out, '{');
     json_field_int(out, "max_tokens", options->default_max_tokens);
-    json_field_double(out, "temperature", 1);
+    json_field_float(out, "temperature", sampling->temperature);
+    json_field_float(out, "top_p", sampling->top_p);
+    json_field_int(out, "top_k", sampling->top_k);
+    json_field_float(out, "min_p", sampling->min_p);
+    json_field_float(out, "repetition_penalty", sampling->repetition);
     json_field_int(out, "timeout_ms", options->timeout_ms);
     write_context(out, "max_context", limits->max_model_len);
     write_context(out, "stride", limits->max_model_len);
@@ -130,6 +134,6 @@ void info_write(struct text *out, struct engine *engine, const struct options *o
         json_field_null(out, "available_bytes");
     }
     json_close(out, '}');
-    write_limits(out, options, limits);
+    write_limits(out, options, limits, &info->sampling);
     json_close(out, '}');
 }

@@ -38,15 +38,25 @@ static enum err_code put_prompt(struct text *body, const struct options *options
     return code;
 }
 
+/* What was not given is left out, and the model's recommendation holds. */
+static void put_given(struct text *body, const char *name, double value)
+{
+    if (value > OPTION_NOT_GIVEN) {
+        json_field_double(body, name, value);
+    }
+}
+
 static void put_sampling(struct text *body, const struct options *options)
 {
     json_field_int(body, "max_tokens", options->max_tokens);
     json_field_int(body, "min_tokens", options->min_tokens);
-    json_field_double(body, "temperature", options->temperature);
-    json_field_int(body, "top_k", options->top_k);
-    json_field_double(body, "top_p", options->top_p);
-    json_field_double(body, "min_p", options->min_p);
-    json_field_double(body, "repetition_penalty", options->repetition_penalty);
+    if (options->top_k != OPTION_INT_NOT_GIVEN) {
+        json_field_int(body, "top_k", options->top_k);
+    }
+    put_given(body, "temperature", options->temperature);
+    put_given(body, "top_p", options->top_p);
+    put_given(body, "min_p", options->min_p);
+    put_given(body, "repetition_penalty", options->repetition_penalty);
     json_field_double(body, "presence_penalty", options->presence_penalty);
     json_field_double(body, "frequency_penalty", options->frequency_penalty);
     json_field_bool(body, "ignore_eos", options->ignore_eos);

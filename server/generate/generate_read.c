@@ -9,11 +9,14 @@
 
 /* ---- sampling fields ----------------------------------------------------------------------- */
 
-void generate_read_numbers(struct fields *fields, struct sampling *s, const struct model_info *info)
+void generate_read_numbers(struct fields *fields, struct sampling *s, const struct model_info *info,
+                           const struct model_sampling *defaults)
 {
-    s->temperature = 1;
-    s->top_p = 1;
-    s->repetition = 1;
+    s->temperature = defaults->temperature;
+    s->top_p = defaults->top_p;
+    s->min_p = defaults->min_p;
+    s->repetition = defaults->repetition;
+    s->top_k = defaults->top_k < info->n_vocab ? defaults->top_k : 0;
     fields_float(fields, "temperature", NULL, (struct fields_range){0, 2, false, false},
                  &s->temperature);
     fields_float(fields, "top_p", NULL, (struct fields_range){0, 1, true, false}, &s->top_p);

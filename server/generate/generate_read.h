@@ -7,9 +7,10 @@
 
 #include "server/generate/generate.h"
 
-/* temperature, top_p, top_k, min_p, the penalties, ignore_eos, seed (drawn if not given). */
+/* temperature, top_p, top_k, min_p, the penalties, ignore_eos, seed (drawn if not given). What the
+ * request leaves out is taken from defaults: other servers' dialects have their own. */
 void generate_read_numbers(struct fields *fields, struct sampling *sampling,
-                           const struct model_info *info);
+                           const struct model_info *info, const struct model_sampling *defaults);
 /* stop: a string or a list of strings. */
 void generate_read_stop(struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits);

@@ -17,7 +17,7 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
                           struct sampling *sampling, const struct api_limits *limits)
 {
     bool do_sample = false;
-    generate_read_numbers(fields, sampling, limits->info);
+    generate_read_numbers(fields, sampling, limits->info, &MODEL_SAMPLING_PLAIN);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     fields_bool(fields, "do_sample", NULL, &do_sample);

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 enum command {
@@ -20,6 +21,10 @@ enum command {
     COMMAND_HEALTH = 32,
     COMMAND_COMPARE = 64,
 };
+
+/* Numbers without a default that were not given: below every number that can be. */
+#define OPTION_NOT_GIVEN (-1e300)
+enum { OPTION_INT_NOT_GIVEN = INT_MIN };
 
 enum {
     OPTIONS_PATH_MAX = 4096,
@@ -105,8 +110,8 @@ struct options {
     int batch_size;      /* the same */
     int max_tokens;
     int min_tokens;
-    double temperature;
-    int top_k;
+    double temperature; /* OPTION_NOT_GIVEN, as of the next four: as the model recommends */
+    int top_k;          /* OPTION_INT_NOT_GIVEN */
     double top_p;
     double min_p;
     double repetition_penalty;

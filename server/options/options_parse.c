@@ -301,12 +301,23 @@ static bool is_service_link(const char *value)
     return strncmp(value, "tcp://", 6) == 0;
 }
 
+static void set_default(struct options *options, const struct option_row *row, struct err *err)
+{
+    const bool given = row->fallback[0] != '\0';
+    void *const field = (char *)options + row->offset;
+    if (!given && row->type == OPTION_REAL) {
+        *(double *)field = OPTION_NOT_GIVEN;
+    } else if (!given && row->type == OPTION_INT) {
+        *(int *)field = OPTION_INT_NOT_GIVEN;
+    } else {
+        CHECK(row_set(options, row, row->flag, row->fallback, err) == ERR_OK);
+    }
+}
+
 static enum err_code set_defaults(struct options *options, unsigned command, struct err *err)
 {
     for (int i = 0; i < option_n_row; i++) {
-        const enum err_code code =
-            row_set(options, &option_rows[i], option_rows[i].flag, option_rows[i].fallback, err);
-        CHECK(code == ERR_OK);
+        set_default(options, &option_rows[i], err);
         if (!(option_rows[i].commands & command)) {
             continue;
         }

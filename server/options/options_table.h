@@ -23,7 +23,7 @@ struct option_row {
     enum option_type type;
     size_t offset; /* in struct options */
     unsigned commands;
-    const char *fallback; /* default, as one would type it */
+    const char *fallback; /* default, as one would type it; "" for a number: OPTION_NOT_GIVEN */
     double min, max;      /* numbers; integers up to 2^53 are exact */
     const char *choices;  /* OPTION_CHOICE: "a|b|c" */
     enum option_open open;
