@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run.sh BUILD [AREA...]: runs what `make tests` built in BUILD, and the Python tests, and counts.
 #
-# An AREA is a folder of tests/ (kernels, cuda_host, models, convert, golden, engine, server, cli, gpu, fuzz, bench, docker) or
+# An AREA is a folder of tests/ (kernels, cuda_host, models, convert, train, golden, engine, server, cli, gpu, fuzz, bench,
+# docker) or
 # one test file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
@@ -90,7 +91,7 @@ convert_golden() {
 }
 
 areas=("$@")
-[ ${#areas[@]} -gt 0 ] || areas=(kernels cuda_host models convert golden engine server cli gpu fuzz bench docker)
+[ ${#areas[@]} -gt 0 ] || areas=(kernels cuda_host models convert train golden engine server cli gpu fuzz bench docker)
 case " ${areas[*]} " in *models* | *golden* | *server*) convert_golden ;; esac
 # One area: the files of its folder, or the file it names.
 run_area() {

@@ -121,7 +121,8 @@ def truncate(path, size):
 def test_a_model_without_tokenizer_takes_ids(tmp_path):
     copy = tmp_path / "model"
     shutil.copytree(MODEL, copy)
-    (copy / "tokenizer.model").unlink()
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (copy / name).unlink()
     assert "--ids" in fails(1, "score", "--model", copy, stdin="text")
     figures = json.loads(ok("score", "--model", copy, "--ids", "--json", stdin="1 20 30\n40"))
     assert figures["results"][0]["n_scored"] == 3

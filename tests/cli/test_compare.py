@@ -83,7 +83,8 @@ def test_several_files_and_standard_input_are_pooled(text, tmp_path):
 
 def test_token_ids_need_no_tokenizer(tmp_path):
     model = copy_of(MODEL, tmp_path / "model")
-    (model / "tokenizer.model").unlink()
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (model / name).unlink()
     assert figures("--model", model, "--ids", stdin="1 20 30\n40")["n_scored"] == 3
     assert "--ids" in fails(1, "compare", "--model", model, stdin="text")
 
