@@ -1,18 +1,19 @@
-/* Adaptive softmax: the vocabulary's output cut into a head of frequent words and tails of rarer
- * ones (Grave et al. 2017; XLM's `asm`). For families whose output it is.
+/* Adaptive softmax (Grave et al. 2017; XLM's `asm`): the vocabulary is split into a head of
+ * frequent words and tails of rarer ones. Used by output.c.
  *
  *   h = log softmax(x·W_headᵀ + b), one entry per word below cutoff 0 and one per tail
  *   log p(w) = h[w]                                                in the head,
  *              h[tail i] + log softmax((x·Downᵀ_i)·Upᵀ_i (+ b_i))[w - cutoff i]   in tail i
  *
- * A row is laid out so that all of it happens in place: first the tails' entries of h, then the
- * words in the order of their ids, which are the row that sampling and scoring see. */
+ * All of it is computed in place in one row: first the tails' entries of h, then the words in the
+ * order of their ids. Sampling and scoring read the words' part. */
 #ifndef MODELS_ADAPTIVE_H
 #define MODELS_ADAPTIVE_H
 
 #include "models/arena.h"
-#include "models/loader.h"
 #include "models/config.h"
+#include "models/layers.h"
+#include "models/loader.h"
 
 struct adaptive {
     int n_vocab;
@@ -32,8 +33,8 @@ static inline int64_t adaptive_extra(const struct adaptive *adaptive)
 /* Columns of its scratch: the widest tail. */
 int64_t adaptive_width(const struct adaptive *adaptive);
 
-/* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs; the latter with
- * biases, which XLM's have not, if has_bias. */
+/* Loads name.head and name.tail.I.{0,1}, as XLM names them, if config has cutoffs. has_bias: the
+ * tails' second layers have biases; XLM's have none. */
 void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struct config *config,
                    const char *name, bool has_bias);
 

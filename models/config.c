@@ -1,9 +1,9 @@
 /* config.json → struct config. See config.h.
  *
- * Two tables, of the model's keys here and of a memory's in config_memory.c, have every key with its
- * type and bounds; a family lists which of them it takes. Other keys are refused, since a field this
- * build does not know may change what the model computes. What concerns several fields at once is
- * checked after, by the family if it concerns that family alone. */
+ * Two tables, of the model's keys here and of a memory's in config_memory.c, have every key with
+ * its type and bounds; a family lists which of them it takes. Other keys are refused, since a field
+ * that this build does not know may change what the model computes. Conditions on several fields
+ * are checked afterwards, by the family if they concern that family alone. */
 #include "models/config.h"
 #include "models/config_memory.h"
 #include "models/family.h"
@@ -231,8 +231,8 @@ static const char *const common_keys[] = {
     "norm_eps",      "tie_output", "bos_token_id?", "eos_token_id?", "pad_token_id?",
     "unk_token_id?", "add_bos?",   "dtype?",        "tokenizer?",    NULL};
 
-/* By the keys of the family that the file names; a file that names none is told so by the reader of
- * model_type. */
+/* Reads the keys that the file's family takes. If model_type is missing or unknown, its reader
+ * reports that before any other key is read. */
 static enum err_code read_model(struct config *config, const json_t *root, const struct place *at,
                                 struct err *err)
 {

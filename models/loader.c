@@ -189,7 +189,7 @@ bool loader_fits(struct loader *loader, size_t bytes, const char *name)
               "a device with more memory"
             : "use bf16 weights, or a device with more memory";
     loader->code = err_set(loader->err, ERR_MEMORY,
-                           "%s: its %zu bytes do not fit into %s memory: %lld are left beside %zu "
+                           "%s: its %zu bytes do not fit into %s memory: %lld are left after %zu "
                            "of weights and %zu of value tables; %s",
                            name, bytes, be->is_host ? "the machine's" : "device", (long long)left,
                            info->weight_bytes, info->value_bytes, advice);
@@ -539,8 +539,8 @@ void loader_table(struct loader *loader, const struct weight **weight, int64_t r
 {
     struct name name;
     FORMAT_NAME(&name, format);
-    /* Every row of a step reads one: on a device they are small beside its own memory, and fast
-     * there; on the host they may as well stay in the file, like the values. */
+    /* Every token reads one row. A device keeps the table in its own memory, which is fast and much
+     * larger; on the host it may stay in the file, like the values. */
     const enum placement placement =
         loader->store->be->is_host ? loader->info->value_placement : PLACEMENT_DEVICE;
     (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);

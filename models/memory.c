@@ -19,9 +19,9 @@
  *
  * The last two are a linear layer that picks columns: exact, and as fast as the usual projection.
  *
- * Layer l is query_mlps.<j> in the file, j = 2·l, or 3·l with batch norms (at j + 1): linear, norm
- * and ReLU are counted alike. All of it stays F32 whatever info->dtype is: it decides which slots
- * are read, and is small. */
+ * Layer l is query_mlps.<j> in the file, j = 2·l, or 3·l with batch norms (at j + 1), because
+ * linear layers, norms and ReLUs all count. All of it stays F32 whatever info->dtype is: it decides
+ * which slots are read, and is small. */
 
 #define BATCH_NORM_EPS 1e-5
 

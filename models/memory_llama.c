@@ -1,6 +1,6 @@
 /* The family of "Memory Layers at Scale" (Berges, Oğuz, Haziza, Yih, Zettlemoyer, Ghosh 2024): a
- * Llama-style decoder in which memories stand in place of some feed-forward networks, with values
- * that layers may share.
+ * Llama-style decoder in which memories replace some feed-forward networks, with values that layers
+ * may share.
  *
  *   x[t] = tokens[id]
  *   per layer:  x = x + W_out·attention(RMS(x))        queries and keys turned by their position
@@ -13,7 +13,7 @@
  *               with an output gate:                        y = y · sigmoid(w_g·r + b_g)
  *   logits[t] = W_vocabulary·RMS(x)
  *
- * Several heads of queries may share one of keys and values.
+ * Several query heads may share one head of keys and values (grouped queries).
  *
  * The file reads top down: configuration, parameters, binding table, workspace, forward. */
 #include "models/network.h"

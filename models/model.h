@@ -67,12 +67,12 @@ struct model_info {
     int n_vocab, d_model, n_layer, n_head, d_ff;
     int d_attention; /* columns of all heads of queries: d_model but for memory_llama */
     int n_kv_head;   /* heads of keys and values: n_head but for memory_llama */
-    bool gated;      /* feed-forward networks have two matrices up, one of which gates (silu) */
+    bool gated;      /* feed-forward networks are W_down (silu(W_gate·x) * W_up·x) */
     int context;     /* positions the model can take; 0 = no limit */
-    /* Where there is no limit: earlier positions that a token can see in a layer, and persistent
-     * keys of a head. A sequence's pages are then a ring, see step_limits.n_span_max. */
+    /* Of a model without a limit: how many earlier positions a token sees in a layer, and the
+     * persistent keys of a head. A sequence's pages are then a ring: see step_limits.n_span_max. */
     int window, n_persistent;
-    int64_t window_sum; /* what all layers together can see; window is the widest */
+    int64_t window_sum; /* of all layers; window is the longest of them */
     enum act act;
     bool tie_output;
     int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
@@ -98,8 +98,9 @@ static inline int model_span_max(const struct model_info *info)
     return info->window > 0 ? info->window + info->n_persistent : 0;
 }
 
-/* What rounding may change of a weight unless it is forced: rows of normal numbers lose 0.7 to 0.9
- * %, rows with a few numbers ten times as large 2 %. */
+/* The largest error (root mean square, relative) of a weight that is made int8, unless forced. Rows
+ * of normally distributed numbers lose 0.7 to 0.9 %, rows with a few outliers ten times as large
+ * 2 %. */
 #define MODEL_INT8_LOSS 0.03
 
 struct model_options {
@@ -134,6 +135,8 @@ enum err_code model_reserve(struct model *model, const struct step_limits *limit
                             struct err *err);
 
 /* Sees intermediate results by name; the tensor is in the backend's address space. Used by tests.
+ * Results have the same bits with and without a tap, but with one some ops run apart from others
+ * that they are else fused with.
  * Names: "hidden" (layer -1: embedding after its norm; i: output of layer i, with an "after"
  * memory), "query", "slots", "shares", "memory_out" (layer = index of the memory), "logits" (layer
  * = first output row of the chunk). */

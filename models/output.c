@@ -1,11 +1,11 @@
 /* See output.h. */
 #include "models/output.h"
 
-/* Rows of a chunk: as many as backends multiply in one pass over the vocabulary's matrix, if they
- * fit. */
+/* Rows of a chunk: as many as backends multiply in one pass over the vocabulary's matrix, or fewer
+ * if their logits would take more than LOGITS_BYTES_MAX. */
 enum { CHUNK_ROWS_MAX = 256, LOGITS_BYTES_MAX = 64 << 20 };
 
-/* Rows of logits begin with a cache line: so backends may write them past their caches. */
+/* Each row of logits starts at a cache line, so that backends may use non-temporal stores. */
 enum { LINE_FLOATS = 16 };
 
 void output_bind(struct loader *loader, struct output *output, const struct config *config,
@@ -43,10 +43,10 @@ void output_lay_out(struct output *output, struct arena *arena, const struct ste
     output->proj = arena_take(arena, n_chunk, adaptive_width(adaptive), DTYPE_F32);
 }
 
-/* The rows of x that the n outputs from first on are made of: x itself where they follow one
- * another, as in decoding and scoring, else gathered. */
-static struct tensor wanted_rows(struct backend *be, const struct output *output, struct tensor x,
-                                 const struct step *step, int first, int n)
+/* The rows of x of outputs first .. first+n-1: a view of x where they are consecutive, as in
+ * decoding and scoring, else gathered. */
+static struct tensor requested_rows(struct backend *be, const struct output *output,
+                                    struct tensor x, const struct step *step, int first, int n)
 {
     const int32_t *const row = step->out_row + first;
     for (int i = 1; i < n; i++) {
@@ -66,7 +66,7 @@ void output_run(struct backend *be, const struct output *output, struct tensor x
     const int n_chunk = (int)output->logits.rows;
     for (int first = 0; first < step->n_out; first += n_chunk) {
         const int n = step->n_out - first < n_chunk ? step->n_out - first : n_chunk;
-        const struct tensor rows = wanted_rows(be, output, x, step, first, n);
+        const struct tensor rows = requested_rows(be, output, x, step, first, n);
         const struct tensor whole = tensor_head(output->logits, n);
         const struct tensor logits = tensor_cols(whole, adaptive_extra(adaptive), output->n_vocab);
         if (adaptive->n_tail > 0) {

@@ -1,6 +1,7 @@
 /* Reading the fields of a JSON object into a struct. A table has every key there may be with its
  * type and bounds; lists say which of them this object takes, and any other is refused. For
- * models/config*.c. Errors say where the value is: "dir/config.json: memories[2].n_key is 0, outside 1 .. 16777216". */
+ * models/config*.c. Errors say where the value is:
+ * "dir/config.json: memories[2].n_key is 0, outside 1 .. 16777216". */
 #ifndef MODELS_READ_H
 #define MODELS_READ_H
 
@@ -11,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where a value stands, for messages: "dir/config.json: memories[2].n_key". */
+/* Where a value is, for messages: "dir/config.json: memories[2].n_key". */
 struct place {
     const char *path;
     char prefix[32]; /* "" or "memories[2]." */
@@ -37,8 +38,8 @@ enum err_code read_integer(int64_t *number, const json_t *value, const struct fi
 /* Whether keys names key. keys ends with NULL; "key?" may be missing from an object, other keys may
  * not. */
 bool read_is_key(const char *const *keys, const char *key);
-/* Reads the fields of object that keys and more_keys (or NULL) name into base, in the table's order,
- * and refuses others. */
+/* Reads the fields of object that keys and more_keys (or NULL) name into base, in the order of the
+ * table, and refuses others. */
 enum err_code read_fields(void *base, const json_t *object, const struct field *fields,
                           size_t n_field, const char *const *keys, const char *const *more_keys,
                           const struct place *at, struct err *err);

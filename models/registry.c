@@ -1,4 +1,4 @@
-/* The model families of this build: one file and one line each. */
+/* The list of model families: each is one file, and one line here. */
 #include "models/family.h"
 
 extern const struct model_family all_attention_family;

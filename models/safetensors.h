@@ -47,7 +47,7 @@ enum {
 
 struct safetensors_entry {
     char name[SAFETENSORS_NAME_MAX];
-    const char *path; /* Borrowed: the file it stands in, for messages */
+    const char *path; /* Borrowed: the file it is in, for messages */
     enum safetensors_dtype dtype;
     int n_dim;                         /* 0 for a scalar */
     int64_t dim[SAFETENSORS_RANK_MAX]; /* outermost first */

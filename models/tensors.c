@@ -140,7 +140,7 @@ static enum err_code check_index(const struct tensors *tensors, const json_t *we
         const struct safetensors_entry *const entry = tensors->entry[i];
         const char *const name = json_string_value(json_object_get(weight_map, entry->name));
         if (name == NULL || strcmp(strrchr(entry->path, '/') + 1, name) != 0) {
-            return err_set(err, ERR_FORMAT, "%s: tensor %s stands there, but %s says \"%.64s\"",
+            return err_set(err, ERR_FORMAT, "%s: tensor %s is in this file, but %s says \"%.64s\"",
                            entry->path, entry->name, index_path, name == NULL ? "nowhere" : name);
         }
     }
@@ -389,7 +389,7 @@ void tensors_release(const struct safetensors_entry *entry)
     }
 }
 
-/* Of a memory: it may be larger than all else, and of another type. */
+/* A memory's values: they may be larger than all other weights, and of another type. */
 static bool is_value_table(const struct safetensors_entry *entry)
 {
     return strncmp(entry->name, "memories.", 9) == 0 &&
@@ -406,7 +406,7 @@ enum dtype tensors_main_dtype(const struct tensors *tensors)
         bytes[dtype] += dtype == DTYPE_I32 || is_value_table(entry) ? 0 : entry->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
-    /* keys and vectors stay wide, which in a small model is more than its bytes */
+    /* I8 if anything is: keys and vectors stay F32, and may be most bytes of a small model */
     return bytes[DTYPE_I8] > 0 ? DTYPE_I8 : best;
 }
 

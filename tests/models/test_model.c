@@ -916,7 +916,7 @@ static void test_device_memory_is_named_when_it_runs_out(void **state)
     folder_save(&f);
     device.available = 64;
     assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_MEMORY);
-    assert_non_null(strstr(err.message, "do not fit into device memory: 64 are left beside"));
+    assert_non_null(strstr(err.message, "do not fit into device memory: 64 are left after"));
     assert_non_null(strstr(err.message, "memory placement host"));
     options.value_placement = PLACEMENT_HOST;
     assert_int_equal(open_on_device(&f, &options, &placement, &err), ERR_MEMORY);

@@ -277,7 +277,7 @@ static void test_refuses_shards(void **state)
     writer_save(&w, 1, 4, dir, "m-2.safetensors");
     refuse(dir, ERR_FORMAT, "tensor b is also in");
     writer_save(&w, 0, 1, dir, "m-1.safetensors");
-    refuse(dir, ERR_FORMAT, "tensor b stands there, but");
+    refuse(dir, ERR_FORMAT, "tensor b is in this file, but");
     writer_save(&w, 0, 2, dir, "m-1.safetensors");
     writer_save(&w, 2, 4, dir, "m-2.safetensors");
     writer_text(dir, index, "{\"weight_map\":{\"a\":\"m-2.safetensors\"}}");
