@@ -1,7 +1,8 @@
 /* Runs a model's forward on any backend, for the tests of models/. Header only, since each test is
  * one program. Everything that goes wrong here fails the test that called.
  *   runner_step    one step of a list of pieces, each a run of tokens of one sequence; each
- * sequence slot owns fixed pages of the cache runner_chunks  one sequence in pieces of some tokens
+ *                  sequence slot owns fixed pages of the cache
+ *   runner_chunks  one sequence in pieces of some tokens
  *   runner_trials  the main of a test of golden cases: converts them, and makes a test of every
  *                  check of every case on every backend */
 #ifndef TESTS_MODELS_RUNNER_H
