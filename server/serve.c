@@ -306,6 +306,9 @@ static enum err_code serve_open(struct server *server, struct err *err)
             return code;
         }
     }
+    if (proxies_parse(&server->proxies, options->trusted_proxies, err) != ERR_OK) {
+        return err->code;
+    }
     const enum err_code counted = clients_open(&server->clients, options->max_connections, err);
     if (counted != ERR_OK) {
         return counted;
@@ -317,7 +320,11 @@ static enum err_code serve_open(struct server *server, struct err *err)
         .n_more_files = options->admin_port > 0 ? 2 * ADMIN_CONNECTIONS : 0,
         .max_body_bytes = options->max_body_bytes,
         .overload_status = strcmp(options->overload_status, "503") == 0 ? 503 : 429,
+        .max_buffered_bytes = options->max_buffered_bytes,
+        .min_read_rate = options->min_read_rate,
+        .read_window_s = options->read_window_s,
         .body_threads = options->body_threads,
+        .proxies = &server->proxies,
         .keepalive_s = options->keepalive_s,
         .header_timeout_s = options->header_timeout_s,
         .body_timeout_s = options->body_timeout_s,

@@ -237,6 +237,8 @@ void metrics_write(struct text *out, struct server *server)
     metrics_put_front(out, &server->metrics, routes_n(), routes_name);
     metrics_put_one(out, "http_connections", "gauge", "Open connections.",
                     http_connections(server->http));
+    metrics_put_one(out, "buffered_bytes", "gauge", "Bodies and answers that wait to be read.",
+                    (double)http_buffered(server->http));
     metrics_put_one(out, "long_bodies_unread", "gauge",
                     "Long bodies that wait for a thread to read them, or are being read.",
                     http_n_unread(server->http));

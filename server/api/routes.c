@@ -141,7 +141,7 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     struct engine *const engine = atomic_load(&server->engine);
     const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
-    request->client = x->client;
+    request->client = x->knows_client ? x->client : 0;
     if (server->keys != NULL) {
         const bool is_shared = strcmp(server->options->prefix_cache, "shared") == 0;
         request->is_tenant = keys_n(server->keys) > 1;
@@ -269,9 +269,11 @@ static bool routes_allow(struct server *server, struct exchange *x, int flags,
 {
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
     /* A browser sends no key with the question whether it may send one. */
-    if (server->keys == NULL || routes_is_preflight(server, x) || x->admin ||
-        (flags & ROUTE_OPEN) != 0 || free_metrics ||
-        keys_allow(server->keys, authorization, &x->client)) {
+    const bool has_key =
+        server->keys != NULL && keys_allow(server->keys, authorization, &x->client);
+    x->knows_client = x->knows_client || has_key;
+    if (server->keys == NULL || has_key || routes_is_preflight(server, x) || x->admin ||
+        (flags & ROUTE_OPEN) != 0 || free_metrics) {
         return true;
     }
     exchange_header(x, "WWW-Authenticate", "Bearer");
@@ -417,7 +419,9 @@ void routes_done(void *ctx, const struct exchange *x)
     struct server *const server = ctx;
     const int route = x->route >= 0 ? x->route : ROUTE_N;
     const int status = atomic_load(&x->gone) ? 499 : x->status;
-    metrics_count(&server->metrics, route, x->method, status, x->code);
+    const char *const end_code = atomic_load(&x->end_code);
+    const char *const error = end_code != NULL ? end_code : x->code;
+    metrics_count(&server->metrics, route, x->method, status, error);
     if (x->counted) {
         clients_leave(&server->clients, x->client);
     }
@@ -435,10 +439,10 @@ void routes_done(void *ctx, const struct exchange *x)
               "generated_tokens=%lld bytes=%zu%s",
               log_quote(id, sizeof id, x->id), log_quote(method, sizeof method, x->method),
               log_quote(path, sizeof path, x->path), status,
-              status == 499     ? "client_left"
-              : x->cut          ? "cut_short"
-              : x->code != NULL ? x->code
-                                : "-",
+              status == 499   ? "client_left"
+              : x->cut        ? "cut_short"
+              : error != NULL ? error
+                              : "-",
               (double)(clock_now_us() - x->begin_us) * 1e-3, (long long)x->n_prompt,
               (long long)x->n_generated, x->sent_bytes, trace);
 }

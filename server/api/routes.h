@@ -13,6 +13,7 @@
 #include "server/io/input.h"
 #include "server/net/clients.h"
 #include "server/net/exchange.h"
+#include "server/net/proxies.h"
 
 /* Made by serve.c; lives as long as the process serves. */
 struct server {
@@ -24,6 +25,7 @@ struct server {
     _Atomic(struct engine *)
         engine;             /* Owner: serve.c. NULL while it loads; limits are set before */
     struct clients clients; /* Owner: serve.c */
+    struct proxies proxies;
     struct api_limits limits;
     _Atomic(const char *) phase; /* while loading: static text */
     atomic_int progress_permille;

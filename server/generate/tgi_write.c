@@ -208,7 +208,8 @@ bool tgi_write_event(struct text *out, const struct generate_job *job,
 static const char *error_type(const struct api_error *error)
 {
     const char *const code = error->code;
-    if (strncmp(code, "queue_", 6) == 0 || strcmp(code, "client_limit") == 0) {
+    if (strncmp(code, "queue_", 6) == 0 || strcmp(code, "client_limit") == 0 ||
+        strcmp(code, "buffers_full") == 0) {
         return "overloaded";
     }
     switch (error->status) {

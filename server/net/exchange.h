@@ -58,6 +58,7 @@ struct exchange {
     bool wants_events;            /* Accept names text/event-stream */
     char id[EXCHANGE_ID_MAX];     /* the client's x-request-id, or one of ours */
     uint64_t client;              /* who asks: its key, or without keys its address */
+    bool knows_client;            /* it is a key, or an address that is not a proxy's */
     bool counted;                 /* among its client's requests: routes.c */
     char trace_id[TRACE_ID_MAX];  /* of the client's traceparent, "" = none */
     char span_id[TRACE_SPAN_MAX];
@@ -89,6 +90,8 @@ struct exchange {
     size_t sent_bytes;
     atomic_bool gone; /* the client left before the answer was complete */
     bool cut;         /* the server ended before the answer was complete */
+    _Atomic(const char *)
+        end_code; /* why the server hung up on this client: static; NULL = it did not */
 };
 
 /* Adds an answer header; value is formatted. More than EXCHANGE_HEADER_MAX is a bug. */

@@ -1,13 +1,9 @@
 /* What a request's head says: see head.h. */
 #include "server/net/head.h"
 
-#include "server/net/keys.h"
-
-#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
 static void make_id(char *id)
 {
@@ -35,19 +31,6 @@ void head_id(char id[EXCHANGE_ID_MAX], const char *given)
     } else {
         make_id(id);
     }
-}
-
-uint64_t head_client(const struct sockaddr *address)
-{
-    if (address != NULL && address->sa_family == AF_INET) {
-        const struct sockaddr_in *const v4 = (const struct sockaddr_in *)(const void *)address;
-        return keys_hash(&v4->sin_addr, sizeof v4->sin_addr);
-    }
-    if (address != NULL && address->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *const v6 = (const struct sockaddr_in6 *)(const void *)address;
-        return keys_hash(&v6->sin6_addr, sizeof v6->sin6_addr);
-    }
-    return 0;
 }
 
 const char *head_path(const char *url)

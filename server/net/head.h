@@ -4,14 +4,9 @@
 
 #include "server/net/exchange.h"
 
-#include <sys/socket.h>
-
 /* The id that the client gave, or NULL, if it fits and is printable without blanks; else a new one.
  */
 void head_id(char id[EXCHANGE_ID_MAX], const char *given);
-
-/* A number for the client's address, without its port; 0 for one that is neither IPv4 nor IPv6. */
-uint64_t head_client(const struct sockaddr *address);
 
 /* The path of a target: proxies may send it behind scheme and authority (RFC 9112, 3.2.2). */
 const char *head_path(const char *url);

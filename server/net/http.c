@@ -15,27 +15,25 @@
 
 /* ---- the body ------------------------------------------------------------------------------ */
 
-static int64_t http_answer_max(const struct http *http)
+/* The share holds more than all others: its connection ends, whatever it is doing. */
+static void http_end(struct budget_share *share)
 {
-    const int64_t max = http->config.max_body_bytes;
-    return HTTP_BODIES * (max > HTTP_ANSWER_BYTES ? max : HTTP_ANSWER_BYTES);
-}
-
-/* So many that no more work may make another. */
-static bool http_has_answers(const struct http *http)
-{
-    return atomic_load(&http->answer_bytes) > http_answer_max(http);
-}
-
-static void http_refuse_full(struct http_exchange *hx, struct api_error *error)
-{
-    const struct http *const http = hx->http;
-    error->retry_after_s = 1;
-    (void)api_error_set(error, http->config.overload_status, "queue_full", NULL,
-                        "the bodies of all requests together exceed %lld bytes, or their answers "
-                        "%lld: try again later",
-                        (long long)(HTTP_BODIES * http->config.max_body_bytes),
-                        (long long)http_answer_max(http));
+    struct http_exchange *const hx =
+        (struct http_exchange *)((char *)share - offsetof(struct http_exchange, share));
+    struct api_error error = {.retry_after_s = 1};
+    (void)api_error_set(
+        &error, hx->http->config.overload_status, "buffers_full", NULL,
+        "bodies and answers of all requests together exceed %lld bytes "
+        "(--max-buffered-bytes), and this client holds most of them: read the answers, "
+        "and send less at once",
+        (long long)hx->http->config.max_buffered_bytes);
+    if (worker_remove(hx->http->worker, &hx->task)) {
+        exchange_error(&hx->x, &error);
+        text_free(&hx->x.body);
+        watch_attach(hx->conn);
+    } else {
+        watch_end(hx->conn, &error);
+    }
 }
 
 static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
@@ -54,12 +52,12 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
                             (long long)max);
     } else if (hx->x.drops_body) {
         return;
-    } else if (atomic_fetch_add(&http->body_bytes, (long long)n) > HTTP_BODIES * max ||
-               http_has_answers(http)) {
-        hx->body_held += n;
-        http_refuse_full(hx, &error);
     } else {
-        hx->body_held += n;
+        budget_hold(&http->budget, &hx->share, (int64_t)hx->body_seen);
+        if (watch_refused(hx->conn)) { /* it was this one that held most */
+            text_free(body);
+            return;
+        }
         text_add(body, data, n);
         if (body->failed) {
             (void)api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the body");
@@ -74,15 +72,7 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
 static void http_drop_body(struct http_exchange *hx)
 {
     text_free(&hx->x.body);
-    (void)atomic_fetch_sub(&hx->http->body_bytes, (long long)hx->body_held);
-    hx->body_held = 0;
-}
-
-/* From now on the exchange holds an answer of n bytes. */
-static void http_hold_answer(struct http_exchange *hx, size_t n)
-{
-    (void)atomic_fetch_add(&hx->http->answer_bytes, (long long)n - (long long)hx->answer_held);
-    hx->answer_held = n;
+    budget_hold(&hx->http->budget, &hx->share, (int64_t)hx->x.out.capacity);
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
@@ -127,7 +117,7 @@ static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
                                                      http_read_stream, hx, NULL);
     } else {
         x->sent_bytes = x->out.n;
-        http_hold_answer(hx, x->out.n);
+        budget_hold(&hx->http->budget, &hx->share, (int64_t)x->out.capacity);
         response = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
         if (response != NULL) {
             x->out = (struct text){0}; /* the response owns it now */
@@ -179,7 +169,6 @@ static void http_handle(struct http_exchange *hx)
 {
     hx->http->config.handle(hx->http->config.ctx, &hx->x);
     http_drop_body(hx);
-    http_hold_answer(hx, hx->x.out.n);
 }
 
 /* On the worker thread. The connection sleeps until the last line. Of a client that left nothing is
@@ -191,12 +180,7 @@ static void http_handle_long(struct worker_task *task)
     hx->x.wait_us = clock_now_us() - hx->x.body_us + 1;
     if (watch_has_left(hx->conn)) {
         atomic_store(&hx->x.gone, true);
-        hx->x.status = 499;                  /* the body goes when this is over */
-    } else if (http_has_answers(hx->http)) { /* other bodies of the queue have been answered */
-        struct api_error error = {0};
-        http_refuse_full(hx, &error);
-        exchange_error(&hx->x, &error);
-        http_drop_body(hx);
+        hx->x.status = 499; /* the body goes when this is over */
     } else {
         http_handle(hx);
     }
@@ -254,7 +238,8 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
     }
     watch_idle(hx->conn);
     /* A refused request is over when its client hangs up; any other that breaks off was left. */
-    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued)) {
+    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued) &&
+        atomic_load(&hx->x.end_code) == NULL) {
         if (!atomic_load(&http->cutting)) {
             atomic_store(&hx->x.gone, true);
         } else if (hx->x.code == NULL) { /* an error that breaks off was counted elsewhere */
@@ -263,8 +248,7 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
         }
     }
     http->config.done(http->config.ctx, &hx->x);
-    http_drop_body(hx);
-    http_hold_answer(hx, 0);
+    budget_leave(&http->budget, &hx->share);
     exchange_free(&hx->x);
 }
 
@@ -341,11 +325,14 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
     }
     h->config = *config;
     h->listen_fd = h->reserve_fd = -1;
+    budget_open(&h->budget, config->max_buffered_bytes, http_end);
     CHECK(pthread_mutex_init(&h->listen_mutex, NULL) == 0);
     const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
                                        .max_connections = config->max_connections,
                                        .header_timeout_s = config->header_timeout_s,
                                        .body_timeout_s = config->body_timeout_s,
+                                       .min_read_rate = config->min_read_rate,
+                                       .read_window_s = config->read_window_s,
                                        .suspend = http_suspend,
                                        .resume = http_resume,
                                        .tick = http_tick,
@@ -381,6 +368,11 @@ int http_connections(const struct http *http)
     return watch_n_conn(http->watch);
 }
 
+int64_t http_buffered(struct http *http)
+{
+    return budget_used(&http->budget);
+}
+
 int http_n_unread(const struct http *http)
 {
     return worker_n_task(http->worker);
@@ -409,7 +401,10 @@ int http_stop(struct http *http, int64_t deadline_us)
     }
     if (http->daemon != NULL) {
         http_refuse_connections(http);
-        while (watch_n_exchange(http->watch) > 0 && clock_now_us() < deadline_us) {
+        /* Uploads would only be refused; they have time to read that, and no more. */
+        const int64_t upload_us = clock_now_us() + HTTP_REFUSAL_US;
+        while (clock_now_us() < deadline_us &&
+               watch_n_exchange(http->watch, clock_now_us() >= upload_us) > 0) {
             (void)usleep(5000);
         }
         atomic_store(&http->cutting, true);
@@ -428,6 +423,7 @@ int http_stop(struct http *http, int64_t deadline_us)
     if (http->reserve_fd >= 0) {
         (void)close(http->reserve_fd);
     }
+    budget_close(&http->budget);
     const int n_cut = atomic_load(&http->n_cut);
     free(http);
     return n_cut;

@@ -6,12 +6,13 @@
  * What it promises beyond the library: a request with two Content-Length headers is refused; a body
  * is refused by its declared size before it is read, and by its counted size when it is chunked;
  * slow heads and bodies end at a deadline; a client that leaves a waiting request is noticed at
- * once; all bodies together are bounded, and no new ones are read while answers beyond a bound wait
- * for their clients; http_stop never aborts on a sleeping connection. */
+ * once; bodies and answers together are bounded, and who holds most of them is ended first
+ * (budget.h); who takes next to nothing of an answer is given up; http_stop never aborts on a sleeping connection. */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
 
 #include "server/net/exchange.h"
+#include "server/net/proxies.h"
 
 struct http;
 
@@ -21,8 +22,12 @@ struct http_config {
     int max_connections;
     int n_more_files; /* descriptors that others will need for their connections */
     int64_t max_body_bytes;
-    int body_threads;    /* read long bodies */
-    int overload_status; /* of a refusal because all bodies, or answers, are too large together */
+    int64_t max_buffered_bytes; /* bodies and answers together */
+    int min_read_rate;          /* bytes per second that a reader must take, over read_window_s */
+    int read_window_s;
+    int body_threads;              /* read long bodies */
+    const struct proxies *proxies; /* Borrowed */
+    int overload_status; /* of a refusal because bodies and answers are too large together */
     int keepalive_s, header_timeout_s, body_timeout_s;
     bool admin; /* for its exchanges; one thread is enough */
     /* A head is here: whether to go on. Else error is answered, before the body is read. */
@@ -38,6 +43,8 @@ struct http_config {
 enum err_code http_start(struct http **http, const struct http_config *config, struct err *err);
 int http_port(const struct http *http);
 int http_connections(const struct http *http);
+/* Bytes of bodies and answers that wait to be read. */
+int64_t http_buffered(struct http *http);
 /* Long bodies that have arrived and are not yet read: they wait for a worker, or one reads them. */
 int http_n_unread(const struct http *http);
 

@@ -97,6 +97,54 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
     return true;
 }
 
+/* The values of all X-Forwarded-For headers as one list; of a longer one the end, which is ours. */
+struct http_forwarded {
+    char list[1024];
+    size_t n;
+};
+
+static enum MHD_Result http_see_forwarded(void *cls, enum MHD_ValueKind kind, const char *key,
+                                          const char *value)
+{
+    (void)kind;
+    struct http_forwarded *const all = cls;
+    if (strcasecmp(key, "X-Forwarded-For") == 0 && value != NULL) {
+        size_t bytes = strlen(value);
+        if (bytes >= sizeof all->list) {
+            value += bytes - (sizeof all->list - 1);
+            bytes = sizeof all->list - 1;
+        }
+        if (all->n + 1 + bytes >= sizeof all->list) {
+            all->n = 0;
+        }
+        if (all->n > 0) {
+            all->list[all->n++] = ',';
+        }
+        memcpy(all->list + all->n, value, bytes);
+        all->n += bytes;
+        all->list[all->n] = '\0';
+    }
+    return MHD_YES;
+}
+
+/* Whose request it is, as far as addresses tell. */
+static void http_see_client(struct http_exchange *hx)
+{
+    const struct proxies *const proxies = hx->http->config.proxies;
+    const union MHD_ConnectionInfo *const peer =
+        MHD_get_connection_info(hx->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct http_forwarded forwarded = {0};
+    if (proxies->n > 0) {
+        (void)MHD_get_connection_values(hx->mhd, MHD_HEADER_KIND, http_see_forwarded, &forwarded);
+    }
+    struct proxies_address address = {0};
+    if (peer != NULL && proxies_client(proxies, peer->client_addr,
+                                       forwarded.n > 0 ? forwarded.list : NULL, &address)) {
+        hx->x.client = keys_hash(&address, sizeof address);
+        hx->x.knows_client = proxies->n > 0;
+    }
+}
+
 struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, const char *url,
                                  const char *method, const char *version)
 {
@@ -121,9 +169,7 @@ struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, 
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
     x->deep = deep != NULL && strcmp(deep, "1") == 0;
     x->admin = http->config.admin;
-    const union MHD_ConnectionInfo *const address =
-        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    x->client = head_client(address != NULL ? address->client_addr : NULL);
+    http_see_client(hx);
     (void)keys_trace(MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent"), x->trace_id,
                      x->span_id);
     const char *const accept =
@@ -132,6 +178,7 @@ struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, 
     head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
     struct api_error error = {0};
     const bool accepted = http_check_head(hx, version, &error);
+    budget_join(&http->budget, &hx->share, x->knows_client ? x->client : 0);
     watch_body(conn, x); /* from here on the watcher may refuse it, too */
     if (!accepted) {
         watch_refuse(conn, &error);

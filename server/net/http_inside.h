@@ -2,6 +2,7 @@
 #ifndef SERVER_HTTP_INSIDE_H
 #define SERVER_HTTP_INSIDE_H
 
+#include "server/net/budget.h"
 #include "server/net/http.h"
 #include "server/net/watch.h"
 #include "server/net/worker.h"
@@ -14,11 +15,8 @@ enum {
     HTTP_SURPLUS = 64, /* connections above the limit that are told so before they are closed */
     HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
     HTTP_BLOCK_BYTES = 16 * 1024,
+    HTTP_REFUSAL_US = 2 * 1000000,
     HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
-    HTTP_BODIES = 16,            /* full-sized bodies that may be held at once */
-    /* So many bytes of answers too, or of bodies of this size if they may be longer: an answer is
-     * up to fifty times its body, and lies here until its client has read it. */
-    HTTP_ANSWER_BYTES = 1 << 20,
 };
 
 struct http {
@@ -33,8 +31,7 @@ struct http {
     atomic_bool draining;
     atomic_bool cutting; /* whatever ends now, ends because the server does */
     atomic_int n_cut;
-    atomic_llong body_bytes; /* held by all exchanges */
-    atomic_llong answer_bytes;
+    struct budget budget; /* bodies and answers of all exchanges */
 };
 
 /* An exchange and what the library has to do with it. */
@@ -44,8 +41,7 @@ struct http_exchange {
     struct watch_conn *conn;    /* Borrowed */
     struct MHD_Connection *mhd; /* Borrowed */
     size_t body_seen;           /* bytes of the body that have come */
-    size_t body_held;           /* of them, counted in http->body_bytes */
-    size_t answer_held;         /* the same of its answer */
+    struct budget_share share;  /* body or answer */
     size_t out_pos;             /* stream: bytes of x.out already taken */
     bool handled, queued, ended;
     struct worker_task task; /* while the worker has the exchange */

@@ -4,8 +4,9 @@
 #include "engine/clock.h"
 #include "engine/engine.h"
 
-#include <netinet/in.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,8 +41,10 @@ struct watch_conn {
     struct exchange *x;  /* Borrowed from http.c while BODY, REFUSED, ANSWER */
     void *connection;    /* Borrowed: the library's, while asleep */
     bool asleep, woken;
-    bool detached; /* asleep, and another thread works on x: nothing here may touch it */
-    bool left;     /* the client hung up while its exchange was awake */
+    bool detached;   /* asleep, and another thread works on x: nothing here may touch it */
+    bool left;       /* the client hung up while its exchange was awake */
+    int64_t read_us; /* ANSWER: since then bytes wait in the kernel for the client, 0 = none do */
+    uint64_t read_bytes; /* what the client had taken then */
 };
 
 struct watch {
@@ -122,6 +126,7 @@ bool watch_answer(struct watch_conn *conn)
     if (open) {
         conn->state = CONN_ANSWER;
         conn->deadline_us = 0;
+        conn->read_us = 0;
     }
     pthread_mutex_unlock(&conn->mutex);
     return open;
@@ -189,6 +194,26 @@ void watch_refuse(struct watch_conn *conn, const struct api_error *error)
     pthread_mutex_lock(&conn->mutex);
     if (conn->state == CONN_BODY) { /* not refused already, by the deadline */
         watch_refuse_locked(conn, error);
+    }
+    pthread_mutex_unlock(&conn->mutex);
+}
+
+/* Under the mutex, while ANSWER. */
+static void watch_end_locked(struct watch_conn *conn, const char *code)
+{
+    atomic_store(&conn->x->end_code, code);
+    (void)shutdown(conn->fd, SHUT_RDWR);
+}
+
+void watch_end(struct watch_conn *conn, const struct api_error *error)
+{
+    pthread_mutex_lock(&conn->mutex);
+    if (conn->state == CONN_BODY) {
+        watch_refuse_locked(conn, error);
+        conn->deadline_us =
+            clock_now_us() + WATCH_TICK_MS * INT64_C(1000); /* its memory is wanted */
+    } else if (conn->state == CONN_ANSWER) {
+        watch_end_locked(conn, error->code);
     }
     pthread_mutex_unlock(&conn->mutex);
 }
@@ -300,6 +325,29 @@ static uint64_t watch_received(int fd)
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_bytes_received : 0;
 }
 
+/* Gives up a client that takes next to nothing of an answer which waits for it. Under the mutex, while
+ * ANSWER. */
+static void watch_reader(struct watch_conn *conn, int64_t now_us)
+{
+    const struct watch_config *const config = &conn->watch->config;
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    int waiting = 0; /* bytes in the kernel that the client has not acknowledged */
+    if (config->min_read_rate == 0 || ioctl(conn->fd, SIOCOUTQ, &waiting) != 0 || waiting == 0 ||
+        getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
+        conn->read_us = 0;
+        return;
+    }
+    const int64_t window_us = config->read_window_s * INT64_C(1000000);
+    const uint64_t least = (uint64_t)config->min_read_rate * (uint64_t)config->read_window_s;
+    if (conn->read_us == 0 || info.tcpi_bytes_acked - conn->read_bytes >= least) {
+        conn->read_us = now_us;
+        conn->read_bytes = info.tcpi_bytes_acked;
+    } else if (now_us - conn->read_us >= window_us && atomic_load(&conn->x->end_code) == NULL) {
+        watch_end_locked(conn, "slow_reader");
+    }
+}
+
 /* Looks at one connection's deadlines. Under the mutex. */
 static void watch_tick(struct watch_conn *conn, int64_t now_us)
 {
@@ -321,6 +369,7 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
             conn->x->wake_at_us <= now_us) {
             watch_wake_locked(conn);
         }
+        watch_reader(conn, now_us);
         return;
     }
     if (conn->deadline_us == 0 || now_us < conn->deadline_us) {
@@ -371,13 +420,13 @@ static void *watch_run(void *arg)
     }
 }
 
-int watch_n_exchange(struct watch *watch)
+int watch_n_exchange(struct watch *watch, bool answering)
 {
     int n = 0;
     for (int i = 0; i < watch->config.n_conn; i++) {
         struct watch_conn *const conn = &watch->conn[i];
         pthread_mutex_lock(&conn->mutex);
-        n += conn->x != NULL ? 1 : 0;
+        n += conn->x != NULL && (!answering || conn->state == CONN_ANSWER) ? 1 : 0;
         pthread_mutex_unlock(&conn->mutex);
     }
     return n;
@@ -394,7 +443,7 @@ int watch_hang_up(struct watch *watch)
         }
         pthread_mutex_unlock(&conn->mutex);
     }
-    return watch_n_exchange(watch);
+    return watch_n_exchange(watch, false);
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */

@@ -22,6 +22,8 @@ struct watch_config {
     int n_conn;          /* slots */
     int max_connections; /* those above are to be told so */
     int header_timeout_s, body_timeout_s;
+    int min_read_rate; /* bytes per second that a reader must take, 0 = any, ... */
+    int read_window_s; /* ... over so long, while there is more for it */
     /* The library's calls. connection is what watch_sleep was given. Under the slot's mutex. */
     void (*suspend)(void *connection);
     void (*resume)(void *connection);
@@ -50,6 +52,9 @@ void watch_idle(struct watch_conn *conn);                     /* the answer is o
  * watch_body and watch_answer. */
 void watch_refuse(struct watch_conn *conn, const struct api_error *error);
 bool watch_refused(struct watch_conn *conn);
+/* Ends the exchange for a reason of the server's: while its body comes as watch_refuse, later by hanging
+ * up, and then x->end_code is error's code. */
+void watch_end(struct watch_conn *conn, const struct api_error *error);
 
 /* Sleeps unless woken since the last call; true if the connection is suspended now. */
 bool watch_sleep(struct watch_conn *conn, void *connection);
@@ -64,7 +69,7 @@ bool watch_has_left(struct watch_conn *conn);
 /* Wakes all sleepers and shuts all sockets: the server ends. Returns the number of exchanges that
  * are not over yet. */
 int watch_hang_up(struct watch *watch);
-/* Exchanges between head and idle. */
-int watch_n_exchange(struct watch *watch);
+/* Exchanges between head and idle; or of them those whose whole request has come. */
+int watch_n_exchange(struct watch *watch, bool answering);
 
 #endif

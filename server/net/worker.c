@@ -99,6 +99,22 @@ void worker_push(struct worker *worker, struct worker_task *task)
     pthread_mutex_unlock(&worker->mutex);
 }
 
+bool worker_remove(struct worker *worker, struct worker_task *task)
+{
+    pthread_mutex_lock(&worker->mutex);
+    struct worker_task **at = &worker->first;
+    while (*at != NULL && *at != task) {
+        at = &(*at)->next;
+    }
+    const bool found = *at != NULL;
+    if (found) {
+        *at = task->next;
+        worker->n_task--;
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return found;
+}
+
 int worker_n_task(struct worker *worker)
 {
     pthread_mutex_lock(&worker->mutex);

@@ -12,6 +12,7 @@
 
 #include "kernels/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,8 @@ enum err_code worker_open(struct worker **worker, int n_thread, struct err *err)
 /* Runs what is queued, then ends the threads. NULL is fine. */
 void worker_close(struct worker *worker);
 void worker_push(struct worker *worker, struct worker_task *task);
+/* Takes a task back that no thread has begun; false: one has, or it was never pushed. */
+bool worker_remove(struct worker *worker, struct worker_task *task);
 /* Tasks that wait or run. Any thread. */
 int worker_n_task(struct worker *worker);
 

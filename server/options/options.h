@@ -81,10 +81,14 @@ struct options {
     const char *cors;         /* origin of pages that may call; "" = none */
     bool metrics_auth;
     int max_client_requests;     /* 0 = no limit */
+    const char *trusted_proxies; /* "" = none */
     int body_threads;            /* read long bodies */
     const char *overload_status; /* 429 | 503 */
     const char *metrics_compat;  /* none | vllm | tgi */
     int max_connections;
+    int64_t max_buffered_bytes;
+    int min_read_rate;
+    int read_window_s;
     int keepalive_s;
     double ping_s; /* a stream that has nothing to say sends a comment so often */
     int header_timeout_s;

@@ -138,6 +138,20 @@ const struct option_row option_rows[] = {
     INT("max-client-requests", max_client_requests, SERVE, "0", 0, 65536,
         "requests that one key, or without keys one address, may have under way, uploads among "
         "them; more get 429; 0 = no limit"),
+    TEXT("trusted-proxies", trusted_proxies, SERVE, "",
+         "addresses of the proxies in front, like 10.0.0.0/8,192.0.2.7: the address that they name "
+         "in "
+         "X-Forwarded-For then counts as a client"),
+    LONG("max-buffered-bytes", max_buffered_bytes, SERVE, "268435456", 1048576, 1e12,
+         "memory of all bodies and answers that wait to be read; above it the connection that "
+         "holds most "
+         "is ended, of the API key whose connections hold most"),
+    INT("min-read-rate", min_read_rate, SERVE, "256", 0, 1 << 30,
+        "bytes per second that the reader of an answer must take while there is more for it, or "
+        "the "
+        "connection is closed; 0 = any"),
+    INT("read-window-s", read_window_s, SERVE, "30", 1, 3600,
+        "time over which --min-read-rate counts"),
     INT("body-threads", body_threads, SERVE, "2", 1, 64,
         "threads that read bodies from 64 KiB; with more than one, one of them takes none above 1 "
         "MiB"),

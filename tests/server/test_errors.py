@@ -27,6 +27,7 @@ ELSEWHERE = {
     "queue_full": "test_life.py full_queue_gets_429",
     "queue_tokens_full": "test_errors.py full_queue_of_tokens",
     "client_limit": "test_keys.py one_client_may_not_take_all",
+    "buffers_full": "test_http_rules.py stalled_uploads_cost_their_own_connections",
     "internal_error": "test_cuda.py a_failure_ends_requests_readiness_and_process",
     "numerical_error": "test_errors.py what_is_no_number_is_an_error",
     "out_of_memory": "test_errors.py no_memory_is_an_error_and_no_crash",

@@ -215,6 +215,22 @@ def test_a_clients_uploads_count_from_the_head_on(path):
         eventually(lambda: server.post(path, {"prompt": "A"}).status_code == 200, "it has left")
 
 
+def test_behind_a_trusted_proxy_the_address_that_it_names_counts():
+    with Server("--max-client-requests", "1", "--trusted-proxies", "127.0.0.0/8") as server:
+        def post(address):
+            return requests.post(server.url + "/tokenize", json={"prompt": "A"}, timeout=PATIENCE,
+                                 headers={"X-Forwarded-For": address})
+
+        with server.connect() as c:
+            c.sendall(head("/tokenize", b'{"prompt":"A"}', extra="X-Forwarded-For: 192.0.2.1\r\n")[:-1])
+            eventually(lambda: post("192.0.2.1").status_code == 429, "the upload counts for its client")
+            assert post("192.0.2.2").status_code == 200
+            assert post("192.0.2.1, 192.0.2.2").status_code == 200  # the first part may be a lie
+    line = subprocess.run([PROGRAM, "serve", "--trusted-proxies", "10.0.0.0/99"], capture_output=True,
+                          text=True, timeout=PATIENCE)
+    assert line.returncode == 2 and "'10.0.0.0/99'" in line.stderr
+
+
 def test_hangup_signal_without_a_key_file_does_no_harm():
     with Server() as server:
         server.process.send_signal(signal.SIGHUP)

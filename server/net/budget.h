@@ -1,0 +1,40 @@
+/* The memory that bodies and answers take, charged to those who take it.
+ *
+ * Each exchange has a share: the bytes of its body until that is read, then those of its answer until
+ * the client has taken them. All shares together are bounded. Who would exceed the bound is not
+ * refused; instead the share that holds most is ended: of the client whose shares are the largest
+ * together, its largest one, of equal ones the oldest. So a stalled upload or an unread answer costs
+ * its own client a connection, and nobody else anything. Any thread. */
+#ifndef SERVER_BUDGET_H
+#define SERVER_BUDGET_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct budget_share {
+    struct budget_share *next, *previous; /* the budget's, from the oldest on */
+    uint64_t client;                      /* 0 = unknown: a client of its own */
+    int64_t bytes;
+    bool ended; /* it has been told to end; its bytes no longer count */
+};
+
+struct budget {
+    pthread_mutex_t mutex; /* guards the rest and all shares */
+    int64_t most, used;
+    struct budget_share *first, *last;
+    /* Ends the share's connection. Called under the mutex, so that the share lives. */
+    void (*end)(struct budget_share *share);
+};
+
+void budget_open(struct budget *budget, int64_t most, void (*end)(struct budget_share *share));
+void budget_close(struct budget *budget); /* no share may be left */
+
+void budget_join(struct budget *budget, struct budget_share *share, uint64_t client);
+void budget_leave(struct budget *budget, struct budget_share *share);
+/* From now on the share holds so many bytes; ends the largest shares, perhaps this one, until all of
+ * them fit. */
+void budget_hold(struct budget *budget, struct budget_share *share, int64_t bytes);
+int64_t budget_used(struct budget *budget);
+
+#endif
