@@ -359,6 +359,12 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
         return err->code;
     }
+    if (engine->be->warning[0] != '\0') {
+        char why[2 * sizeof engine->be->warning];
+        log_event(LEVEL_WARN, "backend_slow", "why=%s",
+                  log_quote(why, sizeof why, engine->be->warning));
+        engine->be->warning[0] = '\0';
+    }
     const int64_t end_us = clock_now_us();
     (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
                                     memory_order_relaxed);

@@ -70,8 +70,10 @@ struct backend {
     const struct backend_ops *op;
     char name[32];         /* "ref", "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
-    char note[384]; /* for the log, one line or "": why "auto" chose it; what was asked for and
+    char note[384];    /* for the log, one line or "": why "auto" chose it; what was asked for and
                      * is not there */
+    char warning[384]; /* one line or "": what slows steps down, noticed since the backend was
+                        * opened. Guard: the engine's thread, which logs and empties it */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */

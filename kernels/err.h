@@ -39,6 +39,9 @@ const char *err_code_name(enum err_code code);
 /* Prints the place and the condition on standard error and aborts. */
 void check_failed(const char *file, int line, const char *condition) __attribute__((noreturn));
 
+/* A place that only a bug reaches. */
+#define UNREACHABLE() check_failed(__FILE__, __LINE__, "this place is never reached")
+
 #define CHECK(condition) ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
 
 #endif

@@ -2,8 +2,8 @@
  * bits for a row.
  *
  *   attention.cu       few rows (decode): the splits of a row on several blocks, merged at the end
- *   attention_tile.cu  many rows: a block per tile of a prompt's rows, or per row of short
- * sequences
+ *   attention_tile.cu  many rows: a block per tile of a prompt's rows, or per row of
+ *                      short sequences
  *
  * A row's result for one head is defined like this, whichever kernel computes it. Positions are cut
  * into splits of SPLIT, by absolute position. Within a split

@@ -5,14 +5,14 @@
  *   submit   runs the list, eagerly (one launch function after the other) or as a captured graph
  *   wait     submits what is left and waits for the device
  *
- * A step in which each sequence has one row and every row an output (decode) asks for the same
- * launches again and again: only positions, pages and wants differ, and those stand in device
- * memory. So such a list is captured after its first run, which is eager and loads its kernels;
- * from then on one graph launch replaces a hundred kernel launches. Graphs are found by a hash over
+ * Decode steps (each sequence has one row, each row an output) of one batch size launch identical
+ * kernels; what differs (positions, pages, requested outputs) is read from device memory. So such a
+ * list is captured as a CUDA graph after its first run, which is eager and loads its kernels; from
+ * then on one graph launch replaces a hundred kernel launches. Graphs are found by a hash over
  * all arguments of all commands, with the number of commands beside it. The table is bounded; when
  * it is full, or a list was cut by a download in mid-step or by its own length, the list runs
- * eagerly. A list that cannot be captured stays eager too, and the first one is said on standard
- * error. What a graph's kernels read is named by address: so freeing anything drops all graphs.
+ * eagerly. A list that cannot be captured stays eager too, and the backend's warning says so.
+ * What a graph's kernels read is named by address: so freeing anything drops all graphs.
  *
  * Both ways launch the same kernels with the same arguments, hence give the same bits.
  * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel.
@@ -48,7 +48,6 @@ struct cuda_command_list {
     bool is_cut;                  /* part of the step's commands has run already */
     bool is_busy;                 /* started and not waited for */
     bool has_graphs;
-    bool has_said; /* that a list could not be captured */
     struct graph graph[GRAPH_SLOTS];
     int n_graph;
 };
@@ -126,7 +125,7 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_LOG_SOFTMAX: cuda_log_softmax(cu, t[0], t[1]); break;
     case COMMAND_SAMPLE: cuda_sample(cu, t[0], view, scratch, c->n); break;
     case COMMAND_LOGPROBS: cuda_logprobs(cu, t[0], view, scratch, c->n); break;
-    case COMMAND_N: CHECK(c->op != COMMAND_N); break;
+    case COMMAND_N: UNREACHABLE();
     }
 }
 
@@ -247,13 +246,11 @@ static struct graph *graph_find(struct cuda_command_list *list, uint64_t hash)
 /* Steps are then right, but slower by what a hundred launches cost: an operator would wonder. */
 static void capture_failed(struct cuda *cu, const char *what)
 {
-    if (!cu->list->has_said) {
-        (void)fprintf(stderr,
-                      "cuda: a decode step cannot become a graph: %.*s; steps like it are launched "
-                      "op by op, which is slower\n",
-                      static_cast<int>(strcspn(what, ";")), what);
-    }
-    cu->list->has_said = true;
+    (void)snprintf(
+        cu->be.warning, sizeof cu->be.warning,
+        "cuda: a decode step cannot become a graph: %.*s; steps like it are launched op by "
+        "op, which is slower",
+        static_cast<int>(strcspn(what, ";")), what);
 }
 
 /* Records the list's launches. A list that cannot be recorded stays eager: no failure, since all

@@ -5,10 +5,10 @@
  * in which every sequence has one row is captured into a CUDA graph at its first run and replayed
  * from then on. Hence the rules for the cuda_<op> functions:
  *   - they depend on their arguments alone; what varies between steps of the same shape (positions,
- *     pages, wants, n_top, list lengths) is read by the kernels from the step_view in device
- * memory;
+ *     pages, wants, n_top, list lengths) is read by the kernels from the step_view in
+ *     device memory;
  *   - they never wait, allocate, free or copy to the host, and use no memory beyond their
- * arguments' and what step_new and weight_new reserved;
+ *     arguments' and what step_new and weight_new reserved;
  *   - after each launch they call cuda_check(cu, "op").
  * Pointers of tensors are device addresses. Views may start at any 4-byte address and have any
  * stride; 16-byte accesses are for those that allow them.

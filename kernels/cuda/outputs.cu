@@ -4,8 +4,8 @@
  * largest logit m, Σ exp(z - m), Σ exp(z - m)(z - m) and the number of tokens before the target.
  * logprobs_rows (grid: rows) merges the groups of a row, always by the same tree, and lists the
  * best tokens (vocab.cuh) where they are wanted. With M the largest logit and
- *   L = log Σ exp(z - M):   log p(i) = z(i) - M - L,   entropy = L - Σ exp(z - M)(z - M) / Σ exp(z
- * - M).
+ *   L = log Σ exp(z - M),   log p(i) = z(i) - M - L,
+ *   entropy = L - Σ exp(z - M)(z - M) / Σ exp(z - M).
  *
  * Bytes: 4 · n_vocab per row, and for the best tokens the few groups that hold them once more, from
  * the L2. Operations: an exponential and about 20 others per logit. Bound: memory for many rows;

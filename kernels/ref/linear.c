@@ -12,7 +12,7 @@ static float act_apply(enum act act, float x)
     /* 1 + erf(z) = erfc(-z), which does not cancel where z is very negative */
     case ACT_GELU: return (float)(0.5 * (double)x * erfc(-(double)x * 0.70710678118654752440));
     }
-    check_failed(__FILE__, __LINE__, "act is one of enum act");
+    UNREACHABLE();
 }
 
 static float dot_float(const float *in, const struct ref_weight *w, int64_t o)

@@ -343,6 +343,9 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
         bench_print(t->b, part, "step", n, &timing, cost.bytes, cost.flops);
         if (decode && n <= t->b->be->capture_max) {
             print_prepared(n, t->b->be->n_prepared - n_prepared);
+            if (t->b->be->warning[0] != '\0') {
+                (void)fprintf(stderr, "%s\n", t->b->be->warning);
+            }
         }
     }
 }

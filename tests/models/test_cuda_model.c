@@ -328,22 +328,6 @@ static void test_freeing_drops_the_graphs(void **state)
     rig_close(&r);
 }
 
-/* decode_all, and what it writes to standard error. */
-static void decode_all_heard(struct rig *r, struct answer *answers, char *text, size_t text_max)
-{
-    int fds[2];
-    assert_int_equal(pipe(fds), 0);
-    const int kept = dup(STDERR_FILENO);
-    assert_true(dup2(fds[1], STDERR_FILENO) >= 0);
-    decode_all(r, answers);
-    assert_true(dup2(kept, STDERR_FILENO) >= 0);
-    (void)close(kept);
-    (void)close(fds[1]);
-    const ssize_t n = read(fds[0], text, text_max - 1);
-    (void)close(fds[0]);
-    text[n > 0 ? n : 0] = '\0';
-}
-
 /* Of the calls that make a graph each may fail: steps of that size stay eager and right, others are
  * replayed, and an operator can see why they are slow. */
 static void test_a_step_that_cannot_be_captured_is_said(void **state)
@@ -357,18 +341,18 @@ static void test_a_step_that_cannot_be_captured_is_said(void **state)
     decode_all(&r, fine);
     rig_close(&r);
     for (int n = 1; n <= 3; n++) { /* begin, end, instantiate */
-        char said[2048];
         struct answer answers[N_STEP];
         set_count("CUDA_HOST_FAIL_CAPTURE", n);
         assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
-        decode_all_heard(&r, answers, said, sizeof said);
+        decode_all(&r, answers);
+        char warning[sizeof r.be->warning];
+        memcpy(warning, r.be->warning, sizeof warning);
         assert_int_equal(r.be->n_prepared, N_STEP - N_SEQ - (N_STEP / N_SEQ - 1));
         rig_close(&r);
         assert_memory_equal(answers, fine, sizeof fine);
         const char *const words = "cannot become a graph: operation failed due to a previous error";
-        const char *const line = strstr(said, words);
-        if (line == NULL || strstr(line + 1, words) != NULL) {
-            fail_msg("call %d: expected \"%s\" once, got \"%s\"", n, words, said);
+        if (strstr(warning, words) == NULL) {
+            fail_msg("call %d: expected the warning \"%s\", got \"%s\"", n, words, warning);
         }
     }
 }
