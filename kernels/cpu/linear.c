@@ -11,10 +11,9 @@ enum {
     STREAM_ROWS = 16,
     /* A hand-over to the threads takes about as long as copying this many floats. */
     PACK_ALONE = 1 << 14,
-    /* More outputs than the caches next to the cores hold beside all else are written past them: so
-     * a line need not be read first. That is an eighth of the vocabulary's product. And outputs of
-     * few rows: W has driven their lines out of the caches, and while it streams by each line that
-     * is fetched takes the place of one of its own. */
+    /* Large outputs use non-temporal stores, which avoids reading each line for ownership and saves
+     * an eighth of the vocabulary's product. So do outputs of few rows: W has driven their lines out
+     * of the caches, and fetching them would evict lines of W. */
     STREAM_BYTES = 1 << 20,
     STREAM_FEW_ROWS = 32,
     LINE_BYTES = 64,

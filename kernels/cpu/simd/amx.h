@@ -1,6 +1,6 @@
-/* The registers of Intel's matrix unit (AMX), as gemm_amx.c and attention_amx.c use them: 0 to 3 hold
- * sums, 4 and 5 rows of two blocks, 6 and 7 what they meet. Without a second block 2 and 3 are the
- * first one's too, and 5 is one more of what it meets. */
+/* The tile registers of Intel's matrix unit (AMX), as gemm_amx.c and attention_amx.c use them: tiles 0
+ * to 3 accumulate, 4 and 5 hold x (two blocks of rows), 6 and 7 hold W. With one block of rows only,
+ * 2 and 3 are more accumulators for it and 5 is a third tile of W. */
 #ifndef KERNELS_CPU_SIMD_AMX_H
 #define KERNELS_CPU_SIMD_AMX_H
 
@@ -58,7 +58,8 @@ static inline void amx_set_up(struct amx *amx, int n_first, int n_second, int n_
     amx_load(&p);
 }
 
-/* For n_row rows in 4 that meet one column of CHUNK words in 6, with sums in 0. */
+/* For n_row rows in tile 4, multiplied by one column of CHUNK words in tile 6 and accumulated in
+ * tile 0. */
 static inline void amx_set_up_column(struct amx *amx, int n_row)
 {
     *amx = (struct amx){0};

@@ -17,7 +17,7 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf sum)
+static ALWAYS_INLINE vf multiply_add(const enum gemm_kind kind, vf in, vf weight, vf sum)
 {
 #if defined(ISA_AVX512)
     if (kind == PAIRS) {
@@ -36,7 +36,7 @@ static ALWAYS_INLINE vf multiply_add(const enum kind kind, vf in, vf weight, vf 
 
 /* One of the two parts of a widened word: its low or its high half, or, as 16-bit numbers, its even
  * or its odd bytes. */
-static ALWAYS_INLINE vf part_of(const enum kind kind, vf word, const int part)
+static ALWAYS_INLINE vf part_of(const enum gemm_kind kind, vf word, const int part)
 {
     if (kind == WIDE) {
         const vu pair = (vu)word;
@@ -48,7 +48,7 @@ static ALWAYS_INLINE vf part_of(const enum kind kind, vf word, const int part)
 
 /* Adds the products of word i of the rows' chunk and one word of each output to the sums. */
 static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
-                                   const int n_vec, const enum kind kind, const uint32_t *x,
+                                   const int n_vec, const enum gemm_kind kind, const uint32_t *x,
                                    const uint32_t *w, int i)
 {
     const int n_part = X_WORDS(kind);
@@ -74,9 +74,9 @@ static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n
 }
 
 /* total[n_row, PANEL] += tile of x times n_vec vectors of the panel, n_word words of K. */
-static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind kind,
+static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum gemm_kind kind,
                                const uint32_t *x, const uint32_t *w, int n_word, float *total,
-                               struct ahead ahead)
+                               struct prefetch prefetch)
 {
     vf sum[TILE_ROWS][PANEL / LANES];
     UNROLL
@@ -88,10 +88,10 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
     }
     for (; n_word >= CHUNK_WORDS(kind); n_word -= CHUNK_WORDS(kind)) {
         for (int i = 0; i < CHUNK_WORDS(kind); i++) {
-            prefetch_words(w, n_vec * LANES, ahead.n_line == 0);
-            if (i < ahead.n_line) { /* one at a time: a burst fills the miss buffers */
-                __builtin_prefetch(ahead.w, 0, 2); /* into L2 */
-                ahead.w += LINE_WORDS;
+            prefetch_words(w, n_vec * LANES, prefetch.n_line == 0);
+            if (i < prefetch.n_line) { /* one at a time: a burst fills the miss buffers */
+                __builtin_prefetch(prefetch.w, 0, 2); /* into L2 */
+                prefetch.w += LINE_WORDS;
             }
             add_word(sum, n_row, n_vec, kind, x, w, i);
             w += PANEL;
@@ -113,15 +113,15 @@ static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum kind
 
 /* One function per kind and number of rows: sum[n_row, PANEL] of one panel. */
 typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *sum,
-                     struct ahead ahead);
+                     struct prefetch prefetch);
 
 #define TILE_OF(kind, n)                                                                           \
     static void tile_##kind##_##n(const uint32_t *x, const uint32_t *w, int n_word, float *sum,    \
-                                  struct ahead ahead)                                              \
+                                  struct prefetch prefetch)                                        \
     {                                                                                              \
         for (int c = 0; c < PANEL; c += TILE_VECS(n) * LANES) {                                    \
-            tile(n, TILE_VECS(n), kind, x, w + c, n_word, sum + c, ahead);                         \
-            ahead.n_line = 0;                                                                      \
+            tile(n, TILE_VECS(n), kind, x, w + c, n_word, sum + c, prefetch);                      \
+            prefetch.n_line = 0;                                                                   \
         }                                                                                          \
     }
 #if defined(ISA_AVX512)
@@ -173,7 +173,7 @@ static tile_fn *const tiles[][TILE_ROWS] = {
 /* ---- products ---------------------------------------------------------------------------------*/
 
 /* Rows of y lie on pages of their own: 3 % of the time. */
-static ALWAYS_INLINE void fetch_y(const struct gemm *g, const struct place *at)
+static ALWAYS_INLINE void fetch_y(const struct gemm *g, const struct tile_ref *at)
 {
     for (int r = 0; r < at->n_row && g->next_words == NULL && !g->is_streamed; r++) {
         __builtin_prefetch(at->y + r * g->y_stride, 1, 2);
@@ -181,27 +181,27 @@ static ALWAYS_INLINE void fetch_y(const struct gemm *g, const struct place *at)
     }
 }
 
-/* The sums of a tile: where they wait for the next span, or here where there is one span. */
-static float *start_sums(const struct span *span, const struct place *at, float *waiting,
+/* The sums of a tile: kept between ranges of K in partial, or here where there is one range. */
+static float *start_sums(const struct k_range *range, const struct tile_ref *at, float *partial,
                          float here[TILE_ROWS * PANEL])
 {
-    float *const sum = waiting != NULL ? waiting + at->row * PANEL : here;
-    if (span->first == 0) {
+    float *const sum = partial != NULL ? partial + at->row * PANEL : here;
+    if (range->first == 0) {
         memset(sum, 0, (size_t)at->n_row * PANEL * sizeof *sum);
     }
     return sum;
 }
 
-static void multiply_tile(const struct product *p, const struct span *span, const struct place *at,
-                          struct ahead ahead, float *waiting)
+static void multiply_tile(const struct product *p, const struct k_range *range,
+                          const struct tile_ref *at, struct prefetch prefetch, float *partial)
 {
     _Alignas(64) float here[TILE_ROWS * PANEL];
-    float *const sum = start_sums(span, at, waiting, here);
-    if (span->is_last) {
+    float *const sum = start_sums(range, at, partial, here);
+    if (range->is_last) {
         fetch_y(p->g, at);
     }
-    tiles[p->kind][at->n_row - 1](at->x, at->w, span->n_word, sum, ahead);
-    if (span->is_last) {
+    tiles[p->kind][at->n_row - 1](at->x, at->w, range->n_word, sum, prefetch);
+    if (range->is_last) {
         finish_tile(p->g, at, sum);
     }
 }
@@ -211,47 +211,47 @@ static void multiply_tile(const struct product *p, const struct span *span, cons
  * own requests. Tile by tile, memory would wait for all but the first. */
 enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
 
-static void multiply_in_turns(const struct product *p, const struct span *span, int panel,
-                              float *waiting)
+static void multiply_in_turns(const struct product *p, const struct k_range *range, int panel,
+                              float *partial)
 {
     _Alignas(64) float here[TURN_TILES][TILE_ROWS * PANEL];
     float *sum[TURN_TILES];
-    struct place at[TURN_TILES];
+    struct tile_ref at[TURN_TILES];
     for (int t = 0; t < p->n_tile; t++) {
-        at[t] = place_of(p->g, p->kind, span, panel, p->tile + t);
-        sum[t] = start_sums(span, &at[t], waiting, here[t]);
-        if (span->is_last) {
+        at[t] = tile_ref_of(p->g, p->kind, range, panel, p->tile + t);
+        sum[t] = start_sums(range, &at[t], partial, here[t]);
+        if (range->is_last) {
             fetch_y(p->g, &at[t]);
         }
     }
-    for (int k = 0; k < span->n_word; k += TURN_WORDS) {
-        const int left = span->n_word - k;
+    for (int k = 0; k < range->n_word; k += TURN_WORDS) {
+        const int left = range->n_word - k;
         const int n_word = left < TURN_WORDS ? left : TURN_WORDS;
         const uint32_t *const w = at[0].w + (size_t)k * PANEL;
-        struct ahead ahead = {w + (size_t)n_word * PANEL + FAR_WORDS, 0};
+        struct prefetch prefetch = {w + (size_t)n_word * PANEL + PREFETCH_FAR, 0};
         for (int t = 0; t < p->n_tile; t++) {
             const size_t x = (size_t)(k / CHUNK_WORDS(p->kind)) * CHUNK * (size_t)at[t].n_row;
-            tiles[p->kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], ahead);
-            ahead.w += ahead.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
-            ahead.n_line = TURN_LINES;
+            tiles[p->kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], prefetch);
+            prefetch.w += prefetch.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
+            prefetch.n_line = TURN_LINES;
         }
     }
-    for (int t = 0; t < p->n_tile && span->is_last; t++) {
+    for (int t = 0; t < p->n_tile && range->is_last; t++) {
         finish_tile(p->g, &at[t], sum[t]);
     }
 }
 
-static void multiply_panel(void *ctx, const struct span *span, int panel, const uint32_t *next,
-                           float *waiting)
+static void multiply_panel(void *ctx, const struct k_range *range, int panel, const uint32_t *next,
+                           float *partial)
 {
     const struct product *const p = ctx;
     if (p->n_tile > 1 && p->n_tile <= TURN_TILES) {
-        multiply_in_turns(p, span, panel, waiting);
+        multiply_in_turns(p, range, panel, partial);
         return;
     }
     for (int t = 0; t < p->n_tile; t++) {
-        const struct place at = place_of(p->g, p->kind, span, panel, p->tile + t);
-        multiply_tile(p, span, &at, ahead_of(next, span, p->kind, t, p->n_tile), waiting);
+        const struct tile_ref at = tile_ref_of(p->g, p->kind, range, panel, p->tile + t);
+        multiply_tile(p, range, &at, prefetch_of(next, range, p->kind, t, p->n_tile), partial);
     }
 }
 
@@ -273,7 +273,7 @@ void SIMD(gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_s
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
         _Alignas(64) float sum[TILE_ROWS * PANEL] = {0};
         tiles[F32][n_row - 1](words, w + (size_t)panel * gemm_panel_words(n_in, DTYPE_F32), n_in,
-                              sum, (struct ahead){w, 0});
+                              sum, (struct prefetch){w, 0});
         for (int r = 0; r < n_row; r++) {
             memcpy(score + r * stride + panel * PANEL, sum + r * PANEL, PANEL * sizeof *sum);
         }

@@ -4,36 +4,43 @@
 
 #include "kernels/cpu/simd/internal.h"
 
-/* How a word of K is multiplied: one float, a pair of BF16 by the instruction for pairs, a pair of
- * BF16 widened to two floats, four bytes, whose sums are I32 in the place of floats; or a pair or
- * four bytes by the matrix unit: see gemm_amx.c; or there a number of both, or of x alone, as the sum of
- * two BF16. */
-enum kind { F32, PAIRS, WIDE, BYTES, AMX, AMX_BYTES, AMX_SPLIT, AMX_SPLIT_X };
+/* How a 32-bit word of K is multiplied. */
+enum gemm_kind {
+    F32,         /* one float: fused multiply-add */
+    PAIRS,       /* two BF16: VDPBF16PS */
+    WIDE,        /* two BF16, widened to two floats */
+    BYTES,       /* four INT8: dot product, sums are I32 in the place of floats */
+    AMX,         /* two BF16 by the matrix unit: gemm_amx.c, as what follows */
+    AMX_BYTES,   /* four INT8 */
+    AMX_SPLIT,   /* x and W each split into high and low BF16: 3 products */
+    AMX_SPLIT_X, /* x alone is split: 2 products */
+};
 
-/* Words of x that meet a word of W: where pairs are widened, or bytes are (for want of the
- * instruction for four of them), or of x there are two numbers, two. */
+/* Words of x that a word of W is multiplied by: two where pairs or bytes are widened (bytes where the
+ * processor has no dot product of four), or where x is split. */
 #if defined(ISA_AVX512)
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == AMX_SPLIT_X ? 2 : 1)
 #else
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == BYTES ? 2 : 1)
 #endif
 
-/* Words of W that meet a chunk of x. */
+/* Words of W that a chunk of x is multiplied by. */
 #define CHUNK_WORDS(kind) (CHUNK / X_WORDS(kind))
 
-static inline bool is_amx(enum kind kind)
+static inline bool is_amx(enum gemm_kind kind)
 {
     return kind == AMX || kind == AMX_BYTES || kind == AMX_SPLIT || kind == AMX_SPLIT_X;
 }
 
-static inline bool is_pairs(enum kind kind)
+static inline bool is_pairs(enum gemm_kind kind)
 {
     return kind == PAIRS || kind == AMX;
 }
 
-static inline enum kind kind_of(const struct gemm *g)
+static inline enum gemm_kind kind_of(const struct gemm *g)
 {
-    static const enum kind kinds[] = {[GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
+    static const enum gemm_kind kinds[] = {
+        [GEMM_WIDE] = WIDE, [GEMM_PAIRS] = PAIRS, [GEMM_AMX] = AMX};
     return g->is_split              ? (g->dtype == DTYPE_F32 ? AMX_SPLIT : AMX_SPLIT_X)
            : g->dtype == DTYPE_F32  ? F32
            : g->dtype == DTYPE_BF16 ? kinds[g->bf16]
@@ -43,6 +50,6 @@ static inline enum kind kind_of(const struct gemm *g)
 
 /* gemm_pack.c: n_row rows of x by chunks; all kinds but those of bytes. */
 void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
-                     enum kind kind);
+                     enum gemm_kind kind);
 
 #endif

@@ -15,55 +15,56 @@
 
 #if defined(ISA_AVX512)
 
-/* Sums of BLOCK rows or two times as many, in registers: where they go to and, unless they begin at
- * 0, come from. */
-struct sums {
+/* The accumulators of one or two blocks of rows: where they are stored, and loaded from unless they
+ * begin at 0. */
+struct accum {
     float *at;         /* [n_row, PANEL] */
     int64_t row_bytes; /* from row to row */
-    bool is_begun;
+    bool accumulates;
 };
 
-/* Sums of a tile [n_row, PANEL] that have yet to become outputs: that is done beside the next
- * tile's products, which leave the vectors idle. */
-struct late {
+/* Deferred epilogue of a tile's sums [n_row, PANEL]: while AMX multiplies the next tile, the vector
+ * units finish this one. */
+struct epilogue {
     const struct gemm *g;
-    struct place at;
+    struct tile_ref at;
     struct outputs outputs;
     const float *sum;
     int row, n_row; /* done, and in all */
 };
 
 /* Rows up to end, but for an odd one. */
-static ALWAYS_INLINE void finish_late(struct late *late, const enum kind kind, int end)
+static ALWAYS_INLINE void epilogue_rows_to(struct epilogue *epilogue, const enum gemm_kind kind,
+                                           int end)
 {
-    for (; late->row + DONE_ROWS <= end; late->row += DONE_ROWS) {
-        finish_part(late->g, &late->at, &late->outputs, late->sum, (struct part){late->row, 0},
-                    DONE_ROWS, kind, true);
+    for (; epilogue->row + DONE_ROWS <= end; epilogue->row += DONE_ROWS) {
+        finish_rect(epilogue->g, &epilogue->at, &epilogue->outputs, epilogue->sum,
+                    (struct rect){epilogue->row, 0}, DONE_ROWS, kind, true);
     }
 }
 
-static void finish_rest(struct late *late, enum kind kind)
+static void epilogue_finish(struct epilogue *epilogue, enum gemm_kind kind)
 {
-    finish_late(late, kind, late->n_row);
-    if (late->row < late->n_row) {
-        finish_part(late->g, &late->at, &late->outputs, late->sum, (struct part){late->row, 0}, 1,
-                    kind, true);
-        late->row++;
+    epilogue_rows_to(epilogue, kind, epilogue->n_row);
+    if (epilogue->row < epilogue->n_row) {
+        finish_rect(epilogue->g, &epilogue->at, &epilogue->outputs, epilogue->sum,
+                    (struct rect){epilogue->row, 0}, 1, kind, true);
+        epilogue->row++;
     }
 }
 
-/* What was late before has been finished. */
-static void finish_later(struct late *late, const struct gemm *g, const struct place *at,
-                         const float *sum)
+/* Defers the epilogue of this tile; the one before has been finished. */
+static void epilogue_defer(struct epilogue *epilogue, const struct gemm *g,
+                           const struct tile_ref *at, const float *sum)
 {
-    *late = (struct late){g, *at, outputs_of(g, at), sum, 0, at->n_row};
+    *epilogue = (struct epilogue){g, *at, outputs_of(g, at), sum, 0, at->n_row};
 }
 
 /* Tiles of x times panels of W. */
-struct run {
+struct amx_run {
     struct product product;
     struct amx amx;
-    struct late late;
+    struct epilogue epilogue;
     int slot; /* of sum: a tile's, or where tiles go through at once one of two in turn */
     _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][AMX_ROWS * PANEL];
 };
@@ -74,23 +75,23 @@ static void amx_rows(struct amx *amx, int n_row, int n_word)
     amx_set_up(amx, n_first, n_row - n_first, n_word);
 }
 
-/* One tile after another meets the same words: those are in L2, where the tiles bring the next ones
- * by shares. A tile alone asks for the words that come from memory. */
-static ALWAYS_INLINE void fetch(const uint32_t *w, struct ahead *ahead)
+/* Several tiles read the same words of W from L2 and prefetch the next panel, a part each. A single
+ * tile prefetches the words that it reads from memory. */
+static ALWAYS_INLINE void fetch(const uint32_t *w, struct prefetch *prefetch)
 {
-    if (ahead->n_line == 0) {
+    if (prefetch->n_line == 0) {
         prefetch_words(w, BLOCK * PANEL, true);
     }
-    for (int i = 0; i < ahead->n_line; i++) {
-        __builtin_prefetch(ahead->w, 0, 2);
-        ahead->w += LINE_WORDS;
+    for (int i = 0; i < prefetch->n_line; i++) {
+        __builtin_prefetch(prefetch->w, 0, 2);
+        prefetch->w += LINE_WORDS;
     }
 }
 
 /* Sums of BLOCK rows: registers a and b, which must be numbers. */
-#define LOAD_SUMS(a, b, from, stride, is_begun)                                                    \
+#define LOAD_SUMS(a, b, from, stride, accumulates)                                                 \
     do {                                                                                           \
-        if (is_begun) {                                                                            \
+        if (accumulates) {                                                                         \
             _tile_loadd(a, from, stride);                                                          \
             _tile_loadd(b, (from) + BLOCK, stride);                                                \
         } else {                                                                                   \
@@ -132,33 +133,35 @@ static ALWAYS_INLINE void add_step(const bool two, const bool is_int8, const uin
     }
 }
 
-/* n_step steps, and beside them what is late. */
-static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct late *late,
-                                   const uint32_t *x, size_t x_step, const uint32_t *w, int n_step,
-                                   const struct sums *sums, struct ahead ahead)
+/* n_step steps, and meanwhile the deferred epilogue. */
+static ALWAYS_INLINE void multiply(const bool two, const enum gemm_kind kind,
+                                   struct epilogue *epilogue, const uint32_t *x, size_t x_step,
+                                   const uint32_t *w, int n_step, const struct accum *sums,
+                                   struct prefetch prefetch)
 {
     enum { W_STEP = BLOCK * PANEL };
     const bool is_int8 = kind == AMX_BYTES;
     const int step = kind == AMX_SPLIT ? 2 : 1;
-    const int n_late = DONE_ROWS * (n_step / step);
-    const int late_rows = DONE_ROWS * ((late->n_row - late->row + n_late - 1) / n_late);
+    const int n_epilogue = DONE_ROWS * (n_step / step);
+    const int epilogue_rows =
+        DONE_ROWS * ((epilogue->n_row - epilogue->row + n_epilogue - 1) / n_epilogue);
     const size_t below = BLOCK * (size_t)sums->row_bytes / sizeof(float);
-    LOAD_SUMS(0, 1, sums->at, sums->row_bytes, sums->is_begun);
+    LOAD_SUMS(0, 1, sums->at, sums->row_bytes, sums->accumulates);
     if (two) {
-        LOAD_SUMS(2, 3, sums->at + below, sums->row_bytes, sums->is_begun);
+        LOAD_SUMS(2, 3, sums->at + below, sums->row_bytes, sums->accumulates);
     }
     for (int i = 0; i < n_step; i += step) {
-        fetch(w, &ahead);
-        if (late->row < late->n_row) { /* first, while the last step's products go on */
-            const int end = late->row + late_rows;
-            finish_late(late, kind, end < late->n_row ? end : late->n_row);
+        fetch(w, &prefetch);
+        if (epilogue->row < epilogue->n_row) { /* first, while the last step's products go on */
+            const int end = epilogue->row + epilogue_rows;
+            epilogue_rows_to(epilogue, kind, end < epilogue->n_row ? end : epilogue->n_row);
         }
         add_step(two, is_int8, x, w);
         if (kind == AMX_SPLIT || kind == AMX_SPLIT_X) {
             add_step(two, is_int8, x + x_step, w);
         }
         if (kind == AMX_SPLIT) {
-            fetch(w + W_STEP, &ahead);
+            fetch(w + W_STEP, &prefetch);
             add_step(two, is_int8, x, w + W_STEP);
         }
         x += (size_t)(kind == AMX_SPLIT_X ? 2 : step) * x_step;
@@ -170,14 +173,16 @@ static ALWAYS_INLINE void multiply(const bool two, const enum kind kind, struct 
     }
 }
 
-typedef void multiply_fn(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,
-                         int n_step, const struct sums *sums, struct ahead ahead);
+typedef void multiply_fn(struct epilogue *epilogue, const uint32_t *x, size_t x_step,
+                         const uint32_t *w, int n_step, const struct accum *sums,
+                         struct prefetch prefetch);
 
 #define MULTIPLY(name, two, kind)                                                                  \
-    static void name(struct late *late, const uint32_t *x, size_t x_step, const uint32_t *w,       \
-                     int n_step, const struct sums *sums, struct ahead ahead)                      \
+    static void name(struct epilogue *epilogue, const uint32_t *x, size_t x_step,                  \
+                     const uint32_t *w, int n_step, const struct accum *sums,                      \
+                     struct prefetch prefetch)                                                     \
     {                                                                                              \
-        multiply(two, kind, late, x, x_step, w, n_step, sums, ahead);                              \
+        multiply(two, kind, epilogue, x, x_step, w, n_step, sums, prefetch);                       \
     }
 
 MULTIPLY(few_pairs, false, AMX)
@@ -189,16 +194,16 @@ MULTIPLY(many_split, true, AMX_SPLIT)
 MULTIPLY(few_split_x, false, AMX_SPLIT_X)
 MULTIPLY(many_split_x, true, AMX_SPLIT_X)
 
-static void start(struct run *run, const struct product *product)
+static void start(struct amx_run *run, const struct product *product)
 {
     run->product = *product;
     run->amx = (struct amx){0};
-    run->late.n_row = run->late.row = 0;
+    run->epilogue.n_row = run->epilogue.row = 0;
     run->slot = 0;
 }
 
-static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const uint32_t *w,
-                          int n_word, struct sums sums, struct ahead ahead)
+static void multiply_tile(struct amx_run *run, int n_row, const uint32_t *x, const uint32_t *w,
+                          int n_word, struct accum sums, struct prefetch prefetch)
 {
     static multiply_fn *const multiply_fns[][2] = {[AMX] = {few_pairs, many_pairs},
                                                    [AMX_BYTES] = {few_bytes, many_bytes},
@@ -210,83 +215,83 @@ static void multiply_tile(struct run *run, int n_row, const uint32_t *x, const u
     WRITTEN(sums.at);
     if (n_step > 0) {
         amx_rows(&run->amx, n_row, BLOCK);
-        run_tile(&run->late, x, x_step, w, n_step, &sums, ahead);
-        sums.is_begun = true;
+        run_tile(&run->epilogue, x, x_step, w, n_step, &sums, prefetch);
+        sums.accumulates = true;
     }
     if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
         amx_rows(&run->amx, n_row, n_word % BLOCK);
-        run_tile(&run->late, x + (size_t)n_step * x_step, x_step,
-                 w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct ahead){w, 1});
+        run_tile(&run->epilogue, x + (size_t)n_step * x_step, x_step,
+                 w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct prefetch){w, 1});
     }
     /* an odd row is left: the next piece may need the place of its sums */
-    finish_rest(&run->late, run->product.kind);
+    epilogue_finish(&run->epilogue, run->product.kind);
 }
 
-/* Words of K of a tile, whose sums [n_row, PANEL] go on. */
-static void multiply_piece(struct run *run, const struct span *piece, const struct place *at,
-                           struct ahead ahead, float *sum)
+/* Adds some words of K to the sums [n_row, PANEL] of a tile. */
+static void multiply_piece(struct amx_run *run, const struct k_range *piece,
+                           const struct tile_ref *at, struct prefetch prefetch, float *sum)
 {
     enum { SUM_BYTES = PANEL * sizeof *sum };
-    const struct sums sums = {sum, SUM_BYTES, piece->first > 0};
-    multiply_tile(run, at->n_row, at->x, at->w, piece->n_word, sums, ahead);
+    const struct accum sums = {sum, SUM_BYTES, piece->first > 0};
+    multiply_tile(run, at->n_row, at->x, at->w, piece->n_word, sums, prefetch);
     if (piece->is_last && at->n_col == PANEL) {
-        finish_later(&run->late, run->product.g, at, sum);
+        epilogue_defer(&run->epilogue, run->product.g, at, sum);
     } else if (piece->is_last) {
         finish_tile(run->product.g, at, sum);
     }
 }
 
-/* Words of a span that the tiles meet before the next ones: 32 KiB of W stay in L1 while the rows
- * of x stream by, loaded so that they do not displace it. */
-static int piece_words(const struct span *span, int n_tile)
+/* Words of a range that all tiles are multiplied by before the next ones: 32 KiB of W stay in L1
+ * while the rows of x stream by, loaded so that they do not displace it. */
+static int piece_words(const struct k_range *range, int n_tile)
 {
     enum { PIECE = 16 * CHUNK, TILES = 4 };
-    return n_tile < TILES || span->n_word <= PIECE ? span->n_word : PIECE;
+    return n_tile < TILES || range->n_word <= PIECE ? range->n_word : PIECE;
 }
 
-static void multiply_panel(void *ctx, const struct span *span, int panel, const uint32_t *next,
-                           float *waiting)
+static void multiply_panel(void *ctx, const struct k_range *range, int panel, const uint32_t *next,
+                           float *partial)
 {
-    struct run *const run = ctx;
+    struct amx_run *const run = ctx;
     const struct product *const p = &run->product;
-    const int step = piece_words(span, p->n_tile);
-    for (int k = 0; k < span->n_word; k += step) {
-        const int left = span->n_word - k;
+    const int step = piece_words(range, p->n_tile);
+    for (int k = 0; k < range->n_word; k += step) {
+        const int left = range->n_word - k;
         const bool is_last = left <= step;
-        const struct span piece = {span->first + k, is_last ? left : step,
-                                   span->is_last && is_last};
+        const struct k_range piece = {range->first + k, is_last ? left : step,
+                                      range->is_last && is_last};
         for (int t = 0; t < p->n_tile; t++) {
-            const struct place at = place_of(p->g, p->kind, &piece, panel, p->tile + t);
+            const struct tile_ref at = tile_ref_of(p->g, p->kind, &piece, panel, p->tile + t);
             const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
-            run->slot = step < span->n_word ? t : !run->slot;
-            multiply_piece(run, &piece, &at, ahead_of(after, &piece, p->kind, t, p->n_tile),
-                           waiting != NULL ? waiting + at.row * PANEL : run->sum[run->slot]);
+            run->slot = step < range->n_word ? t : !run->slot;
+            multiply_piece(run, &piece, &at, prefetch_of(after, &piece, p->kind, t, p->n_tile),
+                           partial != NULL ? partial + at.row * PANEL : run->sum[run->slot]);
         }
     }
 }
 
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums)
 {
-    struct run run;
+    struct amx_run run;
     start(&run, product);
     for_panels(&run.product, first, n, sums, multiply_panel, &run);
-    finish_rest(&run.late, product->kind);
+    epilogue_finish(&run.epilogue, product->kind);
     _tile_release();
 }
 
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                       const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words)
 {
-    struct run run;
-    const enum kind kind = dtype == DTYPE_F32 ? AMX_SPLIT : AMX_SPLIT_X;
+    struct amx_run run;
+    const enum gemm_kind kind = dtype == DTYPE_F32 ? AMX_SPLIT : AMX_SPLIT_X;
     start(&run, &(struct product){.kind = kind});
     SIMD(pack_tile)(words, x, x_stride, n_row, n_in, kind);
     const size_t panel_words = gemm_panel_words(n_in, dtype);
     const int64_t stride_bytes = stride * (int64_t)sizeof *score;
     for (int panel = 0; panel < gemm_n_panel(n_out); panel++) {
-        const struct sums sums = {score + panel * PANEL, stride_bytes, false};
+        const struct accum sums = {score + panel * PANEL, stride_bytes, false};
         multiply_tile(&run, n_row, words, w + (size_t)panel * panel_words,
-                      gemm_k_words(n_in, dtype), sums, (struct ahead){w, 0});
+                      gemm_k_words(n_in, dtype), sums, (struct prefetch){w, 0});
     }
     _tile_release();
 }
@@ -319,15 +324,17 @@ void SIMD(peak_amx_int8)(int64_t n, double *flops)
 
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums)
 {
+    (void)product;
     (void)first;
     (void)n;
     (void)sums;
-    CHECK(product == NULL); /* machine.c asks for it on machines that have it */
+    UNREACHABLE(); /* machine.c asks for it on machines that have it */
 }
 
 void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
                       const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words)
 {
+    (void)score;
     (void)dtype;
     (void)stride;
     (void)x;
@@ -337,7 +344,7 @@ void SIMD(amx_scores)(float *score, int64_t stride, const float *x, int64_t x_st
     (void)n_in;
     (void)n_out;
     (void)words;
-    CHECK(score == NULL);
+    UNREACHABLE();
 }
 
 #endif

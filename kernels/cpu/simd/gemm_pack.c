@@ -13,9 +13,10 @@ static void pack_pairs(uint32_t *to, const float *from, int n)
     const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
     memcpy(to, &pairs, sizeof pairs);
 #else
+    (void)to;
     (void)from;
     (void)n;
-    CHECK(to == NULL); /* without the instruction nobody asks for pairs */
+    UNREACHABLE(); /* without the instruction nobody asks for pairs */
 #endif
 }
 
@@ -31,9 +32,10 @@ static void pack_split(uint32_t *to, uint32_t *to_low, const float *from)
     pack_pairs(to, from, 2 * CHUNK);
     pack_pairs(to_low, low, 2 * CHUNK);
 #else
+    (void)to;
     (void)from;
     (void)to_low;
-    CHECK(to == NULL);
+    UNREACHABLE();
 #endif
 }
 
@@ -116,7 +118,7 @@ static void pack_byte_rows(const struct rows *rows, int n_in, float *x_scale)
     }
 }
 
-static void pack_rows(const struct rows *rows, int n_in, enum kind kind)
+static void pack_rows(const struct rows *rows, int n_in, enum gemm_kind kind)
 {
     const bool is_split = kind == AMX_SPLIT || kind == AMX_SPLIT_X;
     const int step = is_pairs(kind) || is_split ? 2 * CHUNK : CHUNK;
@@ -139,7 +141,7 @@ static void pack_rows(const struct rows *rows, int n_in, enum kind kind)
 }
 
 void SIMD(pack_tile)(uint32_t *to, const float *x, int64_t x_stride, int n_row, int n_in,
-                     enum kind kind)
+                     enum gemm_kind kind)
 {
     const struct rows all = {to, x, x_stride, n_row, 0, n_row};
     pack_rows(&all, n_in, kind);

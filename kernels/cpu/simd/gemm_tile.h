@@ -5,8 +5,8 @@
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/cpu/simd/vmath.h"
 
-/* Part of the work of one call: chunks first .. first+n-1 of K, the last ones or not. */
-struct span {
+/* A range of K that the panels of one call go through together. */
+struct k_range {
     int first, n_word; /* words of K */
     bool is_last;
 };
@@ -18,16 +18,17 @@ enum { L2_WORDS = 1 << 18, MIN_CHUNKS = 16, MAX_CHUNKS = 64 };
 /* Of the matrix unit's panel: 64 KiB, which stay in L2 beside the packed rows. */
 enum { AMX_CHUNKS = 32 };
 
-/* Tiles of x that meet panels of W. */
+/* Tiles of x that are multiplied by panels of W. */
 struct product {
     const struct gemm *g;
-    enum kind kind;
+    enum gemm_kind kind;
     int tile, n_tile;
 };
 
-/* Words of K in a span: so many that the packed rows of the tiles stay in L2 beside a panel while
- * GEMM_SUM_PANELS panels pass, whose sums wait meanwhile. One tile goes through at once. */
-static inline int span_words(const struct product *p)
+/* Words of K in a range: as many as let the packed rows of the tiles stay in L2 beside a panel while
+ * GEMM_SUM_PANELS panels pass, whose partial sums are kept in memory. A single tile takes all of K
+ * at once. */
+static inline int range_words(const struct product *p)
 {
     const int n_row = gemm_tile_row(p->g, p->tile + p->n_tile) - gemm_tile_row(p->g, p->tile);
     const int n_word = gemm_k_words(p->g->n_in, p->g->dtype);
@@ -38,25 +39,25 @@ static inline int span_words(const struct product *p)
     return p->n_tile == 1 || words > n_word ? n_word : words;
 }
 
-/* A span of one panel. next: the words that are met after those. waiting [GEMM_ROWS, PANEL]: where
- * the panel's sums wait for the next span; NULL where there is one span. */
-typedef void panel_fn(void *ctx, const struct span *span, int panel, const uint32_t *next,
-                      float *waiting);
+/* Multiplies the tiles by one range of one panel. next: the words of W that come after these.
+ * partial [GEMM_ROWS, PANEL]: the panel's sums between two ranges; NULL where there is one range. */
+typedef void panel_fn(void *ctx, const struct k_range *range, int panel, const uint32_t *next,
+                      float *partial);
 
-/* Panels first .. first+n-1: as many as may wait meet one span after another. */
+/* Panels first .. first+n-1: groups of GEMM_SUM_PANELS go through one range of K after another. */
 static inline void for_panels(const struct product *p, int first, int n, float *sums, panel_fn *fn,
                               void *ctx)
 {
     const size_t panel_words = gemm_panel_words(p->g->n_in, p->g->dtype);
     const int n_word = gemm_k_words(p->g->n_in, p->g->dtype);
-    const int step = span_words(p);
+    const int step = range_words(p);
     const int n_together = step < n_word && GEMM_SUM_PANELS < n ? GEMM_SUM_PANELS : n;
     for (int group = first; group < first + n; group += n_together) {
         const int left = first + n - group;
         const int end = group + (left < n_together ? left : n_together);
         for (int k = 0; k < n_word; k += step) {
             const bool is_last = n_word - k <= step;
-            const struct span span = {k, is_last ? n_word - k : step, is_last};
+            const struct k_range range = {k, is_last ? n_word - k : step, is_last};
             const uint32_t *const begin = p->g->w + (size_t)group * panel_words + (size_t)k * PANEL;
             for (int panel = group; panel < end; panel++) {
                 const size_t i = (size_t)(panel - group);
@@ -64,52 +65,53 @@ static inline void for_panels(const struct product *p, int first, int n, float *
                 if (panel + 1 == end) {
                     next = is_last ? begin + i * panel_words : begin + (size_t)step * PANEL;
                 }
-                fn(ctx, &span, panel, next, step < n_word ? sums + i * GEMM_ROWS * PANEL : NULL);
+                fn(ctx, &range, panel, next, step < n_word ? sums + i * GEMM_ROWS * PANEL : NULL);
             }
         }
     }
 }
 
-/* Of several tiles only the first one meets a panel that is not in L2 yet, and it would wait for
- * memory while the others leave memory idle. So each tile fetches its share of the next panel. */
-static inline struct ahead ahead_of(const uint32_t *next, const struct span *span, enum kind kind,
-                                    int tile, int n_tile)
+/* Of several tiles only the first one would read a panel that is not in L2 yet: it would wait for
+ * memory, and the others would leave memory idle. So each tile prefetches its part of the next
+ * panel. */
+static inline struct prefetch prefetch_of(const uint32_t *next, const struct k_range *range,
+                                          enum gemm_kind kind, int tile, int n_tile)
 {
-    const int n_chunk = span->n_word / (is_amx(kind) ? CHUNK : CHUNK_WORDS(kind));
+    const int n_chunk = range->n_word / (is_amx(kind) ? CHUNK : CHUNK_WORDS(kind));
     if (n_tile == 1 || n_chunk == 0) {
-        return (struct ahead){next, 0};
+        return (struct prefetch){next, 0};
     }
-    const int n_line = span->n_word * (PANEL / LINE_WORDS) / n_tile;
-    return (struct ahead){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
-                          (n_line + n_chunk - 1) / n_chunk};
+    const int n_line = range->n_word * (PANEL / LINE_WORDS) / n_tile;
+    return (struct prefetch){next + (size_t)n_line * LINE_WORDS * (size_t)tile,
+                             (n_line + n_chunk - 1) / n_chunk};
 }
 
-/* Where the work of one tile, one panel, one span is. */
-struct place {
+/* The operands of one tile, one panel, one range of K. */
+struct tile_ref {
     const uint32_t *x, *w;
     float *y;
     int row, col, n_row, n_col;
 };
 
-static inline struct place place_of(const struct gemm *g, enum kind kind, const struct span *span,
-                                    int panel, int tile)
+static inline struct tile_ref tile_ref_of(const struct gemm *g, enum gemm_kind kind,
+                                          const struct k_range *range, int panel, int tile)
 {
     const int row = gemm_tile_row(g, tile);
     const int n_row = gemm_tile_row(g, tile + 1) - row;
     const int col = panel * PANEL;
-    const size_t x_first = (size_t)(span->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
+    const size_t x_first = (size_t)(range->first / CHUNK_WORDS(kind)) * CHUNK * (size_t)n_row;
     const size_t w_first =
-        (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)span->first * PANEL;
-    return (struct place){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
-                          .w = g->w + w_first,
-                          .y = g->y + row * g->y_stride + col,
-                          .row = row,
-                          .col = col,
-                          .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
-                          .n_row = n_row};
+        (size_t)panel * gemm_panel_words(g->n_in, g->dtype) + (size_t)range->first * PANEL;
+    return (struct tile_ref){.x = g->words + (size_t)row * gemm_row_words(g->n_in) + x_first,
+                             .w = g->w + w_first,
+                             .y = g->y + row * g->y_stride + col,
+                             .row = row,
+                             .col = col,
+                             .n_col = g->n_out - col < PANEL ? g->n_out - col : PANEL,
+                             .n_row = n_row};
 }
 
-/* Sums become outputs GELU_VECS vectors at a time: of so many rows, so many of each. */
+/* The epilogue processes GELU_VECS vectors per call: DONE_ROWS rows of DONE_VECS vectors each. */
 enum {
     PANEL_VECS = PANEL / LANES,
     DONE_VECS = PANEL_VECS < GELU_VECS ? PANEL_VECS : GELU_VECS,
@@ -122,7 +124,7 @@ struct outputs {
     vi offset[PANEL_VECS];
 };
 
-static inline struct outputs outputs_of(const struct gemm *g, const struct place *at)
+static inline struct outputs outputs_of(const struct gemm *g, const struct tile_ref *at)
 {
     struct outputs o;
     const uint32_t *const end =
@@ -143,22 +145,22 @@ static inline struct outputs outputs_of(const struct gemm *g, const struct place
     return o;
 }
 
-/* n_row rows of a tile from row on, and DONE_VECS vectors of each from column col of the panel on;
- * n_row is at most DONE_ROWS. */
-struct part {
+/* A rectangle of the tile: n_row <= DONE_ROWS rows from row on, DONE_VECS vectors of each from column
+ * col on. */
+struct rect {
     int row, col;
 };
 
 /* Outputs as packed words: see pack_tile. */
-static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct place *at,
-                                       struct part part, const int n_row, const enum kind kind,
+static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct tile_ref *at,
+                                       struct rect rect, const int n_row, const enum gemm_kind kind,
                                        const vf *z)
 {
     uint32_t *const tile = g->next_words + (size_t)at->row * gemm_row_words(g->n_out);
-    const size_t col = (size_t)at->col + (size_t)part.col;
+    const size_t col = (size_t)at->col + (size_t)rect.col;
 #if defined(ISA_AVX512)
     if (is_pairs(kind)) { /* a row's two vectors are a chunk */
-        uint32_t *const to = tile + (col / PANEL * (size_t)at->n_row + (size_t)part.row) * CHUNK;
+        uint32_t *const to = tile + (col / PANEL * (size_t)at->n_row + (size_t)rect.row) * CHUNK;
         UNROLL
         for (int r = 0; r < n_row; r++) {
             const __m512bh pairs = _mm512_cvtne2ps_pbh(z[r * DONE_VECS + 1], z[r * DONE_VECS]);
@@ -170,37 +172,38 @@ static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct place 
     UNROLL
     for (int i = 0; i < n_row * DONE_VECS; i++) {
         const size_t c = col + (size_t)(i % DONE_VECS * LANES);
-        const size_t row = (size_t)(part.row + i / DONE_VECS);
+        const size_t row = (size_t)(rect.row + i / DONE_VECS);
         uint32_t *const to = tile + (c / CHUNK * (size_t)at->n_row + row) * CHUNK;
         v_store(to + c % CHUNK, kind == WIDE ? v_round_bf16(z[i]) : z[i]);
     }
 }
 
 /* Outputs are logits: see struct gemm. */
-static ALWAYS_INLINE void add_logits(const struct gemm *g, const struct place *at, struct part part,
-                                     const int n_row, const vf *z, const bool is_whole)
+static ALWAYS_INLINE void add_logits(const struct gemm *g, const struct tile_ref *at,
+                                     struct rect rect, const int n_row, const vf *z,
+                                     const bool is_whole)
 {
     vf of_panel[GELU_VECS];
     UNROLL
     for (int i = 0; i < GELU_VECS; i++) { /* zeros past n_row are not looked at */
-        const int c = part.col + i % DONE_VECS * LANES;
+        const int c = rect.col + i % DONE_VECS * LANES;
         of_panel[i] =
             is_whole ? z[i] : v_select((vi)(v_lane() < at->n_col - c), z[i], v_set1(-INFINITY));
     }
     SIMD(logit_add_vecs)
-    (g->logits + at->row + part.row, of_panel[0], of_panel[1], of_panel[2], of_panel[3], n_row,
-     DONE_VECS, at->col + part.col);
+    (g->logits + at->row + rect.row, of_panel[0], of_panel[1], of_panel[2], of_panel[3], n_row,
+     DONE_VECS, at->col + rect.col);
 }
 
-static ALWAYS_INLINE void store_outputs(const struct gemm *g, const struct place *at,
-                                        struct part part, const int n_row, const vf *z,
+static ALWAYS_INLINE void store_outputs(const struct gemm *g, const struct tile_ref *at,
+                                        struct rect rect, const int n_row, const vf *z,
                                         const bool is_whole)
 {
     const struct logit_block *const logits = g->logits != NULL ? g->logits + at->row : NULL;
-    float *y = at->y + part.row * g->y_stride + part.col;
+    float *y = at->y + rect.row * g->y_stride + rect.col;
     UNROLL
     for (int r = 0; r < n_row; r++, y += g->y_stride) {
-        if (logits != NULL && !logits[part.row + r].goal.is_kept) {
+        if (logits != NULL && !logits[rect.row + r].goal.is_kept) {
             continue;
         }
         UNROLL
@@ -210,21 +213,22 @@ static ALWAYS_INLINE void store_outputs(const struct gemm *g, const struct place
                 v_stream(y + c, z[r * DONE_VECS + v]);
             } else if (is_whole) {
                 v_store(y + c, z[r * DONE_VECS + v]);
-            } else if (part.col + c < at->n_col) {
-                v_store_n(y + c, z[r * DONE_VECS + v], lanes_left(at->n_col, part.col + c));
+            } else if (rect.col + c < at->n_col) {
+                v_store_n(y + c, z[r * DONE_VECS + v], lanes_left(at->n_col, rect.col + c));
             }
         }
     }
 }
 
-/* A part of a tile's sums becomes outputs. */
-static ALWAYS_INLINE void finish_part(const struct gemm *g, const struct place *at,
-                                      const struct outputs *o, const float *sum, struct part part,
-                                      const int n_row, const enum kind kind, const bool is_whole)
+/* The epilogue of one rectangle: scale, bias, activation, then where the outputs go. */
+static ALWAYS_INLINE void finish_rect(const struct gemm *g, const struct tile_ref *at,
+                                      const struct outputs *o, const float *sum, struct rect rect,
+                                      const int n_row, const enum gemm_kind kind,
+                                      const bool is_whole)
 {
     vf z[GELU_VECS];
-    const int first = (int)((unsigned)part.col / LANES);
-    sum += part.row * PANEL + part.col;
+    const int first = (int)((unsigned)rect.col / LANES);
+    sum += rect.row * PANEL + rect.col;
     UNROLL
     for (int i = 0; i < GELU_VECS; i++) {
         const int r = i / DONE_VECS;
@@ -235,7 +239,7 @@ static ALWAYS_INLINE void finish_part(const struct gemm *g, const struct place *
         }
         z[i] = v_load(sum + r * PANEL + v * LANES);
         if (kind == BYTES || kind == AMX_BYTES) {
-            const vf scale = v_set1(g->x_scale[at->row + part.row + r]) * o->scale[first + v];
+            const vf scale = v_set1(g->x_scale[at->row + rect.row + r]) * o->scale[first + v];
             z[i] = v_from_i32((vi)z[i] + o->offset[first + v]) * scale;
         }
         if (g->bias != NULL) {
@@ -252,33 +256,33 @@ static ALWAYS_INLINE void finish_part(const struct gemm *g, const struct place *
         }
     }
     if (g->next_words != NULL) {
-        pack_outputs(g, at, part, n_row, kind, z);
+        pack_outputs(g, at, rect, n_row, kind, z);
         return;
     }
     if (g->logits != NULL) {
-        add_logits(g, at, part, n_row, z, is_whole);
+        add_logits(g, at, rect, n_row, z, is_whole);
     }
-    store_outputs(g, at, part, n_row, z, is_whole);
+    store_outputs(g, at, rect, n_row, z, is_whole);
 }
 
-/* What a tile's sums [n_row, PANEL] become when K is done. */
-static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct place *at,
+/* The epilogue of a tile's sums [n_row, PANEL] when K is done. */
+static ALWAYS_INLINE void finish_panel(const struct gemm *g, const struct tile_ref *at,
                                        const float *sum, const bool is_whole)
 {
     const struct outputs o = outputs_of(g, at);
-    const enum kind kind = kind_of(g);
+    const enum gemm_kind kind = kind_of(g);
     for (int col = 0; col < PANEL; col += DONE_VECS * LANES) {
         int row = 0;
         for (; row + DONE_ROWS <= at->n_row; row += DONE_ROWS) {
-            finish_part(g, at, &o, sum, (struct part){row, col}, DONE_ROWS, kind, is_whole);
+            finish_rect(g, at, &o, sum, (struct rect){row, col}, DONE_ROWS, kind, is_whole);
         }
         if (row < at->n_row) { /* of two */
-            finish_part(g, at, &o, sum, (struct part){row, col}, 1, kind, is_whole);
+            finish_rect(g, at, &o, sum, (struct rect){row, col}, 1, kind, is_whole);
         }
     }
 }
 
-static inline void finish_tile(const struct gemm *g, const struct place *at, const float *sum)
+static inline void finish_tile(const struct gemm *g, const struct tile_ref *at, const float *sum)
 {
     if (at->n_col == PANEL) {
         finish_panel(g, at, sum, true);

@@ -29,7 +29,8 @@
  *
  * Split: each number as the sum of two BF16 numbers, where n_in is a multiple of 2·CHUNK. Of
  * 2·CHUNK inputs CHUNK words of the higher halves come first, then as many of the lower ones.
- * Weights of BF16, which have no lower halves, are packed as ever and meet both of x.
+ * Weights of BF16, which have no lower halves, are packed as above; both halves of x are multiplied by
+ * them.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
@@ -46,8 +47,8 @@ enum { AMX_ROWS = 32 };
  * numbers, or 256 of floats, stay within a core's share of L3. */
 enum { GEMM_ROWS = 512, GEMM_VECTOR_ROWS = 256 };
 
-/* Panels of W that meet part of a long K before the next part: 512 KiB of sums of 256 rows, which
- * stay in L2. */
+/* Panels of W that go through one range of a long K before the next range: 512 KiB of sums of 256
+ * rows, which stay in L2. */
 enum { GEMM_SUM_PANELS = 16 };
 
 struct gemm {
@@ -138,9 +139,9 @@ struct value_table {
  * pairs of BF16, low half first: of two columns in a page of keys, which is [d_head/2][KV_PAGE], of
  * two positions in a page of values, [KV_PAGE/2][d_head]. Strides from page to page are in words.
  *
- * A position is one word in each line of [d_head/2][KV_PAGE]: to store it, all of a page's keys
- * would be read and written back. So where amx_attend reads them, the keys of a sequence's last
- * page lie by position, [KV_PAGE][d_head/2], until the page is full.
+ * Appending one key to the transposed layout [d_head/2][KV_PAGE] touches the whole page. So where
+ * amx_attend reads them, the keys of a sequence's last, partial page stay position-major,
+ * [KV_PAGE][d_head/2], and are transposed when the page is full.
  */
 struct kv_rows {
     float *k_page, *v_page;
@@ -349,82 +350,123 @@ struct logit_part {
 
 enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
 
+/* ---- the kernels ------------------------------------------------------------------------------ */
+
+/* Rows first .. first+n-1 of a tile. */
+typedef void simd_gemm_pack_fn(const struct gemm *g, int tile, int first, int n);
+/* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. sums [GEMM_SUM_PANELS,
+ * GEMM_ROWS, PANEL]: partial sums between ranges of a long K. */
+typedef void simd_gemm_panels_fn(const struct gemm *g, int first, int n, int tile, int n_tile,
+                                 float *sums);
+/* score[n_row, stride] = x·Wᵀ of one packed F32 matrix; up to tile_rows rows of x. stride is a
+ * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
+typedef void simd_gemm_scores_fn(float *score, int64_t stride, const float *x, int64_t x_stride,
+                                 int n_row, const uint32_t *w, int n_in, int n_out,
+                                 uint32_t *words);
+/* The same by the matrix unit of a matrix packed as split words (dtype F32) or of BF16, and of
+ * split rows, up to AMX_ROWS of them. */
+typedef void simd_amx_scores_fn(float *score, int64_t stride, const float *x, int64_t x_stride,
+                                int n_row, const uint32_t *w, enum dtype dtype, int n_in, int n_out,
+                                uint32_t *words);
+
+typedef void simd_row_sum_fn(float *y, const struct row_source *source, int n_source, int64_t d);
+/* y = layer norm of x (+ r where r is not NULL) */
+typedef void simd_row_norm_fn(float *y, const float *x, const float *r, const float *gamma,
+                              const float *beta, int64_t d, float eps);
+/* As rms_norm. sum and r NULL: of x itself. */
+typedef void simd_row_rms_norm_fn(float *y, float *sum, const float *x, const float *r,
+                                  const float *gamma, int64_t d, float eps);
+typedef void simd_row_rope_fn(float *x, const float *table, int n_head,
+                              int64_t d_head); /* as rope */
+typedef void simd_row_silu_fn(float *y, const float *x, const float *g,
+                              int64_t d); /* y = x·silu(g) */
+/* dot[j] = x · row slots[j] */
+typedef void simd_row_dots_fn(float *dot, const int32_t *slots, int n_slot, const float *x,
+                              const struct value_table *table, int64_t d);
+typedef void simd_kv_rows_fn(const struct kv_rows *a);
+typedef void simd_attend_fn(const struct attend *a);
+typedef void simd_amx_attend_fn(const struct attend *a); /* pairs; ATTEND_AMX_COLUMNS or more */
+typedef void simd_attend_span_fn(const struct attend_span *a);
+
+/* The positions and values of the k <= n best scores, best first. */
+typedef void simd_select_fn(int32_t *best, float *best_score, const float *score, int n, int k,
+                            const struct select_scratch *scratch);
+/* Slots and shares of one row and head from its scores: score[0 .. n_key-1] and, for product
+ * keys, score[half_stride ..]. */
+typedef void simd_pkm_select_fn(int32_t *slots, float *shares, const float *score,
+                                int64_t half_stride, const struct pkm_shape *shape);
+/* y[n] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
+ * next_slots: as many that are read next, asked for meanwhile; NULL = none. */
+typedef void simd_pkm_read_fn(float *y, const int32_t *slots, const float *shares, int n_slot,
+                              const struct value_table *table, int64_t first, int64_t n,
+                              const int32_t *next_slots);
+
+/* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
+ * +infinity. */
+typedef bool simd_logit_max_fn(float *max, const float *z, int n);
+/* The position of the first with this value after skipping n_skip of them, or -1. */
+typedef int simd_logit_find_fn(const float *z, int n, float value, int n_skip);
+/* Σ e^((z - max) · inverse_temperature), max finite and >= z. next: as many numbers that are
+ * probably read next, to be brought near meanwhile; NULL = none. */
+typedef double simd_logit_sum_fn(const float *z, const float *next, int n, float max,
+                                 float inverse_temperature);
+/* The same; share = the terms. */
+typedef double simd_logit_shares_fn(float *share, const float *z, const float *next, int n,
+                                    float max, float inverse_temperature);
+/* to = those with low <= z <= high of from, in room, which from may be in itself. Returns the
+ * mass of those with z > high. */
+typedef double simd_logit_pick_fn(struct logit_list *to, const struct logit_room *room,
+                                  const struct logit_list *from, float low, float high);
+/* How many are at least so large. */
+typedef int simd_logit_count_fn(const float *z, int n, float least);
+/* Adds logits first .. first+n-1 of a row to a block, all of them in order; all but the last
+ * call with whole panels. */
+typedef void simd_logit_add_fn(struct logit_block *block, const float *z, int n, int first);
+typedef void simd_logit_end_fn(struct logit_part *part, const struct logit_block *block);
+
+typedef double simd_sum_bytes_fn(const void *data, size_t bytes); /* reads them all */
+typedef void simd_peak_f32_fn(int64_t n, double *flops);          /* n rounds of multiply-adds */
+typedef void simd_peak_bf16_fn(int64_t n, double *flops); /* NULL without such an instruction */
+typedef void simd_peak_int8_fn(int64_t n, double *flops); /* likewise */
+typedef void simd_peak_amx_fn(int64_t n, double *flops);  /* of BF16; only where AMX is enabled */
+typedef void simd_peak_amx_int8_fn(int64_t n, double *flops); /* likewise */
+
+/* All kernels, as lines X(kernel); the second list those of sets with such instructions. */
+#define SIMD_LIST(X)                                                                               \
+    X(gemm_pack)                                                                                   \
+    X(gemm_panels)                                                                                 \
+    X(gemm_scores)                                                                                 \
+    X(amx_scores)                                                                                  \
+    X(row_sum)                                                                                     \
+    X(row_norm)                                                                                    \
+    X(row_rms_norm)                                                                                \
+    X(row_rope)                                                                                    \
+    X(row_silu)                                                                                    \
+    X(row_dots)                                                                                    \
+    X(kv_rows)                                                                                     \
+    X(attend)                                                                                      \
+    X(amx_attend)                                                                                  \
+    X(attend_span)                                                                                 \
+    X(select)                                                                                      \
+    X(pkm_select)                                                                                  \
+    X(pkm_read)                                                                                    \
+    X(logit_max)                                                                                   \
+    X(logit_find)                                                                                  \
+    X(logit_sum)                                                                                   \
+    X(logit_shares)                                                                                \
+    X(logit_pick)                                                                                  \
+    X(logit_count)                                                                                 \
+    X(logit_add)                                                                                   \
+    X(logit_end)                                                                                   \
+    X(sum_bytes)                                                                                   \
+    X(peak_f32)
+#define SIMD_LIST_MORE(X) X(peak_bf16) X(peak_int8) X(peak_amx) X(peak_amx_int8)
+
+#define SIMD_SLOT(kernel) simd_##kernel##_fn *kernel;
 struct simd_kernels {
     int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
-
-    /* Rows first .. first+n-1 of a tile. */
-    void (*gemm_pack)(const struct gemm *g, int tile, int first, int n);
-    /* Panels first .. first+n-1 of all tiles tile .. tile+n_tile-1. sums [GEMM_SUM_PANELS,
-     * GEMM_ROWS, PANEL]: where those of a long K wait. */
-    void (*gemm_panels)(const struct gemm *g, int first, int n, int tile, int n_tile, float *sums);
-    /* score[n_row, stride] = x·Wᵀ of one packed F32 matrix; up to tile_rows rows of x. stride is a
-     * multiple of PANEL; columns from n_out on are 0. words: scratch of the packed rows. */
-    void (*gemm_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                        const uint32_t *w, int n_in, int n_out, uint32_t *words);
-    /* The same by the matrix unit of a matrix packed as split words (dtype F32) or of BF16, and of
-     * split rows, up to AMX_ROWS of them. */
-    void (*amx_scores)(float *score, int64_t stride, const float *x, int64_t x_stride, int n_row,
-                       const uint32_t *w, enum dtype dtype, int n_in, int n_out, uint32_t *words);
-
-    void (*row_sum)(float *y, const struct row_source *source, int n_source, int64_t d);
-    /* y = layer norm of x (+ r where r is not NULL) */
-    void (*row_norm)(float *y, const float *x, const float *r, const float *gamma,
-                     const float *beta, int64_t d, float eps);
-    /* As rms_norm. sum and r NULL: of x itself. */
-    void (*row_rms_norm)(float *y, float *sum, const float *x, const float *r, const float *gamma,
-                         int64_t d, float eps);
-    void (*row_rope)(float *x, const float *table, int n_head, int64_t d_head); /* as rope */
-    void (*row_silu)(float *y, const float *x, const float *g, int64_t d);      /* y = x·silu(g) */
-    /* dot[j] = x · row slots[j] */
-    void (*row_dots)(float *dot, const int32_t *slots, int n_slot, const float *x,
-                     const struct value_table *table, int64_t d);
-    void (*kv_rows)(const struct kv_rows *a);
-    void (*attend)(const struct attend *a);
-    void (*amx_attend)(const struct attend *a); /* pairs; ATTEND_AMX_COLUMNS or more */
-    void (*attend_span)(const struct attend_span *a);
-
-    /* The positions and values of the k <= n best scores, best first. */
-    void (*select)(int32_t *best, float *best_score, const float *score, int n, int k,
-                   const struct select_scratch *scratch);
-    /* Slots and shares of one row and head from its scores: score[0 .. n_key-1] and, for product
-     * keys, score[half_stride ..]. */
-    void (*pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
-                       const struct pkm_shape *shape);
-    /* y[n] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
-     * next_slots: as many that are read next, asked for meanwhile; NULL = none. */
-    void (*pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
-                     const struct value_table *table, int64_t first, int64_t n,
-                     const int32_t *next_slots);
-
-    /* Logits. max: the largest number, -infinity if there is none. False if one is NaN or
-     * +infinity. */
-    bool (*logit_max)(float *max, const float *z, int n);
-    /* The position of the first with this value after skipping n_skip of them, or -1. */
-    int (*logit_find)(const float *z, int n, float value, int n_skip);
-    /* Σ e^((z - max) · inverse_temperature), max finite and >= z. next: as many numbers that are
-     * probably read next, to be brought near meanwhile; NULL = none. */
-    double (*logit_sum)(const float *z, const float *next, int n, float max,
-                        float inverse_temperature);
-    /* The same; share = the terms. */
-    double (*logit_shares)(float *share, const float *z, const float *next, int n, float max,
-                           float inverse_temperature);
-    /* to = those with low <= z <= high of from, in room, which from may be in itself. Returns the
-     * mass of those with z > high. */
-    double (*logit_pick)(struct logit_list *to, const struct logit_room *room,
-                         const struct logit_list *from, float low, float high);
-    /* How many are at least so large. */
-    int (*logit_count)(const float *z, int n, float least);
-    /* Adds logits first .. first+n-1 of a row to a block, all of them in order; all but the last
-     * call with whole panels. */
-    void (*logit_add)(struct logit_block *block, const float *z, int n, int first);
-    void (*logit_end)(struct logit_part *part, const struct logit_block *block);
-
-    double (*sum_bytes)(const void *data, size_t bytes); /* reads them all */
-    void (*peak_f32)(int64_t n, double *flops);          /* n rounds of multiply-adds */
-    void (*peak_bf16)(int64_t n, double *flops);         /* NULL without such an instruction */
-    void (*peak_int8)(int64_t n, double *flops);         /* likewise */
-    void (*peak_amx)(int64_t n, double *flops);          /* of BF16; only where AMX is enabled */
-    void (*peak_amx_int8)(int64_t n, double *flops);     /* likewise */
+    SIMD_LIST(SIMD_SLOT)
+    SIMD_LIST_MORE(SIMD_SLOT) /* NULL without the instructions */
 };
 
 extern const struct simd_kernels simd_kernels_avx512;
