@@ -23,13 +23,6 @@ WINDOW_STEP = 64  # windows end in these steps: see models/all_attention.c
 EPS = 1e-8
 
 
-def default_config():
-    """The shipped shape, in the form config.json has it."""
-    return {"model_type": "all_attention", "vocab_size": 256, "d_model": 256, "n_layer": 8,
-            "n_head": 4, "d_ff": 0, "n_persistent": 256, "max_span": 512, "span_ramp": 32,
-            "norm_eps": 1e-5, "tie_output": False, "bos_token_id": 10, "tokenizer": "byte"}
-
-
 def band(whole, window):
     """View of [n, n_head, n_tok, window + n_tok]: column c of row i is column i + c."""
     a, b, n_tok, n_key = whole.shape

@@ -22,7 +22,7 @@ import torch
 from all_attention import AllAttention
 from export import load_model
 from prepare import read_text
-from windows import SlotCount
+from windows import count_figures, slot_counts
 
 
 def rolling_windows(ids, prefix, size):
@@ -41,12 +41,12 @@ def logprobs(model, inputs, targets, probe=None):
     hidden = model(torch.tensor(inputs), probe)
     out = []
     for h, target in zip(hidden, targets):
-        logits = model.pred_layer.proj(h[len(h) - len(target):])
+        logits = model.output_layer()(h[len(h) - len(target):])
         out.append(logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None])[:, 0])
     return torch.cat(out)
 
 
-def score(model, ids, n_seq, count):
+def score(model, ids, n_seq, counts):
     """-> sum of negative log-probabilities over a text"""
     config = model.config
     nll, batch = 0.0, []
@@ -54,7 +54,7 @@ def score(model, ids, n_seq, count):
     def flush():
         inputs, targets = zip(*batch)
         batch.clear()
-        return -float(logprobs(model, inputs, targets, count).double().sum())
+        return -float(logprobs(model, inputs, targets, counts).double().sum())
 
     for window in rolling_windows(ids, config["bos_token_id"], config["max_position"]):
         if batch and (len(batch) == n_seq or len(batch[0][0]) != len(window[0])):
@@ -85,22 +85,24 @@ def evaluate_stream(model, folder, path):
             "seconds": round(time.time() - start, 1)}
 
 
-def evaluate(folder, path, n_seq):
+def evaluate(folder, path, n_seq, zero_memory):
     model = load_model(folder)
     if isinstance(model, AllAttention):
         return evaluate_stream(model, folder, path)
+    for memory in model.memories.values() if zero_memory else ():
+        memory.table().data.zero_()
     sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
     text, start = read_text(path), time.time()
     ids = sp.encode(text)
-    memories = model.config["memories"]
-    count = SlotCount(memories[0]["n_slot"]) if memories else None
-    nll = score(model, ids, n_seq, count)
+    counts = slot_counts(model)
+    nll = score(model, ids, n_seq, counts)
     n_word, n_byte = len(re.split(r"\s+", text)), len(text.encode())
     out = {"model": folder, "text": path, "nll": nll, "tokens": len(ids), "words": n_word,
            "bytes": n_byte, "token_perplexity": math.exp(nll / len(ids)),
            "word_perplexity": math.exp(nll / n_word), "byte_perplexity": math.exp(nll / n_byte)}
-    if count:
-        out.update(usage=count.usage(), kl=count.kl())
+    out.update(count_figures(counts))
+    if zero_memory:
+        out["memory"] = "zero"
     out["seconds"] = round(time.time() - start, 1)
     return out
 
@@ -145,8 +147,10 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     ap.add_argument("--model", nargs="+", required=True, help="model directories")
     ap.add_argument("--text", nargs="+", required=True, help="text files, .txt or .txt.xz")
-    ap.add_argument("--batch", type=int, default=8, help="windows at once")
-    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--batch", type=int, default=8, help="windows at once (8)")
+    ap.add_argument("--zero-memory", action="store_true",
+                    help="with the values of all memories set to zero: what is lost without them")
+    ap.add_argument("--threads", type=int, default=2, help="threads of PyTorch (2)")
     ap.add_argument("--parity", help="only write this fixture, from the first model and text")
     args = ap.parse_args()
     torch.set_num_threads(args.threads)
@@ -155,7 +159,7 @@ def main():
         return
     for path in args.text:
         for folder in args.model:
-            print(json.dumps(evaluate(folder, path, args.batch)), flush=True)
+            print(json.dumps(evaluate(folder, path, args.batch, args.zero_memory)), flush=True)
 
 
 if __name__ == "__main__":

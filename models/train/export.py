@@ -1,48 +1,34 @@
 """Checkpoint of train.py -> model directory: config.json, model.safetensors, and the tokenizer, which
-is the given tokenizer.model or, for a model of bytes, vocab.txt.
+is the tokenizer.model of prepare.py with tokenizer.json and tokenizer_config.json beside it or, for a
+model of bytes, vocab.txt.
 
-In bf16, matrices and tables are rounded to BF16 and vectors (biases, norms) stay F32. What can be
-had from other tensors or is unused at inference is left out: the tied output weight, and the
-batch counter of BatchNorm.
+What can be had from other tensors or is unused at inference is left out: a tied output weight, and the
+batch counter of BatchNorm. The file is written by the converter's code, with its rules for each type:
+see models/README.md.
 """
 import argparse
 import json
 import os
 import shutil
 import struct
+import sys
 
 import numpy as np
 import torch
 
 from all_attention import AllAttention
+from memory_llama import MemoryLlama
 from model import Transformer
+from tokenizer_json import write as write_tokenizer_json
 
-ALIGN = 64
-FAMILIES = {"pkm_transformer": Transformer, "all_attention": AllAttention}
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
 
+import safetensors_file  # noqa: E402
+from fault import Refused  # noqa: E402
 
-def to_bytes(tensor, bf16):
-    """-> safetensors dtype and little-endian bytes"""
-    tensor = tensor.detach().contiguous()
-    if bf16 and tensor.dim() > 1:
-        return "BF16", tensor.to(torch.bfloat16).view(torch.int16).numpy().astype("<i2").tobytes()
-    return "F32", tensor.float().numpy().astype("<f4").tobytes()
-
-
-def save_safetensors(path, tensors, bf16):
-    header, blobs, pos = {"__metadata__": {"format": "pt"}}, [], 0
-    for name, tensor in sorted(tensors.items()):
-        dtype, blob = to_bytes(tensor, bf16)
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape),
-                        "data_offsets": [pos, pos + len(blob)]}
-        blobs.append(blob)
-        pos += len(blob)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        f.writelines(blobs)
-    return 8 + len(text) + pos
+FAMILIES = {"pkm_transformer": Transformer, "memory_llama": MemoryLlama,
+            "all_attention": AllAttention}
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def load_safetensors(path):
@@ -58,10 +44,22 @@ def load_safetensors(path):
         if entry["dtype"] == "BF16":
             # A bfloat16 is the upper half of a float.
             array = (np.frombuffer(blob, "<u2").astype("<u4") << 16).view("<f4")
+        elif entry["dtype"] == "F16":
+            array = np.frombuffer(blob, "<f2").astype("<f4")
+        elif entry["dtype"] == "I8":
+            array = np.frombuffer(blob, "i1").astype("<f4")
         else:
             array = np.frombuffer(blob, "<f4").copy()
         tensors[name] = torch.from_numpy(array).view(entry["shape"])
+    for name in [name for name in tensors if name.endswith(".scale")]:
+        tensors[name[:-len(".scale")]] *= tensors.pop(name)[:, None]
     return tensors
+
+
+def left_out(name, config):
+    """Whether a tensor of the checkpoint is not written."""
+    return name.endswith("num_batches_tracked") or \
+        config["tie_output"] and name in ("pred_layer.proj.weight", "output.weight")
 
 
 def load_model(folder):
@@ -71,20 +69,49 @@ def load_model(folder):
     model = FAMILIES[config["model_type"]](config)
     tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
-    missing = [name for name in missing
-               if name != "pred_layer.proj.weight" and not name.endswith("num_batches_tracked")]
+    missing = [name for name in missing if not left_out(name, config)]
     if missing or unexpected:
         raise SystemExit(f"{folder}: missing {missing}, unexpected {unexpected}")
+    return model.eval()
+
+
+def load_checkpoint(path):
+    """-> the model of a last.pt, in fp32, ready for inference"""
+    state = torch.load(path, map_location="cpu")
+    model = FAMILIES[state["config"]["model_type"]](state["config"])
+    model.load_state_dict(state["model"])
     return model.eval()
 
 
 def save_tokenizer(folder, config, tokenizer):
     if config.get("tokenizer") != "byte":
         shutil.copyfile(tokenizer, os.path.join(folder, "tokenizer.model"))
+        write_tokenizer_json(folder)
         return
     with open(os.path.join(folder, "vocab.txt"), "w") as f:
         for byte in range(config["vocab_size"]):
             f.write("<eos>\n" if byte == ord("\n") else f"{byte}\n")
+
+
+def write_json(folder, name, content):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+        json.dump(content, f, indent=2)
+        f.write("\n")
+
+
+def export(state, tokenizer, folder, dtype, value_dtype, sampling):
+    """-> what the converter's writer says of the file"""
+    config = state["config"]
+    os.makedirs(folder, exist_ok=True)
+    write_json(folder, "config.json", config)
+    save_tokenizer(folder, config, tokenizer)
+    if sampling:
+        write_json(folder, "generation_config.json", sampling)
+    tensors = [(name, t.float().numpy()) for name, t in sorted(state["model"].items())
+               if not left_out(name, config)]
+    own = {name: value_dtype for name, _ in tensors if name.endswith("values.weight")}
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        return safetensors_file.write(f, tensors, dtype, own=own)
 
 
 def main():
@@ -92,21 +119,25 @@ def main():
     ap.add_argument("--checkpoint", required=True, help="last.pt of a run")
     ap.add_argument("--tokenizer", help="tokenizer.model of prepare.py, unless tokens are bytes")
     ap.add_argument("--out", required=True, help="model directory")
-    ap.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    ap.add_argument("--dtype", choices=("bf16", "f16", "f32", "int8"), default="bf16",
+                    help="of matrices and tables (bf16); vectors stay fp32")
+    ap.add_argument("--values", choices=("bf16", "f16", "f32", "int8"),
+                    help="of the values of memories (as --dtype)")
+    ap.add_argument("--temperature", type=float, help="recommended to clients by generation_config.json")
+    ap.add_argument("--top-p", type=float, help="likewise")
+    ap.add_argument("--top-k", type=int, help="likewise")
+    ap.add_argument("--repetition-penalty", type=float, help="likewise")
     args = ap.parse_args()
-
     state = torch.load(args.checkpoint, map_location="cpu")
-    tensors = {name: t for name, t in state["model"].items()
-               if name != "pred_layer.proj.weight" and not name.endswith("num_batches_tracked")}
     if args.tokenizer is None and state["config"].get("tokenizer") != "byte":
         ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
-    os.makedirs(args.out, exist_ok=True)
-    with open(os.path.join(args.out, "config.json"), "w") as f:
-        json.dump(state["config"], f, indent=2)
-        f.write("\n")
-    size = save_safetensors(os.path.join(args.out, "model.safetensors"), tensors, args.dtype == "bf16")
-    save_tokenizer(args.out, state["config"], args.tokenizer)
-    print(f"step {state['step']}: {len(tensors)} tensors, {size} bytes")
+    sampling = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    try:
+        done = export(state, args.tokenizer, args.out, args.dtype, args.values or args.dtype, sampling)
+    except Refused as e:
+        raise SystemExit(str(e)) from None
+    print(f"step {state['step']}: {done.parameters} parameters, {done.bytes} bytes"
+          + (f"; largest relative error of int8 {done.loss[0]:.4f}, {done.loss[1]}" if done.loss else ""))
 
 
 if __name__ == "__main__":

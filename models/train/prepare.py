@@ -1,8 +1,11 @@
 """Text -> SentencePiece tokenizer and token files.
 
+    python prepare.py --train my.txt --out ../run/data
+
 Called once before training. Writes tokenizer.model, train.bin and valid.bin (little-endian
 uint16 ids) into the output folder. The ids start with </s> (id 1) and every document ends with
-it: a document is a work when a works table is given, otherwise the whole file.
+it: a document is a work when a works table is given, a part between blank lines with --blank-lines,
+otherwise the whole file.
 
 Text is cut into lines before it is tokenised. The newline is a piece of its own that no other
 piece may contain, so this gives the same ids as one call over the whole text would in exact
@@ -53,6 +56,8 @@ def train_tokenizer(text, vocab_size, sample_bytes, seed, out_path, n_thread):
         max_sentence_length=1 << 16,
         bos_id=0, eos_id=1, pad_id=2, unk_id=3,
         num_threads=n_thread,
+        # A short text has fewer pieces worth having than were asked for.
+        hard_vocab_limit=False,
         minloglevel=1,
     )
     with open(out_path, "wb") as f:
@@ -71,7 +76,9 @@ def encode(sp, text, n_thread=1):
     return ids
 
 
-def documents(text, works_path, split):
+def documents(text, works_path, split, blank_lines):
+    if blank_lines:
+        return [part.strip("\n") for part in text.split("\n\n") if part.strip()]
     if not works_path:
         return [text]
     lines = text.split("\n")
@@ -82,30 +89,47 @@ def documents(text, works_path, split):
             for r in rows if r["split"] == split]
 
 
+def hold_out(text, share=0.05):
+    """-> a text's lines but the last, and the last"""
+    cut = text.rfind("\n", 0, int(len(text) * (1 - share))) + 1
+    if cut == 0:
+        raise SystemExit("--train: a text of one line cannot be divided; give --valid")
+    return text[:cut], text[cut:]
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    ap.add_argument("--train", required=True, help="training text, .txt or .txt.xz")
-    ap.add_argument("--valid", required=True, help="validation text")
+    ap.add_argument("--train", required=True, help="training text in UTF-8, .txt or .txt.xz")
+    ap.add_argument("--valid", help="validation text (the last 5 %% of --train)")
+    ap.add_argument("--blank-lines", action="store_true",
+                    help="blank lines divide documents, such as stories")
     ap.add_argument("--works", help="table of works with split, first_line and last_line columns")
     ap.add_argument("--out", required=True, help="output folder")
-    ap.add_argument("--vocab-size", type=int, default=8192)
-    ap.add_argument("--sample-mb", type=float, default=12.0, help="text the tokenizer learns from")
-    ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--vocab-size", type=int, default=2048, help="pieces of the tokenizer (2048)")
+    ap.add_argument("--sample-mb", type=float, default=12.0,
+                    help="megabytes of text that the tokenizer learns from (12)")
+    ap.add_argument("--seed", type=int, default=1, help="of the choice of those (1)")
+    ap.add_argument("--threads", type=int, default=2, help="threads of the tokenizer (2)")
     args = ap.parse_args()
+    if not 320 <= args.vocab_size <= 65536:
+        ap.error("--vocab-size must be from 320, for 256 of them are bytes, to 65536")
 
     os.makedirs(args.out, exist_ok=True)
     model_path = os.path.join(args.out, "tokenizer.model")
     train_text = read_text(args.train)
+    if args.valid:
+        valid_text = read_text(args.valid)
+    else:
+        train_text, valid_text = hold_out(train_text)
     if not os.path.exists(model_path):
         train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
                         model_path, args.threads)
     sp = spm.SentencePieceProcessor(model_file=model_path)
     with open(os.path.join(args.out, "meta.json"), "w") as f:
         json.dump({"vocab_size": sp.vocab_size()}, f)
-    for split, text in (("train", train_text), ("valid", read_text(args.valid))):
+    for split, text in (("train", train_text), ("valid", valid_text)):
         ids = [EOS]
-        for document in documents(text, args.works, split):
+        for document in documents(text, args.works, split, args.blank_lines):
             ids += encode(sp, document, args.threads)
             ids.append(EOS)
         ids = np.array(ids, dtype="<u2")

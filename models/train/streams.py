@@ -7,8 +7,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-from all_attention import AllAttention, default_config
-from model import output_loss
+from blocks import output_loss
 
 LINE_END = 10
 
@@ -50,11 +49,10 @@ class Pieces:
 class Streams:
     """The all-attention network's task."""
 
-    def __init__(self, args, config):
-        self.args = args
-        self.model = AllAttention(config or default_config()).to(args.device)
-        for layer in self.model.layers if config is None else ():
-            nn.init.constant_(layer.spans, args.span_init / layer.max_span)
+    def __init__(self, args, model):
+        self.args, self.model = args, model
+        for layer in model.layers:
+            nn.init.constant_(layer.spans, min(1.0, args.span_init / layer.max_span))
         self.n_block = max(1, args.valid_windows // args.batch)
         text = self.read("train", 2 * args.stream_blocks + 3)
         self.pieces = Pieces(text, args.n_tok, args.batch, args.stream_blocks, args.seed)
@@ -74,7 +72,7 @@ class Streams:
     def block_loss(self, ids, targets, past):
         device = self.args.device
         hidden = self.model(ids.to(device), past)
-        return output_loss(self.model.output, hidden, targets.to(device), n_chunk=ids.numel())
+        return output_loss(self.model.output, hidden, targets.to(device), ids.numel())
 
     def loss(self, step):
         ids, targets, begun = self.pieces.next()

@@ -1,16 +1,18 @@
-"""Trains one model: with a memory, or its twin with an FFN in that place (--dense), on windows of
-tokens; or the all-attention network (--family all-attention) on streams of bytes.
+"""Trains one model, which a config.json describes: a transformer with product-key memories, its dense
+twin (--dense), a decoder with "Memory+" layers, or the all-attention network on a stream of bytes.
 
-Run once per twin with the same arguments; both then see the same tokens in the same order. The
-learning rate rises, stays, and falls linearly to zero between --decay-start and --total-steps.
-Both may be given anew at each resumption, so that the end can be chosen once the speed is known.
+    python train.py --data ../run/data --config configs/small.json --out ../run/model --minutes 5
 
-Writes into --out: last.pt (everything needed to go on exactly where it stopped, also after
-SIGINT or SIGTERM) and log.jsonl.
+The learning rate rises, stays, and falls linearly to zero, in the last fifth of --minutes or between
+--decay-start and --total-steps. These may be given anew at each resumption, so that the end can be
+chosen once the speed is known. Twins with the same arguments see the same tokens in the same order.
+
+Writes into --out: last.pt (everything needed to go on exactly where it stopped, also after SIGINT or
+SIGTERM), log.jsonl, and curves.svg at each validation. The same command resumes.
 """
 import argparse
+import contextlib
 import json
-import math
 import os
 import signal
 import sys
@@ -18,11 +20,19 @@ import time
 
 import torch
 
+import config as configuration
+from all_attention import AllAttention
+from memory_llama import MemoryLlama
+from model import Transformer
+from report import Reporter
 from streams import Streams
 from windows import Windows
 
-# A task has a model, gives the losses, and saves what of it depends on more than the step.
-TASKS = {"pkm": Windows, "all-attention": Streams}
+FAMILIES = {"pkm_transformer": (Transformer, Windows), "memory_llama": (MemoryLlama, Windows),
+            "all_attention": (AllAttention, Streams)}
+SHIPPED = {"pkm": "demo", "memory-plus": "memory-plus", "all-attention": "bytes"}
+WARMUP_SHARE, DECAY_SHARE = 0.1, 0.2  # of --minutes
+SAME = ("batch", "n_tok", "seed")  # What the order of the tokens depends on, besides the text.
 
 
 class Optimizers:
@@ -54,8 +64,9 @@ class Optimizers:
         self.muon = torch.optim.Muon(linear, lr=args.lr, weight_decay=args.weight_decay,
                                      adjust_lr_fn="match_rms_adamw")
 
-    def step(self, step):
-        lr = self.args.lr * rate(step, self.args)
+    def step(self, step, share):
+        """share: of the peak learning rate"""
+        lr = self.args.lr * share
         for group in self.adam.param_groups + self.muon.param_groups:
             group["lr"] = lr * group.get("scale", 1.0)
         if step >= self.args.muon_from:
@@ -73,50 +84,33 @@ class Optimizers:
         self.muon.load_state_dict(state["muon"])
 
 
-def rate(step, args):
-    """Share of the peak learning rate at a step."""
-    up = min(1.0, (step + 1) / args.warmup)
-    if step < args.decay_start:
-        return up
-    return up * max(0.0, (args.total_steps - step) / max(1, args.total_steps - args.decay_start))
+class Schedule:
+    """When to stop, and the share of the peak learning rate until then."""
 
+    def __init__(self, args):
+        self.args, self.t0 = args, time.monotonic()
 
-class Reporter:
-    """A progress bar on a terminal, a line now and then elsewhere, and everything in log.jsonl."""
+    def left(self):
+        """Share of --minutes that is left."""
+        return 1 - (time.monotonic() - self.t0) / (60 * self.args.minutes)
 
-    def __init__(self, path, step, args):
-        self.log = open(path, "a", buffering=1)
-        self.args, self.loss, self.n = args, 0.0, 0
-        self.t0, self.step0 = time.time(), step
-        self.live = sys.stderr.isatty()
+    def over(self, step):
+        return self.left() <= 0 if self.args.minutes else step >= self.args.total_steps
 
-    def record(self, **fields):
-        self.log.write(json.dumps(fields) + "\n")
-
-    def step(self, step, loss, norm, lr):
+    def rate(self, step):
         a = self.args
-        self.loss, self.n = self.loss + loss, self.n + 1
-        full = (step + 1) % a.log_every == 0
-        if not (full or self.live):
-            return
-        elapsed = time.time() - self.t0
-        speed = (step + 1 - self.step0) * a.batch * a.n_tok / elapsed
-        left = (a.total_steps - step - 1) * a.batch * a.n_tok / speed
-        done = (step + 1) / a.total_steps
-        bar = "#" * int(20 * done) + "." * (20 - int(20 * done))
-        line = (f"[{bar}] {step + 1}/{a.total_steps} loss {self.loss / self.n:.4f} lr {lr:.2e} "
-                f"{speed:.0f} tok/s eta {int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}")
-        print("\r" + line if self.live else line, end="" if self.live else "\n",
-              file=sys.stderr, flush=True)
-        if full:
-            self.record(step=step + 1, loss=self.loss / self.n, grad_norm=norm, lr=lr,
-                        tok_per_s=speed, seconds=elapsed)
-            self.loss, self.n = 0.0, 0
+        up = min(1.0, (step + 1) / a.warmup)
+        if a.minutes:
+            left = self.left()
+            return min(max(up, (1 - left) / WARMUP_SHARE), 1.0, max(0.0, left / DECAY_SHARE))
+        if step < a.decay_start:
+            return up
+        return up * max(0.0, (a.total_steps - step) / max(1, a.total_steps - a.decay_start))
 
 
 def validate(task, args):
     task.model.eval()
-    with torch.no_grad(), torch.autocast(args.device, torch.bfloat16):
+    with torch.no_grad(), torch.autocast(args.kind, torch.bfloat16):
         found = task.validate()
     task.model.train()
     return found
@@ -129,83 +123,164 @@ def save(path, task, optimizer, step, args):
     os.replace(path + ".part", path)
 
 
-def parse_args():
+def parse_args(argv=None):
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    ap.add_argument("--data", required=True, help="folder of prepare.py, or of train.txt and valid.txt")
-    ap.add_argument("--out", required=True, help="folder of this model; resumed if it has last.pt")
-    ap.add_argument("--family", choices=sorted(TASKS), default="pkm")
-    ap.add_argument("--dense", action="store_true", help="an FFN in place of the memory")
-    ap.add_argument("--batch", type=int, default=8, help="windows per step, or streams")
-    ap.add_argument("--n-tok", type=int, default=512, help="tokens per window, or per step of a stream")
-    ap.add_argument("--lr", type=float, default=1e-3)
-    ap.add_argument("--value-lr", type=float, default=3e-3, help="peak rate of values and positions")
-    ap.add_argument("--span-lr", type=float, default=3e-4, help="peak rate of spans")
-    ap.add_argument("--span-init", type=int, default=64,
-                    help="all-attention: distances that heads see in full to begin with")
-    ap.add_argument("--span-cost", type=float, default=2e-6,
-                    help="all-attention: loss per distance and layer that heads see, on average")
-    ap.add_argument("--stream-blocks", type=int, default=16,
-                    help="all-attention: windows of a stream, on average, before it begins anew")
-    ap.add_argument("--weight-decay", type=float, default=0.1)
-    ap.add_argument("--muon-from", type=int, default=0, help="first step that uses Muon")
-    ap.add_argument("--clip", type=float, default=1.0)
-    ap.add_argument("--warmup", type=int, default=400)
-    ap.add_argument("--decay-start", type=int, default=4000)
-    ap.add_argument("--total-steps", type=int, default=5000)
-    ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--threads", type=int, default=1)
-    ap.add_argument("--device", default="cpu")
-    ap.add_argument("--log-every", type=int, default=20)
-    ap.add_argument("--save-every", type=int, default=250)
-    ap.add_argument("--valid-every", type=int, default=250)
-    ap.add_argument("--valid-windows", type=int, default=96)
-    args = ap.parse_args()
-    if args.dense and args.family != "pkm":
-        ap.error("--dense goes with --family pkm: there is no memory to replace")
+    model = ap.add_argument_group("model and data")
+    model.add_argument("--data", required=True,
+                       help="folder of prepare.py; for a model of bytes, of train.txt and valid.txt")
+    model.add_argument("--out", required=True, help="folder of this model; resumed if it has last.pt")
+    model.add_argument("--config", help="config.json of the model (models/README.md explains its keys);\n"
+                       "a resumed model keeps its own")
+    model.add_argument("--family", choices=sorted(SHIPPED), default="pkm",
+                       help="without --config: one of configs/, demo.json (pkm, the default),\n"
+                       "memory-plus.json or bytes.json (all-attention)")
+    model.add_argument("--dense", action="store_true",
+                       help="train the dense twin: networks in place of the memories")
+    size = ap.add_argument_group("size of a step")
+    size.add_argument("--batch", type=int, default=16, help="windows per step, or streams (16)")
+    size.add_argument("--n-tok", type=int, default=256,
+                      help="tokens per window, or per step of a stream (256)")
+    rate = ap.add_argument_group("learning")
+    rate.add_argument("--lr", type=float, default=1e-3, help="peak learning rate (0.001)")
+    rate.add_argument("--value-lr", type=float, default=3e-3,
+                      help="peak rate of the values of memories, persistent vectors and positions\n(0.003)")
+    rate.add_argument("--weight-decay", type=float, default=0.1, help="of linear maps (0.1)")
+    rate.add_argument("--muon-from", type=int, default=0,
+                      help="first step at which Muon trains the linear maps, AdamW before (0)")
+    rate.add_argument("--clip", type=float, default=1.0, help="longest gradient (1)")
+    rate.add_argument("--warmup", type=int, default=200, help="steps until the peak rate (200); with --minutes a tenth of\nthese at the latest")
+    rate.add_argument("--minutes", type=float, help="end after so many minutes of this run")
+    rate.add_argument("--decay-start", type=int, default=4000,
+                      help="without --minutes: step at which the rate begins to fall (4000)")
+    rate.add_argument("--total-steps", type=int, default=5000,
+                      help="without --minutes: step at which it is zero, and training ends (5000)")
+    rate.add_argument("--seed", type=int, default=1,
+                      help="of the first weights and of the order of the tokens (1)")
+    streams = ap.add_argument_group("all-attention")
+    streams.add_argument("--span-lr", type=float, default=3e-4, help="peak rate of spans (0.0003)")
+    streams.add_argument("--span-init", type=int, default=64,
+                         help="distances that heads see in full to begin with (64)")
+    streams.add_argument("--span-cost", type=float, default=2e-6,
+                         help="loss per distance and layer that heads see, on average (2e-6)")
+    streams.add_argument("--stream-blocks", type=int, default=16,
+                         help="steps of a stream, on average, before it begins anew (16)")
+    machine = ap.add_argument_group("machine and reports")
+    machine.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                         help="cpu, cuda or cuda:N (cuda if there is one)")
+    machine.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                         help="threads on a CPU (all cores); give 1 to each of two runs side by side")
+    machine.add_argument("--compile", action="store_true",
+                         help="torch.compile the model: for a GPU; on a CPU it gained nothing")
+    machine.add_argument("--log-every", type=int, default=20, help="steps between reports (20)")
+    machine.add_argument("--save-every", type=int, default=250, help="steps between checkpoints (250)")
+    machine.add_argument("--valid-every", type=int, default=250, help="steps between validations (250)")
+    machine.add_argument("--valid-windows", type=int, default=96,
+                         help="windows of a validation, from the start of each held-out file (96)")
+    args = ap.parse_args(argv)
+    for name in ("batch", "n_tok", "warmup", "log_every", "save_every", "valid_every",
+                 "valid_windows", "threads", "stream_blocks"):
+        if getattr(args, name) < 1:
+            ap.error(f"--{name.replace('_', '-')} must be at least 1")
+    if args.minutes is not None and args.minutes <= 0:
+        ap.error("--minutes must be positive")
+    args.kind = torch.device(args.device).type
     return args
 
 
-def main():
-    args = parse_args()
+def make_config(args, state):
+    """The checkpoint's configuration, or that of --config, checked against the data."""
+    if not os.path.isdir(args.data):
+        raise SystemExit(f"--data {args.data}: no such folder; prepare.py makes it")
+    given = None
+    if args.config or not state:
+        path = args.config or configuration.shipped(SHIPPED[args.family])
+        given = configuration.read(path, vocabulary(args.data))
+        given = configuration.without_memories(given) if args.dense else given
+    if state and given and given != state["config"]:
+        raise SystemExit(f"{args.out}: last.pt was begun with another configuration than {args.config}"
+                         f"{' --dense' if args.dense else ''}: give another --out, or leave out --config")
+    return state["config"] if state else given
+
+
+def vocabulary(folder):
+    """Pieces of the data's tokenizer, or None where the data are bytes."""
+    try:
+        with open(os.path.join(folder, "meta.json"), encoding="utf-8") as f:
+            return json.load(f)["vocab_size"]
+    except FileNotFoundError:
+        return None
+
+
+def resume(args, state):
+    """Says from where, and what was given otherwise than at the start."""
+    print(f"resuming {args.out}/last.pt at step {state['step']}", file=sys.stderr)
+    before = state.get("args", {})
+    for name in SAME:
+        if name in before and before[name] != getattr(args, name):
+            print(f"  --{name.replace('_', '-')} was {before[name]} and is {getattr(args, name)} now: the "
+                  "order of the tokens is another one than if it had not changed", file=sys.stderr)
+
+
+def train(args):
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     os.makedirs(args.out, exist_ok=True)
     last = os.path.join(args.out, "last.pt")
     state = torch.load(last, map_location="cpu") if os.path.exists(last) else None
-    task = TASKS[args.family](args, state and state["config"])
-    optimizer = Optimizers(task.model, args)
+    config = make_config(args, state)
+    make_model, make_task = FAMILIES[config["model_type"]]
+    model = make_model(config).to(args.device)
+    task = make_task(args, model)
+    optimizer = Optimizers(model, args)
     step = 0
     if state:
-        task.model.load_state_dict(state["model"])
+        resume(args, state)
+        model.load_state_dict(state["model"])
         task.load_state_dict(state["task"])
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
-        step = state["step"]
-    report = Reporter(os.path.join(args.out, "log.jsonl"), step, args)
-    report.record(start=step, args=vars(args),
-                  n_param=sum(p.numel() for p in task.model.parameters()))
+        step, state = state["step"], None
+    if args.compile:
+        model.compile(dynamic=False)
+    report = Reporter(args.out, step, 0 if args.minutes else args.total_steps, args.batch * args.n_tok,
+                      args.log_every)
+    n_param = sum(p.numel() for p in model.parameters())
+    report.record(start=step, args=vars(args), n_param=n_param)
+    report.say(f"{n_param} parameters on {args.device}")
 
     stop = []
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, lambda *_: stop.append(True))
-    task.model.train()
-    while step < args.total_steps and not stop:
-        with torch.autocast(args.device, torch.bfloat16):
+    model.train()
+    schedule = Schedule(args)
+    validated = -1
+    while not schedule.over(step) and not stop:
+        with torch.autocast(args.kind, torch.bfloat16):
             loss = task.loss(step)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), args.clip)
-        lr = optimizer.step(step)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        lr = optimizer.step(step, schedule.rate(step))
         task.stepped()
-        report.step(step, loss.item(), norm.item(), lr)
+        report.step(step, loss.detach(), norm, lr)
         step += 1
-        if step % args.valid_every == 0 or step == args.total_steps:
-            found = validate(task, args)
-            report.record(step=step, **found)
-            print("\n" * report.live + f"step {step} " + " ".join(f"{k} {v:.4f}" for k, v in found.items()),
-                  file=sys.stderr, flush=True)
-        if step % args.save_every == 0 and step < args.total_steps:
+        if step % args.valid_every == 0:
+            report.validated(step, validate(task, args))
+            validated = step
+        if step % args.save_every == 0:
             save(last, task, optimizer, step, args)
     save(last, task, optimizer, step, args)
+    if not stop and validated != step:
+        report.validated(step, validate(task, args))
+    report.say(f"saved {last} at step {step}" + (": stopped, the same command resumes" if stop else ""))
+
+
+def main():
+    args = parse_args()
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            train(args)
+        except (configuration.ConfigError, FileNotFoundError) as e:
+            raise SystemExit(str(e)) from None
 
 
 if __name__ == "__main__":

@@ -1,54 +1,77 @@
-"""What train.py asks of the model with a memory and of its dense twin: loss and validation on windows.
+"""What train.py asks of models that read windows of tokens: loss and validation.
 """
-import json
 import math
 import os
+import sys
+import zlib
 
 import numpy as np
 import torch
 
-from model import Transformer, default_config, output_loss
+from blocks import output_loss
 
 
 class Batches:
     """Windows of a token file in an order that depends on the seed alone.
 
-    The position is the step number, so there is nothing else to save. Every second window
-    starts with bos in place of its first token: a prompt starts so, while a window in the
-    middle of a long text is given the token before it.
-    """
+    The position is the step number, so there is nothing else to save. Every second window starts
+    with bos, as a prompt does: it is moved on to the next bos in the file, which ends a document,
+    or has bos in place of its first token where there is none near. The others start anywhere.
+    Every LONG-th step has half as many windows of twice the length, if there are positions for
+    them: that is enough to learn the far positions, and short windows cost less.
 
-    def __init__(self, path, n_tok, n_seq, bos, seed):
-        self.ids = np.memmap(path, dtype="<u2", mode="r")
+    The tokens lie on the device, and a batch is gathered there.
+    """
+    LONG = 8
+
+    def __init__(self, path, n_tok, n_seq, bos, seed, n_pos, device):
+        ids = np.fromfile(path, "<u2")
+        self.checksum = zlib.crc32(ids)
+        ids = ids.astype(np.int32)
         self.n_tok, self.n_seq, self.bos, self.seed = n_tok, n_seq, bos, seed
-        self.n_window = (len(self.ids) - 1) // n_tok
+        self.n_window = (len(ids) - 1) // n_tok
+        # A window that is moved on, or has twice the length, reaches into the next two.
+        self.n_train = self.n_window - 2
+        self.has_long = 2 * n_tok <= n_pos and n_seq % 2 == 0
+        starts = np.arange(self.n_window) * n_tok
+        ends = np.flatnonzero(ids == bos)
+        nearest = np.append(ends, len(ids))[np.searchsorted(ends, starts)]
+        self.prompts = np.where(nearest < starts + n_tok, nearest, starts)
+        self.ids, self.device = torch.from_numpy(ids).to(device), device
         self.epoch, self.order = -1, None
 
-    def window(self, i):
-        return self.ids[i * self.n_tok:(i + 1) * self.n_tok + 1].astype(np.int64)
-
-    def train(self, step):
-        rows = []
-        for i in range(step * self.n_seq, (step + 1) * self.n_seq):
-            epoch, place = divmod(i, self.n_window)
-            if epoch != self.epoch:
-                self.epoch = epoch
-                self.order = np.random.default_rng([self.seed, epoch]).permutation(self.n_window)
-            rows.append(self.window(self.order[place]))
-            if i % 2:
-                rows[-1][0] = self.bos
-        rows = torch.from_numpy(np.stack(rows))
+    def gather(self, starts, n_tok, begins=None):
+        """-> ids and targets, each [len(starts), n_tok]; rows of begins have bos first"""
+        places = torch.as_tensor(starts)
+        if self.ids.is_cuda:
+            places = places.pin_memory()
+        places = places.to(self.device, non_blocking=True)
+        rows = self.ids[places[:, None] + torch.arange(n_tok + 1, device=self.device)].long()
+        if begins is not None:
+            rows[begins, 0] = self.bos
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
+    def train(self, step):
+        stride = 2 if self.has_long and step % self.LONG == self.LONG - 1 else 1
+        starts = []
+        for n, i in enumerate(range(step * self.n_seq, (step + 1) * self.n_seq, stride)):
+            epoch, place = divmod(i, self.n_train)
+            if epoch != self.epoch:
+                self.epoch = epoch
+                self.order = np.random.default_rng([self.seed, epoch]).permutation(self.n_train)
+            window = self.order[place]
+            starts.append(self.prompts[window] if i // stride % 2 else window * self.n_tok)
+        first = step * self.n_seq // stride % 2
+        return self.gather(starts, stride * self.n_tok, slice(1 - first, None, 2))
+
     def valid(self, n_max):
-        for a in range(0, min(n_max, self.n_window), self.n_seq):
-            rows = [self.window(i) for i in range(a, min(a + self.n_seq, n_max, self.n_window))]
-            rows = torch.from_numpy(np.stack(rows))
-            yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        n_max = min(n_max, self.n_window)
+        for a in range(0, n_max, self.n_seq):
+            yield self.gather(np.arange(a, min(a + self.n_seq, n_max)) * self.n_tok, self.n_tok)
 
 
 class SlotCount:
-    """Weight received by each slot: how much of the memory is used, and how evenly."""
+    """Weight received by each slot: how much of a memory is used, and how evenly."""
 
     def __init__(self, n_slot):
         self.z = torch.zeros(n_slot, dtype=torch.float64)
@@ -64,46 +87,65 @@ class SlotCount:
         return math.log(len(z)) + float(torch.special.xlogy(z, z).sum())
 
 
-class Windows:
-    """The twins' task: windows of tokens, each on its own."""
+def slot_counts(model):
+    return {name: SlotCount(memory.n_slot) for name, memory in model.memories.items()}
 
-    def __init__(self, args, config):
-        if config is None:
-            with open(os.path.join(args.data, "meta.json")) as f:
-                vocab_size = json.load(f)["vocab_size"]
-            config = default_config(vocab_size, memory=not args.dense)
-        self.args = args
-        self.model = Transformer(config).to(args.device)
-        make = lambda split: Batches(os.path.join(args.data, split + ".bin"), args.n_tok, args.batch,
-                                     config["bos_token_id"], args.seed)
-        self.batches, self.held_out = make("train"), make("valid")
+
+def count_figures(counts):
+    """-> usage and kl of a memory, with its name where there are several"""
+    return {(f"{key}_{name}" if len(counts) > 1 else key): value
+            for name, count in counts.items()
+            for key, value in (("usage", count.usage()), ("kl", count.kl()))}
+
+
+class Windows:
+    """The task of the families with positions: windows of tokens, each on its own."""
+
+    def __init__(self, args, model):
+        self.args, self.model = args, model
+        config = model.config
+        if 1 < config["max_position"] < args.n_tok:
+            raise SystemExit(f"--n-tok is {args.n_tok}, but the model has {config['max_position']} positions")
+        make = lambda name: Batches(os.path.join(args.data, name), args.n_tok, args.batch,
+                                    config["bos_token_id"], args.seed, config["max_position"],
+                                    args.device)
+        self.batches = make("train.bin")
+        names = sorted(name for name in os.listdir(args.data)
+                       if name.startswith("valid") and name.endswith(".bin"))
+        self.held_out = {name[:-4].replace("-", "_"): make(name) for name in names}
+        for name, batches, least in (("train", self.batches, 3),
+                                     *((name, batches, 1) for name, batches in self.held_out.items())):
+            if batches.n_window < least:
+                raise SystemExit(f"{args.data}: {name} has {len(batches.ids)} tokens, but at least "
+                                 f"{least * args.n_tok + 1} are needed: give a longer text, or lower "
+                                 "--n-tok")
 
     def loss(self, step):
         return self.batch_loss(*self.batches.train(step))
 
-    def batch_loss(self, ids, targets, count=None):
-        device = self.args.device
-        hidden = self.model(ids.to(device), count)
-        return output_loss(self.model.pred_layer.proj, hidden, targets.to(device))
+    def batch_loss(self, ids, targets, counts=None):
+        hidden = self.model(ids, counts)
+        return output_loss(self.model.output_layer(), hidden, targets)
 
     def validate(self):
-        nll = torch.zeros((), dtype=torch.float64)
-        n_tok = 0
-        memories = self.model.config["memories"]
-        count = SlotCount(memories[0]["n_slot"]) if memories else None
-        for ids, targets in self.held_out.valid(self.args.valid_windows):
-            nll += self.batch_loss(ids, targets, count).double().cpu() * targets.numel()
-            n_tok += targets.numel()
-        out = {"valid_loss": float(nll) / n_tok, "valid_ppl": math.exp(float(nll) / n_tok)}
-        if count:
-            out.update(usage=count.usage(), kl=count.kl())
+        out = {}
+        for name, batches in self.held_out.items():
+            counts, nll, n_tok = slot_counts(self.model), 0.0, 0
+            for ids, targets in batches.valid(self.args.valid_windows):
+                nll += float(self.batch_loss(ids, targets, counts)) * targets.numel()
+                n_tok += targets.numel()
+            loss = nll / n_tok
+            out.update({f"{name}_loss": loss, f"{name}_ppl": math.exp(loss)})
+            out.update({f"{name}_{key}": value for key, value in count_figures(counts).items()})
         return out
 
     def stepped(self):
         """After the optimizer's step."""
 
     def state_dict(self):
-        return {}
+        """A batch depends on the step and the data alone."""
+        return {"train": self.batches.checksum}
 
     def load_state_dict(self, state):
-        """There is none: a batch depends on the step alone."""
+        if state.get("train", self.batches.checksum) != self.batches.checksum:
+            print(f"  {self.args.data}: train.bin is another text than the run was begun with", file=sys.stderr)
