@@ -1,0 +1,254 @@
+"""The trainer, from text to a model that pkmserve computes alike: all families, resumption, exports."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, TRAIN
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentencepiece")
+
+WORDS = ("the", "lamp", "of", "a", "house", "river", "and", "bell", "is", "kept", "near", "old", "mill")
+TINY = {"model_type": "pkm_transformer", "d_model": 32, "n_layer": 2, "n_head": 2, "d_ff": 64,
+        "max_position": 64, "activation": "gelu", "norm_eps": 1e-12, "tie_output": True,
+        "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3, "add_bos": True}
+MEMORY = {"layer": 1, "place": "in", "kind": "product", "n_head": 2, "k_top": 4, "n_key": 8,
+          "d_key": 16, "n_slot": 64, "query_batch_norm": True, "query_bias": True}
+FLAT = MEMORY | {"kind": "flat", "n_slot": 8, "place": "after", "query_batch_norm": False}
+PLUS = {"layer": 0, "n_head": 2, "k_top": 4, "n_key": 8, "d_key": 16, "n_slot": 64, "d_value": 24,
+        "value_projection": True, "value_gate": True}
+LLAMA = {key: value for key, value in TINY.items() if key != "activation"} | {
+    "model_type": "memory_llama", "rope_theta": 10000.0, "n_kv_head": 1, "norm_eps": 1e-5}
+MODELS = {
+    "product": TINY | {"memories": [MEMORY]},
+    "flat, untied": TINY | {"memories": [FLAT], "tie_output": False},
+    "memory plus": LLAMA | {"memories": [PLUS, PLUS | {"layer": 1, "values_of": 0, "output_gate": True}]},
+    "bytes": {"model_type": "all_attention", "vocab_size": 256, "d_model": 32, "n_layer": 2, "n_head": 2,
+              "d_ff": 0, "n_persistent": 8, "max_span": 64, "span_ramp": 8, "norm_eps": 1e-5,
+              "tie_output": False, "bos_token_id": 10, "tokenizer": "byte"},
+}
+SMALL = ("--n-tok", "16", "--batch", "4", "--warmup", "2", "--decay-start", "4", "--log-every", "2",
+         "--valid-every", "3", "--valid-windows", "4", "--threads", "1", "--stream-blocks", "2",
+         "--device", "cpu")
+
+
+def run(script, *args, status=0):
+    done = subprocess.run([sys.executable, TRAIN / script, *map(str, args)], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    text = "".join(" ".join(WORDS[i * j % 13] for j in range(1, 9)) + ".\n" + "\n" * (i % 5 == 0)
+                   for i in range(400))
+    (folder / "my.txt").write_text(text)
+    (folder / "train.txt").write_text(text)
+    (folder / "valid.txt").write_text(text)
+    run("prepare.py", "--train", folder / "my.txt", "--blank-lines", "--vocab-size", 320, "--out", folder)
+    return folder
+
+
+def config_of(name, folder):
+    path = folder / "my.json"
+    path.write_text(json.dumps(MODELS[name]))
+    return path
+
+
+def train(data, out, name, *args, status=0):
+    return run("train.py", "--data", data, "--out", out, "--config", config_of(name, out.parent), *SMALL, *args,
+               status=status)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trained_model_is_computed_alike_by_the_server(data, tmp_path, name):
+    train(data, tmp_path / "run", name, "--total-steps", 6)
+    assert (tmp_path / "run" / "curves.svg").exists()
+    values = () if name == "bytes" else ("--values", "int8")
+    run("export.py", "--checkpoint", tmp_path / "run" / "last.pt", "--tokenizer", data / "tokenizer.model",
+        "--out", tmp_path / "model", *values)
+    found = run("evaluate.py", "--model", tmp_path / "model", "--text", data / "valid.txt", "--threads", 1)
+    nll = json.loads(found.stdout)["nll"]
+    scored = subprocess.run([os.environ["PKMSERVE"], "score", "--model", tmp_path / "model", "--dtype", "f32",
+                             "--json", data / "valid.txt"], capture_output=True, text=True)
+    assert scored.returncode == 0, scored.stderr
+    assert -json.loads(scored.stdout)["results"][0]["sum_logprob"] == pytest.approx(nll, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["product", "bytes"])
+def test_a_stopped_run_goes_on_to_the_same_weights(data, tmp_path, name):
+    train(data, tmp_path / "whole", name, "--total-steps", 6)
+    train(data, tmp_path / "parts", name, "--total-steps", 3)
+    resumed = train(data, tmp_path / "parts", name, "--total-steps", 6)
+    assert "resuming" in resumed.stderr and "at step 3" in resumed.stderr
+    whole, parts = (torch.load(tmp_path / folder / "last.pt")["model"] for folder in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    for key in whole:
+        assert torch.equal(whole[key], parts[key]), key
+
+
+def test_sigterm_saves_and_minutes_end_a_run(data, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, TRAIN / "train.py", "--data", data, "--out", out, "--config",
+               config_of("product", tmp_path), *SMALL, "--total-steps", "1000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not process.stderr.readline().startswith("step 3 "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+    assert process.returncode == 0 and "the same command resumes" in rest
+    step = torch.load(out / "last.pt")["step"]
+    assert step >= 3
+    train(data, out, "product", "--minutes", "0.02")
+    assert torch.load(out / "last.pt")["step"] > step
+
+
+def test_twins_see_the_same_tokens_and_differ_in_the_memory(data, tmp_path):
+    train(data, tmp_path / "dense", "product", "--total-steps", 2, "--dense")
+    state = torch.load(tmp_path / "dense" / "last.pt")
+    assert state["config"]["memories"] == [] and not any("memories" in key for key in state["model"])
+    refused = train(data, tmp_path / "dense", "product", "--total-steps", 4, status=1)
+    assert "another configuration" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_what_changed_is_said_when_a_run_resumes(data, tmp_path):
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    resumed = train(data, tmp_path / "run", "product", "--total-steps", 3, "--batch", 2)
+    assert "--batch was 4 and is 2 now" in resumed.stderr and "another text" not in resumed.stderr
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    (other / "train.bin").write_bytes((data / "train.bin").read_bytes()[:-2])
+    resumed = train(other, tmp_path / "run", "product", "--total-steps", 4)
+    assert "train.bin is another text than the run was begun with" in resumed.stderr
+
+
+@pytest.mark.parametrize("args, said", [
+    (("--n-tok", "100"), "--n-tok is 100, but the model has 64 positions"),
+    (("--data", "/nowhere"), "/nowhere"),
+    (("--batch", "0"), "--batch must be at least 1"),
+])
+def test_bad_options_are_named_in_one_line(data, tmp_path, args, said):
+    done = subprocess.run([sys.executable, TRAIN / "train.py", "--data", data, "--out", tmp_path / "run",
+                           "--config", config_of("product", tmp_path), *SMALL, *args],
+                          capture_output=True, text=True)
+    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_short_text_is_refused_with_what_to_do(data, tmp_path):
+    (tmp_path / "short.txt").write_text("one line\n" * 20)
+    run("prepare.py", "--train", tmp_path / "short.txt", "--vocab-size", 320, "--out", tmp_path / "data")
+    refused = train(tmp_path / "data", tmp_path / "run", "product", "--n-tok", 64, status=1)
+    assert "give a longer text, or lower --n-tok" in refused.stderr
+
+
+def test_every_option_has_a_help_text():
+    for script in ("train.py", "prepare.py", "export.py", "evaluate.py", "facts.py", "world.py", "demo_data.py",
+                   "report.py", "tokenizer_json.py"):
+        lines = run(script, "--help").stdout.split("\n")
+        for line, below in zip(lines, lines[1:]):
+            if line.startswith("  --"):
+                words = line.strip().split("  ", 1)
+                assert len(words) == 2 or below.startswith(" " * 10), (script, line)
+
+
+def test_batches_begin_with_bos_in_every_second_window(tmp_path):
+    import numpy as np
+
+    from windows import Batches
+
+    ids = np.arange(4, 2004) % 90 + 4
+    ids[::37] = 1
+    ids.astype("<u2").tofile(tmp_path / "train.bin")
+    batches = Batches(tmp_path / "train.bin", 16, 4, 1, 7, 32, "cpu")
+    stream = torch.from_numpy(ids)
+    for step in range(80):
+        rows, targets = batches.train(step)
+        assert rows.shape == ((2, 32) if step % 8 == 7 else (4, 16))
+        assert torch.equal(rows[:, 1:], targets[:, :-1])
+        n_bos = sum(int(row[0]) == 1 for row in rows)
+        assert n_bos >= len(rows) // 2
+        for row in rows:
+            assert any(torch.equal(stream[i + 1:i + len(row)], row[1:]) for i in range(len(ids) - len(row)))
+
+
+def test_the_memory_is_searched_exactly():
+    from memory import Memory
+
+    torch.manual_seed(3)
+    memory = Memory(32, MEMORY | {"n_key": 12, "k_top": 6, "n_slot": 144})
+    q = torch.randn(50, 2 * 16)
+    slot, weight = memory.search(q)
+    parts = q.view(50, 2, 2, 8)
+    s1, s2 = (torch.einsum("thd,hkd->thk", parts[:, :, i], memory.keys[:, i]) for i in (0, 1))
+    best, index = (s1[..., None] + s2[..., None, :]).flatten(2).topk(6)
+    assert torch.equal(slot.sort(-1).values, index.sort(-1).values)
+    order = slot.argsort(-1)
+    assert torch.allclose(weight.gather(2, order), best.softmax(-1).gather(2, index.argsort(-1)), atol=1e-6)
+
+
+def test_gradients_of_the_memory_are_those_of_plain_sums():
+    from blocks import SlotSum
+
+    values = torch.randn(20, 5, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(7, 4, dtype=torch.double, requires_grad=True)
+    slot = torch.randint(0, 20, (7, 4))
+    plain = (values[slot] * weight[..., None]).sum(1)
+    grad = torch.randn_like(plain)
+    expected = torch.autograd.grad(plain, (values, weight), grad)
+    got = torch.autograd.grad(SlotSum.apply(values, slot, weight), (values, weight), grad)
+    for a, b in zip(expected, got):
+        assert torch.allclose(a, b)
+
+
+def test_facts_are_asked_and_counted(data, tmp_path):
+    import world
+
+    table = tmp_path / "facts.tsv.xz"
+    world.write_facts(table, world.build(1, n_people=40, n_things=20))
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    done = run("facts.py", "--model", tmp_path / "run" / "last.pt", "--tokenizer", data / "tokenizer.model",
+               "--facts", table, "--n", 30, "--threads", 1)
+    found = json.loads(done.stdout)
+    assert found["asked"] == 30 and found["known"] == 0 and found["memory_zero"]["asked"] == 30
+    assert sum(x["asked"] for x in found["by_times"].values()) == 30
+
+
+def test_a_known_fact_is_one_whose_whole_answer_is_the_most_probable():
+    from facts import ask, wilson
+
+    class Tokens:
+        def encode(self, text):
+            return [ord(c) for c in text]
+
+    class Writer(torch.nn.Module):
+        """Writes "ab." behind a question mark, whatever is asked."""
+        config = {"bos_token_id": 1}
+
+        def forward(self, ids):
+            after = {ord("?"): ord("a"), ord("a"): ord("b"), ord("b"): ord(".")}
+            return torch.nn.functional.one_hot(torch.tensor([[after.get(i, 0) for i in row]
+                                                             for row in ids.tolist()]), 128).float()
+
+        def output_layer(self):
+            return lambda x: x * 20
+
+    asked = [(None, "x?", "ab."), (None, "longer?", "ab."), (None, "x?", "ac."), (None, "x?", "b.")]
+    known, *_ = ask(Writer(), Tokens(), asked, 2, "cpu")
+    assert known == [True, True, False, False]
+    # From the formula, for 8 of 10: the table of Wilson's interval gives 49.0 % to 94.3 %.
+    assert wilson(8, 10)["interval"] == [0.4902, 0.9433]
+    assert wilson(0, 10)["interval"] == [0.0, 0.2775]
+
+
+def test_shipped_models_load_in_pytorch():
+    from export import load_model
+
+    model = load_model(str(ROOT / "models" / "demo"))
+    assert model.config["vocab_size"] == model.output_layer().weight.shape[0]
