@@ -12,6 +12,7 @@ struct generate_work {
     struct answer_meta meta;
     char id[JOB_ID_MAX + 8]; /* meta's, when the dialect puts something in front */
     struct sse sse;
+    int n_written; /* items of the whole answer */
 };
 
 static void work_free(void *data)
@@ -34,13 +35,11 @@ static enum exchange_next work_answer(struct generate_work *work, struct exchang
     x->n_generated = generate_n_completion(&work->job);
     const struct generate_job *const job = &work->job;
     if (!answer_check(job->request, &error) ||
-        !job->dialect->write(&x->out, job, &work->server->limits, &work->meta, &error)) {
-        routes_error(work->server, x, &error);
-        return EXCHANGE_ANSWER;
+        !generate_write_items(&x->out, job, &work->n_written, ANSWER_PIECE_BYTES,
+                              &work->server->limits, &work->meta, &error)) {
+        return routes_broken(work->server, x, &error);
     }
-    exchange_json(x, 200);
-    routes_time_headers(x, work->job.request);
-    return EXCHANGE_ANSWER;
+    return routes_piece(x, job->request, work->n_written == job->request->n_item);
 }
 
 static enum exchange_next work_next(struct exchange *x, void *data)

@@ -17,6 +17,7 @@ _Static_assert((int)SCORE_TEXT == (int)METRICS_FORM_TEXT &&
 struct score_route {
     bool (*parse)(struct score_job *job, const char *body, size_t bytes,
                   const struct api_limits *limits, struct api_error *error);
+    /* The whole answer; NULL: as /score, in pieces. */
     bool (*write)(struct text *out, const struct score_job *job, const struct api_limits *limits,
                   const struct answer_meta *meta, struct api_error *error);
 };
@@ -88,14 +89,17 @@ static enum exchange_next work_next(struct exchange *x, void *data)
         return EXCHANGE_WAIT;
     }
     struct api_error error = {0};
-    if (!work->route->write(&x->out, &work->job, &work->server->limits, &work->meta, &error)) {
-        routes_error(work->server, x, &error);
-        return EXCHANGE_ANSWER;
+    struct score_writer *const writer = &work->stream.writer;
+    bool done = true;
+    const bool ok =
+        work->route->write != NULL
+            ? work->route->write(&x->out, &work->job, &work->server->limits, &work->meta, &error)
+            : score_write_piece(writer, &x->out, ANSWER_PIECE_BYTES, &work->meta, &done, &error);
+    if (!ok) {
+        return routes_broken(work->server, x, &error);
     }
-    count_results(work, work->job.inputs.n);
-    exchange_json(x, 200);
-    routes_time_headers(x, request);
-    return EXCHANGE_ANSWER;
+    count_results(work, work->route->write != NULL ? work->job.inputs.n : writer->result);
+    return routes_piece(x, request, done);
 }
 
 static const struct exchange_work work_ops = {
@@ -132,7 +136,7 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
 
 void api_score(struct server *server, struct exchange *x)
 {
-    static const struct score_route route = {score_parse, score_write};
+    static const struct score_route route = {score_parse, NULL};
     score_begin(server, x, &route);
 }
 

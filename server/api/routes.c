@@ -214,6 +214,36 @@ void routes_time_headers(struct exchange *x, const struct request *request)
     exchange_header(x, "x-generated-tokens", "%lld", (long long)x->n_generated);
 }
 
+enum exchange_next routes_piece(struct exchange *x, const struct request *request, bool done)
+{
+    if (x->status == 0 && done) {
+        exchange_json(x, 200);
+        routes_time_headers(x, request);
+        return EXCHANGE_ANSWER;
+    }
+    if (x->status == 0) {
+        x->status = 200;
+        x->content_type = "application/json";
+        routes_time_headers(x, request);
+    }
+    if (done) {
+        text_puts(&x->out, "\n");
+    }
+    return done ? EXCHANGE_END : EXCHANGE_STREAM;
+}
+
+enum exchange_next routes_broken(struct server *server, struct exchange *x,
+                                 const struct api_error *error)
+{
+    if (x->status == 0) {
+        routes_error(server, x, error);
+        return EXCHANGE_ANSWER;
+    }
+    x->code = error->code;
+    x->out.failed = true;
+    return EXCHANGE_END;
+}
+
 /* ---- before and after ---------------------------------------------------------------------- */
 
 /* The dialect that this request is a generation in, or NULL. */

@@ -130,8 +130,10 @@ static enum err_code print_json(const struct generation *it, int64_t begin_us, s
     const struct answer_meta meta = cmd_meta(it->options, begin_us);
     struct text out = {0};
     struct api_error error = {0};
-    const bool ok = answer_check(it->job.request, &error) &&
-                    generate_write(&out, &it->job, &it->ce.limits, &meta, &error);
+    int n_written = 0;
+    const bool ok =
+        answer_check(it->job.request, &error) &&
+        generate_write_items(&out, &it->job, &n_written, SIZE_MAX, &it->ce.limits, &meta, &error);
     return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 

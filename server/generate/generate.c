@@ -280,31 +280,46 @@ static void write_tail(struct text *out, const struct generate_job *job,
     answer_timings(out, request, meta->begin_us, n_prompt, n_decoded);
 }
 
-bool generate_write(struct text *out, const struct generate_job *job,
+bool generate_write(struct text *out, const struct generate_job *job, int item,
                     const struct api_limits *limits, const struct answer_meta *meta,
                     struct api_error *error)
 {
     const struct request *const request = job->request;
-    json_open(out, '{');
-    answer_head(out, meta, "generation");
-    json_key(out, "choices");
-    json_open(out, '[');
-    for (int i = 0; i < request->n_item; i++) {
+    if (item == 0) {
         json_open(out, '{');
-        json_field_int(out, "index", i);
-        if (!write_text_and_logprobs(out, job, i, limits, error)) {
-            return false;
-        }
-        if (job->memory != MEMORY_OFF &&
-            !answer_memory(out, &request->item[i], limits->info, job->memory, error)) {
-            return false;
-        }
+        answer_head(out, meta, "generation");
+        json_key(out, "choices");
+        json_open(out, '[');
+    }
+    json_open(out, '{');
+    json_field_int(out, "index", item);
+    if (!write_text_and_logprobs(out, job, item, limits, error)) {
+        return false;
+    }
+    if (job->memory != MEMORY_OFF &&
+        !answer_memory(out, &request->item[item], limits->info, job->memory, error)) {
+        return false;
+    }
+    json_close(out, '}');
+    if (item == request->n_item - 1) {
+        json_close(out, ']');
+        write_tail(out, job, meta);
         json_close(out, '}');
     }
-    json_close(out, ']');
-    write_tail(out, job, meta);
-    json_close(out, '}');
     return true;
+}
+
+bool generate_write_items(struct text *out, const struct generate_job *job, int *item,
+                          size_t enough, const struct api_limits *limits,
+                          const struct answer_meta *meta, struct api_error *error)
+{
+    out->comma = *item > 0; /* the items are a list */
+    bool ok = true;
+    while (ok && *item < job->request->n_item && out->n < enough) {
+        ok = job->dialect->write(out, job, *item, limits, meta, error);
+        ++*item;
+    }
+    return ok;
 }
 
 /* ---- events -------------------------------------------------------------------------------- */

@@ -70,10 +70,11 @@ struct generate_dialect {
     /* Reads and checks all fields, tokenises. *sampling is zero. false: error says why. */
     bool (*read)(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                  const struct api_limits *limits);
-    /* The whole answer, of a request whose items all ended well. false: what was written is
-     * useless. */
-    bool (*write)(struct text *out, const struct generate_job *job, const struct api_limits *limits,
-                  const struct answer_meta *meta, struct api_error *error);
+    /* Appends an item to the whole answer of a request whose items all ended well; before the first what
+     * stands in front of all, behind the last what follows them. false: what was written is useless. */
+    bool (*write)(struct text *out, const struct generate_job *job, int item,
+                  const struct api_limits *limits, const struct answer_meta *meta,
+                  struct api_error *error);
     /* The event, or the events, as they go over the wire. */
     bool (*event)(struct text *out, const struct generate_job *job,
                   const struct generate_event *event, const struct api_limits *limits,
@@ -82,11 +83,17 @@ struct generate_dialect {
 
 extern const struct generate_dialect generate_native;
 /* Its functions, in generate.c. */
-bool generate_write(struct text *out, const struct generate_job *job,
+bool generate_write(struct text *out, const struct generate_job *job, int item,
                     const struct api_limits *limits, const struct answer_meta *meta,
                     struct api_error *error);
 bool generate_write_event(struct text *out, const struct generate_job *job,
                           const struct generate_event *event, const struct api_limits *limits,
+                          const struct answer_meta *meta, struct api_error *error);
+
+/* Writes the whole answer, in pieces if need be: items from *item on until out holds enough bytes. It is
+ * complete when *item is the number of items. */
+bool generate_write_items(struct text *out, const struct generate_job *job, int *item,
+                          size_t enough, const struct api_limits *limits,
                           const struct answer_meta *meta, struct api_error *error);
 
 /* Reads and checks everything, tokenises, fills the request (all but id and wake). false: error

@@ -267,23 +267,25 @@ static void write_head(struct text *out, const struct api_limits *limits,
     json_field_string(out, "system_fingerprint", limits->fingerprint);
 }
 
-bool openai_write(struct text *out, const struct generate_job *job, const struct api_limits *limits,
-                  const struct answer_meta *meta, struct api_error *error)
+bool openai_write(struct text *out, const struct generate_job *job, int item,
+                  const struct api_limits *limits, const struct answer_meta *meta,
+                  struct api_error *error)
 {
-    bool ok = true;
-    json_open(out, '{');
-    write_head(out, limits, meta);
-    json_key(out, "choices");
-    json_open(out, '[');
-    for (int i = 0; ok && i < job->request->n_item; i++) {
-        struct openai_lists lists;
-        lists_begin(&lists, job, limits);
-        ok = write_choice(out, &lists, i, limits, error);
-        lists_end(&lists);
+    if (item == 0) {
+        json_open(out, '{');
+        write_head(out, limits, meta);
+        json_key(out, "choices");
+        json_open(out, '[');
     }
-    json_close(out, ']');
-    answer_usage(out, job->request, generate_n_prompt(job), generate_n_completion(job));
-    json_close(out, '}');
+    struct openai_lists lists;
+    lists_begin(&lists, job, limits);
+    const bool ok = write_choice(out, &lists, item, limits, error);
+    lists_end(&lists);
+    if (item == job->request->n_item - 1) {
+        json_close(out, ']');
+        answer_usage(out, job->request, generate_n_prompt(job), generate_n_completion(job));
+        json_close(out, '}');
+    }
     return ok;
 }
 

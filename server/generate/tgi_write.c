@@ -140,10 +140,12 @@ static bool write_text(struct text *out, const struct generate_job *job,
     return ok;
 }
 
-bool tgi_write(struct text *out, const struct generate_job *job, const struct api_limits *limits,
-               const struct answer_meta *meta, struct api_error *error)
+bool tgi_write(struct text *out, const struct generate_job *job, int item,
+               const struct api_limits *limits, const struct answer_meta *meta,
+               struct api_error *error)
 {
     (void)meta;
+    CHECK(item == 0 && job->request->n_item == 1);
     struct tgi_lists lists = {.tokenizer = limits->tokenizer};
     const struct generate_sink sink = {lists_put, &lists};
     const struct generate_sink prefill = {lists_put_prefill, &lists};

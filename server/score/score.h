@@ -157,6 +157,9 @@ struct score_writer {
     struct score_figures pool;
     struct score_ranking ranking;
 
+    bool begun;      /* what stands in front of the results is written */
+    bool list_comma; /* of the list of results, between two pieces */
+
     /* Of the open result. */
     bool open, comma;
     int64_t token; /* index into its ids of the next entry of "tokens" */
@@ -174,6 +177,10 @@ bool score_writer_next(struct score_writer *writer, struct text *out, size_t eno
 void score_writer_tail(struct score_writer *writer, struct text *out,
                        const struct answer_meta *meta);
 
+/* The whole answer in pieces: goes on with it until out holds enough bytes. *done: it is complete. false:
+ * an item failed, or there is no memory; what was written is useless. */
+bool score_write_piece(struct score_writer *writer, struct text *out, size_t enough,
+                       const struct answer_meta *meta, bool *done, struct api_error *error);
 /* The whole answer. false: an item failed; what was written is useless. */
 bool score_write(struct text *out, const struct score_job *job, const struct api_limits *limits,
                  const struct answer_meta *meta, struct api_error *error);

@@ -247,25 +247,44 @@ void score_writer_tail(struct score_writer *writer, struct text *out,
     answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
 }
 
+bool score_write_piece(struct score_writer *writer, struct text *out, size_t enough,
+                       const struct answer_meta *meta, bool *done, struct api_error *error)
+{
+    const struct score_job *const job = writer->job;
+    if (!writer->begun) {
+        if (!answer_check(job->request, error)) {
+            return false;
+        }
+        json_open(out, '{');
+        answer_head(out, meta, "score");
+        json_key(out, "results");
+        json_open(out, '[');
+        writer->begun = true;
+    } else if (!writer->open) {
+        out->comma = writer->list_comma;
+    }
+    while (writer->result < job->inputs.n && out->n < enough) {
+        if (!score_writer_next(writer, out, enough, error)) {
+            return false;
+        }
+    }
+    writer->list_comma = out->comma;
+    *done = writer->result == job->inputs.n;
+    if (*done) {
+        json_close(out, ']');
+        score_writer_tail(writer, out, meta);
+        json_close(out, '}');
+    }
+    return true;
+}
+
 bool score_write(struct text *out, const struct score_job *job, const struct api_limits *limits,
                  const struct answer_meta *meta, struct api_error *error)
 {
-    if (!answer_check(job->request, error)) {
-        return false;
-    }
     struct score_writer writer;
+    bool done = false;
     score_writer_begin(&writer, job, limits);
-    json_open(out, '{');
-    answer_head(out, meta, "score");
-    json_key(out, "results");
-    json_open(out, '[');
-    bool ok = true;
-    while (ok && writer.result < job->inputs.n) {
-        ok = score_writer_next(&writer, out, SIZE_MAX, error);
-    }
-    json_close(out, ']');
-    score_writer_tail(&writer, out, meta);
-    json_close(out, '}');
+    const bool ok = score_write_piece(&writer, out, SIZE_MAX, meta, &done, error);
     score_writer_end(&writer);
     return ok;
 }

@@ -140,7 +140,11 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
         if (job.stream) {
             fuzz_stream(&job, limits);
         } else {
-            CHECK(job.dialect->write(&out, &job, limits, &meta, &error));
+            int n_written = 0;
+            while (n_written < job.request->n_item) {
+                CHECK(generate_write_items(&out, &job, &n_written, out.n + 64, limits, &meta,
+                                           &error));
+            }
             check_json(&out);
         }
         text_free(&out);
@@ -190,6 +194,27 @@ static void stream_score(const struct score_job *job, const struct api_limits *l
     }
 }
 
+/* In pieces, as a server sends it, the answer is the same. */
+static void check_score_pieces(const struct text *whole, const struct score_job *job,
+                               const struct api_limits *limits)
+{
+    struct score_writer writer;
+    struct api_error error = {0};
+    struct text piece = {0};
+    size_t n = 0;
+    bool done = false;
+    score_writer_begin(&writer, job, limits);
+    while (!done) {
+        text_clear(&piece);
+        CHECK(score_write_piece(&writer, &piece, 100, &meta, &done, &error));
+        CHECK(n + piece.n <= whole->n && memcmp(whole->data + n, piece.data, piece.n) == 0);
+        n += piece.n;
+    }
+    CHECK(n == whole->n);
+    score_writer_end(&writer);
+    text_free(&piece);
+}
+
 static void fuzz_score(const char *body, size_t bytes, const struct api_limits *limits)
 {
     struct score_job job;
@@ -199,6 +224,7 @@ static void fuzz_score(const char *body, size_t bytes, const struct api_limits *
         struct text out = {0};
         CHECK(score_write(&out, &job, limits, &meta, &error));
         check_json(&out);
+        check_score_pieces(&out, &job, limits);
         text_free(&out);
         stream_score(&job, limits);
     } else {

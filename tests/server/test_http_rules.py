@@ -1,5 +1,6 @@
 """The rules found by trying libmicrohttpd, and what HTTP asks for. One test per rule."""
 
+import http.client
 import json
 import os
 import resource
@@ -485,6 +486,33 @@ def test_unread_answers_cost_their_own_connections():
         for c in held:
             c.close()
         s.counted("buffered_bytes", 0)
+
+
+@pytest.mark.parametrize("path,body", [
+    ("/score", {"text": ["the quick brown fox " * 90] * 20, "logprobs": 20}),
+    ("/generate", {"prompt": ["the quick brown fox " * 60] * 20, "max_tokens": 1, "echo": True, "logprobs": 20,
+                   "temperature": 0}),
+    ("/v1/completions", {"prompt": ["the quick brown fox " * 60] * 20, "max_tokens": 1, "echo": True,
+                         "logprobs": 20, "temperature": 0})])
+def test_large_answers_are_written_as_they_are_read(server, path, body):
+    """In pieces out of the results: none lies in memory whole."""
+    one = {name: value[:1] if isinstance(value, list) else value for name, value in body.items()}
+    with socket.socket() as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.settimeout(PATIENCE)
+        c.connect(("127.0.0.1", server.port))
+        c.sendall(head(path, json.dumps(body).encode()))
+        c.recv(1, socket.MSG_PEEK)
+        assert server.metric("buffered_bytes") < 1 << 18
+        answer = http.client.HTTPResponse(c, method="POST")
+        answer.begin()
+        data = answer.read()
+    assert len(data) > 1 << 20
+    results = json.loads(data)["results" if path == "/score" else "choices"]
+    first = server.ok(path, one)["results" if path == "/score" else "choices"][0]
+    assert len(results) == 20
+    for number, each in enumerate(results):
+        assert {**each, "index": 0} == {**first, "index": 0}, number
 
 
 def test_who_takes_next_to_nothing_of_an_answer_is_given_up():
