@@ -228,10 +228,16 @@ def test_full_queue_in_the_dialect_and_in_the_metrics():
         busy.sendall(head("/generate", json.dumps(
             {"prompt": [[300] * 100] * 60, "max_tokens": 400, "ignore_eos": True}).encode()))
         eventually(lambda: s.metric("num_requests_running") == 1, "the other request runs")
-        answer = s.post("/", {"inputs": "a", "parameters": {"max_new_tokens": 500}})
+        long = {"inputs": "a", "parameters": {"max_new_tokens": 500}}
+        waiting = s.connect()
+        before = s.metric("num_requests_waiting")
+        waiting.sendall(head("/", json.dumps(long).encode()))
+        eventually(lambda: s.metric("num_requests_waiting") == before + 1, "one more waits")
+        answer = s.post("/", long)
         assert "Retry-After" in answer.headers
         tgi_error(answer, 429, "overloaded")
         busy.close()
+        waiting.close()
         s.counted('requests_total{route="/",code="429"}')
         invalid = s.metric('requests_rejected_total{reason="invalid"}')
         s.post("/", {"inputs": 5})
