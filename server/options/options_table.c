@@ -49,190 +49,227 @@ enum {
 };
 
 const struct option_row option_rows[] = {
-    TEXT("model", model, ALL, "", "model directory; without it the one shipped with the program"),
+    TEXT("model", model, ALL, "",
+         "The model directory. Without it, the model shipped with the program."),
     TEXT("tokenizer", tokenizer, RUN | INSPECT | COMPARE, "",
-         "vocabulary of the kind that config.json names, else SentencePiece or byte-level BPE; "
-         "without it vocab.txt, tokenizer.model or tokenizer.json of the model directory"),
+         "The vocabulary file, of the kind that config.json names, or else SentencePiece or "
+         "byte-level BPE. Without it, vocab.txt, tokenizer.model or tokenizer.json in the "
+         "model directory."),
     TEXT("served-model-name", served_model_name, SERVE | SCORE, "",
-         "name in requests and answers, at most 96 bytes; without it the last part of the model's "
-         "path"),
+         "The model's name in requests and answers, at most 96 bytes. Without it, the last "
+         "part of the model's path."),
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
-           "where to compute; auto takes the GPU where there is one; ref is the slow plain-C "
-           "specification"),
+           "Where to compute. auto uses a GPU if there is one; ref is the slow specification "
+           "in plain C."),
     SWITCH("deterministic", deterministic, RUN | BENCH | COMPARE, "on",
-           "same request, same bits; off lets matrix products of a GPU be faster, and results then "
-           "depend on the requests that share a step"),
-    CHOICE(
-        "dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
-        "weights as computed with; auto takes bf16 for bf16 files, int8 for int8 files (CPU), f32 "
-        "for all others"),
+           "on: the same request always gives the same bits. off: faster matrix products on a "
+           "GPU, but results then depend on the requests that share a step."),
+    CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
+           "The type of the weights during computation. auto uses bf16 for bf16 files, int8 "
+           "for int8 files on the CPU, and f32 for all others."),
     CHOICE("kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
-           "keys and values of earlier positions; auto takes bf16 beside bf16 and int8 weights"),
+           "The type of cached keys and values. auto uses bf16 together with bf16 and int8 "
+           "weights, and f32 otherwise."),
     FLAG("force-int8", force_int8, ALL,
-         "make int8 weights even where that changes one by more than 3 %"),
-    INT("threads", threads, ALL, "0", 0, 256, "compute threads; 0 = one per available core"),
-    CHOICE(
-        "memory-placement", memory_placement, ALL, "auto", "auto|device|host|mmap",
-        "where value tables live; mmap reads the file in place (CPU), host is pinned memory that "
-        "a GPU reads; auto takes mmap on the CPU, device on a GPU"),
-    SWITCH("memory-trace", memory_trace, SERVE, "on", "allow memory telemetry in requests"),
+         "Convert weights to int8 even if that changes one of them by more than 3 %."),
+    INT("threads", threads, ALL, "0", 0, 256,
+        "The number of compute threads. 0 starts one for each available core."),
+    CHOICE("memory-placement", memory_placement, ALL, "auto", "auto|device|host|mmap",
+           "Where the value tables of memory layers are kept. mmap reads the file in place "
+           "(CPU only); host is pinned memory that a GPU reads. auto uses mmap on the CPU and "
+           "device on a GPU."),
+    SWITCH("memory-trace", memory_trace, SERVE, "on",
+           "Allow requests to ask for the memory slots of each token."),
     FLAG("check", check, ALL,
-         "refuse NaN and infinity in the weights; serve: also load, self-test, print /info, exit"),
+         "Refuse weights that contain NaN or infinity. serve also loads the model, tests it, "
+         "prints /info and exits."),
 
     INT("max-model-len", max_model_len, RUN, "0", 0, 1 << 20,
-        "longest sequence in positions; 0 = the model's context, if it has one"),
-    INT("max-seqs", max_seqs, RUN, "32", 1, 1024, "sequences that run at once"),
-    INT("max-batch-tokens", max_batch_tokens, RUN, "512", 1, 16384, "rows of one step"),
+        "The longest sequence, in positions. 0 uses the model's context, if it has one."),
+    INT("max-seqs", max_seqs, RUN, "32", 1, 1024,
+        "The number of sequences that run at the same time."),
+    INT("max-batch-tokens", max_batch_tokens, RUN, "512", 1, 16384,
+        "The number of rows (tokens) in one step."),
     LONG("kv-tokens", kv_tokens, RUN, "0", 0, 1e9,
-         "positions in the cache; 0 = max-seqs times the context, less if memory is short"),
+         "The number of positions in the KV cache. 0 reserves max-seqs times the context, or "
+         "less if memory is short."),
     INT("bulk-step-ms", bulk_step_ms, SERVE, "50", 0, 60000,
-        "time aimed at for a step that bulk work shares with running generations, so that they go "
-        "on quickly; twice that without generations; 0 = any time"),
+        "The target time of a step that mixes bulk and interactive work; without "
+        "interactive work a step may take twice as long. 0 sets no target."),
     CHOICE("prefix-cache", prefix_cache, RUN, "on", "on|off|shared",
-           "compute equal beginnings of texts once; results stay the same. on: where there are API "
-           "keys, within the texts of each key; shared: within all texts, so that the time of an "
-           "answer can tell one key's holder what another one has sent"),
-    INT("max-queue", max_queue, SERVE, "128", 1, 65536, "requests that may wait; more get 429"),
+           "Compute equal beginnings of texts only once; results stay the same. on: with API "
+           "keys, each key has its own cache. shared: all keys share one, so the time of an "
+           "answer can reveal what another key's holder has sent."),
+    INT("max-queue", max_queue, SERVE, "128", 1, 65536,
+        "The number of requests that may wait. Further ones get status 429."),
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
-         "positions that may wait to be computed: prompts plus max_tokens, or all windows of a "
-         "text; more get 429"),
-    INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000, "alternatives a request may ask for"),
+         "The number of positions that may wait to be computed: prompts plus max_tokens, or "
+         "all windows of a text. Further requests get status 429."),
+    INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000,
+        "The number of alternative tokens that a request may ask for."),
 
-    INT("max-items", max_items, SERVE, "64", 1, 4096, "prompts of one generation"),
-    INT("max-score-items", max_score_items, SERVE, "256", 1, 65536, "documents of one /score"),
-    LONG("max-score-tokens", max_score_tokens, SERVE, "262144", 1, 1e9, "tokens of one /score"),
+    INT("max-items", max_items, SERVE, "64", 1, 4096,
+        "The number of prompts in one generation request."),
+    INT("max-score-items", max_score_items, SERVE, "256", 1, 65536,
+        "The number of documents in one /score request."),
+    LONG("max-score-tokens", max_score_tokens, SERVE, "262144", 1, 1e9,
+         "The number of tokens in one /score request."),
     LONG("max-score-positions", max_score_positions, SERVE, "0", 0, 1e12,
-         "positions that one /score may make the server compute: all windows with their overlaps; "
-         "0 = 64 times max-score-tokens"),
+         "The number of positions that one /score request may make the server compute, "
+         "counting overlaps of windows. 0 is 64 times max-score-tokens."),
     LONG("max-body-bytes", max_body_bytes, SERVE, "8388608", 1024, 1 << 30,
-         "longest request body; more gets 413"),
+         "The longest request body. A longer one gets status 413."),
     INT("default-max-tokens", default_max_tokens, SERVE, "128", 1, 1 << 20,
-        "max_tokens of requests that do not say"),
+        "max_tokens for requests that do not set it."),
     INT("timeout-ms", timeout_ms, SERVE, "600000", 1, 86400000,
-        "time a request may take, waiting included, if it does not say"),
+        "The time that a request may take, including waiting, if it does not set "
+        "timeout_ms."),
     INT("max-timeout-ms", max_timeout_ms, SERVE, "3600000", 1, 86400000,
-        "longest timeout_ms a request may ask for"),
-    FLAG("strict", strict, SERVE, "answer unknown request fields with 400 instead of a header"),
+        "The longest timeout_ms that a request may set."),
+    FLAG("strict", strict, SERVE,
+         "Answer unknown request fields with status 400 instead of listing them in a header."),
 
     FLAG("echo-bos", echo_bos, SERVE,
-         "on /v1/completions list a BOS that the server put in front among the echoed tokens, as "
-         "vLLM does; the field echo_bos does so for one request"),
+         "On /v1/completions, list a BOS token that the server added among the echoed "
+         "tokens, as vLLM does. The field echo_bos does this for one request."),
 
     TEXT("host", host, SERVE | HEALTH, "0.0.0.0",
-         "address to listen on, of health to ask; 127.0.0.1 for this machine only"),
+         "The address to listen on; for health, the address to ask. Use 127.0.0.1 to allow "
+         "only this machine."),
     INT("port", port, SERVE | HEALTH, "8000", 0, 65535,
-        "port to listen on, of health to ask; 0 takes a free one"),
+        "The port to listen on; for health, the port to ask. 0 uses a free one."),
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
-        "serve /metrics there instead, and health; 0 = at the port of all else"),
+        "Serve /metrics, and health checks too, on this port. 0 serves everything on the "
+        "main port."),
     TEXT("api-key-file", api_key_file, SERVE, "",
-         "keys that requests must bring, one per line; read again on SIGHUP; without it no key"),
+         "A file with the accepted API keys, one per line. SIGHUP reads it again. Without it "
+         "no key is needed."),
     TEXT("cors", cors, SERVE, "",
-         "origin (https://example.org) whose web pages may call the server from a browser; * for "
-         "all; without it none may"),
+         "The origin (https://example.org) whose web pages may call the server from a "
+         "browser; * allows all. Without it none may."),
     FLAG("metrics-auth", metrics_auth, SERVE,
-         "ask for a key at /metrics too; needs --api-key-file, and there is none at --admin-port"),
+         "Require a key for /metrics too. This needs --api-key-file and excludes "
+         "--admin-port."),
     CHOICE("metrics-compat", metrics_compat, SERVE, "none", "none|vllm|tgi",
-           "also give the metrics under the names of this server"),
+           "Also publish the metrics under the names that this other server uses."),
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,
-        "open connections; more get 503"),
+        "The number of open connections. Further ones get status 503."),
     INT("max-client-requests", max_client_requests, SERVE, "0", 0, 65536,
-        "requests that one key, or without keys one address, may have under way, uploads among "
-        "them; more get 429; 0 = no limit"),
+        "The number of requests that one API key, or without keys one address, may have in "
+        "progress, including uploads. Further ones get status 429. 0 sets no limit."),
     TEXT("trusted-proxies", trusted_proxies, SERVE, "",
-         "addresses of the proxies in front, like 10.0.0.0/8,192.0.2.7: the address that they name "
-         "in "
-         "X-Forwarded-For then counts as a client"),
+         "The addresses of proxies in front of the server, for example 10.0.0.0/8,192.0.2.7. "
+         "The server then takes a client's address from their X-Forwarded-For header."),
     LONG("max-buffered-bytes", max_buffered_bytes, SERVE, "268435456", 1048576, 1e12,
-         "memory of all bodies and answers that wait to be read; above it the connection that "
-         "holds most "
-         "is ended, of the API key whose connections hold most"),
+         "The memory for all request bodies and answers that are waiting. If it is exceeded, "
+         "the server closes the connection that holds most, of the API key whose connections "
+         "hold most."),
     INT("min-read-rate", min_read_rate, SERVE, "256", 0, 1 << 30,
-        "bytes per second that the reader of an answer must take while there is more for it, or "
-        "the "
-        "connection is closed; 0 = any"),
+        "Close a connection whose client reads an answer more slowly than this, in bytes "
+        "per second. 0 allows any rate."),
     INT("read-window-s", read_window_s, SERVE, "30", 1, 3600,
-        "time over which --min-read-rate counts"),
+        "The time over which --min-read-rate is measured."),
     INT("body-threads", body_threads, SERVE, "2", 1, 64,
-        "threads that read bodies from 64 KiB; with more than one, one of them takes none above 1 "
-        "MiB"),
+        "The number of threads that read request bodies of 64 KiB and more. If there are "
+        "several, one of them takes only bodies up to 1 MiB."),
     CHOICE("overload-status", overload_status, SERVE, "429", "429|503",
-           "status of refusals because of load, for balancers that go elsewhere on one of them"),
+           "The status of a refusal due to load. Some load balancers try another server only "
+           "on 503."),
     REAL("ping-s", ping_s, SERVE, "15", 0.01, 3600, OPEN_NONE,
-         "a stream sends a comment when it had nothing to say for so long"),
+         "Send a comment on a stream that has been silent for this long."),
     INT("keepalive-s", keepalive_s, SERVE, "120", 1, 86400,
-        "an idle connection is closed after it"),
-    INT("header-timeout-s", header_timeout_s, SERVE, "10", 1, 3600, "time for a request's headers"),
-    INT("body-timeout-s", body_timeout_s, SERVE, "30", 1, 3600, "time for a request's body"),
+        "Close a connection that has been idle for this long."),
+    INT("header-timeout-s", header_timeout_s, SERVE, "10", 1, 3600,
+        "The time for a request's headers to arrive."),
+    INT("body-timeout-s", body_timeout_s, SERVE, "30", 1, 3600,
+        "The time for a request's body to arrive."),
     INT("stall-ready-s", stall_ready_s, SERVE, "10", 1, 86400,
-        "without a step for so long, and work pending, the server is not ready"),
+        "Report the server as not ready if work is pending and no step has ended for this "
+        "long."),
     INT("stall-live-s", stall_live_s, SERVE, "120", 1, 86400,
-        "without a step for so long, and work pending, the server is not alive"),
+        "Report the server as not alive if work is pending and no step has ended for this "
+        "long."),
     INT("drain-delay-s", drain_delay_s, SERVE, "5", 0, 3600,
-        "after SIGTERM new requests are still taken for so long"),
+        "After SIGTERM, keep accepting requests for this long."),
     INT("shutdown-timeout-s", shutdown_timeout_s, SERVE, "30", 0, 3600,
-        "then running requests may take so long to finish, and their answers to be read"),
-    CHOICE("log-format", log_format, SERVE, "text", "text|json", "form of the log lines"),
-    CHOICE("log-level", log_level, SERVE, "info", "error|warn|info|debug", "least level logged"),
+        "After that, the time for running requests to finish and for their answers to be "
+        "read."),
+    CHOICE("log-format", log_format, SERVE, "text", "text|json", "The format of log lines."),
+    CHOICE("log-level", log_level, SERVE, "info", "error|warn|info|debug",
+           "The lowest level that is logged."),
     LONG("log-buffer-bytes", log_buffer_bytes, SERVE, "1048576", 8192, 1 << 30,
-         "log lines that may wait while standard error takes none; further lines are dropped and "
-         "counted"),
+         "The space for log lines while standard error is blocked. Lines that do not fit are "
+         "dropped and counted."),
 
-    FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "print JSON"),
-    FLAG("ids", ids, SCORE | COMPARE | GENERATE, "input (and generated output) is token ids"),
-    FLAG("memory", memory, SCORE, "print usage and KL of the memories"),
+    FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "Print JSON."),
+    FLAG("ids", ids, SCORE | COMPARE | GENERATE,
+         "The input, and generated output, consists of token ids."),
+    FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
     INT("max-context", max_context, SCORE | COMPARE, "0", 0, 1 << 20,
-        "positions of a scoring window; 0 = the longest possible"),
+        "The number of positions in a scoring window. 0 uses the longest possible."),
     INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,
-        "new tokens scored per window; 0 = max-context, smaller = more context, slower"),
+        "The number of new tokens scored in each window. 0 uses max-context; smaller values "
+        "give more context and take longer."),
     CHOICE("add-bos", add_bos, SCORE | COMPARE, "auto", "auto|on|off",
-           "put the beginning-of-text token in front, so that the first token is scored too; auto: "
-           "as the model was trained, not before token ids"),
+           "Put the beginning-of-text token in front, so that the first token is scored too. "
+           "auto does what the model was trained with, and adds none to token ids."),
     FLAG("as-text", as_text, SCORE | COMPARE,
-         "score files of JSON as the text that they are, braces and names included"),
+         "Score JSON files as plain text, including braces and names."),
     CHOICE("windows", windows, SCORE | COMPARE, "own", "own|lm-eval|xlm|adaptive-span",
-           "cut texts as this evaluator does, to get the figures that it prints; own follows "
-           "--max-context and --stride"),
+           "Cut texts as this evaluator does, to reproduce the figures that it prints. own "
+           "follows --max-context and --stride."),
     INT("bptt", bptt, SCORE | COMPARE, "0", 0, 1 << 20,
-        "with --windows: tokens of a window by the evaluator's own name for them, --bptt of XLM, "
-        "--block-sz of adaptive-span, max_length of lm-eval (0 there = the model's context)"),
+        "With --windows: the number of tokens in a window. XLM calls it --bptt, "
+        "adaptive-span --block-sz, lm-eval max_length (0 uses the model's context)."),
     INT("batch-size", batch_size, SCORE | COMPARE, "0", 0, 65536,
-        "with --windows adaptive-span: rows that the text is cut into, its --batch-sz; 0 = one"),
+        "With --windows adaptive-span: the number of rows that the text is cut into, its "
+        "--batch-sz. 0 uses one."),
     TEXT("against", against, COMPARE, "",
-         "model directory of the reference, computed in f32; without it that of --model"),
+         "The model directory of the reference, computed in f32. Without it, that of "
+         "--model."),
     REAL("max-kl", max_kl, COMPARE, "0.01", 0, 1e9, OPEN_NONE,
-         "mean Kullback-Leibler divergence, in nats per token, beyond which the exit status is 1"),
+         "Exit with status 1 if the mean Kullback-Leibler divergence exceeds this, in nats "
+         "per token."),
     REAL("max-worse", max_worse, COMPARE, "1", 0, 1e9, OPEN_NONE,
-         "loss of perplexity, in percent, beyond which the exit status is 1"),
-    INT("max-tokens", max_tokens, GENERATE, "128", 0, 1 << 20, "tokens to generate at most"),
-    INT("min-tokens", min_tokens, GENERATE, "0", 0, 1 << 20, "no end before so many tokens"),
+         "Exit with status 1 if perplexity is worse by more than this, in percent."),
+    INT("max-tokens", max_tokens, GENERATE, "128", 0, 1 << 20,
+        "The maximum number of tokens to generate."),
+    INT("min-tokens", min_tokens, GENERATE, "0", 0, 1 << 20,
+        "The minimum number of tokens before the text may end."),
     REAL("temperature", temperature, GENERATE, "", 0, 2, OPEN_NONE,
-         "0 = always the likeliest; without it and the next four, what the model's "
-         "generation_config.json recommends, else 1, or what leaves the choice alone"),
-    INT("top-k", top_k, GENERATE, "", -1, 1 << 24, "draw from the k likeliest; 0 = off"),
-    REAL("top-p", top_p, GENERATE, "", 0, 1, OPEN_MIN, "draw from the likeliest of this mass"),
+         "0 always takes the most likely token. Without this and the next four options, the "
+         "model's generation_config.json decides, or otherwise 1 and no restriction."),
+    INT("top-k", top_k, GENERATE, "", -1, 1 << 24,
+        "Draw from the k most likely tokens. 0 turns this off."),
+    REAL("top-p", top_p, GENERATE, "", 0, 1, OPEN_MIN,
+         "Draw from the most likely tokens whose probabilities add up to this."),
     REAL("min-p", min_p, GENERATE, "", 0, 1, OPEN_MAX,
-         "drop tokens below this share of the likeliest one's probability"),
+         "Drop tokens less likely than this fraction of the most likely token's probability."),
     REAL("repetition-penalty", repetition_penalty, GENERATE, "", 1e-6, 10, OPEN_NONE,
-         "divides positive logits of tokens seen, multiplies negative ones"),
+         "Divide positive logits of tokens that have occurred by this, and multiply negative "
+         "ones."),
     REAL("presence-penalty", presence_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
-         "subtracted from the logits of generated tokens"),
+         "Subtract this from the logits of generated tokens."),
     REAL("frequency-penalty", frequency_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
-         "the same, times how often they came"),
-    TEXT("stop", stop, GENERATE, "", "end at this text"),
-    FLAG("ignore-eos", ignore_eos, GENERATE, "do not end at the end token"),
+         "Subtract this from the logits of generated tokens for each time they occurred."),
+    TEXT("stop", stop, GENERATE, "", "End the text at this string."),
+    FLAG("ignore-eos", ignore_eos, GENERATE, "Do not end at the end-of-text token."),
     {"seed", OPTION_SEED, offsetof(struct options, seed), GENERATE, "", 0, 0, NULL, 0,
-     "of the random numbers; without it a new one each time, named at the end on standard error"},
+     "The seed of the random numbers. Without it a new one is drawn and printed on standard error "
+     "at the end."},
     TEXT("language", language, SCORE | COMPARE | GENERATE, "",
-         "name or id, for models with languages"),
-    INT("rows", rows, BENCH, "256", 1, 16384, "rows of the prefill measurement"),
+         "The name or id of the language, for models with languages."),
+    INT("rows", rows, BENCH, "256", 1, 16384, "The number of rows in the prefill measurement."),
     INT("max-batch", max_batch, BENCH, "32", 1, 1024,
-        "most sequences decoded at once; measured are the powers of two up to it"),
-    INT("positions", positions, BENCH, "64", 1, 1 << 20, "positions before each decode step"),
+        "The largest number of sequences decoded at once. All powers of two up to it are "
+        "measured."),
+    INT("positions", positions, BENCH, "64", 1, 1 << 20,
+        "The number of positions before each decode step."),
     INT("rounds", rounds, BENCH, "5", 0, 1000,
-        "rounds; the medians are printed; 0 = one for each line of standard input, as a line of "
-        "JSON"),
-    TEXT("path", path, HEALTH, "/health/ready", "route to ask; 200 is healthy"),
-    INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "time for the whole question"),
+        "The number of rounds; medians are printed. 0 runs one round for each line of "
+        "standard input and prints it as a line of JSON."),
+    TEXT("path", path, HEALTH, "/health/ready", "The path to ask for. Status 200 means healthy."),
+    INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "The time for the whole check."),
 };
 const int option_n_row = (int)(sizeof option_rows / sizeof option_rows[0]);
 
