@@ -60,9 +60,8 @@ def pages():
     return [text[:6000], text[1000:1300], "One short page."]
 
 
-@pytest.fixture(scope="module")
-def results(server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lm_eval")
+def evaluate(server, folder, tasks, **more):
+    """Its figures and its samples, in the order of the documents."""
     rows = {
         "choice": [{"context": c, "choices": e, "label": 0} for c, e in CHOICES],
         "page": [{"page": p} for p in pages()],
@@ -70,23 +69,29 @@ def results(server, tmp_path_factory):
     }
     for name, each in rows.items():
         (folder / (name + ".jsonl")).write_text("".join(json.dumps(r) + "\n" for r in each))
-    for name, text in TASKS.items():
-        (folder / (name + ".yaml")).write_text(text % {"data": folder})
+    for name in tasks:
+        (folder / (name + ".yaml")).write_text(TASKS[name] % {"data": folder})
     arguments = "model=demo,base_url=%s/v1/completions,max_length=%d" % (server.url, CONTEXT)
+    arguments += "".join(",%s=%s" % each for each in more.items())
     env = {**os.environ, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1",
            "HF_DATASETS_OFFLINE": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args",
-         arguments, "--include_path", str(folder), "--tasks", ",".join(TASKS), "--output_path",
+         arguments, "--include_path", str(folder), "--tasks", ",".join(tasks), "--output_path",
          str(folder / "out"), "--log_samples"], capture_output=True, text=True, env=env,
         timeout=600)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     found = json.load(open(glob.glob(str(folder / "out/**/results_*.json"), recursive=True)[0]))
     samples = {}
-    for name in TASKS:
+    for name in tasks:
         path = glob.glob(str(folder / ("out/**/samples_%s_*.jsonl" % name)), recursive=True)[0]
         samples[name] = sorted(map(json.loads, open(path)), key=lambda s: s["doc_id"])
     return found["results"], samples
+
+
+@pytest.fixture(scope="module")
+def results(server, tmp_path_factory):
+    return evaluate(server, tmp_path_factory.mktemp("lm_eval"), list(TASKS))
 
 
 def test_rolling_perplexity_equals_score_under_the_same_windows(server, results):
@@ -127,3 +132,22 @@ def test_generation_until_equals_generate(server, results):
         got = server.ok("/generate", {"prompt": ids, "max_tokens": 24, "temperature": 0,
                                       "stop": ["."]})
         assert sample["resps"][0][0] == got["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("concurrent", [1, 4])
+def test_as_text_endings_are_scored_behind_the_bos(server, tmp_path, concurrent):
+    """tokenized_requests=False: the prompt is text, in front of which the server puts BOS. lm-eval
+    counts the context's tokens without it, and so does the list of echoed tokens."""
+    found, samples = evaluate(server, tmp_path, ["pkm_choice"], tokenizer_backend="remote",
+                              tokenized_requests="False", num_concurrent=concurrent)
+    for (context, endings), sample in zip(CHOICES, samples["pkm_choice"]):
+        pairs = [{"context": context, "continuation": " " + e} for e in endings]
+        got = server.ok("/score", {"pairs": pairs})["results"]
+        for response, result in zip(sample["resps"], got):
+            logprob, greedy = response[0]
+            assert math.isclose(float(logprob), result["sum_logprob"], rel_tol=1e-6)
+            assert str(greedy) == str(result["is_greedy"])
+    ranked = [server.ok("/score", {"context": c, "continuations": [" " + e for e in endings]})
+              for c, endings in CHOICES]
+    right = sum(r["ranking"]["sum"] == 0 for r in ranked) / len(ranked)
+    assert math.isclose(found["pkm_choice"]["acc,none"], right, rel_tol=1e-6)
