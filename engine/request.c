@@ -368,6 +368,7 @@ static enum err_code check_sampling(const struct sampling *s, const struct model
     if (check_range((double)s->temperature, 0, 1e6, "temperature", err) != ERR_OK ||
         check_range((double)s->top_p, FLT_TRUE_MIN, 1, "top_p", err) != ERR_OK ||
         check_range((double)s->min_p, 0, 1 - 1e-9, "min_p", err) != ERR_OK ||
+        check_range((double)s->typical_p, 0, 1, "typical_p", err) != ERR_OK ||
         check_range((double)s->repetition, 1e-6, 1e6, "repetition_penalty", err) != ERR_OK ||
         check_range((double)s->presence, -100, 100, "presence_penalty", err) != ERR_OK ||
         check_range((double)s->frequency, -100, 100, "frequency_penalty", err) != ERR_OK ||

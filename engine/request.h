@@ -45,6 +45,7 @@ enum finish {
 /* How tokens are drawn: the validated fields of the contract. */
 struct sampling {
     float temperature, top_p, min_p;
+    float typical_p; /* (0, 1]; 1 = off, and so is 0 */
     float repetition, presence, frequency;
     int top_k;
     int max_tokens;

@@ -140,6 +140,7 @@ void sampling_fill(const struct sampling_counts *counts, const struct sampling *
         .temperature = sampling->temperature,
         .top_p = sampling->top_p,
         .min_p = sampling->min_p,
+        .typical_p = sampling->typical_p < 1 ? sampling->typical_p : 0,
         .repetition = sampling->repetition,
         .presence = sampling->presence,
         .frequency = sampling->frequency,

@@ -260,6 +260,7 @@ static void check_sample(const struct step *step, const struct sample_params *p,
 {
     CHECK(p->u >= 0 && p->u < 1 && p->temperature >= 0 && p->top_k >= 0);
     CHECK(p->top_p > 0 && p->min_p >= 0 && p->min_p < 1 && p->repetition > 0);
+    CHECK(p->typical_p >= 0 && p->typical_p < 1);
     CHECK(p->adjust_first >= 0 && p->n_adjust >= 0);
     CHECK(p->n_adjust <= step->n_adjust - p->adjust_first);
     CHECK(p->allow_first >= 0 && p->n_allow >= 0);

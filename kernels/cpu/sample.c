@@ -2,7 +2,7 @@
  *
  * The largest logit, and a draw from the whole distribution, need no order: blocks of the row are
  * summed and stepped over. With top_k, top_p or min_p: sample_rank.c. What is rare (allow lists,
- * logits that are no distribution) is left to ref_sample_row. */
+ * typical_p, logits that are no distribution) is left to ref_sample_row. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -138,7 +138,7 @@ int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *s
                      .n_vocab = row->n_vocab,
                      .scratch = cpu_vocab_scratch(cpu, thread, &step->limits)};
     int32_t id = NOT_DRAWN;
-    if (p->n_allow == 0) {
+    if (p->n_allow == 0 && p->typical_p == 0) {
         d.z = adjust(step, p, row->z, row->n_vocab, d.scratch.z);
         d.part = d.z == row->z ? row->part : NULL;
         id = draw_row(&d);

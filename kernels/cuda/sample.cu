@@ -150,7 +150,7 @@ struct draw {
     struct vocab_share share;
     float unit; /* 2^s: what a share of 1 counts */
     double u;
-    float temperature, top_p, min_p;
+    float temperature, top_p, min_p, typical_p;
     int top_k; /* 0 if it cuts nothing */
 };
 
@@ -387,6 +387,74 @@ __device__ int draw_by_rank(const struct draw &d)
     return id != NOT_DRAWN ? id : draw_by_search(d, lowest, total);
 }
 
+/* How far a token's log-share is from its mean. */
+__device__ __forceinline__ float distance_of(const struct draw &d, float z, float mean)
+{
+    return fabsf((z - d.share.max) / d.temperature - mean);
+}
+
+/* Draws among the tokens that typical_p leaves of those that the other filters keep. They stand side
+ * by side in the order of ranks, around the mean of their log-shares; how far they reach is searched
+ * for among the bits of a distance. Rare, so it takes some forty passes over the row. */
+__device__ VOCAB_CALLED int draw_typical(const struct draw &d)
+{
+    const uint32_t lowest = lowest_key(d);
+    const struct mass measure = {d.share, d.unit};
+    vocab_element last = vocab_last_of(lowest);
+    if (d.top_k > 0) {
+        const unsigned long long rank = static_cast<unsigned long long>(d.top_k - 1);
+        const vocab_element end = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}).element;
+        last = end > last ? end : last;
+    }
+    if (d.top_p < 1) {
+        /* where top_k does not cut, also what lies below lowest, which min_p leaves out */
+        const unsigned long long total = d.top_k > 0 ? mass_from(d, last, 0) : total_mass(d);
+        const vocab_element end =
+            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure).element;
+        last = end > last ? end : last;
+    }
+    unsigned long long sum[2] = {0, 0}; /* of the kept shares, and of each times -log of it */
+    vocab_visit<2>(d.row, vocab_element_key(last), [&](vocab_element e, float z) {
+        const float share = vocab_share(d.share, z);
+        if (e >= last && share >= d.min_p) {
+            const float x = (d.share.max - z) / d.temperature;
+            sum[0] += static_cast<unsigned long long>(share * d.unit);
+            sum[1] += share > 0 ? static_cast<unsigned long long>(share * x * d.unit) : 0;
+        }
+    });
+    vocab_block_sums(sum);
+    const float mean =
+        -static_cast<float>(static_cast<double>(sum[1]) / static_cast<double>(sum[0]));
+    const unsigned long long wanted = static_cast<unsigned long long>(
+        ceil(static_cast<double>(d.typical_p) * static_cast<double>(sum[0])));
+    int below = -1; /* bits of a distance that is too small, and of one that is not */
+    int enough = 0x7f7fffff;
+    unsigned long long kept = sum[0];
+    while (enough - below > 1) {
+        const int middle = below + (enough - below) / 2;
+        unsigned long long within = 0;
+        vocab_visit<2>(d.row, vocab_element_key(last), [&](vocab_element e, float z) {
+            const bool is_kept = e >= last && vocab_share(d.share, z) >= d.min_p;
+            const bool is_near = distance_of(d, z, mean) <= __int_as_float(middle);
+            within += is_kept && is_near ? mass_of(d, z) : 0;
+        });
+        within = vocab_block_sum(within);
+        kept = within >= wanted ? within : kept;
+        *(within >= wanted ? &enough : &below) = middle;
+    }
+    unsigned long long above = 0;
+    vocab_visit<2>(d.row, vocab_element_key(last), [&](vocab_element e, float z) {
+        const bool is_better = (z - d.share.max) / d.temperature > mean;
+        if (e >= last && is_better && distance_of(d, z, mean) > __int_as_float(enough)) {
+            above += mass_of(d, z);
+        }
+    });
+    above = vocab_block_sum(above);
+    const struct vocab_border drawn =
+        vocab_find(d.row, vocab_last_of(lowest), above + goal_of(d.u, kept), measure);
+    return vocab_element_id(drawn.element, d.row.n);
+}
+
 /* The lowest id of a group whose logit is at least as good as key says; UINT32_MAX: one that is
  * no number to draw by. */
 __device__ int first_in_group(const float *z, int n, int group, uint32_t key)
@@ -437,6 +505,7 @@ __device__ struct draw draw_of(const struct vocab_row &row, const float *group_s
     d.temperature = p.temperature;
     d.top_p = p.top_p;
     d.min_p = p.min_p;
+    d.typical_p = p.typical_p;
     d.top_k = cuts_by_rank(p, row.n) ? p.top_k : 0;
     return d;
 }
@@ -472,7 +541,7 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
     } else {
         const struct draw d = draw_of(row, room_sum(room, at), max, p);
         const bool is_filtered = p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
-        id = is_filtered ? draw_by_rank(d) : draw_by_id(d);
+        id = p.typical_p > 0 ? draw_typical(d) : is_filtered ? draw_by_rank(d) : draw_by_id(d);
     }
     if (threadIdx.x == 0) {
         view->out_token[first + at] = id;

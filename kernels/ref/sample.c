@@ -116,6 +116,52 @@ static int32_t draw_by_id(const float *z, int n_vocab, float max, const struct s
     return last;
 }
 
+/* Ranks first .. end-1 of the candidates. */
+struct ranks {
+    int first, end;
+    double mass;
+};
+
+/* What typical_p leaves of the n_kept best, whose mass is kept. Log-shares fall along the ranks, so
+ * those near their mean stand side by side: from the first one below it on, the nearer neighbour is
+ * taken, and all that is as near as the last one. */
+static struct ranks typical_ranks(struct candidates *c, int n_kept, double kept, float max,
+                                  const struct sample_params *p)
+{
+    double mean = 0;
+    for (int i = 0; i < n_kept; i++) {
+        const double x = ((double)c->z[candidate_at(c, i)] - (double)max) / (double)p->temperature;
+        mean += exp(x) * x / kept;
+    }
+    int end = 0;
+    while (end < n_kept &&
+           (double)c->z[candidate_at(c, end)] - (double)max >= mean * (double)p->temperature) {
+        end++;
+    }
+    struct ranks r = {.first = end, .end = end};
+    double radius = 0;
+    while (r.first > 0 || r.end < n_kept) {
+        double distance[2] = {INFINITY, INFINITY}; /* of the neighbours before and behind */
+        double x[2] = {0, 0};
+        for (int k = 0; k < 2; k++) {
+            const int at = k == 0 ? r.first - 1 : r.end;
+            if (at >= 0 && at < n_kept) {
+                x[k] = ((double)c->z[candidate_at(c, at)] - (double)max) / (double)p->temperature;
+                distance[k] = fabs(x[k] - mean);
+            }
+        }
+        const int k = distance[0] <= distance[1] ? 0 : 1;
+        if (r.mass >= (double)p->typical_p * kept && distance[k] > radius) {
+            break;
+        }
+        radius = distance[k];
+        r.mass += exp(x[k]);
+        r.first -= k == 0;
+        r.end += k == 1;
+    }
+    return r;
+}
+
 /* Draws among the best tokens, best first. */
 static int32_t draw_by_rank(const float *z, int n_vocab, float max, const struct sample_params *p,
                             int32_t *ids)
@@ -139,14 +185,18 @@ static int32_t draw_by_rank(const float *z, int n_vocab, float max, const struct
         kept += s;
         n_kept++;
     }
+    struct ranks ranks = {0, n_kept, kept};
+    if (p->typical_p > 0) {
+        ranks = typical_ranks(&c, n_kept, kept, max, p);
+    }
     double sum = 0;
-    for (int i = 0; i < n_kept; i++) {
+    for (int i = ranks.first; i < ranks.end; i++) {
         sum += share(z[candidate_at(&c, i)], max, p->temperature);
-        if (sum > p->u * kept) {
+        if (sum > p->u * ranks.mass) {
             return candidate_at(&c, i);
         }
     }
-    return candidate_at(&c, n_kept - 1);
+    return candidate_at(&c, ranks.end - 1);
 }
 
 /* The lowest id whose logit is no number to draw by, or -1. */
@@ -190,7 +240,7 @@ int32_t ref_sample_row(const struct step *step, int i, const float *logits, int 
     if (p->temperature == 0 || !isfinite(max)) {
         return best;
     }
-    if (p->top_k == 0 && p->top_p >= 1 && p->min_p == 0) {
+    if (p->top_k == 0 && p->top_p >= 1 && p->min_p == 0 && p->typical_p == 0) {
         return draw_by_id(logit, n_vocab, max, p);
     }
     return draw_by_rank(logit, n_vocab, max, p, candidate);

@@ -57,6 +57,7 @@ static void put_sampling(struct text *body, const struct options *options)
     put_given(body, "top_p", options->top_p);
     put_given(body, "min_p", options->min_p);
     put_given(body, "repetition_penalty", options->repetition_penalty);
+    json_field_double(body, "typical_p", options->typical_p);
     json_field_double(body, "presence_penalty", options->presence_penalty);
     json_field_double(body, "frequency_penalty", options->frequency_penalty);
     json_field_bool(body, "ignore_eos", options->ignore_eos);

@@ -230,6 +230,7 @@ static void write_params(struct text *out, const struct generate_job *job)
     json_field_float(out, "top_p", s->top_p);
     json_field_int(out, "top_k", s->top_k);
     json_field_float(out, "min_p", s->min_p);
+    json_field_float(out, "typical_p", s->typical_p);
     json_field_float(out, "repetition_penalty", s->repetition);
     json_field_float(out, "presence_penalty", s->presence);
     json_field_float(out, "frequency_penalty", s->frequency);

@@ -76,8 +76,8 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
     if (!dialect_check(fields)) {
         return false;
     }
-    input_refuse(fields);
     generate_read_numbers(fields, sampling, limits->info, &limits->info->sampling);
+    input_refuse(fields);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     generate_read_n(fields, job, sampling);

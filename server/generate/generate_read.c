@@ -17,10 +17,13 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
     s->min_p = defaults->min_p;
     s->repetition = defaults->repetition;
     s->top_k = defaults->top_k < info->n_vocab ? defaults->top_k : 0;
+    s->typical_p = 1;
     fields_float(fields, "temperature", NULL, (struct fields_range){0, 2, false, false},
                  &s->temperature);
     fields_float(fields, "top_p", NULL, (struct fields_range){0, 1, true, false}, &s->top_p);
     fields_float(fields, "min_p", NULL, (struct fields_range){0, 1, false, true}, &s->min_p);
+    fields_float(fields, "typical_p", NULL, (struct fields_range){0, 1, true, false},
+                 &s->typical_p);
     fields_float(fields, "repetition_penalty", "repeat_penalty",
                  (struct fields_range){1e-6, 10, false, false}, &s->repetition);
     fields_float(fields, "presence_penalty", NULL, (struct fields_range){-2, 2, false, false},

@@ -68,9 +68,9 @@ static void read_sampling(struct fields *fields, struct sampling *sampling,
 static bool openai_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits)
 {
-    input_refuse(fields);
     input_model(fields, limits);
     read_sampling(fields, sampling, limits);
+    input_refuse(fields);
     generate_read_n(fields, job, sampling);
     generate_read_best_of(fields, job);
     read_stream(fields, job, limits);

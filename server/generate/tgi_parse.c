@@ -10,7 +10,8 @@ enum { TGI_MAX_NEW_TOKENS = 100 };
 /* Whether the numbers say how to draw. */
 static bool draws(const struct sampling *s)
 {
-    return s->temperature < 1 || s->temperature > 1 || s->top_k > 0 || s->top_p < 1;
+    return s->temperature < 1 || s->temperature > 1 || s->top_k > 0 || s->top_p < 1 ||
+           s->typical_p < 1;
 }
 
 static void read_sampling(struct fields *fields, struct generate_job *job,
@@ -63,8 +64,8 @@ static int read_parameters(struct fields *fields, struct generate_job *job,
     int max_tokens = -1;
     const bool given = fields_open_in(&inner, fields, "parameters");
     fields_int(&inner, "truncate", NULL, 1, INT32_MAX, truncate);
-    input_refuse(&inner);
     read_sampling(&inner, job, sampling, limits);
+    input_refuse(&inner);
     read_shape(&inner, job, limits);
     fields_int(&inner, "max_new_tokens", NULL, 1, INT32_MAX, &max_tokens);
     if (given) {

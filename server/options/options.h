@@ -118,6 +118,7 @@ struct options {
     int top_k;          /* OPTION_INT_NOT_GIVEN */
     double top_p;
     double min_p;
+    double typical_p;
     double repetition_penalty;
     double presence_penalty;
     double frequency_penalty;

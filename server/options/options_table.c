@@ -248,6 +248,9 @@ const struct option_row option_rows[] = {
     REAL("repetition-penalty", repetition_penalty, GENERATE, "", 1e-6, 10, OPEN_NONE,
          "Divide positive logits of tokens that have occurred by this, and multiply negative "
          "ones."),
+    REAL("typical-p", typical_p, GENERATE, "1", 0, 1, OPEN_MIN,
+         "Draw from the tokens, of this share of the probability together, whose "
+         "log-probabilities are nearest to their mean. 1 switches it off."),
     REAL("presence-penalty", presence_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
          "Subtract this from the logits of generated tokens."),
     REAL("frequency-penalty", frequency_penalty, GENERATE, "0", -2, 2, OPEN_NONE,

@@ -105,6 +105,46 @@ static int naive_filter(const struct sample_params *p, struct candidate *list, i
     return n;
 }
 
+/* Leaves in list, in its order, what typical_p keeps of it; returns how many. */
+static int naive_typical(struct check *c, const struct sample_params *p, struct candidate *list,
+                         int n, double *margin)
+{
+    double total = 0;
+    double mean = 0;
+    for (int i = 0; i < n; i++) {
+        total += list[i].share;
+    }
+    for (int i = 0; i < n; i++) {
+        mean += list[i].share > 0 ? list[i].share / total * log(list[i].share) : 0;
+    }
+    struct candidate *const near = check_host(c, (size_t)n, sizeof *near); /* z: -distance */
+    int n_near = 0;
+    for (int i = 0; i < n && list[i].share > 0; i++) {
+        const double distance = fabs(log(list[i].share) - mean);
+        near[n_near++] = (struct candidate){(float)-distance, i, list[i].share};
+    }
+    qsort(near, (size_t)n_near, sizeof *near, candidate_order);
+    double mass = 0;
+    int n_kept = 0;
+    while (n_kept < n_near && (mass < (double)p->typical_p * total ||
+                               near[n_kept].z >= near[n_kept - 1].z)) { /* as near as the last */
+        mass += near[n_kept].share;
+        n_kept++;
+        if (n_kept == n_near || near[n_kept].z < near[n_kept - 1].z) {
+            note_margin(margin, mass / total, (double)p->typical_p);
+        }
+    }
+    if (n_kept < n_near) { /* so near that rounding decides */
+        note_margin(margin, (double)near[n_kept].z, (double)near[n_kept - 1].z);
+    }
+    for (int i = 0; i < n_kept; i++) {
+        near[i] = list[near[i].id];
+    }
+    qsort(near, (size_t)n_kept, sizeof *near, candidate_order);
+    memcpy(list, near, (size_t)n_kept * sizeof *near);
+    return n_kept;
+}
+
 /* The first whose cumulative share exceeds bound. Shares of 0 move no border, and the last border
  * decides nothing: rounding must not leave the draw empty. */
 static int32_t naive_draw(const struct candidate *order, int n, double bound, double total,
@@ -150,9 +190,10 @@ static int32_t naive_sample(struct check *c, const struct sample_case *k, int r,
         list[i].share = exp(((double)list[i].z - (double)max) / (double)p->temperature);
         by_id[i].share = exp(((double)by_id[i].z - (double)max) / (double)p->temperature);
     }
-    const bool is_plain = p->top_k == 0 && p->top_p >= 1 && p->min_p == 0;
+    const bool is_plain = p->top_k == 0 && p->top_p >= 1 && p->min_p == 0 && p->typical_p == 0;
     const struct candidate *const order = is_plain ? by_id : list;
     n = is_plain ? n : naive_filter(p, list, n, margin);
+    n = p->typical_p > 0 ? naive_typical(c, p, list, n, margin) : n;
     double total = 0;
     for (int i = 0; i < n; i++) {
         total += order[i].share;
@@ -225,6 +266,7 @@ static void row_params(struct check *c, struct sample_params *p)
     p->top_k = check_chance(c, 0.4) ? check_int(c, 1, check_chance(c, 0.2) ? 2000 : 70) : 0;
     p->top_p = check_chance(c, 0.4) ? 1 - (float)(0.99 * check_uniform(c)) : 1;
     p->min_p = check_chance(c, 0.3) ? (float)(0.5 * check_uniform(c)) : 0;
+    p->typical_p = check_chance(c, 0.15) ? (float)(0.05 + 0.9 * check_uniform(c)) : 0;
     if (check_chance(c, 0.5)) {
         p->repetition = 0.5f + (float)check_uniform(c);
         p->presence = 2 * (float)check_uniform(c) - 1;
@@ -295,6 +337,7 @@ static void row_large(struct check *c, const struct sample_case *k, int r, float
     }
     struct sample_params *const p = &k->params[r];
     p->temperature = (float)(0.5 + check_uniform(c));
+    p->typical_p = has_ties ? p->typical_p : 0; /* where distances are apart */
     p->n_allow = 0;
     switch (check_int(c, 0, 3)) {
     case 0: p->top_k = check_int(c, LARGE_FROM, k->n_vocab); break;
@@ -336,9 +379,11 @@ static void check_case(struct check *c, const struct sample_case *k)
         if (margin > margin_of(c->side[SIDE_ONE]) && (int32_t)got[r] != expected) {
             check_fail(c,
                        "out_token[%d]: expected %d, got %d (u %.17g, temperature %g, top_k %d, "
-                       "top_p %.9g, min_p %.9g, adjusted %d, allowed %d; margin %.2g)",
+                       "top_p %.9g, min_p %.9g, typical_p %.9g, adjusted %d, allowed %d; margin "
+                       "%.2g)",
                        r, expected, (int32_t)got[r], p->u, (double)p->temperature, p->top_k,
-                       (double)p->top_p, (double)p->min_p, p->n_adjust, p->n_allow, margin);
+                       (double)p->top_p, (double)p->min_p, (double)p->typical_p, p->n_adjust,
+                       p->n_allow, margin);
         }
     }
     check_invariance(c, sample_run, k, k->n, 1, got);

@@ -172,6 +172,25 @@ static void test_min_p_is_relative_to_the_best(void **state)
     assert_int_equal(draw(shares_of_ten, p), 3);
 }
 
+/* The entropy is 1.47 nats: shares of 2 (1.61) are nearest to it, then that of 4 (0.92), then those of
+ * 1 (2.30). What is kept stands in the order of ranks. */
+static void test_typical_p_keeps_what_is_as_probable_as_expected(void **state)
+{
+    (void)state;
+    static const struct {
+        float typical_p;
+        int first, last;
+    } cases[] = {{0.05f, 2, 4}, {0.3f, 2, 4}, {0.5f, 1, 4}, {0.79f, 1, 4}, {0.9f, 1, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct sample_params p = neutral;
+        p.typical_p = cases[i].typical_p;
+        p.u = 0;
+        assert_int_equal(draw(shares_of_ten, p), cases[i].first);
+        p.u = 1 - 0x1p-53;
+        assert_int_equal(draw(shares_of_ten, p), cases[i].last);
+    }
+}
+
 /* Temperature 1/2 squares the shares: 1, 16, 4, 1, 4 of 26. It acts before top_p. */
 static void test_temperature_comes_before_top_p(void **state)
 {
@@ -329,6 +348,7 @@ int main(void)
         cmocka_unit_test(test_top_p_keeps_the_shortest_prefix),
         cmocka_unit_test(test_top_p_follows_top_k),
         cmocka_unit_test(test_min_p_is_relative_to_the_best),
+        cmocka_unit_test(test_typical_p_keeps_what_is_as_probable_as_expected),
         cmocka_unit_test(test_temperature_comes_before_top_p),
         cmocka_unit_test(test_tiny_temperature_is_greedy),
         cmocka_unit_test(test_repetition_divides_or_multiplies),

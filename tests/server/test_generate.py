@@ -1,6 +1,7 @@
 """POST /generate: the fields of the contract, and what is refused."""
 
 import json
+import math
 
 import pytest
 
@@ -459,3 +460,29 @@ def test_strict_refuses_unknown_fields_and_trace_off_refuses_tokens():
         error_of(s.post("/generate", {"prompt": "a", "memory": "tokens"}), 403,
                  "memory_trace_disabled", "memory")
         s.ok("/score", {"text": "a b", "memory": "summary"})
+
+
+def test_typical_p_draws_what_is_as_probable_as_expected(server):
+    """Of eight allowed tokens, those whose log-probability is nearest to its mean, by hand."""
+    allowed = [300, 301, 302, 303, 304, 305, 306, 307]
+    targets = server.ok("/score", {"text": PROMPT, "target_ids": allowed})
+    logprob = [t["logprob"] for t in targets["results"][0]["target_logprobs"]]
+    share = [math.exp(x - max(logprob)) for x in logprob]
+    share = [s / sum(share) for s in share]
+    mean = sum(s * math.log(s) for s in share)
+    order = sorted(range(8), key=lambda i: abs(math.log(share[i]) - mean))
+    kept, mass = set(), 0.0
+    for i in order:
+        if mass >= 0.5:
+            break
+        kept.add(allowed[i])
+        mass += share[i]
+    assert 1 <= len(kept) < 8
+    drawn = set()
+    for seed in range(12):
+        got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 1, "n": 8, "seed": seed,
+                                      "allowed_token_ids": allowed, "typical_p": 0.5})
+        drawn |= {c["token_ids"][0] for c in got["choices"]}
+    assert drawn <= kept and drawn
+    params = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 1, "details": True})["params"]
+    assert params["typical_p"] == 1

@@ -44,6 +44,19 @@ def test_text_alone_unless_details_are_asked_for(server, greedy):
     assert full == {"generated_text": PROMPT + greedy["text"]}
 
 
+def test_what_langchain_s_endpoint_sends_as_it_comes(server):
+    """Its defaults are always sent; typical_p means that tokens are drawn."""
+    sent = {"max_new_tokens": 8, "top_k": None, "top_p": 0.95, "typical_p": 0.95, "temperature": 0.8,
+            "repetition_penalty": None, "return_full_text": False, "truncate": None, "stop": [],
+            "seed": 3, "do_sample": False, "watermark": False}
+    got = generate(server, **sent)
+    native = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8, "top_p": 0.95,
+                                     "typical_p": 0.95, "temperature": 0.8, "seed": 3})
+    assert got["generated_text"] == native["choices"][0]["text"]
+    drawn = generate(server, max_new_tokens=4, typical_p=0.5, details=True, seed=3)
+    assert drawn["details"]["seed"] == 3
+
+
 def test_truncate_keeps_the_last_tokens(server):
     ids = server.ok("/tokenize", {"prompt": PROMPT})["tokens"]
     got = generate(server, max_new_tokens=3, truncate=4, details=True, decoder_input_details=True)
@@ -183,7 +196,7 @@ WRONG = [
     ({"inputs": "a", "parameters": []}, "parameters"),
     ({"inputs": "a", "model": "other"}, "other"),
 ] + [({"inputs": "a", "parameters": p}, next(iter(p))) for p in (
-    {"truncate": 0}, {"typical_p": 0.5}, {"watermark": True}, {"grammar": {"type": "json"}},
+    {"truncate": 0}, {"typical_p": 0}, {"typical_p": 1.5}, {"watermark": True}, {"grammar": {"type": "json"}},
     {"adapter_id": "x"}, {"best_of": 2}, {"best_of": 0}, {"max_new_tokens": 0},
     {"max_new_tokens": 512}, {"max_new_tokens": "5"}, {"temperature": 0}, {"temperature": -1},
     {"top_k": -3}, {"top_p": 0}, {"top_p": 1.5}, {"repetition_penalty": 0}, {"seed": -1},
