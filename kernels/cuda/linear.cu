@@ -1,5 +1,5 @@
 /* The linear layer: packing of weights, choice of the kernel, preparing the rows of many.
- * linear.cuh defines the sum and the layouts; linear_few.cu and linear_many.cu compute it, each
+ * linear.cuh defines the sum and the layouts; gemv.cu and gemm.cu compute it, each
  * output the same to the bit, so the choice between them is one of speed alone. With cu->lt, hence
  * with fast math, a call of many rows goes to cuBLASLt (linear_lt.cu). */
 #include "kernels/cuda/linear.cuh"
@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 16,        /* so many are few whatever the weights */
-    SMALL_TILE = 64,      /* rows and outputs of linear_many's smallest tile */
+    GEMV_ROWS = 16,       /* so many are few whatever the weights */
+    SMALL_TILE = 64,      /* rows and outputs of gemm's smallest tile */
     IDLE_SHARE = 4,       /* fewer such tiles than a quarter of the multiprocessors are too few */
     PASS_ROWS_MAX = 2048, /* of many rows that are prepared at once */
     PASS_ROWS_MIN = 128,
@@ -258,7 +258,7 @@ static bool is_few(const struct cuda *cu, int64_t n_tok, int64_t n_out)
 {
     const int64_t tiles =
         (n_tok + SMALL_TILE - 1) / SMALL_TILE * ((n_out + SMALL_TILE - 1) / SMALL_TILE);
-    return n_tok <= FEW_ROWS || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
+    return n_tok <= GEMV_ROWS || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
            tiles * IDLE_SHARE <= cu->n_sm;
 }
 
@@ -304,7 +304,7 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dt
     if (!few) {
         prepare(cu, &prepared, dtype, false);
         if (cu->lt == NULL) {
-            linear_many(cu, &prepared, dtype);
+            gemm(cu, &prepared, dtype);
             return;
         }
         if (linear_lt_run(cu, &prepared, dtype)) {
@@ -313,7 +313,7 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dt
         prepared = *args; /* no algorithm: slower, but it takes any number of rows */
     }
     prepare(cu, &prepared, dtype, true);
-    linear_few(cu, &prepared, dtype);
+    gemv(cu, &prepared, dtype);
 }
 
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,

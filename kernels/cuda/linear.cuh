@@ -81,11 +81,11 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
-/* linear_few.cu, linear_many.cu: whole calls on args; linear_many reads x as prepared. */
-void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
-void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+/* gemv.cu, gemm.cu: whole calls on args; gemm reads x as prepared. */
+void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
-/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as linear_many reads it, W row-major. False if
+/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as gemm reads it, W row-major. False if
  * cuBLASLt has no algorithm for the shape: nothing was launched. */
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 

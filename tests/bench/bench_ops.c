@@ -42,7 +42,7 @@ struct bench {
     struct weight *square[4 * N_LAYER], *up[N_LAYER], *down[N_LAYER]; /* 1024², 1024→4096→1024 */
     struct weight *vocab, *query, *keys, *values;
     struct step *decode[2], *prefill; /* 1 and 8 sequences at the end of their context; 256 rows */
-    struct tensor x, wide, logits, slots, shares, gamma, turns, k_pages, v_pages;
+    struct tensor x, wide, logits, slots, shares, gamma, rope_table, k_pages, v_pages;
     float *host; /* [N_VOCAB, D] random source of all weights */
     uint64_t seed;
 };
@@ -188,11 +188,11 @@ static void make_all(struct bench *b)
     b->slots = make_buffer(b, ROWS_MAX, n_col, DTYPE_I32);
     b->shares = make_buffer(b, ROWS_MAX, n_col, DTYPE_F32);
     b->gamma = make_buffer(b, 1, D, DTYPE_F32);
-    b->turns = make_buffer(b, CONTEXT, 2 * (D / N_HEAD), DTYPE_F32);
-    for (int64_t i = 0; i < b->turns.rows * b->turns.cols; i += 2) { /* a quarter turn */
-        const bool is_sine = i % b->turns.cols >= D / N_HEAD;
-        ((float *)b->turns.data)[i] = is_sine ? -1 : 0;
-        ((float *)b->turns.data)[i + 1] = is_sine ? 1 : 0;
+    b->rope_table = make_buffer(b, CONTEXT, 2 * (D / N_HEAD), DTYPE_F32);
+    for (int64_t i = 0; i < b->rope_table.rows * b->rope_table.cols; i += 2) { /* a quarter turn */
+        const bool is_sine = i % b->rope_table.cols >= D / N_HEAD;
+        ((float *)b->rope_table.data)[i] = is_sine ? -1 : 0;
+        ((float *)b->rope_table.data)[i + 1] = is_sine ? 1 : 0;
     }
     const enum dtype cache = b->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16; /* as models have it */
     b->k_pages = make_buffer(b, 8 * CONTEXT / KV_PAGE, (int64_t)KV_PAGE * D, cache);
@@ -315,8 +315,8 @@ static void run_rms_norm(struct bench *b, int rows)
 
 static void run_rope(struct bench *b, int rows)
 {
-    op_rope(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->turns, step_of(b, rows),
-            2 * N_HEAD);
+    op_rope(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->rope_table,
+            step_of(b, rows), 2 * N_HEAD);
 }
 
 static void run_gate(struct bench *b, int rows)

@@ -17,14 +17,14 @@
 namespace
 {
 
-constexpr int MANY_SLOTS = 4;
+constexpr int GEMM_SLOTS = 4;
 
 /* ---- BF16 ----------------------------------------------------------------------------------- */
 
 /* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. A slot
  * holds one block of 32 k: weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes,
  * then x [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
-template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct many_bf16 {
+template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct gemm_bf16 {
     static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
     static constexpr int n_thread = n_wm * n_wn * 32;
     static constexpr int n_tile = n_wm * n_mt; /* of outputs */
@@ -33,19 +33,19 @@ template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct many_bf16 {
     static constexpr int n_w = n_tile * 64; /* pieces */
     static constexpr int n_x = n_token * 4;
     static constexpr int n_piece = n_w + n_x;
-    static constexpr size_t shared_bytes = MANY_SLOTS * n_piece * 16;
+    static constexpr size_t shared_bytes = GEMM_SLOTS * n_piece * 16;
     static_assert(n_w % n_thread == 0 && n_x % n_thread == 0, "threads copy equal shares");
 };
 
 /* Where a thread's pieces of block 0 come from. */
-template <typename shape> struct many_source {
+template <typename shape> struct gemm_source {
     const unsigned char *w[shape::n_w / shape::n_thread];
     const unsigned char *x[shape::n_x / shape::n_thread];
 };
 
 template <typename shape>
-__device__ __forceinline__ struct many_source<shape> many_source_of(const struct linear_args &a) {
-    struct many_source<shape> source;
+__device__ __forceinline__ struct gemm_source<shape> gemm_source_of(const struct linear_args &a) {
+    struct gemm_source<shape> source;
 #pragma unroll
     for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
         const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
@@ -64,7 +64,7 @@ __device__ __forceinline__ struct many_source<shape> many_source_of(const struct
 }
 
 template <typename shape>
-__device__ __forceinline__ void many_copy(uint4 *slot, const struct many_source<shape> &source,
+__device__ __forceinline__ void gemm_copy(uint4 *slot, const struct gemm_source<shape> &source,
                                           const struct linear_map &map, int block)
 {
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ __forceinline__ void many_copy(uint4 *slot, const struct many_source<
 
 /* sum += the products of a slot. w, x: the lane's first fragments in it. */
 template <typename shape>
-__device__ __forceinline__ void many_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
+__device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
                                               const uint4 *w, const uint4 *x)
 {
     uint4 in_x[shape::n_nt];
@@ -109,7 +109,7 @@ __device__ __forceinline__ void many_multiply(float (&sum)[shape::n_mt][shape::n
 
 /* total += sum, which becomes 0. */
 template <int n_mt, int n_nt, int n>
-__device__ __forceinline__ void many_border(float (&total)[n_mt][n_nt][n],
+__device__ __forceinline__ void gemm_border(float (&total)[n_mt][n_nt][n],
                                             float (&sum)[n_mt][n_nt][n])
 {
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void many_border(float (&total)[n_mt][n_nt][n],
 /* Lane (g, t) holds outputs g, g+8 of a tile for tokens 2t, 2t+1: eight lanes write 32 consecutive
  * bytes of y. */
 template <typename shape>
-__device__ __forceinline__ void many_store(const struct linear_args &a,
+__device__ __forceinline__ void gemm_store(const struct linear_args &a,
                                            const float (&total)[shape::n_mt][shape::n_nt][4],
                                            int first_out, int first_tok)
 {
@@ -158,18 +158,18 @@ __device__ __forceinline__ void many_store(const struct linear_args &a,
 
 /* Grid (tiles of tokens, tiles of outputs): neighbours share weights, which are read once. */
 template <typename shape>
-__global__ void __launch_bounds__(shape::n_thread) linear_many_bf16(const struct linear_args a)
+__global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct linear_args a)
 {
-    DYN_SHARED(uint4, ring); /* [MANY_SLOTS][n_piece] */
+    DYN_SHARED(uint4, ring); /* [GEMM_SLOTS][n_piece] */
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
     const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
-    const struct many_source<shape> source = many_source_of<shape>(a);
+    const struct gemm_source<shape> source = gemm_source_of<shape>(a);
     grid_wait();
 #pragma unroll
-    for (int i = 0; i < MANY_SLOTS - 1; i++) {
+    for (int i = 0; i < GEMM_SLOTS - 1; i++) {
         if (i < a.n_block) {
-            many_copy<shape>(ring + i * shape::n_piece, source, a.map, i);
+            gemm_copy<shape>(ring + i * shape::n_piece, source, a.map, i);
         }
         copy_async_commit();
     }
@@ -178,20 +178,20 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_bf16(const struct
     float sum[shape::n_mt][shape::n_nt][4] = {};
     float total[shape::n_mt][shape::n_nt][4] = {};
     for (int block = 0; block < a.n_block; block++) {
-        copy_async_wait<MANY_SLOTS - 2>();
+        copy_async_wait<GEMM_SLOTS - 2>();
         __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
-        const int ahead = block + MANY_SLOTS - 1;
+        const int ahead = block + GEMM_SLOTS - 1;
         if (ahead < a.n_block) {
-            many_copy<shape>(ring + ahead % MANY_SLOTS * shape::n_piece, source, a.map, ahead);
+            gemm_copy<shape>(ring + ahead % GEMM_SLOTS * shape::n_piece, source, a.map, ahead);
         }
         copy_async_commit();
-        const int at = block % MANY_SLOTS * shape::n_piece;
-        many_multiply<shape>(sum, w + at, x + at);
+        const int at = block % GEMM_SLOTS * shape::n_piece;
+        gemm_multiply<shape>(sum, w + at, x + at);
         if (block % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1 || block == a.n_block - 1) {
-            many_border(total, sum);
+            gemm_border(total, sum);
         }
     }
-    many_store<shape>(
+    gemm_store<shape>(
         a, total,
         static_cast<int>(blockIdx.y) * shape::n_output + wm * shape::n_mt * LINEAR_TILE + lane / 4,
         static_cast<int>(blockIdx.x) * shape::n_token + wn * shape::n_nt * 8 + lane % 4 * 2);
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_bf16(const struct
 /* A warp computes 64 outputs times 32 tokens, a thread 8 × 8: outputs o + 8i, tokens t + 4j, with
  * (o, t) = (lane % 8, lane / 8). A slot holds one block of 16 k: weights as packed, [tile][4 k4][16
  * outputs], then x [4 k4][token, two pieces of padding], 16 bytes each. */
-template <int n_wm_, int n_wn_> struct many_f32 {
+template <int n_wm_, int n_wn_> struct gemm_f32 {
     static constexpr int n_wm = n_wm_, n_wn = n_wn_;
     static constexpr int n_thread = n_wm * n_wn * 32;
     static constexpr int n_output = n_wm * 64;
@@ -212,12 +212,12 @@ template <int n_wm_, int n_wn_> struct many_f32 {
     static constexpr int x_stride = n_token + 2; /* copies of 4 k4 fall into 32 banks */
     static constexpr int n_piece = n_w + n_k4 * x_stride;
     static constexpr int n_x = n_k4 * n_token; /* without padding */
-    static constexpr size_t shared_bytes = MANY_SLOTS * n_piece * 16;
+    static constexpr size_t shared_bytes = GEMM_SLOTS * n_piece * 16;
     static_assert(n_w % n_thread == 0 && n_x % n_thread == 0, "threads copy equal shares");
 };
 
 template <typename shape>
-__device__ __forceinline__ void many_copy_f32(uint4 *slot, const struct linear_args &a, int block)
+__device__ __forceinline__ void gemm_copy_f32(uint4 *slot, const struct linear_args &a, int block)
 {
     constexpr int tile_pieces = LINEAR_TILE * shape::n_k4;
 #pragma unroll
@@ -243,7 +243,7 @@ __device__ __forceinline__ void many_copy_f32(uint4 *slot, const struct linear_a
 
 /* sum += the products of a slot. w, x: the lane's first output and token in it. */
 template <typename shape>
-__device__ __forceinline__ void many_multiply_f32(float (&sum)[8][8][1], const float4 *w,
+__device__ __forceinline__ void gemm_multiply_f32(float (&sum)[8][8][1], const float4 *w,
                                                   const float4 *x)
 {
 #pragma unroll
@@ -269,17 +269,17 @@ __device__ __forceinline__ void many_multiply_f32(float (&sum)[8][8][1], const f
 
 /* Grid as above. */
 template <typename shape>
-__global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct linear_args a)
+__global__ void __launch_bounds__(shape::n_thread) gemm_kernel_f32(const struct linear_args a)
 {
-    DYN_SHARED(uint4, ring); /* [MANY_SLOTS][n_piece] */
+    DYN_SHARED(uint4, ring); /* [GEMM_SLOTS][n_piece] */
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
     const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
     grid_wait();
 #pragma unroll
-    for (int i = 0; i < MANY_SLOTS - 1; i++) {
+    for (int i = 0; i < GEMM_SLOTS - 1; i++) {
         if (i < a.n_block) {
-            many_copy_f32<shape>(ring + i * shape::n_piece, a, i);
+            gemm_copy_f32<shape>(ring + i * shape::n_piece, a, i);
         }
         copy_async_commit();
     }
@@ -290,18 +290,18 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct 
     float sum[8][8][1] = {};
     float total[8][8][1] = {};
     for (int block = 0; block < a.n_block; block++) {
-        copy_async_wait<MANY_SLOTS - 2>();
+        copy_async_wait<GEMM_SLOTS - 2>();
         __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
-        const int ahead = block + MANY_SLOTS - 1;
+        const int ahead = block + GEMM_SLOTS - 1;
         if (ahead < a.n_block) {
-            many_copy_f32<shape>(ring + ahead % MANY_SLOTS * shape::n_piece, a, ahead);
+            gemm_copy_f32<shape>(ring + ahead % GEMM_SLOTS * shape::n_piece, a, ahead);
         }
         copy_async_commit();
-        const int at = block % MANY_SLOTS * shape::n_piece;
-        many_multiply_f32<shape>(sum, w + at, x + at);
+        const int at = block % GEMM_SLOTS * shape::n_piece;
+        gemm_multiply_f32<shape>(sum, w + at, x + at);
         constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32;
         if (block % n_turn == n_turn - 1 || block == a.n_block - 1) {
-            many_border(total, sum);
+            gemm_border(total, sum);
         }
     }
     const int first_out = static_cast<int>(blockIdx.y) * shape::n_output + wm * 64 + lane % 8;
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(shape::n_thread) linear_many_f32(const struct 
 /* ---- choice of the tile --------------------------------------------------------------------- */
 
 template <typename shape>
-void many_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struct linear_args))
+void gemm_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struct linear_args))
 {
     if (!cuda_shared(cu, kernel, shape::shared_bytes, "linear")) {
         return;
@@ -336,7 +336,7 @@ void many_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struc
 /* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its
  * speed. Speeds are relative, from the bytes that a tile reads per multiply-add. */
 template <typename shape>
-int64_t many_cost(const struct cuda *cu, const struct linear_args *a, int speed)
+int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a, int speed)
 {
     const int64_t blocks = static_cast<int64_t>((a->n_tok + shape::n_token - 1) / shape::n_token) *
                            ((a->n_out + shape::n_output - 1) / shape::n_output);
@@ -346,28 +346,28 @@ int64_t many_cost(const struct cuda *cu, const struct linear_args *a, int speed)
 
 } // namespace
 
-void linear_many(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
-    using large = many_bf16<4, 4, 2, 4>;  /* 128 outputs × 128 tokens */
-    using medium = many_bf16<4, 4, 2, 2>; /* 128 × 64 */
-    using small = many_bf16<2, 4, 2, 2>;  /* 64 × 64 */
-    using large_f32 = many_f32<2, 4>;     /* 128 × 128 */
-    using small_f32 = many_f32<1, 2>;     /* 64 × 64 */
+    using large = gemm_bf16<4, 4, 2, 4>;  /* 128 outputs × 128 tokens */
+    using medium = gemm_bf16<4, 4, 2, 2>; /* 128 × 64 */
+    using small = gemm_bf16<2, 4, 2, 2>;  /* 64 × 64 */
+    using large_f32 = gemm_f32<2, 4>;     /* 128 × 128 */
+    using small_f32 = gemm_f32<1, 2>;     /* 64 × 64 */
     if (dtype == DTYPE_F32) {
-        if (many_cost<large_f32>(cu, args, 64) <= many_cost<small_f32>(cu, args, 48)) {
-            many_run<large_f32>(cu, args, linear_many_f32<large_f32>);
+        if (gemm_cost<large_f32>(cu, args, 64) <= gemm_cost<small_f32>(cu, args, 48)) {
+            gemm_run<large_f32>(cu, args, gemm_kernel_f32<large_f32>);
         } else {
-            many_run<small_f32>(cu, args, linear_many_f32<small_f32>);
+            gemm_run<small_f32>(cu, args, gemm_kernel_f32<small_f32>);
         }
     } else {
-        const int64_t cost[3] = {many_cost<large>(cu, args, 64), many_cost<medium>(cu, args, 43),
-                                 many_cost<small>(cu, args, 32)};
+        const int64_t cost[3] = {gemm_cost<large>(cu, args, 64), gemm_cost<medium>(cu, args, 43),
+                                 gemm_cost<small>(cu, args, 32)};
         if (cost[0] <= cost[1] && cost[0] <= cost[2]) {
-            many_run<large>(cu, args, linear_many_bf16<large>);
+            gemm_run<large>(cu, args, gemm_kernel_bf16<large>);
         } else if (cost[1] <= cost[2]) {
-            many_run<medium>(cu, args, linear_many_bf16<medium>);
+            gemm_run<medium>(cu, args, gemm_kernel_bf16<medium>);
         } else {
-            many_run<small>(cu, args, linear_many_bf16<small>);
+            gemm_run<small>(cu, args, gemm_kernel_bf16<small>);
         }
     }
     cuda_check(cu, "linear");

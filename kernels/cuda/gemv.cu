@@ -1,6 +1,6 @@
-/* Linear with few rows and BF16 weights, and the choice between it and F32: linear_few.cuh says how
+/* Linear with few rows and BF16 weights, and the choice between it and F32: gemv.cuh says how
  * both work. */
-#include "kernels/cuda/linear_few.cuh"
+#include "kernels/cuda/gemv.cuh"
 
 namespace
 {
@@ -8,7 +8,7 @@ namespace
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_mt tiles of outputs and n_nt
  * of tokens per block; a slot of the ring holds one block of 32 k of them all, in 512-byte pieces
  * of 16 per lane: [2·n_mt of weights, 2·n_nt halves of x in F32]. */
-template <int n_mt, int n_nt> struct few_bf16 {
+template <int n_mt, int n_nt> struct gemv_bf16 {
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_mt * LINEAR_TILE;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
@@ -19,17 +19,17 @@ template <int n_mt, int n_nt> struct few_bf16 {
 };
 
 /* What a lane copies and multiplies. */
-template <int n_mt, int n_nt> struct few_lane {
+template <int n_mt, int n_nt> struct gemv_lane {
     const unsigned char *w[n_mt]; /* its first 16 bytes of block 0 of each tile */
     const float *x[n_nt];         /* its first value of block 0 of each tile of tokens */
     int x_bytes[n_nt];            /* of a piece of x: 16, or 0 where there is no row */
 };
 
 template <int n_mt, int n_nt>
-__device__ __forceinline__ struct few_lane<n_mt, n_nt> few_lane_of(const struct linear_args &a) {
+__device__ __forceinline__ struct gemv_lane<n_mt, n_nt> gemv_lane_of(const struct linear_args &a) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
-    struct few_lane<n_mt, n_nt> lane;
+    struct gemv_lane<n_mt, n_nt> lane;
 #pragma unroll
     for (int i = 0; i < n_mt; i++) {
         const int tile = static_cast<int>(blockIdx.x) * n_mt + i;
@@ -48,19 +48,19 @@ __device__ __forceinline__ struct few_lane<n_mt, n_nt> few_lane_of(const struct 
 
 /* Starts copying block's share into slot: a lane copies what it will read. left: values of a row
  * from the block's first to the end. */
-template <int n_mt, int n_nt, int share = FEW_BOTH>
-__device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt, n_nt> &lane,
-                                         int block, int block_bytes, int half_bytes, int left)
+template <int n_mt, int n_nt, int share = GEMV_BOTH>
+__device__ __forceinline__ void gemv_copy(uint4 *slot, const struct gemv_lane<n_mt, n_nt> &lane,
+                                          int block, int block_bytes, int half_bytes, int left)
 {
 #pragma unroll
-    for (int i = 0; i < n_mt && (share & FEW_W) != 0; i++) {
+    for (int i = 0; i < n_mt && (share & GEMV_W) != 0; i++) {
         const unsigned char *const w = lane.w[i] + static_cast<int64_t>(block) * block_bytes;
         copy_async_16(slot + (2 * i) * 32, w);
         copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
     }
     uint4 *const x_slot = slot + 2 * n_mt * 32;
 #pragma unroll
-    for (int j = 0; j < n_nt && (share & FEW_X) != 0; j++) {
+    for (int j = 0; j < n_nt && (share & GEMV_X) != 0; j++) {
         const float *const x = lane.x[j] + block * LINEAR_BLOCK_BF16;
         if (left >= LINEAR_BLOCK_BF16) {
             copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt
         const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int n = lane.x_bytes[j] == 0 ? 0 : few_piece_bytes(mine - 4 * h);
+            const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
             copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 4 * h : lane.x[j], n);
         }
     }
@@ -79,13 +79,13 @@ __device__ __forceinline__ void few_copy(uint4 *slot, const struct few_lane<n_mt
 /* Fills all slots but one from block on, which begins a chunk; groups end with x. The usual case
  * spends few instructions between the copies: until the last of them is under way, memory waits. */
 template <int n_mt, int n_nt, int share>
-__device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt, n_nt> &lane,
-                                         const struct linear_args &a, int block)
+__device__ __forceinline__ void gemv_fill(uint4 *ring, const struct gemv_lane<n_mt, n_nt> &lane,
+                                          const struct linear_args &a, int block)
 {
-    using shape = few_bf16<n_mt, n_nt>;
+    using shape = gemv_bf16<n_mt, n_nt>;
     static_assert(shape::n_slot <= LINEAR_CHUNK_BLOCKS, "the ring is first filled from one chunk");
     if (!a.is_row_major && (block + shape::n_slot - 1) * LINEAR_BLOCK_BF16 <= a.n_in) {
-        struct few_lane<n_mt, n_nt> from = lane;
+        struct gemv_lane<n_mt, n_nt> from = lane;
 #pragma unroll
         for (int i = 0; i < n_mt; i++) {
             from.w[i] += static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
@@ -96,10 +96,10 @@ __device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt
         }
 #pragma unroll
         for (int i = 0; i < shape::n_slot - 1; i++) {
-            few_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, from, i,
-                                        LINEAR_TILE_BLOCK_BYTES, LINEAR_TILE_BLOCK_BYTES / 2,
-                                        LINEAR_BLOCK_BF16);
-            if constexpr ((share & FEW_X) != 0) {
+            gemv_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, from, i,
+                                         LINEAR_TILE_BLOCK_BYTES, LINEAR_TILE_BLOCK_BYTES / 2,
+                                         LINEAR_BLOCK_BF16);
+            if constexpr ((share & GEMV_X) != 0) {
                 copy_async_commit();
             }
         }
@@ -107,24 +107,24 @@ __device__ __forceinline__ void few_fill(uint4 *ring, const struct few_lane<n_mt
     }
     for (int i = 0; i < shape::n_slot - 1; i++) {
         if (block + i < a.n_block) {
-            few_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, lane, block + i,
-                                        a.map.block, a.map.half,
-                                        a.n_in - (block + i) * LINEAR_BLOCK_BF16);
+            gemv_copy<n_mt, n_nt, share>(ring + i * shape::n_piece * 32, lane, block + i,
+                                         a.map.block, a.map.half,
+                                         a.n_in - (block + i) * LINEAR_BLOCK_BF16);
         }
-        if constexpr ((share & FEW_X) != 0) {
+        if constexpr ((share & GEMV_X) != 0) {
             copy_async_commit(); /* past the last block, too: waits count groups */
         }
     }
 }
 
 /* A lane's operands of both instructions of a block. */
-template <int n_mt, int n_nt> struct few_operands {
+template <int n_mt, int n_nt> struct gemv_operands {
     uint32_t w[2][n_mt][4], x[2][n_nt][2];
 };
 
 template <int n_mt, int n_nt>
-__device__ __forceinline__ void few_read(struct few_operands<n_mt, n_nt> &in, const uint4 *slot,
-                                         bool is_row_major)
+__device__ __forceinline__ void gemv_read(struct gemv_operands<n_mt, n_nt> &in, const uint4 *slot,
+                                          bool is_row_major)
 {
 #pragma unroll
     for (int i = 0; i < n_mt; i++) {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void few_read(struct few_operands<n_mt, n_nt> &in, co
 }
 
 template <int n_mt, int n_nt>
-__device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4],
-                                             const struct few_operands<n_mt, n_nt> &in)
+__device__ __forceinline__ void gemv_multiply(float (&sum)[n_mt][n_nt][4],
+                                              const struct gemv_operands<n_mt, n_nt> &in)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -165,9 +165,9 @@ __device__ __forceinline__ void few_multiply(float (&sum)[n_mt][n_nt][4],
 /* Leaves a chunk's sums in part [n_token][stride]: lane (g, t) holds outputs g, g+8 of a tile,
  * tokens 2t, 2t+1. */
 template <int n_mt, int n_nt>
-__device__ __forceinline__ void few_leave(float *part, const float (&sum)[n_mt][n_nt][4])
+__device__ __forceinline__ void gemv_leave(float *part, const float (&sum)[n_mt][n_nt][4])
 {
-    constexpr int stride = few_bf16<n_mt, n_nt>::stride;
+    constexpr int stride = gemv_bf16<n_mt, n_nt>::stride;
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
@@ -183,12 +183,12 @@ __device__ __forceinline__ void few_leave(float *part, const float (&sum)[n_mt][
     }
 }
 
-/* Grid (tiles of outputs / n_mt, tiles of tokens / n_nt), one warp per chunk up to FEW_WARPS_MAX.
+/* Grid (tiles of outputs / n_mt, tiles of tokens / n_nt), one warp per chunk up to GEMV_WARPS_MAX.
  */
 template <int n_mt, int n_nt>
-__global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const struct linear_args a)
+__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_bf16(const struct linear_args a)
 {
-    using shape = few_bf16<n_mt, n_nt>;
+    using shape = gemv_bf16<n_mt, n_nt>;
     DYN_SHARED(unsigned char, shared);
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -196,32 +196,32 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
                         static_cast<int>(threadIdx.x) % 32;
     /* [n_warp + 1][n_token][stride] */
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
-    const struct few_lane<n_mt, n_nt> lane = few_lane_of<n_mt, n_nt>(a);
+    const struct gemv_lane<n_mt, n_nt> lane = gemv_lane_of<n_mt, n_nt>(a);
     if (a.starts_early) {
-        few_fill<n_mt, n_nt, FEW_W>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+        gemv_fill<n_mt, n_nt, GEMV_W>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     }
     grid_wait();
     if (a.starts_early) {
-        few_fill<n_mt, n_nt, FEW_X>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+        gemv_fill<n_mt, n_nt, GEMV_X>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     } else {
-        few_fill<n_mt, n_nt, FEW_BOTH>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
+        gemv_fill<n_mt, n_nt, GEMV_BOTH>(ring, lane, a, warp * LINEAR_CHUNK_BLOCKS);
     }
-    const struct few_end end = few_end_of(a, shape::n_token, shape::n_output);
+    const struct gemv_end end = gemv_end_of(a, shape::n_token, shape::n_output);
     int next = warp * LINEAR_CHUNK_BLOCKS + shape::n_slot - 1; /* block to copy next */
     int to = shape::n_slot - 1;                                /* slot for it */
     int from = 0;                                              /* slot to read next */
-    const auto read_next = [&](struct few_operands<n_mt, n_nt> &in) {
+    const auto read_next = [&](struct gemv_operands<n_mt, n_nt> &in) {
         copy_async_wait<shape::n_slot - 2>();
         __syncwarp(); /* the slot that is filled now was read in the turn before */
         if (next < a.n_block) {
-            few_copy<n_mt, n_nt>(ring + to * shape::n_piece * 32, lane, next, a.map.block,
-                                 a.map.half, a.n_in - next * LINEAR_BLOCK_BF16);
+            gemv_copy<n_mt, n_nt>(ring + to * shape::n_piece * 32, lane, next, a.map.block,
+                                  a.map.half, a.n_in - next * LINEAR_BLOCK_BF16);
             next += next % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1
                         ? (n_warp - 1) * LINEAR_CHUNK_BLOCKS + 1
                         : 1;
         }
         copy_async_commit();
-        few_read<n_mt, n_nt>(in, ring + from * shape::n_piece * 32, a.is_row_major);
+        gemv_read<n_mt, n_nt>(in, ring + from * shape::n_piece * 32, a.is_row_major);
         to = from;
         from = from == shape::n_slot - 1 ? 0 : from + 1;
     };
@@ -231,73 +231,73 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_bf16(const stru
         const int left_blocks = a.n_block - block;
         if (left_blocks > 0) {
             float sum[n_mt][n_nt][4] = {};
-            struct few_operands<n_mt, n_nt> now;
+            struct gemv_operands<n_mt, n_nt> now;
             read_next(now);
             const int n_turn =
                 left_blocks < LINEAR_CHUNK_BLOCKS ? left_blocks : +LINEAR_CHUNK_BLOCKS;
             for (int b = 1; b < n_turn; b++) { /* reads one block ahead */
-                struct few_operands<n_mt, n_nt> ahead;
+                struct gemv_operands<n_mt, n_nt> ahead;
                 read_next(ahead);
-                few_multiply<n_mt, n_nt>(sum, now);
+                gemv_multiply<n_mt, n_nt>(sum, now);
                 now = ahead;
             }
-            few_multiply<n_mt, n_nt>(sum, now);
-            few_leave<n_mt, n_nt>(part + warp * shape::n_token * shape::stride, sum);
+            gemv_multiply<n_mt, n_nt>(sum, now);
+            gemv_leave<n_mt, n_nt>(part + warp * shape::n_token * shape::stride, sum);
         }
         __syncthreads();
         const int left = n_chunk - first;
-        few_reduce<shape::n_token, shape::stride>(a, end, part, left < n_warp ? left : n_warp,
-                                                  n_warp, first == 0, left <= n_warp);
+        gemv_reduce<shape::n_token, shape::stride>(a, end, part, left < n_warp ? left : n_warp,
+                                                   n_warp, first == 0, left <= n_warp);
         __syncthreads(); /* the next round writes part */
     }
 }
 
-template <int n_mt, int n_nt> void few_bf16_run(struct cuda *cu, const struct linear_args *a)
+template <int n_mt, int n_nt> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
 {
-    using shape = few_bf16<n_mt, n_nt>;
+    using shape = gemv_bf16<n_mt, n_nt>;
     const int n_chunk = (a->n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
     const int unit = n_mt == 4 ? 2 : 1; /* 32 threads each, a multiple of the outputs */
-    const int n_warp = few_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes);
+    const int n_warp = gemv_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!cuda_shared(cu, linear_few_bf16<n_mt, n_nt>, shared, "linear")) {
+    if (!cuda_shared(cu, gemv_kernel_bf16<n_mt, n_nt>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>((a->n_tile + n_mt - 1) / n_mt),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
-    LAUNCH((linear_few_bf16<n_mt, n_nt>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+    LAUNCH((gemv_kernel_bf16<n_mt, n_nt>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
            cuda_queue(cu), *a);
 }
 
 /* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle: five of
  * eight at work with twice the tiles wait less for the second-level cache than all with one. By
  * count of bytes, not measured yet. */
-template <int n_nt> void few_bf16_tiles(struct cuda *cu, const struct linear_args *a)
+template <int n_nt> void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 {
     const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
     const int enough = cu->n_sm * 5 / 8;
     if (a->n_tok > 2 && n_nt < 4 && a->n_tile / 4 * groups >= enough * 3) {
-        few_bf16_run < n_nt<4 ? 4 : 2, n_nt>(cu, a);
+        gemv_bf16_run < n_nt<4 ? 4 : 2, n_nt>(cu, a);
     } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
-        few_bf16_run<2, n_nt>(cu, a);
+        gemv_bf16_run<2, n_nt>(cu, a);
     } else {
-        few_bf16_run<1, n_nt>(cu, a);
+        gemv_bf16_run<1, n_nt>(cu, a);
     }
 }
 
 } // namespace
 
-void linear_few(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
     if (dtype == DTYPE_BF16) {
         if (args->n_tok <= 8) {
-            few_bf16_tiles<1>(cu, args);
+            gemv_bf16_tiles<1>(cu, args);
         } else if (args->n_tok <= 16) {
-            few_bf16_tiles<2>(cu, args);
+            gemv_bf16_tiles<2>(cu, args);
         } else {
-            few_bf16_tiles<4>(cu, args);
+            gemv_bf16_tiles<4>(cu, args);
         }
     } else {
-        few_run_f32(cu, args);
+        gemv_run_f32(cu, args);
     }
     cuda_check(cu, "linear");
 }

@@ -14,31 +14,31 @@
  * memory up to some 8 rows; with more, by count of bytes, x through the second-level cache: with 32
  * rows and two tiles of outputs a block reads twice as much of x as of weights. Share reached: not
  * measured yet. */
-#ifndef KERNELS_CUDA_LINEAR_FEW_CUH
-#define KERNELS_CUDA_LINEAR_FEW_CUH
+#ifndef KERNELS_CUDA_GEMV_CUH
+#define KERNELS_CUDA_GEMV_CUH
 
 #include "kernels/cuda/linear.cuh"
 
-/* linear_few_f32.cu: the call with F32 weights. linear_few.cu has BF16 and the choice. */
-void few_run_f32(struct cuda *cu, const struct linear_args *args);
+/* gemv_f32.cu: the call with F32 weights. gemv.cu has BF16 and the choice. */
+void gemv_run_f32(struct cuda *cu, const struct linear_args *args);
 
-enum { FEW_WARPS_MAX = 8 };
+enum { GEMV_WARPS_MAX = 8 };
 
 /* ---- the end of a round of chunks ------------------------------------------------------------ */
 
 /* The outputs and tokens of a block that a thread ends. Blocks have a multiple of n_output threads.
  */
-struct few_end {
+struct gemv_end {
     int out, col;         /* the thread's output, and that within the block */
     int first_tok, first; /* the block's first token, the thread's first of the block's */
     int step;
     float bias; /* read early: nothing hides its way at the end */
 };
 
-__device__ __forceinline__ struct few_end few_end_of(const struct linear_args &a, int n_token,
-                                                     int n_output)
+__device__ __forceinline__ struct gemv_end gemv_end_of(const struct linear_args &a, int n_token,
+                                                       int n_output)
 {
-    struct few_end end;
+    struct gemv_end end;
     end.col = static_cast<int>(threadIdx.x) % n_output;
     end.out = static_cast<int>(blockIdx.x) * n_output + end.col;
     end.first_tok = static_cast<int>(blockIdx.y) * n_token;
@@ -52,9 +52,9 @@ __device__ __forceinline__ struct few_end few_end_of(const struct linear_args &a
  * them, and writes y after the last round.
  *   part [n_part_max + 1][n_token][stride], of a stride the first n_output count */
 template <int n_token, int stride>
-__device__ __forceinline__ void few_reduce(const struct linear_args &a, const struct few_end &end,
-                                           float *part, int n_part, int n_part_max, bool is_first,
-                                           bool is_last)
+__device__ __forceinline__ void gemv_reduce(const struct linear_args &a, const struct gemv_end &end,
+                                            float *part, int n_part, int n_part_max, bool is_first,
+                                            bool is_last)
 {
     for (int tok = end.first; tok < n_token; tok += end.step) {
         float *const mine = part + tok * stride + end.col;
@@ -74,19 +74,19 @@ __device__ __forceinline__ void few_reduce(const struct linear_args &a, const st
 }
 
 /* What of a slot is copied. */
-enum few_share { FEW_W = 1, FEW_X = 2, FEW_BOTH = FEW_W | FEW_X };
+enum gemv_share { GEMV_W = 1, GEMV_X = 2, GEMV_BOTH = GEMV_W | GEMV_X };
 
 /* Bytes of a 16-byte piece of x that lie inside its row, n values left of it. */
-__device__ __forceinline__ int few_piece_bytes(int n)
+__device__ __forceinline__ int gemv_piece_bytes(int n)
 {
     return n >= 4 ? 16 : n > 0 ? n * 4 : 0;
 }
 
 /* As many warps as there is work for and as fit into shared memory, in multiples of unit. */
-static inline int few_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes,
-                            size_t part_bytes)
+static inline int gemv_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes,
+                             size_t part_bytes)
 {
-    const int wanted = n_need < FEW_WARPS_MAX ? n_need : +FEW_WARPS_MAX;
+    const int wanted = n_need < GEMV_WARPS_MAX ? n_need : +GEMV_WARPS_MAX;
     int n_warp = (wanted + unit - 1) / unit * unit;
     while (n_warp > unit && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
         n_warp -= unit;

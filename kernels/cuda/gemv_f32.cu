@@ -1,5 +1,5 @@
-/* Linear with few rows and F32 weights: linear_few.cuh says how. */
-#include "kernels/cuda/linear_few.cuh"
+/* Linear with few rows and F32 weights: gemv.cuh says how. */
+#include "kernels/cuda/gemv.cuh"
 
 namespace
 {
@@ -7,7 +7,7 @@ namespace
 /* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and o+8 of a tile over chunk c of the
  * warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
  * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
-template <int n_token> struct few_f32 {
+template <int n_token> struct gemv_f32 {
     static constexpr int n_lane_chunk = 4;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
     static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
@@ -21,17 +21,17 @@ template <int n_token> struct few_f32 {
 /* Which piece of row-major weights a lane copies for its warp, of 8 outputs times the 4 pieces of a
  * block: four lanes an output, two by two, so that each quarter of a warp reads sectors of 32 bytes
  * whole, and two of its lanes at most meet in a bank of shared memory. */
-struct few_turned {
+struct gemv_transposed {
     int out, k4;
 };
 
-__device__ __forceinline__ struct few_turned few_turned_of(int lane)
+__device__ __forceinline__ struct gemv_transposed gemv_transposed_of(int lane)
 {
     return {lane / 2 % 8, lane / 16 * 2 + lane % 2};
 }
 
 /* What a lane copies. */
-template <int n_token> struct few_lane_f32 {
+template <int n_token> struct gemv_lane_f32 {
     static constexpr int n_x = (n_token * 16 + 31) / 32;
     const unsigned char *w; /* its piece of the first block: that of its own chunk, if packed */
     const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
@@ -39,15 +39,15 @@ template <int n_token> struct few_lane_f32 {
 };
 
 template <int n_token, bool is_row_major>
-__device__ __forceinline__ struct few_lane_f32<n_token>
-few_lane_f32_of(const struct linear_args &a) {
-    using shape = few_f32<n_token>;
+__device__ __forceinline__ struct gemv_lane_f32<n_token>
+gemv_lane_f32_of(const struct linear_args &a) {
+    using shape = gemv_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    struct few_lane_f32<n_token> mine;
+    struct gemv_lane_f32<n_token> mine;
     if constexpr (is_row_major) {
-        const struct few_turned turned = few_turned_of(lane);
-        mine.w = a.w + blockIdx.x * a.map.tile + turned.out * static_cast<int64_t>(a.map.row) +
-                 turned.k4 * a.map.piece;
+        const struct gemv_transposed transposed = gemv_transposed_of(lane);
+        mine.w = a.w + blockIdx.x * a.map.tile + transposed.out * static_cast<int64_t>(a.map.row) +
+                 transposed.k4 * a.map.piece;
     } else {
         mine.w = a.w +
                  (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
@@ -55,7 +55,7 @@ few_lane_f32_of(const struct linear_args &a) {
                  lane % 8 * 16;
     }
 #pragma unroll
-    for (int i = 0; i < few_lane_f32<n_token>::n_x; i++) {
+    for (int i = 0; i < gemv_lane_f32<n_token>::n_x; i++) {
         const int piece = i * 32 + lane;
         const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
         const bool is_row = piece < n_token * 16 && tok < a.n_tok;
@@ -66,14 +66,15 @@ few_lane_f32_of(const struct linear_args &a) {
     return mine;
 }
 
-/* Starts copying row-major weights into the places of packed ones: see few_copy_f32. */
+/* Starts copying row-major weights into the places of packed ones: see gemv_copy_f32. */
 template <int n_token>
-__device__ __forceinline__ void few_copy_turned(uint4 *slot, const unsigned char *w,
-                                                const struct linear_args &a, int block)
+__device__ __forceinline__ void gemv_copy_transposed(uint4 *slot, const unsigned char *w,
+                                                     const struct linear_args &a, int block)
 {
-    using shape = few_f32<n_token>;
-    const struct few_turned turned = few_turned_of(static_cast<int>(threadIdx.x) % 32);
-    uint4 *const to = slot + turned.k4 * 64 + turned.out;
+    using shape = gemv_f32<n_token>;
+    const struct gemv_transposed transposed =
+        gemv_transposed_of(static_cast<int>(threadIdx.x) % 32);
+    uint4 *const to = slot + transposed.k4 * 64 + transposed.out;
 #pragma unroll
     for (int c = 0; c < shape::n_lane_chunk; c++) {
         const int at = block + c * shape::n_turn;
@@ -87,15 +88,16 @@ __device__ __forceinline__ void few_copy_turned(uint4 *slot, const unsigned char
 
 /* Starts copying the share of block (of the warp's first chunk, and those as far into the other
  * three). */
-template <int n_token, bool is_row_major, int share = FEW_BOTH>
-__device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_f32<n_token> &mine,
-                                             const struct linear_args &a, int block)
+template <int n_token, bool is_row_major, int share = GEMV_BOTH>
+__device__ __forceinline__ void gemv_copy_f32(uint4 *slot,
+                                              const struct gemv_lane_f32<n_token> &mine,
+                                              const struct linear_args &a, int block)
 {
-    using shape = few_f32<n_token>;
+    using shape = gemv_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr ((share & FEW_W) == 0) {
+    if constexpr ((share & GEMV_W) == 0) {
     } else if constexpr (is_row_major) {
-        few_copy_turned<n_token>(slot, mine.w, a, block);
+        gemv_copy_transposed<n_token>(slot, mine.w, a, block);
     } else if (block + lane / 8 * shape::n_turn < a.n_block) {
         const unsigned char *const w =
             mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
@@ -106,8 +108,8 @@ __device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_
     }
     const int k = block * LINEAR_BLOCK_F32;
 #pragma unroll
-    for (int i = 0; i < few_lane_f32<n_token>::n_x && (share & FEW_X) != 0; i++) {
-        const int n = few_piece_bytes(mine.n_in[i] - k);
+    for (int i = 0; i < gemv_lane_f32<n_token>::n_x && (share & GEMV_X) != 0; i++) {
+        const int n = gemv_piece_bytes(mine.n_in[i] - k);
         if (n_token % 2 == 0 || lane < 16) { /* an odd number of tokens leaves half a warp free */
             copy_async_16(slot + shape::n_w + i * 32 + lane,
                           n > 0 ? mine.x[i] + k : static_cast<const float *>(a.x), n);
@@ -117,18 +119,19 @@ __device__ __forceinline__ void few_copy_f32(uint4 *slot, const struct few_lane_
 
 /* Fills all slots but one from block on, which begins a chunk; groups end with x. */
 template <int n_token, bool is_row_major, int share>
-__device__ __forceinline__ void few_fill_f32(uint4 *ring, const struct few_lane_f32<n_token> &mine,
-                                             const struct linear_args &a, int block)
+__device__ __forceinline__ void gemv_fill_f32(uint4 *ring,
+                                              const struct gemv_lane_f32<n_token> &mine,
+                                              const struct linear_args &a, int block)
 {
-    using shape = few_f32<n_token>;
+    using shape = gemv_f32<n_token>;
     static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
 #pragma unroll
     for (int i = 0; i < shape::n_slot - 1; i++) {
         if (block + i < a.n_block) {
-            few_copy_f32<n_token, is_row_major, share>(ring + i * shape::n_piece, mine, a,
-                                                       block + i);
+            gemv_copy_f32<n_token, is_row_major, share>(ring + i * shape::n_piece, mine, a,
+                                                        block + i);
         }
-        if constexpr ((share & FEW_X) != 0) {
+        if constexpr ((share & GEMV_X) != 0) {
             copy_async_commit(); /* past the last block, too: waits count groups */
         }
     }
@@ -136,9 +139,9 @@ __device__ __forceinline__ void few_fill_f32(uint4 *ring, const struct few_lane_
 
 /* sum += the products of a slot: [2 outputs][n_token]. */
 template <int n_token>
-__device__ __forceinline__ void few_multiply_f32(float (&sum)[2][n_token], const uint4 *slot)
+__device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][n_token], const uint4 *slot)
 {
-    using shape = few_f32<n_token>;
+    using shape = gemv_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float4 *const w = reinterpret_cast<const float4 *>(slot) + lane;
     const float4 *const x = reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
@@ -159,11 +162,11 @@ __device__ __forceinline__ void few_multiply_f32(float (&sum)[2][n_token], const
     }
 }
 
-/* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to FEW_WARPS_MAX. */
+/* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
 template <int n_token, bool is_row_major>
-__global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struct linear_args a)
+__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const struct linear_args a)
 {
-    using shape = few_f32<n_token>;
+    using shape = gemv_f32<n_token>;
     DYN_SHARED(unsigned char, shared);
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -173,23 +176,23 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
-    const struct few_lane_f32<n_token> copied = few_lane_f32_of<n_token, is_row_major>(a);
+    const struct gemv_lane_f32<n_token> copied = gemv_lane_f32_of<n_token, is_row_major>(a);
     const int block = warp * shape::n_lane_chunk * shape::n_turn;
     if (a.starts_early) {
-        few_fill_f32<n_token, is_row_major, FEW_W>(ring, copied, a, block);
+        gemv_fill_f32<n_token, is_row_major, GEMV_W>(ring, copied, a, block);
     }
     grid_wait();
-    const struct few_end end = few_end_of(a, n_token, LINEAR_TILE);
+    const struct gemv_end end = gemv_end_of(a, n_token, LINEAR_TILE);
     if (a.starts_early) {
-        few_fill_f32<n_token, is_row_major, FEW_X>(ring, copied, a, block);
+        gemv_fill_f32<n_token, is_row_major, GEMV_X>(ring, copied, a, block);
     } else {
-        few_fill_f32<n_token, is_row_major, FEW_BOTH>(ring, copied, a, block);
+        gemv_fill_f32<n_token, is_row_major, GEMV_BOTH>(ring, copied, a, block);
     }
     int next = block + shape::n_slot - 1; /* block to copy next, its slot */
     int to = shape::n_slot - 1;
     const auto copy_next = [&]() {
         if (next < a.n_block) {
-            few_copy_f32<n_token, is_row_major>(ring + to * shape::n_piece, copied, a, next);
+            gemv_copy_f32<n_token, is_row_major>(ring + to * shape::n_piece, copied, a, next);
         }
         next += next % shape::n_turn == shape::n_turn - 1 ? (n_part - 1) * shape::n_turn + 1 : 1;
         copy_async_commit();
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
                 __syncwarp(); /* copies of other lanes; and who read the slot that is filled now */
                 copy_next();
                 if (mine * shape::n_turn + i < a.n_block) {
-                    few_multiply_f32<n_token>(sum, ring + from * shape::n_piece);
+                    gemv_multiply_f32<n_token>(sum, ring + from * shape::n_piece);
                 }
                 from = from == shape::n_slot - 1 ? 0 : from + 1;
             }
@@ -219,48 +222,48 @@ __global__ void __launch_bounds__(32 * FEW_WARPS_MAX) linear_few_f32(const struc
         }
         __syncthreads();
         const int left = n_chunk - first;
-        few_reduce<n_token, LINEAR_TILE>(a, end, part, left < n_part ? left : n_part, n_part,
-                                         first == 0, left <= n_part);
+        gemv_reduce<n_token, LINEAR_TILE>(a, end, part, left < n_part ? left : n_part, n_part,
+                                          first == 0, left <= n_part);
         __syncthreads(); /* the next round writes part */
     }
 }
 
 template <int n_token, bool is_row_major>
-void few_f32_launch(struct cuda *cu, const struct linear_args *a)
+void gemv_f32_launch(struct cuda *cu, const struct linear_args *a)
 {
-    using shape = few_f32<n_token>;
+    using shape = gemv_f32<n_token>;
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
-    const int n_warp = few_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
-                                 shape::part_bytes);
+    const int n_warp = gemv_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
+                                  shape::part_bytes);
     const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!cuda_shared(cu, linear_few_f32<n_token, is_row_major>, shared, "linear")) {
+    if (!cuda_shared(cu, gemv_kernel_f32<n_token, is_row_major>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_tile),
                     static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
-    LAUNCH((linear_few_f32<n_token, is_row_major>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
+    LAUNCH((gemv_kernel_f32<n_token, is_row_major>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
            shared, cuda_queue(cu), *a);
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */
-template <int n_token> void few_f32_run(struct cuda *cu, const struct linear_args *a)
+template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
 {
     if (a->is_row_major) {
-        few_f32_launch<n_token, true>(cu, a);
+        gemv_f32_launch<n_token, true>(cu, a);
     } else {
-        few_f32_launch<n_token, false>(cu, a);
+        gemv_f32_launch<n_token, false>(cu, a);
     }
 }
 
 } // namespace
 
-void few_run_f32(struct cuda *cu, const struct linear_args *args)
+void gemv_run_f32(struct cuda *cu, const struct linear_args *args)
 {
     if (args->n_tok == 1) {
-        few_f32_run<1>(cu, args);
+        gemv_f32_run<1>(cu, args);
     } else if (args->n_tok <= 4) {
-        few_f32_run<4>(cu, args);
+        gemv_f32_run<4>(cu, args);
     } else {
-        few_f32_run<8>(cu, args);
+        gemv_f32_run<8>(cu, args);
     }
 }
