@@ -185,14 +185,14 @@ void op_span_attention(struct backend *be, struct tensor y, struct tensor q, str
 
 /* ---- product-key memories ------------------------------------------------------------------- */
 
-/* Slots and shares of n_hit hits in each row. */
-static void check_hits(struct tensor slots, struct tensor shares, int64_t n_row, int64_t n_hit)
+/* Slots and weights of n_hit hits in each row. */
+static void check_hits(struct tensor slots, struct tensor weights, int64_t n_row, int64_t n_hit)
 {
     CHECK(is_view(slots, DTYPE_I32, n_row, n_hit));
-    CHECK(is_view(shares, DTYPE_F32, n_row, n_hit));
+    CHECK(is_view(weights, DTYPE_F32, n_row, n_hit));
 }
 
-void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+void op_pkm_search(struct backend *be, struct tensor slots, struct tensor weights,
                    struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
 {
     const int n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
@@ -203,37 +203,37 @@ void op_pkm_search(struct backend *be, struct tensor slots, struct tensor shares
     CHECK(keys->n_group == 1 || keys->n_group == shape->n_head * n_half);
     CHECK(keys->rows == (int64_t)keys->n_group * shape->n_key);
     CHECK(is_f32(query, slots.rows, (int64_t)shape->n_head * shape->d_key));
-    check_hits(slots, shares, query.rows, (int64_t)shape->n_head * shape->k_top);
-    be->op->compute.pkm_search(be, slots, shares, query, keys, shape);
+    check_hits(slots, weights, query.rows, (int64_t)shape->n_head * shape->k_top);
+    be->op->compute.pkm_search(be, slots, weights, query, keys, shape);
 }
 
-void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
                     struct tensor slot_map, const struct pkm_rescore *rescore)
 {
     CHECK(rescore->n_head > 0 && rescore->k_top > 0 && rescore->k_top <= PKM_K_TOP_MAX);
     CHECK(rescore->n_slot > 0 && rescore->temperature > 0);
-    check_hits(slots, shares, slots.rows, (int64_t)rescore->n_head * rescore->k_top);
+    check_hits(slots, weights, slots.rows, (int64_t)rescore->n_head * rescore->k_top);
     CHECK(is_none(slot_map) || is_view(slot_map, DTYPE_I32, rescore->n_head, slot_map.cols));
-    be->op->compute.pkm_rescore(be, slots, shares, slot_map, rescore);
+    be->op->compute.pkm_rescore(be, slots, weights, slot_map, rescore);
 }
 
-void op_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
+void op_pkm_experts(struct backend *be, struct tensor y, struct tensor weights, struct tensor slots,
                     struct tensor x, const struct weight *experts)
 {
     CHECK(is_table(experts, x.cols, 0) && is_f32(x, slots.rows, experts->cols));
-    check_hits(slots, shares, x.rows, slots.cols);
+    check_hits(slots, weights, x.rows, slots.cols);
     CHECK(is_f32(y, x.rows, slots.cols));
-    be->op->compute.pkm_experts(be, y, shares, slots, x, experts);
+    be->op->compute.pkm_experts(be, y, weights, slots, x, experts);
 }
 
 void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                 struct tensor shares, const struct weight *values)
+                 struct tensor weights, const struct weight *values)
 {
     CHECK(is_table(values, y.cols, 0) && is_f32(y, slots.rows, values->cols));
     CHECK(slots.cols > 0 && slots.cols <= INT32_MAX);
-    check_hits(slots, shares, y.rows, slots.cols);
+    check_hits(slots, weights, y.rows, slots.cols);
     CHECK(is_none(residual) || is_f32(residual, y.rows, y.cols));
-    be->op->compute.pkm_read(be, y, residual, slots, shares, values);
+    be->op->compute.pkm_read(be, y, residual, slots, weights, values);
 }
 
 /* ---- outputs -------------------------------------------------------------------------------- */

@@ -9,7 +9,8 @@
  * Rules that hold for every op:
  *   - The handle is first, then outputs, then inputs, then weights, then shapes.
  *   - Matrices are row-major views; a linear layer is y = act(x·Wᵀ + b), weights [n_out, n_in].
- *   - Activations, biases, norms, scores and shares are F32, whatever the weights are.
+ *   - Activations, biases, norms, scores and their softmax weights are F32, whatever the
+ *     type of the parameters.
  *   - Row r of a result depends on row r of the inputs alone (attention: also on the earlier
  *     positions of its own sequence). It is the same BITS whatever other rows share the call,
  *     however a prompt is cut into chunks, and however many threads run. Hence the same request
@@ -147,13 +148,13 @@ struct span_shape {
     float scale;
     struct tensor position; /* [d_head, window] column window-j: what distance j adds to a key;
                              * unused without a window */
-    struct tensor mask;     /* [n_head, window] column window-j: share of distance j that counts,
+    struct tensor mask;     /* [n_head, window] column window-j: part of distance j that counts,
                              * 0 .. 1; data NULL = all counts */
     struct tensor key;      /* [n_head·d_head, n_persistent] by column of the head, as position */
     struct tensor value;    /* [n_head·n_persistent, d_head] */
 };
 
-/* Added, times the sum before the mask, to the sum that masked shares are divided by. */
+/* Added, times the sum before the mask, to the sum that masked weights are divided by. */
 #define SPAN_EPSILON 1e-8f
 
 /* Attention to the last shape->window positions before each row's own, which is not among them,
@@ -183,19 +184,19 @@ struct pkm_shape {
     int k_top;   /* slots read per head, 1 .. min(n_key, PKM_K_TOP_MAX) */
     int n_key;   /* product: sub-keys per half, slots = n_key²; flat: keys = slots */
     int d_key;   /* query width of a head; a product half is d_key/2 */
-    bool scores; /* the shares are the scores themselves: pkm_rescore follows */
+    bool scores; /* the weights are the scores themselves: pkm_rescore follows */
 };
 
-/* The k_top best slots of each head, and their shares.
- *   query [n, n_head·d_key], head-major, first half first; slots I32 and shares F32
+/* The k_top best slots of each head, and their weights.
+ *   query [n, n_head·d_key], head-major, first half first; slots I32 and weights F32
  *   [n, n_head·k_top], each head's slots best first.
  * Product keys (paper eq. 3-5; keys [n_head·2·n_key, d_key/2], group 2h+half): the k_top best of
  * each half, then the k_top best of the sums a_i + b_j among the pairs of ranks i·j <= k_top (119
  * of 1024 for 32: no other pair can be among the best). Slot = i·n_key + j. Flat keys:
  * keys [n_head·n_key, d_key], slot = row. Ties at every selection: larger score, then the smaller
- * index. Shares are the softmax of the k_top scores, subnormal ones included (a slot whose share
+ * index. Weights are the softmax of the k_top scores, subnormal ones included (a slot whose weight
  * is not 0 counts as used), or with shape->scores these. */
-typedef void op_pkm_search_fn(struct backend *be, struct tensor slots, struct tensor shares,
+typedef void op_pkm_search_fn(struct backend *be, struct tensor slots, struct tensor weights,
                               struct tensor query, const struct weight *keys,
                               const struct pkm_shape *shape);
 
@@ -206,36 +207,37 @@ enum pkm_subtract {
     PKM_SUBTRACT_MEDIAN /* the lower middle: ascending element (k_top - 1) / 2 */
 };
 
-/* How a memory makes slots and shares of what a search found, where it is not the plain softmax. */
+/* How a memory makes slots and weights of what a search found, where it is not the plain softmax. */
 struct pkm_rescore {
     int n_head, k_top;
     int n_slot;        /* slots are taken modulo this: 1 .. 2^31 - 1 */
     float temperature; /* > 0 */
     bool softmax;
     enum pkm_subtract subtract;
-    bool normalize; /* divide by Σ|share| */
+    bool normalize; /* divide by Σ|weight| */
 };
 
 /* In place, for each row and head of what pkm_search with shape->scores found:
  *   slot = slot_map[head, slot] (slot_map I32 [n_head, slots of the keys], or data NULL), then
  *   slot mod n_slot; so a slot may stand several times;
  *   s = score / temperature, then the softmax of them if wanted, minus what subtract names of
- *   them, divided by Σ|s| if normalize. Without softmax, or minus the mean, shares of both signs.
+ *   them, divided by Σ|s| if normalize. Without softmax, or minus the mean, weights of both signs.
  */
-typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct tensor shares,
+typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct tensor weights,
                                struct tensor slot_map, const struct pkm_rescore *rescore);
 
-/* y[j] = shares[j] · gelu(x · experts[slots[j]]), with which pkm_read sums the outputs of experts
- * of one hidden unit (He 2024, "Mixture of A Million Experts"). y, shares and slots as of
- * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be shares. */
-typedef void op_pkm_experts_fn(struct backend *be, struct tensor y, struct tensor shares,
+/* y[j] = weights[j] · gelu(x · experts[slots[j]]), with which pkm_read sums the outputs of experts
+ * of one hidden unit (He 2024, "Mixture of A Million Experts"). y, weights and slots as of
+ * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. */
+typedef void op_pkm_experts_fn(struct backend *be, struct tensor y, struct tensor weights,
                                struct tensor slots, struct tensor x, const struct weight *experts);
 
-/* y[n, d] = residual + Σ_j shares[j] · values[slots[j]] over all n_head·k_top columns, in column
- * order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal shares may count
+/* y[n, d] = residual + Σ_j weights[j] · values[slots[j]] over all n_head·k_top columns, in column
+ * order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal weights may count
  * as 0. */
 typedef void op_pkm_read_fn(struct backend *be, struct tensor y, struct tensor residual,
-                            struct tensor slots, struct tensor shares, const struct weight *values);
+                            struct tensor slots, struct tensor weights,
+                            const struct weight *values);
 
 /* ---- outputs -------------------------------------------------------------------------------- */
 

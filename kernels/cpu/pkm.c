@@ -36,7 +36,7 @@ size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weig
 
 struct search_job {
     const struct cpu_backend *cpu;
-    struct tensor slots, shares, query;
+    struct tensor slots, weights, query;
     const struct cpu_weight *keys;
     const struct pkm_shape *shape;
     int n_half; /* 2 for product keys */
@@ -74,7 +74,7 @@ static void search_tile(const struct search_job *job, int thread, int tile, int 
     }
     const int64_t col = (int64_t)head * shape->k_top;
     for (int r = 0; r < n_row; r++) {
-        simd->pkm_select(row_i32(job->slots, row + r) + col, row_f32(job->shares, row + r) + col,
+        simd->pkm_select(row_i32(job->slots, row + r) + col, row_f32(job->weights, row + r) + col,
                          score + r * stride, half_stride, shape);
     }
 }
@@ -100,7 +100,7 @@ static int64_t search_tiles(const struct cpu_backend *cpu, const struct cpu_weig
     return n_tile > least ? n_tile : least;
 }
 
-void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor weights,
                     struct tensor query, const struct weight *weight, const struct pkm_shape *shape)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
@@ -108,7 +108,7 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     const int n_half = shape->kind == PKM_PRODUCT ? 2 : 1;
     const int64_t n_tile = search_tiles(cpu, keys, query.rows, shape->n_head);
     CHECK(n_tile * shape->n_head <= INT32_MAX);
-    struct search_job job = {cpu, slots, shares, query, keys, shape, n_half, (int)n_tile};
+    struct search_job job = {cpu, slots, weights, query, keys, shape, n_half, (int)n_tile};
     pool_for(cpu->pool, (int)n_tile * shape->n_head, POOL_DYNAMIC, search_items, &job);
 }
 
@@ -116,7 +116,7 @@ void cpu_pkm_search(struct backend *be, struct tensor slots, struct tensor share
 
 struct rescore_job {
     struct backend *be;
-    struct tensor slots, shares, slot_map;
+    struct tensor slots, weights, slot_map;
     const struct pkm_rescore *rescore;
 };
 
@@ -125,13 +125,13 @@ static void rescore_rows(void *arg, int thread, int first, int n)
     (void)thread;
     const struct rescore_job *const job = arg;
     ref_pkm_rescore(job->be, cpu_item_rows(job->slots, first, n),
-                    cpu_item_rows(job->shares, first, n), job->slot_map, job->rescore);
+                    cpu_item_rows(job->weights, first, n), job->slot_map, job->rescore);
 }
 
-void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
                      struct tensor slot_map, const struct pkm_rescore *rescore)
 {
-    struct rescore_job job = {be, slots, shares, slot_map, rescore};
+    struct rescore_job job = {be, slots, weights, slot_map, rescore};
     cpu_for_rows(cpu_of(be), slots, rescore_rows, &job);
 }
 
@@ -139,7 +139,7 @@ void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shar
 
 struct experts_job {
     const struct simd_kernels *simd;
-    struct tensor y, shares, slots, x;
+    struct tensor y, weights, slots, x;
     const struct cpu_weight *experts;
 };
 
@@ -152,7 +152,7 @@ static void experts_rows(void *arg, int thread, int first, int n)
     const struct value_table table = {w->data, w->row_scale, w->row_bytes, w->stored};
     for (int r = first; r < first + n; r++) {
         const int32_t *const slots = row_i32(job->slots, r);
-        const float *const shares = row_f32(job->shares, r);
+        const float *const weights = row_f32(job->weights, r);
         float *const y = row_f32(job->y, r);
         for (int64_t j = 0; j < job->slots.cols; j++) {
             CHECK(slots[j] >= 0 && slots[j] < w->head.rows);
@@ -164,17 +164,17 @@ static void experts_rows(void *arg, int thread, int first, int n)
             for (int j = 0; j < n_slot; j++) {
                 const double z = (double)dot[j];
                 y[from + j] =
-                    shares[from + j] * (float)(0.5 * z * erfc(-z * 0.70710678118654752440));
+                    weights[from + j] * (float)(0.5 * z * erfc(-z * 0.70710678118654752440));
             }
         }
     }
 }
 
-void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
-                     struct tensor x, const struct weight *experts)
+void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
+                     struct tensor slots, struct tensor x, const struct weight *experts)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    struct experts_job job = {cpu->simd, y, shares, slots, x, cpu_weight_of(experts)};
+    struct experts_job job = {cpu->simd, y, weights, slots, x, cpu_weight_of(experts)};
     CHECK(x.rows <= INT32_MAX);
     pool_for(cpu->pool, (int)x.rows, POOL_DYNAMIC, experts_rows, &job);
 }
@@ -183,7 +183,7 @@ void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, 
 
 struct read_job {
     const struct cpu_backend *cpu;
-    struct tensor y, residual, slots, shares;
+    struct tensor y, residual, slots, weights;
     const struct cpu_weight *values;
     int n_part; /* parts the columns of a row are divided into */
 };
@@ -219,14 +219,14 @@ static void read_items(void *arg, int thread, int first, int n)
         } else {
             memmove(y, row_f32(job->residual, row) + col, (size_t)n_col * sizeof *y);
         }
-        job->cpu->simd->pkm_read(y, row_i32(job->slots, row), row_f32(job->shares, row),
+        job->cpu->simd->pkm_read(y, row_i32(job->slots, row), row_f32(job->weights, row),
                                  (int)job->slots.cols, &table, col, n_col,
                                  is_last ? NULL : row_i32(job->slots, row + 1));
     }
 }
 
 void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                  struct tensor shares, const struct weight *weight)
+                  struct tensor weights, const struct weight *weight)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const values = cpu_weight_of(weight);
@@ -237,6 +237,6 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
         n_part = wanted < most ? wanted : most;
     }
     CHECK(y.rows * n_part <= INT32_MAX);
-    struct read_job job = {cpu, y, residual, slots, shares, values, (int)n_part};
+    struct read_job job = {cpu, y, residual, slots, weights, values, (int)n_part};
     pool_for(cpu->pool, (int)(y.rows * n_part), POOL_STREAM, read_items, &job);
 }

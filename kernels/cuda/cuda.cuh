@@ -254,14 +254,14 @@ enum err_code linear_lt_open(struct cuda *cu, struct err *err);
 void linear_lt_close(struct cuda *cu);
 
 /* pkm_search.cu */
-void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
+void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights,
                      struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 
 /* pkm_rescore.cu */
 void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
-void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor shares,
+void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor weights,
                       struct tensor slot_map, const struct pkm_rescore *rescore);
 
 /* gated.cu */
@@ -271,12 +271,12 @@ void cuda_rope(struct cuda *cu, struct tensor x, struct tensor table, const stru
                int n_head);
 void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,
                enum gate_kind kind);
-void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
                       struct tensor x, const struct weight *experts);
 
 /* pkm_read.cu */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-                   struct tensor shares, const struct weight *values);
+                   struct tensor weights, const struct weight *values);
 
 /* softmax.cu */
 void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base);

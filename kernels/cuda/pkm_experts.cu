@@ -11,17 +11,17 @@ namespace
 /* A warp per slot. Bytes per slot: a row of the table, at a random place. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    experts_kernel(struct tensor y, struct tensor shares, struct tensor slots, struct tensor x,
+    experts_kernel(struct tensor y, struct tensor weights, struct tensor slots, struct tensor x,
                    const T *experts)
 {
     const int64_t item = my_item();
     const int lane = threadIdx.x % WARP;
     grid_wait();
-    if (item >= shares.rows * shares.cols) {
+    if (item >= weights.rows * weights.cols) {
         return;
     }
-    const int64_t row = item / shares.cols;
-    const int64_t j = item % shares.cols;
+    const int64_t row = item / weights.cols;
+    const int64_t j = item % weights.cols;
     const int64_t slot = (static_cast<const int32_t *>(slots.data) + row * slots.stride)[j];
     const T *const expert = experts + slot * x.cols;
     float dot = 0;
@@ -30,28 +30,28 @@ __global__ void __launch_bounds__(BLOCK)
     }
     dot = warp_sum(dot);
     if (lane == 0) {
-        row_of(y, row)[j] = row_of(shares, row)[j] * (0.5f * dot * erfcf(-dot * 0.70710678f));
+        row_of(y, row)[j] = row_of(weights, row)[j] * (0.5f * dot * erfcf(-dot * 0.70710678f));
     }
 }
 
 template <typename T>
-void experts_launch(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+void experts_launch(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
                     struct tensor x, const struct weight *experts)
 {
-    LAUNCH(experts_kernel<T>, grid_of(shares.rows * shares.cols, ITEMS), dim3(BLOCK), 0,
-           cuda_queue(cu), y, shares, slots, x,
+    LAUNCH(experts_kernel<T>, grid_of(weights.rows * weights.cols, ITEMS), dim3(BLOCK), 0,
+           cuda_queue(cu), y, weights, slots, x,
            static_cast<const T *>(cuda_weight_of(experts)->data));
 }
 
 } // namespace
 
-void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor shares, struct tensor slots,
+void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
                       struct tensor x, const struct weight *experts)
 {
     if (experts->dtype == DTYPE_BF16) {
-        experts_launch<uint16_t>(cu, y, shares, slots, x, experts);
+        experts_launch<uint16_t>(cu, y, weights, slots, x, experts);
     } else {
-        experts_launch<float>(cu, y, shares, slots, x, experts);
+        experts_launch<float>(cu, y, weights, slots, x, experts);
     }
     cuda_check(cu, "pkm_experts");
 }

@@ -1,7 +1,7 @@
-/* The second half of a memory layer: the share-weighted sum of the value rows that the search chose
+/* The second half of a memory layer: the weighted sum of the value rows that the search chose
  * (Large Memory Layers with Product Keys, eq. 5), plus the residual.
  *
- *   y[r, c] = residual[r, c] + S_0 + S_1 + ...      S_b = Σ shares[r, j]·values[slots[r, j], c]
+ *   y[r, c] = residual[r, c] + S_0 + S_1 + ...      S_b = Σ weights[r, j]·values[slots[r, j], c]
  *
  * Block b of a row's columns j is 32 of them, 32b .. 32b+31: with the paper's k = 32 one head.
  * Within a block the sum is one chain of multiply-adds in ascending j, the blocks' sums are added
@@ -63,14 +63,14 @@ __device__ __forceinline__ float2 load_columns(const T *row, int column, int n_c
 /* The sum of block first .. first+31 of the row's n_hit slots for this lane's columns. All lanes of
  * the warp call; a lane without columns reads column 0 and its sum is not used. */
 template <typename T, bool paired>
-__device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *shares, int first,
+__device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *weights, int first,
                                             int n_hit, const T *values, int64_t n_column,
                                             int column)
 {
     const int lane = threadIdx.x % WARP;
     const int n = n_hit - first < WARP ? n_hit - first : WARP;
     const int32_t my_slot = lane < n ? slots[first + lane] : 0;
-    const float my_share = lane < n ? shares[first + lane] : 0;
+    const float my_weight = lane < n ? weights[first + lane] : 0;
     float2 sum = {0, 0};
     if (n == WARP) {
         float2 v[WARP];
@@ -85,26 +85,26 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *s
         }
 #pragma unroll
         for (int j = 0; j < WARP; j++) {
-            const float share = __shfl_sync(0xffffffffu, my_share, j);
-            sum.x = fmaf(share, v[j].x, sum.x);
-            sum.y = fmaf(share, v[j].y, sum.y);
+            const float weight = __shfl_sync(0xffffffffu, my_weight, j);
+            sum.x = fmaf(weight, v[j].x, sum.x);
+            sum.y = fmaf(weight, v[j].y, sum.y);
         }
         return sum;
     }
     for (int j = 0; j < n; j++) {
         const int64_t slot = __shfl_sync(0xffffffffu, my_slot, j);
-        const float share = __shfl_sync(0xffffffffu, my_share, j);
+        const float weight = __shfl_sync(0xffffffffu, my_weight, j);
         const float2 v =
             load_columns<T, paired>(values + slot * n_column, column, static_cast<int>(n_column));
-        sum.x = fmaf(share, v.x, sum.x);
-        sum.y = fmaf(share, v.y, sum.y);
+        sum.x = fmaf(weight, v.x, sum.x);
+        sum.y = fmaf(weight, v.y, sum.y);
     }
     return sum;
 }
 
 template <typename T, bool paired>
 __global__ void __launch_bounds__(SUMS *WARP)
-    read_kernel(struct tensor y, struct tensor residual, struct tensor slots, struct tensor shares,
+    read_kernel(struct tensor y, struct tensor residual, struct tensor slots, struct tensor weights,
                 const T *values)
 {
     __shared__ float2 sums[SUMS][WARP];
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(SUMS *WARP)
     const int column = static_cast<int>(blockIdx.x % n_span) * SPAN + lane * PAIR;
     const int safe = column < y.cols ? column : 0;
     const int32_t *const row_slots = static_cast<const int32_t *>(slots.data) + row * slots.stride;
-    const float *const row_shares = static_cast<const float *>(shares.data) + row * shares.stride;
+    const float *const row_weights =
+        static_cast<const float *>(weights.data) + row * weights.stride;
     grid_wait();
     float2 total = {0, 0};
     if (warp == 0 && residual.data != NULL) {
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(SUMS *WARP)
         const int my_first = first + warp * WARP;
         if (my_first < n_hit) {
             sums[warp][lane] =
-                block_sum<T, paired>(row_slots, row_shares, my_first, n_hit, values, y.cols, safe);
+                block_sum<T, paired>(row_slots, row_weights, my_first, n_hit, values, y.cols, safe);
         }
         __syncthreads();
         for (int b = 0; warp == 0 && b < SUMS && first + b * WARP < n_hit; b++) {
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(SUMS *WARP)
 
 template <typename T>
 void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-            struct tensor shares, const struct weight *values)
+            struct tensor weights, const struct weight *values)
 {
     const T *const data = static_cast<const T *>(cuda_weight_of(values)->data);
     const bool paired =
@@ -156,10 +157,10 @@ void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct ten
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));
     const dim3 block(SUMS * WARP);
     if (paired) {
-        LAUNCH((read_kernel<T, true>), grid, block, 0, cuda_queue(cu), y, residual, slots, shares,
+        LAUNCH((read_kernel<T, true>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
                data);
     } else {
-        LAUNCH((read_kernel<T, false>), grid, block, 0, cuda_queue(cu), y, residual, slots, shares,
+        LAUNCH((read_kernel<T, false>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
                data);
     }
 }
@@ -167,12 +168,12 @@ void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct ten
 } // namespace
 
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-                   struct tensor shares, const struct weight *values)
+                   struct tensor weights, const struct weight *values)
 {
     if (values->dtype == DTYPE_BF16) {
-        launch<uint16_t>(cu, y, residual, slots, shares, values);
+        launch<uint16_t>(cu, y, residual, slots, weights, values);
     } else {
-        launch<float>(cu, y, residual, slots, shares, values);
+        launch<float>(cu, y, residual, slots, weights, values);
     }
     cuda_check(cu, "pkm_read");
 }

@@ -1,4 +1,4 @@
-/* The first half of a memory layer: which slots a query chooses, and with which shares (Large
+/* The first half of a memory layer: which slots a query chooses, and with which weights (Large
  * Memory Layers with Product Keys, section 3.1 and eq. 3 to 5; exact).
  *
  *   1. scores of both halves of the query with their n_key sub-keys: one chain of multiply-adds per
@@ -90,7 +90,7 @@ __device__ __forceinline__ void select_keys(struct candidate *best, const volati
     (void)warp_best<V>(rank, number, k, best);
 }
 
-/* Slots and shares of one row and head from the best keys of both halves, by one warp. */
+/* Slots and weights of one row and head from the best keys of both halves, by one warp. */
 __device__ void select_slots(const struct search *s, const struct candidate *first,
                              const struct candidate *second, struct candidate *chosen,
                              const uint16_t *pair, int n_pair, int64_t row, int head)
@@ -112,12 +112,12 @@ __device__ void select_slots(const struct search *s, const struct candidate *fir
     }
     const struct candidate best = warp_best<PAIR_V>(rank, slot, s->k_top, chosen);
     const float score = score_of_rank(best.rank);
-    const float share = s->scores ? score : warp_share(score, s->k_top);
+    const float weight = s->scores ? score : warp_weight(score, s->k_top);
     if (lane < s->k_top) {
         const int64_t column = static_cast<int64_t>(head) * s->k_top + lane;
         static_cast<int32_t *>(s->slots.data)[row * s->slots.stride + column] =
             static_cast<int32_t>(best.number);
-        static_cast<float *>(s->shares.data)[row * s->shares.stride + column] = share;
+        static_cast<float *>(s->weights.data)[row * s->weights.stride + column] = weight;
     }
 }
 
@@ -379,7 +379,7 @@ bool launch_tiles(struct cuda *cu, const struct search *s)
 
 } // namespace
 
-void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
+void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights,
                      struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
 {
     struct search s = {};
@@ -388,7 +388,7 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
     s.keys = static_cast<const float4 *>(cuda_weight_of(keys)->data);
     s.layout = key_layout(shape->n_key, s.d, keys->n_group);
     s.slots = slots;
-    s.shares = shares;
+    s.weights = weights;
     s.query = query;
     s.n_head = shape->n_head;
     s.n_key = shape->n_key;
@@ -405,7 +405,7 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor shares,
         launch_split<4>(cu, &s);
     } else {
         const bool fits = launch_tiles(cu, &s);
-        CHECK(fits); /* search_any's shares may differ in the last bit */
+        CHECK(fits); /* search_any's weights may differ in the last bit */
     }
     cuda_check(cu, "pkm_search");
 }

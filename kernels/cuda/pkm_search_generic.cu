@@ -200,11 +200,11 @@ __device__ void write_slots(struct stream *s, const struct search *search, int64
     const int64_t column = static_cast<int64_t>(head) * k;
     int32_t *const slots =
         static_cast<int32_t *>(search->slots.data) + row * search->slots.stride + column;
-    float *const shares =
-        static_cast<float *>(search->shares.data) + row * search->shares.stride + column;
+    float *const weights =
+        static_cast<float *>(search->weights.data) + row * search->weights.stride + column;
     for (int j = threadIdx.x; j < k; j += THREADS) {
         slots[j] = static_cast<int32_t>(s->list[j].number);
-        shares[j] = search->scores ? score_of_rank(s->list[j].rank) : weight[j] / total;
+        weights[j] = search->scores ? score_of_rank(s->list[j].rank) : weight[j] / total;
     }
 }
 

@@ -133,7 +133,7 @@ warp_best(const uint32_t (&rank)[V], const uint32_t (&number)[V], int k, struct 
 }
 
 /* Softmax over the scores of lanes 0 .. k-1, best first, k <= 32; all lanes call. A fixed tree. */
-__device__ __forceinline__ float warp_share(float score, int k)
+__device__ __forceinline__ float warp_weight(float score, int k)
 {
     const int lane = threadIdx.x % SELECT_WARP;
     const float best = __shfl_sync(SELECT_ALL_LANES, score, 0);
@@ -172,11 +172,11 @@ __host__ __device__ static inline struct key_layout key_layout(int64_t n_key, in
 struct search {
     const float4 *keys;
     struct key_layout layout;
-    struct tensor slots, shares, query;
+    struct tensor slots, weights, query;
     int n_head, n_half; /* n_half 2: product keys; 1: flat */
     int n_key, k_top;
     int d;             /* columns of one key */
-    bool scores;       /* the shares are the scores */
+    bool scores;       /* the weights are the scores */
     bool starts_early; /* the kernel before may still run, keys need not wait for it */
 };
 

@@ -177,7 +177,7 @@ void record_span_attention(struct backend *be, struct tensor y, struct tensor q,
     command_append(cuda_of(be), &c);
 }
 
-void record_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+void record_pkm_search(struct backend *be, struct tensor slots, struct tensor weights,
                        struct tensor query, const struct weight *keys,
                        const struct pkm_shape *shape)
 {
@@ -185,31 +185,31 @@ void record_pkm_search(struct backend *be, struct tensor slots, struct tensor sh
     c.op = COMMAND_PKM_SEARCH;
     c.shape = *shape;
     c.tensor[0] = slots;
-    c.tensor[1] = shares;
+    c.tensor[1] = weights;
     c.tensor[2] = query;
     c.weight[0] = keys;
     command_append(cuda_of(be), &c);
 }
 
-void record_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+void record_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
                         struct tensor slot_map, const struct pkm_rescore *rescore)
 {
     struct command c = {};
     c.op = COMMAND_PKM_RESCORE;
     c.rescore = *rescore;
     c.tensor[0] = slots;
-    c.tensor[1] = shares;
+    c.tensor[1] = weights;
     c.tensor[2] = slot_map;
     command_append(cuda_of(be), &c);
 }
 
-void record_pkm_experts(struct backend *be, struct tensor y, struct tensor shares,
+void record_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
                         struct tensor slots, struct tensor x, const struct weight *experts)
 {
     struct command c = {};
     c.op = COMMAND_PKM_EXPERTS;
     c.tensor[0] = y;
-    c.tensor[1] = shares;
+    c.tensor[1] = weights;
     c.tensor[2] = slots;
     c.tensor[3] = x;
     c.weight[0] = experts;
@@ -217,14 +217,14 @@ void record_pkm_experts(struct backend *be, struct tensor y, struct tensor share
 }
 
 void record_pkm_read(struct backend *be, struct tensor y, struct tensor residual,
-                     struct tensor slots, struct tensor shares, const struct weight *values)
+                     struct tensor slots, struct tensor weights, const struct weight *values)
 {
     struct command c = {};
     c.op = COMMAND_PKM_READ;
     c.tensor[0] = y;
     c.tensor[1] = residual;
     c.tensor[2] = slots;
-    c.tensor[3] = shares;
+    c.tensor[3] = weights;
     c.weight[0] = values;
     command_append(cuda_of(be), &c);
 }

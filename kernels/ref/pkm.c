@@ -1,5 +1,5 @@
 /* The memory layer of the reference backend: exact search among product or flat keys, and the
- * share-weighted sum of value rows. */
+ * weighted sum of value rows. */
 #include "kernels/ref/weight.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ static void softmax(float *score, int n)
     }
 }
 
-void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor shares,
+void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor weights,
                     struct tensor query, const struct weight *keys, const struct pkm_shape *shape)
 {
     (void)be;
@@ -98,7 +98,7 @@ void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor share
         for (int h = 0; h < shape->n_head; h++) {
             const float *const q = row_f32(query, r) + (int64_t)h * shape->d_key;
             const int64_t column = (int64_t)h * shape->k_top;
-            struct best best = {row_i32(slots, r) + column, row_f32(shares, r) + column, 0,
+            struct best best = {row_i32(slots, r) + column, row_f32(weights, r) + column, 0,
                                 shape->k_top};
             if (shape->kind == PKM_PRODUCT) {
                 search_product(&best, q, keys, h, shape);
@@ -113,44 +113,44 @@ void ref_pkm_search(struct backend *be, struct tensor slots, struct tensor share
     }
 }
 
-/* What is subtracted of k shares, best first. */
-static float subtrahend(const float *share, int k, enum pkm_subtract subtract)
+/* What is subtracted of k weights, best first. */
+static float subtrahend(const float *weight, int k, enum pkm_subtract subtract)
 {
     double sum = 0;
     switch (subtract) {
     case PKM_SUBTRACT_NONE: break;
-    case PKM_SUBTRACT_MIN: return share[k - 1];
-    case PKM_SUBTRACT_MEDIAN: return share[k - 1 - (k - 1) / 2];
+    case PKM_SUBTRACT_MIN: return weight[k - 1];
+    case PKM_SUBTRACT_MEDIAN: return weight[k - 1 - (k - 1) / 2];
     case PKM_SUBTRACT_MEAN:
         for (int j = 0; j < k; j++) {
-            sum += (double)share[j];
+            sum += (double)weight[j];
         }
         return (float)(sum / k);
     }
     return 0;
 }
 
-static void rescore_head(float *share, const struct pkm_rescore *rescore)
+static void rescore_head(float *weight, const struct pkm_rescore *rescore)
 {
     const int k = rescore->k_top;
     for (int j = 0; j < k; j++) {
-        share[j] /= rescore->temperature;
+        weight[j] /= rescore->temperature;
     }
     if (rescore->softmax) {
-        softmax(share, k);
+        softmax(weight, k);
     }
-    const float less = subtrahend(share, k, rescore->subtract);
+    const float less = subtrahend(weight, k, rescore->subtract);
     double total = 0;
     for (int j = 0; j < k; j++) {
-        share[j] -= less;
-        total += fabs((double)share[j]);
+        weight[j] -= less;
+        total += fabs((double)weight[j]);
     }
     for (int j = 0; j < k && rescore->normalize; j++) {
-        share[j] = (float)((double)share[j] / total);
+        weight[j] = (float)((double)weight[j] / total);
     }
 }
 
-void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shares,
+void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
                      struct tensor slot_map, const struct pkm_rescore *rescore)
 {
     (void)be;
@@ -167,13 +167,13 @@ void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor shar
             slot[j] %= rescore->n_slot;
         }
         for (int h = 0; h < rescore->n_head; h++) {
-            rescore_head(row_f32(shares, r) + (int64_t)h * k, rescore);
+            rescore_head(row_f32(weights, r) + (int64_t)h * k, rescore);
         }
     }
 }
 
-void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, struct tensor slots,
-                     struct tensor x, const struct weight *experts)
+void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
+                     struct tensor slots, struct tensor x, const struct weight *experts)
 {
     (void)be;
     for (int64_t r = 0; r < x.rows; r++) {
@@ -185,13 +185,13 @@ void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor shares, 
                 dot += (double)row_f32(x, r)[c] * (double)weight_at(experts, slot, c);
             }
             const double gelu = 0.5 * dot * erfc(-dot * 0.70710678118654752440);
-            row_f32(y, r)[j] = (float)((double)row_f32(shares, r)[j] * gelu);
+            row_f32(y, r)[j] = (float)((double)row_f32(weights, r)[j] * gelu);
         }
     }
 }
 
 void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                  struct tensor shares, const struct weight *values)
+                  struct tensor weights, const struct weight *values)
 {
     (void)be;
     for (int64_t r = 0; r < y.rows; r++) {
@@ -200,7 +200,7 @@ void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
             for (int64_t j = 0; j < slots.cols; j++) {
                 const int32_t slot = row_i32(slots, r)[j];
                 CHECK(slot >= 0 && slot < values->rows);
-                sum += row_f32(shares, r)[j] * weight_at(values, slot, c);
+                sum += row_f32(weights, r)[j] * weight_at(values, slot, c);
             }
             row_f32(y, r)[c] = sum;
         }

@@ -391,13 +391,13 @@ typedef void simd_attend_span_fn(const struct attend_span *a);
 /* The positions and values of the k <= n best scores, best first. */
 typedef void simd_select_fn(int32_t *best, float *best_score, const float *score, int n, int k,
                             const struct select_scratch *scratch);
-/* Slots and shares of one row and head from its scores: score[0 .. n_key-1] and, for product
+/* Slots and weights of one row and head from its scores: score[0 .. n_key-1] and, for product
  * keys, score[half_stride ..]. */
-typedef void simd_pkm_select_fn(int32_t *slots, float *shares, const float *score,
+typedef void simd_pkm_select_fn(int32_t *slots, float *weights, const float *score,
                                 int64_t half_stride, const struct pkm_shape *shape);
-/* y[n] += Σ_j shares[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
+/* y[n] += Σ_j weights[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
  * next_slots: as many that are read next, asked for meanwhile; NULL = none. */
-typedef void simd_pkm_read_fn(float *y, const int32_t *slots, const float *shares, int n_slot,
+typedef void simd_pkm_read_fn(float *y, const int32_t *slots, const float *weights, int n_slot,
                               const struct value_table *table, int64_t first, int64_t n,
                               const int32_t *next_slots);
 

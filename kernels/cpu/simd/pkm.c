@@ -23,24 +23,24 @@ enum {
 
 struct read_group {
     const char *row[READ_GROUP]; /* those past n are the first one */
-    float share[READ_GROUP];
+    float weight[READ_GROUP];
     int n;
 };
 
 /* The first of n slots, most at most. */
-static void set_group(struct read_group *group, const int32_t *slots, const float *shares, int n,
+static void set_group(struct read_group *group, const int32_t *slots, const float *weights, int n,
                       int most, const struct value_table *table, int64_t first_byte)
 {
     group->n = n < most ? n : most;
     for (int i = 0; i < READ_GROUP; i++) {
         const int j = i < group->n ? i : 0;
         group->row[i] = (const char *)table->data + slots[j] * table->row_bytes + first_byte;
-        const float share = shares[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
-        group->share[i] = fabsf(share) < FLT_MIN ? 0 : share; /* slow, and adds nothing */
+        const float weight = weights[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
+        group->weight[i] = fabsf(weight) < FLT_MIN ? 0 : weight; /* slow, and adds nothing */
     }
 }
 
-/* y[n] += Σ_j shares[j] · rows[j], j ascending. */
+/* y[n] += Σ_j weights[j] · rows[j], j ascending. */
 static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
                                     const struct read_group *next, const enum dtype dtype,
                                     int64_t n, int64_t ahead)
@@ -61,11 +61,11 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
             for (int b = 0; b < BLOCK; b += LINE) {
                 __builtin_prefetch(from->row[j] + (to < end ? to : to - end) + b);
             }
-            const vf share = v_set1(group->share[j]);
+            const vf weight = v_set1(group->weight[j]);
             UNROLL
             for (int v = 0; v < n_vec; v++) {
                 sum[v] =
-                    v_fma(share, v_load_as(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
+                    v_fma(weight, v_load_as(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
             }
         }
         UNROLL
@@ -77,7 +77,7 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
         const int n_lane = lanes_left(n, c);
         vf sum = v_load_n(y + c, n_lane);
         for (int j = 0; j < group->n; j++) {
-            sum = v_fma(v_set1(group->share[j]), v_load_as(group->row[j], dtype, c, n_lane), sum);
+            sum = v_fma(v_set1(group->weight[j]), v_load_as(group->row[j], dtype, c, n_lane), sum);
         }
         v_store_n(y + c, sum, n_lane);
     }
@@ -95,7 +95,7 @@ ADD_GROUP(add_f16, DTYPE_F16)
 ADD_GROUP(add_bf16, DTYPE_BF16)
 ADD_GROUP(add_i8, DTYPE_I8)
 
-void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_slot,
+void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_slot,
                     const struct value_table *table, int64_t first, int64_t n,
                     const int32_t *next_slots)
 {
@@ -109,7 +109,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
     const int most = is_long ? LONG_GROUP : READ_GROUP;
     const int64_t ahead = is_long ? LONG_AHEAD : n_bytes < READ_AHEAD ? n_bytes : READ_AHEAD;
     struct read_group groups[2];
-    set_group(&groups[0], slots, shares, n_slot, most, table, first_byte);
+    set_group(&groups[0], slots, weights, n_slot, most, table, first_byte);
     for (int i = 0; i < groups[0].n; i++) {
         for (int64_t b = 0; b < ahead; b += LINE) {
             __builtin_prefetch(groups[0].row[i] + b);
@@ -120,9 +120,9 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *shares, int n_s
         struct read_group *const next = &groups[(j / most + 1) % 2];
         const int left = n_slot - j - most;
         if (left > 0) {
-            set_group(next, slots + j + most, shares + j + most, left, most, table, first_byte);
+            set_group(next, slots + j + most, weights + j + most, left, most, table, first_byte);
         } else if (next_slots != NULL) {
-            set_group(next, next_slots, shares, n_slot, most, table, first_byte);
+            set_group(next, next_slots, weights, n_slot, most, table, first_byte);
         } else {
             *next = *group;
         }

@@ -261,8 +261,8 @@ void SIMD(select)(int32_t *best, float *best_score, const float *score, int n, i
 
 /* ---- product and flat keys --------------------------------------------------------------------*/
 
-/* Replaces k scores, best first, by their softmax. A slot counts as used unless its share is 0, so
- * shares may be subnormal; few memories have scores so far apart. */
+/* Replaces k scores, best first, by their softmax. A slot counts as used unless its weight is 0, so
+ * weights may be subnormal; few memories have scores so far apart. */
 static void softmax(float *score, int k)
 {
     const float max = score[0];
@@ -289,7 +289,7 @@ static void select_keys(int32_t *best, float *best_score, const float *score, in
 }
 
 /* Only pairs of ranks i·j <= k can be among the best (kernels/backend.h). */
-static void select_pairs(int32_t *slots, float *shares, const float *score, int64_t half_stride,
+static void select_pairs(int32_t *slots, float *weights, const float *score, int64_t half_stride,
                          const struct pkm_shape *shape)
 {
     int32_t first[PKM_K_TOP_MAX];
@@ -314,18 +314,18 @@ static void select_pairs(int32_t *slots, float *shares, const float *score, int6
         n += n_j;
     }
     struct candidates c = {candidate_score, candidate_id, 0};
-    select_best(slots, shares, sum, slot, n, k, &c);
+    select_best(slots, weights, sum, slot, n, k, &c);
 }
 
-void SIMD(pkm_select)(int32_t *slots, float *shares, const float *score, int64_t half_stride,
+void SIMD(pkm_select)(int32_t *slots, float *weights, const float *score, int64_t half_stride,
                       const struct pkm_shape *shape)
 {
     if (shape->kind == PKM_PRODUCT) {
-        select_pairs(slots, shares, score, half_stride, shape);
+        select_pairs(slots, weights, score, half_stride, shape);
     } else {
-        select_keys(slots, shares, score, shape->n_key, shape->k_top);
+        select_keys(slots, weights, score, shape->n_key, shape->k_top);
     }
     if (!shape->scores) {
-        softmax(shares, shape->k_top);
+        softmax(weights, shape->k_top);
     }
 }
