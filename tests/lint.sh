@@ -59,6 +59,16 @@ fence jansson '(models/(config|config_memory|generation_config|json_file|read|sa
 fence cuda_runtime 'kernels/cuda/.*'
 fence cublas 'kernels/cuda/.*'
 
+# An op is checked once, in op.c, and only from there are a backend's functions called by way of its table.
+grep -nE -- '->compute\.' "${product[@]}" /dev/null | grep -v '^kernels/op\.c:' |
+    finding "an op called past its checks: call op_<op> (kernels/op.h)"
+# The lowest layer reports by struct err and the backend's note and warning; only a failed CHECK prints.
+grep -nE '\b(fprintf|printf|fputs|puts|perror)\(' "${product[@]}" /dev/null | grep '^kernels/' |
+    grep -v '^kernels/err\.c:' | finding "kernels/ prints"
+# The contract, ref and host know no other backend; backend.c opens them by name.
+grep -nE '#include "kernels/(cpu|cuda)/' "${product[@]}" /dev/null | grep -E '^kernels/(ref|host|[a-z0-9_]*\.)' |
+    grep -vE '^kernels/backend\.c:' | finding "ref/, host/ and the contract know no other backend"
+
 # shellcheck disable=SC2126 # the count is not wanted
 grep -nE '\b(TODO|FIXME|XXX)\b' "${product[@]}" /dev/null | finding "a leftover: write an issue"
 grep -nIE '/(work|home|root)/[a-z]' "${everything[@]}" /dev/null |

@@ -1,8 +1,9 @@
 /* The inside of the CUDA backend: what its files share. README.md says which file does what.
  *
- * The table's ops (record.cu) do not launch anything: each appends itself to the command list. submit (and whatever needs the results: finish, download) runs the list, each entry through
- * its cuda_<op> function below, which launches kernels on cu->stream and returns. A list of a step
- * in which every sequence has one row is captured into a CUDA graph at its first run and replayed
+ * The table's ops (record.cu) do not launch anything: each appends itself to the command list.
+ * submit (and whatever needs the results: finish, download) runs the list, each entry through its
+ * cuda_<op> function below, which launches kernels on cu->stream and returns. A list of a step in
+ * which every sequence has one row is captured into a CUDA graph at its first run and replayed
  * from then on. Hence the rules for the cuda_<op> functions:
  *   - they depend on their arguments alone; what varies between steps of the same shape (positions,
  *     pages, wants, n_top, list lengths) is read by the kernels from the step_view in
