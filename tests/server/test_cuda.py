@@ -110,10 +110,10 @@ def test_values_are_not_read_in_place_from_the_file():
 @pytest.mark.parametrize("flags, env, wanted", [
     ([], {"CUDA_HOST_MEMORY": "4M"}, ["device memory", "bf16 weights", "host"]),
     (["--memory-placement", "host", "--kv-tokens", "1000000"], {},
-     ["not enough device memory", "the cache needs 6144000000 bytes", "lower kv_tokens",
+     ["not enough device memory", "the cache needs 6144000000 bytes", "lower --kv-tokens",
       "dtype bf16"]),
     (["--kv-tokens", "1000000", "--dtype", "bf16"], {},
-     ["not enough device memory", "lower kv_tokens", "memory placement host"]),
+     ["not enough device memory", "lower --kv-tokens", "memory placement host"]),
     ([], {"CUDA_HOST_FAIL_MALLOC": "5"}, ["memory"]),
     (["--memory-placement", "host"], {"CUDA_HOST_FAIL_HOST_ALLOC": "1"}, ["memory"]),
 ])
