@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* ---- the body ------------------------------------------------------------------------------ */
@@ -310,7 +311,7 @@ static void http_tick(void *ctx)
 {
     struct http *const http = ctx;
     pthread_mutex_lock(&http->listen_mutex);
-    if (http->listen_fd >= 0) {
+    if (!http->refuses) {
         listen_shed(http->listen_fd, &http->reserve_fd);
     }
     pthread_mutex_unlock(&http->listen_mutex);
@@ -386,10 +387,11 @@ void http_drain(struct http *http)
 void http_refuse_connections(struct http *http)
 {
     pthread_mutex_lock(&http->listen_mutex);
-    if (http->listen_fd >= 0) {
+    if (!http->refuses) {
+        http->refuses = true;
         (void)MHD_quiesce_daemon(http->daemon);
-        (void)close(http->listen_fd);
-        http->listen_fd = -1;
+        /* Ends the listening; the descriptor lives on, since the library's threads may be using it. */
+        (void)shutdown(http->listen_fd, SHUT_RDWR);
     }
     pthread_mutex_unlock(&http->listen_mutex);
 }
@@ -415,11 +417,11 @@ int http_stop(struct http *http, int64_t deadline_us)
         }
         MHD_stop_daemon(http->daemon);
     }
+    worker_close(http->worker);
+    watch_close(http->watch);
     if (http->listen_fd >= 0) {
         (void)close(http->listen_fd);
     }
-    worker_close(http->worker);
-    watch_close(http->watch);
     if (http->reserve_fd >= 0) {
         (void)close(http->reserve_fd);
     }

@@ -24,7 +24,8 @@ struct http {
     struct MHD_Daemon *daemon;
     struct watch *watch;
     struct worker *worker;
-    pthread_mutex_t listen_mutex; /* guards the next two */
+    pthread_mutex_t listen_mutex; /* guards the next three */
+    bool refuses;                 /* no connection is accepted any more */
     int listen_fd;
     int reserve_fd; /* for listen_shed */
     int port;
