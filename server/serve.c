@@ -159,8 +159,10 @@ static void drain(struct server *server, struct engine *engine, bool hurried)
     const struct options *const options = server->options;
     const bool failed = engine_state(engine) == ENGINE_FAILED;
     const int delay_s = hurried ? 0 : options->drain_delay_s;
-    log_event(LEVEL_INFO, "draining", "reason=%s delay_s=%d timeout_s=%d",
-              failed ? "engine_failed" : "signal", delay_s, options->shutdown_timeout_s);
+    log_event(
+        LEVEL_INFO, "draining",
+        "reason=%s delay_s=%d timeout_s=%d advice=\"a second signal ends the process at once\"",
+        failed ? "engine_failed" : "signal", delay_s, options->shutdown_timeout_s);
     atomic_store(&server->draining, true);
     http_drain(server->http);
     for (unsigned left_s = (unsigned)delay_s; left_s > 0;) {

@@ -177,6 +177,7 @@ def test_make_serve_offers_a_command_once_its_own_server_is_ready():
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0 and "event=draining" in err, err
+    assert "a second signal ends the process at once" in err, err
 
 
 def test_make_serve_on_a_busy_port_offers_nothing():
