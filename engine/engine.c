@@ -35,6 +35,10 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
         check_option(o->max_queue, 1, 1 << 20, "--max-queue", err) != ERR_OK ||
         check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "--max-queue-tokens", err) != ERR_OK ||
         check_option(o->max_logprobs, 0, 1024, "--max-logprobs", err) != ERR_OK ||
+        check_option(o->max_request_bytes, 0, INT64_MAX / 2, "--max-request-bytes", err) !=
+            ERR_OK ||
+        check_option(o->memory_trace_bytes, 0, INT64_C(1) << 40, "--memory-trace-bytes", err) !=
+            ERR_OK ||
         check_option(o->kv_tokens, 0, (int64_t)1 << 32, "--kv-tokens", err) != ERR_OK) {
         return ERR_ARGUMENT;
     }
@@ -256,6 +260,9 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
+        request_memory_open(&engine->requests, o->max_request_bytes,
+                            info->n_memory > 0 ? (size_t)o->memory_trace_bytes : 0,
+                            err) != ERR_OK ||
         kvpages_open(&engine->pages, n_page, o->prefix_cache, err) != ERR_OK ||
         queue_open(&engine->queue, &queue_limits, &engine->stats, err) != ERR_OK) {
         return err->code;
@@ -425,6 +432,7 @@ void engine_close(struct engine *engine)
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);
     pkm_totals_close(&engine->totals);
+    request_memory_drop(engine->requests);
     tokenizer_close(engine->tokenizer);
     if (engine->step != NULL) {
         engine->be->op->step_free(engine->be, engine->step);
@@ -445,10 +453,14 @@ enum err_code engine_submit(struct engine *engine, struct request *request, stru
         .context = engine_context(engine->options.max_model_len),
         .n_top_max = engine->options.max_logprobs,
         .trace = engine->options.memory_trace,
+        .trace_bytes = request_memory_arena_bytes(engine->requests),
         .tokenizer = engine->tokenizer != NULL,
     };
     if (request_check(request, model_info(engine->model), &limits, &n_position, e) != ERR_OK) {
         return e->code;
+    }
+    if (request->memory == NULL) {
+        request_use_memory(request, engine->requests);
     }
     return queue_push(&engine->queue, request, n_position, e);
 }
@@ -487,6 +499,11 @@ int64_t engine_stalled_ms(const struct engine *engine)
         atomic_load_explicit(&engine->queue.heartbeat_us, memory_order_relaxed);
     const int64_t now_us = clock_now_us();
     return now_us > heartbeat_us ? (now_us - heartbeat_us) / 1000 : 0;
+}
+
+struct request_memory *engine_request_memory(const struct engine *engine)
+{
+    return engine->requests;
 }
 
 struct engine_stats *engine_stats(struct engine *engine)

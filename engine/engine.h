@@ -18,21 +18,23 @@ struct engine_options {
     const char *tokenizer_path; /* NULL = in model_dir */
     struct backend_options backend;
     struct model_options model;
-    int max_model_len;        /* 0 = the model's context; still 0 = it has no limit */
-    int max_seqs;             /* sequences running at once */
-    int max_batch_tokens;     /* rows of one step */
-    int bulk_step_ms;         /* target time of a step that mixes bulk and interactive work; 0 =
+    int max_model_len;          /* 0 = the model's context; still 0 = it has no limit */
+    int max_seqs;               /* sequences running at once */
+    int max_batch_tokens;       /* rows of one step */
+    int bulk_step_ms;           /* target time of a step that mixes bulk and interactive work; 0 =
                                * none */
-    int max_queue;            /* waiting requests */
-    int64_t max_queue_tokens; /* positions that they make the engine compute, together */
-    int64_t kv_tokens;        /* cache size in positions; 0 = max_seqs texts of full length (in a
+    int max_queue;              /* waiting requests */
+    int64_t max_queue_tokens;   /* positions that they make the engine compute, together */
+    int64_t kv_tokens;          /* cache size in positions; 0 = max_seqs texts of full length (in a
                                * model without a context limit: of the positions that it sees), but
                                * at most a quarter of the free memory, or nine tenths of a device's
                                * own */
-    int max_logprobs;         /* largest n_top */
-    bool memory_trace;        /* allow trace_memory */
-    bool shared;              /* others may come: no request takes all places (plan.h) */
-    bool failures_told;       /* do not log failures: the caller, a tool, reports them itself */
+    int max_logprobs;           /* largest n_top */
+    int64_t max_request_bytes;  /* ids and results of all requests together; 0 = any */
+    int64_t memory_trace_bytes; /* memory traces of all requests; reserved, not yet touched */
+    bool memory_trace;          /* allow trace_memory */
+    bool shared;                /* others may come: no request takes all places (plan.h) */
+    bool failures_told;         /* do not log failures: the caller, a tool, reports them itself */
     bool prefix_cache; /* compute equal beginnings of texts once. Off in models whose pages form a
                         * ring */
     /* Called once by the engine thread after it has failed and ended all work; must not block and
@@ -71,6 +73,8 @@ enum engine_state engine_state(const struct engine *engine);
 /* Milliseconds since the last step ended while work is pending; 0 when idle. */
 int64_t engine_stalled_ms(const struct engine *engine);
 struct engine_stats *engine_stats(struct engine *engine);
+/* For request_use_memory. */
+struct request_memory *engine_request_memory(const struct engine *engine);
 /* Seconds until a request submitted now would likely start, from the measured drain rate; >= 1. */
 int engine_retry_after_s(const struct engine *engine);
 

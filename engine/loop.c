@@ -22,6 +22,10 @@
 
 #include <string.h>
 
+/* With nothing to compute while requests wait for memory that front ends have yet to give back: how
+ * often to look for it, and for cancelled ones. */
+enum { PAUSE_MS = 10 };
+
 /* ---- sequences come and go ---------------------------------------------------------------------
  */
 
@@ -176,6 +180,7 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
 
 static void admit(struct engine *engine, int64_t now_us)
 {
+    bool traces = true; /* so far there was memory for all of them */
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
                                        .leaves = engine->options.shared,
@@ -187,11 +192,18 @@ static void admit(struct engine *engine, int64_t now_us)
         }
         struct job *job[2];
         for (int c = 0; c < 2; c++) {
-            job[c] = queue_pick(&engine->queue, &running, (enum priority)c);
+            job[c] = queue_pick(&engine->queue, &running, (enum priority)c, traces);
             running.wait[c] = job[c] != NULL;
         }
         const int priority = plan_class(&running);
-        if (priority < 0 || !admit_sequence(engine, job[priority], now_us)) {
+        if (priority < 0) {
+            break;
+        }
+        if (!request_take_traces(job[priority]->request, model_info(engine->model))) {
+            traces = false; /* it goes first when others give theirs back; those without go on */
+            continue;
+        }
+        if (!admit_sequence(engine, job[priority], now_us)) {
             break;
         }
         const bool waits = priority == PRIORITY_INTERACTIVE && running.wait[PRIORITY_BULK];
@@ -452,7 +464,11 @@ static bool turn(struct engine *engine)
         (void)atomic_fetch_add_explicit(&engine->stats.busy_us, busy_us, memory_order_relaxed);
     }
     keep_drain_rate(engine, busy_us);
-    if (engine->n_active == 0 && queue_is_empty(&engine->queue)) {
+    const bool empty = queue_is_empty(&engine->queue);
+    if (!stepped && !empty && drain_us == 0) {
+        queue_pause(&engine->queue, PAUSE_MS);
+    }
+    if (engine->n_active == 0 && empty) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
         pkm_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {

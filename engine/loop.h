@@ -19,6 +19,7 @@ struct engine {
     struct pkm_totals totals;
     struct queue queue;
     struct publisher publisher;
+    struct request_memory *requests; /* one reference */
 
     struct sequence *sequence;  /* [max_seqs] */
     struct sequence **free;     /* [max_seqs] the first n_free: not running */

@@ -84,14 +84,18 @@ enum err_code pkm_stats_of(const struct pkm_trace *trace, int64_t n_slot, struct
 {
     CHECK(n_slot > 0);
     *stats = (struct pkm_stats){.lookups = trace->lookups};
-    double *const sums = malloc(2 * (size_t)n_slot * sizeof *sums);
+    double *const sums = calloc(2 * (size_t)n_slot, sizeof *sums);
     if (sums == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
                        (long long)n_slot);
     }
-    for (int64_t i = 0; i < n_slot; i++) {
+    for (int64_t i = 0; trace->count != NULL && i < n_slot; i++) {
         sums[i] = trace->weight[i];
         sums[n_slot + i] = trace->count[i];
+    }
+    for (int64_t i = 0; trace->count == NULL && i < trace->lookups; i++) {
+        sums[trace->slots[i]] += (double)trace->shares[i]; /* in the order of the look-ups */
+        sums[n_slot + trace->slots[i]] += 1;
     }
     pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);
     stats->lookups = trace->lookups;

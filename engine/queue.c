@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* One in so many of the waiting places is left to other clients by a tenant. */
 enum { QUEUE_TENANT_SHARE = 8 };
@@ -35,7 +36,11 @@ enum err_code queue_open(struct queue *queue, const struct queue_limits *limits,
         queue->client_free = &queue->client_pool[i];
     }
     CHECK(pthread_mutex_init(&queue->mutex, NULL) == 0);
-    CHECK(pthread_cond_init(&queue->changed, NULL) == 0);
+    pthread_condattr_t monotonic;
+    CHECK(pthread_condattr_init(&monotonic) == 0);
+    CHECK(pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) == 0);
+    CHECK(pthread_cond_init(&queue->changed, &monotonic) == 0);
+    (void)pthread_condattr_destroy(&monotonic);
     atomic_init(&queue->idle, true);
     queue->opened = true;
     return ERR_OK;
@@ -252,6 +257,21 @@ void queue_wait(struct queue *queue)
     CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
 }
 
+void queue_pause(struct queue *queue, int ms)
+{
+    struct timespec until;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &until) == 0);
+    until.tv_nsec += ms * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    CHECK(pthread_mutex_lock(&queue->mutex) == 0);
+    if (!queue->woken) {
+        (void)pthread_cond_timedwait(&queue->changed, &queue->mutex, &until);
+    }
+    queue->woken = false;
+    CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+}
+
 bool queue_is_empty(struct queue *queue)
 {
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
@@ -271,13 +291,17 @@ static struct plan_job plan_job_of(const struct job *job)
 }
 
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
-                       enum priority priority)
+                       enum priority priority, bool traces)
 {
     struct job *best = NULL;
     struct plan_job best_plan = {0};
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     for (struct job *job = queue->head[priority]; job != NULL; job = job->next) {
         const struct plan_job plan = plan_job_of(job);
+        const struct request *const request = job->request;
+        if (!traces && request->trace_bytes > 0 && request->traces.bytes == 0) {
+            continue;
+        }
         if (plan_may_take(running, priority, &plan) &&
             (best == NULL || plan_precedes(&plan, &best_plan))) {
             best = job;

@@ -96,11 +96,13 @@ void queue_wake(struct queue *queue);
 
 /* Blocks until something waits or queue_wake was called. The engine counts as idle meanwhile. */
 void queue_wait(struct queue *queue);
+/* Waits for a push or queue_wake, but no longer than ms: what waits cannot begin now. */
+void queue_pause(struct queue *queue, int ms);
 bool queue_is_empty(struct queue *queue);
 /* The request of the class that takes the next place, by plan_may_take and plan_precedes; NULL if
- * none may take one now. */
+ * none may take one now. Without traces: none whose traces have no memory yet. */
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
-                       enum priority priority);
+                       enum priority priority, bool traces);
 /* A sequence of n_position positions was admitted: the job moves to the end of its class. */
 void queue_admitted(struct queue *queue, struct job *job, int64_t n_position);
 /* A sequence of the job has ended. */

@@ -58,8 +58,11 @@ static void free_request(struct request *request)
         free(item->prompt_rank);
         free(item->prompt_top_id);
         free(item->prompt_top_logprob);
-        /* One block holds the traces of all memories and their arrays: see new_trace. */
-        free(item->trace);
+    }
+    if (request->memory != NULL) {
+        request_memory_give(request->memory, &request->traces);
+        request_memory_uncount(request->memory, request->bytes);
+        request_memory_drop(request->memory);
     }
     free(request->item);
     free(request);
@@ -137,46 +140,73 @@ static size_t trace_columns(const struct pkm_info *memory)
     return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
 }
 
+/* Whether a trace keeps every look-up of the positions; else it keeps sums per slot. */
+static bool keeps_lookups(const struct pkm_info *memory, int64_t n_position, bool tokens)
+{
+    const size_t per_slot = sizeof(double) + sizeof(uint32_t);
+    const size_t per_lookup = sizeof(int32_t) + sizeof(float);
+    return tokens || (size_t)n_position <=
+                         (size_t)memory->n_slot * per_slot / per_lookup / trace_columns(memory);
+}
+
+static size_t trace_bytes(const struct pkm_info *memory, int64_t n_position, bool tokens)
+{
+    const size_t bytes =
+        keeps_lookups(memory, n_position, tokens)
+            ? (size_t)n_position * trace_columns(memory) * (sizeof(int32_t) + sizeof(float))
+            : (size_t)memory->n_slot * (sizeof(double) + sizeof(uint32_t));
+    return (bytes + sizeof(double) - 1) / sizeof(double) *
+           sizeof(double); /* keeps the next aligned */
+}
+
 size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens)
 {
     size_t bytes = (size_t)info->n_memory * sizeof(struct pkm_trace);
     for (int m = 0; m < info->n_memory; m++) {
-        bytes += (size_t)info->memory[m].n_slot * (sizeof(double) + sizeof(uint32_t));
-        bytes += sizeof(double); /* keeps the next memory's weights aligned */
-        if (tokens) {
-            bytes += (size_t)n_ids_and_out * trace_columns(&info->memory[m]) *
-                     (sizeof(int32_t) + sizeof(float));
-        }
+        bytes += trace_bytes(&info->memory[m], n_ids_and_out, tokens);
     }
     return bytes;
 }
 
-/* All traces of an item in one zeroed block: the structs, then each memory's arrays. */
-static struct pkm_trace *new_trace(const struct model_info *info, int64_t n_position, bool tokens)
+/* Lays an item's traces out at `at`, which is zeroed: the structs, then each memory's arrays. */
+static void lay_traces(struct item *item, const struct model_info *info, int64_t n_position,
+                       bool tokens, char *at)
 {
-    const size_t bytes = request_trace_bytes(info, n_position, tokens);
-    struct pkm_trace *const trace = calloc(1, bytes);
-    if (trace == NULL) {
-        return NULL;
-    }
-    char *at = (char *)(trace + info->n_memory);
+    item->trace = (struct pkm_trace *)(void *)at;
+    at += (size_t)info->n_memory * sizeof *item->trace;
     for (int m = 0; m < info->n_memory; m++) {
-        const size_t n_slot = (size_t)info->memory[m].n_slot;
-        at += (sizeof(double) - (size_t)(at - (char *)trace) % sizeof(double)) % sizeof(double);
-        trace[m].weight = (double *)(void *)at;
-        at += n_slot * sizeof(double);
-        trace[m].count = (uint32_t *)(void *)at;
-        at += n_slot * sizeof(uint32_t);
-        if (tokens) {
-            const size_t n = (size_t)n_position * trace_columns(&info->memory[m]);
-            trace[m].slots = (int32_t *)(void *)at;
-            at += n * sizeof(int32_t);
-            trace[m].shares = (float *)(void *)at;
-            at += n * sizeof(float);
+        const struct pkm_info *const memory = &info->memory[m];
+        struct pkm_trace *const trace = &item->trace[m];
+        if (keeps_lookups(memory, n_position, tokens)) {
+            trace->slots = (int32_t *)(void *)at;
+            trace->shares =
+                (float *)(void *)(trace->slots + (size_t)n_position * trace_columns(memory));
+        } else {
+            trace->weight = (double *)(void *)at;
+            trace->count = (uint32_t *)(void *)(trace->weight + memory->n_slot);
+        }
+        at += trace_bytes(memory, n_position, tokens);
+    }
+}
+
+bool request_take_traces(struct request *request, const struct model_info *info)
+{
+    if (request->trace_bytes == 0 || request->traces.bytes > 0) {
+        return true;
+    }
+    char *const block =
+        request_memory_take(request->memory, &request->traces, request->trace_bytes);
+    size_t at = 0;
+    for (int i = 0; block != NULL && i < request->n_item; i++) {
+        struct item *const item = &request->item[i];
+        if (item->traced) {
+            const int64_t n = item_position_max(request, item);
+            lay_traces(item, info, n, request->trace_tokens, block + at);
+            at += request_trace_bytes(info, n, request->trace_tokens);
         }
     }
-    CHECK((size_t)(at - (char *)trace) <= bytes);
-    return trace;
+    CHECK(block == NULL || at == request->trace_bytes);
+    return block != NULL;
 }
 
 /* calloc that returns a pointer even for size 0, so that NULL always means failure. */
@@ -233,6 +263,53 @@ static bool new_scores(const struct request *request, struct item *item)
     return ok;
 }
 
+/* Bytes of the ids and of what new_generation or new_scores allocates. */
+static int64_t array_bytes(const struct request *request, const struct item *item)
+{
+    const int64_t pair = sizeof(int32_t) + sizeof(float);
+    const int64_t n_top = request->n_top > 0 && !item->bare ? request->n_top : 0;
+    int64_t bytes = item->n_ids * (int64_t)sizeof(int32_t);
+    if (request->kind == REQUEST_GENERATE) {
+        const int64_t n_logprob = request->n_top >= 0;
+        const int64_t n = item_max_tokens(request, item);
+        bytes += n * ((int64_t)sizeof(int32_t) + pair * (n_logprob + n_top));
+        bytes += request->echo ? item->n_ids * pair * (n_logprob + n_top) : 0;
+    } else {
+        const int64_t n = item->n_ids - item->score_from;
+        bytes += n * pair * (1 + n_top);
+        bytes += request->entropy && !item->bare ? n * (int64_t)sizeof(float) : 0;
+        bytes += item->bare ? 0 : request->n_target * (int64_t)sizeof(float);
+    }
+    return bytes;
+}
+
+void request_use_memory(struct request *request, struct request_memory *memory)
+{
+    CHECK(request->memory == NULL && request->bytes == 0);
+    request->memory = memory != NULL ? request_memory_keep(memory) : NULL;
+}
+
+static enum err_code count_arrays(struct request *request, const struct item *item, struct err *err)
+{
+    const int64_t bytes = array_bytes(request, item);
+    if (request->memory == NULL) {
+        return ERR_OK;
+    }
+    if (!request_memory_count(request->memory, bytes)) {
+        const int64_t most = request_memory_arrays_max(request->memory);
+        const bool never = bytes > most - request->bytes;
+        return err_set(err, never ? ERR_ARGUMENT : ERR_QUEUE_MEMORY,
+                       never
+                           ? "the results of this request would take %lld bytes or more, the limit "
+                             "(--max-request-bytes) is %lld: ask for less at once"
+                           : "the results of this request take %lld bytes and all requests "
+                             "together may hold %lld (--max-request-bytes); try later",
+                       (long long)(request->bytes + bytes), (long long)most);
+    }
+    request->bytes += bytes;
+    return ERR_OK;
+}
+
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err)
 {
@@ -262,13 +339,17 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
                        "max_length=%lld",
                        i, (long long)n_ids, max_tokens, (long long)limit);
     }
-    bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
-                                                : new_scores(request, item);
     item->traced = request->trace_memory && info->n_memory > 0 && !item->bare;
     if (item->traced) {
-        const int64_t n_position = item_position_max(request, item);
-        ok = ok && (item->trace = new_trace(info, n_position, request->trace_tokens)) != NULL;
+        request->trace_bytes +=
+            request_trace_bytes(info, item_position_max(request, item), request->trace_tokens);
     }
+    const enum err_code counted = count_arrays(request, item, err);
+    if (counted != ERR_OK) {
+        return counted;
+    }
+    const bool ok = request->kind == REQUEST_GENERATE ? new_generation(request, item)
+                                                      : new_scores(request, item);
     return ok ? ERR_OK
               : err_set(err, ERR_MEMORY, "no memory for the results of item %d with %lld tokens", i,
                         (long long)n_ids);
@@ -423,6 +504,12 @@ enum err_code request_check(const struct request *request, const struct model_in
     if (request->lang < 0 || request->lang >= (info->n_lang > 0 ? info->n_lang : 1)) {
         return err_set(err, ERR_ARGUMENT, "language is %d, the model has %d", request->lang,
                        info->n_lang);
+    }
+    if (request->trace_bytes > limits->trace_bytes) {
+        return err_set(err, ERR_ARGUMENT,
+                       "the memory traces of this request take %zu bytes, the limit "
+                       "(--memory-trace-bytes) is %zu: send fewer texts at once",
+                       request->trace_bytes, limits->trace_bytes);
     }
     if (request->trace_memory && !limits->trace) {
         return err_set(err, ERR_ARGUMENT, "memory traces are switched off");

@@ -14,6 +14,7 @@
 #ifndef ENGINE_REQUEST_H
 #define ENGINE_REQUEST_H
 
+#include "engine/request_memory.h"
 #include "models/model.h"
 
 #include <stdatomic.h>
@@ -76,9 +77,10 @@ struct sampling {
 struct pkm_trace {
     int64_t lookups; /* positions · heads · k_top */
     int64_t n_position;
+    /* Either sums per slot or, if that is less or was asked for, every look-up. The other is NULL. */
     uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
     double *weight;  /* [n_slot] sum of shares */
-    int32_t *slots;  /* [position_max, n_head·k_top] or NULL: only with "tokens" */
+    int32_t *slots;  /* [position_max, n_head·k_top] */
     float *shares;   /* same shape */
 };
 
@@ -153,6 +155,11 @@ struct request {
     int n_item;
     struct item *item; /* Owner: the request. [n_item] */
 
+    struct request_memory *memory; /* a reference, or NULL: nothing is bounded yet */
+    int64_t bytes;                 /* of ids and result arrays, counted there */
+    size_t trace_bytes;            /* that the traces of all items will take; request_set_item */
+    struct memory_block traces;    /* Guard: the engine thread until the end, then who frees */
+
     void (*wake)(void *ctx); /* called by the engine thread after it published something; must
                               * not block and not call back into the engine. May be NULL */
     void *wake_ctx;          /* Borrowed: must live until the front end's release returns */
@@ -176,6 +183,9 @@ int item_max_tokens(const struct request *request, const struct item *item);
 /* Allocates a request with n_item items, all zero but stop_id/stop_string -1; NULL if out of
  * memory. */
 struct request *request_new(enum request_kind kind, int n_item);
+/* Counts what the request holds in memory from now on; before request_set_item. Without this call,
+ * or with NULL, its arrays are not bounded. */
+void request_use_memory(struct request *request, struct request_memory *memory);
 /* Takes the ids (malloc'd, ownership passes) of item i and allocates its result arrays after the
  * fields kind, sampling, n_top, n_target, echo, entropy, trace_* and the item's max_tokens,
  * score_from and bare are set. */
@@ -190,7 +200,8 @@ int64_t request_positions(const struct request *request);
 void request_release(struct request *request);
 void request_cancel(struct request *request);
 
-/* Bytes of pkm_trace for one item: the front end bounds the sum before it allocates. */
+/* Bytes of the memory traces of one item: per memory the least of sums per slot and all look-ups, or
+ * with tokens all look-ups. */
 size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens);
 
 /* Positions that a text may have, by max_model_len (0 = no limit). */
@@ -203,10 +214,11 @@ static inline int engine_context(int max_model_len)
 
 /* What a request is checked against. */
 struct request_limits {
-    int context;    /* positions that a text may have */
-    int n_top_max;  /* largest n_top */
-    bool trace;     /* trace_memory is allowed */
-    bool tokenizer; /* there is one: stop strings need it */
+    int context;        /* positions that a text may have */
+    int n_top_max;      /* largest n_top */
+    bool trace;         /* trace_memory is allowed */
+    size_t trace_bytes; /* that the traces of a request may take */
+    bool tokenizer;     /* there is one: stop strings need it */
 };
 
 /* Checks everything that the engine relies on: lengths against the context, ids against the
@@ -220,6 +232,10 @@ enum err_code request_check(const struct request *request, const struct model_in
 void request_wake(struct request *request);
 /* Drops the engine's reference. */
 void request_drop(struct request *request);
+
+/* Takes the memory of all traces; false: there is not enough now. True at once without traces or
+ * when they were taken before. Engine thread. */
+bool request_take_traces(struct request *request, const struct model_info *info);
 
 /* Positions of an item's text at most: prompt and max_tokens, or the text. */
 int64_t item_position_max(const struct request *request, const struct item *item);

@@ -36,6 +36,7 @@ const char *err_code_name(enum err_code code)
     case ERR_NUMERICAL: return "numerical";
     case ERR_QUEUE_FULL: return "queue_full";
     case ERR_QUEUE_TOKENS: return "queue_tokens_full";
+    case ERR_QUEUE_MEMORY: return "queue_memory_full";
     case ERR_CLOSED: return "closed";
     case ERR_TIMEOUT: return "timeout";
     }

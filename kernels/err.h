@@ -18,6 +18,7 @@ enum err_code {
     ERR_NUMERICAL,    /* NaN or infinity where a number was due */
     ERR_QUEUE_FULL,   /* too many requests wait: try again later */
     ERR_QUEUE_TOKENS, /* too many tokens wait: try again later */
+    ERR_QUEUE_MEMORY, /* requests hold too much memory: try again later */
     ERR_CLOSED,       /* the engine drains or has stopped: nothing new is taken */
     ERR_TIMEOUT,      /* a deadline passed */
 };

@@ -26,6 +26,7 @@
 #include "server/net/http.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@
 
 enum {
     SERVE_REFUSE_US = 1000000,    /* new work gets a 503 for so long before the port is closed */
+    TRIM_MS = 1000,               /* how often memory that was freed is given back to the system */
     SERVE_FLUSH_US = 2 * 1000000, /* at least, for the last answers to reach slow clients */
     ADMIN_CONNECTIONS = 64,
     SERVE_LOG_MS = 1000, /* for the last lines of the log */
@@ -203,15 +205,44 @@ static void reload_keys(struct server *server)
     }
 }
 
+/* Large blocks are mapped by themselves, so that the system has them back when they are freed, and few
+ * heaps are kept; what is free in those goes back in memory_trim. */
+static void memory_begin(void)
+{
+#ifdef __GLIBC__
+    (void)mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    (void)mallopt(M_TRIM_THRESHOLD, 1 << 20);
+    (void)mallopt(M_ARENA_MAX, 4);
+#endif
+}
+
+/* Gives back what was freed since the last time; left: what was free then. */
+static void memory_trim(size_t *left)
+{
+#ifdef __GLIBC__
+    const size_t worth = 4 << 20;
+    const size_t now = mallinfo2().fordblks;
+    if (now > *left + worth) {
+        (void)malloc_trim(0);
+    }
+    *left = now > *left + worth || now < *left ? mallinfo2().fordblks : *left;
+#else
+    (void)left;
+#endif
+}
+
 /* Waits for a signal to end, or until event_fd is raised. true: the signal came; *typed: it is the
  * Ctrl-C of whoever sits at the terminal. */
 static bool wait_for_signal(struct server *server, int signal_fd, int event_fd, bool *typed)
 {
     struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN},
                             {.fd = event_fd, .events = POLLIN}};
+    size_t left = 0;
     for (;;) {
-        if (poll(fds, 2, -1) < 0) {
-            CHECK(errno == EINTR);
+        const int n = poll(fds, 2, TRIM_MS);
+        if (n <= 0) {
+            CHECK(n == 0 || errno == EINTR);
+            memory_trim(&left);
             continue;
         }
         if ((fds[0].revents & POLLIN) == 0) {
@@ -349,6 +380,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
 
 int serve_run(const struct options *options)
 {
+    memory_begin();
     log_begin(log_level_of(options->log_level), strcmp(options->log_format, "json") == 0);
     struct server *const server = calloc(1, sizeof *server);
     if (server == NULL) {

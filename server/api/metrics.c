@@ -19,8 +19,8 @@ static const char *const forms[METRICS_FORM_N] = {"text", "ids", "ranking", "pai
 
 /* Why a request was turned away, by the code of its error. */
 static const char *const reasons[METRICS_REASON_N] = {
-    "queue_full", "queue_tokens_full", "client_limit", "loading",    "draining", "invalid",
-    "auth",       "too_large",         "buffers_full", "slow_reader"};
+    "queue_full", "queue_tokens_full", "client_limit", "loading",     "draining",         "invalid",
+    "auth",       "too_large",         "buffers_full", "slow_reader", "queue_memory_full"};
 
 int64_t metrics_unix_seconds(void)
 {
@@ -52,7 +52,7 @@ static int reason_of(int status, const char *code)
     }
     if (strcmp(code, "queue_full") == 0 || strcmp(code, "queue_tokens_full") == 0 ||
         strcmp(code, "client_limit") == 0 || strcmp(code, "buffers_full") == 0 ||
-        strcmp(code, "slow_reader") == 0) {
+        strcmp(code, "slow_reader") == 0 || strcmp(code, "queue_memory_full") == 0) {
         reason = code;
     } else if (strcmp(code, "model_loading") == 0) {
         reason = "loading";

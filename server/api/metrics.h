@@ -8,7 +8,7 @@
 #include "engine/stats.h"
 #include "server/json/text.h"
 
-enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 10, METRICS_METHOD_N = 4 };
+enum { METRICS_ROUTE_MAX = 32, METRICS_CODE_N = 16, METRICS_REASON_N = 11, METRICS_METHOD_N = 4 };
 enum metrics_form {
     METRICS_FORM_TEXT,
     METRICS_FORM_IDS,

@@ -60,6 +60,13 @@ static void write_engine_gauges(struct text *out, struct engine *engine,
     metrics_put_one(out, "queue_tokens", "gauge",
                     "Positions in the queue that wait to be computed.",
                     (double)metrics_get(&stats->waiting_tokens));
+    struct request_memory *const requests = engine_request_memory(engine);
+    metrics_put_head(out, "request_memory_bytes", "gauge",
+                     "Memory that requests hold until their answers are read.");
+    text_printf(out, "pkmserve_request_memory_bytes{kind=\"results\"} %lld\n",
+                (long long)request_memory_counted(requests));
+    text_printf(out, "pkmserve_request_memory_bytes{kind=\"traces\"} %zu\n",
+                request_memory_arena_used(requests));
     metrics_put_one(out, "queue_limit_requests", "gauge", "Requests that the queue takes.",
                     limits->max_queue);
     metrics_put_one(out, "queue_limit_tokens", "gauge", "Positions that the queue takes.",

@@ -14,6 +14,8 @@
 
 /* A tool scores whole corpora: memory is its limit. Far from where sums would overflow. */
 static const int64_t tokens_unlimited = INT64_C(1) << 40;
+/* Of address space; what is not used costs nothing. */
+static const int64_t trace_unlimited = INT64_C(1) << 36;
 
 enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
 
@@ -47,6 +49,8 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     engine.model.progress_ctx = &progress;
     engine.max_queue_tokens = tokens_unlimited;
     engine.memory_trace = true;
+    engine.max_request_bytes = 0;
+    engine.memory_trace_bytes = options->memory ? trace_unlimited : 0;
     engine.failures_told = true;
     const enum err_code code = engine_open(&ce->engine, &engine, err);
     progress_end(&progress);

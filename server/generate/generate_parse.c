@@ -121,12 +121,8 @@ static bool make_request(struct generate_job *job, struct request *request,
                                  INPUT_TRACE_POSITIONS_MAX, (long long)n_position);
         }
         trace_bytes += traces ? request_trace_bytes(info, n_position, request->trace_tokens) : 0;
-        if (trace_bytes > INPUT_TRACE_BYTES_MAX) {
-            return api_error_set(
-                error, 400, "too_many_items", "memory",
-                "the memory telemetry of %d choices needs more than %d MiB: ask for "
-                "fewer at once",
-                request->n_item, INPUT_TRACE_BYTES_MAX >> 20);
+        if (trace_bytes > (size_t)limits->trace_bytes.most) {
+            return input_too_much_telemetry(error, request->n_item, limits);
         }
         int32_t *ids = malloc((size_t)input->n_ids * sizeof *ids);
         if (ids == NULL) {
@@ -137,9 +133,7 @@ static bool make_request(struct generate_job *job, struct request *request,
         request->item[i].sample_index = i % job->n_sample;
         struct err err = {0};
         if (request_set_item(request, i, ids, input->n_ids, info, &err) != ERR_OK) {
-            return api_error_set(error, err.code == ERR_MEMORY ? 500 : 400,
-                                 err.code == ERR_MEMORY ? "out_of_memory" : "invalid_value", NULL,
-                                 "%s", err.message);
+            return input_item_error(error, &err);
         }
     }
     return true;
@@ -161,6 +155,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
     }
     struct request *const request = job->request;
+    request_use_memory(request, limits->requests);
     request->sampling = *sampling;
     request->lang = job->lang;
     request->priority = job->priority;

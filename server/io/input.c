@@ -38,6 +38,8 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .tokenizer = engine_tokenizer(engine),
         .model_name = options->served_model_name,
         .context = limits->max_model_len,
+        .requests = engine_request_memory(engine),
+        .trace_bytes = {limits->memory_trace_bytes, "--memory-trace-bytes"},
         .max_items = {options->max_items, "--max-items"},
         .max_score_items = {options->max_score_items, "--max-score-items"},
         .max_score_tokens = {options->max_score_tokens, "--max-score-tokens"},
@@ -52,6 +54,25 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .echo_bos = options->echo_bos};
     input_fingerprint(&result, engine_backend(engine));
     return result;
+}
+
+bool input_item_error(struct api_error *error, const struct err *err)
+{
+    if (err->code == ERR_MEMORY) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "%s", err->message);
+    }
+    if (err->code == ERR_QUEUE_MEMORY) {
+        return api_error_set(error, 429, "queue_memory_full", NULL, "%s", err->message);
+    }
+    return api_error_set(error, 400, "invalid_value", NULL, "%s", err->message);
+}
+
+bool input_too_much_telemetry(struct api_error *error, int n, const struct api_limits *limits)
+{
+    return api_error_set(error, 400, "too_many_items", "memory",
+                         "the memory telemetry of %d items takes more than %lld bytes, the limit "
+                         "(%s): send fewer at once",
+                         n, (long long)limits->trace_bytes.most, limits->trace_bytes.flag);
 }
 
 void input_list_free(struct input_list *list)

@@ -20,7 +20,9 @@ struct api_limits {
     const struct model_info *info;
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
-    int context; /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
+    int context;                     /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
+    struct request_memory *requests; /* what the arrays of requests are counted in */
+    struct input_limit trace_bytes;  /* memory telemetry of one request */
     struct input_limit max_items, max_score_items, max_score_tokens, max_score_positions;
     int max_logprobs;
     int default_max_tokens;
@@ -40,8 +42,7 @@ enum {
     /* Bytes of text for each token that is allowed: no text that is worth its tokens comes near, and
      * one that has more is refused before it is tokenised. */
     INPUT_BYTES_PER_TOKEN = 64,
-    INPUT_TRACE_BYTES_MAX = 256 << 20, /* memory telemetry of all items */
-    INPUT_TRACE_POSITIONS_MAX = 512,   /* positions of an item with "memory":"tokens" */
+    INPUT_TRACE_POSITIONS_MAX = 512, /* positions of an item with "memory":"tokens" */
 };
 
 /* One prompt or document. */
@@ -63,6 +64,11 @@ struct input_list {
 };
 
 void input_list_free(struct input_list *list);
+
+/* What request_set_item said. Returns false. */
+bool input_item_error(struct api_error *error, const struct err *err);
+/* The telemetry of the request's n items takes too much. Returns false. */
+bool input_too_much_telemetry(struct api_error *error, int n, const struct api_limits *limits);
 
 /* Whether BOS goes in front of texts and of ids, EOS behind either. */
 struct input_marks {

@@ -65,6 +65,7 @@ struct options {
     int max_items;
     int max_score_items;
     int64_t max_score_tokens;
+    int64_t max_request_bytes, memory_trace_bytes;
     int64_t max_score_positions; /* 0 = OPTIONS_POSITIONS_PER_TOKEN times max_score_tokens */
     int64_t max_body_bytes;
     int default_max_tokens;

@@ -144,6 +144,8 @@ struct engine_options options_engine(const struct options *options)
         .max_queue_tokens = options->max_queue_tokens,
         .kv_tokens = options->kv_tokens,
         .max_logprobs = options->max_logprobs,
+        .max_request_bytes = options->max_request_bytes,
+        .memory_trace_bytes = options->memory_trace_bytes,
         .memory_trace = options->memory_trace,
         .prefix_cache = strcmp(options->prefix_cache, "off") != 0,
     };

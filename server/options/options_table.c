@@ -105,6 +105,12 @@ const struct option_row option_rows[] = {
     LONG("max-queue-tokens", max_queue_tokens, SERVE, "1048576", 1, 1e12,
          "The number of positions that may wait to be computed: prompts plus max_tokens, or "
          "all windows of a text. Further requests get status 429."),
+    LONG("max-request-bytes", max_request_bytes, SERVE, "1073741824", 1 << 16, 1e15,
+         "The memory that the tokens and results of all requests may take until they are read. "
+         "Further requests get status 429."),
+    LONG("memory-trace-bytes", memory_trace_bytes, SERVE, "268435456", 0, 1LL << 40,
+         "The memory for the telemetry of requests with the field memory, reserved at start. "
+         "Requests wait for it, and none may ask for more."),
     INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000,
         "The number of alternative tokens that a request may ask for."),
 

@@ -98,7 +98,7 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
                         int32_t **target, int64_t *n_target);
 /* The request of all inputs, without its items. */
 bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target,
-                       struct api_error *error);
+                       const struct api_limits *limits, struct api_error *error);
 /* What depends on the positions that all items together make the engine compute: the limit, and the
  * class where priority is -1. All items are set. */
 bool score_set_priority(struct score_job *job, int priority, const struct api_limits *limits,

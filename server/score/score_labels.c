@@ -195,7 +195,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
         return false;
     }
     fields_finish(fields, limits->strict, job->ignored);
-    if (error->status != 0 || !score_new_request(job, label, n_label, error)) {
+    if (error->status != 0 || !score_new_request(job, label, n_label, limits, error)) {
         return false;
     }
     job->request->lang = lang;

@@ -138,11 +138,8 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
         if (job->memory != MEMORY_OFF) {
             trace_bytes += request_trace_bytes(limits->info, n_ids, job->memory == MEMORY_TOKENS);
         }
-        if (trace_bytes > INPUT_TRACE_BYTES_MAX) {
-            return api_error_set(error, 400, "too_many_items", "memory",
-                                 "the memory telemetry of %d items needs more than %d MiB: send "
-                                 "fewer at once",
-                                 job->inputs.n, INPUT_TRACE_BYTES_MAX >> 20);
+        if (trace_bytes > (size_t)limits->trace_bytes.most) {
+            return input_too_much_telemetry(error, job->inputs.n, limits);
         }
     }
     const int64_t n_entry = n_listed * (1 + job->logprobs);
@@ -162,12 +159,8 @@ bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
 {
     struct err err = {0};
     job->request->item[i].prompt_index = i;
-    if (request_set_item(job->request, i, ids, n_ids, limits->info, &err) == ERR_OK) {
-        return true;
-    }
-    const bool no_memory = err.code == ERR_MEMORY;
-    return api_error_set(error, no_memory ? 500 : 400,
-                         no_memory ? "out_of_memory" : "invalid_value", NULL, "%s", err.message);
+    return request_set_item(job->request, i, ids, n_ids, limits->info, &err) == ERR_OK ||
+           input_item_error(error, &err);
 }
 
 /* The ending of an item after BOS alone. */
@@ -266,13 +259,14 @@ bool score_set_priority(struct score_job *job, int priority, const struct api_li
 }
 
 bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target,
-                       struct api_error *error)
+                       const struct api_limits *limits, struct api_error *error)
 {
     struct request *const request = request_new(REQUEST_SCORE, job->inputs.n * job->n_per);
     job->request = request;
     if (request == NULL) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
     }
+    request_use_memory(request, limits->requests);
     request->n_top = 0;
     request->n_target = (int)n_target;
     if (n_target > 0) {
@@ -302,7 +296,8 @@ static bool make_request(struct score_job *job, struct fields *fields,
         return false;
     }
     fields_finish(fields, limits->strict, job->ignored);
-    if (error->status != 0 || !score_new_request(job, asked->target, asked->n_target, error)) {
+    if (error->status != 0 ||
+        !score_new_request(job, asked->target, asked->n_target, limits, error)) {
         return false;
     }
     struct request *const request = job->request;

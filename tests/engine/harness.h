@@ -53,6 +53,7 @@ static inline struct engine_options harness_options(const char *dir)
         .max_queue_tokens = 100000,
         .max_logprobs = 5,
         .memory_trace = true,
+        .memory_trace_bytes = 64 << 20,
         .prefix_cache = true,
     };
 }

@@ -424,6 +424,51 @@ static void many_requests_of_a_key_hold_up_nobody(void **state)
     engine_close(engine);
 }
 
+/* Traces wait for memory; requests without them, and cancelled ones, do not. */
+static void traces_wait_for_memory(void **state)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.memory_trace_bytes = 4096;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_as(state, &options);
+    waiter_begin(&waiter);
+    struct request *request[4];
+    for (int i = 0; i < 4; i++) {
+        request[i] = harness_score(1, 90, 90);
+        request[i]->trace_memory = i < 3;
+        harness_item(engine, request[i], 0, i, 20);
+    }
+    harness_submit(engine, request[0], &waiter);
+    waiter_wait(&waiter, request[0]);
+    for (int i = 1; i < 4; i++) {
+        harness_submit(engine, request[i], &waiter);
+    }
+    waiter_wait(&waiter, request[3]);
+    assert_int_equal(state_of(request[3]), FINISH_LENGTH);
+    assert_int_equal(state_of(request[1]), FINISH_NONE);
+    request_cancel(request[1]);
+    waiter_wait(&waiter, request[1]);
+    assert_int_equal(state_of(request[1]), FINISH_CANCELLED);
+    assert_int_equal(state_of(request[2]), FINISH_NONE);
+    request_release(request[0]); /* its answer was read */
+    waiter_wait(&waiter, request[2]);
+    assert_int_equal(state_of(request[2]), FINISH_LENGTH);
+    assert_int_equal(request[2]->item[0].trace[0].n_position, 20);
+    struct request *const large = harness_score(8, 90, 90);
+    large->trace_memory = true;
+    for (int i = 0; i < 8; i++) {
+        harness_item(engine, large, i, i, 90);
+    }
+    struct err err = {0};
+    assert_int_equal(engine_submit(engine, large, &err), ERR_ARGUMENT);
+    assert_non_null(strstr(err.message, "the limit (--memory-trace-bytes) is 4096"));
+    request_release(large);
+    for (int i = 1; i < 4; i++) {
+        request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
 /* Of a text the queue counts what its windows compute, and less with each window that has begun. */
 static void the_queue_counts_positions(void **state)
 {
@@ -812,6 +857,7 @@ int main(void)
         HARNESS_BOTH(many_windows_hold_up_nobody),
         HARNESS_BOTH(many_samples_hold_up_nobody),
         HARNESS_BOTH(many_requests_of_a_key_hold_up_nobody),
+        HARNESS_BOTH(traces_wait_for_memory),
         HARNESS_BOTH(the_queue_counts_positions),
         HARNESS_BOTH(wakes_once_per_request_and_step),
         cmocka_unit_test(tokens_are_delivered_beside_the_next_step),

@@ -32,7 +32,7 @@ static enum err_code open_queue(struct queue *queue, int n_waiting, int64_t n_po
 static struct job *pick(struct queue *queue, enum priority priority)
 {
     const struct plan_running nothing = {.n_max = 64};
-    return queue_pick(queue, &nothing, priority);
+    return queue_pick(queue, &nothing, priority, true);
 }
 
 /* What the engine does when a job is over. */

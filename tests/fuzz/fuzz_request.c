@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_VOCAB = 8192, CONTEXT = 64 };
+enum { N_VOCAB = 8192, CONTEXT = 64, TRACE_BYTES = 1 << 20 };
 
 static struct model_info *new_info(void)
 {
@@ -67,9 +67,12 @@ static void finish_item(const struct request *request, struct item *item, int n_
         item->out_target[j] = j % 3 == 2 ? -INFINITY : -(float)j;
     }
     if (item->trace != NULL) {
-        item->trace[0].count[3] = 1;
-        item->trace[0].weight[3] = 0.5;
-        item->trace[0].n_position = item->n_ids;
+        struct pkm_trace *const trace = &item->trace[0];
+        trace->n_position = item->n_ids;
+        if (trace->count != NULL) {
+            trace->count[3] = 1;
+            trace->weight[3] = 0.5;
+        }
     }
     atomic_store(&item->n_out, n_out);
     atomic_store(&item->state, FINISH_LENGTH);
@@ -131,6 +134,7 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
     struct api_error error = {0};
     if (generate_parse(&job, dialect, body, bytes, limits, &error)) {
         struct request *const request = job.request;
+        CHECK(request_take_traces(request, limits->info));
         for (int i = 0; i < request->n_item; i++) {
             struct item *const item = &request->item[i];
             finish_item(request, item, item_max_tokens(request, item));
@@ -220,6 +224,7 @@ static void fuzz_score(const char *body, size_t bytes, const struct api_limits *
     struct score_job job;
     struct api_error error = {0};
     if (score_parse(&job, body, bytes, limits, &error)) {
+        CHECK(request_take_traces(job.request, limits->info));
         finish_score(&job);
         struct text out = {0};
         CHECK(score_write(&out, &job, limits, &meta, &error));
@@ -256,8 +261,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     /* Made once: opening a tokenizer takes longer than a thousand requests. */
     static struct model_info *info;
     static struct tokenizer *tokenizer;
+    static struct request_memory *requests;
     if (info == NULL) {
         info = new_info();
+        CHECK(request_memory_open(&requests, 0, TRACE_BYTES, NULL) == ERR_OK);
         /* Started from elsewhere the texts are refused, and the rest is fuzzed all the same. */
         (void)tokenizer_open(&tokenizer, "models/demo", NULL, NULL, N_VOCAB, NULL);
     }
@@ -268,6 +275,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .tokenizer = (data[0] & 2) != 0 ? NULL : tokenizer,
                                       .model_name = "m",
                                       .context = CONTEXT,
+                                      .requests = requests,
+                                      .trace_bytes = {TRACE_BYTES, "--memory-trace-bytes"},
                                       .max_items = {8, "--max-items"},
                                       .max_score_items = {8, "--max-score-items"},
                                       .max_score_tokens = {512, "--max-score-tokens"},

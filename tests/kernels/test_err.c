@@ -78,6 +78,7 @@ static void test_every_code_has_its_name(void **state)
         [ERR_NUMERICAL] = "numerical",
         [ERR_QUEUE_FULL] = "queue_full",
         [ERR_QUEUE_TOKENS] = "queue_tokens_full",
+        [ERR_QUEUE_MEMORY] = "queue_memory_full",
         [ERR_CLOSED] = "closed",
         [ERR_TIMEOUT] = "timeout",
     };

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "body_too_large": "test_http_rules.py large_content_length_is_refused_before_the_body",
     "queue_full": "test_life.py full_queue_gets_429",
     "queue_tokens_full": "test_errors.py full_queue_of_tokens",
+    "queue_memory_full": "test_fair.py unread_results",
     "client_limit": "test_keys.py one_client_may_not_take_all",
     "buffers_full": "test_http_rules.py stalled_uploads_cost_their_own_connections",
     "internal_error": "test_cuda.py a_failure_ends_requests_readiness_and_process",

@@ -1,12 +1,11 @@
 """Fair shares: what one client asks for does not keep the others waiting."""
 
 import json
-import threading
+import re
 
 import pytest
-import requests
 
-from server_harness import PATIENCE, Server, error_of, eventually, head
+from server_harness import PROGRAM, Server, error_of, eventually, head, read_answer
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -46,3 +45,66 @@ def test_positions_are_the_measure_of_a_score():
         message = error_of(answer, 400, "too_many_tokens", "stride")
         assert "but 10000 are the limit of one request (--max-score-positions)" in message
         assert s.get("/info").json()["limits"]["max_score_positions"] == 10000
+
+
+def resident(server):
+    return int(re.search(r"VmRSS:\s+(\d+) kB",
+                         open("/proc/%d/status" % server.process.pid).read())[1]) * 1024
+
+
+SANITIZED = bool({"asan", "tsan"} & set(PROGRAM.split("/")))
+
+
+def burst(server, path, body, n):
+    """n requests at once that wait in the queue, and then leave."""
+    held = [server.connect() for _ in range(n)]
+    for connection in held:
+        connection.sendall(head(path, json.dumps(body).encode()))
+    eventually(lambda: server.metric("num_requests_waiting") >= n // 2, "a queue")
+    most = resident(server)
+    for connection in held:
+        connection.close()
+    eventually(lambda: server.metric("num_requests_waiting") <= 1, "the others' end")
+    return most
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer has an allocator of its own")
+def test_resident_memory_returns_after_a_burst():
+    """The reviewed burst: bodies of 1.3 kB that held 49 MB each while they waited."""
+    with Server("--max-seqs", "1") as s:
+        s.post("/score", {"text": ["a"] * 250, "memory": "summary"})
+        before = resident(s)
+        blocker = s.connect()
+        endless = {"text": TEXT * 300, "stride": 1, "priority": "interactive"}
+        blocker.sendall(head("/score", json.dumps(endless).encode()))
+        eventually(lambda: s.metric("num_requests_running") == 1, "the one that holds the others up")
+        summary = {"text": ["a"] * 250, "memory": "summary", "priority": "bulk"}
+        many = {"prompt": list(range(8, 200)), "max_tokens": 300, "n": 8, "logprobs": 20,
+                "priority": "bulk"}
+        for path, body in (("/score", summary), ("/generate", many)) * 2:
+            most = burst(s, path, body, 60)
+            assert most < before + (100 << 20)
+        blocker.close()
+        eventually(lambda: s.metric("num_requests_running") == 0, "an end")
+        parsed = b'{"prompt": [' + b"{}," * 1000000 + b"{}]}"
+        assert s.post("/generate", parsed).status_code == 400
+        eventually(lambda: resident(s) < 1.2 * before, "the memory's return")
+
+
+def test_unread_results_are_counted_and_bounded():
+    """Results stay counted until they are read; then queue_memory_full is over."""
+    text = TEXT * 40
+    with Server("--max-request-bytes", "200000") as s:
+        body = {"text": text, "logprobs": 20, "stream": True}
+        assert s.post("/score", dict(body, logprobs=2, stream=False)).status_code == 200
+        message = error_of(s.post("/score", dict(body, text=[text] * 8)), 400, "invalid_value")
+        assert "(--max-request-bytes) is 200000" in message
+        with s.connect() as blocker:
+            blocker.sendall(head("/generate", json.dumps(
+                {"prompt": [8] * 100, "max_tokens": 400, "n": 8, "logprobs": 5,
+                 "ignore_eos": True, "temperature": 1}).encode()))
+            eventually(lambda: s.metric('request_memory_bytes{kind="results"}') > 100000, "arrays")
+            error_of(s.post("/score", body), 429, "queue_memory_full")
+            assert s.metric('requests_rejected_total{reason="queue_memory_full"}') == 1
+        eventually(lambda: s.metric('request_memory_bytes{kind="results"}') == 0, "an end")
+        assert s.post("/score", body).status_code == 200
