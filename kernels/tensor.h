@@ -5,17 +5,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_I32, DTYPE_I64, DTYPE_N };
+/* Q4: an element is a byte that holds the codes of two columns of a table of value rows, see
+ * q4_code. Such a tensor has half as many columns as the table. */
+enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_Q4, DTYPE_I32, DTYPE_I64, DTYPE_N };
 
 static inline size_t dtype_bytes(enum dtype dtype)
 {
-    static const unsigned char bytes[DTYPE_N] = {4, 2, 2, 1, 4, 8};
+    static const unsigned char bytes[DTYPE_N] = {4, 2, 2, 1, 1, 4, 8};
     return bytes[dtype];
 }
 
 static inline const char *dtype_name(enum dtype dtype)
 {
-    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "i32", "i64"};
+    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "q4", "i32", "i64"};
     return names[dtype];
 }
 
@@ -62,6 +64,13 @@ static inline float *row_f32(struct tensor t, int64_t row)
 static inline int32_t *row_i32(struct tensor t, int64_t row)
 {
     return (int32_t *)t.data + row * t.stride;
+}
+
+/* The code, -8 to 7, of column col of a Q4 row of half bytes: the low half of byte i is column i,
+ * its high half column half + i. The value is the code multiplied by the scale of its row. */
+static inline int q4_code(const uint8_t *row, int64_t half, int64_t col)
+{
+    return (col < half ? row[col] & 15 : row[col - half] >> 4) - 8;
 }
 
 static inline float bf16_to_f32(uint16_t bits)

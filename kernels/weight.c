@@ -10,8 +10,12 @@ static bool is_float(enum dtype dtype)
 struct weight weight_head(const struct tensor *host, const struct weight_desc *desc)
 {
     CHECK(host->data != NULL && host->rows > 0 && host->cols > 0 && host->stride >= host->cols);
-    CHECK(is_float(host->dtype) || (host->dtype == DTYPE_I8 && desc->row_scale != NULL));
-    CHECK(desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16 || desc->dtype == DTYPE_I8);
+    const bool is_q4 = host->dtype == DTYPE_Q4;
+    CHECK(is_float(host->dtype) || (host->dtype == DTYPE_I8 && desc->row_scale != NULL) ||
+          (is_q4 && desc->row_scale_f16 != NULL && desc->kind == WEIGHT_TABLE));
+    CHECK(is_q4 == (desc->dtype == DTYPE_Q4));
+    CHECK(is_q4 || desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16 ||
+          desc->dtype == DTYPE_I8);
     CHECK(desc->kind != WEIGHT_KEYS || (host->dtype != DTYPE_I8 && desc->dtype != DTYPE_I8));
     CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
     CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);
@@ -23,7 +27,7 @@ struct weight weight_head(const struct tensor *host, const struct weight_desc *d
                            .placement = desc->placement,
                            .n_group = desc->n_group,
                            .rows = host->rows,
-                           .cols = host->cols};
+                           .cols = is_q4 ? 2 * host->cols : host->cols};
 }
 
 enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,

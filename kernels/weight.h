@@ -35,7 +35,8 @@ struct weight_desc {
     enum weight_kind kind;
     enum dtype dtype; /* as computed with: F32, BF16 (F16 sources become F32), or where the backend
                        * has_int8, and not of KEYS, I8; a TABLE with PLACEMENT_MMAP keeps its
-                       * source's dtype, whatever it is */
+                       * source's dtype, whatever it is. Q4 if, and only if, the source is:
+                               * a TABLE that only pkm_read reads */
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
     bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be taken as sums of two
@@ -43,7 +44,9 @@ struct weight_desc {
                              * within 2^-16 of Σ|x·w| */
     const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
                              * PLACEMENT_MMAP as long as the weight lives. Else NULL */
-    double loss_max;        /* I8 made of other numbers w: refused (ERR_NUMERICAL) where
+    const uint16_t
+        *row_scale_f16; /* Borrowed: [rows] of a Q4 source, as long likewise. Else NULL */
+    double loss_max;    /* I8 made of other numbers w: refused (ERR_NUMERICAL) where
                              * |w - q·scale| > loss_max·|w|, the norms over all of it; 0 = never */
 };
 

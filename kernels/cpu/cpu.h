@@ -31,7 +31,8 @@ struct cpu_weight {
     int64_t row_bytes;      /* TABLE */
     enum dtype stored;      /* of a TABLE's rows, with PLACEMENT_MMAP maybe F16; of panels' words */
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
-    bool is_split;          /* MATRIX and KEYS, for the matrix unit: packed as sums of two BF16
+    const uint16_t *row_scale_f16; /* TABLE: [rows] of Q4; else NULL */
+    bool is_split; /* MATRIX and KEYS, for the matrix unit: packed as sums of two BF16
                              * numbers, or stored as BF16 because all of them are, and multiplied by
                              * rows that are such sums */
 };

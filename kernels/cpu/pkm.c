@@ -135,6 +135,16 @@ void cpu_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weig
     cpu_for_rows(cpu_of(be), slots, rescore_rows, &job);
 }
 
+static struct value_table value_table_of(const struct cpu_weight *w)
+{
+    return (struct value_table){.data = w->data,
+                                .scale = w->row_scale,
+                                .scale_f16 = w->row_scale_f16,
+                                .row_bytes = w->row_bytes,
+                                .half = w->head.cols / 2,
+                                .dtype = w->stored};
+}
+
 /* ---- experts ----------------------------------------------------------------------------------*/
 
 struct experts_job {
@@ -149,7 +159,8 @@ static void experts_rows(void *arg, int thread, int first, int n)
     (void)thread;
     const struct experts_job *const job = arg;
     const struct cpu_weight *const w = job->experts;
-    const struct value_table table = {w->data, w->row_scale, w->row_bytes, w->stored};
+    CHECK(w->stored != DTYPE_Q4); /* only values are, see weight.h */
+    const struct value_table table = value_table_of(w);
     for (int r = first; r < first + n; r++) {
         const int32_t *const slots = row_i32(job->slots, r);
         const float *const weights = row_f32(job->weights, r);
@@ -200,8 +211,7 @@ static void read_items(void *arg, int thread, int first, int n)
     (void)thread;
     const struct read_job *const job = arg;
     const struct cpu_weight *const values = job->values;
-    const struct value_table table = {values->data, values->row_scale, values->row_bytes,
-                                      values->stored};
+    const struct value_table table = value_table_of(values);
     for (int row = first / job->n_part; row <= (first + n - 1) / job->n_part; row++) {
         const int32_t *const slots = row_i32(job->slots, row);
         for (int64_t j = 0; j < job->slots.cols; j++) {

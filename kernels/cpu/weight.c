@@ -318,18 +318,24 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
         w->data = host->data;
         w->stored = host->dtype;
         w->row_scale = host->dtype == DTYPE_I8 ? desc->row_scale : NULL;
+        w->row_scale_f16 = desc->row_scale_f16;
         w->row_bytes = host->stride * (int64_t)dtype_bytes(host->dtype);
         return true;
     }
     w->stored = w->head.dtype;
     w->row_bytes = host->cols * (int64_t)dtype_bytes(w->stored);
     const bool is_int8 = w->stored == DTYPE_I8;
-    const size_t scale_bytes = is_int8 ? sizeof(float) : 0;
+    const bool is_q4 = w->stored == DTYPE_Q4;
+    const size_t scale_bytes = is_int8 ? sizeof(float) : is_q4 ? sizeof(uint16_t) : 0;
     if (!weight_alloc(w, (size_t)host->rows, (size_t)w->row_bytes + scale_bytes)) {
         return false;
     }
     /* the scales first: they are aligned, and the rows need not be */
     float *const scale = w->owned;
+    if (is_q4) {
+        memcpy(w->owned, desc->row_scale_f16, (size_t)host->rows * scale_bytes);
+        w->row_scale_f16 = w->owned;
+    }
     char *const rows = (char *)w->owned + (size_t)host->rows * scale_bytes;
     w->data = rows;
     w->row_scale = is_int8 ? scale : NULL;

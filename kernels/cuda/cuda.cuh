@@ -129,13 +129,14 @@ __device__ __forceinline__ float warp_sum(float value)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* Of F32 or BF16, in device memory or in the host's. */
+/* Of F32, BF16 or Q4, in device memory or in the host's. */
 struct cuda_weight {
     struct weight head; /* first: the models' pointer to it is ours */
     void *data;         /* device address, also for HOST (mapped pinned memory) */
     void *pinned;       /* Owner with HOST: the host address of data; else NULL */
     size_t bytes;       /* of data, padding included */
-    /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow.
+    /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow. Of Q4 rows of
+     * cols / 2 bytes, and behind them, at cuda_q4_scales, the fp16 scale of each.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
 };
 
@@ -146,9 +147,17 @@ static inline const struct cuda_weight *cuda_weight_of(const struct weight *w)
 
 /* What a weight is made of. */
 struct cuda_source {
-    struct tensor view;     /* of host memory */
-    const float *row_scale; /* Borrowed: [rows] of I8, else NULL */
+    struct tensor view;            /* of host memory */
+    const float *row_scale;        /* Borrowed: [rows] of I8, else NULL */
+    const uint16_t *row_scale_f16; /* Borrowed: [rows] of Q4, else NULL */
 };
+
+/* The byte of a Q4 table at which its scales begin. */
+static inline size_t cuda_q4_scales(const struct weight *w)
+{
+    const size_t codes = static_cast<size_t>(w->rows) * static_cast<size_t>(w->cols / 2);
+    return (codes + 15) / 16 * 16;
+}
 
 /* ---- the backend ---------------------------------------------------------------------------- */
 

@@ -15,6 +15,8 @@
  * are in flight together. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/cuda.cuh"
 
+#include <type_traits>
+
 namespace
 {
 
@@ -46,26 +48,70 @@ template <> struct pair_of<uint16_t> {
     }
 };
 
-/* Both columns of a lane; where rows do not start at pairs, or the last column is alone, singly. */
-template <typename T, bool paired>
-__device__ __forceinline__ float2 load_columns(const T *row, int column, int n_column)
-{
-    if (paired) {
-        return pair_of<T>::load(row + column);
+/* A table of F32 or BF16. */
+template <typename T> struct float_table {
+    const T *data;
+
+    /* Both columns of a lane; where rows do not start at pairs, or the last column is alone, singly.
+     */
+    template <bool paired>
+    __device__ __forceinline__ float2 load(int64_t slot, int column, int n_column) const
+    {
+        const T *const row = data + slot * n_column;
+        if (paired) {
+            return pair_of<T>::load(row + column);
+        }
+        float2 v = {pair_of<T>::one(row + column), 0};
+        if (column + 1 < n_column) {
+            v.y = pair_of<T>::one(row + column + 1);
+        }
+        return v;
     }
-    float2 v = {pair_of<T>::one(row + column), 0};
-    if (column + 1 < n_column) {
-        v.y = pair_of<T>::one(row + column + 1);
+};
+
+/* A table of Q4: see q4_code. Its rows are n_column / 2 bytes. */
+struct q4_table {
+    const uint8_t *data;
+    const uint16_t *scale; /* fp16 */
+
+    /* fp16 to F32, exactly, subnormal numbers too: its exponent, put in the place of F32's, is 112
+     * less than it should be. */
+    static __device__ __forceinline__ float widen(uint16_t bits)
+    {
+        const float magnitude = __uint_as_float((bits & 0x7fffu) << 13) * 0x1p112f;
+        return (bits & 0x8000u) != 0 ? -magnitude : magnitude;
     }
-    return v;
-}
+
+    __device__ __forceinline__ float one(const uint8_t *row, int column, int half) const
+    {
+        const int byte = __ldg(row + (column < half ? column : column - half));
+        return static_cast<float>((column < half ? byte & 15 : byte >> 4) - 8);
+    }
+
+    /* paired: two columns are neighbours in one half, and their bytes start at a pair. */
+    template <bool paired>
+    __device__ __forceinline__ float2 load(int64_t slot, int column, int n_column) const
+    {
+        const int half = n_column / 2;
+        const uint8_t *const row = data + slot * half;
+        const float factor = widen(__ldg(scale + slot));
+        if (paired) {
+            const int at = column < half ? column : column - half;
+            const int bytes = __ldg(reinterpret_cast<const uint16_t *>(row + at));
+            const int codes = column < half ? bytes : bytes >> 4;
+            return {static_cast<float>((codes & 15) - 8) * factor,
+                    static_cast<float>((codes >> 8 & 15) - 8) * factor};
+        }
+        return {one(row, column, half) * factor,
+                column + 1 < n_column ? one(row, column + 1, half) * factor : 0};
+    }
+};
 
 /* The sum of block first .. first+31 of the row's n_hit slots for this lane's columns. All lanes of
  * the warp call; a lane without columns reads column 0 and its sum is not used. */
 template <typename T, bool paired>
 __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *weights, int first,
-                                            int n_hit, const T *values, int64_t n_column,
-                                            int column)
+                                            int n_hit, const T values, int64_t n_column, int column)
 {
     const int lane = threadIdx.x % WARP;
     const int n = n_hit - first < WARP ? n_hit - first : WARP;
@@ -77,10 +123,10 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
 #pragma unroll
         for (int j = 0; j < WARP; j++) {
             const int64_t slot = __shfl_sync(0xffffffffu, my_slot, j);
-            v[j] = load_columns<T, paired>(values + slot * n_column, column,
-                                           static_cast<int>(n_column));
+            v[j] = values.template load<paired>(slot, column, static_cast<int>(n_column));
         }
-        if constexpr (sizeof(T) == 4) { /* else nvcc 13.0 mixes sums among the loads, and spills */
+        if constexpr (std::is_same<T, float_table<float>>::
+                          value) { /* else nvcc 13.0 mixes sums among the loads, and spills */
             __syncwarp();
         }
 #pragma unroll
@@ -94,8 +140,7 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
     for (int j = 0; j < n; j++) {
         const int64_t slot = __shfl_sync(0xffffffffu, my_slot, j);
         const float weight = __shfl_sync(0xffffffffu, my_weight, j);
-        const float2 v =
-            load_columns<T, paired>(values + slot * n_column, column, static_cast<int>(n_column));
+        const float2 v = values.template load<paired>(slot, column, static_cast<int>(n_column));
         sum.x = fmaf(weight, v.x, sum.x);
         sum.y = fmaf(weight, v.y, sum.y);
     }
@@ -105,7 +150,7 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
 template <typename T, bool paired>
 __global__ void __launch_bounds__(SUMS *WARP)
     read_kernel(struct tensor y, struct tensor residual, struct tensor slots, struct tensor weights,
-                const T *values)
+                const T values)
 {
     __shared__ float2 sums[SUMS][WARP];
     const int lane = threadIdx.x % WARP;
@@ -149,20 +194,37 @@ __global__ void __launch_bounds__(SUMS *WARP)
 
 template <typename T>
 void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-            struct tensor weights, const struct weight *values)
+            struct tensor weights, const T table, bool paired)
 {
-    const T *const data = static_cast<const T *>(cuda_weight_of(values)->data);
-    const bool paired =
-        y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % (PAIR * sizeof(T)) == 0;
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));
     const dim3 block(SUMS * WARP);
     if (paired) {
         LAUNCH((read_kernel<T, true>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
-               data);
+               table);
     } else {
         LAUNCH((read_kernel<T, false>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
-               data);
+               table);
     }
+}
+
+template <typename T>
+void launch_floats(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
+                   struct tensor weights, const struct weight *values)
+{
+    const T *const data = static_cast<const T *>(cuda_weight_of(values)->data);
+    const bool paired =
+        y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % (PAIR * sizeof(T)) == 0;
+    launch(cu, y, residual, slots, weights, float_table<T>{data}, paired);
+}
+
+void launch_q4(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
+               struct tensor weights, const struct weight *values)
+{
+    const uint8_t *const data = static_cast<const uint8_t *>(cuda_weight_of(values)->data);
+    const q4_table table = {data,
+                            reinterpret_cast<const uint16_t *>(data + cuda_q4_scales(values))};
+    const bool paired = y.cols / 2 % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % PAIR == 0;
+    launch(cu, y, residual, slots, weights, table, paired);
 }
 
 } // namespace
@@ -170,10 +232,12 @@ void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct ten
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
                    struct tensor weights, const struct weight *values)
 {
-    if (values->dtype == DTYPE_BF16) {
-        launch<uint16_t>(cu, y, residual, slots, weights, values);
+    if (values->dtype == DTYPE_Q4) {
+        launch_q4(cu, y, residual, slots, weights, values);
+    } else if (values->dtype == DTYPE_BF16) {
+        launch_floats<uint16_t>(cu, y, residual, slots, weights, values);
     } else {
-        launch<float>(cu, y, residual, slots, weights, values);
+        launch_floats<float>(cu, y, residual, slots, weights, values);
     }
     cuda_check(cu, "pkm_read");
 }

@@ -201,7 +201,7 @@ void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, 
     }
 }
 
-/* Rows first .. first+n-1 of host as dst[n, cols] of the table's type. */
+/* Rows first .. first+n-1 of host as dst[n, cols] of the table's type; of Q4, bytes of codes. */
 static void table_rows(void *dst, const struct cuda_source *source, enum dtype dtype, int64_t first,
                        int64_t n)
 {
@@ -213,11 +213,18 @@ static void table_rows(void *dst, const struct cuda_source *source, enum dtype d
     }
 }
 
+static size_t table_row_bytes(const struct cuda_weight *w)
+{
+    const bool is_q4 = w->head.dtype == DTYPE_Q4;
+    return static_cast<size_t>(is_q4 ? w->head.cols / 2 : w->head.cols) *
+           dtype_bytes(w->head.dtype);
+}
+
 /* Copies a table through the two halves of the staging block: one is filled while the other is
  * read. A row that does not fit a half goes in one block of its own. */
 static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cuda_source *host)
 {
-    const size_t row_bytes = static_cast<size_t>(w->head.cols) * dtype_bytes(w->head.dtype);
+    const size_t row_bytes = table_row_bytes(w);
     const size_t half = cu->staging_bytes / 2;
     const int64_t chunk = static_cast<int64_t>(half / row_bytes);
     bool ok = true;
@@ -237,6 +244,14 @@ static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cu
                  cuda_ok(cu, cudaEventRecord(cu->staging_read[i % 2], cu->stream), "weight upload");
         }
     }
+    if (ok && w->head.dtype == DTYPE_Q4) {
+        ok = cuda_ok(cu,
+                     cudaMemcpyAsync(static_cast<char *>(w->data) + cuda_q4_scales(&w->head),
+                                     host->row_scale_f16,
+                                     static_cast<size_t>(w->head.rows) * sizeof(uint16_t),
+                                     cudaMemcpyHostToDevice, cu->stream),
+                     "weight upload");
+    }
     return command_wait(cu) && ok;
 }
 
@@ -246,7 +261,13 @@ static void pack(const struct cuda *cu, void *dst, const struct cuda_weight *w,
     switch (w->head.kind) {
     case WEIGHT_MATRIX: linear_pack(dst, host, w->head.dtype, cu->lt != NULL); break;
     case WEIGHT_KEYS: keys_pack(dst, host, w->head.n_group); break;
-    case WEIGHT_TABLE: table_rows(dst, host, w->head.dtype, 0, w->head.rows); break;
+    case WEIGHT_TABLE:
+        table_rows(dst, host, w->head.dtype, 0, w->head.rows);
+        if (w->head.dtype == DTYPE_Q4) {
+            memcpy(static_cast<char *>(dst) + cuda_q4_scales(&w->head), host->row_scale_f16,
+                   static_cast<size_t>(w->head.rows) * sizeof(uint16_t));
+        }
+        break;
     }
 }
 
@@ -257,8 +278,9 @@ static size_t weight_size(const struct cuda_weight *w)
     case WEIGHT_KEYS: return keys_bytes(w->head.rows, w->head.cols, w->head.n_group);
     case WEIGHT_TABLE: break;
     }
-    return static_cast<size_t>(w->head.rows) * static_cast<size_t>(w->head.cols) *
-           dtype_bytes(w->head.dtype);
+    return w->head.dtype == DTYPE_Q4
+               ? cuda_q4_scales(&w->head) + static_cast<size_t>(w->head.rows) * sizeof(uint16_t)
+               : static_cast<size_t>(w->head.rows) * table_row_bytes(w);
 }
 
 static enum err_code place_on_host(struct cuda *cu, struct cuda_weight *w,
@@ -287,7 +309,7 @@ static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
     if (code != ERR_OK) {
         return code;
     }
-    const size_t row_bytes = static_cast<size_t>(w->head.cols) * dtype_bytes(w->head.dtype);
+    const size_t row_bytes = table_row_bytes(w);
     bool ok = false;
     if (w->head.kind == WEIGHT_TABLE && row_bytes <= cu->staging_bytes / 2) {
         ok = table_upload(cu, w, host);
@@ -338,7 +360,7 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     }
     w->head = head;
     w->bytes = weight_size(w);
-    const struct cuda_source source = {*host, desc->row_scale};
+    const struct cuda_source source = {*host, desc->row_scale, desc->row_scale_f16};
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
         command_forget(cu); /* what is reserved may move */

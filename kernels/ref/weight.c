@@ -34,14 +34,15 @@ static double round_rows(struct ref_weight *w, float *scale)
 static enum err_code copy_values(struct ref_weight *w, const struct tensor *host,
                                  const struct weight_desc *desc, const char *name, struct err *err)
 {
+    const int64_t cols = w->head.cols;
     const bool round_bf16 = w->head.dtype == DTYPE_BF16;
     const bool is_int8 = w->head.dtype == DTYPE_I8;
     size_t n_value = 0;
     size_t bytes = 0;
-    if (__builtin_mul_overflow((size_t)host->rows, (size_t)host->cols + 1, &n_value) ||
+    if (__builtin_mul_overflow((size_t)host->rows, (size_t)cols + 1, &n_value) ||
         __builtin_mul_overflow(n_value, sizeof(float), &bytes)) {
         return err_set(err, ERR_MEMORY, "%s: [%lld, %lld] exceeds the address space", name,
-                       (long long)host->rows, (long long)host->cols);
+                       (long long)host->rows, (long long)cols);
     }
     w->owned = malloc(bytes);
     if (w->owned == NULL) {
@@ -49,13 +50,15 @@ static enum err_code copy_values(struct ref_weight *w, const struct tensor *host
                        bytes);
     }
     for (int64_t r = 0; r < host->rows; r++) {
-        for (int64_t c = 0; c < host->cols; c++) {
-            float value = float_at(host->data, host->dtype, r * host->stride + c);
+        for (int64_t c = 0; c < cols; c++) {
+            float value = host->dtype == DTYPE_Q4
+                              ? q4_at(host, desc->row_scale_f16, r, c)
+                              : float_at(host->data, host->dtype, r * host->stride + c);
             value *= host->dtype == DTYPE_I8 && !is_int8 ? desc->row_scale[r] : 1.0f;
-            w->owned[r * host->cols + c] = round_bf16 ? bf16_to_f32(bf16_from_f32(value)) : value;
+            w->owned[r * cols + c] = round_bf16 ? bf16_to_f32(bf16_from_f32(value)) : value;
         }
     }
-    w->view = tensor_make(w->owned, host->rows, host->cols, DTYPE_F32);
+    w->view = tensor_make(w->owned, host->rows, cols, DTYPE_F32);
     if (!is_int8) {
         return ERR_OK;
     }
@@ -85,6 +88,7 @@ enum err_code ref_weight_new(struct backend *be, struct weight **weight, const s
     if (desc->placement == PLACEMENT_MMAP) {
         w->view = *host;
         w->scale = host->dtype == DTYPE_I8 ? desc->row_scale : NULL;
+        w->scale_f16 = desc->row_scale_f16;
     } else {
         code = copy_values(w, host, desc, name, err);
         if (code != ERR_OK) {

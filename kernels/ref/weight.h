@@ -12,10 +12,11 @@
 #include <string.h>
 
 struct ref_weight {
-    struct weight head; /* first: the models' pointer to it is ours */
-    struct tensor view; /* [rows, cols] F32, or the source itself with PLACEMENT_MMAP */
-    const float *scale; /* [rows] what the elements of a row are multiplied by; NULL = 1 */
-    float *owned;       /* Owner: the weight; NULL with PLACEMENT_MMAP */
+    struct weight head;        /* first: the models' pointer to it is ours */
+    struct tensor view;        /* [rows, cols] F32, or the source itself with PLACEMENT_MMAP */
+    const float *scale;        /* [rows] what the elements of a row are multiplied by; NULL = 1 */
+    const uint16_t *scale_f16; /* the same of a Q4 source that is read in place */
+    float *owned;              /* Owner: the weight; NULL with PLACEMENT_MMAP */
 };
 
 static inline const struct ref_weight *ref_weight_of(const struct weight *w)
@@ -40,9 +41,21 @@ static inline float float_at(const void *data, enum dtype dtype, int64_t i)
     return dtype == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
+static inline float q4_at(const struct tensor *view, const uint16_t *scale, int64_t row,
+                          int64_t col)
+{
+    const uint8_t *const codes = (const uint8_t *)view->data + row * view->stride;
+    uint16_t bits; /* a file's may stand at any byte */
+    memcpy(&bits, scale + row, sizeof bits);
+    return (float)q4_code(codes, view->cols, col) * f16_to_f32(bits);
+}
+
 static inline float weight_at(const struct weight *weight, int64_t row, int64_t col)
 {
     const struct ref_weight *const w = ref_weight_of(weight);
+    if (w->view.dtype == DTYPE_Q4) {
+        return q4_at(&w->view, w->scale_f16, row, col);
+    }
     const float value = float_at(w->view.data, w->view.dtype, row * w->view.stride + col);
     return w->scale == NULL ? value : value * w->scale[row];
 }

@@ -154,6 +154,13 @@ static float row_scale(int64_t row)
     return (float)(row % 8) / 512;
 }
 
+/* Of Q4, in fp16: of either sign, subnormal, zero, one. */
+static uint16_t row_scale_f16(int64_t row)
+{
+    static const uint16_t bits[] = {0x2c00, 0xac01, 0x0001, 0x83ff, 0x0000, 0x3c00, 0x9d55, 0x2e66};
+    return bits[row % 8];
+}
+
 struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enum dtype dtype,
                                 float sigma)
 {
@@ -162,6 +169,10 @@ struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enu
     char *const data = check_host(c, (size_t)(rows * stride) + 1, dtype_bytes(dtype) + 2);
     const struct tensor t = {data + shift, rows, cols, stride, dtype};
     for (int64_t i = 0; i < rows * stride; i++) {
+        if (dtype == DTYPE_Q4) {
+            *(uint8_t *)element_at(&t, i) = (uint8_t)check_int(c, 0, 255);
+            continue;
+        }
         if (dtype == DTYPE_I8) {
             *(int8_t *)element_at(&t, i) = (int8_t)check_int(c, -127, 127);
             continue;
@@ -176,6 +187,10 @@ struct tensor check_host_tensor(struct check *c, int64_t rows, int64_t cols, enu
 
 float check_value(const struct tensor *t, int64_t row, int64_t col)
 {
+    if (t->dtype == DTYPE_Q4) {
+        const uint8_t *const codes = element_at(t, row * t->stride);
+        return (float)q4_code(codes, t->cols, col) * f16_to_f32(row_scale_f16(row));
+    }
     const void *const at = element_at(t, row * t->stride + col);
     if (t->dtype == DTYPE_F32) {
         float value;
@@ -203,6 +218,8 @@ struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype
         static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
         desc.dtype = dtypes[check_int(c, 0, has_int8 ? 2 : 1)];
         desc.is_split = desc.dtype == DTYPE_F32 && check_chance(c, 0.4);
+    } else if (source == DTYPE_Q4) {
+        desc.placement = (enum placement)check_int(c, PLACEMENT_DEVICE, PLACEMENT_MMAP);
     } else if (has_int8 && check_chance(c, 0.2)) {
         desc.dtype = DTYPE_I8;
     } else if (!has_int8 && source == DTYPE_I8) {
@@ -223,7 +240,8 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
     struct weight_desc wanted = *desc;
     if (wanted.placement == PLACEMENT_MMAP && !be->is_host) {
         wanted.placement = PLACEMENT_HOST; /* the nearest to it: read in place, across the bus */
-        wanted.dtype = host->dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+        wanted.dtype =
+            host->dtype == DTYPE_BF16 || host->dtype == DTYPE_Q4 ? host->dtype : DTYPE_F32;
     }
     float *const scale =
         host->dtype == DTYPE_I8 ? check_host(c, (size_t)host->rows, sizeof *scale) : NULL;
@@ -231,6 +249,12 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
         scale[r] = row_scale(r);
     }
     wanted.row_scale = scale;
+    uint16_t *const scale_f16 =
+        host->dtype == DTYPE_Q4 ? check_host(c, (size_t)host->rows, sizeof *scale_f16) : NULL;
+    for (int64_t r = 0; scale_f16 != NULL && r < host->rows; r++) {
+        scale_f16[r] = row_scale_f16(r);
+    }
+    wanted.row_scale_f16 = scale_f16;
     const enum err_code code = be->op->weight_new(be, &weight, host, &wanted, "weight", &err);
     if (code != ERR_OK) {
         (void)fprintf(stderr, "%s: weight_new: %s\n", be->name, err.message);

@@ -352,9 +352,11 @@ void check_pkm_read(struct check *c)
                           .n_col = check_dim(c, 130),
                           .residual = (enum residual)check_int(c, RESIDUAL_NONE, RESIDUAL_Y)};
     const int n_slot = check_dim(c, 400);
-    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
+    const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_Q4);
     const struct weight_desc desc = check_desc(c, WEIGHT_TABLE, source);
-    const struct tensor values = check_host_tensor(c, n_slot, k.d, source, 1);
+    const bool is_q4 = source == DTYPE_Q4; /* a byte is two columns */
+    k.d += is_q4 ? k.d % 2 : 0;
+    const struct tensor values = check_host_tensor(c, n_slot, is_q4 ? k.d / 2 : k.d, source, 1);
     for (int side = 0; side < SIDE_N; side++) {
         k.values[side] = check_weight(c, (enum side)side, &values, &desc);
     }

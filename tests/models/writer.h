@@ -148,9 +148,11 @@ static inline void writer_put(unsigned char *out, const struct writer_tensor *t,
                                                   : 0;
     const int32_t whole = (int32_t)t->value[i];
     const int8_t byte = (int8_t)(t->value[i] * 32);
+    const uint8_t code = (uint8_t)t->value[i];
     const void *const from = t->dtype == DTYPE_F32   ? (const void *)&t->value[i]
                              : t->dtype == DTYPE_I32 ? (const void *)&whole
                              : t->dtype == DTYPE_I8  ? (const void *)&byte
+                             : t->dtype == DTYPE_Q4  ? (const void *)&code
                                                      : &half;
     memcpy(out + (size_t)i * dtype_bytes(t->dtype), from, dtype_bytes(t->dtype));
 }
@@ -173,7 +175,7 @@ static inline void writer_int8(struct writer *w, int index)
 static inline void writer_save(const struct writer *w, int first, int last, const char *dir,
                                const char *name)
 {
-    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I8", "I32", "I64"};
+    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I8", "U8", "I32", "I64"};
     static char header[1 << 16];
     size_t used = (size_t)snprintf(header, sizeof header, "{\"__metadata__\":{\"format\":\"pt\"}");
     size_t offset = 0;

@@ -126,8 +126,10 @@ struct row_source {
 /* Rows of values. */
 struct value_table {
     const void *data;
-    const float *scale; /* [rows] of I8, else NULL */
+    const float *scale;        /* [rows] of I8, else NULL */
+    const uint16_t *scale_f16; /* [rows] of Q4, else NULL */
     int64_t row_bytes;
+    int64_t half; /* of Q4: the columns in the low halves of its bytes, half of all */
     enum dtype dtype;
 };
 

@@ -27,6 +27,17 @@ struct read_group {
     int n;
 };
 
+/* What the numbers of a row are multiplied by. Of a file, fp16 may stand at any byte. */
+static ALWAYS_INLINE float scale_of(const struct value_table *table, int32_t slot)
+{
+    if (table->scale_f16 != NULL) {
+        uint16_t bits;
+        memcpy(&bits, table->scale_f16 + slot, sizeof bits);
+        return f16_to_f32(bits);
+    }
+    return table->scale != NULL ? table->scale[slot] : 1;
+}
+
 /* The first of n slots, most at most. */
 static void set_group(struct read_group *group, const int32_t *slots, const float *weights, int n,
                       int most, const struct value_table *table, int64_t first_byte)
@@ -35,17 +46,37 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
     for (int i = 0; i < READ_GROUP; i++) {
         const int j = i < group->n ? i : 0;
         group->row[i] = (const char *)table->data + slots[j] * table->row_bytes + first_byte;
-        const float weight = weights[j] * (table->scale != NULL ? table->scale[slots[j]] : 1);
+        const float weight = weights[j] * scale_of(table, slots[j]);
         group->weight[i] = fabsf(weight) < FLT_MIN ? 0 : weight; /* slow, and adds nothing */
     }
 }
 
+/* How the numbers of a row are stored: as a dtype, or in the high halves of the bytes of Q4, of
+ * which DTYPE_Q4 itself means the low halves. */
+enum { Q4_HIGH = DTYPE_N, N_STORED };
+
+static inline int64_t stored_bytes(int stored)
+{
+    return stored == Q4_HIGH ? 1 : (int64_t)dtype_bytes((enum dtype)stored);
+}
+
+/* n <= LANES numbers from element col on; beyond them anything finite. */
+static ALWAYS_INLINE vf load_stored(const char *row, const int stored, int64_t col, int n)
+{
+    if (stored != DTYPE_Q4 && stored != Q4_HIGH) {
+        return v_load_as(row, (enum dtype)stored, col, n);
+    }
+    vb b = {0};
+    memcpy(&b, row + col, (size_t)n);
+    return v_from_i8((stored == Q4_HIGH ? b >> 4 & 15 : b & 15) - 8);
+}
+
 /* y[n] += Σ_j weights[j] · rows[j], j ascending. */
 static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
-                                    const struct read_group *next, const enum dtype dtype,
-                                    int64_t n, int64_t ahead)
+                                    const struct read_group *next, const int dtype, int64_t n,
+                                    int64_t ahead)
 {
-    const int64_t elem_bytes = (int64_t)dtype_bytes(dtype);
+    const int64_t elem_bytes = stored_bytes(dtype);
     const int n_vec = (int)(BLOCK / (LANES * elem_bytes));
     const int64_t end = n * elem_bytes;
     int64_t c = 0;
@@ -65,7 +96,7 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
             UNROLL
             for (int v = 0; v < n_vec; v++) {
                 sum[v] =
-                    v_fma(weight, v_load_as(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
+                    v_fma(weight, load_stored(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
             }
         }
         UNROLL
@@ -77,7 +108,8 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
         const int n_lane = lanes_left(n, c);
         vf sum = v_load_n(y + c, n_lane);
         for (int j = 0; j < group->n; j++) {
-            sum = v_fma(v_set1(group->weight[j]), v_load_as(group->row[j], dtype, c, n_lane), sum);
+            sum =
+                v_fma(v_set1(group->weight[j]), load_stored(group->row[j], dtype, c, n_lane), sum);
         }
         v_store_n(y + c, sum, n_lane);
     }
@@ -94,15 +126,19 @@ ADD_GROUP(add_f32, DTYPE_F32)
 ADD_GROUP(add_f16, DTYPE_F16)
 ADD_GROUP(add_bf16, DTYPE_BF16)
 ADD_GROUP(add_i8, DTYPE_I8)
+ADD_GROUP(add_q4_low, DTYPE_Q4)
+ADD_GROUP(add_q4_high, Q4_HIGH)
 
-void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_slot,
-                    const struct value_table *table, int64_t first, int64_t n,
-                    const int32_t *next_slots)
+/* Columns that are stored alike, from element first of a row on. */
+static void read_stored(float *y, const int32_t *slots, const float *weights, int n_slot,
+                        const struct value_table *table, int stored, int64_t first, int64_t n,
+                        const int32_t *next_slots)
 {
     static void (*const add_fns[])(float *, const struct read_group *, const struct read_group *,
                                    int64_t, int64_t) = {
-        [DTYPE_F32] = add_f32, [DTYPE_F16] = add_f16, [DTYPE_BF16] = add_bf16, [DTYPE_I8] = add_i8};
-    const int64_t elem_bytes = (int64_t)dtype_bytes(table->dtype);
+        [DTYPE_F32] = add_f32, [DTYPE_F16] = add_f16,   [DTYPE_BF16] = add_bf16,
+        [DTYPE_I8] = add_i8,   [DTYPE_Q4] = add_q4_low, [Q4_HIGH] = add_q4_high};
+    const int64_t elem_bytes = stored_bytes(stored);
     const int64_t first_byte = first * elem_bytes;
     const int64_t n_bytes = n * elem_bytes;
     const bool is_long = n_bytes >= LONG_BYTES;
@@ -126,7 +162,27 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_
         } else {
             *next = *group;
         }
-        add_fns[table->dtype](y, group, next, n, ahead);
+        add_fns[stored](y, group, next, n, ahead);
+    }
+}
+
+void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_slot,
+                    const struct value_table *table, int64_t first, int64_t n,
+                    const int32_t *next_slots)
+{
+    if (table->dtype != DTYPE_Q4) {
+        read_stored(y, slots, weights, n_slot, table, table->dtype, first, n, next_slots);
+        return;
+    }
+    const int64_t half = table->half;
+    const int64_t n_low = first >= half ? 0 : half - first < n ? half - first : n;
+    if (n_low > 0) {
+        read_stored(y, slots, weights, n_slot, table, DTYPE_Q4, first, n_low,
+                    n_low == n ? next_slots : slots);
+    }
+    if (n_low < n) {
+        read_stored(y + n_low, slots, weights, n_slot, table, Q4_HIGH, first + n_low - half,
+                    n - n_low, next_slots);
     }
 }
 
