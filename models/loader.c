@@ -27,6 +27,14 @@ struct name name_make(const char *format, ...)
     return name;
 }
 
+struct name name_vmake(const char *format, va_list args)
+{
+    struct name name;
+    const int length = vsnprintf(name.text, sizeof name.text, format, args);
+    CHECK(length > 0 && (size_t)length < sizeof name.text);
+    return name;
+}
+
 struct name name_join(const struct name *prefix, const char *suffix)
 {
     struct name name;
@@ -50,9 +58,9 @@ static void shape_text(char *text, size_t bytes, const int64_t *dim, int n_dim)
 const struct safetensors_entry *loader_take(struct loader *loader, const struct name *name,
                                             const int64_t *dim, int n_dim, enum elements elements)
 {
-    static const char *const wanted_text[] = {"it must be F32, F16 or BF16",
-                                              "weights must be F32, F16, BF16 or I8",
-                                              "it holds slots and must be I32"};
+    static const char *const wanted_text[] = {
+        "it must be F32, F16 or BF16", "weights must be F32, F16, BF16 or I8",
+        "it holds slots and must be I32", "it holds codes and must be U8"};
     if (loader->code != ERR_OK) {
         return NULL;
     }
@@ -81,6 +89,7 @@ const struct safetensors_entry *loader_take(struct loader *loader, const struct 
         return NULL;
     }
     if ((entry->dtype == SAFETENSORS_I32) != (elements == SLOTS) ||
+        (entry->dtype == SAFETENSORS_U8) != (elements == CODES) ||
         (entry->dtype == SAFETENSORS_I8 && elements != WEIGHTS)) {
         loader->code =
             err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; %s", entry->path,
@@ -90,7 +99,9 @@ const struct safetensors_entry *loader_take(struct loader *loader, const struct 
     if (!loader->taken[index]) {
         loader->taken[index] = true;
         loader->bytes_taken += entry->bytes;
-        loader->info->n_param += elements == SLOTS ? 0 : entry->n_elem;
+        loader->info->n_param += elements == SLOTS   ? 0
+                                 : elements == CODES ? 2 * entry->n_elem
+                                                     : entry->n_elem;
     }
     return entry;
 }
@@ -286,10 +297,8 @@ static bool weight_fits(struct loader *loader, const struct tensor *host,
     return is_free || loader_fits(loader, n * dtype_bytes(desc->dtype), name);
 }
 
-/* Hands host to the backend; bytes is where the weight is counted. */
-static const struct weight *make_weight(struct loader *loader, const struct tensor *host,
-                                        const struct weight_desc *desc, const char *name,
-                                        size_t *bytes)
+const struct weight *loader_weight(struct loader *loader, const struct tensor *host,
+                                   const struct weight_desc *desc, const char *name, size_t *bytes)
 {
     const struct weight *weight = NULL;
     if (loader->code != ERR_OK || !weight_fits(loader, host, desc, name)) {
@@ -313,7 +322,24 @@ const struct weight *loader_f32_weight(struct loader *loader, const struct tenso
                                      .placement = PLACEMENT_DEVICE,
                                      .n_group = n_group,
                                      .is_split = is_split};
-    return make_weight(loader, host, &desc, name, &loader->info->weight_bytes);
+    return loader_weight(loader, host, &desc, name, &loader->info->weight_bytes);
+}
+
+const void *loader_scale(struct loader *loader, const struct name *name, int64_t rows,
+                         enum safetensors_dtype dtype)
+{
+    const struct name scale_name = name_join(name, "scale");
+    const int64_t n_param = loader->info->n_param;
+    const struct safetensors_entry *const scale =
+        loader_take(loader, &scale_name, &rows, 1, FLOATS);
+    loader->info->n_param = n_param; /* they are part of their weights */
+    if (scale != NULL && scale->dtype != dtype) {
+        loader->code =
+            err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; scales must be %s",
+                    scale->path, scale->name, tensors_dtype_name(scale),
+                    dtype == SAFETENSORS_F16 ? "F16" : "F32");
+    }
+    return loader->code == ERR_OK ? scale->data : NULL;
 }
 
 struct source loader_source(struct loader *loader, const struct name *name, int64_t rows,
@@ -324,20 +350,10 @@ struct source loader_source(struct loader *loader, const struct name *name, int6
     if (source.entry == NULL || source.entry->dtype != SAFETENSORS_I8) {
         return source;
     }
-    const struct name scale_name = name_join(name, "scale");
-    const int64_t n_param = loader->info->n_param;
-    const struct safetensors_entry *const scale =
-        loader_take(loader, &scale_name, &rows, 1, FLOATS);
-    loader->info->n_param = n_param; /* they are part of their weights */
-    if (scale != NULL && scale->dtype != SAFETENSORS_F32) {
-        loader->code =
-            err_set(loader->err, ERR_UNSUPPORTED, "%s: tensor %s has dtype %s; scales must be F32",
-                    scale->path, scale->name, tensors_dtype_name(scale));
-    }
-    if (loader->code != ERR_OK) {
+    source.scale = loader_scale(loader, name, rows, SAFETENSORS_F32);
+    if (source.scale == NULL) {
         return (struct source){NULL, NULL};
     }
-    source.scale = (const float *)(const void *)scale->data;
     return source;
 }
 
@@ -350,7 +366,7 @@ const struct weight *loader_pack(struct loader *loader, const struct tensor *hos
                                      .n_group = 1,
                                      .row_scale = scale,
                                      .loss_max = loader->options->int8_max_loss};
-    return make_weight(loader, host, &desc, name->text, &loader->info->weight_bytes);
+    return loader_weight(loader, host, &desc, name->text, &loader->info->weight_bytes);
 }
 
 static void load_matrix(struct loader *loader, const struct weight **weight, int64_t rows,
@@ -497,67 +513,3 @@ void loader_stack(struct loader *loader, struct linear *linear, const struct loa
 }
 
 /* ---- tables ------------------------------------------------------------------------------- */
-
-/* Rows keep their file's precision, but where all weights are to be INT8 or are. A backend without
- * INT8 takes such rows as BF16. */
-static enum dtype table_dtype(const struct loader *loader, enum dtype file)
-{
-    if (loader->info->dtype == DTYPE_I8) {
-        return DTYPE_I8;
-    }
-    if (file == DTYPE_I8) {
-        return loader->store->be->has_int8 ? DTYPE_I8 : DTYPE_BF16;
-    }
-    return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-}
-
-static const struct safetensors_entry *load_table(struct loader *loader,
-                                                  const struct weight **weight, int64_t rows,
-                                                  int64_t cols, const struct name *name,
-                                                  enum placement placement, size_t *bytes)
-{
-    const struct source source = loader_source(loader, name, rows, cols);
-    if (source.entry == NULL) {
-        return NULL;
-    }
-    const struct tensor host = tensors_view(source.entry, rows, cols);
-    const struct weight_desc desc = {.kind = WEIGHT_TABLE,
-                                     .dtype = table_dtype(loader, host.dtype),
-                                     .placement = placement,
-                                     .n_group = 1,
-                                     .row_scale = source.scale,
-                                     .loss_max = loader->options->int8_max_loss};
-    *weight = make_weight(loader, &host, &desc, name->text, bytes);
-    if (placement != PLACEMENT_MMAP) {
-        tensors_release(source.entry);
-    }
-    return source.entry;
-}
-
-void loader_table(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
-                  const char *format, ...)
-{
-    struct name name;
-    FORMAT_NAME(&name, format);
-    /* Every token reads one row. A device keeps the table in its own memory, which is fast and much
-     * larger; on the host it may stay in the file, like the values. */
-    const enum placement placement =
-        loader->store->be->is_host ? loader->info->value_placement : PLACEMENT_DEVICE;
-    (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);
-}
-
-void loader_values(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
-                   const char *format, ...)
-{
-    struct name name;
-    FORMAT_NAME(&name, format);
-    const struct safetensors_entry *const entry =
-        load_table(loader, weight, rows, cols, &name, loader->info->value_placement,
-                   &loader->info->value_bytes);
-    if (entry != NULL) {
-        loader->info->n_param_values += rows * cols;
-        loader->info->value_dtype = loader->info->value_placement == PLACEMENT_MMAP
-                                        ? tensors_dtype(entry)
-                                        : table_dtype(loader, tensors_dtype(entry));
-    }
-}

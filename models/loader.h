@@ -14,6 +14,8 @@
 #include "models/store.h"
 #include "models/tensors.h"
 
+#include <stdarg.h>
+
 struct loader {
     struct store *store; /* Borrowed, as are all below */
     const struct tensors *tensors;
@@ -49,9 +51,13 @@ void loader_linear(struct loader *loader, struct linear *linear, int64_t n_out, 
  * all placements give the same bits. */
 void loader_table(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
                   const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* The same, as the values of a product-key memory: always where info->value_placement says. */
+/* The same, as the values of a product-key memory: always where info->value_placement says. In the
+ * file it may be Q4 too: codes [rows, cols / 2] of U8, and the F16 tensor NAME.scale [rows]. */
 void loader_values(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
                    const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* The same, as its experts, which are not Q4. */
+void loader_experts(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+                    const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* Linear layers with the same input as one: the outputs of part 0, then those of part 1, ... Each
  * part is prefix.name.weight [rows, n_in] and, if has_bias, prefix.name.bias [rows]; or n of these
@@ -73,6 +79,7 @@ struct name {
 };
 
 /* Names come from a family's own formats and small numbers, so one that does not fit is a bug. */
+struct name name_vmake(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
 struct name name_make(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* prefix.suffix */
 struct name name_join(const struct name *prefix, const char *suffix);
@@ -82,6 +89,7 @@ enum elements {
     FLOATS,  /* F32, F16, BF16 */
     WEIGHTS, /* the same, or I8 with the scales of its rows: [n, m] */
     SLOTS,   /* I32 */
+    CODES,   /* U8: two of 4 bits each, kernels/tensor.h's Q4: [n, m/2] */
 };
 
 /* The tensor of that name, whose shape must be dim; NULL after a failure. */
@@ -110,6 +118,13 @@ void loader_words(struct loader *loader, struct tensor *words, const void *host,
 /* A weight on the device in F32, whatever info->dtype is; NULL after a failure. */
 const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name);
+
+/* Hands host to the backend; bytes is where the weight is counted. NULL after a failure. */
+const struct weight *loader_weight(struct loader *loader, const struct tensor *host,
+                                   const struct weight_desc *desc, const char *name, size_t *bytes);
+/* The scales of the rows of the tensor called name, NAME.scale; NULL after a failure. */
+const void *loader_scale(struct loader *loader, const struct name *name, int64_t rows,
+                         enum safetensors_dtype dtype);
 
 /* A matrix or table as it stands in the file. */
 struct source {

@@ -273,8 +273,8 @@ static void bind_memory(struct loader *loader, struct memory *memory,
                       prefix.text);
     }
     if (owner == memory && info->experts) {
-        loader_values(loader, &memory->experts, info->n_slot, d_model, "%s.experts.weight",
-                      prefix.text);
+        loader_experts(loader, &memory->experts, info->n_slot, d_model, "%s.experts.weight",
+                       prefix.text);
     }
     memory->values = owner->values;
     memory->experts = owner->experts;

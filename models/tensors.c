@@ -169,14 +169,23 @@ static int by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
+/* A memory's values: they may be larger than all other weights, and of another type. */
+static bool is_value_table(const struct safetensors_entry *entry)
+{
+    return strncmp(entry->name, "memories.", 9) == 0 &&
+           (strstr(entry->name, ".values.") != NULL || strstr(entry->name, ".experts.") != NULL);
+}
+
 /* Refuses a weight that could not be computed with in place. */
 static enum err_code check_entry(const struct safetensors_entry *entry, struct err *err)
 {
     if (entry->dtype != SAFETENSORS_F32 && entry->dtype != SAFETENSORS_F16 &&
         entry->dtype != SAFETENSORS_BF16 && entry->dtype != SAFETENSORS_I8 &&
-        entry->dtype != SAFETENSORS_I32) {
+        entry->dtype != SAFETENSORS_I32 &&
+        !(entry->dtype == SAFETENSORS_U8 && is_value_table(entry))) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%s: tensor %s has dtype %s; weights must be F32, F16, BF16 or I8",
+                       "%s: tensor %s has dtype %s; weights must be F32, F16, BF16 or I8, and a "
+                       "memory's values may be U8, codes of 4 bits",
                        entry->path, entry->name, safetensors_dtype_name(entry->dtype));
     }
     /* Mappings start at a page, so an address is as aligned as its place in the file. */
@@ -346,6 +355,7 @@ enum dtype tensors_dtype(const struct safetensors_entry *entry)
     case SAFETENSORS_F16: return DTYPE_F16;
     case SAFETENSORS_BF16: return DTYPE_BF16;
     case SAFETENSORS_I8: return DTYPE_I8;
+    case SAFETENSORS_U8: return DTYPE_Q4;
     case SAFETENSORS_I32: return DTYPE_I32;
     default: break;
     }
@@ -389,13 +399,6 @@ void tensors_release(const struct safetensors_entry *entry)
     }
 }
 
-/* A memory's values: they may be larger than all other weights, and of another type. */
-static bool is_value_table(const struct safetensors_entry *entry)
-{
-    return strncmp(entry->name, "memories.", 9) == 0 &&
-           (strstr(entry->name, ".values.") != NULL || strstr(entry->name, ".experts.") != NULL);
-}
-
 enum dtype tensors_main_dtype(const struct tensors *tensors)
 {
     size_t bytes[DTYPE_N] = {0};
@@ -417,7 +420,8 @@ static int64_t find_not_finite(const struct safetensors_entry *entry)
 {
     const uint32_t *const word = (const uint32_t *)(const void *)entry->data;
     const uint16_t *const half = (const uint16_t *)(const void *)entry->data;
-    if (entry->dtype == SAFETENSORS_I32 || entry->dtype == SAFETENSORS_I8) {
+    if (entry->dtype == SAFETENSORS_I32 || entry->dtype == SAFETENSORS_I8 ||
+        entry->dtype == SAFETENSORS_U8) {
         return -1;
     }
     const bool wide = entry->dtype == SAFETENSORS_F32;

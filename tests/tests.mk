@@ -69,7 +69,8 @@ $(B)/tests/gpu/forward: $(B)/tests/gpu/forward.o $(MODEL_OBJ)
 # The model's forward with weights of its own making: no files, hence no JSON and no models/tensors.c.
 $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device device_ops device_memory random_model \
     model_plan) $(B)/server/cli/bench_cost.o \
-    $(patsubst %,$(B)/models/%.o,adaptive arena kv_cache loader memory model output pkm_transformer store) $(KERNEL_OBJ)
+    $(patsubst %,$(B)/models/%.o,adaptive arena kv_cache loader loader_tables memory model output pkm_transformer store) \
+    $(KERNEL_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lm
 .PRECIOUS: $(B)/%.o

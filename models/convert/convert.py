@@ -2,7 +2,7 @@
 """Turns an authors' checkpoint into a model directory that pkmserve serves.
 
     python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
-        [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--set KEY=VALUE ...]
+        [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--values q4] [--set KEY=VALUE ...]
         [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
@@ -90,6 +90,9 @@ def arguments(argv):
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES),
                         help="of matrices and tables; vectors stay f32 (default: f32; of memory layers"
                         " what params.json says, and tables of 16 bits stay as they are)")
+    parser.add_argument("--values", choices=["q4"],
+                        help="of memories' value tables: 4 bits a value and a scale for each row; what it"
+                        " loses `pkmserve compare` tells")
     parser.add_argument("--force", action="store_true",
                         help="with int8: write also a tensor whose relative error exceeds %g"
                         % safetensors_file.LOSS_MAX)
@@ -212,6 +215,19 @@ def read_text(args, family, model):
         if text.codes else TEXT.get(config.get("tokenizer"), "token ids in and out")
     text.how += " (%s)" % why if why else ""
     return text
+
+
+def choose_values(model, dtype):
+    """Gives the value tables of memories a type of their own."""
+    tables = [(name, array) for name, array in model.tensors
+              if name.startswith("memories.") and name.endswith(".values.weight")]
+    for name, array in tables:
+        if array.shape[1] % 2:
+            raise Refused("--values %s: tensor '%s' has rows of %d columns, which have no two halves"
+                          % (dtype, name, array.shape[1]))
+    if not tables:
+        raise Refused("--values %s: the model has no memory" % dtype)
+    model.own = {**model.own, **dict.fromkeys((name for name, _ in tables), dtype)}
 
 
 def write_synced(path, fill):
@@ -356,6 +372,8 @@ def convert(args):
                 raise Refused("--set %s is not for the %s family" % (key, family))
         model = MODULES[family].read(file, dict(args.settings), args.dtype)
         text = read_text(args, family, model)
+        if args.values is not None:
+            choose_values(model, args.values)
         written = save(args, model, text)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))

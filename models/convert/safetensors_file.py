@@ -5,6 +5,10 @@ in pieces, so that a value table of many gigabytes never has a second copy in me
 to nearest, ties to even. NaN and infinity are refused by the tensor's name, also those that
 rounding to 16 bits would make.
 
+q4, of a memory's values alone: row r becomes codes of 4 bits, two in a byte, and one fp16 number
+s[r]; a value is (code - 8)·s[r] (class Coded). Its error is measured too, and never refused: who
+asks for 4 bits knows.
+
 int8: row r of a matrix W becomes integers q[r] in -127..127 and one fp32 number s[r], so that W[r] is
 about q[r]·s[r]; the integers stand under the tensor's own name, the numbers under NAME.scale. A row
 with one element far above its others loses them, so the relative error ||W - q·s|| / ||W|| of each
@@ -21,10 +25,11 @@ import numpy as np
 from fault import Refused
 
 NAMES = {"f32": "F32", "bf16": "BF16", "f16": "F16", "int8": "I8"}
-WIDTH = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1}
+WIDTH = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
 CHUNK = 1 << 20  # elements in work at a time
 HEADER_ALIGN = 64
 SCALE = ".scale"
+SCALE_OF = {"I8": "F32", "U8": "F16"}  # the type of the scales of rows
 # q is off by up to half a step of max/127, in root mean square by max / (127·sqrt(12)). Bell-shaped rows
 # of a thousand weights have a max of 3.4 times their root mean square, hence an error of 0.8 %; 3 %
 # allows 13 times.
@@ -40,7 +45,7 @@ class Coded:
 
     dtype = np.dtype(np.float32)  # of the slices
     ndim = 2
-    own_dtype = "int8"  # which holds every value exactly
+    own_dtype = "q4"
 
     def __init__(self, codes, scales):
         self.codes, self.scales = codes, scales
@@ -67,6 +72,8 @@ def stored_dtype(name, array, dtype):
     since they decide which slots are read, and the all-attention family's vectors of positions."""
     if array.dtype.kind == "i":
         return "I32"
+    if dtype == "q4":
+        return "U8"
     if dtype == "int8":
         spared = name.endswith(".keys") or ".query_proj." in name or name == "positions"
         return "F32" if array.ndim != 2 or spared else "I8"
@@ -92,6 +99,17 @@ def encode_rows(values):
     factors = np.where(tiny, np.float32(0), Q_MAX / np.where(tiny, np.float32(1), most))
     scales = np.where(tiny, np.float32(0), most / Q_MAX)
     return np.rint(values * factors[:, None]).astype(np.int8), scales
+
+
+def encode_codes(values):
+    """fp32 rows [n, m], m even, as codes of 4 bits [n, m/2] and their scales fp16 [n]. A scale is the
+    entry of largest magnitude, the first of equals, over -8, or 1 where that is 0."""
+    most = np.take_along_axis(values, np.abs(values).argmax(1)[:, None], 1)[:, 0]
+    scales = (most / np.float32(-8)).astype("<f2")
+    scales[scales == 0] = 1
+    codes = (np.clip(np.rint(values / scales.astype(np.float32)[:, None]), -8, 7) + 8).astype(np.uint8)
+    half = values.shape[1] // 2
+    return codes[:, :half] | codes[:, half:] << 4, scales
 
 
 def _pieces(array):
@@ -156,13 +174,40 @@ def _write_rows(file, name, array):
     return np.concatenate(scales).astype("<f4"), math.sqrt(lost / whole) if whole > 0 else 0.0
 
 
+def _write_codes(file, name, array):
+    """A table of 4 bits. Returns its scales and its relative error."""
+    if isinstance(array, Coded):
+        step = max(1, CHUNK // array.shape[1])
+        for i in range(0, array.shape[0], step):
+            file.write(np.ascontiguousarray(array.codes[i:i + step]))
+        return np.asarray(array.scales), 0.0
+    scales, lost, whole = [], 0.0, 0.0
+    for values in _checked_pieces(name, array):
+        with np.errstate(all="ignore"):
+            codes, scale = encode_codes(values)
+        if not np.isfinite(scale).all():
+            raise Refused("tensor '%s' holds %g, too large for a scale in fp16; leave --values q4 out"
+                          % (name, values.flat[np.abs(values).argmax()]))
+        file.write(codes)
+        scales.append(scale)
+        exact = values.astype(np.float64)
+        whole += float(np.vdot(exact, exact))
+        exact -= Coded(codes, scale)[:]
+        lost += float(np.vdot(exact, exact))
+    return np.concatenate(scales), math.sqrt(lost / whole) if whole > 0 else 0.0
+
+
+def _shape(array, stored):
+    return (array.shape[0], array.shape[1] // 2) if stored == "U8" else array.shape
+
+
 def _lay_out(tensors, dtype, own):
     """[(name, array, stored dtype)], scales left out, and the header with all offsets."""
     plan = [(name, array, stored_dtype(name, array, own.get(name, dtype)))
             for name, array in tensors]
-    entries = [(name, array.shape, stored) for name, array, stored in plan]
-    entries += [(name + SCALE, array.shape[:1], "F32") for name, array, stored in plan
-                if stored == "I8"]
+    entries = [(name, _shape(array, stored), stored) for name, array, stored in plan]
+    entries += [(name + SCALE, array.shape[:1], SCALE_OF[stored]) for name, array, stored in plan
+                if stored in SCALE_OF]
     # Readers want each tensor aligned to its element: the wide ones go first.
     entries.sort(key=lambda entry: -WIDTH[entry[2]])
     header, at = {}, 0
@@ -199,11 +244,11 @@ def write(file, tensors, dtype, force=False, own=()):
 
     for name, array, stored in plan:
         seek(name)
-        if stored != "I8":
+        if stored not in SCALE_OF:
             _write_tensor(file, name, array, stored)
             continue
-        scales, lost = _write_rows(file, name, array)
-        if lost > LOSS_MAX and not force:
+        scales, lost = (_write_rows if stored == "I8" else _write_codes)(file, name, array)
+        if stored == "I8" and lost > LOSS_MAX and not force:
             raise Refused("tensor '%s' would have a relative error of %.4f in int8, at most %g is"
                           " allowed; convert with --dtype bf16, or with --force all the same"
                           % (name, lost, LOSS_MAX))

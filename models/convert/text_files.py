@@ -1,8 +1,9 @@
 """What the server asks of the files that it reads text with, asked before they are published.
 
 convert.py calls check_words for vocab.txt, check_codes for fastBPE's codes and read_tokenizer for a
-SentencePiece model or the files of byte-level BPE (bpe_files.py); each refuses what engine/vocab.c, bpe.c and tokenizer_spm.cc would refuse at the
-start, the last one as far as that can be seen without SentencePiece.
+SentencePiece model or the files of byte-level BPE (bpe_files.py); each refuses what engine/vocab.c, bpe.c
+and tokenizer_spm.cc would refuse at the start, the last one as far as that can be seen without
+SentencePiece.
 """
 
 from types import SimpleNamespace

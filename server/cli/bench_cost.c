@@ -53,7 +53,8 @@ static double search_params(const struct model_info *info)
 static double value_elem_bytes(const struct model_info *info)
 {
     if (info->value_bytes == 0) {
-        return (double)dtype_bytes(info->value_dtype);
+        /* A byte of Q4 is two of them. */
+        return (double)dtype_bytes(info->value_dtype) / (info->value_dtype == DTYPE_Q4 ? 2 : 1);
     }
     return (double)info->value_bytes / (double)info->n_param_values;
 }

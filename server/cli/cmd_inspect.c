@@ -58,7 +58,8 @@ static void add_entry(struct kind_sum *sum, const struct safetensors_entry *entr
 {
     /* Running statistics and the scales of int8 weights take bytes, but are no parameters. */
     const bool learned = !strstr(entry->name, ".running_") && !strstr(entry->name, ".scale");
-    sum->n_param += learned ? entry->n_elem : 0;
+    const int per_element = tensors_dtype(entry) == DTYPE_Q4 ? 2 : 1;
+    sum->n_param += learned ? per_element * entry->n_elem : 0;
     sum->bytes += (int64_t)entry->bytes;
     sum->dtypes |= 1u << tensors_dtype(entry);
 }
