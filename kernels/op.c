@@ -70,6 +70,13 @@ void op_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
     be->op->compute.l2_norm(be, y, x, n_run);
 }
 
+void op_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head, float eps)
+{
+    CHECK(n_head > 0 && x.cols % n_head == 0);
+    CHECK(is_f32(x, x.rows, x.cols) && is_f32(gamma, 1, x.cols / n_head));
+    be->op->compute.head_norm(be, x, gamma, n_head, eps);
+}
+
 /* ---- rotary positions, gates ---------------------------------------------------------------- */
 
 void op_rope(struct backend *be, struct tensor x, struct tensor table, const struct step *step,

@@ -35,6 +35,7 @@ struct backend;
     X(add_norm)                                                                                    \
     X(rms_norm)                                                                                    \
     X(l2_norm)                                                                                     \
+    X(head_norm)                                                                                   \
     X(rope)                                                                                        \
     X(gate)                                                                                        \
     X(linear)                                                                                      \
@@ -76,6 +77,12 @@ typedef void op_rms_norm_fn(struct backend *be, struct tensor y, struct tensor s
 /* y = x with each of the n_run equal runs of columns of a row divided by its L2 norm; a run of
  * zeros becomes NaN. y may be x. */
 typedef void op_l2_norm_fn(struct backend *be, struct tensor y, struct tensor x, int n_run);
+
+/* x = the RMS norm of each of the n_head equal runs of columns of a row, in place: of queries or keys,
+ * before they are turned by their position (Henry et al. 2020; Qwen3). gamma [1, columns of a run],
+ * the same for all heads. */
+typedef void op_head_norm_fn(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
+                             float eps);
 
 /* ---- rotary positions, gates ---------------------------------------------------------------- */
 

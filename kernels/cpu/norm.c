@@ -73,6 +73,34 @@ void cpu_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct
     cpu_for_rows(cpu, y, rms_rows, &job);
 }
 
+struct head_job {
+    const struct simd_kernels *simd;
+    struct tensor x, gamma;
+    float eps;
+};
+
+static void head_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct head_job *const job = arg;
+    const int64_t end = cpu_end_row(job->x, first, n);
+    const int64_t d = job->gamma.cols;
+    for (int64_t r = (int64_t)first * CPU_ITEM_ROWS; r < end; r++) {
+        for (int64_t c = 0; c < job->x.cols; c += d) {
+            float *const head = row_f32(job->x, r) + c;
+            job->simd->row_rms_norm(head, NULL, head, NULL, job->gamma.data, d, job->eps);
+        }
+    }
+}
+
+void cpu_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head, float eps)
+{
+    struct cpu_backend *const cpu = cpu_of(be);
+    struct head_job job = {cpu->simd, x, gamma, eps};
+    (void)n_head;
+    cpu_for_rows(cpu, x, head_rows, &job);
+}
+
 /* ---- L2 norm ----------------------------------------------------------------------------------*/
 
 struct l2_job {

@@ -53,10 +53,10 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",          "norm",        "add_norm",    "l2_norm",     "rms_norm",
-    "rope",           "gate",        "linear",      "kv_store",    "attention",
-    "span_attention", "pkm_search",  "pkm_rescore", "pkm_experts", "pkm_read",
-    "gather",         "log_softmax", "sample",      "logprobs",
+    "embed",     "norm",           "add_norm",    "l2_norm",     "head_norm",
+    "rms_norm",  "rope",           "gate",        "linear",      "kv_store",
+    "attention", "span_attention", "pkm_search",  "pkm_rescore", "pkm_experts",
+    "pkm_read",  "gather",         "log_softmax", "sample",      "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -103,6 +103,7 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_NORM: cuda_norm(cu, t[0], t[1], t[2], t[3], c->f); break;
     case COMMAND_ADD_NORM: cuda_add_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
     case COMMAND_L2_NORM: cuda_l2_norm(cu, t[0], t[1], c->n); break;
+    case COMMAND_HEAD_NORM: cuda_head_norm(cu, t[0], t[1], c->n, c->f); break;
     case COMMAND_RMS_NORM: cuda_rms_norm(cu, t[0], t[1], t[2], t[3], t[4], c->f); break;
     case COMMAND_ROPE: cuda_rope(cu, t[0], t[1], view, c->n); break;
     case COMMAND_GATE: cuda_gate(cu, t[0], t[1], t[2], static_cast<enum gate_kind>(c->n)); break;

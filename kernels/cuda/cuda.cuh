@@ -277,6 +277,7 @@ void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor weight
 /* gated.cu */
 void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,
                    struct tensor r, struct tensor gamma, float eps);
+void cuda_head_norm(struct cuda *cu, struct tensor x, struct tensor gamma, int n_head, float eps);
 void cuda_rope(struct cuda *cu, struct tensor x, struct tensor table, const struct step_view *view,
                int n_head);
 void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,

@@ -199,6 +199,29 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
+/* A warp per head of a row. Bytes per row: 8·d. A lane reads again only what no other lane writes. */
+__global__ void __launch_bounds__(BLOCK)
+    head_norm_kernel(struct tensor x, const float *gamma, int64_t d_head, float eps)
+{
+    const int64_t n_head = x.cols / d_head;
+    const int64_t item = my_item();
+    const int lane = threadIdx.x % WARP;
+    grid_wait();
+    if (item >= x.rows * n_head) {
+        return;
+    }
+    float *const head = row_of(x, item / n_head) + item % n_head * d_head;
+    float squares = 0;
+    for (int64_t c = lane; c < d_head; c += WARP) {
+        squares = fmaf(head[c], head[c], squares);
+    }
+    const float mean = warp_sum(squares) / static_cast<float>(d_head);
+    const float inverse = 1 / sqrtf(mean + eps);
+    for (int64_t c = lane; c < d_head; c += WARP) {
+        head[c] = head[c] * inverse * gamma[c];
+    }
+}
+
 /* ---- L2 norm --------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(BLOCK) l2_kernel(struct tensor y, struct tensor x, int n_run)
@@ -244,6 +267,13 @@ void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct t
     LAUNCH(rms_kernel, grid_of(y.rows, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), y, sum, x, r,
            static_cast<const float *>(gamma.data), eps);
     cuda_check(cu, "rms_norm");
+}
+
+void cuda_head_norm(struct cuda *cu, struct tensor x, struct tensor gamma, int n_head, float eps)
+{
+    LAUNCH(head_norm_kernel, grid_of(x.rows * n_head, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), x,
+           static_cast<const float *>(gamma.data), gamma.cols, eps);
+    cuda_check(cu, "head_norm");
 }
 
 void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)

@@ -52,6 +52,18 @@ void record_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_
     command_append(cuda_of(be), &c);
 }
 
+void record_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
+                      float eps)
+{
+    struct command c = {};
+    c.op = COMMAND_HEAD_NORM;
+    c.n = n_head;
+    c.f = eps;
+    c.tensor[0] = x;
+    c.tensor[1] = gamma;
+    command_append(cuda_of(be), &c);
+}
+
 void record_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
                      struct tensor r, struct tensor gamma, float eps)
 {

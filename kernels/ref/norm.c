@@ -86,3 +86,11 @@ void ref_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct
         }
     }
 }
+
+void ref_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head, float eps)
+{
+    for (int h = 0; h < n_head; h++) {
+        const struct tensor head = tensor_cols(x, h * gamma.cols, gamma.cols);
+        ref_rms_norm(be, head, (struct tensor){0}, head, (struct tensor){0}, gamma, eps);
+    }
+}

@@ -313,6 +313,13 @@ static void run_rms_norm(struct bench *b, int rows)
                 tensor_head(tensor_cols(b->wide, 0, D), rows), b->gamma, 1e-5f);
 }
 
+static void run_head_norm(struct bench *b, int rows)
+{
+    const struct tensor gamma = tensor_cols(b->gamma, 0, D / N_HEAD);
+    op_head_norm(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), gamma, 2 * N_HEAD,
+                 1e-5f);
+}
+
 static void run_rope(struct bench *b, int rows)
 {
     op_rope(b->be, tensor_head(tensor_cols(b->wide, 0, 2 * D), rows), b->rope_table,
@@ -741,6 +748,7 @@ int main(int argc, char **argv)
     bench_other(&b, "attention and kv_store, context 512", run_attention, n_round);
     bench_other(&b, "add_norm", run_norm, n_round);
     bench_other(&b, "rms_norm", run_rms_norm, n_round);
+    bench_other(&b, "head_norm, 32 heads of 64", run_head_norm, n_round);
     bench_other(&b, "rope, 32 heads of 64", run_rope, n_round);
     bench_other(&b, "gate, 1024", run_gate, n_round);
     bench_other(&b, "memory: query", run_query, n_round);

@@ -1,5 +1,5 @@
 /* Checks of what pre-norm transformers with rotary positions and gated networks add: rms_norm,
- * rope, gate and pkm_experts. */
+ * head_norm, rope, gate and pkm_experts. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -83,6 +83,55 @@ void check_rms_norm(struct check *c)
                  2 * (int64_t)n_value);
     check_invariance(c, rms_run, &k, k.n, 2 * k.d, (const uint32_t *)got);
     check_isolation(c, rms_run, &k, x, k.d, k.n, 2 * k.d, (const uint32_t *)got);
+}
+
+/* ---- RMS norm of heads ------------------------------------------------------------------------ */
+
+struct head_norm_case {
+    int n, n_head, d_head;
+    float eps;
+    const float *x; /* [n, n_head·d_head] */
+    const float *gamma;
+};
+
+static void head_norm_run(struct check *c, enum side side, const void *data, int first, int n,
+                          uint32_t *out)
+{
+    const struct head_norm_case *const k = data;
+    const int width = k->n_head * k->d_head;
+    const struct tensor x =
+        check_inout(c, side, "x", k->x + (size_t)first * (size_t)width, n, width, DTYPE_F32);
+    const struct tensor gamma = check_in(c, side, "gamma", k->gamma, 1, k->d_head, DTYPE_F32);
+    op_head_norm(c->side[side], x, gamma, k->n_head, k->eps);
+    check_get(c, side, x, out);
+}
+
+void check_head_norm(struct check *c)
+{
+    struct head_norm_case k = {.n = check_int(c, 1, N_TOK_MAX),
+                               .n_head = check_int(c, 1, 9),
+                               .d_head = check_dim(c, 140),
+                               .eps = check_chance(c, 0.5) ? 1e-5f : 1e-12f};
+    const int width = k.n_head * k.d_head;
+    const size_t n_value = (size_t)k.n * (size_t)width;
+    float *const x = check_normal(c, n_value, check_chance(c, 0.2) ? 1e-3f : 2);
+    if (check_chance(c, 0.2)) { /* a head of zeros has no length */
+        memset(x, 0, (size_t)k.d_head * sizeof *x);
+    }
+    k.x = x;
+    k.gamma = check_normal(c, (size_t)k.d_head, 1);
+    check_shape(c, "n_tok %d, heads %d, d_head %d, eps %g", k.n, k.n_head, k.d_head, (double)k.eps);
+    float *const expected = check_host(c, n_value, sizeof *expected);
+    float *const got = check_host(c, n_value, sizeof *got);
+    double *const magnitude = check_host(c, n_value, sizeof *magnitude);
+    head_norm_run(c, SIDE_REF, &k, 0, k.n, (uint32_t *)expected);
+    head_norm_run(c, SIDE_ONE, &k, 0, k.n, (uint32_t *)got);
+    for (size_t i = 0; i < n_value; i++) {
+        magnitude[i] = fabs((double)expected[i]);
+    }
+    check_values(c, "x", expected, got, k.n, width, TOL_NORM, magnitude, (int64_t)n_value);
+    check_invariance(c, head_norm_run, &k, k.n, width, (const uint32_t *)got);
+    check_isolation(c, head_norm_run, &k, x, width, k.n, width, (const uint32_t *)got);
 }
 
 /* ---- rotary positions ----------------------------------------------------------------------- */

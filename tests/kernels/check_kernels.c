@@ -25,6 +25,7 @@ const struct check_row check_rows[] = {
     {"l2_norm", check_l2_norm, 40, false},
     {"pkm_rescore", check_pkm_rescore, 80, false},
     {"rms_norm", check_rms_norm, 40, false},
+    {"head_norm", check_head_norm, 40, false},
     {"rope", check_rope, 30, false},
     {"gate", check_gate, 40, false},
     {"pkm_experts", check_pkm_experts, 40, false},

@@ -203,6 +203,27 @@ static void rms_norm_forgets_sum(struct backend *be, struct tensor y, struct ten
     }
 }
 
+/* All heads have the length of the first one. */
+static void head_norm_takes_first(struct backend *be, struct tensor x, struct tensor gamma,
+                                  int n_head, float eps)
+{
+    for (int h = n_head - 1; h >= 0; h--) {
+        for (int64_t r = 0; r < x.rows; r++) {
+            const float *const first = (const float *)x.data + r * x.stride;
+            float *const head = (float *)x.data + r * x.stride + h * gamma.cols;
+            double squares = 0;
+            for (int64_t c = 0; c < gamma.cols; c++) {
+                squares += (double)first[c] * (double)first[c];
+            }
+            for (int64_t c = 0; c < gamma.cols; c++) {
+                head[c] = (float)((double)head[c] * (double)((const float *)gamma.data)[c] /
+                                  sqrt(squares / (double)gamma.cols + (double)eps));
+            }
+        }
+    }
+    (void)be;
+}
+
 /* All heads as one, whose later columns turn as the first head's. */
 static void rope_takes_row(struct backend *be, struct tensor x, struct tensor table,
                            const struct step *step, int n_head)
@@ -377,6 +398,7 @@ TEST_BUG(compute.pkm_rescore, rescore_takes_upper, "pkm_rescore")
 TEST_BUG(compute.pkm_rescore, rescore_maps_alike, "pkm_rescore")
 TEST_BUG(compute.l2_norm, l2_norm_joins_runs, "l2_norm")
 TEST_BUG(compute.rms_norm, rms_norm_forgets_sum, "rms_norm")
+TEST_BUG(compute.head_norm, head_norm_takes_first, "head_norm")
 TEST_BUG(compute.rope, rope_takes_row, "rope")
 TEST_BUG(compute.gate, gate_forgets_silu, "gate")
 TEST_BUG(compute.pkm_experts, experts_repeat_slot, "pkm_experts")
@@ -448,6 +470,7 @@ int main(void)
         cmocka_unit_test(test_rescore_maps_alike),
         cmocka_unit_test(test_l2_norm_joins_runs),
         cmocka_unit_test(test_rms_norm_forgets_sum),
+        cmocka_unit_test(test_head_norm_takes_first),
         cmocka_unit_test(test_rope_takes_row),
         cmocka_unit_test(test_gate_forgets_silu),
         cmocka_unit_test(test_experts_repeat_slot),

@@ -456,6 +456,15 @@ static void test_rms_norm_by_hand(void **state)
     expect_floats("alone, with eps", (const float[2]){0.75f, 10}, y, 2, 1e-6); /* √16 */
 }
 
+static void test_head_norm_by_hand(void **state)
+{
+    (void)state;
+    float x[6] = {3, 3, 0, 4, -1, 7}; /* root mean squares 3, √8, 5 */
+    const float gamma[2] = {1, 10};
+    op_head_norm(be, rows_of(x, 1, 6), rows_of(gamma, 1, 2), 3, 0);
+    expect_floats("heads", (const float[6]){1, 10, 0, 14.1421356f, -0.2f, 14}, x, 6, 1e-6);
+}
+
 /* Half a turn and a quarter: (a, b) becomes (-a, -b) and (-b, a). */
 static void test_rotate_by_hand(void **state)
 {
@@ -620,6 +629,7 @@ int main(void)
         cmocka_unit_test(test_l2_norm_by_hand),
         cmocka_unit_test(test_rms_norm_by_hand),
         cmocka_unit_test(test_rotate_by_hand),
+        cmocka_unit_test(test_head_norm_by_hand),
         cmocka_unit_test(test_gate_by_hand),
         cmocka_unit_test(test_experts_by_hand),
         cmocka_unit_test(test_read_sums_over_the_residual),

@@ -375,7 +375,7 @@ typedef void simd_row_sum_fn(float *y, const struct row_source *source, int n_so
 /* y = layer norm of x (+ r where r is not NULL) */
 typedef void simd_row_norm_fn(float *y, const float *x, const float *r, const float *gamma,
                               const float *beta, int64_t d, float eps);
-/* As rms_norm. sum and r NULL: of x itself. */
+/* As rms_norm. sum and r NULL: of x itself; y may then be x. */
 typedef void simd_row_rms_norm_fn(float *y, float *sum, const float *x, const float *r,
                                   const float *gamma, int64_t d, float eps);
 typedef void simd_row_rope_fn(float *x, const float *table, int n_head,
