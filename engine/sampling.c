@@ -42,7 +42,7 @@ double sampling_uniform(uint64_t seed, int prompt_index, int sample_index, int64
 
 int sampling_entries_max(int64_t context, int n_vocab)
 {
-    const int64_t most = context + LOGIT_BIAS_MAX + STOP_ID_MAX + 1;
+    const int64_t most = context + LOGIT_BIAS_MAX + STOP_ID_MAX + MODEL_END_MAX;
     return (int)(most < n_vocab ? most : n_vocab);
 }
 
@@ -99,7 +99,7 @@ static bool is_off(float value, float off)
 }
 
 void sampling_begin(struct sampling_counts *counts, const struct sampling *sampling,
-                    const int32_t *prompt, int64_t n_prompt, int eos_id)
+                    const int32_t *prompt, int64_t n_prompt, const struct end_ids *ends)
 {
     memset(counts->index, 0xff, ((size_t)counts->mask + 1) * sizeof *counts->index);
     counts->n_entry = 0;
@@ -107,8 +107,8 @@ void sampling_begin(struct sampling_counts *counts, const struct sampling *sampl
         for (int i = 0; i < sampling->n_stop_id; i++) {
             (void)entry_of(counts, sampling->stop_id[i]);
         }
-        if (eos_id >= 0 && !sampling->ignore_eos) {
-            (void)entry_of(counts, eos_id);
+        for (int i = 0; i < ends->n && !sampling->ignore_eos; i++) {
+            (void)entry_of(counts, ends->id[i]);
         }
     }
     counts->n_banned = counts->n_entry;

@@ -39,9 +39,9 @@ enum err_code sampling_counts_open(struct sampling_counts *counts, int n_entry_m
                                    struct err *err);
 void sampling_counts_close(struct sampling_counts *counts); /* zeroed ones are fine */
 
-/* Starts a sequence with this prompt. eos_id -1 = the model has none. */
+/* Starts a sequence with this prompt. ends: of the model. */
 void sampling_begin(struct sampling_counts *counts, const struct sampling *sampling,
-                    const int32_t *prompt, int64_t n_prompt, int eos_id);
+                    const int32_t *prompt, int64_t n_prompt, const struct end_ids *ends);
 /* token was generated. */
 void sampling_count(struct sampling_counts *counts, int32_t token);
 /* Writes the parameters and lists of output row i of step. position as above, n_generated tokens

@@ -105,7 +105,7 @@ void sequence_start(struct sequence *seq, const struct model_info *info,
     seq->first_us = seq->last_us = 0;
     seq->n_row = seq->n_out_row = 0;
     if (request->kind == REQUEST_GENERATE) {
-        sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, info->eos_id);
+        sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, &info->ends);
         stop_begin(&seq->stop, &request->sampling, tokenizer);
         if (request->sampling.n_stop > 0 && item->n_ids > 0) {
             detok_follow(&seq->stop.detok, item->ids[item->n_ids - 1]);
@@ -299,11 +299,11 @@ static struct sequence_result take_scores(struct sequence *seq, const struct ste
 }
 
 /* Whether and why the text ends with token, which was just appended. */
-static enum finish ending_of(struct sequence *seq, int32_t token, int eos_id, char *text,
-                             size_t text_max)
+static enum finish ending_of(struct sequence *seq, int32_t token, const struct end_ids *ends,
+                             char *text, size_t text_max)
 {
     const struct sampling *const sampling = &seq->job->request->sampling;
-    bool stop = token == eos_id && !sampling->ignore_eos;
+    bool stop = end_ids_have(ends, token) && !sampling->ignore_eos;
     for (int i = 0; i < sampling->n_stop_id; i++) {
         stop = stop || token == sampling->stop_id[i];
     }
@@ -323,8 +323,8 @@ static enum finish ending_of(struct sequence *seq, int32_t token, int eos_id, ch
 }
 
 /* Appends the token drawn in output i. */
-static void append_token(struct sequence *seq, const struct step *step, int i, int eos_id,
-                         char *text, size_t text_max)
+static void append_token(struct sequence *seq, const struct step *step, int i,
+                         const struct end_ids *ends, char *text, size_t text_max)
 {
     struct item *const item = seq->item;
     const int32_t token = step->out_token[i];
@@ -336,12 +336,13 @@ static void append_token(struct sequence *seq, const struct step *step, int i, i
         copy_top(step, i, seq->job->request->n_top, n, item->out_top_id, item->out_top_logprob);
     }
     sampling_count(&seq->counts, token);
-    seq->ending = ending_of(seq, token, eos_id, text, text_max);
+    seq->ending = ending_of(seq, token, ends, text, text_max);
     atomic_store_explicit(&item->n_out, seq->n_out, memory_order_release);
 }
 
 static struct sequence_result take_generation(struct sequence *seq, const struct step *step,
-                                              int eos_id, char *text, size_t text_max)
+                                              const struct end_ids *ends, char *text,
+                                              size_t text_max)
 {
     struct item *const item = seq->item;
     const struct request *const request = seq->job->request;
@@ -352,7 +353,7 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
             return (struct sequence_result){true, true, FINISH_ERROR, 0};
         }
         if ((step->out_want[i] & OUT_SAMPLE) != 0) {
-            append_token(seq, step, i, eos_id, text, text_max);
+            append_token(seq, step, i, ends, text, text_max);
             result.n_published = 1;
             continue;
         }
@@ -384,5 +385,5 @@ struct sequence_result sequence_consume(struct sequence *seq, const struct step 
     seq->item->n_position += seq->n_row;
     return seq->job->request->kind == REQUEST_SCORE
                ? take_scores(seq, step)
-               : take_generation(seq, step, info->eos_id, text, text_max);
+               : take_generation(seq, step, &info->ends, text, text_max);
 }

@@ -105,22 +105,22 @@ static enum err_code read_rope_theta(void *base, const json_t *value, const stru
     return ERR_OK;
 }
 
-/* A list of 1 to CONFIG_CUTOFF_MAX integers 1 .. max. */
-static enum err_code read_list(int *list, int *n, const json_t *value, const char *key, int max,
-                               const struct place *at, struct err *err)
+/* A list of 1 to n_max integers min .. max. */
+static enum err_code read_list(int *list, int *n, int n_max, const json_t *value, const char *key,
+                               int min, int max, const struct place *at, struct err *err)
 {
     *n = (int)json_array_size(value);
     if (!json_is_array(value) || json_array_size(value) < 1 ||
-        json_array_size(value) > CONFIG_CUTOFF_MAX) {
+        json_array_size(value) > (size_t)n_max) {
         return err_set(err, ERR_FORMAT, "%s: %s must be an array of 1 to %d integers", at->path,
-                       key, (int)CONFIG_CUTOFF_MAX);
+                       key, n_max);
     }
     for (int i = 0; i < *n; i++) {
         const json_t *const each = json_array_get(value, (size_t)i);
         const json_int_t number = json_integer_value(each);
-        if (!json_is_integer(each) || number < 1 || number > max) {
-            return err_set(err, ERR_FORMAT, "%s: %s[%d] must be an integer 1 .. %d", at->path, key,
-                           i, max);
+        if (!json_is_integer(each) || number < min || number > max) {
+            return err_set(err, ERR_FORMAT, "%s: %s[%d] must be an integer %d .. %d", at->path, key,
+                           i, min, max);
         }
         list[i] = (int)number;
     }
@@ -131,16 +131,38 @@ static enum err_code read_cutoffs(void *base, const json_t *value, const struct 
                                   struct err *err)
 {
     struct config *const config = base;
-    return read_list(config->cutoff, &config->n_cutoff, value, "adaptive_cutoffs", CONFIG_VOCAB_MAX,
-                     at, err);
+    return read_list(config->cutoff, &config->n_cutoff, CONFIG_CUTOFF_MAX, value,
+                     "adaptive_cutoffs", 1, CONFIG_VOCAB_MAX, at, err);
 }
 
 static enum err_code read_widths(void *base, const json_t *value, const struct place *at,
                                  struct err *err)
 {
     struct config *const config = base;
-    return read_list(config->cutoff_width, &config->n_cutoff_width, value, "adaptive_widths",
-                     CONFIG_WIDTH_MAX, at, err);
+    return read_list(config->cutoff_width, &config->n_cutoff_width, CONFIG_CUTOFF_MAX, value,
+                     "adaptive_widths", 1, CONFIG_WIDTH_MAX, at, err);
+}
+
+/* An id, -1 for none, or a list of ids. */
+static enum err_code read_eos(void *base, const json_t *value, const struct place *at,
+                              struct err *err)
+{
+    static const struct field one = {"eos_token_id", FIELD_INT, 0, -1, CONFIG_VOCAB_MAX - 1, NULL};
+    struct config *const config = base;
+    struct end_ids *const ends = &config->ends;
+    int64_t id = -1;
+    enum err_code code;
+    if (json_is_array(value)) {
+        code =
+            read_list(ends->id, &ends->n, MODEL_END_MAX, value, one.key, 0, (int)one.max, at, err);
+        id = ends->id[0];
+    } else {
+        code = read_integer(&id, value, &one, at, err);
+        ends->id[0] = (int32_t)id;
+        ends->n = id >= 0 ? 1 : 0;
+    }
+    config->eos_id = code == ERR_OK ? (int)id : -1;
+    return code;
 }
 
 static enum err_code read_languages(void *base, const json_t *value, const struct place *at,
@@ -213,7 +235,7 @@ static const struct field fields[] = {
     {"norm_eps", FIELD_REAL, AT(norm_eps), 0, 0, NULL},
     {"tie_output", FIELD_BOOL, AT(tie_output), 0, 0, NULL},
     {"bos_token_id", FIELD_INT, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
-    {"eos_token_id", FIELD_INT, AT(eos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
+    {"eos_token_id", FIELD_CUSTOM, 0, 0, 0, read_eos},
     {"pad_token_id", FIELD_INT, AT(pad_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
     {"unk_token_id", FIELD_INT, AT(unk_id), -1, CONFIG_VOCAB_MAX - 1, NULL},
     {"add_bos", FIELD_BOOL, AT(add_bos), 0, 0, NULL},
@@ -256,13 +278,18 @@ static enum err_code check_ids(const struct config *config, const char *path, st
         const char *key;
         int id;
     } ids[] = {{"bos_token_id", config->bos_id},
-               {"eos_token_id", config->eos_id},
                {"pad_token_id", config->pad_id},
                {"unk_token_id", config->unk_id}};
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         if (ids[i].id >= config->n_vocab) {
             return err_set(err, ERR_FORMAT, "%s: %s is %d, but vocab_size is %d", path, ids[i].key,
                            ids[i].id, config->n_vocab);
+        }
+    }
+    for (int i = 0; i < config->ends.n; i++) {
+        if (config->ends.id[i] >= config->n_vocab) {
+            return err_set(err, ERR_FORMAT, "%s: eos_token_id is %d, but vocab_size is %d", path,
+                           config->ends.id[i], config->n_vocab);
         }
     }
     if (config->add_bos && config->bos_id < 0) {

@@ -59,6 +59,7 @@ struct config {
     int cutoff_width[CONFIG_CUTOFF_MAX]; /* [n_cutoff] */
     bool tie_output;                     /* the output matrix is embeddings.weight */
     int bos_id, eos_id, pad_id, unk_id;  /* -1 = none */
+    struct end_ids ends;
     bool add_bos;
     int n_lang; /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];

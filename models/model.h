@@ -16,6 +16,7 @@ enum {
     MODEL_LANG_MAX = 256,
     MODEL_NAME_MAX = 64,
     MODEL_HIDDEN_MAX = 8, /* hidden layers of a query network */
+    MODEL_END_MAX = 16,   /* ids that end a text */
 };
 
 /* Where the queries of a memory come from. */
@@ -48,7 +49,22 @@ struct pkm_info {
     bool value_gate, value_projection, output_gate, experts;
 };
 
-/* What a model is: for /info, inspect and the engine's limits. */
+/* The ids that end a text when they are generated: models that write answers have several. */
+struct end_ids {
+    int n;                     /* 0 = the model has none */
+    int32_t id[MODEL_END_MAX]; /* [n] the first is model_info.eos_id */
+};
+
+static inline bool end_ids_have(const struct end_ids *ends, int32_t id)
+{
+    for (int i = 0; i < ends->n; i++) {
+        if (ends->id[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* How to draw tokens where a request says nothing: what the model's generation_config.json recommends,
  * or MODEL_SAMPLING_PLAIN, which draws from the distribution as it is. */
 struct model_sampling {
@@ -61,6 +77,7 @@ struct model_sampling {
         .temperature = 1, .top_p = 1, .repetition = 1                                              \
     }
 
+/* What a model is: for /info, inspect and the engine's limits. */
 struct model_info {
     char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
@@ -77,6 +94,7 @@ struct model_info {
     bool tie_output;
     int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
     int bos_id, eos_id, pad_id, unk_id;        /* -1 = the model has none */
+    struct end_ids ends;                       /* eos_id, and what else ends a text */
     bool add_bos;                              /* sequences of this model start with bos_id */
     int n_lang;                                /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */

@@ -27,6 +27,7 @@ static void fill_info(struct model_info *info, const struct config *config)
     info->n_cutoff = config->n_cutoff;
     info->bos_id = config->bos_id;
     info->eos_id = config->eos_id;
+    info->ends = config->ends;
     info->pad_id = config->pad_id;
     info->unk_id = config->unk_id;
     info->add_bos = config->add_bos;

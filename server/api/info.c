@@ -62,6 +62,12 @@ static void write_model(struct text *out, const struct model_info *info,
             json_field_null(out, names[i]);
         }
     }
+    json_key(out, "eos_token_ids");
+    json_open(out, '[');
+    for (int i = 0; i < info->ends.n; i++) {
+        json_put_int(out, info->ends.id[i]);
+    }
+    json_close(out, ']');
     json_close(out, '}');
 }
 

@@ -170,7 +170,7 @@ int cmd_generate(const struct options *options)
         code = parse(&it, &err);
     }
     if (code == ERR_OK && !text_stream_begin(&it.gen, it.job.request, &it.job.request->item[0],
-                                             it.ce.limits.tokenizer, it.ce.limits.info->eos_id)) {
+                                             it.ce.limits.tokenizer, &it.ce.limits.info->ends)) {
         code = err_set(&err, ERR_MEMORY, "no memory for the text");
     }
     if (code == ERR_OK) {

@@ -98,7 +98,7 @@ bool generate_walk(struct text *text, const struct generate_job *job, int item_i
     const int n_out = atomic_load(&item->n_out);
     const enum finish state = (enum finish)atomic_load(&item->state);
     struct text_stream gen = {0};
-    if (!text_stream_begin(&gen, job->request, item, limits->tokenizer, limits->info->eos_id)) {
+    if (!text_stream_begin(&gen, job->request, item, limits->tokenizer, &limits->info->ends)) {
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
     }
     for (int i = 0; i < n_out; i++) {

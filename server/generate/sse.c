@@ -26,7 +26,7 @@ bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api
     }
     for (int i = 0; i < request->n_item; i++) {
         if (!text_stream_begin(&sse->choice[i].gen, request, &request->item[i], limits->tokenizer,
-                               limits->info->eos_id)) {
+                               &limits->info->ends)) {
             return false;
         }
     }

@@ -90,7 +90,8 @@ static void write_ending(struct text *out, const struct generate_job *job, int i
 {
     const struct item *const item = &job->request->item[index];
     const bool stop = atomic_load(&item->state) == FINISH_STOP;
-    const bool eos = stop && item->stop_string < 0 && item->stop_id == limits->info->eos_id;
+    const bool eos =
+        stop && item->stop_string < 0 && end_ids_have(&limits->info->ends, item->stop_id);
     json_field_string(out, "finish_reason", eos ? "eos_token" : stop ? "stop_sequence" : "length");
     json_field_int(out, "generated_tokens", atomic_load(&item->n_out));
     json_key(out, "seed");

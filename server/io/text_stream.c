@@ -8,10 +8,11 @@
 #include <string.h>
 
 bool text_stream_begin(struct text_stream *gen, const struct request *request,
-                       const struct item *item, const struct tokenizer *tokenizer, int eos_id)
+                       const struct item *item, const struct tokenizer *tokenizer,
+                       const struct end_ids *ends)
 {
     *gen = (struct text_stream){
-        .request = request, .item = item, .tokenizer = tokenizer, .eos_id = eos_id};
+        .request = request, .item = item, .tokenizer = tokenizer, .ends = ends};
     if (tokenizer == NULL) {
         return true;
     }
@@ -35,7 +36,7 @@ void text_stream_end(struct text_stream *gen)
 static bool text_stream_may_end(const struct text_stream *gen, int32_t id)
 {
     const struct sampling *const sampling = &gen->request->sampling;
-    bool ends = id == gen->eos_id;
+    bool ends = end_ids_have(gen->ends, id);
     for (int i = 0; i < sampling->n_stop_id && !ends; i++) {
         ends = sampling->stop_id[i] == id;
     }

@@ -15,7 +15,7 @@ struct text_stream {
     const struct request *request;     /* Borrowed */
     const struct item *item;           /* Borrowed */
     const struct tokenizer *tokenizer; /* Borrowed; may be NULL */
-    int eos_id;
+    const struct end_ids *ends;        /* Borrowed */
     struct detok detok;
     char *buffer; /* Owner: this. [buffer_max] */
     size_t buffer_max;
@@ -29,8 +29,8 @@ struct text_stream {
 
 bool text_stream_begin(struct text_stream *gen, const struct request *request,
                        const struct item *item, const struct tokenizer *tokenizer,
-                       int eos_id);            /* false: out of memory */
-void text_stream_end(struct text_stream *gen); /* zeroed is fine */
+                       const struct end_ids *ends); /* false: out of memory */
+void text_stream_end(struct text_stream *gen);      /* zeroed is fine */
 
 /* Whether token n_token of the item is there and how it is shown is decided. A token that would end
  * the text waits until the item's state says whether it did. */

@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+static const struct end_ids END = {.n = 2, .id = {1, 60}};
+
 /* The known-answer vectors that the authors of Philox publish for philox4x32 with 10 rounds. */
 static void philox_matches_the_published_vectors(void **state)
 {
@@ -130,7 +132,7 @@ static void neutral_sampling_adjusts_nothing(void **state)
     struct sampling_counts counts;
     const struct sampling sampling = neutral();
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     sampling_count(&counts, 30);
     lists_begin(&lists);
     sampling_fill(&counts, &sampling, &item, 1, &lists.step, 0);
@@ -147,7 +149,7 @@ static void repetition_counts_prompt_and_generated(void **state)
     struct sampling sampling = neutral();
     sampling.repetition = 1.3f;
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     sampling_count(&counts, 20);
     sampling_count(&counts, 30);
     sampling_count(&counts, 30);
@@ -167,7 +169,7 @@ static void presence_and_frequency_count_generated_alone(void **state)
     struct sampling sampling = neutral();
     sampling.frequency = 0.5f;
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     sampling_count(&counts, 20);
     lists_begin(&lists);
     sampling_fill(&counts, &sampling, &item, 1, &lists.step, 0);
@@ -191,18 +193,20 @@ static void min_tokens_bans_what_would_end_the_text(void **state)
     sampling.bias[1].token = 50;
     sampling.bias[1].bias = -3;
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     lists_begin(&lists);
     sampling_fill(&counts, &sampling, &item, 1, &lists.step, 0);
     assert_entry(&lists, 0, 1, 0, 0, -INFINITY);
+    assert_entry(&lists, 0, 60, 0, 0, -INFINITY);
     assert_entry(&lists, 0, 40, 0, 0, -INFINITY);
     assert_entry(&lists, 0, 41, 0, 0, -INFINITY);
     assert_entry(&lists, 0, 50, 0, 0, -3);
     /* Over: the user's own bias is back. */
     sampling_fill(&counts, &sampling, &item, 2, &lists.step, 1);
     assert_entry(&lists, 1, 1, 0, 0, 0);
+    assert_entry(&lists, 1, 60, 0, 0, 0);
     assert_entry(&lists, 1, 40, 0, 0, 2.5f);
-    assert_int_equal(lists.sample[1].adjust_first, 4);
+    assert_int_equal(lists.sample[1].adjust_first, 5);
     sampling_counts_close(&counts);
 }
 
@@ -214,7 +218,7 @@ static void min_tokens_leaves_eos_that_is_ignored(void **state)
     sampling.min_tokens = 2;
     sampling.ignore_eos = true;
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     lists_begin(&lists);
     sampling_fill(&counts, &sampling, &item, 0, &lists.step, 0);
     assert_int_equal(lists.sample[0].n_adjust, 0);
@@ -229,7 +233,7 @@ static void allow_lists_follow_one_another(void **state)
     sampling.n_allow = 3;
     memcpy(sampling.allow, (int32_t[]){5, 9, 7}, 3 * sizeof(int32_t));
     assert_int_equal(sampling_counts_open(&counts, ENTRIES, NULL), ERR_OK);
-    sampling_begin(&counts, &sampling, prompt, 5, 1);
+    sampling_begin(&counts, &sampling, prompt, 5, &END);
     lists_begin(&lists);
     sampling_fill(&counts, &sampling, &item, 0, &lists.step, 0);
     sampling_fill(&counts, &sampling, &item, 1, &lists.step, 1);
@@ -251,7 +255,7 @@ static void counts_survive_collisions_and_reuse(void **state)
     assert_int_equal(sampling_counts_open(&counts, N, NULL), ERR_OK);
     for (int round = 0; round < 3; round++) {
         int expected[N] = {0};
-        sampling_begin(&counts, &sampling, prompt, 5, 1);
+        sampling_begin(&counts, &sampling, prompt, 5, &END);
         unsigned random = 7u + (unsigned)round;
         for (int i = 0; i < 4000; i++) {
             random = random * 1664525u + 1013904223u;
