@@ -6,6 +6,7 @@
  * are checked afterwards, by the family if they concern that family alone. */
 #include "models/config.h"
 #include "models/config_memory.h"
+#include "models/config_rope.h"
 #include "models/family.h"
 #include "models/json_file.h"
 #include "models/read.h"
@@ -103,6 +104,13 @@ static enum err_code read_rope_theta(void *base, const json_t *value, const stru
                        config->rope_theta);
     }
     return ERR_OK;
+}
+
+static enum err_code read_rope_scaling(void *base, const json_t *value, const struct place *at,
+                                       struct err *err)
+{
+    struct config *const config = base;
+    return config_rope_read(&config->rope_scaling, value, at->path, err);
 }
 
 /* A list of 1 to n_max integers min .. max. */
@@ -232,6 +240,11 @@ static const struct field fields[] = {
     {"max_position", FIELD_INT, AT(context), 1, CONFIG_POSITION_MAX, NULL},
     {"activation", FIELD_CUSTOM, 0, 0, 0, read_activation},
     {"rope_theta", FIELD_CUSTOM, 0, 0, 0, read_rope_theta},
+    {"rope_scaling", FIELD_CUSTOM, 0, 0, 0, read_rope_scaling},
+    {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0, NULL},
+    {"attention_out_bias", FIELD_BOOL, AT(attention_out_bias), 0, 0, NULL},
+    {"ffn_bias", FIELD_BOOL, AT(ffn_bias), 0, 0, NULL},
+    {"query_key_norm", FIELD_BOOL, AT(query_key_norm), 0, 0, NULL},
     {"norm_eps", FIELD_REAL, AT(norm_eps), 0, 0, NULL},
     {"tie_output", FIELD_BOOL, AT(tie_output), 0, 0, NULL},
     {"bos_token_id", FIELD_INT, AT(bos_id), -1, CONFIG_VOCAB_MAX - 1, NULL},

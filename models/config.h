@@ -36,6 +36,17 @@ struct config_memory {
  * for each. */
 enum attention { ATTENTION_JOINT, ATTENTION_SPLIT, ATTENTION_HEAD_SPLIT };
 
+/* How the frequencies f of rotary positions are made slower, so that a model can be used for longer
+ * texts than it was first trained on. LINEAR: f / factor. LLAMA3 (Llama 3.1): a frequency that turns
+ * more than high times within original positions stays as it is, one that turns less than low times
+ * becomes f / factor, and between these a mixture of the two, linear in the number of turns. */
+enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 };
+struct rope_scaling {
+    enum rope_kind kind;
+    double factor, low, high;
+    int original; /* positions */
+};
+
 struct config {
     const struct model_family *family; /* what model_type names */
     int n_vocab, d_model, n_layer, n_head, d_ff;
@@ -46,6 +57,10 @@ struct config {
     bool gated;
     int n_kv_head;
     double rope_theta;
+    struct rope_scaling rope_scaling;
+    /* memory_llama: biases of queries, keys and values, of what attention gives out, and of
+     * networks; and whether each head's queries and keys have an RMS norm. */
+    bool attention_bias, attention_out_bias, ffn_bias, query_key_norm;
     /* all_attention: the longest distance, persistent keys per head (then d_ff is 0), and over how
      * many distances a head's own span ends (0 = all heads see max_span) */
     int max_span, n_persistent, span_ramp;

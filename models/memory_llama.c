@@ -13,7 +13,10 @@
  *               with an output gate:                        y = y · sigmoid(w_g·r + b_g)
  *   logits[t] = W_vocabulary·RMS(x)
  *
- * Several query heads may share one head of keys and values (grouped queries).
+ * Several query heads may share one head of keys and values (grouped queries). Without memories this is
+ * the decoder of Llama (Touvron et al. 2023), and with its options that of Mistral, Qwen2 and Qwen3:
+ * linear layers may have biases, each head of the queries and keys an RMS norm before it is turned,
+ * and the frequencies of the positions may be scaled (struct rope_scaling).
  *
  * The file reads top down: configuration, parameters, binding table, workspace, forward. */
 #include "models/network.h"
@@ -23,8 +26,18 @@
 
 /* ---- configuration ------------------------------------------------------------------------ */
 
-static const char *const keys[] = {"n_kv_head?", "d_head?",   "d_ff", "max_position",
-                                   "rope_theta", "memories?", NULL};
+static const char *const keys[] = {"n_kv_head?",
+                                   "d_head?",
+                                   "d_ff",
+                                   "max_position",
+                                   "rope_theta",
+                                   "rope_scaling?",
+                                   "attention_bias?",
+                                   "attention_out_bias?",
+                                   "ffn_bias?",
+                                   "query_key_norm?",
+                                   "memories?",
+                                   NULL};
 
 /* Product keys in place of a feed-forward network, without XLM's options. */
 static const char *const memory_keys[] = {"layer",
@@ -60,11 +73,11 @@ static enum err_code check(const struct config *config, const char *path, struct
 
 /* ---- parameters --------------------------------------------------------------------------- */
 
-/* Linear layers have no bias. */
 struct layer {
     struct tensor norm1, norm2; /* [1, d_model] gamma before attention, and before the network */
-    struct linear qkv;          /* [d_attention + 2·d_kv, d_model]: queries, keys, values */
-    struct linear out;          /* [d_model, d_attention] */
+    struct tensor query_norm, key_norm; /* [1, d_head] gamma; data NULL = none */
+    struct linear qkv; /* [d_attention + 2·d_kv, d_model]: queries, keys, values */
+    struct linear out; /* [d_model, d_attention] */
     struct linear up; /* [2·d_ff, d_model]: gates, then what they gate; unless there is a memory */
     struct linear down;          /* [d_model, d_ff] */
     const struct memory *memory; /* Borrowed; NULL = none */
@@ -92,7 +105,24 @@ struct memory_llama {
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
-/* Rotary positions: pair j of a head turns by the angle position · theta^(-2j / d_head). */
+/* What scaling makes of a frequency, in radians per position. */
+static double scaled(double frequency, const struct rope_scaling *scaling)
+{
+    if (scaling->kind == ROPE_PLAIN) {
+        return frequency;
+    }
+    const double slow = frequency / scaling->factor;
+    if (scaling->kind == ROPE_LINEAR) {
+        return slow;
+    }
+    const double two_pi = 6.283185307179586;
+    const double turns = scaling->original * frequency / two_pi;
+    const double share = (turns - scaling->low) / (scaling->high - scaling->low);
+    return share <= 0 ? slow : share >= 1 ? frequency : (1 - share) * slow + share * frequency;
+}
+
+/* Rotary positions: pair j of a head turns by the angle position · theta^(-2j / d_head), or what
+ * scaling makes of it. */
 static void bind_rope_table(struct loader *loader, struct tensor *rope_table,
                             const struct config *config)
 {
@@ -105,7 +135,8 @@ static void bind_rope_table(struct loader *loader, struct tensor *rope_table,
                              ? loader_zeros(loader, n, name.text)
                              : NULL;
     for (int j = 0; j < d / 2 && table != NULL; j++) {
-        const double frequency = pow(config->rope_theta, -2.0 * j / d);
+        const double frequency =
+            scaled(pow(config->rope_theta, -2.0 * j / d), &config->rope_scaling);
         for (int64_t pos = 0; pos < config->context; pos++) {
             float *const row = table + pos * cols + (ptrdiff_t)2 * j;
             const double angle = (double)pos * frequency;
@@ -118,7 +149,19 @@ static void bind_rope_table(struct loader *loader, struct tensor *rope_table,
     free(table);
 }
 
-static void bind_layer(struct loader *loader, struct memory_llama *model, int i)
+/* name.weight [n_out, n_in], and name.bias if it has one. */
+static void bind_linear(struct loader *loader, struct linear *linear, int64_t n_out, int64_t n_in,
+                        bool has_bias, const struct name *name)
+{
+    if (has_bias) {
+        loader_linear(loader, linear, n_out, n_in, "%s", name->text);
+    } else {
+        loader_matrix(loader, &linear->weight, n_out, n_in, "%s.weight", name->text);
+    }
+}
+
+static void bind_layer(struct loader *loader, struct memory_llama *model,
+                       const struct config *config, int i)
 {
     const struct network *const net = &model->net;
     struct layer *const layer = &model->layer[i];
@@ -130,13 +173,20 @@ static void bind_layer(struct loader *loader, struct memory_llama *model, int i)
                                      {.name = "up", .rows = net->d_ff}};
     layer->memory = memory_at(&net->memories, i, false);
     loader_vector(loader, &layer->norm1, d, "layers.%d.attention_norm.weight", i);
-    loader_stack(loader, &layer->qkv, qkv, 3, d, false, "layers.%d.attention", i);
-    loader_matrix(loader, &layer->out.weight, d, net->d_attention, "layers.%d.attention.out.weight",
-                  i);
+    const struct name out = name_make("layers.%d.attention.out", i);
+    const struct name down = name_make("layers.%d.ffn.down", i);
+    loader_stack(loader, &layer->qkv, qkv, 3, d, config->attention_bias, "layers.%d.attention", i);
+    if (config->query_key_norm) {
+        loader_vector(loader, &layer->query_norm, net->d_head,
+                      "layers.%d.attention.query_norm.weight", i);
+        loader_vector(loader, &layer->key_norm, net->d_head, "layers.%d.attention.key_norm.weight",
+                      i);
+    }
+    bind_linear(loader, &layer->out, d, net->d_attention, config->attention_out_bias, &out);
     loader_vector(loader, &layer->norm2, d, "layers.%d.ffn_norm.weight", i);
     if (layer->memory == NULL) {
-        loader_stack(loader, &layer->up, up, 2, d, false, "layers.%d.ffn", i);
-        loader_matrix(loader, &layer->down.weight, d, net->d_ff, "layers.%d.ffn.down.weight", i);
+        loader_stack(loader, &layer->up, up, 2, d, config->ffn_bias, "layers.%d.ffn", i);
+        bind_linear(loader, &layer->down, d, net->d_ff, config->ffn_bias, &down);
     }
 }
 
@@ -148,7 +198,7 @@ static void bind(void *self, struct loader *loader, const struct config *config)
     bind_rope_table(loader, &model->rope_table, config);
     memory_bind(loader, &net->memories, config);
     for (int i = 0; i < net->n_layer; i++) {
-        bind_layer(loader, model, i);
+        bind_layer(loader, model, config, i);
     }
     loader_vector(loader, &model->norm, net->d_model, "norm.weight");
     output_bind(loader, &net->output, config, "output", false, false);
@@ -204,6 +254,10 @@ static void attend(const struct memory_llama *model, int i, const struct scratch
     const struct tensor k_pages = kv_cache_keys(&net->cache, i);
     const struct tensor v_pages = kv_cache_values(&net->cache, i);
     linear_run(be, s->qkv, s->normed, &layer->qkv, ACT_NONE);
+    if (layer->query_norm.data != NULL) {
+        op_head_norm(be, q, layer->query_norm, net->n_head, net->norm_eps);
+        op_head_norm(be, k, layer->key_norm, net->n_kv_head, net->norm_eps);
+    }
     op_rope(be, q_and_k, model->rope_table, step, net->n_head + net->n_kv_head);
     op_attention(be, s->attn_out, q, k_pages, v_pages, k, v, step, net->n_head, scale);
     linear_run(be, s->delta, s->attn_out, &layer->out, ACT_NONE);

@@ -49,6 +49,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     CHECK(c.n_kv_head >= 1 && c.n_head % c.n_kv_head == 0);
     CHECK(c.gated ? c.d_head % 2 == 0 && c.rope_theta >= 1 && c.rope_theta <= 1e12
                   : c.d_head * c.n_head == c.d_model && c.n_kv_head == c.n_head);
+    const struct rope_scaling *const rope = &c.rope_scaling;
+    CHECK(rope->kind == ROPE_PLAIN || (c.gated && rope->factor >= 1 && rope->factor <= 1e6));
+    CHECK(rope->kind != ROPE_LLAMA3 ||
+          (rope->low > 0 && rope->high > rope->low && rope->original >= 1));
+    CHECK(c.ends.n >= 0 && c.ends.n <= MODEL_END_MAX && (c.eos_id >= 0) == (c.ends.n > 0));
+    for (int i = 0; i < c.ends.n; i++) {
+        CHECK(c.ends.id[i] >= 0 && c.ends.id[i] < c.n_vocab);
+    }
     CHECK(c.n_layer >= 1 && c.n_layer <= CONFIG_LAYER_MAX);
     const bool has_spans = c.max_span > 0; /* then persistent vectors may stand for the d_ff */
     CHECK(has_spans ? c.context == 0 && (c.d_ff >= 1) == (c.n_persistent == 0)
