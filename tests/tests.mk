@@ -160,7 +160,7 @@ TEXT ?=
 bench-tokenizer: $(B)/tests/bench/bench_tokenizer ## byte-level BPE beside the package tokenizers (BENCH_PYTHON, TEXT)
 	@$(BENCH_PYTHON) tests/bench/tokenizer.py --build $(B) $(TEXT)
 
-.PHONY: stress soak check-clients
+.PHONY: stress soak check-clients check-hf
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)
 soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
@@ -178,3 +178,11 @@ check-clients: all ## the clients that people use, unmodified, against the serve
 	@test -x $(B)/clients/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/clients && \
 	    $(B)/clients/bin/pip install -q -r tests/clients/requirements.txt; }
 	@PKMSERVE=$(B)/pkmserve $(B)/clients/bin/python -m pytest -q -rs -p no:cacheprovider tests/clients
+
+# Another one, for the transformers package. BENCH_TORCH, a Python that has PyTorch, spares its download.
+check-hf: all $(B)/tests/gpu/forward ## fresh random models of the transformers package against the server
+	@test -x $(B)/hf/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/hf && \
+	    $(if $(BENCH_TORCH),$(BENCH_TORCH) -c 'import site; print(site.getsitepackages()[0])' \
+	        > $$(echo $(B)/hf/lib/python*/site-packages)/torch.pth &&) \
+	    $(B)/hf/bin/pip install -q -r tests/hf/requirements.txt; }
+	@PKMSERVE=$(B)/pkmserve B=$(B) $(B)/hf/bin/python -m pytest -q -rs -p no:cacheprovider tests/hf

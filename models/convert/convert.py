@@ -3,7 +3,7 @@
 
     python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
         [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--values q4] [--set KEY=VALUE ...]
-        [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm]
+        [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm|hf]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -28,6 +28,7 @@ except ImportError:
              " else install the Debian package python3-numpy")
 
 import all_attention
+import hf
 import memory_layers
 import memory_layers_params
 import safetensors_file
@@ -39,9 +40,10 @@ from fault import Refused, one_line, show
 from torch_file import TorchFile
 
 MODULES = {"xlm": xlm, "all-attention": all_attention, "memory-layers": memory_layers,
-           "sparse-memory-lm": sparse_memory_lm}
+           "sparse-memory-lm": sparse_memory_lm, "hf": hf}
 SETTABLE = {"xlm": xlm_params.SETTABLE, "all-attention": all_attention.SETTABLE,
-            "memory-layers": memory_layers.SETTABLE, "sparse-memory-lm": sparse_memory_lm.SETTABLE}
+            "memory-layers": memory_layers.SETTABLE, "sparse-memory-lm": sparse_memory_lm.SETTABLE,
+            "hf": hf.SETTABLE}
 TEXT = {"char": "text by characters", "byte": "text by bytes", "word": "text by words",
         "xlm": "text split with BPE already"}
 SPLIT_FIRST = """\
@@ -49,7 +51,7 @@ This model knows text only as its training data had it, split with BPE codes ("h
 most words are unknown to it, and perplexities of unknown words look excellent and mean nothing. Split
 texts with fastBPE and the same codes before they are sent, or convert again with --codes FILE, so that
 the server splits plain text itself. FILE is `codes` in the folder of XLM's preprocessed data."""
-WRITTEN = {"config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model",
+WRITTEN = {"config.json", "generation_config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model",
            "tokenizer.json", "vocab.json", "merges.txt"}
 
 
@@ -74,8 +76,8 @@ def arguments(argv):
     parser = Parser(prog="convert.py",
                     description="Turns an authors' checkpoint into a model directory.")
     parser.add_argument("source", metavar="SOURCE",
-                        help="checkpoint file (XLM: .pth, all-attention: .pt) or, of memory layers,"
-                        " folder with consolidated.pth and params.json")
+                        help="checkpoint file (XLM: .pth, all-attention: .pt), of memory layers the"
+                        " folder with consolidated.pth and params.json, or a Hugging Face directory")
     parser.add_argument("-o", "--output", required=True, metavar="DIR",
                         help="model directory to make")
     parser.add_argument("--from", dest="family", choices=["auto", *MODULES], default="auto")
@@ -89,7 +91,8 @@ def arguments(argv):
                       " vocab.json beside its merges.txt or a rank file of byte-level BPE")
     parser.add_argument("--dtype", choices=sorted(safetensors_file.NAMES),
                         help="of matrices and tables; vectors stay f32 (default: f32; of memory layers"
-                        " what params.json says, and tables of 16 bits stay as they are)")
+                        " what params.json says, and tables of 16 bits stay as they are; of Hugging"
+                         " Face directories that of the files)")
     parser.add_argument("--values", choices=["q4"],
                         help="of memories' value tables: 4 bits a value and a scale for each row; what it"
                         " loses `pkmserve compare` tells")
@@ -105,13 +108,13 @@ def arguments(argv):
 
 
 def not_a_source(folder):
-    """What to say of a folder that is no checkpoint of memory layers: mostly one of its files is
-    wanted."""
+    """What to say of a folder that holds no model: mostly one of its files is wanted."""
     wanted = (memory_layers.WEIGHTS, memory_layers_params.NAME)
     missing = [name for name in wanted if not os.path.isfile(os.path.join(folder, name))]
-    text = "a directory, which only a checkpoint of memory layers may be, and then it holds %s: %s" \
+    text = "a directory, which only a checkpoint of memory layers may be, and then it holds %s: %s;" \
+        " or a model in Hugging Face form, which has %s" \
         % (" and ".join(wanted), " and ".join(missing) + (" are" if len(missing) > 1 else " is")
-           + " missing")
+           + " missing", hf.CONFIG)
     files = sorted(name for name in os.listdir(folder)
                    if name.endswith((".pth", ".pt")) and name not in wanted)
     if files:
@@ -122,6 +125,19 @@ def not_a_source(folder):
     return text
 
 
+def open_directory(folder, family):
+    """A model of several files, and its family."""
+    weights = os.path.join(folder, memory_layers.WEIGHTS)
+    is_memory = os.path.isfile(weights) and memory_layers.is_place(weights)
+    if family not in ("auto", "memory-layers", "hf"):
+        raise Refused("a directory; checkpoints of the %s family are single files" % family)
+    if family == "hf" or family == "auto" and not is_memory and hf.is_place(folder):
+        return hf.HfDirectory(folder), "hf"
+    if not is_memory:
+        raise Refused(not_a_source(folder))
+    return TorchFile(weights), "memory-layers"
+
+
 def open_source(path, family):
     """The checkpoint and its family."""
     if os.path.isdir(path) and family in ("auto", "sparse-memory-lm"):
@@ -130,12 +146,9 @@ def open_source(path, family):
             raise Refused("a directory without %s or %s" % (sparse_memory_lm.REST, sparse_memory_lm.WHOLE))
         path = found or path
     if os.path.isdir(path):
-        folder, path = path, os.path.join(path, memory_layers.WEIGHTS)
-        if family not in ("auto", "memory-layers"):
-            raise Refused("a directory; checkpoints of the %s family are single files" % family)
-        if not os.path.isfile(path) or not memory_layers.is_place(path):
-            raise Refused(not_a_source(folder))
-        family = "memory-layers"
+        return open_directory(path, family)
+    if family == "hf":
+        raise Refused("a file; models in Hugging Face form are directories with %s" % hf.CONFIG)
     file = TorchFile(path)
     if family == "auto":
         found = [name for name, module in MODULES.items() if module.looks_like(file.root)]
@@ -194,13 +207,13 @@ def read_text(args, family, model):
         raise Refused("--codes %s: the words of XLM models alone are split with them" % args.codes)
     text = SimpleNamespace(vocab=None, codes=args.codes)
     why = tokenizer = None
-    if family in ("memory-layers", "sparse-memory-lm") and args.vocab is not None:
+    if family in ("memory-layers", "sparse-memory-lm", "hf") and args.vocab is not None:
         raise Refused("--vocab %s: models of the %s family read bytes or the pieces of"
                       " a --tokenizer, not words" % (args.vocab, family))
     if family == "memory-layers":
         text.vocab, tokenizer, why = memory_layers.read_text(model, args.tokenizer, settings)
-    elif family == "sparse-memory-lm":
-        tokenizer, why = sparse_memory_lm.read_text(model, args.tokenizer, settings)
+    elif family in ("sparse-memory-lm", "hf"):
+        tokenizer, why = MODULES[family].read_text(model, args.tokenizer, settings)
     else:
         text.vocab = vocabulary(args.vocab, model.words, config["vocab_size"])
         if family == "all-attention":
@@ -254,6 +267,10 @@ def fill_directory(directory, model, text, args):
                                                                model.config["dtype"], args.force,
                                                                model.own))
     write_synced(os.path.join(directory, "config.json"), lambda file: file.write(config))
+    if getattr(model, "generation", None):
+        generation = json.dumps(model.generation, indent=1).encode() + b"\n"
+        write_synced(os.path.join(directory, "generation_config.json"),
+                     lambda file: file.write(generation))
     if text.vocab is not None:
         write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(text.vocab))
     for path, name in text.files:
@@ -346,8 +363,8 @@ def family_summary(c):
     return lines
 
 
-def summary(args, model, text, written):
-    lines = family_summary(model.config)
+def summary(args, family, model, text, written):
+    lines = hf.summary(model) if family == "hf" else family_summary(model.config)
     lines[0] = "%s: %s" % (args.output, lines[0])
     loss = ", relative error at most %.4f (%s)" % written.loss if written.loss else ""
     own = "".join(", tables in %s" % dtype for dtype in sorted(set(model.own.values())))
@@ -377,7 +394,7 @@ def convert(args):
         written = save(args, model, text)
     except Refused as fault:
         raise Refused("%s: %s" % (args.source, fault))
-    print(summary(args, model, text, written))
+    print(summary(args, family, model, text, written))
 
 
 def main(argv):

@@ -35,11 +35,23 @@ class MemoryLlama:
         scale = np.sqrt((x * x).mean(-1, keepdims=True) + self.config["norm_eps"])
         return x / scale * self.w[name + ".weight"]
 
+    def frequencies(self):
+        """[d_head/2] of the pairs of a head, scaled as models/README.md says."""
+        frequency = self.config["rope_theta"] ** -(np.arange(0, self.d_head, 2) / self.d_head)
+        scaling = self.config.get("rope_scaling")
+        if scaling is None:
+            return frequency
+        slow = frequency / scaling["factor"]
+        if scaling["rope_type"] == "linear":
+            return slow
+        turns = scaling["original_max_position_embeddings"] * frequency / (2 * np.pi)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        share = np.clip((turns - low) / (high - low), 0, 1)
+        return (1 - share) * slow + share * frequency
+
     def rotate(self, x):
         """Pairs of neighbours [n_tok, n_head, d_head] turned by position times frequency."""
-        n_tok, _, d_head = x.shape
-        pair = np.arange(0, d_head, 2) / d_head
-        angle = np.arange(n_tok)[:, None] * self.config["rope_theta"] ** -pair
+        angle = np.arange(len(x))[:, None] * self.frequencies()
         turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None]
         return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
 
@@ -47,6 +59,9 @@ class MemoryLlama:
         c, n_tok = self.config, len(x)
         q, k, v = (self.linear("layers.%d.attention.%s" % (i, part), x)
                    .reshape(n_tok, -1, self.d_head) for part in ("query", "key", "value"))
+        if c.get("query_key_norm"):
+            q, k = (self.norm("layers.%d.attention.%s_norm" % (i, name), part)
+                    for name, part in (("query", q), ("key", k)))
         q, k = self.rotate(q), self.rotate(k)
         k, v = (np.repeat(part, c["n_head"] // part.shape[1], 1) for part in (k, v))
         scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(self.d_head)
