@@ -332,7 +332,7 @@ def check_bits(run):
 # ---- single ops, and under the sanitizers -----------------------------------------------------
 
 OPS = ["transfer", "embed", "norm", "add_norm", "linear", "ffn", "attention", "span_attention",
-       "pkm_search", "pkm_ties", "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "rope", "gate",
+       "pkm_search", "pkm_ties", "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "head_norm", "rope", "gate",
        "pkm_experts", "pkm_read", "gather",
        "log_softmax", "logprobs", "sample"]
 
