@@ -226,7 +226,7 @@ struct pkm_rescore {
 
 /* In place, for each row and head of what pkm_search with shape->scores found:
  *   slot = slot_map[head, slot] (slot_map I32 [n_head, slots of the keys], or data NULL), then
- *   slot mod n_slot; so a slot may stand several times;
+ *   slot mod n_slot; so a slot may occur several times;
  *   s = score / temperature, then the softmax of them if wanted, minus what subtract names of
  *   them, divided by Σ|s| if normalize. Without softmax, or minus the mean, weights of both signs.
  */

@@ -39,7 +39,7 @@ struct step_limits {
  *   z += bias                        (may be -infinity: the token is never drawn) */
 struct sample_adjust {
     int32_t token;
-    int32_t n_prompt;    /* times the token stands in the prompt */
+    int32_t n_prompt;    /* times the token occurs in the prompt */
     int32_t n_generated; /* times it was generated */
     float bias;
 };

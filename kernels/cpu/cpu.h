@@ -18,7 +18,7 @@
 
 enum {
     LOGIT_BLOCKS = 32, /* blocks of a row of logits, at most */
-    DRAW_SAMPLE = 64,  /* tokens that stand for all in a search by rank */
+    DRAW_SAMPLE = 64,  /* tokens that are taken as a sample of all in a search by rank */
 };
 
 struct cpu_weight {
@@ -167,7 +167,7 @@ static inline int64_t cpu_end_row(struct tensor t, int first, int n)
     return end < t.rows ? end : t.rows;
 }
 
-/* The rows of t that items first .. first+n-1 stand for. */
+/* The rows of t that are items first .. first+n-1. */
 static inline struct tensor cpu_item_rows(struct tensor t, int first, int n)
 {
     const int64_t row = (int64_t)first * CPU_ITEM_ROWS;

@@ -193,7 +193,7 @@ static void run_peak(void *arg, int thread, int first, int n)
 }
 
 /* The mean over the time, not the best moment: a clock that falls under load, or a neighbour on the
- * memory bus, is what the ops meet too. */
+ * memory bus, is what limits the ops too. */
 static double mean_rate(struct cpu_backend *cpu, int n_item, double work, pool_fn *fn,
                         struct measure *m)
 {

@@ -24,7 +24,7 @@ static inline bool draw_takes_sums(const struct sample_params *p)
     return p->temperature == 1 && !draw_is_filtered(p);
 }
 
-/* The token of output out, which wants OUT_SAMPLE. */
+/* Draws the token of output out, which asks for OUT_SAMPLE. */
 int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *step, int out,
                  const struct logit_row *row);
 

@@ -14,15 +14,15 @@
  *   o_c = Σ_u e_u·v_uc                   one chain in ascending u
  * and the splits are merged in ascending order by merge_factors_of and weigh_in: the online softmax
  * of Milakov and Gimelshein, cut as in FlashAttention. Positions that a row does not see are left
- * out, not multiplied by 0: what stands there may be NaN.
+ * out, not multiplied by 0: what memory holds there may be NaN.
  *
- * The cache is F32 or BF16 (T: float, uint16_t). Its elements stand in shared memory as they are
+ * The cache is F32 or BF16 (T: float, uint16_t). Its elements are kept in shared memory as they are
  * and are widened when a group of four columns is read; all else is F32 either way, so the two
  * differ in what kv_store rounded alone.
  *
  * In shared memory a position (and a query) is a row of d_pad elements, d_head rounded up to a
  * multiple of 4 by zeros; rows are an odd number of 16-byte groups apart, so that 8 lanes that read
- * the same columns of 8 rows meet no bank conflict. */
+ * the same columns of 8 rows cause no bank conflict. */
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
 

@@ -98,7 +98,7 @@ __device__ bool unit_find(const struct step_view *view, int tile_rows, int i, st
 /* A thread's rows are those of its group: warp·rows_of_warp + lane_row + 4·r, r < R. Its positions
  * are lane_pos + 8·j, its columns the G groups of four lane_pos + 8·g. */
 
-/* Where everything stands in shared memory. */
+/* The layout of shared memory. */
 template <typename T> struct tile_shared {
     float *q; /* [tile_rows][stride] */
     T *k, *v; /* [SPLIT][kv_stride]; the same buffer if is_one_buffer */

@@ -33,7 +33,7 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
 }
 
 /* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
- * In CUDA's numbering these stand together (700 an illegal address .. 719 a failed launch), but for
+ * In CUDA's numbering these are neighbours (700 an illegal address .. 719 a failed launch), but for
  * 701, which a launch itself returns; and there is 214, broken memory. */
 static bool is_late(cudaError_t status)
 {

@@ -57,7 +57,7 @@ void command_append(struct cuda *cu, const struct command *command);
 void command_begin(struct cuda *cu, const struct cuda_step *step);
 /* Starts the commands of the list, as a graph where the step allows it. */
 void command_submit(struct cuda *cu);
-/* Whether there is a begun step, or a command, that has not been submitted. */
+/* Whether a step has begun, or a command was appended, that has not been submitted. */
 bool command_is_open(const struct cuda *cu);
 /* Starts the commands of the list and waits until the device has nothing left to do. False after a
  * failure, this one's or an earlier one's. */
@@ -91,7 +91,7 @@ void resource_upload(struct backend *be, struct tensor dst, const void *host);
 void resource_download(struct backend *be, void *host, struct tensor src);
 int64_t resource_memory_available(struct backend *be);
 
-/* Device memory that is not zeroed; purpose and what to lower stand in the error. */
+/* Device memory that is not zeroed; the error names the purpose and what to lower. */
 enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
                                   struct err *err);
 /* Pinned host memory. */

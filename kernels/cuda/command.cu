@@ -21,7 +21,7 @@
  * of compute capability 9.0 and newer: between the hundred launches of a decode step the device
  * idles, and the weights of the next product need not wait. A capture keeps it, as edges that the
  * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a list
- * too, waits for it as a whole. A driver that cannot capture it is met as any failing capture. Off
+ * too, waits for it as a whole. A driver that cannot capture it is treated as any failing capture. Off
  * unless asked for: nobody has measured it. The bits are the same. */
 #include "kernels/cuda/backend.cuh"
 
@@ -32,7 +32,7 @@
 enum {
     LIST_MAX = 4096,   /* commands; a model of 48 layers has some 500 */
     GRAPH_MAX = 512,   /* two for each batch size */
-    GRAPH_SLOTS = 1024 /* a power of two, so that a search soon meets an empty slot */
+    GRAPH_SLOTS = 1024 /* a power of two, so that a search soon finds an empty slot */
 };
 
 struct graph {

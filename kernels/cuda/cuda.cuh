@@ -6,7 +6,7 @@
  * which every sequence has one row is captured into a CUDA graph at its first run and replayed
  * from then on. Hence the rules for the cuda_<op> functions:
  *   - they depend on their arguments alone; what varies between steps of the same shape (positions,
- *     pages, wants, n_top, list lengths) is read by the kernels from the step_view in
+ *     pages, requested outputs, n_top, list lengths) is read by the kernels from the step_view in
  *     device memory;
  *   - they never wait, allocate, free or copy to the host, and use no memory beyond their
  *     arguments' and what step_new and weight_new reserved;
@@ -16,7 +16,7 @@
  *
  * Determinism: each element of a result is a fixed function of its own row (attention: sequence):
  * how a sum is split depends on its length, never on the number of rows, so alone, in chunks and in
- * a crowd give the same bits. Only with cu->lt, cuBLASLt, may linear choose otherwise. */
+ * a batch give the same bits. Only with cu->lt, cuBLASLt, may linear choose otherwise. */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
 

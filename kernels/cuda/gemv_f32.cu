@@ -20,7 +20,7 @@ template <int n_token> struct gemv_f32 {
 
 /* Which piece of row-major weights a lane copies for its warp, of 8 outputs times the 4 pieces of a
  * block: four lanes an output, two by two, so that each quarter of a warp reads sectors of 32 bytes
- * whole, and two of its lanes at most meet in a bank of shared memory. */
+ * whole, and at most two of its lanes use the same bank of shared memory. */
 struct gemv_transposed {
     int out, k4;
 };

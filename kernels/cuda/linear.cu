@@ -79,7 +79,7 @@ static size_t place_of(const struct linear_map *map, int64_t r, int64_t k, enum 
                                          : at + k % 8 / 4 * map->half + half * 4);
 }
 
-/* Columns k .. k+n-1 of row r, which stand in piece as PACK_COLUMNS elements with zeros after n. */
+/* Columns k .. k+n-1 of row r, into piece, as PACK_COLUMNS elements with zeros after n. */
 static void pack_columns(unsigned char *dst, const struct linear_map *map, const void *piece,
                          int64_t r, int64_t k, int64_t n, enum dtype dtype, bool row_major)
 {
@@ -116,9 +116,9 @@ void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, 
     }
 }
 
-/* ---- room for prepared rows ----------------------------------------------------------------- */
+/* ---- memory for prepared rows --------------------------------------------------------------- */
 
-/* F32, which is also room for BF16. */
+/* F32, which is also large enough for BF16. */
 static int64_t prepared_row_bytes(int64_t n_in)
 {
     return round_up(n_in, LINEAR_BLOCK_BF16) * static_cast<int64_t>(sizeof(float));
@@ -297,7 +297,7 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
     return part;
 }
 
-/* Rows that fit the room for prepared ones. */
+/* As many rows as the memory for prepared ones holds. */
 static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dtype dtype, bool few)
 {
     struct linear_args prepared = *args;

@@ -45,7 +45,7 @@ enum {
     LINEAR_TILE_BLOCK_BYTES = 1024 /* of a tile in one block: BF16 and F32 alike */
 };
 
-/* Where 16 bytes of weights stand: of tile i, block b, half h (outputs g or g+8; packed BF16:
+/* Where 16 bytes of weights are stored: of tile i, block b, half h (outputs g or g+8; packed BF16:
  * instruction), output g, piece t of its k in the block (packed BF16: lane (g, t)):
  * w + i·tile + b·block + h·half + g·row + t·piece. */
 struct linear_map {

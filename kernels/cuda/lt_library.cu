@@ -20,7 +20,7 @@ static enum err_code refuse(const char *reason, struct err *err)
 }
 
 /* Beside the library that this is part of. Said by path: a run path of $ORIGIN would say the same,
- * but not where a sanitizer's dlopen stands between. */
+ * but not where a sanitizer replaces dlopen. */
 static void *open_beside(void)
 {
     Dl_info own;

@@ -65,7 +65,7 @@ static inline void launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, si
 /* Comes back when the kernel before is complete and what it wrote can be read; at once in one that
  * was launched without overlap. Since that kernel has waited too, each of its threads, all before
  * it are complete as well; a thread that left without would break this chain. README.md's rules say
- * where the call must stand.
+ * where the call must be.
  * Once all blocks of this kernel have come here, or have ended, the next kernel may begin: two
  * kernels at most are under way then, and a block of the next one takes no room that a block of
  * this one still needs, since all of those have begun. */

@@ -153,7 +153,7 @@ void resource_download(struct backend *be, void *host, struct tensor src)
 
 float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col)
 {
-    /* a mapped file's tensor may stand at any byte */
+    /* a mapped file's tensor may start at any byte */
     const struct tensor *const host = &source->view;
     const char *const at = static_cast<const char *>(host->data) +
                            static_cast<size_t>(row * host->stride + col) * dtype_bytes(host->dtype);

@@ -1,4 +1,4 @@
-/* Drawing the next token of each row that wants one, as struct sample_params in backend.h says.
+/* Drawing the next token of each row that asks for one, as struct sample_params in step.h says.
  *
  * sample_groups (grid: groups of ids / 8, rows; a warp per group) applies the row's adjustments and
  * allow list, to a copy if there are any, and leaves each group's largest logit and sum of shares.
@@ -77,7 +77,7 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
     __syncthreads();
     for (int i = thread; i < p.n_allow; i += VOCAB_SPREAD) {
         const int id = view->allow[p.allow_first + i];
-        if (id >= first && id < end) { /* by an exchange, as a token may stand in the list twice */
+        if (id >= first && id < end) { /* by an exchange, as a token may be in the list twice */
             atomicExch(copy + id, z[id]);
         }
     }

@@ -10,7 +10,7 @@
  *                                                           <------- downloaded --------------->
  *
  * out_token goes both ways: a target may be a token drawn earlier. Only the view's own address is
- * fixed; it names where the arrays stand this time. After the ops, one copy brings the results into
+ * fixed; it says where the arrays are in this step. After the ops, one copy brings the results into
  * a second pinned block, and finish hands those out that were asked for and computed.
  *
  * One block each way suffices: begin waits if the device still works, so what it packs over has
@@ -80,7 +80,7 @@ static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_pag
     return pack_room<int32_t>(p, s->n_seq, n_page);
 }
 
-/* Where the arrays of s stand, for the counts of s. Copies the inputs if p has a block. */
+/* Addresses of the arrays of s, for the counts of s. Copies the inputs if p has a block. */
 static struct step_view pack_step(struct pack *p, const struct step *s, int n_page,
                                   size_t *down_first)
 {
@@ -275,7 +275,7 @@ void cuda_step_submit(struct backend *be, struct step *step)
     }
 }
 
-/* Where an array of the device's block stands in the downloaded one. */
+/* The address of an array of the device's block in the downloaded copy. */
 template <class T> static const T *down_at(const struct step_inside *in, const T *device)
 {
     const char *const at = reinterpret_cast<const char *>(device);

@@ -39,7 +39,7 @@ constexpr vocab_element VOCAB_FIRST = ~0ull; /* before every element */
 constexpr vocab_element VOCAB_LAST = 0;      /* after every element */
 constexpr unsigned VOCAB_ALL_LANES = ~0u;
 
-/* A function that stands once in the code: the steps of the second kernel are called from several
+/* A function that is compiled once: the steps of the second kernel are called from several
  * places, and inlined everywhere they would make minutes of compiling. */
 #define VOCAB_CALLED __attribute__((noinline))
 

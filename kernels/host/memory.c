@@ -22,7 +22,7 @@ static size_t round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
-/* What stands in front of the memory. */
+/* The header in front of the memory. */
 struct owner {
     void *base;
     size_t bytes; /* from base on */

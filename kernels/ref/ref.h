@@ -1,6 +1,6 @@
 /* The reference backend: plain C, the specification of every op.
  *
- * An op stands in the file of its name or of its group (attention.c has kv_store too, pkm.c the
+ * An op is in the file of its name or of its group (attention.c has kv_store too, pkm.c the
  * pkm_* ops, outputs.c also gather and log_softmax); weight.c and weight.h hold the parameters,
  * ref.c the table. Everything is written to be read, one row and one element after the other, with
  * sums in double where a better sum makes a better specification. Memory and steps are those of all

@@ -1,4 +1,4 @@
-/* Drawing the next token of a row, as struct sample_params in backend.h defines it.
+/* Drawing the next token of a row, as struct sample_params in step.h defines it.
  *
  * Candidates are taken one by one from a heap instead of sorting the vocabulary: top_k, top_p and
  * min_p mostly end after a few of 60 000, and the heap sorts in place, without allocating. */
@@ -123,7 +123,7 @@ struct ranks {
 };
 
 /* What typical_p leaves of the n_kept best, whose mass is kept. Log-shares fall along the ranks, so
- * those near their mean stand side by side: from the first one below it on, the nearer neighbour is
+ * those near their mean are neighbours: from the first one below it on, the nearer neighbour is
  * taken, and all that is as near as the last one. */
 static struct ranks typical_ranks(struct candidates *c, int n_kept, double kept, float max,
                                   const struct sample_params *p)

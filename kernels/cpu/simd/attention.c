@@ -3,7 +3,7 @@
  * A tile of up to TILE_ROWS rows goes over the keys, then over the values; its scores of all
  * positions wait in scratch, which stays in L1 or L2. Scores: 16 positions are one cache line of a
  * key page, and a chain of multiply-adds runs over the head's columns. Values: a chain over
- * positions per column. Each score, share and sum is formed in the same order whichever rows stand
+ * positions per column. Each score, share and sum is formed in the same order whatever rows are
  * beside it.
  * Bytes: 8·d_head per position and tile; flops: 4·d_head per position and row. Few rows: bound by
  * the bytes; many: by multiply-adds, of which exp takes an eighth. Shares reached: see SPEED.md. */
@@ -98,7 +98,7 @@ void SIMD(close_keys)(float *piece, const float *by_position, int n_word)
     }
 }
 
-/* Rows of k as they lie until the page is full. */
+/* Rows of k, position-major until the page is full. */
 static void store_open_keys(float *piece, const struct kv_rows *a, const float *k)
 {
     const int n_word = a->d_head / 2;

@@ -5,7 +5,7 @@
  * step, and shares, rounded too, with pages of values, 16 positions a step. The page that a row
  * itself stands in is weighed by vectors, position by position: behind the row it holds what the
  * row must not see, and 0 · NaN is NaN. So a score, a share and a sum are formed in an order that
- * the row's own position gives, whichever rows stand beside it.
+ * the row's own position gives, whatever other rows share the group.
  *
  * Bytes: 4·d_head per position and two groups; flops: 4·d_head per position and row. Few rows:
  * bound by the bytes; many: by the unit and exp together. Shares reached: see SPEED.md. */

@@ -17,7 +17,7 @@
  * Weights are packed in panels of PANEL outputs: word [k][o] of a panel is a 32-bit word that holds
  * the weight(s) of output o for input k (F32), for the inputs 2k and 2k+1 (BF16, low half first),
  * or for 4k to 4k+3 (INT8, low byte first). A panel is one contiguous stream that a tile reads
- * once, front to back. Behind an INT8 panel stand the scales of its outputs, F32, and for each -128
+ * once, front to back. Behind an INT8 panel follow the scales of its outputs, F32, and for each -128
  * times the sum of its weights, I32: instructions want the bytes of x without a sign, 128 too
  * large.
  *

@@ -288,7 +288,7 @@ static void select_keys(int32_t *best, float *best_score, const float *score, in
     select_best(best, best_score, score, NULL, n_key, k, &c);
 }
 
-/* Only pairs of ranks i·j <= k can be among the best (kernels/backend.h). */
+/* Only pairs of ranks i·j <= k can be among the best (kernels/op.h). */
 static void select_pairs(int32_t *slots, float *weights, const float *score, int64_t half_stride,
                          const struct pkm_shape *shape)
 {

@@ -1,15 +1,16 @@
 /* Attention of consecutive rows and one head over their windows of the cache and over persistent
  * keys.
  *
- * q·(k + p) is taken as q·k + q·p, so that a tile of rows can meet a page of keys, whose positions
- * are the same for all rows, and a block of distances, whose positions are not: sums with keys lie
- * by position, those with distances by distance, and meet shifted by the row's own position.
+ * q·(k + p) is taken as q·k + q·p, so that a tile of rows can be multiplied by a page of keys,
+ * whose positions are the same for all rows, and a block of distances, whose positions are not:
+ * sums with keys lie by position, those with distances by distance, and both are added shifted by the row's
+ * own position.
  *
  *   score: pages of the window, then of persistent keys, [page][row][16]   column 0 = position u0
  *   distance: [row][PAD + window + PAD]                 column PAD + i = position pos - window + i
  *
  * Every score, share and sum is formed in an order that the row's position and window give, so its
- * bits are the same whichever rows stand beside it. Bytes: 8·d_head per key and tile; flops:
+ * bits are the same whatever other rows share the tile. Bytes: 8·d_head per key and tile; flops:
  * 6·d_head per distance and row, 4 per persistent key. Bound: multiply-adds, with many rows. */
 #include "kernels/cpu/simd/tile.h"
 #include "kernels/cpu/simd/vmath.h"

@@ -1,7 +1,7 @@
 /* The register tile of attention: sums of up to TILE_ROWS rows and a few vectors of outputs.
  *
- * It is that of gemm.c over what the cache holds: the rows' queries meet pages of keys, which are
- * [column][position], and their shares meet pages of values, [position][column]; of a cache in BF16
+ * It is that of gemm.c over what the cache holds: the rows' queries are multiplied by pages of keys, which are
+ * [column][position], and their weights by pages of values, [position][column]; of a cache in BF16
  * two columns, or two positions, share a word. Both are taken by chunks of CHUNK floats of each
  * row, one row after the other, so that all rows are reached by one pointer with constant offsets.
  */
@@ -157,7 +157,7 @@ static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int
     }
 }
 
-/* The row of words that position u of a page of values stands in, and which part of them it is. */
+/* The row of words that holds position u of a page of values, and which part of them it is. */
 static ALWAYS_INLINE int64_t value_row(const bool is_pairs, int u)
 {
     return is_pairs ? u % KV_PAGE / 2 : u % KV_PAGE;
