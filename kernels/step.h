@@ -45,19 +45,20 @@ struct sample_adjust {
 };
 
 /* How the next token of one row is drawn. The order of operations: adjustments, the allow list
- * (other tokens become -infinity), temperature, top_k, top_p, min_p, typical_p, draw. Candidates are ordered
- * by larger logit, then smaller id. top_k keeps the first k. top_p keeps the shortest prefix whose
- * probability (softmax over what top_k kept) is >= top_p. min_p keeps tokens with probability >=
- * min_p · the best token's. typical_p keeps, of what these left, the tokens whose log-probability is
- * nearest to its mean (the negative entropy): all within the smallest distance that holds typical_p of
- * their mass (locally typical sampling, Meister et al. 2023). The draw takes the first candidate, in
- * that order, whose cumulative share of the kept mass exceeds u; without top_k, top_p, min_p and
- * typical_p the candidates are taken in id order instead (no sort). temperature 0 takes the largest adjusted logit, the lowest id on ties.
- * Shares are exp((z - z_max) / temperature), summed in candidate order; a backend's sums may be off
- * by 1e-6 of the total, so backends may draw different tokens where u is that close to a border.
- * Rounding never leaves the draw empty: if no cumulative share exceeds u, the last candidate with a
- * share above 0 is taken. If every allowed token is at -infinity, the lowest allowed id is taken.
- * If a logit is NaN or +infinity, the lowest such id is taken; its log-probability is then NaN. */
+ * (other tokens become -infinity), temperature, top_k, top_p, min_p, typical_p, draw. Candidates
+ * are ordered by larger logit, then smaller id. top_k keeps the first k. top_p keeps the shortest
+ * prefix whose probability (softmax over what top_k kept) is >= top_p. min_p keeps tokens with
+ * probability >= min_p · the best token's. typical_p keeps, of what these left, the tokens whose
+ * log-probability is nearest to its mean (the negative entropy): all within the smallest distance
+ * that holds typical_p of their mass (locally typical sampling, Meister et al. 2023). The draw
+ * takes the first candidate, in that order, whose cumulative share of the kept mass exceeds u;
+ * without top_k, top_p, min_p and typical_p the candidates are taken in id order instead (no
+ * sort). temperature 0 takes the largest adjusted logit, the lowest id on ties. Shares are
+ * exp((z - z_max) / temperature), summed in candidate order; a backend's sums may be off by 1e-6 of the
+ * total, so backends may draw different tokens where u is that close to a border. Rounding never
+ * leaves the draw empty: if no cumulative share exceeds u, the last candidate with a share above 0
+ * is taken. If every allowed token is at -infinity, the lowest allowed id is taken. If a logit is
+ * NaN or +infinity, the lowest such id is taken; its log-probability is then NaN. */
 struct sample_params {
     double u;          /* uniform in [0, 1): the sequence's own counter-based random number */
     float temperature; /* >= 0 */

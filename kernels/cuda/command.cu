@@ -21,8 +21,8 @@
  * of compute capability 9.0 and newer: between the hundred launches of a decode step the device
  * idles, and the weights of the next product need not wait. A capture keeps it, as edges that the
  * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a list
- * too, waits for it as a whole. A driver that cannot capture it is treated as any failing capture. Off
- * unless asked for: nobody has measured it. The bits are the same. */
+ * too, waits for it as a whole. A driver that cannot capture it is treated as any failing capture.
+ * Off unless asked for: nobody has measured it. The bits are the same. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* The device's own limits, for the accesses and instructions that this backend uses: what the bench divides by.
+/* The device's own limits, for the accesses and instructions that this backend uses: what the
+ * bench divides by.
  *
  *   copy   device to device, bytes read plus bytes written, between two blocks beyond the caches
  *   F32    fused multiply-adds, eight chains per thread, two full blocks' worth of warps per

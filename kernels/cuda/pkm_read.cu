@@ -8,11 +8,11 @@
  * in ascending order; so a row's bits do not depend on the rows beside it.
  *
  * A warp owns 64 columns of a row (two per lane) and one block at a time; the SUMS warps of a
- * thread block take the blocks in turn and add their sums in shared memory. grid (columns / 64, rows), 128
- * threads. Bytes per row: n_head·k_top value rows (paper: 128 rows of 2 KiB in BF16), each read
- * once in whole 128-byte lines, from device memory or over the bus from pinned host memory; 2
- * operations per element. Bound: memory bandwidth; for one row latency, so all 32 loads of a block
- * are in flight together. Share of the bound reached: not measured yet. */
+ * thread block take the blocks in turn and add their sums in shared memory. grid (columns / 64,
+ * rows), 128 threads. Bytes per row: n_head·k_top value rows (paper: 128 rows of 2 KiB in BF16),
+ * each read once in whole 128-byte lines, from device memory or over the bus from pinned host
+ * memory; 2 operations per element. Bound: memory bandwidth; for one row latency, so all 32 loads
+ * of a block are in flight together. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/cuda.cuh"
 
 #include <type_traits>

@@ -3,8 +3,8 @@
  *
  * q·(k + p) is taken as q·k + q·p, so that a tile of rows can be multiplied by a page of keys,
  * whose positions are the same for all rows, and a block of distances, whose positions are not:
- * sums with keys lie by position, those with distances by distance, and both are added shifted by the row's
- * own position.
+ * sums with keys lie by position, those with distances by distance, and both are added shifted by
+ * the row's own position.
  *
  *   score: pages of the window, then of persistent keys, [page][row][16]   column 0 = position u0
  *   distance: [row][PAD + window + PAD]                 column PAD + i = position pos - window + i
