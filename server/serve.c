@@ -29,6 +29,7 @@
 #include <malloc.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -216,18 +217,41 @@ static void memory_begin(void)
 #endif
 }
 
-/* Gives back what was freed since the last time; left: what was free then. */
-static void memory_trim(size_t *left)
+/* What the process held when memory was last given back. */
+struct trimmed {
+    size_t free;     /* bytes of the heaps that nothing uses */
+    size_t resident; /* bytes */
+};
+
+static size_t resident_bytes(void)
+{
+    unsigned long long total = 0;
+    unsigned long long resident = 0;
+    FILE *const file = fopen("/proc/self/statm", "re");
+    if (file == NULL) {
+        return 0;
+    }
+    const int n = fscanf(file, "%llu %llu", &total, &resident);
+    (void)fclose(file);
+    return n == 2 ? (size_t)resident * (size_t)sysconf(_SC_PAGESIZE) : 0;
+}
+
+/* Gives back what is free, if more has become free since the last time, or if the process has grown:
+ * what was given back and used again since is free, but resident. */
+static void memory_trim(struct trimmed *last)
 {
 #ifdef __GLIBC__
     const size_t worth = 4 << 20;
-    const size_t now = mallinfo2().fordblks;
-    if (now > *left + worth) {
+    struct trimmed now = {mallinfo2().fordblks, resident_bytes()};
+    const bool grown = now.free > last->free + worth || now.resident > last->resident + worth;
+    if (grown) {
         (void)malloc_trim(0);
+        now = (struct trimmed){mallinfo2().fordblks, resident_bytes()};
     }
-    *left = now > *left + worth || now < *left ? mallinfo2().fordblks : *left;
+    last->free = grown || now.free < last->free ? now.free : last->free;
+    last->resident = grown || now.resident < last->resident ? now.resident : last->resident;
 #else
-    (void)left;
+    (void)last;
 #endif
 }
 
@@ -237,12 +261,12 @@ static bool wait_for_signal(struct server *server, int signal_fd, int event_fd, 
 {
     struct pollfd fds[2] = {{.fd = signal_fd, .events = POLLIN},
                             {.fd = event_fd, .events = POLLIN}};
-    size_t left = 0;
+    struct trimmed last = {0};
     for (;;) {
         const int n = poll(fds, 2, TRIM_MS);
         if (n <= 0) {
             CHECK(n == 0 || errno == EINTR);
-            memory_trim(&left);
+            memory_trim(&last);
             continue;
         }
         if ((fds[0].revents & POLLIN) == 0) {
