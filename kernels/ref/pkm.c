@@ -61,8 +61,8 @@ static int64_t first_key(const struct weight *keys, int group, int n_key)
 static void search_product(struct best *best, const float *q, const struct weight *keys, int h,
                            const struct pkm_shape *shape)
 {
-    int32_t index[2][PKM_K_TOP_MAX];
-    float score[2][PKM_K_TOP_MAX];
+    int32_t index[2][PKM_K_TOP_MAX] = {{0}};
+    float score[2][PKM_K_TOP_MAX] = {{0}};
     const int64_t d_half = shape->d_key / 2;
     for (int half = 0; half < 2; half++) {
         struct best side = {index[half], score[half], 0, shape->k_top};
