@@ -171,7 +171,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_
                     const int32_t *next_slots)
 {
     if (table->dtype != DTYPE_Q4) {
-        read_stored(y, slots, weights, n_slot, table, table->dtype, first, n, next_slots);
+        read_stored(y, slots, weights, n_slot, table, (int)table->dtype, first, n, next_slots);
         return;
     }
     const int64_t half = table->half;
