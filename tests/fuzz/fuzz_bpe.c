@@ -73,19 +73,6 @@ static void check(const struct tokenizer *t, const uint8_t *data, size_t bytes)
     free(text);
 }
 
-/* The bytes up to the next NUL as a text of their own; *at goes behind it. */
-static char *take(const uint8_t *data, size_t bytes, size_t *at, size_t *n)
-{
-    const uint8_t *const end = memchr(data + *at, '\0', bytes - *at);
-    *n = end != NULL ? (size_t)(end - data) - *at : bytes - *at;
-    char *const text = malloc(*n + 1);
-    CHECK(text != NULL);
-    memcpy(text, data + *at, *n);
-    text[*n] = '\0';
-    *at += *n + (end != NULL ? 1 : 0);
-    return text;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     if (bytes == 0) {
@@ -98,8 +85,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     size_t at = 1;
     struct bpe_source source = {.path = "tokenizer", .merges_path = "merges.txt"};
-    char *const file = take(data, bytes, &at, &source.bytes);
-    char *const merges = choice == FROM_PAIR ? take(data, bytes, &at, &source.merges_bytes) : NULL;
+    char *const file = fuzz_take(data, bytes, &at, &source.bytes);
+    char *const merges =
+        choice == FROM_PAIR ? fuzz_take(data, bytes, &at, &source.merges_bytes) : NULL;
     source.text = file;
     source.merges = merges;
     struct tokenizer *t = NULL;

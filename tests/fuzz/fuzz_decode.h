@@ -1,4 +1,5 @@
-/* For the fuzz targets of tokenizers: ids as text, whole and as a stream. Header only. */
+/* For the fuzz targets of tokenizers: the parts of an input; ids as text, whole and as a stream. Header
+ * only. */
 #ifndef TESTS_FUZZ_FUZZ_DECODE_H
 #define TESTS_FUZZ_FUZZ_DECODE_H
 
@@ -28,6 +29,19 @@ static inline void fuzz_decode(const struct tokenizer *tokenizer, const int32_t 
     }
     CHECK(at == *text_bytes);
     free(out);
+}
+
+/* data up to the next NUL, malloc'd; *at goes behind it. */
+static inline char *fuzz_take(const uint8_t *data, size_t bytes, size_t *at, size_t *n)
+{
+    const uint8_t *const end = memchr(data + *at, '\0', bytes - *at);
+    *n = end != NULL ? (size_t)(end - data) - *at : bytes - *at;
+    char *const text = malloc(*n + 1);
+    CHECK(text != NULL);
+    memcpy(text, data + *at, *n);
+    text[*n] = '\0';
+    *at += *n + (end != NULL ? 1 : 0);
+    return text;
 }
 
 #endif

@@ -32,19 +32,6 @@ static void check_text(const struct tokenizer *t, const char *text, size_t bytes
     free(offsets);
 }
 
-/* data up to the next NUL, malloc'd; *at goes behind it. */
-static char *take(const uint8_t *data, size_t bytes, size_t *at, size_t *n)
-{
-    const uint8_t *const end = memchr(data + *at, '\0', bytes - *at);
-    *n = end != NULL ? (size_t)(end - data) - *at : bytes - *at;
-    char *const text = malloc(*n + 1);
-    CHECK(text != NULL);
-    memcpy(text, data + *at, *n);
-    text[*n] = '\0';
-    *at += *n + (end != NULL ? 1 : 0);
-    return text;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static const char *const kinds[] = {"xlm", "word", "char", "byte"};
@@ -54,8 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     size_t at = 1;
     size_t n_vocabulary = 0;
     size_t n_codes = 0;
-    char *const vocabulary = take(data, bytes, &at, &n_vocabulary);
-    char *const codes = take(data, bytes, &at, &n_codes);
+    char *const vocabulary = fuzz_take(data, bytes, &at, &n_vocabulary);
+    char *const codes = fuzz_take(data, bytes, &at, &n_codes);
     int n_line = n_vocabulary > 0 && vocabulary[n_vocabulary - 1] != '\n' ? 1 : 0;
     for (size_t i = 0; i < n_vocabulary; i++) {
         n_line += vocabulary[i] == '\n';
