@@ -233,6 +233,14 @@ void op_pkm_experts(struct backend *be, struct tensor y, struct tensor weights, 
     be->op->compute.pkm_experts(be, y, weights, slots, x, experts);
 }
 
+void op_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
+                   const struct step *step, const struct pkm_place *place)
+{
+    CHECK(place->memory >= 0 && place->n_head > 0 && place->k_top > 0);
+    check_hits(slots, weights, step->n_tok, (int64_t)place->n_head * place->k_top);
+    be->op->compute.pkm_ablate(be, weights, slots, step, place);
+}
+
 void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                  struct tensor weights, const struct weight *values)
 {

@@ -46,6 +46,7 @@ struct backend;
     X(pkm_search)                                                                                  \
     X(pkm_rescore)                                                                                 \
     X(pkm_experts)                                                                                 \
+    X(pkm_ablate)                                                                                  \
     X(pkm_read)                                                                                    \
     X(gather)                                                                                      \
     X(log_softmax)                                                                                 \
@@ -238,6 +239,22 @@ typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct t
  * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. */
 typedef void op_pkm_experts_fn(struct backend *be, struct tensor y, struct tensor weights,
                                struct tensor slots, struct tensor x, const struct weight *experts);
+
+/* Which memory look-ups belong to, and how their columns are shared out. */
+struct pkm_place {
+    int memory; /* as step_ablate.memory */
+    int n_head, k_top;
+};
+
+/* Knock-out, in place, between what makes the weights and pkm_read: for each row r and column j, of
+ * head j / k_top,
+ *   weights[j] = weights[j] · f,   f = 1 · scale of each entry that is in the list of r's sequence
+ *                                  (step->ablate) and names place's memory, the head or all heads, and
+ *                                  the slot or all slots, multiplied in the list's order.
+ * Nothing is normalised again. Rows of sequences with an empty list stay as they are, to the bit.
+ * weights and slots have a row for each of the step's. */
+typedef void op_pkm_ablate_fn(struct backend *be, struct tensor weights, struct tensor slots,
+                              const struct step *step, const struct pkm_place *place);
 
 /* y[n, d] = residual + Σ_j weights[j] · values[slots[j]] over all n_head·k_top columns, in column
  * order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal weights may count

@@ -29,7 +29,9 @@ static bool inputs_new(struct step *s, const struct step_limits *l)
            array_new(&s->target, l->n_out_max, 1, sizeof *s->target) &&
            array_new(&s->sample, l->n_out_max, 1, sizeof *s->sample) &&
            array_new(&s->adjust, l->n_adjust_max, 1, sizeof *s->adjust) &&
-           array_new(&s->allow, l->n_allow_max, 1, sizeof *s->allow);
+           array_new(&s->allow, l->n_allow_max, 1, sizeof *s->allow) &&
+           array_new(&s->ablate_first, l->n_seq_max + 1, 1, sizeof *s->ablate_first) &&
+           array_new(&s->ablate, l->n_ablate_max, 1, sizeof *s->ablate);
 }
 
 static bool results_new(struct step *s, const struct step_limits *l)
@@ -47,6 +49,7 @@ enum err_code step_arrays_new(struct step *step, const struct step_limits *limit
     CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
     CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
     CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
+    CHECK(limits->n_ablate_max >= 0);
     CHECK(limits->n_span_max >= 0 && limits->d_model >= 0 && limits->n_head >= 0);
     CHECK(limits->n_head == 0 || limits->d_model % limits->n_head == 0);
     step->limits = *limits;
@@ -62,9 +65,10 @@ enum err_code step_arrays_new(struct step *step, const struct step_limits *limit
 void step_arrays_free(struct step *s)
 {
     void *const arrays[] = {
-        s->token,  s->pos,      s->lang,        s->seq_first,   s->page,        s->out_row,
-        s->target, s->sample,   s->allow,       s->out_want,    s->adjust,      s->out_token,
-        s->top_id, s->out_rank, s->out_logprob, s->out_entropy, s->top_logprob,
+        s->token,       s->pos,         s->lang,         s->seq_first, s->page,
+        s->out_row,     s->target,      s->sample,       s->allow,     s->out_want,
+        s->adjust,      s->out_token,   s->top_id,       s->out_rank,  s->out_logprob,
+        s->out_entropy, s->top_logprob, s->ablate_first, s->ablate,
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);
@@ -111,6 +115,21 @@ static void check_outputs(const struct step *step)
     }
 }
 
+static void check_ablate(const struct step *step)
+{
+    CHECK(step->n_ablate >= 0 && step->n_ablate <= step->limits.n_ablate_max);
+    CHECK(step->ablate_first[0] == 0 && step->ablate_first[step->n_seq] == step->n_ablate);
+    for (int s = 0; s < step->n_seq; s++) {
+        const int end = step->ablate_first[s + 1];
+        CHECK(step->ablate_first[s] <= end && end <= step->n_ablate);
+        for (int i = step->ablate_first[s]; i < end; i++) {
+            const struct step_ablate *const entry = &step->ablate[i];
+            CHECK(entry->memory >= 0 && entry->head >= -1 && entry->slot >= -1);
+            CHECK(i == step->ablate_first[s] || step_ablate_precedes(entry - 1, entry));
+        }
+    }
+}
+
 void step_check(struct step *step)
 {
     CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
@@ -121,4 +140,5 @@ void step_check(struct step *step)
         check_sequence(step, s, &step->bounds);
     }
     check_outputs(step);
+    check_ablate(step);
 }

@@ -24,6 +24,7 @@ struct step_limits {
     int n_top_max;       /* alternatives reported per such row */
     int n_adjust_max;    /* entries of all rows' adjustment lists together */
     int n_allow_max;     /* entries of all rows' allow lists together */
+    int n_ablate_max;    /* entries of all sequences' knock-out lists together */
     int n_vocab;         /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
     int d_model, n_head; /* of attention, columns of all heads: size its scratch; 0 = the step never
                           * attends */
@@ -73,6 +74,15 @@ struct sample_params {
     int32_t allow_first, n_allow;   /* this row's slice of step.allow; n_allow 0 = all allowed */
 };
 
+/* What a sequence switches off or scales among the look-ups of its memories: see pkm_ablate. The entries
+ * of a list ascend by memory, head, slot, and are distinct in these. */
+struct step_ablate {
+    int32_t memory;
+    int32_t head; /* -1 = all */
+    int32_t slot; /* -1 = all */
+    float scale;
+};
+
 enum out_want {
     OUT_SAMPLE = 1,  /* draw a token with sample[]: out_token */
     OUT_LOGPROB = 2, /* log-probability and rank of the target: out_logprob, out_rank */
@@ -95,6 +105,7 @@ struct step {
     int n_tok, n_seq, n_out;
     int n_top;             /* alternatives computed for rows with OUT_TOP, <= n_top_max */
     int n_adjust, n_allow; /* used entries of the lists */
+    int n_ablate;          /* 0: no sequence has a knock-out list */
     int32_t *token;        /* [n_tok] */
     int32_t *pos;          /* [n_tok] position in its own sequence = index into its cache */
     int32_t *lang;         /* [n_tok] language id; 0 where the model has no languages */
@@ -107,6 +118,9 @@ struct step {
     struct sample_params *sample; /* [n_out] */
     struct sample_adjust *adjust; /* [n_adjust] */
     int32_t *allow;               /* [n_allow] */
+    int32_t *ablate_first;        /* [n_seq+1] sequence s has the entries ablate_first[s] ..
+                                   * ablate_first[s+1]-1; ablate_first[n_seq] = n_ablate */
+    struct step_ablate *ablate;   /* [n_ablate] */
 
     struct step_bounds bounds; /* of the inputs above, written by step_check */
 
@@ -134,6 +148,14 @@ static inline int step_pages_used(const struct step *step, int n_pos)
 {
     const int n = n_pos / KV_PAGE + (n_pos % KV_PAGE != 0);
     return n < step->limits.n_page_max ? n : step->limits.n_page_max;
+}
+
+/* Whether entry a of a knock-out list stands before b. */
+static inline bool step_ablate_precedes(const struct step_ablate *a, const struct step_ablate *b)
+{
+    return a->memory != b->memory ? a->memory < b->memory
+           : a->head != b->head   ? a->head < b->head
+                                  : a->slot < b->slot;
 }
 
 /* ---- for backends --------------------------------------------------------------------------- */

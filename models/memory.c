@@ -372,8 +372,19 @@ static void search(const struct memories *all, const struct memory *memory, stru
     model_see(tap, "shares", memory->index, &shares);
 }
 
+/* Only a step in which a sequence has a knock-out list has this op. */
+static void ablate(const struct memories *all, const struct memory *memory, struct tensor weights,
+                   struct tensor slots, const struct step *step)
+{
+    const struct pkm_place place = {memory->index, memory->shape.n_head, memory->shape.k_top};
+    if (step->n_ablate > 0) {
+        op_pkm_ablate(all->be, weights, slots, step, &place);
+    }
+}
+
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,
-                struct tensor residual, struct tensor x, const struct model_tap *tap)
+                struct tensor residual, struct tensor x, const struct step *step,
+                const struct model_tap *tap)
 {
     struct backend *const be = memories->be;
     const int64_t n = x.rows;
@@ -389,6 +400,10 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
     if (memory->experts != NULL) {
         weight = tensor_make(memories->weight.data, n, shares.cols, DTYPE_F32);
         op_pkm_experts(be, weight, shares, slots, x, memory->experts);
+    }
+    ablate(memories, memory, shares, slots, step);
+    if (memory->experts != NULL) {
+        ablate(memories, memory, weight, slots, step);
     }
     if (residual.data != NULL) {
         CHECK(!is_gated && !is_projected && !is_scaled);

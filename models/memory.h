@@ -7,6 +7,7 @@
  *   search    the k_top best slots of each head, and the softmax of their scores: op pkm_search
  *   rescore   slot map, modulo, temperature, subtraction, normalisation: op pkm_rescore (options)
  *   experts   each share multiplied by gelu(x·expert)                                   (option)
+ *   ablate    shares of what a request switches off or scales: op pkm_ablate        (request)
  *   read      v = Σ share·values[slot] over all heads: op pkm_read
  *   gate      v = v * silu(W_s·x + b_s)                                                 (option)
  *   project   v = W_v·v + b_v                                                           (option)
@@ -86,9 +87,11 @@ int64_t memory_query_width(const struct memories *memories);
 void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_tok,
                     struct tensor query);
 
-/* y = residual + memory(x); residual may be y, or data NULL. x, y [n_tok, d_model]; y is not x,
+/* y = residual + memory(x); residual may be y, or data NULL. x, y [n_tok, d_model], all rows of step,
+ * whose knock-out lists apply; the shares kept are those used, without an expert's gelu. y is not x,
  * unless the memory is a plain sum of values (no gates, no projection). */
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,
-                struct tensor residual, struct tensor x, const struct model_tap *tap);
+                struct tensor residual, struct tensor x, const struct step *step,
+                const struct model_tap *tap);
 
 #endif

@@ -291,7 +291,7 @@ static void forward(const void *self, struct step *step, const struct model_tap 
         attend(model, i, &s, step);
         op_rms_norm(be, s.normed, s.x, s.x, s.delta, layer->norm2, eps);
         if (layer->memory != NULL) {
-            memory_run(&net->memories, layer->memory, s.delta, NO_TENSOR, s.normed, tap);
+            memory_run(&net->memories, layer->memory, s.delta, NO_TENSOR, s.normed, step, tap);
         } else {
             feed_forward(net, layer, &s);
         }

@@ -172,14 +172,14 @@ static void run_layer(const struct pkm_transformer *model, int i, const struct s
     struct backend *const be = net->be;
     attend(net, layer, i, s, step);
     if (layer->in != NULL) {
-        memory_run(&net->memories, layer->in, s->delta, NO_TENSOR, s->x, tap);
+        memory_run(&net->memories, layer->in, s->delta, NO_TENSOR, s->x, step, tap);
     } else {
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, net->act);
         op_ffn(be, s->delta, s->ff, s->x, &ffn);
     }
     op_add_norm(be, s->x, s->x, s->delta, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
     if (layer->after != NULL) {
-        memory_run(&net->memories, layer->after, s->x, s->x, s->x, tap);
+        memory_run(&net->memories, layer->after, s->x, s->x, s->x, step, tap);
     }
 }
 

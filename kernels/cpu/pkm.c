@@ -190,6 +190,69 @@ void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
     pool_for(cpu->pool, (int)x.rows, POOL_DYNAMIC, experts_rows, &job);
 }
 
+/* ---- knock-out --------------------------------------------------------------------------------*/
+
+struct ablate_job {
+    struct tensor weights, slots;
+    const struct step_ablate *list; /* [n] of the sequence */
+    int n;
+    const struct pkm_place *place;
+    int row; /* the sequence's first */
+};
+
+/* The scale of the entry of these, or 1: a search by halves. */
+static float ablate_scale(const struct ablate_job *job, int32_t head, int32_t slot)
+{
+    const struct step_ablate wanted = {job->place->memory, head, slot, 0};
+    int first = 0;
+    int n = job->n;
+    while (n > 0) { /* entries before first precede it, those from first + n on do not */
+        const int half = n / 2;
+        const bool precedes = step_ablate_precedes(&job->list[first + half], &wanted);
+        first += precedes ? half + 1 : 0;
+        n = precedes ? n - half - 1 : half;
+    }
+    const bool found = first < job->n && !step_ablate_precedes(&wanted, &job->list[first]);
+    return found ? job->list[first].scale : 1;
+}
+
+static void ablate_rows(void *arg, int thread, int first, int n)
+{
+    (void)thread;
+    const struct ablate_job *const job = arg;
+    for (int r = job->row + first; r < job->row + first + n; r++) {
+        float *const weights = row_f32(job->weights, r);
+        const int32_t *const slots = row_i32(job->slots, r);
+        const float memory = ablate_scale(job, -1, -1);
+        for (int h = 0; h < job->place->n_head; h++) {
+            const float head = ablate_scale(job, h, -1);
+            for (int j = h * job->place->k_top; j < (h + 1) * job->place->k_top; j++) {
+                /* In the order of the list: what is for all heads comes first. */
+                const float factor = memory * ablate_scale(job, -1, slots[j]) * head;
+                weights[j] *= factor * ablate_scale(job, h, slots[j]);
+            }
+        }
+    }
+}
+
+void cpu_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
+                    const struct step *step, const struct pkm_place *place)
+{
+    for (int seq = 0; seq < step->n_seq; seq++) {
+        const int first = step->ablate_first[seq];
+        struct ablate_job job = {.weights = weights,
+                                 .slots = slots,
+                                 .list = step->ablate + first,
+                                 .n = step->ablate_first[seq + 1] - first,
+                                 .place = place,
+                                 .row = step->seq_first[seq]};
+        if (job.n > 0) {
+            pool_for(cpu_of(be)->pool, step->seq_first[seq + 1] - job.row, POOL_DYNAMIC,
+                     ablate_rows, &job);
+        }
+    }
+}
+
 /* ---- values -----------------------------------------------------------------------------------*/
 
 struct read_job {

@@ -24,6 +24,7 @@ enum command_op {
     COMMAND_PKM_SEARCH,
     COMMAND_PKM_RESCORE,
     COMMAND_PKM_EXPERTS,
+    COMMAND_PKM_ABLATE,
     COMMAND_PKM_READ,
     COMMAND_GATHER,
     COMMAND_LOG_SOFTMAX,
@@ -41,6 +42,7 @@ struct command {
     float f; /* eps or scale */
     struct pkm_shape shape;
     struct pkm_rescore rescore;
+    struct pkm_place place;
     struct span_shape span;
     const struct cuda_step *step;                    /* Borrowed */
     const struct weight *weight[COMMAND_WEIGHT_MAX]; /* Borrowed */

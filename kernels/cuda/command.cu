@@ -53,10 +53,10 @@ struct cuda_command_list {
 };
 
 static const char *const op_names[COMMAND_N] = {
-    "embed",     "norm",           "add_norm",    "l2_norm",     "head_norm",
-    "rms_norm",  "rope",           "gate",        "linear",      "kv_store",
-    "attention", "span_attention", "pkm_search",  "pkm_rescore", "pkm_experts",
-    "pkm_read",  "gather",         "log_softmax", "sample",      "logprobs",
+    "embed",       "norm",        "add_norm",    "l2_norm",    "head_norm", "rms_norm",
+    "rope",        "gate",        "linear",      "kv_store",   "attention", "span_attention",
+    "pkm_search",  "pkm_rescore", "pkm_experts", "pkm_ablate", "pkm_read",  "gather",
+    "log_softmax", "sample",      "logprobs",
 };
 
 enum err_code command_list_new(struct cuda *cu, struct err *err)
@@ -121,6 +121,7 @@ static void run_one(struct cuda *cu, const struct command *c)
     case COMMAND_PKM_SEARCH: cuda_pkm_search(cu, t[0], t[1], t[2], c->weight[0], &c->shape); break;
     case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
     case COMMAND_PKM_EXPERTS: cuda_pkm_experts(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
+    case COMMAND_PKM_ABLATE: cuda_pkm_ablate(cu, t[0], t[1], view, &c->place); break;
     case COMMAND_PKM_READ: cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
     case COMMAND_GATHER: cuda_gather(cu, t[0], t[1], view, c->n); break;
     case COMMAND_LOG_SOFTMAX: cuda_log_softmax(cu, t[0], t[1]); break;
@@ -220,6 +221,11 @@ static uint64_t hash_command(uint64_t hash, const struct command *c)
     }
     if (c->op == COMMAND_PKM_RESCORE) {
         hash = hash_rescore(hash, &c->rescore);
+    }
+    if (c->op == COMMAND_PKM_ABLATE) {
+        hash = hash_mix(hash, static_cast<uint64_t>(c->place.n_head) << 32 |
+                                  static_cast<uint32_t>(c->place.k_top));
+        hash = hash_mix(hash, static_cast<uint64_t>(c->place.memory));
     }
     return hash;
 }

@@ -47,7 +47,9 @@ struct step_view {
     const struct sample_params *sample;
     const struct sample_adjust *adjust; /* [n_adjust] */
     const int32_t *allow;               /* [n_allow] */
-    int32_t *out_token;                 /* results, downloaded by finish */
+    const int32_t *ablate_first;        /* [n_seq + 1] */
+    const struct step_ablate *ablate;
+    int32_t *out_token; /* results, downloaded by finish */
     float *out_logprob;
     int32_t *out_rank;
     float *out_entropy;
@@ -284,6 +286,10 @@ void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor 
                enum gate_kind kind);
 void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
                       struct tensor x, const struct weight *experts);
+
+/* pkm_ablate.cu */
+void cuda_pkm_ablate(struct cuda *cu, struct tensor weights, struct tensor slots,
+                     const struct step_view *view, const struct pkm_place *place);
 
 /* pkm_read.cu */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,

@@ -228,6 +228,18 @@ void record_pkm_experts(struct backend *be, struct tensor y, struct tensor weigh
     command_append(cuda_of(be), &c);
 }
 
+void record_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
+                       const struct step *step, const struct pkm_place *place)
+{
+    struct command c = {};
+    c.op = COMMAND_PKM_ABLATE;
+    c.place = *place;
+    c.step = cuda_step_of(step);
+    c.tensor[0] = weights;
+    c.tensor[1] = slots;
+    command_append(cuda_of(be), &c);
+}
+
 void record_pkm_read(struct backend *be, struct tensor y, struct tensor residual,
                      struct tensor slots, struct tensor weights, const struct weight *values)
 {

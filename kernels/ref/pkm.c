@@ -190,6 +190,35 @@ void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
     }
 }
 
+static float ablate_factor(const struct step *step, int seq, int32_t memory, int32_t head,
+                           int32_t slot)
+{
+    float factor = 1;
+    for (int i = step->ablate_first[seq]; i < step->ablate_first[seq + 1]; i++) {
+        const struct step_ablate *const entry = &step->ablate[i];
+        if (entry->memory == memory && (entry->head < 0 || entry->head == head) &&
+            (entry->slot < 0 || entry->slot == slot)) {
+            factor *= entry->scale;
+        }
+    }
+    return factor;
+}
+
+void ref_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
+                    const struct step *step, const struct pkm_place *place)
+{
+    (void)be;
+    for (int seq = 0; seq < step->n_seq; seq++) {
+        const bool is_plain = step->ablate_first[seq] == step->ablate_first[seq + 1];
+        for (int r = step->seq_first[seq]; r < step->seq_first[seq + 1] && !is_plain; r++) {
+            for (int j = 0; j < place->n_head * place->k_top; j++) {
+                row_f32(weights, r)[j] *=
+                    ablate_factor(step, seq, place->memory, j / place->k_top, row_i32(slots, r)[j]);
+            }
+        }
+    }
+}
+
 void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
                   struct tensor weights, const struct weight *values)
 {

@@ -333,7 +333,7 @@ def check_bits(run):
 
 OPS = ["transfer", "embed", "norm", "add_norm", "linear", "ffn", "attention", "span_attention",
        "pkm_search", "pkm_ties", "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "head_norm", "rope", "gate",
-       "pkm_experts", "pkm_read", "gather",
+       "pkm_experts", "pkm_ablate", "pkm_read", "gather",
        "log_softmax", "logprobs", "sample"]
 
 

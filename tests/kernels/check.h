@@ -193,6 +193,7 @@ void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);
 void check_l2_norm(struct check *c); /* check_rescore.c */
 void check_pkm_rescore(struct check *c);
+void check_pkm_ablate(struct check *c);
 void check_rms_norm(struct check *c); /* check_gate.c */
 void check_head_norm(struct check *c);
 void check_rope(struct check *c);

@@ -29,6 +29,7 @@ const struct check_row check_rows[] = {
     {"rope", check_rope, 30, false},
     {"gate", check_gate, 40, false},
     {"pkm_experts", check_pkm_experts, 40, false},
+    {"pkm_ablate", check_pkm_ablate, 60, false},
     {"pkm_read", check_pkm_read, 60, false},
     {"gather", check_gather, 20, false},
     {"log_softmax", check_log_softmax, 60, false},

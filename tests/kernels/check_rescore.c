@@ -1,4 +1,5 @@
-/* Checks of what surrounds a search with XLM's options: l2_norm and pkm_rescore. */
+/* Checks of what surrounds a search with XLM's options: l2_norm and pkm_rescore; and of
+ * pkm_ablate. */
 #include "tests/kernels/check.h"
 
 #include <math.h>
@@ -191,4 +192,106 @@ void check_pkm_rescore(struct check *c)
     }
     check_invariance(c, rescore_run, &k, k.n, (int)n_word, got);
     check_isolation(c, rescore_run, &k, scores, k.n_col, k.n, (int)n_word, got);
+}
+
+/* ---- knock-out ------------------------------------------------------------------------------ */
+
+enum { N_ABLATE_MAX = 40 }; /* entries of a row's list */
+
+struct ablate_case {
+    int n, n_col;
+    struct pkm_place place;
+    const int32_t *slots;      /* [n, n_col] */
+    const float *shares;       /* [n, n_col] */
+    const int32_t *n_entry;    /* [n] */
+    struct step_ablate *entry; /* [n, N_ABLATE_MAX] each row a sequence with a list of its own */
+};
+
+static void ablate_run(struct check *c, enum side side, const void *data, int first, int n,
+                       uint32_t *out)
+{
+    const struct ablate_case *const k = data;
+    struct backend *const be = c->side[side];
+    const struct step_limits limits = {.n_tok_max = n,
+                                       .n_seq_max = n,
+                                       .n_page_max = 1,
+                                       .n_out_max = 1,
+                                       .n_ablate_max = n * N_ABLATE_MAX};
+    struct step *step = NULL;
+    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
+    step->n_tok = step->n_seq = n;
+    for (int r = 0; r < n; r++) {
+        step->seq_first[r + 1] = r + 1;
+        for (int i = 0; i < k->n_entry[first + r]; i++) {
+            step->ablate[step->n_ablate++] = k->entry[(first + r) * N_ABLATE_MAX + i];
+        }
+        step->ablate_first[r + 1] = step->n_ablate;
+    }
+    const size_t at = (size_t)first * (size_t)k->n_col;
+    const struct tensor slots = check_in(c, side, "slots", k->slots + at, n, k->n_col, DTYPE_I32);
+    const struct tensor shares =
+        check_inout(c, side, "shares", k->shares + at, n, k->n_col, DTYPE_F32);
+    be->op->step_begin(be, step);
+    op_pkm_ablate(be, shares, slots, step, &k->place);
+    check_finish(c, side, step);
+    check_get(c, side, shares, out);
+    be->op->step_free(be, step);
+}
+
+/* Ascending, distinct entries of a few memories, heads and slots; none for one row in four. */
+static void random_list(struct check *c, struct ablate_case *k, int row, int n_slot, int32_t *n)
+{
+    struct step_ablate *const list = k->entry + (size_t)row * N_ABLATE_MAX;
+    const int n_try = check_chance(c, 0.25) ? 0 : check_int(c, 1, N_ABLATE_MAX);
+    for (int i = 0; i < n_try; i++) {
+        const struct step_ablate entry = {check_int(c, 0, 2), check_int(c, -1, k->place.n_head),
+                                          check_int(c, -1, n_slot - 1),
+                                          (float)check_int(c, 0, 8) / 3};
+        int at = *n;
+        while (at > 0 && !step_ablate_precedes(&list[at - 1], &entry)) {
+            at--;
+        }
+        if (at < *n && !step_ablate_precedes(&entry, &list[at])) {
+            continue; /* there is one of these already */
+        }
+        memmove(list + at + 1, list + at, (size_t)(*n - at) * sizeof *list);
+        list[at] = entry;
+        (*n)++;
+    }
+}
+
+void check_pkm_ablate(struct check *c)
+{
+    struct ablate_case k = {.n = check_int(c, 1, N_TOK_MAX),
+                            .place = {.memory = check_int(c, 0, 2),
+                                      .n_head = check_int(c, 1, 5),
+                                      .k_top = check_int(c, 1, 40)}};
+    const int n_slot = check_int(c, 1, 30);
+    k.n_col = k.place.n_head * k.place.k_top;
+    const size_t n_share = (size_t)k.n * (size_t)k.n_col;
+    float *const shares = check_normal(c, n_share, 1);
+    int32_t *const n_entry = check_host(c, (size_t)k.n, sizeof *n_entry);
+    k.slots = random_slots(c, n_share, n_slot);
+    k.shares = shares;
+    k.n_entry = n_entry;
+    k.entry = check_host(c, (size_t)k.n * N_ABLATE_MAX, sizeof *k.entry);
+    for (int r = 0; r < k.n; r++) {
+        random_list(c, &k, r, n_slot, &n_entry[r]);
+    }
+    check_shape(c, "n_tok %d, memory %d, heads %d, k_top %d, slots %d", k.n, k.place.memory,
+                k.place.n_head, k.place.k_top, n_slot);
+    uint32_t *const expected = check_host(c, n_share, sizeof *expected);
+    uint32_t *const got = check_host(c, n_share, sizeof *got);
+    ablate_run(c, SIDE_REF, &k, 0, k.n, expected);
+    ablate_run(c, SIDE_ONE, &k, 0, k.n, got);
+    check_words(c, "shares", expected, got, k.n, k.n_col);
+    for (int r = 0; r < k.n; r++) { /* rows without a list stay as they are */
+        const size_t at = (size_t)r * (size_t)k.n_col;
+        if (n_entry[r] == 0) {
+            check_words(c, "untouched shares", (const uint32_t *)(const void *)(shares + at),
+                        got + at, 1, k.n_col);
+        }
+    }
+    check_invariance(c, ablate_run, &k, k.n, k.n_col, got);
+    check_isolation(c, ablate_run, &k, shares, k.n_col, k.n, k.n_col, got);
 }

@@ -251,6 +251,26 @@ static void experts_repeat_slot(struct backend *be, struct tensor y, struct tens
     }
 }
 
+/* Takes a head's entries for all heads. */
+static void ablate_forgets_head(struct backend *be, struct tensor weights, struct tensor slots,
+                                const struct step *step, const struct pkm_place *place)
+{
+    for (int h = 0; h < place->n_head; h++) {
+        const struct pkm_place first = {place->memory, 1, place->k_top};
+        const int64_t col = (int64_t)h * place->k_top;
+        ref_pkm_ablate(be, tensor_cols(weights, col, place->k_top),
+                       tensor_cols(slots, col, place->k_top), step, &first);
+    }
+}
+
+/* Multiplies twice. */
+static void ablate_repeats(struct backend *be, struct tensor weights, struct tensor slots,
+                           const struct step *step, const struct pkm_place *place)
+{
+    ref_pkm_ablate(be, weights, slots, step, place);
+    ref_pkm_ablate(be, weights, slots, step, place);
+}
+
 /* Forgets the last column. */
 static void read_drops_column(struct backend *be, struct tensor y, struct tensor residual,
                               struct tensor slots, struct tensor shares,
@@ -402,6 +422,8 @@ TEST_BUG(compute.head_norm, head_norm_takes_first, "head_norm")
 TEST_BUG(compute.rope, rope_takes_row, "rope")
 TEST_BUG(compute.gate, gate_forgets_silu, "gate")
 TEST_BUG(compute.pkm_experts, experts_repeat_slot, "pkm_experts")
+TEST_BUG(compute.pkm_ablate, ablate_forgets_head, "pkm_ablate")
+TEST_BUG(compute.pkm_ablate, ablate_repeats, "pkm_ablate")
 TEST_BUG(compute.pkm_read, read_drops_column, "pkm_read")
 TEST_BUG(compute.outputs, logprobs_ranks_ties, "logprobs")
 TEST_BUG(compute.outputs, logprobs_leaves_chunk, "logprobs")
@@ -474,6 +496,8 @@ int main(void)
         cmocka_unit_test(test_rope_takes_row),
         cmocka_unit_test(test_gate_forgets_silu),
         cmocka_unit_test(test_experts_repeat_slot),
+        cmocka_unit_test(test_ablate_forgets_head),
+        cmocka_unit_test(test_ablate_repeats),
         cmocka_unit_test(test_read_drops_column),
         cmocka_unit_test(test_logprobs_ranks_ties),
         cmocka_unit_test(test_logprobs_leaves_chunk),
