@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-_Static_assert(sizeof(struct kvpages_key) == 16 + KV_PAGE * sizeof(int32_t), "keys have padding");
+_Static_assert(sizeof(struct kvpages_key) == 32 + KV_PAGE * sizeof(int32_t), "keys have padding");
 
 enum page_state {
     PAGE_PLAIN,    /* what it holds is its holder's business */
@@ -101,6 +101,7 @@ static int32_t *bucket_of(struct kvpages *pages, const struct kvpages_key *key)
     /* Multiply and fold, word by word; the constants are those of the golden ratio and of
      * MurmurHash. */
     uint64_t h = (pages->seed ^ key->scope) * UINT64_C(0x9e3779b97f4a7c15);
+    h = (h ^ key->change[0] ^ key->change[1]) * UINT64_C(0xff51afd7ed558ccd);
     h ^= (uint64_t)(uint32_t)key->before << 32 | (uint32_t)key->lang;
     for (int i = 0; i < KV_PAGE; i++) {
         h = (h ^ (uint32_t)key->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);

@@ -5,7 +5,8 @@
  * kept in case its beginning comes again. Finished pages form trees: what the keys and values of a
  * position are depends on the language and on all tokens up to it, so a page is identified by the
  * page before it, which is identified in the same way, the language and its own KV_PAGE tokens; and
- * by a scope, so that texts of one client are not found by another. kvpages_use compares all of that, never a hash alone; the hash only says where to look.
+ * by a scope, so that texts of one client are not found by another, and by what the request changes in
+ * the model. kvpages_use compares all of that; its own hash only says where to look.
  *
  *   free ──take──► held ──keep──► held, finished ──give──► idle ──use──► held, finished
  *     ▲              │                                      │
@@ -35,8 +36,9 @@ struct kvpages {
 
 /* What a page holds, or shall hold. No padding: keys are compared and hashed byte by byte. */
 struct kvpages_key {
-    uint64_t scope; /* whose texts may share it: request.scope */
-    int32_t before; /* the page before it, held by the caller; -1: the text begins here */
+    uint64_t scope;     /* whose texts may share it: request.scope */
+    uint64_t change[2]; /* of what the request changes in the model: request.ablate's digest */
+    int32_t before;     /* the page before it, held by the caller; -1: the text begins here */
     int32_t lang;
     int32_t ids[KV_PAGE];
 };

@@ -219,7 +219,7 @@ static void fill_step(struct engine *engine)
 {
     struct step *const step = engine->step;
     step->n_tok = step->n_seq = step->n_out = 0;
-    step->n_top = step->n_adjust = step->n_allow = 0;
+    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = 0;
     for (int i = 0; i < engine->n_active; i++) {
         struct sequence *const seq = engine->active[i];
         engine->plan[i] = (struct plan_sequence){

@@ -10,8 +10,10 @@ static void count(atomic_llong *counter, int64_t n)
 static struct kvpages_key key_of(const struct sequence *seq, int i, const int32_t *ids)
 {
     const struct request *const request = seq->job->request;
-    struct kvpages_key key = {
-        .scope = request->scope, .before = i > 0 ? seq->page[i - 1] : -1, .lang = request->lang};
+    struct kvpages_key key = {.scope = request->scope,
+                              .change = {request->ablate.digest[0], request->ablate.digest[1]},
+                              .before = i > 0 ? seq->page[i - 1] : -1,
+                              .lang = request->lang};
     for (int r = 0; r < KV_PAGE; r++) {
         key.ids[r] = ids[r];
     }

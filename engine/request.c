@@ -64,6 +64,7 @@ static void free_request(struct request *request)
         request_memory_uncount(request->memory, request->bytes);
         request_memory_drop(request->memory);
     }
+    request_ablate_free(&request->ablate);
     free(request->item);
     free(request);
 }
@@ -532,6 +533,9 @@ enum err_code request_check(const struct request *request, const struct model_in
     if (request->kind == REQUEST_GENERATE &&
         check_sampling(&request->sampling, info, limits->tokenizer, err) != ERR_OK) {
         return ERR_ARGUMENT;
+    }
+    if (request->ablate.n > 0 && info->n_memory == 0) {
+        return err_set(err, ERR_ARGUMENT, "ablate needs a model with memories, this one has none");
     }
     *n_position = 0;
     for (int i = 0; i < request->n_item; i++) {

@@ -14,6 +14,7 @@
 #ifndef ENGINE_REQUEST_H
 #define ENGINE_REQUEST_H
 
+#include "engine/request_ablate.h"
 #include "engine/request_memory.h"
 #include "models/model.h"
 
@@ -151,6 +152,7 @@ struct request {
                              * stream */
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* clock_now_us() time; 0 = none */
+    struct request_ablate ablate;
 
     int n_item;
     struct item *item; /* Owner: the request. [n_item] */

@@ -196,6 +196,18 @@ int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
     return last && step->n_out + n_target > step->n_tok + 1 + surplus ? n_row - 1 : n_row;
 }
 
+/* The knock-out list of the step's newest sequence. There is room for the longest list of each. */
+static void fill_ablate(const struct request_ablate *ablate, struct step *step)
+{
+    CHECK(ablate->n <= step->limits.n_ablate_max - step->n_ablate);
+    if (ablate->n > 0) {
+        memcpy(step->ablate + step->n_ablate, ablate->entry,
+               (size_t)ablate->n * sizeof *ablate->entry);
+        step->n_ablate += ablate->n;
+    }
+    step->ablate_first[step->n_seq] = step->n_ablate;
+}
+
 void sequence_fill(struct sequence *seq, struct step *step, int n_row)
 {
     CHECK(n_row >= 1 && n_row <= sequence_rows(seq));
@@ -207,6 +219,7 @@ void sequence_fill(struct sequence *seq, struct step *step, int n_row)
     memcpy(step->page + (size_t)step->n_seq * (size_t)step->limits.n_page_max, seq->page,
            (size_t)seq->n_page * sizeof *seq->page);
     step->seq_first[step->n_seq++] = step->n_tok;
+    fill_ablate(&seq->job->request->ablate, step);
     for (int r = 0; r < n_row; r++) {
         const int64_t position = seq->n_done + r;
         const int row = step->n_tok++;

@@ -26,8 +26,9 @@ struct side {
     struct backend *be;  /* Borrowed */
     struct model *model; /* Owner: this, as of the next two */
     struct step *step;
-    float *logits;                 /* [n_row, n_vocab] of the last step's outputs */
-    const struct model_info *info; /* Borrowed from the model */
+    float *logits;                       /* [n_row, n_vocab] of the last step's outputs */
+    const struct model_info *info;       /* Borrowed from the model */
+    const struct request_ablate *ablate; /* Borrowed; NULL = nothing is switched off */
 };
 
 struct comparison {
@@ -167,6 +168,7 @@ static enum err_code reserve_side(struct side *side, int64_t longest, int n_row,
                                        .n_seq_max = 1,
                                        .n_page_max = n_page,
                                        .n_out_max = n_row,
+                                       .n_ablate_max = ABLATE_MAX,
                                        .n_vocab = info->n_vocab,
                                        .d_model = info->d_attention,
                                        .n_head = info->n_head,
@@ -236,6 +238,10 @@ static enum err_code run_side(struct side *side, const struct rows *rows, struct
     step->n_out = rows->n_row - rows->first_out;
     step->seq_first[0] = 0;
     step->seq_first[1] = rows->n_row;
+    step->n_ablate = step->ablate_first[1] = side->ablate == NULL ? 0 : side->ablate->n;
+    for (int i = 0; i < step->n_ablate; i++) {
+        step->ablate[i] = side->ablate->entry[i];
+    }
     for (int r = 0; r < rows->n_row; r++) {
         step->token[r] = rows->id[r];
         step->pos[r] = (int32_t)(rows->pos + r);
@@ -394,6 +400,98 @@ static enum err_code judge(const struct comparison *it, const struct compare_fig
     return ERR_OK;
 }
 
+/* ---- a sweep ------------------------------------------------------------------------------- */
+
+/* The figures with one memory switched off, or with head >= 0 one head of it, besides what --ablate
+ * names; with memory -1 that alone. */
+static enum err_code sweep_one(struct comparison *it, int memory, int head, struct text *out,
+                               struct err *err)
+{
+    const struct request_ablate *const base = &it->job.request->ablate;
+    struct request_ablate ablate = {0};
+    const int n = base->n + (memory >= 0);
+    struct step_ablate *const entry = malloc((size_t)(n > 0 ? n : 1) * sizeof *entry);
+    if (entry == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the sweep");
+    }
+    for (int i = 0; i < base->n; i++) {
+        entry[i] = base->entry[i];
+    }
+    if (memory >= 0) {
+        entry[base->n] = (struct step_ablate){.memory = memory, .head = head, .slot = -1};
+    }
+    enum err_code code = request_ablate_make(&ablate, entry, n, err);
+    it->side.ablate = &ablate;
+    it->sums = (struct compare_sums){.kl = it->kl, .n_max = it->sums.n_max};
+    code = code == ERR_OK ? compare_texts(it, err) : code;
+    request_ablate_free(&ablate);
+    it->side.ablate = NULL;
+    if (code != ERR_OK) {
+        return code;
+    }
+    const struct compare_figures f = compare_figures_of(&it->sums);
+    if (it->options->json) {
+        json_open(out, '{');
+        if (memory < 0) {
+            json_field_null(out, "memory");
+        } else {
+            json_field_int(out, "memory", memory);
+        }
+        if (head < 0) {
+            json_field_null(out, "head");
+        } else {
+            json_field_int(out, "head", head);
+        }
+        json_field_double(out, "perplexity", f.perplexity);
+        json_field_double(out, "worse_percent", f.worse_percent);
+        json_field_double(out, "kl_mean", f.kl_mean);
+        json_field_double(out, "kl_p99", f.kl_p99);
+        json_field_double(out, "kl_max", f.kl_max);
+        json_field_double(out, "same_best", f.same_best);
+        json_close(out, '}');
+        return ERR_OK;
+    }
+    char place[2][16] = {"-", "-"};
+    if (memory >= 0) {
+        (void)snprintf(place[0], sizeof place[0], "%d", memory);
+    }
+    if (head >= 0) {
+        (void)snprintf(place[1], sizeof place[1], "%d", head);
+    }
+    printf("%6s %6s %14.6f %+12.4f %12.4g %10.2f\n", place[0], place[1], f.perplexity,
+           f.worse_percent, f.kl_mean, 100 * f.same_best);
+    return ERR_OK;
+}
+
+/* A row with nothing of the sweep, then one for each memory and each head. */
+static enum err_code sweep(struct comparison *it, struct err *err)
+{
+    const struct model_info *const info = it->side.info;
+    struct text out = {0};
+    if (info->n_memory == 0) {
+        return err_set(err, ERR_ARGUMENT, "--ablate-sweep needs a model with memories, %s has none",
+                       it->side.path);
+    }
+    if (it->options->json) {
+        json_open(&out, '[');
+    } else {
+        printf("%6s %6s %14s %12s %12s %10s\n", "memory", "head", "perplexity", "worse, %",
+               "KL, nats", "same, %");
+    }
+    enum err_code code = sweep_one(it, -1, -1, &out, err);
+    for (int m = 0; m < info->n_memory && code == ERR_OK; m++) {
+        for (int h = -1; h < info->memory[m].shape.n_head && code == ERR_OK; h++) {
+            code = sweep_one(it, m, h, &out, err);
+        }
+    }
+    if (it->options->json && code == ERR_OK) {
+        json_close(&out, ']');
+        return cmd_print_answer(&out, NULL, err);
+    }
+    text_free(&out);
+    return code;
+}
+
 static void side_close(struct side *side)
 {
     if (side->step) {
@@ -409,6 +507,10 @@ static enum err_code run(struct comparison *it, struct err *err)
     code = code == ERR_OK ? check_alike(it, err) : code;
     code = code == ERR_OK ? read_texts(it, err) : code;
     code = code == ERR_OK ? reserve(it, err) : code;
+    if (code == ERR_OK && it->options->ablate_sweep) {
+        return sweep(it, err);
+    }
+    it->side.ablate = code == ERR_OK ? &it->job.request->ablate : NULL;
     code = code == ERR_OK ? compare_texts(it, err) : code;
     if (code != ERR_OK) {
         return code;

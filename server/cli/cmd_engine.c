@@ -337,6 +337,33 @@ static enum err_code put_files(struct text *body, const struct options *options,
     return code;
 }
 
+enum err_code cmd_put_ablate(struct text *body, const struct options *options, struct err *err)
+{
+    if (options->ablate[0] == '\0') {
+        return ERR_OK;
+    }
+    struct text alone = {0};
+    struct fields fields;
+    struct api_error error = {0};
+    json_open(&alone, '{');
+    json_key(&alone, "ablate");
+    text_puts(&alone, options->ablate);
+    json_close(&alone, '}');
+    const bool ok = !alone.failed && fields_open(&fields, alone.data, alone.n, &error);
+    if (ok) {
+        fields_close(&fields);
+    }
+    text_free(&alone);
+    if (!ok) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--ablate must be a JSON list such as '[{\"memory\": 0}]': %s",
+                       error.text.message);
+    }
+    json_key(body, "ablate");
+    text_puts(body, options->ablate);
+    return ERR_OK;
+}
+
 enum err_code cmd_read_score(struct score_job *job, const struct options *options,
                              const struct api_limits *limits, const char *const *path, int n,
                              struct err *err)
@@ -366,6 +393,7 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
     }
     cmd_put_language(&body, options);
     enum err_code code = put_files(&body, options, limits->info->n_vocab, path, n, err);
+    code = code == ERR_OK ? cmd_put_ablate(&body, options, err) : code;
     json_close(&body, '}');
     if (code == ERR_OK && body.failed) {
         code = err_set(err, ERR_MEMORY, "no memory for the files' text");

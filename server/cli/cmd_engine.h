@@ -50,6 +50,9 @@ enum err_code cmd_put_input(struct text *body, const struct text *input, bool id
 /* "language", if options name one. */
 void cmd_put_language(struct text *body, const struct options *options);
 
+/* "ablate" as the last field, if options have one: it must be JSON. */
+enum err_code cmd_put_ablate(struct text *body, const struct options *options, struct err *err);
+
 /* The files that options name, [*n]; none is standard input, "-". */
 const char *const *cmd_paths(const struct options *options, int *n);
 /* Makes the n files the documents of a /score request, in windows as options say. score_free ends

@@ -77,6 +77,7 @@ static enum err_code parse(struct generation *it, struct err *err)
     json_open(&body, '{');
     put_sampling(&body, it->options);
     enum err_code code = put_prompt(&body, it->options, it->ce.limits.info->n_vocab, err);
+    code = code == ERR_OK ? cmd_put_ablate(&body, it->options, err) : code;
     json_close(&body, '}');
     if (code == ERR_OK && body.failed) {
         code = err_set(err, ERR_MEMORY, "no memory for the prompt");

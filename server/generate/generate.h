@@ -10,6 +10,7 @@
 #ifndef SERVER_GENERATE_H
 #define SERVER_GENERATE_H
 
+#include "server/io/ablate.h"
 #include "server/io/answer.h"
 
 enum { GENERATE_SAMPLE_MAX = 8, JOB_ID_MAX = 129 };
@@ -26,7 +27,8 @@ struct generate_job {
     int prompt_logprobs; /* of the prompt, in a list of its own; -1 = not asked for */
     bool echo, stream, details;
     enum input_memory memory;
-    char id[JOB_ID_MAX]; /* the client's, "" = none */
+    struct request_ablate ablate; /* until the request takes it */
+    char id[JOB_ID_MAX];          /* the client's, "" = none */
     char ignored[FIELDS_IGNORED_MAX];
 
     /* For the request, until it is made. */

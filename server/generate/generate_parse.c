@@ -35,6 +35,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     fields_bool(fields, "stream", NULL, &job->stream);
     fields_bool(fields, "details", NULL, &job->details);
     job->memory = input_memory(fields, limits);
+    ablate_read(fields, limits, &job->ablate);
     input_model(fields, limits);
     input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &job->lang);
@@ -157,6 +158,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
     struct request *const request = job->request;
     request_use_memory(request, limits->requests);
     request->sampling = *sampling;
+    ablate_give(request, &job->ablate);
     request->lang = job->lang;
     request->priority = job->priority;
     request->deadline_us = job->deadline_us;
@@ -193,6 +195,7 @@ bool generate_parse(struct generate_job *job, const struct generate_dialect *dia
 void generate_free(struct generate_job *job)
 {
     request_release(job->request);
+    request_ablate_free(&job->ablate);
     input_list_free(&job->inputs);
     json_decref(job->body);
     *job = (struct generate_job){0};

@@ -128,6 +128,8 @@ struct options {
     uint64_t seed;
     bool has_seed;        /* seed was given: otherwise the command draws one */
     const char *language; /* name or id; "" = the model's first */
+    const char *ablate;   /* score, compare, generate: JSON; "" = none */
+    bool ablate_sweep;    /* compare: each memory and head switched off in turn */
     const char *against;  /* compare: directory of the reference; "" = model */
     double max_kl;        /* compare: mean of nats per token that is still near enough */
     double max_worse;     /* compare: percent that perplexity may be worse */

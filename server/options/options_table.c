@@ -230,6 +230,12 @@ const struct option_row option_rows[] = {
     INT("batch-size", batch_size, SCORE | COMPARE, "0", 0, 65536,
         "With --windows adaptive-span: the number of rows that the text is cut into, its "
         "--batch-sz. 0 uses one."),
+    TEXT("ablate", ablate, SCORE | COMPARE | GENERATE, "",
+         "Switch off or scale memories, heads or slots: a JSON list as in the field ablate of "
+         "requests, such as '[{\"memory\": 0, \"head\": 1}]'. compare does so in --model alone."),
+    FLAG("ablate-sweep", ablate_sweep, COMPARE,
+         "Print perplexity and KL with each memory, and each head of it, switched off in turn: "
+         "one row each. --max-kl and --max-worse do not apply."),
     TEXT("against", against, COMPARE, "",
          "The model directory of the reference, computed in f32. Without it, that of "
          "--model."),

@@ -11,6 +11,7 @@
 #ifndef SERVER_SCORE_H
 #define SERVER_SCORE_H
 
+#include "server/io/ablate.h"
 #include "server/io/answer.h"
 
 enum { SCORE_ID_MAX = 129, SCORE_BATCH_MAX = 65536 };
@@ -58,7 +59,8 @@ struct score_job {
     bool ranks, stream;
     bool softmax; /* of /v1/score */
     enum input_memory memory;
-    char id[SCORE_ID_MAX]; /* the client's, "" = none */
+    struct request_ablate ablate; /* until the request takes it */
+    char id[SCORE_ID_MAX];        /* the client's, "" = none */
     char ignored[FIELDS_IGNORED_MAX];
 };
 

@@ -234,6 +234,7 @@ static void read_score_options(struct fields *fields, struct score_job *job,
     fields_bool(fields, "entropy", NULL, &asked->entropy);
     fields_bool(fields, "stream", NULL, &job->stream);
     job->memory = input_memory(fields, limits);
+    ablate_read(fields, limits, &job->ablate);
     score_read_targets(fields, "target_ids", limits, &asked->target, &asked->n_target);
 }
 
@@ -301,6 +302,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
         return false;
     }
     struct request *const request = job->request;
+    ablate_give(request, &job->ablate);
     request->lang = lang;
     request->deadline_us = deadline_us;
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
@@ -339,6 +341,7 @@ bool score_parse(struct score_job *job, const char *body, size_t bytes,
 void score_free(struct score_job *job)
 {
     request_release(job->request);
+    request_ablate_free(&job->ablate);
     input_list_free(&job->inputs);
     free(job->entry);
     json_decref(job->body);

@@ -52,7 +52,8 @@ erf = np.vectorize(math.erf)
 
 
 class Model:
-    def __init__(self, directory):
+    def __init__(self, directory, ablate=()):
+        self.ablate = ablate
         with open(directory / "config.json", "rb") as file:
             self.config = json.load(file)
         self.w = {name: array.astype(np.float64)
@@ -117,6 +118,18 @@ class Model:
             s = s - np.sort(s, -1)[..., at:at + 1]
         return s / np.abs(s).sum(-1, keepdims=True) if m.get("normalize") else s
 
+    def ablation(self, m, slots):
+        """What self.ablate, a request's list, multiplies the shares of these slots with."""
+        factor = np.ones(slots.shape)
+        for entry in self.ablate:
+            head = np.arange(slots.shape[1])[None, :, None]
+            named = np.full(slots.shape, self.config["memories"][entry["memory"]] is m)
+            named &= head == entry.get("head", head)
+            if "slots" in entry:
+                named &= np.isin(slots, entry["slots"])
+            factor = np.where(named, factor * entry.get("scale", 0), factor)
+        return factor
+
     def memory(self, m, x):
         """(output, slots, shares)"""
         name = "memories.%d_%s" % (m["layer"], m["place"])
@@ -142,6 +155,7 @@ class Model:
         slots = slots % m["n_slot"]
         owner = self.config["memories"][m["values_of"]] if "values_of" in m else m
         values = self.w["memories.%d_%s.values.weight" % (owner["layer"], owner["place"])][slots]
+        shares = shares * self.ablation(m, slots)
         return np.einsum("thk,thkd->td", shares, values), slots, shares
 
     def adaptive(self, x):
