@@ -34,7 +34,7 @@ COMMON   := $(OPT) -I. -pthread -ffp-contract=off -fno-omit-frame-pointer -D_GNU
 CFLAGS_ALL   = -std=c11 $(COMMON) $(CFLAGS)
 CXXFLAGS_ALL = -std=c++17 $(COMMON) $(CXXFLAGS)
 LDLIBS_ENGINE := -ljansson -lsentencepiece -lstdc++ -lm
-LDLIBS_SERVER := -lmicrohttpd $(LDLIBS_ENGINE)
+LDLIBS_SERVER := -lmicrohttpd -lz -lzstd $(LDLIBS_ENGINE)
 
 # One short line per file; make V=1 shows the commands.
 Q        := $(if $(V),,@)
@@ -62,7 +62,7 @@ KERNEL_SRC := $(wildcard kernels/*.c kernels/host/*.c kernels/ref/*.c kernels/cp
 SIMD_SRC   := $(wildcard kernels/cpu/simd/*.c)
 MODEL_SRC  := $(wildcard models/*.c)
 ENGINE_SRC := $(wildcard engine/*.c) $(wildcard engine/*.cc)
-# server/none has what stands in for serve.c in programs without HTTP.
+# server/none has what stands in where HTTP or compression is missing.
 SERVER_SRC := $(filter-out server/main.c server/none/%,$(wildcard server/*.c server/*/*.c))
 
 # Each file of kernels/cpu/simd is compiled once per instruction set.
@@ -150,8 +150,10 @@ $(B)/nvcc/%.o: %.c
 # ---- the engine alone ----------------------------------------------------------------------------
 
 # pkmserve-engine is pkmserve without `serve`, for machines without libmicrohttpd. Where SentencePiece is
-# missing it takes token ids only (WITH_SPM=0); jansson may come from build/gpu-kit (KIT).
+# missing it takes token ids only (WITH_SPM=0); where zlib or libzstd is, it has no --jsonl (WITH_ZIP=0);
+# jansson may come from build/gpu-kit (KIT).
 WITH_SPM ?= 1
+WITH_ZIP ?= 1
 KIT      ?=
 ifneq ($(KIT),)
 COMMON   += -isystem $(KIT)/include
@@ -159,7 +161,8 @@ override LDFLAGS += -L$(KIT)/lib
 endif
 ENGINE_IDS_OBJ  := $(B)/engine/none/tokenizer_spm.o $(filter-out $(B)/engine/tokenizer_spm.o,$(ENGINE_OBJ))
 ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(ENGINE_IDS_OBJ),$(ENGINE_OBJ))
-ENGINE_ONLY_LIB := -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
+ENGINE_ONLY_OBJ += $(B)/server/$(if $(filter 0,$(WITH_ZIP)),none,io)/codec.o
+ENGINE_ONLY_LIB := $(if $(filter 0,$(WITH_ZIP)),,-lz -lzstd) -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 
 .PHONY: engine
 engine: ## build $(B)/pkmserve-engine: score, compare, generate, inspect, bench; no HTTP
@@ -167,7 +170,7 @@ engine: ## build $(B)/pkmserve-engine: score, compare, generate, inspect, bench;
 	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
 
 # The linker takes out of this archive what the commands use, which is nothing of HTTP.
-$(B)/server/parts.a: $(filter-out %/http.o %/http_head.o %/serve.o,$(call obj,$(SERVER_SRC)))
+$(B)/server/parts.a: $(filter-out %/http.o %/http_head.o %/serve.o %/codec.o,$(call obj,$(SERVER_SRC)))
 	$(call say,ar)
 	$(Q)rm -f $@ && ar rcs $@ $^
 $(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_ONLY_OBJ)

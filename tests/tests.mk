@@ -3,8 +3,8 @@
 
 # ---- programs for tests alone ---------------------------------------------------------------------
 
-# The same without SentencePiece, for its test.
-$(B)/pkmserve-ids: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_IDS_OBJ)
+# The same without SentencePiece, zlib and libzstd, for its test.
+$(B)/pkmserve-ids: $(call obj,server/main.c server/none/serve.c server/none/codec.c) $(B)/server/parts.a $(ENGINE_IDS_OBJ)
 	$(call say,link)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -ljansson -lm
 

@@ -31,7 +31,7 @@ void cmd_lift_limits(struct api_limits *limits)
 enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
                                   struct err *err)
 {
-    if (!tokenizer && !options->ids) {
+    if (!tokenizer && !options->ids && !options->jsonl) { /* lines may hold ids */
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: the model has no tokenizer; give token ids, with --ids",
                        options->model);
@@ -49,8 +49,9 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     engine.model.progress_ctx = &progress;
     engine.max_queue_tokens = tokens_unlimited;
     engine.memory_trace = true;
+    engine.max_queue = CMD_QUEUE;
     engine.max_request_bytes = 0;
-    engine.memory_trace_bytes = options->memory ? trace_unlimited : 0;
+    engine.memory_trace_bytes = options->memory || options->jsonl ? trace_unlimited : 0;
     engine.failures_told = true;
     const enum err_code code = engine_open(&ce->engine, &engine, err);
     progress_end(&progress);
@@ -76,6 +77,18 @@ static void wake(void *ctx)
     sem_post(ctx);
 }
 
+void cmd_engine_wait(struct cmd_engine *ce)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    sem_timedwait(&ce->wake, &until);
+    while (sem_trywait(&ce->wake) == 0) { /* several wakes are one look */
+    }
+}
+
 enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
                              void (*look)(void *ctx), void *ctx, struct err *err)
 {
@@ -84,14 +97,7 @@ enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
     snprintf(request->id, sizeof request->id, "cli");
     const enum err_code code = engine_submit(ce->engine, request, err);
     while (code == ERR_OK && atomic_load(&request->n_item_done) < request->n_item) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOOK_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        sem_timedwait(&ce->wake, &until);
-        while (sem_trywait(&ce->wake) == 0) { /* several wakes are one look */
-        }
+        cmd_engine_wait(ce);
         look(ctx);
     }
     return code;
@@ -364,34 +370,39 @@ enum err_code cmd_put_ablate(struct text *body, const struct options *options, s
     return ERR_OK;
 }
 
+void cmd_put_score_options(struct text *body, const struct options *options)
+{
+    if (options->max_context > 0) {
+        json_field_int(body, "max_context", options->max_context);
+    }
+    if (options->stride > 0) {
+        json_field_int(body, "stride", options->stride);
+    }
+    if (strcmp(options->add_bos, "auto") != 0) {
+        json_field_bool(body, "add_bos", strcmp(options->add_bos, "on") == 0);
+    }
+    if (strcmp(options->windows, "own") != 0) {
+        json_field_string(body, "windows", options->windows);
+    }
+    if (options->bptt > 0) {
+        json_field_int(body, "bptt", options->bptt);
+    }
+    if (options->batch_size > 0) {
+        json_field_int(body, "batch_size", options->batch_size);
+    }
+    if (options->memory) {
+        json_field_string(body, "memory", "summary");
+    }
+    cmd_put_language(body, options);
+}
+
 enum err_code cmd_read_score(struct score_job *job, const struct options *options,
                              const struct api_limits *limits, const char *const *path, int n,
                              struct err *err)
 {
     struct text body = {0};
     json_open(&body, '{');
-    if (options->max_context > 0) {
-        json_field_int(&body, "max_context", options->max_context);
-    }
-    if (options->stride > 0) {
-        json_field_int(&body, "stride", options->stride);
-    }
-    if (strcmp(options->add_bos, "auto") != 0) {
-        json_field_bool(&body, "add_bos", strcmp(options->add_bos, "on") == 0);
-    }
-    if (strcmp(options->windows, "own") != 0) {
-        json_field_string(&body, "windows", options->windows);
-    }
-    if (options->bptt > 0) {
-        json_field_int(&body, "bptt", options->bptt);
-    }
-    if (options->batch_size > 0) {
-        json_field_int(&body, "batch_size", options->batch_size);
-    }
-    if (options->memory) {
-        json_field_string(&body, "memory", "summary");
-    }
-    cmd_put_language(&body, options);
+    cmd_put_score_options(&body, options);
     enum err_code code = put_files(&body, options, limits->info->n_vocab, path, n, err);
     code = code == ERR_OK ? cmd_put_ablate(&body, options, err) : code;
     json_close(&body, '}');

@@ -9,6 +9,9 @@
 
 #include <semaphore.h>
 
+/* Requests that may wait. */
+enum { CMD_QUEUE = 4096 };
+
 struct cmd_engine {
     struct engine *engine; /* Owner: this */
     struct api_limits limits;
@@ -32,6 +35,9 @@ void cmd_engine_close(struct cmd_engine *ce); /* zeroed is fine */
 enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
                              void (*look)(void *ctx), void *ctx, struct err *err);
 
+/* Waits until something was published, for a tenth of a second at most. */
+void cmd_engine_wait(struct cmd_engine *ce);
+
 /* What a printed answer says besides its results. */
 struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
 /* What a parser or writer has against the options (ERR_ARGUMENT) or the input, as err. */
@@ -47,6 +53,8 @@ enum err_code cmd_read_file(struct text *text, const char *path, struct err *err
  */
 enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
                             const char *path, struct err *err);
+/* How texts are cut and what else options say of every /score request. */
+void cmd_put_score_options(struct text *body, const struct options *options);
 /* "language", if options name one. */
 void cmd_put_language(struct text *body, const struct options *options);
 

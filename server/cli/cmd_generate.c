@@ -1,8 +1,7 @@
 /* `pkmserve generate`: continues a prompt. The options become the body of a /generate request,
  * which the code of that route parses; its text is printed as it comes. */
 #include "engine/clock.h"
-#include "server/cli/cmd_engine.h"
-#include "server/generate/generate.h"
+#include "server/cli/jsonl.h"
 #include "server/io/text_stream.h"
 #include "server/json/json.h"
 
@@ -161,8 +160,61 @@ static enum err_code print_end(const struct generation *it, struct err *err)
     return ERR_OK;
 }
 
+/* ---- lines ---------------------------------------------------------------------------------- */
+
+static bool line_parse(union jsonl_job *job, const char *body, size_t bytes,
+                       const struct api_limits *limits, struct api_error *error)
+{
+    return generate_parse(&job->generate, &generate_native, body, bytes, limits, error);
+}
+
+static struct request *line_request(const union jsonl_job *job)
+{
+    return job->generate.request;
+}
+
+static void line_id(const union jsonl_job *job, struct answer_meta *meta)
+{
+    if (job->generate.id[0] != '\0') {
+        meta->id = job->generate.id;
+        meta->id_is_integer = job->generate.id_is_integer;
+    }
+}
+
+static bool line_write(struct text *out, const union jsonl_job *job, uint64_t fields,
+                       const struct api_limits *limits, const struct answer_meta *meta,
+                       struct api_error *error)
+{
+    (void)fields; /* of results of scoring */
+    int n_written = 0;
+    return generate_write_items(out, &job->generate, &n_written, SIZE_MAX, limits, meta, error);
+}
+
+static int64_t line_n_token(const union jsonl_job *job)
+{
+    return generate_n_completion(&job->generate);
+}
+
+static void line_free(union jsonl_job *job)
+{
+    generate_free(&job->generate);
+}
+
+static const struct jsonl_kind lines = {.doing = "generating",
+                                        .text_field = "prompt",
+                                        .put_defaults = put_sampling,
+                                        .parse = line_parse,
+                                        .request = line_request,
+                                        .id = line_id,
+                                        .write = line_write,
+                                        .n_token = line_n_token,
+                                        .free = line_free};
+
 int cmd_generate(const struct options *options)
 {
+    if (options->jsonl) {
+        return jsonl_run(options, &lines);
+    }
     struct generation it = {.options = options, .streams = !options->json};
     const int64_t begin_us = clock_now_us();
     struct err err;

@@ -2,7 +2,7 @@
  * code of that route parses and answers; only the table is made here. */
 #include "engine/clock.h"
 #include "engine/pkm_stats.h"
-#include "server/cli/cmd_engine.h"
+#include "server/cli/jsonl.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"
 
@@ -150,8 +150,65 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
     return code;
 }
 
+/* ---- lines ---------------------------------------------------------------------------------- */
+
+static bool line_parse(union jsonl_job *job, const char *body, size_t bytes,
+                       const struct api_limits *limits, struct api_error *error)
+{
+    return score_parse(&job->score, body, bytes, limits, error);
+}
+
+static struct request *line_request(const union jsonl_job *job)
+{
+    return job->score.request;
+}
+
+static void line_id(const union jsonl_job *job, struct answer_meta *meta)
+{
+    if (job->score.id[0] != '\0') {
+        meta->id = job->score.id;
+        meta->id_is_integer = job->score.id_is_integer;
+    }
+}
+
+static bool line_write(struct text *out, const union jsonl_job *job, uint64_t fields,
+                       const struct api_limits *limits, const struct answer_meta *meta,
+                       struct api_error *error)
+{
+    struct score_writer writer;
+    bool done = false;
+    score_writer_begin(&writer, &job->score, limits);
+    writer.fields = fields;
+    const bool ok = score_write_piece(&writer, out, SIZE_MAX, meta, &done, error);
+    score_writer_end(&writer);
+    return ok;
+}
+
+static int64_t line_n_token(const union jsonl_job *job)
+{
+    return score_n_prompt(&job->score);
+}
+
+static void line_free(union jsonl_job *job)
+{
+    score_free(&job->score);
+}
+
+static const struct jsonl_kind lines = {.doing = "scoring",
+                                        .text_field = "text",
+                                        .put_defaults = cmd_put_score_options,
+                                        .parse = line_parse,
+                                        .request = line_request,
+                                        .id = line_id,
+                                        .write = line_write,
+                                        .n_token = line_n_token,
+                                        .free = line_free};
+
 int cmd_score(const struct options *options)
 {
+    if (options->jsonl) {
+        return jsonl_run(options, &lines);
+    }
     struct scoring it = {.options = options};
     it.path = cmd_paths(options, &it.n);
     const int64_t begin_us = clock_now_us();

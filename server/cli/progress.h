@@ -12,11 +12,15 @@ struct progress {
     int64_t last_us;   /* when the bar was drawn last */
     const char *unit;  /* Borrowed: "tokens"; NULL = show no rate */
     double unit_total; /* units at share 1 */
+    double from;       /* share that was done when the work began */
 };
 
 void progress_begin(struct progress *progress, const char *unit, double unit_total);
 /* share 0 .. 1 of what label says is done. */
 void progress_show(struct progress *progress, const char *label, double share);
+/* So many documents with so many units are done; share -1: of nobody knows how many. */
+void progress_count(struct progress *progress, const char *label, int64_t n_document,
+                    int64_t n_unit, double share);
 /* Wipes the bar, so that the result stands on a clean line. */
 void progress_end(struct progress *progress);
 

@@ -267,7 +267,9 @@ static void write_tail(struct text *out, const struct generate_job *job,
     const struct request *const request = job->request;
     const int64_t n_prompt = generate_n_prompt(job);
     const int64_t n_completion = generate_n_completion(job);
-    answer_usage(out, request, n_prompt, n_completion);
+    if (!meta->bare) {
+        answer_usage(out, request, n_prompt, n_completion);
+    }
     json_key(out, "seed");
     json_put_uint(out, request->sampling.seed);
     if (job->details) {
@@ -277,6 +279,9 @@ static void write_tail(struct text *out, const struct generate_job *job,
     for (int i = 0; i < request->n_item; i++) {
         const int n_out = atomic_load(&request->item[i].n_out);
         n_decoded += n_out > 1 ? n_out - 1 : 0;
+    }
+    if (meta->bare) {
+        return;
     }
     answer_timings(out, request, meta->begin_us, n_prompt, n_decoded);
 }

@@ -29,6 +29,7 @@ struct generate_job {
     enum input_memory memory;
     struct request_ablate ablate; /* until the request takes it */
     char id[JOB_ID_MAX];          /* the client's, "" = none */
+    bool id_is_integer;
     char ignored[FIELDS_IGNORED_MAX];
 
     /* For the request, until it is made. */

@@ -37,7 +37,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     job->memory = input_memory(fields, limits);
     ablate_read(fields, limits, &job->ablate);
     input_model(fields, limits);
-    input_id(fields, job->id, sizeof job->id);
+    job->id_is_integer = input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &job->lang);
     const int priority = input_priority(fields);
     job->priority = priority < 0 ? PRIORITY_INTERACTIVE : (enum priority)priority;
@@ -184,8 +184,9 @@ bool generate_parse(struct generate_job *job, const struct generate_dialect *dia
     bool ok = sampling != NULL ||
               api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
     if (ok) {
-        ok = fields_open(&fields, body, bytes, error) &&
-             parse_fields(job, &fields, sampling, limits);
+        ok = fields_open(&fields, body, bytes, error);
+        fields.defaults = limits->defaults;
+        ok = ok && parse_fields(job, &fields, sampling, limits);
         job->body = fields.object; /* the texts live there */
     }
     free(sampling);

@@ -77,7 +77,7 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     read_stream(fields, job, limits);
     read_shape(fields, job, limits);
     read_priority(fields, job);
-    input_id(fields, job->id, sizeof job->id);
+    (void)input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &job->lang);
     job->deadline_us = input_deadline(fields, limits);
     (void)fields_string(fields, "user", NULL); /* for the provider's own records: we keep none */

@@ -13,7 +13,15 @@
 
 void answer_head(struct text *out, const struct answer_meta *meta, const char *object)
 {
-    json_field_string(out, "id", meta->id);
+    if (meta->id_is_integer) {
+        json_key(out, "id");
+        json_put_int(out, strtoll(meta->id, NULL, 10));
+    } else {
+        json_field_string(out, "id", meta->id);
+    }
+    if (meta->bare) {
+        return;
+    }
     json_field_string(out, "object", object);
     json_field_int(out, "created", meta->created);
     json_field_string(out, "model", meta->model);

@@ -8,6 +8,8 @@
 
 /* What an answer says besides its results. */
 struct answer_meta {
+    bool bare; /* only what is about this request: no model, no times, no usage */
+    bool id_is_integer;
     const char *id;
     const char *model;
     int64_t created;  /* seconds since 1970 */

@@ -395,19 +395,26 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits)
     return clock_now_us() + ms * INT64_C(1000);
 }
 
-void input_id(struct fields *fields, char *id, size_t id_max)
+bool input_id(struct fields *fields, char *id, size_t id_max)
 {
-    const char *const given = fields_string(fields, "id", "request_id");
     id[0] = '\0';
+    const json_t *const value =
+        fields->defaults != NULL ? json_object_get(fields->object, "id") : NULL;
+    if (json_is_integer(value)) {
+        (void)fields_get(fields, "id", "request_id");
+        (void)snprintf(id, id_max, "%lld", (long long)json_integer_value(value));
+        return true;
+    }
+    const char *const given = fields_string(fields, "id", "request_id");
     if (given == NULL) {
-        return;
+        return false;
     }
     if (strlen(given) >= id_max) {
-        (void)api_error_set(fields->error, 400, "invalid_value", "id",
-                            "id has %zu bytes, but %zu are the limit", strlen(given), id_max - 1);
-        return;
+        return api_error_set(fields->error, 400, "invalid_value", "id",
+                             "id has %zu bytes, but %zu are the limit", strlen(given), id_max - 1);
     }
     memcpy(id, given, strlen(given) + 1);
+    return false;
 }
 
 /* What is left out on purpose, on all routes. off: the number that asks for nothing. */

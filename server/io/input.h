@@ -20,6 +20,9 @@ struct api_limits {
     const struct model_info *info;
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
+    /* Requests are lines of a file: what they leave out, and their ids may be integers. NULL = they come
+     * by a route. */
+    const struct fields *defaults;
     int context;                     /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
     struct request_memory *requests; /* what the arrays of requests are counted in */
     struct input_limit trace_bytes;  /* memory telemetry of one request */
@@ -110,8 +113,8 @@ enum input_memory input_memory(struct fields *fields, const struct api_limits *l
 int input_priority(struct fields *fields);
 int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
 /* The client's own name of the request, id or request_id: at most id_max - 1 bytes. "" if not
- * given. */
-void input_id(struct fields *fields, char *id, size_t id_max);
+ * given. Whether it is an integer, in a line of a file. */
+bool input_id(struct fields *fields, char *id, size_t id_max);
 /* Fields of other servers that would change the answer: each is refused by its name, unless its
  * value says that it is not wanted, or the dialect has asked for it before. */
 void input_refuse(struct fields *fields);

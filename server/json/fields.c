@@ -138,8 +138,10 @@ json_t *fields_get(struct fields *fields, const char *name, const char *alias)
                             "%s and %s mean the same: give one of them", name, alias);
         return NULL;
     }
-    return has_value || has_other ? json_object_get(fields->object, has_value ? name : alias)
-                                  : NULL;
+    if (has_value || has_other) {
+        return json_object_get(fields->object, has_value ? name : alias);
+    }
+    return fields->defaults != NULL ? json_object_get(fields->defaults->object, name) : NULL;
 }
 
 bool fields_has(struct fields *fields, const char *name)
@@ -345,6 +347,16 @@ int fields_choice(struct fields *fields, const char *name, const char *const *ch
     (void)api_error_set(fields->error, 400, "invalid_value", name,
                         "%s is \"%.40s\", but must be one of %s", name, given, list);
     return -1;
+}
+
+void fields_text(struct fields *fields, const char *name, const char **text, size_t *bytes)
+{
+    const json_t *const value = fields_get(fields, name, NULL);
+    *text = json_string_value(value);
+    *bytes = json_string_length(value);
+    if (value != NULL && *text == NULL) {
+        (void)fields_wrong(fields, name, "a string", value);
+    }
 }
 
 const char *fields_string(struct fields *fields, const char *name, const char *alias)

@@ -25,7 +25,8 @@ struct fields {
     struct json_t *object; /* Owner: this */
     const char *body;      /* Borrowed: the text that object came from */
     size_t body_bytes;
-    const char *parent;                /* static: the field that object is; NULL = the body */
+    const char *parent;            /* static: the field that object is; NULL = the body */
+    const struct fields *defaults; /* Borrowed: says what this object leaves out; NULL = nobody */
     const char *seen[FIELDS_SEEN_MAX]; /* static names that a parser asked for */
     int n_seen;
     struct api_error *error; /* Borrowed */
@@ -38,7 +39,8 @@ void fields_close(struct fields *fields);
  * absent or null, or no object, which is an error. */
 bool fields_open_in(struct fields *inner, struct fields *fields, const char *name);
 
-/* The value of name, or NULL if it is absent or null. alias may be NULL; both given is an error. */
+/* The value of name, or NULL if it is absent or null and has no default. alias may be NULL; both given
+ * is an error. */
 struct json_t *fields_get(struct fields *fields, const char *name, const char *alias);
 /* Whether name has a value, for telling dialects apart: that is not asking for it, but a null is
  * settled with it. */
@@ -69,6 +71,10 @@ int fields_choice(struct fields *fields, const char *name, const char *const *ch
 const char *fields_string(struct fields *fields, const char *name, const char *alias);
 /* The same of a value: NULL if it is no string or holds U+0000. */
 const char *fields_word(const struct json_t *value);
+
+/* A text, which may hold U+0000: *text is borrowed from fields, NULL if it is absent or no string, which
+ * is an error. */
+void fields_text(struct fields *fields, const char *name, const char **text, size_t *bytes);
 
 /* "a list", "a string", ...: what a value is, for messages. */
 const char *fields_type_name(const struct json_t *value);

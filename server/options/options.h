@@ -104,6 +104,13 @@ struct options {
 
     /* command line tools */
     bool json;
+    bool jsonl;         /* files hold one request a line */
+    const char *output; /* "" = standard output */
+    bool resume;
+    const char *text_field; /* "" = the route's */
+    const char *fields;     /* of results; "" = all */
+    const char *shard;      /* I/N; "" = all lines */
+    int64_t max_line_bytes;
     bool ids;    /* files and prompts are token ids */
     bool memory; /* score: usage and KL of the memories */
     int max_context;

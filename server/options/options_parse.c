@@ -347,6 +347,18 @@ static enum err_code check_together(const struct options *options, struct err *e
         return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
                        options->stride, options->max_context);
     }
+    const bool of_lines = options->output[0] != '\0' || options->resume ||
+                          options->text_field[0] != '\0' || options->fields[0] != '\0' ||
+                          options->shard[0] != '\0';
+    if (of_lines && !options->jsonl) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--output, --resume, --text-field, --fields and --shard go with --jsonl");
+    }
+    if (options->jsonl && (options->json || options->ids)) {
+        return err_set(err, ERR_ARGUMENT,
+                       "--jsonl: its answers are JSON, and ids stand in a line's field \"tokens\" "
+                       "or \"prompt\": leave out --json and --ids");
+    }
     if (options->min_tokens > options->max_tokens) {
         return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
                        options->min_tokens, options->max_tokens);
@@ -429,7 +441,8 @@ enum err_code options_parse(struct options *options, enum command command, int a
         }
     }
     options->operand = (const char *const *)argv;
-    const int n_operand_max = command_of(command)->n_operand_max;
+    const bool one_prompt = command == COMMAND_GENERATE && !options->jsonl;
+    const int n_operand_max = one_prompt ? 1 : command_of(command)->n_operand_max;
     if (options->n_operand > n_operand_max) {
         return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
                        options->operand[n_operand_max], command_of(command)->name);

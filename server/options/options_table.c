@@ -132,8 +132,9 @@ const struct option_row option_rows[] = {
         "timeout_ms."),
     INT("max-timeout-ms", max_timeout_ms, SERVE, "3600000", 1, 86400000,
         "The longest timeout_ms that a request may set."),
-    FLAG("strict", strict, SERVE,
-         "Answer unknown request fields with status 400 instead of listing them in a header."),
+    FLAG("strict", strict, SERVE | SCORE | GENERATE,
+         "Refuse unknown request fields instead of listing them in a header. With --jsonl also: "
+         "exit with status 1 if a line is bad."),
 
     FLAG("echo-bos", echo_bos, SERVE,
          "On /v1/completions, list a BOS token that the server added among the echoed "
@@ -208,6 +209,26 @@ const struct option_row option_rows[] = {
          "dropped and counted."),
 
     FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "Print JSON."),
+    FLAG("jsonl", jsonl, SCORE | GENERATE,
+         "Each line of the files is one request as POST /score or POST /generate takes it; print "
+         "one answer a line in the same order. Files may be compressed by gzip or zstd. Options "
+         "hold where a line says nothing."),
+    TEXT("output", output, SCORE | GENERATE, "",
+         "With --jsonl: write to this file, compressed if it ends in .gz or .zst, and what is "
+         "wrong with bad lines to this name with .errors. Without it, to standard output and "
+         "standard error."),
+    FLAG("resume", resume, SCORE | GENERATE,
+         "With --jsonl: go on where an earlier run into the same --output stopped, with the same "
+         "files and options."),
+    TEXT("text-field", text_field, SCORE | GENERATE, "",
+         "With --jsonl: lines are no requests; take the text from this field, and id."),
+    TEXT("fields", fields, SCORE, "",
+         "With --jsonl: print only these fields of each result, for example "
+         "perplexity,bits_per_byte,n_unk."),
+    TEXT("shard", shard, SCORE | GENERATE, "",
+         "With --jsonl: I/N takes every Nth line, beginning with line I, counted from 0."),
+    LONG("max-line-bytes", max_line_bytes, SCORE | GENERATE, "268435456", 1024, 1 << 30,
+         "With --jsonl: a longer line is bad."),
     FLAG("ids", ids, SCORE | COMPARE | GENERATE,
          "The input, and generated output, consists of token ids."),
     FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
@@ -291,14 +312,15 @@ const int option_n_row = (int)(sizeof option_rows / sizeof option_rows[0]);
 const struct option_command option_commands[] = {
     {"serve", COMMAND_SERVE, "pkmserve serve [DIR] [options]", "serve the model in DIR over HTTP",
      1},
-    {"score", COMMAND_SCORE, "pkmserve score [--model DIR] [options] [FILE... | -]",
+    {"score", COMMAND_SCORE, "pkmserve score [--model DIR] [--jsonl] [options] [FILE... | -]",
      "perplexity of files, as POST /score computes it", INT_MAX},
     {"compare", COMMAND_COMPARE,
      "pkmserve compare [--model DIR] [--dtype T] [--against DIR] [options] [FILE... | -]",
      "what a choice of weights costs: perplexity and KL against f32, refused beyond a bound",
      INT_MAX},
-    {"generate", COMMAND_GENERATE, "pkmserve generate [--model DIR] [options] [PROMPT | -]",
-     "continue a prompt, streamed to the terminal", 1},
+    {"generate", COMMAND_GENERATE,
+     "pkmserve generate [--model DIR] [options] [PROMPT | -] | --jsonl [FILE... | -]",
+     "continue a prompt, streamed to the terminal, or those of files", INT_MAX},
     {"inspect", COMMAND_INSPECT, "pkmserve inspect [DIR] [--json]",
      "what a model is: layers, memories, parameters, bytes", 1},
     {"bench", COMMAND_BENCH, "pkmserve bench [DIR] [options]",

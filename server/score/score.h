@@ -61,6 +61,7 @@ struct score_job {
     enum input_memory memory;
     struct request_ablate ablate; /* until the request takes it */
     char id[SCORE_ID_MAX];        /* the client's, "" = none */
+    bool id_is_integer;
     char ignored[FIELDS_IGNORED_MAX];
 };
 
@@ -151,10 +152,14 @@ void score_ranking_add(struct score_ranking *ranking, int result,
 
 /* ---- the answer (score_write.c) ------------------------------------------------------------- */
 
+/* Reads a list like "perplexity,n_unk". ERR_ARGUMENT names the first that is no field of a result. */
+enum err_code score_fields_read(uint64_t *fields, const char *list, struct err *err);
+
 /* Writes results one after another, in pieces if need be. */
 struct score_writer {
     const struct score_job *job;     /* Borrowed */
     const struct api_limits *limits; /* Borrowed */
+    uint64_t fields;                 /* of results that are wanted, by score_fields_read; 0 = all */
     int result;                      /* the next one to write, or the open one */
     struct score_figures pool;
     struct score_ranking ranking;

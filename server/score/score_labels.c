@@ -180,7 +180,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     fields_bool(fields, "apply_softmax", NULL, &job->softmax);
     fields_bool(fields, "item_first", NULL, &item_first);
     input_model(fields, limits);
-    input_id(fields, job->id, sizeof job->id);
+    (void)input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
     const int64_t deadline_us = input_deadline(fields, limits);

@@ -282,7 +282,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     struct api_error *const error = fields->error;
     int lang = 0;
     input_model(fields, limits);
-    input_id(fields, job->id, sizeof job->id);
+    job->id_is_integer = input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
     const int64_t deadline_us = input_deadline(fields, limits);
@@ -333,7 +333,9 @@ bool score_parse(struct score_job *job, const char *body, size_t bytes,
 {
     *job = (struct score_job){0};
     struct fields fields;
-    const bool ok = fields_open(&fields, body, bytes, error) && parse_fields(job, &fields, limits);
+    bool ok = fields_open(&fields, body, bytes, error);
+    fields.defaults = limits->defaults;
+    ok = ok && parse_fields(job, &fields, limits);
     job->body = fields.object; /* the texts live there */
     return ok;
 }

@@ -3,6 +3,8 @@
 #include "server/score/score.h"
 
 #include <math.h>
+#include <stddef.h>
+#include <string.h>
 
 void score_writer_begin(struct score_writer *writer, const struct score_job *job,
                         const struct api_limits *limits)
@@ -27,26 +29,107 @@ static void put_count(struct text *out, const char *name, int64_t n)
     }
 }
 
-static void write_figures(struct text *out, const struct score_figures *f)
+/* The fields of a result that can be chosen, in their order: figures first, then what is larger. */
+enum kind { KIND_INT, KIND_COUNT, KIND_DOUBLE, KIND_BOOL, KIND_OWN };
+enum {
+    FIELD_MIN_LOGPROB = 16,
+    FIELD_IMPOSSIBLE,
+    FIELD_UNCONDITIONAL,
+    FIELD_INDEX,
+    FIELD_WINDOWS,
+    FIELD_TARGETS,
+    FIELD_TOKENS,
+    FIELD_MEMORY,
+    FIELD_RANKING,
+    FIELD_AGGREGATE,
+    FIELD_N
+};
+
+#define FIGURE(kind, name)                                                                         \
+    {                                                                                              \
+#name, kind, offsetof(struct score_figures, name)                                          \
+    }
+static const struct {
+    const char *name;
+    enum kind kind;
+    size_t offset; /* in struct score_figures */
+} rows[FIELD_N] = {
+    FIGURE(KIND_INT, n_tokens),
+    FIGURE(KIND_INT, n_scored),
+    FIGURE(KIND_INT, n_unk),
+    FIGURE(KIND_COUNT, n_bytes),
+    FIGURE(KIND_COUNT, n_chars),
+    FIGURE(KIND_COUNT, n_words),
+    FIGURE(KIND_DOUBLE, sum_logprob), /* -infinity is written as null */
+    FIGURE(KIND_DOUBLE, mean_nll),
+    FIGURE(KIND_DOUBLE, perplexity),
+    FIGURE(KIND_DOUBLE, bits_per_token),
+    FIGURE(KIND_DOUBLE, bits_per_byte),
+    FIGURE(KIND_DOUBLE, bits_per_char),
+    FIGURE(KIND_DOUBLE, byte_perplexity),
+    FIGURE(KIND_DOUBLE, word_perplexity),
+    FIGURE(KIND_DOUBLE, accuracy),
+    FIGURE(KIND_BOOL, is_greedy),
+    [FIELD_MIN_LOGPROB] = {"min_logprob", KIND_OWN, 0},
+    [FIELD_IMPOSSIBLE] = {"impossible", KIND_OWN, 0},
+    [FIELD_UNCONDITIONAL] = {"unconditional_sum_logprob", KIND_OWN, 0},
+    [FIELD_INDEX] = {"index", KIND_OWN, 0},
+    [FIELD_WINDOWS] = {"windows", KIND_OWN, 0},
+    [FIELD_TARGETS] = {"target_logprobs", KIND_OWN, 0},
+    [FIELD_TOKENS] = {"tokens", KIND_OWN, 0},
+    [FIELD_MEMORY] = {"memory", KIND_OWN, 0},
+    [FIELD_RANKING] = {"ranking", KIND_OWN, 0},
+    [FIELD_AGGREGATE] = {"aggregate", KIND_OWN, 0},
+};
+
+enum err_code score_fields_read(uint64_t *fields, const char *list, struct err *err)
 {
-    json_field_int(out, "n_tokens", f->n_tokens);
-    json_field_int(out, "n_scored", f->n_scored);
-    json_field_int(out, "n_unk", f->n_unk);
-    put_count(out, "n_bytes", f->n_bytes);
-    put_count(out, "n_chars", f->n_chars);
-    put_count(out, "n_words", f->n_words);
-    json_field_double(out, "sum_logprob", f->sum_logprob); /* -infinity is written as null */
-    json_field_double(out, "mean_nll", f->mean_nll);
-    json_field_double(out, "perplexity", f->perplexity);
-    json_field_double(out, "bits_per_token", f->bits_per_token);
-    json_field_double(out, "bits_per_byte", f->bits_per_byte);
-    json_field_double(out, "bits_per_char", f->bits_per_char);
-    json_field_double(out, "byte_perplexity", f->byte_perplexity);
-    json_field_double(out, "word_perplexity", f->word_perplexity);
-    json_field_double(out, "accuracy", f->accuracy);
-    json_field_bool(out, "is_greedy", f->is_greedy);
-    json_field_float(out, "min_logprob", f->n_scored > 0 ? (float)f->min_logprob : NAN);
-    if (f->impossible) {
+    *fields = 0;
+    for (const char *name = list; *name != '\0';) {
+        const size_t bytes = strcspn(name, ",");
+        int field = 0;
+        while (field < FIELD_N &&
+               (strlen(rows[field].name) != bytes || memcmp(rows[field].name, name, bytes) != 0)) {
+            field++;
+        }
+        if (field == FIELD_N) {
+            return err_set(err, ERR_ARGUMENT,
+                           "--fields: '%.*s' is no field of a result of /score: take some of "
+                           "perplexity, bits_per_byte, n_tokens, ..., separated by commas",
+                           (int)(bytes < 100 ? bytes : 100), name);
+        }
+        *fields |= UINT64_C(1) << field;
+        name += bytes + (name[bytes] == ',');
+    }
+    return ERR_OK;
+}
+
+static bool wants(const struct score_writer *w, int field)
+{
+    return w->fields == 0 || (w->fields >> field & 1) != 0;
+}
+
+static void write_figures(struct text *out, const struct score_writer *w)
+{
+    const struct score_figures *const f = &w->figures;
+    for (int i = 0; i < FIELD_MIN_LOGPROB; i++) {
+        const void *const value = (const char *)f + rows[i].offset;
+        const char *const name = rows[i].name;
+        if (!wants(w, i)) {
+            continue;
+        }
+        switch (rows[i].kind) {
+        case KIND_INT: json_field_int(out, name, *(const int64_t *)value); break;
+        case KIND_COUNT: put_count(out, name, *(const int64_t *)value); break;
+        case KIND_DOUBLE: json_field_double(out, name, *(const double *)value); break;
+        case KIND_BOOL: json_field_bool(out, name, *(const bool *)value); break;
+        case KIND_OWN: break;
+        }
+    }
+    if (wants(w, FIELD_MIN_LOGPROB)) {
+        json_field_float(out, "min_logprob", f->n_scored > 0 ? (float)f->min_logprob : NAN);
+    }
+    if (f->impossible && wants(w, FIELD_IMPOSSIBLE)) {
         json_field_bool(out, "impossible", true);
     }
 }
@@ -89,9 +172,10 @@ static void write_targets(struct text *out, const struct request *request, const
     json_close(out, ']');
 }
 
-static bool lists_tokens(const struct score_job *job)
+static bool lists_tokens(const struct score_writer *w)
 {
-    return job->logprobs >= 0 || job->ranks || job->request->entropy;
+    const struct score_job *const job = w->job;
+    return wants(w, FIELD_TOKENS) && (job->logprobs >= 0 || job->ranks || job->request->entropy);
 }
 
 /* Everything of a result that stands before its tokens. */
@@ -109,17 +193,21 @@ static bool open_result(struct score_writer *w, struct text *out, struct api_err
                              "item %d has a log-probability that is not a number", w->result);
     }
     json_open(out, '{');
-    json_field_int(out, "index", w->result);
-    write_figures(out, &w->figures);
-    if (job->n_per == 2) {
+    if (wants(w, FIELD_INDEX)) {
+        json_field_int(out, "index", w->result);
+    }
+    write_figures(out, w);
+    if (job->n_per == 2 && wants(w, FIELD_UNCONDITIONAL)) {
         json_field_double(out, "unconditional_sum_logprob", w->figures.unconditional);
     }
-    write_windows(out, job, item);
-    if (request->n_target > 0) {
+    if (wants(w, FIELD_WINDOWS)) {
+        write_windows(out, job, item);
+    }
+    if (request->n_target > 0 && wants(w, FIELD_TARGETS)) {
         write_targets(out, request, item, w->limits->tokenizer);
     }
     w->token = item->n_ids;
-    if (lists_tokens(job)) {
+    if (lists_tokens(w)) {
         if (!answer_walk_begin(&w->walk, input, w->limits->tokenizer)) {
             return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
         }
@@ -165,11 +253,11 @@ static void write_token(struct score_writer *w, struct text *out)
 static bool close_result(struct score_writer *w, struct text *out, struct api_error *error)
 {
     const struct score_job *const job = w->job;
-    if (lists_tokens(job)) {
+    if (lists_tokens(w)) {
         json_close(out, ']');
         answer_walk_end(&w->walk);
     }
-    if (job->memory != MEMORY_OFF &&
+    if (job->memory != MEMORY_OFF && wants(w, FIELD_MEMORY) &&
         !answer_memory(out, score_item(job, w->result), w->limits->info, job->memory, error)) {
         return false;
     }
@@ -238,11 +326,16 @@ void score_writer_tail(struct score_writer *writer, struct text *out,
 {
     const struct score_job *const job = writer->job;
     const int64_t n_prompt = score_n_prompt(job);
-    if (job->form == SCORE_RANKING) {
+    if (job->form == SCORE_RANKING && wants(writer, FIELD_RANKING)) {
         write_ranking(out, &writer->ranking, job->n_per == 2);
     }
-    score_figures_derive(&writer->pool);
-    write_aggregate(out, &writer->pool);
+    if (wants(writer, FIELD_AGGREGATE)) {
+        score_figures_derive(&writer->pool);
+        write_aggregate(out, &writer->pool);
+    }
+    if (meta->bare) {
+        return;
+    }
     answer_usage(out, job->request, n_prompt, 0);
     answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
 }

@@ -1,0 +1,134 @@
+"""score --jsonl and generate --jsonl: a line for each line, in order, and going on after a kill."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli_harness import LIMIT_S, PROGRAM, fails, ok, run
+
+TEXTS = ["A dark night %d, and the wind blew." % i for i in range(20)]
+LINES = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
+LINES[3] = '{"id": 3, "text": '
+LINES[11] = '{"id": 11, "text": "a", "stride": -1}'
+LINES[5] = json.dumps({"context": "It was", "continuations": [" so", " not"], "id": "five"})
+GOOD = [i for i in range(20) if i not in (3, 11)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jsonl")
+    (folder / "in.jsonl").write_text("\n".join(LINES[:9]) + "\n\n" + "\n".join(LINES[9:]))
+    done = run("score", "--jsonl", folder / "in.jsonl", "--output", folder / "whole.jsonl")
+    assert done.returncode == 0 and "2 of 20 lines are bad" in done.stderr
+    return folder
+
+
+def read(path):
+    if path.suffix == ".zst":
+        return subprocess.run(["zstd", "-dcq", str(path)], stdout=subprocess.PIPE, check=True).stdout
+    return gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+
+
+def test_each_line_gets_what_the_route_answers(folder):
+    results = [json.loads(line) for line in (folder / "whole.jsonl").read_text().splitlines()]
+    assert [r["id"] for r in results] == ["five" if i == 5 else i for i in GOOD]
+    (folder / "text").write_text(TEXTS[2])
+    alone = json.loads(ok("score", "--json", folder / "text"))
+    assert results[2]["results"] == alone["results"] and "timings" not in results[2]
+    assert results[4]["ranking"].keys() >= {"sum", "per_token"} and len(results[4]["results"]) == 2
+    first, second = (folder / "whole.jsonl.errors").read_text().splitlines()
+    assert first.startswith("%s:4: the body is not" % (folder / "in.jsonl"))
+    assert second.startswith("%s:13: stride " % (folder / "in.jsonl"))  # a blank line is counted
+
+
+def test_files_of_others_fields_shards_and_pipes(folder):
+    lines = [json.dumps({"id": "d%d" % i, "content": t, "text": 5}) for i, t in enumerate(TEXTS[:5])]
+    data = gzip.compress("\n".join(lines[:3]).encode() + b"\n") + gzip.compress("\n".join(lines[3:]).encode())
+    common = ["score", "--jsonl", "--text-field", "content", "--fields", "n_unk,perplexity"]
+    all_lines = ok(*common, stdin=data).splitlines()
+    assert [json.loads(line)["id"] for line in all_lines] == ["d0", "d1", "d2", "d3", "d4"]
+    assert list(json.loads(all_lines[0])["results"][0]) == ["n_unk", "perplexity"]
+    assert ok(*common, "--shard", "1/3", stdin=data).splitlines() == all_lines[1::3]
+    done = run("score", "--jsonl", "--text-field", "none", "--strict", "-", stdin=lines[0])
+    assert done.returncode == 1 and "standard input:1: the line has no field none" in done.stderr
+
+
+def test_options_hold_where_a_line_says_nothing(folder):
+    lines = '{"prompt": "It was"}\n{"prompt": "It was", "max_tokens": 2, "seed": 4}\n'
+    out = ok("generate", "--jsonl", "--max-tokens", "3", "--seed", "7", stdin=lines).splitlines()
+    first, second = map(json.loads, out)
+    assert len(first["choices"][0]["token_ids"]) == 3 and first["seed"] == 7
+    assert len(second["choices"][0]["token_ids"]) == 2 and second["seed"] == 4
+    assert first["id"] == "standard input:1"
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_resume_goes_on_wherever_a_kill_has_cut(folder, ending):
+    """A file that is cut anywhere is what a kill leaves behind. The second member comes of a resumed run."""
+    whole = (folder / "whole.jsonl").read_bytes()
+    faults = (folder / "whole.jsonl.errors").read_text()
+    out = folder / ("cut.jsonl" + ending)
+    errors = folder / (out.name + ".errors")
+    command = ["score", "--jsonl", folder / "in.jsonl", "--output", out, "--resume"]
+    text = (folder / "in.jsonl").read_text()
+    (folder / "in.jsonl").write_text("\n".join(text.split("\n")[:8]))
+    run(*command)
+    (folder / "in.jsonl").write_text(text)
+    first = out.stat().st_size
+    assert run(*command).returncode == 0 and read(out) == whole
+    data = out.read_bytes()
+    for size in (first + (len(data) - first) // 2, first - 1):
+        out.write_bytes(data[:size])
+        errors.write_text(faults if size > first else faults[:faults.index("\n") + 9])
+        assert run(*command).returncode == 0
+        assert read(out) == whole and errors.read_text() == faults
+
+
+def test_a_killed_run_goes_on(folder):
+    """The first run reads a pipe that stays open, so it is killed while it works."""
+    pipe, out = folder / "pipe.jsonl", folder / "killed.jsonl"
+    command = ["score", "--jsonl", str(pipe), "--output", str(out), "--resume"]
+    os.mkfifo(pipe)
+    for n in (4, 9):
+        with subprocess.Popen([str(PROGRAM), *command], stderr=subprocess.DEVNULL) as process:
+            with open(pipe, "w") as feed:
+                feed.write("\n".join(LINES[:n]) + "\n")
+                feed.flush()
+                end = time.monotonic() + LIMIT_S / 2
+                while out.stat().st_size == 0 if out.exists() else True:
+                    assert process.poll() is None and time.monotonic() < end
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+    pipe.unlink()
+    pipe.write_text("\n".join(LINES))
+    assert run(*command).returncode == 0
+    assert out.read_bytes() == (folder / "whole.jsonl").read_bytes()
+    assert len((folder / "killed.jsonl.errors").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("arguments, status, wanted", [
+    (["--jsonl", "--resume"], 2, "--resume needs a file"),
+    (["--jsonl", "--shard", "3/3"], 2, "--shard: '3/3'"),
+    (["--jsonl", "--fields", "perplexity,colour"], 2, "--fields: 'colour'"),
+    (["--fields", "perplexity"], 2, "go with --jsonl"),
+    (["--jsonl", "--output", "IN"], 2, "is an input too"),
+    (["--jsonl", "none.jsonl"], 1, "none.jsonl: cannot be opened"),
+])
+def test_what_cannot_be_is_told_before_anything_is_done(folder, arguments, status, wanted):
+    place = str(folder / "in.jsonl")
+    given = [place if a == "IN" else a for a in arguments]
+    assert wanted in fails(status, "score", *given, *([] if "none.jsonl" in given else [place]))
+    assert (folder / "in.jsonl").read_text().count("\n") == 20
+
+
+def test_damaged_input_ends_the_run_and_keeps_what_is_done(folder):
+    data = gzip.compress("\n".join(LINES).encode())
+    (folder / "cut.gz").write_bytes(data[:-12])
+    done = run("score", "--jsonl", folder / "cut.gz")
+    assert done.returncode == 1 and "cut off after" in done.stderr
