@@ -188,11 +188,20 @@ serve: deps ## install what is missing, build, serve the shipped model on port 8
 	@.ci/serve $(B)/pkmserve $(MODEL) $(PORT)
 
 SHARE = $(DESTDIR)$(PREFIX)/share
-install: all ## install program, model and documents below $(DESTDIR)$(PREFIX)
+install: all ## install program, demo model, converter, documents, completions below $(DESTDIR)$(PREFIX)
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(B)/pkmserve
 	$(if $(CUDA_WANTED),install -D -t "$(DESTDIR)$(PREFIX)/lib/pkmserve" $(B)/libpkmserve_cuda.so)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo" $(wildcard models/demo/*)
-	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE
+	install -D -m 644 -t "$(SHARE)/pkmserve/models/convert" $(wildcard models/convert/*.py)
+	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE CHANGELOG.md
+	for folder in server models models/convert docker; do \
+	    install -D -m 644 -t "$(SHARE)/doc/pkmserve/$$folder" $$folder/*.md || exit; done
+	install -d "$(SHARE)/man/man1" "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/site-functions" \
+	    "$(SHARE)/fish/vendor_completions.d"
+	$(B)/pkmserve help man >"$(SHARE)/man/man1/pkmserve.1"
+	$(B)/pkmserve help bash >"$(SHARE)/bash-completion/completions/pkmserve"
+	$(B)/pkmserve help zsh >"$(SHARE)/zsh/site-functions/_pkmserve"
+	$(B)/pkmserve help fish >"$(SHARE)/fish/vendor_completions.d/pkmserve.fish"
 
 # ---- containers ---------------------------------------------------------------------------------
 

@@ -30,9 +30,12 @@ static int no_command(const char *name)
     return EXIT_USAGE;
 }
 
-/* `pkmserve help [command]`, `pkmserve --help`. */
+/* `pkmserve help [command]`, `pkmserve --help`, and `pkmserve help man`, which prints a document. */
 static int print_help(const char *name)
 {
+    if (name && options_document(stdout, name)) {
+        return check_output(0);
+    }
     const unsigned command = name ? options_command(name) : 0;
     if (name && command == 0) {
         return no_command(name);

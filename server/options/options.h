@@ -184,6 +184,10 @@ void options_warn_environment(FILE *out);
 /* Writes the flags of command, or with 0 the list of commands. */
 void options_help(FILE *out, unsigned command);
 
+/* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"). false: kind is none
+ * of them. */
+bool options_document(FILE *out, const char *kind);
+
 /* The command whose name is nearest to what was typed, or NULL if none is near. */
 const char *options_command_near(const char *typed);
 /* COMMAND_* of a name, 0 if there is none. */

@@ -54,7 +54,8 @@ void options_help(FILE *out, unsigned command)
     help_rows(out, command, false);
     if (command == 0) {
         fputs("  --version print the version\n  help      options of a command: pkmserve help "
-              "serve\n",
+              "serve;\n            "
+              "man prints the manual page, bash, zsh or fish the completions of that shell\n",
               out);
     } else {
         fputs("\nEach option is also read from the environment: --max-queue from "

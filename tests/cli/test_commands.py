@@ -63,7 +63,12 @@ def test_what_was_installed_finds_its_model(tmp_path):
                           capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith("%s/usr/share/pkmserve/models/demo\n" % place)
-    assert (place / "usr/share/doc/pkmserve/LICENSE").exists()
+    share = place / "usr/share"
+    assert (share / "doc/pkmserve/LICENSE").exists() and (share / "pkmserve/models/convert/convert.py").exists()
+    assert (share / "man/man1/pkmserve.1").read_text() == ok("help", "man")
+    assert (share / "bash-completion/completions/pkmserve").read_text() == ok("help", "bash")
+    assert (share / "zsh/site-functions/_pkmserve").read_text() == ok("help", "zsh")
+    assert (share / "fish/vendor_completions.d/pkmserve.fish").read_text() == ok("help", "fish")
 
 
 # ---- models that cannot be opened --------------------------------------------------------------

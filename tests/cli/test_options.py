@@ -1,6 +1,7 @@
 """The option table: what is taken, from where, and what wrong usage gets (exit 2, one line)."""
 
 import re
+import subprocess
 
 import pytest
 
@@ -21,6 +22,20 @@ def test_help_lists_the_commands_and_each_command_its_options():
         assert text.startswith("pkmserve %s" % command)
         assert ("--model TEXT" in text) == (command != "health")
         assert ok(command, "--help") == text
+
+
+def test_documents_of_the_table_know_every_option(tmp_path):
+    flags = set(re.findall(r"^  --([a-z0-9-]+)", "".join(ok("help", c) for c in COMMANDS), re.M))
+    man, bash, zsh, fish = (ok("help", kind) for kind in ("man", "bash", "zsh", "fish"))
+    assert man.startswith(".TH PKMSERVE 1 ")
+    for flag in flags:
+        assert r".B \-\-%s" % flag.replace("-", r"\-") in man and "--%s " % flag in bash
+        assert "'--%s[" % flag in zsh and "' -l %s " % flag in fish
+    (tmp_path / "bash").write_text(bash + "\n".join([
+        "COMP_WORDS=(pkmserve score --te); COMP_CWORD=2; _pkmserve; echo ${COMPREPLY[@]}",
+        "COMP_WORDS=(pkmserve score --device c); COMP_CWORD=3; _pkmserve; echo ${COMPREPLY[@]}"]))
+    done = subprocess.run(["bash", "-eu", str(tmp_path / "bash")], stdout=subprocess.PIPE, check=True, text=True)
+    assert done.stdout == "--text-field\ncpu cuda\n"
 
 
 def test_help_of_serve_names_the_flags_of_the_contract():
