@@ -264,11 +264,13 @@ static void trace_step(struct engine *engine)
         struct tensor shares;
         model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
         CHECK(slots.cols <= engine->n_hit_column && slots.cols == shares.cols);
-        engine->be->op->download(engine->be, engine->hit_slots, slots);
-        engine->be->op->download(engine->be, engine->hit_shares, shares);
         for (int i = 0; i < engine->n_active; i++) {
             const struct sequence *const seq = engine->active[i];
             if (seq->n_row > 0 && seq->item->traced) {
+                const struct tensor rows = tensor_rows(slots, seq->row_first, seq->n_row);
+                engine->be->op->download(engine->be, engine->hit_slots, rows);
+                engine->be->op->download(engine->be, engine->hit_shares,
+                                         tensor_rows(shares, seq->row_first, seq->n_row));
                 sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
             }
         }

@@ -269,7 +269,7 @@ static int64_t array_bytes(const struct request *request, const struct item *ite
 {
     const int64_t pair = sizeof(int32_t) + sizeof(float);
     const int64_t n_top = request->n_top > 0 && !item->bare ? request->n_top : 0;
-    int64_t bytes = item->n_ids * (int64_t)sizeof(int32_t);
+    int64_t bytes = item->n_ids * (int64_t)sizeof(int32_t) + item->slot_bytes;
     if (request->kind == REQUEST_GENERATE) {
         const int64_t n_logprob = request->n_top >= 0;
         const int64_t n = item_max_tokens(request, item);

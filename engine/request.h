@@ -103,6 +103,7 @@ struct item {
      * What stands behind the last whole block takes no part. score_from is 1, without targets; a
      * memory trace needs block_used == block. */
     int64_t block, block_used;
+    int64_t slot_bytes; /* that telling the look-ups takes in an answer: counted with its results */
 
     /* Engine writes. Valid for reading: the first n_out entries (acquire), all after state. */
     atomic_int n_out;    /* generation: tokens in out_*; scoring: predictions done (progress) */

@@ -243,7 +243,7 @@ void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, con
             continue; /* context that an earlier window has counted */
         }
         CHECK(at == trace->n_position); /* each position of the text once, in order */
-        const size_t from = (size_t)(seq->row_first + r) * (size_t)n_column;
+        const size_t from = (size_t)r * (size_t)n_column;
         for (int j = 0; trace->count != NULL && j < n_column; j++) {
             const float share = shares[from + (size_t)j];
             const int32_t slot = slots[from + (size_t)j];

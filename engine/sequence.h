@@ -84,7 +84,7 @@ int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
 
 /* Adds the look-ups of memory m for its rows of the step to the item's trace. slots and shares:
- * [n_tok, n_column], all rows of the step. Before sequence_consume. */
+ * [n_row, n_column], its own rows. Before sequence_consume. */
 void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
                     int n_column);
 

@@ -83,7 +83,7 @@ static void loader_engine_failed(void *ctx)
 static struct engine_options serve_engine_options(struct server *server)
 {
     struct engine_options options = options_engine(server->options);
-    options.memory_trace = true; /* "summary" is always given; input.c refuses "tokens" */
+    options.memory_trace = true; /* input.c refuses what --memory-trace does not allow */
     options.shared = true;
     options.model.progress = loader_progress;
     options.model.progress_ctx = server;

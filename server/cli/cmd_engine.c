@@ -25,7 +25,8 @@ void cmd_lift_limits(struct api_limits *limits)
     limits->max_score_tokens.most = limits->max_score_positions.most = tokens_unlimited;
     limits->timeout_ms = limits->max_timeout_ms = INT_MAX;
     limits->strict = true; /* a field that we write and the parser ignores is a bug */
-    limits->memory_trace = true;
+    limits->memory_trace = MEMORY_TRACE_ON;
+    limits->max_trace.most = INT64_MAX;
 }
 
 enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
@@ -51,7 +52,8 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     engine.memory_trace = true;
     engine.max_queue = CMD_QUEUE;
     engine.max_request_bytes = 0;
-    engine.memory_trace_bytes = options->memory || options->jsonl ? trace_unlimited : 0;
+    engine.memory_trace_bytes =
+        options->memory || options->jsonl || options->slots[0] != '\0' ? trace_unlimited : 0;
     engine.failures_told = true;
     const enum err_code code = engine_open(&ce->engine, &engine, err);
     progress_end(&progress);
@@ -390,8 +392,8 @@ void cmd_put_score_options(struct text *body, const struct options *options)
     if (options->batch_size > 0) {
         json_field_int(body, "batch_size", options->batch_size);
     }
-    if (options->memory) {
-        json_field_string(body, "memory", "summary");
+    if (options->memory || options->slots[0] != '\0') {
+        json_field_string(body, "memory", options->slots[0] != '\0' ? "slots" : "summary");
     }
     cmd_put_language(body, options);
 }

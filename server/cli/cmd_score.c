@@ -3,6 +3,7 @@
 #include "engine/clock.h"
 #include "engine/pkm_stats.h"
 #include "server/cli/jsonl.h"
+#include "server/cli/npz.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"
 
@@ -150,6 +151,104 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
     return code;
 }
 
+/* ---- slots --------------------------------------------------------------------------------- */
+
+static bool is_alike(const struct model_info *info, int a, int b)
+{
+    return info->memory[a].shape.n_head == info->memory[b].shape.n_head &&
+           info->memory[a].shape.k_top == info->memory[b].shape.k_top;
+}
+
+/* An array's name: what it is, then _T of text T where there are several, and _mM where memories differ in
+ * shape, M being the first of its shape. */
+static void slots_name(char *name, size_t bytes, const struct scoring *it, const char *what,
+                       int text, int memory)
+{
+    const struct model_info *const info = it->ce.limits.info;
+    char of_text[12] = "";
+    char of_shape[12] = "";
+    bool alike = true;
+    for (int m = 1; m < info->n_memory; m++) {
+        alike = alike && is_alike(info, 0, m);
+    }
+    if (it->n > 1) {
+        (void)snprintf(of_text, sizeof of_text, "_%d", text);
+    }
+    if (!alike) {
+        (void)snprintf(of_shape, sizeof of_shape, "_m%d", memory);
+    }
+    (void)snprintf(name, bytes, "%s%s%s", what, of_text, of_shape);
+}
+
+/* The look-ups of the item in the memories of one shape, [n_position, n, heads, k_top]. */
+static enum err_code put_lookups(struct npz *npz, const struct scoring *it, int text,
+                                 const int *memory, int n, bool is_weights, struct err *err)
+{
+    const struct item *const item = score_item(&it->job, text);
+    const struct pkm_shape *const shape = &it->ce.limits.info->memory[memory[0]].shape;
+    const int64_t n_position = item->trace[0].n_position;
+    const int64_t n_hit = (int64_t)shape->n_head * shape->k_top;
+    const int64_t dim[4] = {n_position, n, shape->n_head, shape->k_top};
+    char name[NPZ_NAME_MAX / 2];
+    slots_name(name, sizeof name, it, is_weights ? "weights" : "indices", text, memory[0]);
+    if (npz_begin(npz, name, is_weights ? "<f4" : "<i4", dim, 4, err) != ERR_OK) {
+        return err->code;
+    }
+    for (int64_t p = 0; p < n_position; p++) {
+        for (int i = 0; i < n; i++) {
+            const struct pkm_trace *const trace = &item->trace[memory[i]];
+            const int64_t at = p * n_hit;
+            npz_add(npz, is_weights ? (const void *)(trace->shares + at) : trace->slots + at,
+                    n_hit);
+        }
+    }
+    return npz_end(npz, err);
+}
+
+/* The arrays of a text: for memories of each shape their numbers, slots and weights. */
+static enum err_code put_text(struct npz *npz, const struct scoring *it, int text, struct err *err)
+{
+    const struct model_info *const info = it->ce.limits.info;
+    enum err_code code = ERR_OK;
+    for (int m = 0; m < info->n_memory && code == ERR_OK; m++) {
+        int32_t number[MODEL_PKM_MAX];
+        int memory[MODEL_PKM_MAX];
+        int n = 0;
+        bool told = false;
+        for (int other = 0; other < info->n_memory; other++) {
+            if (is_alike(info, m, other)) {
+                told = told || other < m;
+                number[n] = other;
+                memory[n++] = other;
+            }
+        }
+        if (told) {
+            continue;
+        }
+        char name[NPZ_NAME_MAX / 2];
+        const int64_t dim = n;
+        slots_name(name, sizeof name, it, "memories", text, m);
+        code = npz_begin(npz, name, "<i4", &dim, 1, err);
+        if (code == ERR_OK) {
+            npz_add(npz, number, n);
+            code = npz_end(npz, err);
+        }
+        code = code == ERR_OK ? put_lookups(npz, it, text, memory, n, false, err) : code;
+        code = code == ERR_OK ? put_lookups(npz, it, text, memory, n, true, err) : code;
+    }
+    return code;
+}
+
+static enum err_code write_slots(const struct scoring *it, struct err *err)
+{
+    struct npz npz;
+    enum err_code code = npz_open(&npz, it->options->slots, err);
+    for (int i = 0; i < it->n && code == ERR_OK; i++) {
+        code = put_text(&npz, it, i, err);
+    }
+    return npz_close(&npz, code, err);
+}
+
 /* ---- lines ---------------------------------------------------------------------------------- */
 
 static bool line_parse(union jsonl_job *job, const char *body, size_t bytes,
@@ -206,6 +305,13 @@ static const struct jsonl_kind lines = {.doing = "scoring",
 
 int cmd_score(const struct options *options)
 {
+    if (options->jsonl && options->slots[0] != '\0') {
+        struct err err;
+        (void)err_set(&err, ERR_ARGUMENT,
+                      "--slots writes the slots of whole texts; with --jsonl ask for \"memory\": "
+                      "\"slots\" in the lines");
+        return cmd_fail(&err);
+    }
     if (options->jsonl) {
         return jsonl_run(options, &lines);
     }
@@ -222,6 +328,12 @@ int cmd_score(const struct options *options)
         progress_begin(&it.progress, "tokens", (double)(n_token > 0 ? n_token : 1));
         code = cmd_engine_run(&it.ce, it.job.request, look, &it, &err);
         progress_end(&it.progress);
+    }
+    if (code == ERR_OK && options->slots[0] != '\0') {
+        struct api_error error = {0};
+        code = answer_check(it.job.request, &error) ? write_slots(&it, &err)
+                                                    : cmd_refused(&error, &err);
+        it.job.memory = options->memory ? MEMORY_SUMMARY : MEMORY_OFF; /* the rest is in the file */
     }
     if (code == ERR_OK) {
         code = options->json ? print_json(&it, begin_us, &err) : print_table(&it, &err);

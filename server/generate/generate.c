@@ -303,7 +303,8 @@ bool generate_write(struct text *out, const struct generate_job *job, int item,
         return false;
     }
     if (job->memory != MEMORY_OFF &&
-        !answer_memory(out, &request->item[item], limits->info, job->memory, error)) {
+        !answer_memory(out, request, &request->item[item], limits->info, job->memory, &job->slots,
+                       0, error)) {
         return false;
     }
     json_close(out, '}');
@@ -369,8 +370,31 @@ static bool event_prompt(struct text *out, const struct generate_job *job, int i
     return ok;
 }
 
-static void event_token(struct text *out, const struct generate_job *job,
-                        const struct generate_event *event, const struct api_limits *limits)
+bool generate_write_memory(struct text *out, const struct generate_job *job,
+                           const struct item *item, int token, bool last,
+                           const struct api_limits *limits, struct api_error *error)
+{
+    /* The step that drew token n read the positions before it: see sequence_trace. */
+    const int64_t from = token > 0 ? item->n_ids + token - 1 : 0;
+    const struct request *const request = job->request;
+    if (last) {
+        return job->memory == MEMORY_OFF || answer_memory(out, request, item, limits->info,
+                                                          job->memory, &job->slots, from, error);
+    }
+    if (job->memory != MEMORY_SLOTS || item->n_ids + token <= job->slots.start) {
+        return true;
+    }
+    json_key(out, "memory");
+    json_open(out, '{');
+    const bool ok = slots_write(out, request, item, limits->info, &job->slots, from,
+                                item->n_ids + token, true, error);
+    json_close(out, '}');
+    return ok;
+}
+
+static bool event_token(struct text *out, const struct generate_job *job,
+                        const struct generate_event *event, const struct api_limits *limits,
+                        struct api_error *error)
 {
     const struct item *const item = &job->request->item[event->item];
     const struct answer_token token = generate_token(
@@ -381,7 +405,11 @@ static void event_token(struct text *out, const struct generate_job *job,
     answer_put_token(out, limits->tokenizer, &token);
     json_key(out, "text");
     json_string_n(out, event->text->data, event->text->n);
+    if (!generate_write_memory(out, job, item, event->token, false, limits, error)) {
+        return false;
+    }
     generate_event_close(out);
+    return true;
 }
 
 /* A choice is over; the last one takes the figures of the whole request along. */
@@ -390,12 +418,13 @@ static bool event_end(struct text *out, const struct generate_job *job,
                       const struct answer_meta *meta, struct api_error *error)
 {
     const struct item *const item = &job->request->item[event->item];
+    const int n_told = atomic_load(&item->n_out); /* tokens, each in an event of its own */
     generate_event_open(out);
     json_field_int(out, "index", event->item);
     json_key(out, "text");
     json_string_n(out, event->rest->data, event->rest->n);
     generate_write_finish(out, item, &job->request->sampling);
-    if (job->memory != MEMORY_OFF && !answer_memory(out, item, limits->info, job->memory, error)) {
+    if (!generate_write_memory(out, job, item, n_told, true, limits, error)) {
         return false;
     }
     if (event->all) {
@@ -413,8 +442,8 @@ bool generate_write_event(struct text *out, const struct generate_job *job,
     if (event->first && job->echo && !event_prompt(out, job, event->item, limits, error)) {
         return false;
     }
-    if (event->token >= 0) {
-        event_token(out, job, event, limits);
+    if (event->token >= 0 && !event_token(out, job, event, limits, error)) {
+        return false;
     }
     return !event->last || event_end(out, job, event, limits, meta, error);
 }

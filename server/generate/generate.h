@@ -12,6 +12,7 @@
 
 #include "server/io/ablate.h"
 #include "server/io/answer.h"
+#include "server/io/slots.h"
 
 enum { GENERATE_SAMPLE_MAX = 8, JOB_ID_MAX = 129 };
 
@@ -27,6 +28,7 @@ struct generate_job {
     int prompt_logprobs; /* of the prompt, in a list of its own; -1 = not asked for */
     bool echo, stream, details;
     enum input_memory memory;
+    struct slots_wish slots;      /* with MEMORY_SLOTS */
     struct request_ablate ablate; /* until the request takes it */
     char id[JOB_ID_MAX];          /* the client's, "" = none */
     bool id_is_integer;
@@ -137,6 +139,11 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
 /* "finish_reason" and "stop_reason" of an item that is over. */
 void generate_write_finish(struct text *out, const struct item *item,
                            const struct sampling *sampling);
+/* "memory" of an event, if it was asked for: slots of the positions that were read since the event of the
+ * token before. last: the choice is over, and token the number of those that other events have told. */
+bool generate_write_memory(struct text *out, const struct generate_job *job,
+                           const struct item *item, int token, bool last,
+                           const struct api_limits *limits, struct api_error *error);
 /* A list of ids under its name. */
 void generate_write_ids(struct text *out, const char *name, const int32_t *ids, int64_t n);
 /* One event around a JSON object. */

@@ -35,6 +35,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     fields_bool(fields, "stream", NULL, &job->stream);
     fields_bool(fields, "details", NULL, &job->details);
     job->memory = input_memory(fields, limits);
+    slots_read(fields, limits, job->memory, &job->slots);
     ablate_read(fields, limits, &job->ablate);
     input_model(fields, limits);
     job->id_is_integer = input_id(fields, job->id, sizeof job->id);
@@ -108,6 +109,7 @@ static bool make_request(struct generate_job *job, struct request *request,
     const struct model_info *const info = limits->info;
     const bool traces = job->memory != MEMORY_OFF;
     size_t trace_bytes = 0;
+    int64_t slot_bytes = 0;
     for (int i = 0; i < request->n_item; i++) {
         struct input *const input = &job->inputs.input[i / job->n_sample];
         /* A default that not every prompt leaves room for: each gets what it would get alone. */
@@ -120,6 +122,14 @@ static bool make_request(struct generate_job *job, struct request *request,
                                  "memory \"tokens\" takes at most %d positions, but prompt and "
                                  "max_tokens are %lld",
                                  INPUT_TRACE_POSITIONS_MAX, (long long)n_position);
+        }
+        if (job->memory == MEMORY_SLOTS) {
+            const int64_t bytes = slots_bytes(&job->slots, info, n_position);
+            slot_bytes += bytes;
+            request->item[i].slot_bytes = slots_text_bytes(bytes);
+        }
+        if (slot_bytes > limits->max_trace.most) {
+            return slots_too_large(error, slot_bytes, limits);
         }
         trace_bytes += traces ? request_trace_bytes(info, n_position, request->trace_tokens) : 0;
         if (trace_bytes > (size_t)limits->trace_bytes.most) {
@@ -165,7 +175,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
     request->n_top = job->n_top;
     request->echo = (job->echo && job->logprobs >= 0) || job->prompt_logprobs >= 0;
     request->trace_memory = job->memory != MEMORY_OFF;
-    request->trace_tokens = job->memory == MEMORY_TOKENS;
+    request->trace_tokens = job->memory >= MEMORY_TOKENS;
     return make_request(job, request, limits, error);
 }
 

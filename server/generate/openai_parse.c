@@ -43,6 +43,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     job->openai.echo_bos = limits->echo_bos;
     fields_bool(fields, "echo_bos", NULL, &job->openai.echo_bos);
     job->memory = input_memory(fields, limits);
+    slots_read(fields, limits, job->memory, &job->slots);
     ablate_read(fields, limits, &job->ablate);
     fields_bool(fields, "return_token_ids", NULL, &job->openai.ids);
     fields_bool(fields, "return_tokens_as_token_ids", NULL, &job->openai.tokens_as_ids);

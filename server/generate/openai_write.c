@@ -216,7 +216,8 @@ static bool walk_echo(struct text *text, struct openai_lists *lists, int index,
 static bool write_memory(struct text *out, const struct generate_job *job, const struct item *item,
                          const struct api_limits *limits, struct api_error *error)
 {
-    return job->memory == MEMORY_OFF || answer_memory(out, item, limits->info, job->memory, error);
+    return job->memory == MEMORY_OFF ||
+           answer_memory(out, job->request, item, limits->info, job->memory, &job->slots, 0, error);
 }
 
 static void write_ids(struct text *out, const struct generate_job *job, const struct item *item,
@@ -316,10 +317,13 @@ static bool write_delta(struct text *out, struct openai_lists *lists,
     lists_write(out, lists);
     if (event->last) {
         generate_write_finish(out, item, &job->request->sampling);
-        ok = ok && write_memory(out, job, item, limits, error);
+        const int n_told = event->token >= 0 ? event->token : atomic_load(&item->n_out);
+        ok = ok && generate_write_memory(out, job, item, n_told, true, limits, error);
     } else {
         json_field_null(out, "finish_reason");
         json_field_null(out, "stop_reason");
+        ok = ok && (event->token < 0 ||
+                    generate_write_memory(out, job, item, event->token, false, limits, error));
     }
     write_ids(out, job, item, event->first, event->token >= 0 ? event->token : 0,
               event->token >= 0 ? 1 : 0);

@@ -401,8 +401,9 @@ static void answer_pkm_stats(struct text *out, const struct pkm_stats *stats)
     json_field_int(out, "mem_top99_u", stats->top99_u);
 }
 
-bool answer_memory(struct text *out, const struct item *item, const struct model_info *info,
-                   enum input_memory memory, struct api_error *error)
+bool answer_memory(struct text *out, const struct request *request, const struct item *item,
+                   const struct model_info *info, enum input_memory memory,
+                   const struct slots_wish *slots, int64_t from, struct api_error *error)
 {
     json_key(out, "memory");
     json_open(out, '{');
@@ -428,6 +429,12 @@ bool answer_memory(struct text *out, const struct item *item, const struct model
         json_close(out, '}');
     }
     json_close(out, ']');
+    if (memory == MEMORY_SLOTS && info->n_memory > 0) {
+        const int64_t end = slots_first(request, item) + item->trace[0].n_position;
+        if (!slots_write(out, request, item, info, slots, from, end, false, error)) {
+            return false;
+        }
+    }
     json_close(out, '}');
     return true;
 }

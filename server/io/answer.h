@@ -3,7 +3,7 @@
 #define SERVER_ANSWER_H
 
 #include "engine/tokenizer.h"
-#include "server/io/input.h"
+#include "server/io/slots.h"
 #include "server/json/json.h"
 
 /* What an answer says besides its results. */
@@ -88,8 +88,10 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
 
 /* ---- memory telemetry ---------------------------------------------------------------------- */
 
-/* "memory":{"layers":[...]} of an item that is over. false: error. */
-bool answer_memory(struct text *out, const struct item *item, const struct model_info *info,
-                   enum input_memory memory, struct api_error *error);
+/* "memory":{"layers":[...]} of an item that is over, with MEMORY_SLOTS "slots" too, of the positions from
+ * `from` on: a stream has told those before. false: error. */
+bool answer_memory(struct text *out, const struct request *request, const struct item *item,
+                   const struct model_info *info, enum input_memory memory,
+                   const struct slots_wish *slots, int64_t from, struct api_error *error);
 
 #endif

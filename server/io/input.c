@@ -40,6 +40,7 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .context = limits->max_model_len,
         .requests = engine_request_memory(engine),
         .trace_bytes = {limits->memory_trace_bytes, "--memory-trace-bytes"},
+        .max_trace = {options->max_trace_bytes, "--max-trace-bytes"},
         .max_items = {options->max_items, "--max-items"},
         .max_score_items = {options->max_score_items, "--max-score-items"},
         .max_score_tokens = {options->max_score_tokens, "--max-score-tokens"},
@@ -50,7 +51,9 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .max_timeout_ms = options->max_timeout_ms,
         .ping_us = (int64_t)(options->ping_s * 1e6),
         .strict = options->strict,
-        .memory_trace = options->memory_trace,
+        .memory_trace = strcmp(options->memory_trace, "off") == 0       ? MEMORY_TRACE_OFF
+                        : strcmp(options->memory_trace, "summary") == 0 ? MEMORY_TRACE_SUMMARY
+                                                                        : MEMORY_TRACE_ON,
         .echo_bos = options->echo_bos};
     input_fingerprint(&result, engine_backend(engine));
     return result;
@@ -364,21 +367,29 @@ enum input_memory input_memory(struct fields *fields, const struct api_limits *l
     if (value == NULL || json_is_false(value)) {
         return MEMORY_OFF;
     }
+    static const char *const words[] = {"summary", "tokens", "slots"};
     const char *const word = fields_word(value);
-    if (word != NULL && strcmp(word, "summary") == 0) {
-        return MEMORY_SUMMARY;
+    enum input_memory memory = MEMORY_OFF;
+    for (int i = 0; i < 3 && word != NULL; i++) {
+        memory = strcmp(word, words[i]) == 0 ? (enum input_memory)(MEMORY_SUMMARY + i) : memory;
     }
-    if (word == NULL || strcmp(word, "tokens") != 0) {
+    if (memory == MEMORY_OFF) {
         (void)api_error_set(fields->error, 400, "invalid_value", "memory",
-                            "memory must be false, \"summary\" or \"tokens\"");
-        return MEMORY_OFF;
-    }
-    if (!limits->memory_trace) {
+                            "memory must be false, \"summary\", \"tokens\" or \"slots\"");
+    } else if (limits->memory_trace == MEMORY_TRACE_OFF) {
+        (void)api_error_set(fields->error, 403, "memory_trace_disabled", "memory",
+                            "the server runs with --memory-trace off: it tells nothing of its "
+                            "memories");
+    } else if (limits->memory_trace == MEMORY_TRACE_SUMMARY && memory != MEMORY_SUMMARY) {
         (void)api_error_set(
             fields->error, 403, "memory_trace_disabled", "memory",
-            "the server runs with --memory-trace off: \"summary\" is what it gives");
+            "the server runs with --memory-trace summary: \"summary\" is what it gives");
+    } else if (memory == MEMORY_SLOTS && limits->info->n_memory == 0) {
+        (void)api_error_set(fields->error, 400, "unsupported_parameter", "memory",
+                            "memory \"slots\" tells which slots were read, and this model has no "
+                            "memories");
     }
-    return MEMORY_TOKENS;
+    return memory;
 }
 
 int input_priority(struct fields *fields)

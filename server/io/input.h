@@ -15,6 +15,9 @@ struct input_limit {
     const char *flag; /* static: the option that sets it, for errors */
 };
 
+/* --memory-trace: none, "summary" alone, all. */
+enum input_memory_limit { MEMORY_TRACE_OFF, MEMORY_TRACE_SUMMARY, MEMORY_TRACE_ON };
+
 /* Fixed once the engine is open. All pointers are borrowed and outlive every request. */
 struct api_limits {
     const struct model_info *info;
@@ -26,14 +29,15 @@ struct api_limits {
     int context;                     /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
     struct request_memory *requests; /* what the arrays of requests are counted in */
     struct input_limit trace_bytes;  /* memory telemetry of one request */
+    struct input_limit max_trace;    /* bytes of slots that one request may be told */
     struct input_limit max_items, max_score_items, max_score_tokens, max_score_positions;
     int max_logprobs;
     int default_max_tokens;
     int timeout_ms, max_timeout_ms;
-    int64_t ping_us;      /* between the comments of a silent stream */
-    bool strict;          /* unknown fields are errors */
-    bool memory_trace;    /* "memory":"tokens" is allowed */
-    bool echo_bos;        /* unless a completion says otherwise */
+    int64_t ping_us;                      /* between the comments of a silent stream */
+    bool strict;                          /* unknown fields are errors */
+    enum input_memory_limit memory_trace; /* what "memory" may be */
+    bool echo_bos;                        /* unless a completion says otherwise */
     char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
 };
 
@@ -105,7 +109,7 @@ bool input_too_many_items(struct api_error *error, const char *param, size_t n,
 bool input_too_many_tokens(struct api_error *error, const char *param, struct input_limit tokens);
 
 /* Fields that several requests share. */
-enum input_memory { MEMORY_OFF, MEMORY_SUMMARY, MEMORY_TOKENS };
+enum input_memory { MEMORY_OFF, MEMORY_SUMMARY, MEMORY_TOKENS, MEMORY_SLOTS };
 void input_model(struct fields *fields, const struct api_limits *limits);
 void input_language(struct fields *fields, const struct api_limits *limits, int *lang);
 enum input_memory input_memory(struct fields *fields, const struct api_limits *limits);

@@ -46,7 +46,7 @@ struct options {
     const char *memory_placement;  /* auto | device | host | mmap */
     bool force_int8;               /* whatever it loses */
     bool deterministic;            /* results do not depend on what else is computed */
-    bool memory_trace;
+    const char *memory_trace;      /* off | summary | on */
     bool check;
     int threads;
 
@@ -65,7 +65,7 @@ struct options {
     int max_items;
     int max_score_items;
     int64_t max_score_tokens;
-    int64_t max_request_bytes, memory_trace_bytes;
+    int64_t max_request_bytes, memory_trace_bytes, max_trace_bytes;
     int64_t max_score_positions; /* 0 = OPTIONS_POSITIONS_PER_TOKEN times max_score_tokens */
     int64_t max_body_bytes;
     int default_max_tokens;
@@ -111,8 +111,9 @@ struct options {
     const char *fields;     /* of results; "" = all */
     const char *shard;      /* I/N; "" = all lines */
     int64_t max_line_bytes;
-    bool ids;    /* files and prompts are token ids */
-    bool memory; /* score: usage and KL of the memories */
+    bool ids;          /* files and prompts are token ids */
+    bool memory;       /* score: usage and KL of the memories */
+    const char *slots; /* score: an .npz file; "" = none */
     int max_context;
     int stride;
     const char *add_bos; /* auto | on | off */

@@ -146,7 +146,7 @@ struct engine_options options_engine(const struct options *options)
         .max_logprobs = options->max_logprobs,
         .max_request_bytes = options->max_request_bytes,
         .memory_trace_bytes = options->memory_trace_bytes,
-        .memory_trace = options->memory_trace,
+        .memory_trace = strcmp(options->memory_trace, "off") != 0,
         .prefix_cache = strcmp(options->prefix_cache, "off") != 0,
     };
 }

@@ -78,8 +78,9 @@ const struct option_row option_rows[] = {
            "Where the value tables of memory layers are kept. mmap reads the file in place "
            "(CPU only); host is pinned memory that a GPU reads. auto uses mmap on the CPU and "
            "device on a GPU."),
-    SWITCH("memory-trace", memory_trace, SERVE, "on",
-           "Allow requests to ask for the memory slots of each token."),
+    CHOICE("memory-trace", memory_trace, SERVE, "on", "off|summary|on",
+           "What requests may ask for about the memories: nothing, summaries alone, or also the "
+           "slots of each token."),
     FLAG("check", check, ALL,
          "Refuse weights that contain NaN or infinity. serve also loads the model, tests it, "
          "prints /info and exits."),
@@ -108,6 +109,9 @@ const struct option_row option_rows[] = {
     LONG("max-request-bytes", max_request_bytes, SERVE, "1073741824", 1 << 16, 1e15,
          "The memory that the tokens and results of all requests may take until they are read. "
          "Further requests get status 429."),
+    LONG("max-trace-bytes", max_trace_bytes, SERVE, "67108864", 0, 1LL << 40,
+         "The most bytes of slots and weights that one request with \"memory\": \"slots\" may be "
+         "told."),
     LONG("memory-trace-bytes", memory_trace_bytes, SERVE, "268435456", 0, 1LL << 40,
          "The memory for the telemetry of requests with the field memory, reserved at start. "
          "Requests wait for it, and none may ask for more."),
@@ -232,6 +236,8 @@ const struct option_row option_rows[] = {
     FLAG("ids", ids, SCORE | COMPARE | GENERATE,
          "The input, and generated output, consists of token ids."),
     FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
+    TEXT("slots", slots, SCORE, "",
+         "Write which memory slots each position read, and their weights, to this .npz file."),
     INT("max-context", max_context, SCORE | COMPARE, "0", 0, 1 << 20,
         "The number of positions in a scoring window. 0 uses the longest possible."),
     INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,

@@ -13,6 +13,7 @@
 
 #include "server/io/ablate.h"
 #include "server/io/answer.h"
+#include "server/io/slots.h"
 
 enum { SCORE_ID_MAX = 129, SCORE_BATCH_MAX = 65536 };
 
@@ -59,6 +60,7 @@ struct score_job {
     bool ranks, stream;
     bool softmax; /* of /v1/score */
     enum input_memory memory;
+    struct slots_wish slots;      /* with MEMORY_SLOTS */
     struct request_ablate ablate; /* until the request takes it */
     char id[SCORE_ID_MAX];        /* the client's, "" = none */
     bool id_is_integer;

@@ -105,14 +105,15 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
     const bool documents = job->form == SCORE_TEXT || job->form == SCORE_IDS;
     const bool refuse_long = windows->on_long == 1 || (windows->on_long < 0 && !documents);
     size_t trace_bytes = 0;
+    int64_t slot_bytes = 0;
     int64_t n_listed = 0;
     for (int i = 0; i < job->inputs.n; i++) {
         const int64_t n_ids = job->inputs.input[i].n_ids;
         n_listed += n_ids - job->entry[i].first;
-        if (job->memory == MEMORY_TOKENS && score_scheme_blocks(windows->scheme)) {
+        if (job->memory >= MEMORY_TOKENS && score_scheme_blocks(windows->scheme)) {
             return api_error_set(
                 error, 400, "conflicting_fields", "memory",
-                "memory \"tokens\" follows the text, but windows \"%s\" reads pieces "
+                "memory \"tokens\" and \"slots\" follow the text, but windows \"%s\" reads pieces "
                 "of it apart: ask for \"summary\"",
                 score_scheme_name(windows->scheme));
         }
@@ -135,8 +136,14 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
                                  "%lld",
                                  INPUT_TRACE_POSITIONS_MAX, i, (long long)n_ids);
         }
+        if (job->memory == MEMORY_SLOTS) {
+            slot_bytes += slots_bytes(&job->slots, limits->info, n_ids);
+        }
+        if (slot_bytes > limits->max_trace.most) {
+            return slots_too_large(error, slot_bytes, limits);
+        }
         if (job->memory != MEMORY_OFF) {
-            trace_bytes += request_trace_bytes(limits->info, n_ids, job->memory == MEMORY_TOKENS);
+            trace_bytes += request_trace_bytes(limits->info, n_ids, job->memory >= MEMORY_TOKENS);
         }
         if (trace_bytes > (size_t)limits->trace_bytes.most) {
             return input_too_much_telemetry(error, job->inputs.n, limits);
@@ -188,6 +195,10 @@ static bool set_items(struct score_job *job, const struct api_limits *limits,
         input->ids = NULL; /* the request's from now on */
         const struct score_entry *const entry = &job->entry[i];
         item->score_from = entry->block > 0 ? 1 : entry->first;
+        if (job->memory == MEMORY_SLOTS) {
+            item->slot_bytes =
+                slots_text_bytes(slots_bytes(&job->slots, limits->info, input->n_ids));
+        }
         item->block = entry->block;
         item->block_used = entry->block_used;
         if (!score_set_item(job, i * job->n_per, ids, input->n_ids, limits, error) ||
@@ -234,6 +245,7 @@ static void read_score_options(struct fields *fields, struct score_job *job,
     fields_bool(fields, "entropy", NULL, &asked->entropy);
     fields_bool(fields, "stream", NULL, &job->stream);
     job->memory = input_memory(fields, limits);
+    slots_read(fields, limits, job->memory, &job->slots);
     ablate_read(fields, limits, &job->ablate);
     score_read_targets(fields, "target_ids", limits, &asked->target, &asked->n_target);
 }
@@ -310,7 +322,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     request->window = windows.window;
     request->stride = windows.stride;
     request->trace_memory = job->memory != MEMORY_OFF;
-    request->trace_tokens = job->memory == MEMORY_TOKENS;
+    request->trace_tokens = job->memory >= MEMORY_TOKENS;
     return set_items(job, limits, error) && score_set_priority(job, priority, limits, error);
 }
 

@@ -258,7 +258,8 @@ static bool close_result(struct score_writer *w, struct text *out, struct api_er
         answer_walk_end(&w->walk);
     }
     if (job->memory != MEMORY_OFF && wants(w, FIELD_MEMORY) &&
-        !answer_memory(out, score_item(job, w->result), w->limits->info, job->memory, error)) {
+        !answer_memory(out, job->request, score_item(job, w->result), w->limits->info, job->memory,
+                       &job->slots, 0, error)) {
         return false;
     }
     json_close(out, '}');

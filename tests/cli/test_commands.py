@@ -314,3 +314,18 @@ def test_a_full_disk_is_a_failure():
         with open("/dev/full", "wb") as full:
             done = run(*arguments, stdout=full)
         assert done.returncode == 1 and "cannot be written" in done.stderr, arguments
+
+
+def test_score_writes_slots_that_numpy_reads(tmp_path, files):
+    numpy = pytest.importorskip("numpy")
+    ok("score", "--model", MODEL, "--slots", tmp_path / "s.npz", files[0])
+    got = numpy.load(tmp_path / "s.npz")
+    assert sorted(got.files) == ["indices", "memories", "weights"]
+    assert got["indices"].dtype == "<i4" and got["weights"].dtype == "<f4"
+    assert got["indices"].shape == got["weights"].shape and got["indices"].shape[1:] == (1, 4, 32)
+    assert abs(got["weights"].sum(-1) - 1).max() < 1e-5 and got["indices"].max() < 16384
+    ok("score", "--model", MODEL, "--slots", tmp_path / "t.npz", *files)
+    both = numpy.load(tmp_path / "t.npz")
+    assert (both["indices_0"] == got["indices"]).all() and len(both.files) == 3 * len(files)
+    assert "/s.npz: cannot be written" in fails(
+        1, "score", "--model", MODEL, "--slots", tmp_path / "no" / "s.npz", files[0])

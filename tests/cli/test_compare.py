@@ -129,3 +129,18 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     assert "nothing to compare" in fails(1, "compare", "--ids", stdin="1")
     assert "not UTF-8" in fails(1, "compare", stdin=b"a\xff")
     assert "--max-kl" in fails(2, "compare", "--max-kl", "-1", stdin="x")
+
+
+def test_a_sweep_switches_each_memory_and_head_off(tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text(TEXT[:240])
+    rows = figures("--model", MODEL, "--ablate-sweep", text)
+    assert [(row["memory"], row["head"]) for row in rows] == [
+        (None, None), (0, None), (0, 0), (0, 1), (0, 2), (0, 3)]
+    off = figures("--model", MODEL, "--ablate", '[{"memory": 0}]', "--max-kl", 99,
+                  "--max-worse", 999, text)
+    assert rows[1]["kl_mean"] == off["kl_mean"] and rows[1]["perplexity"] == off["perplexity"]
+    assert rows[0]["kl_mean"] < min(row["kl_mean"] for row in rows[1:])
+    table = ok("compare", "--model", MODEL, "--ablate-sweep", text).splitlines()
+    assert len(table) == 7 and table[0].split()[:3] == ["memory", "head", "perplexity"]
+    assert "has none" in fails(2, "compare", "--model", BYTES, "--ablate-sweep", text)

@@ -68,7 +68,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["serve", "--max-queue-tokens", "99999999999999999999"], "--max-queue-tokens"),
     (["serve", "--dtype", "f16"], "--dtype: 'f16' is not one of auto|f32|bf16"),
     (["serve", "--dtype", "f"], "--dtype: 'f' is not one of"),
-    (["serve", "--memory-trace", "maybe"], "--memory-trace: 'maybe' is not on or off"),
+    (["serve", "--memory-trace", "maybe"], "--memory-trace: 'maybe' is not one of off|summary|on"),
     (["serve", "--strict=yes"], "--strict takes no value"),
     (["serve", "--timeout-ms", "9", "--max-timeout-ms", "8"], "larger than --max-timeout-ms 8"),
     (["serve", "--metrics-auth"], "give --api-key-file too"),

@@ -277,6 +277,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .context = CONTEXT,
                                       .requests = requests,
                                       .trace_bytes = {TRACE_BYTES, "--memory-trace-bytes"},
+                                      .max_trace = {4096, "--max-trace-bytes"},
                                       .max_items = {8, "--max-items"},
                                       .max_score_items = {8, "--max-score-items"},
                                       .max_score_tokens = {512, "--max-score-tokens"},
@@ -288,7 +289,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                                       .ping_us = 15000000,
                                       .fingerprint = "fp_0",
                                       .strict = (data[0] & 4) != 0,
-                                      .memory_trace = (data[0] & 8) == 0};
+                                      .memory_trace = (data[0] & 8) == 0 ? MEMORY_TRACE_ON
+                                                                         : MEMORY_TRACE_SUMMARY};
     const char *const body = (const char *)data + 1;
     if ((data[0] & 1) != 0 && (data[0] & 64) != 0) {
         fuzz_labels(body, bytes - 1, &limits);

@@ -22,6 +22,7 @@ STATE = re.compile(r"^\| (\d+) `(\w+)` \| ([^|]+) \|$", re.M)
 ELSEWHERE = {
     "invalid_api_key": "test_keys.py anything_else_is_401",
     "memory_trace_disabled": "test_generate.py memory",
+    "trace_too_large": "test_slots.py",
     "body_timeout": "test_http_rules.py slow_body_gets_408",
     "body_too_large": "test_http_rules.py large_content_length_is_refused_before_the_body",
     "queue_full": "test_life.py full_queue_gets_429",

@@ -452,7 +452,7 @@ def test_unknown_fields_are_listed(server):
 
 
 def test_strict_refuses_unknown_fields_and_trace_off_refuses_tokens():
-    with Server("--strict", "--memory-trace", "off", "--max-logprobs", "3") as s:
+    with Server("--strict", "--memory-trace", "summary", "--max-logprobs", "3") as s:
         error_of(s.post("/generate", {"prompt": "a", "usr": 1}), 400, "unknown_field", "usr")
         error_of(s.post("/score", {"text": "a", "usr": 1}), 400, "unknown_field", "usr")
         error_of(s.post("/generate", {"prompt": "a", "logprobs": 4}), 400, "invalid_value",

@@ -1,0 +1,364 @@
+/* Slot traces in requests and answers: see slots.h.
+ *
+ * The engine keeps the look-ups of each memory by itself, [position][head][k]; a block joins memories of
+ * the same shape, [position][memory][head][k], little-endian, in base64. */
+#include "server/io/slots.h"
+
+#include "engine/scoring.h"
+#include "server/json/json.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static bool wrong(struct fields *fields, const char *what)
+{
+    return api_error_set(fields->error, 400, "invalid_value", "memory_slots", "memory_slots%s",
+                         what);
+}
+
+static bool read_memories(struct fields *fields, const json_t *value, int n_memory,
+                          struct slots_wish *wish)
+{
+    if (!json_is_array(value) || json_array_size(value) == 0) {
+        return wrong(fields, ".memories must be a list of one or more memories");
+    }
+    wish->memories = 0;
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        int64_t m = -1;
+        const json_t *const each = json_array_get(value, i);
+        if (!fields_is_integer(each, &m) || m < 0 || m >= n_memory) {
+            return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
+                                 "memory_slots.memories[%zu] must be an integer 0 ... %d", i,
+                                 n_memory - 1);
+        }
+        wish->memories |= UINT64_C(1) << m;
+    }
+    return true;
+}
+
+static bool read_one(struct fields *fields, const char *key, const json_t *value, int n_memory,
+                     struct slots_wish *wish)
+{
+    int64_t n = -1;
+    if (strcmp(key, "start") == 0) {
+        return (fields_is_integer(value, &n) && n >= 0 && (wish->start = n) == n) ||
+               wrong(fields, ".start must be an integer from 0");
+    }
+    if (strcmp(key, "memories") == 0) {
+        return read_memories(fields, value, n_memory, wish);
+    }
+    if (strcmp(key, "weights") == 0) {
+        wish->weights = json_is_true(value);
+        return json_is_boolean(value) || wrong(fields, ".weights must be true or false");
+    }
+    if (strcmp(key, "top") == 0) {
+        if (!fields_is_integer(value, &n) || n < 1 || n > SLOTS_TOP_MAX) {
+            return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
+                                 "memory_slots.top must be an integer 1 ... %d", SLOTS_TOP_MAX);
+        }
+        wish->top = (int)n;
+        return true;
+    }
+    return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
+                         "memory_slots takes start, memories, weights and top, not %.40s", key);
+}
+
+void slots_read(struct fields *fields, const struct api_limits *limits, enum input_memory memory,
+                struct slots_wish *wish)
+{
+    const int n_memory = limits->info->n_memory;
+    json_t *const value = fields_get(fields, "memory_slots", NULL);
+    *wish = (struct slots_wish){
+        .weights = true, .memories = n_memory < 64 ? (UINT64_C(1) << n_memory) - 1 : UINT64_MAX};
+    if (value == NULL || fields->error->status != 0) {
+        return;
+    }
+    if (memory != MEMORY_SLOTS) {
+        (void)wrong(fields, " is for \"memory\": \"slots\" only");
+        return;
+    }
+    if (!json_is_object(value)) {
+        (void)wrong(fields, " must be an object with start, memories, weights and top, as wanted");
+        return;
+    }
+    const char *key = NULL;
+    json_t *each = NULL;
+    json_object_foreach(value, key, each)
+    {
+        if (!json_is_null(each) && !read_one(fields, key, each, n_memory, wish)) {
+            return;
+        }
+    }
+}
+
+static bool is_wanted(const struct slots_wish *wish, int m)
+{
+    return (wish->memories >> m & 1) != 0;
+}
+
+int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n)
+{
+    int64_t n_hit = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        const struct pkm_shape *const shape = &info->memory[m].shape;
+        n_hit += is_wanted(wish, m) ? (int64_t)shape->n_head * shape->k_top : 0;
+    }
+    const int64_t each = (int64_t)sizeof(int32_t) + (wish->weights ? (int64_t)sizeof(float) : 0);
+    return n > wish->start ? (n - wish->start) * n_hit * each : 0;
+}
+
+bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_limits *limits)
+{
+    return api_error_set(error, 400, "trace_too_large", "memory",
+                         "the slots of this request take %lld bytes or more, the limit is %lld "
+                         "(%s): ask for less with memory_slots, or send less text at once",
+                         (long long)bytes, (long long)limits->max_trace.most,
+                         limits->max_trace.flag);
+}
+
+/* ---- answers: arrays ----------------------------------------------------------------------- */
+
+/* Words on their way into a JSON string. */
+struct base64 {
+    struct text *out;
+    unsigned char rest[3]; /* [n] bytes that no group of four letters holds yet */
+    int n;
+};
+
+static void base64_group(struct base64 *b)
+{
+    static const char letters[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint32_t bits =
+        (uint32_t)b->rest[0] << 16 | (uint32_t)b->rest[1] << 8 | (uint32_t)b->rest[2];
+    char group[4];
+    for (int i = 0; i < 4; i++) {
+        group[i] = i <= b->n ? letters[bits >> (18 - 6 * i) & 63] : '=';
+    }
+    text_add(b->out, group, 4);
+    memset(b->rest, 0, sizeof b->rest);
+    b->n = 0;
+}
+
+static void base64_word(struct base64 *b, uint32_t word)
+{
+    for (int i = 0; i < 4; i++) {
+        b->rest[b->n++] = (unsigned char)(word >> 8 * i & 255);
+        if (b->n == 3) {
+            base64_group(b);
+        }
+    }
+}
+
+/* Memories of a block, which are of the shape of the first. */
+struct block {
+    int memory[MODEL_PKM_MAX];
+    int n;
+    int64_t first, end; /* positions of the trace */
+    int64_t n_hit;      /* of a position in one memory */
+};
+
+static void put_array(struct text *out, const char *name, const struct item *item,
+                      const struct block *block, bool is_weights)
+{
+    struct base64 b = {.out = out};
+    json_key(out, name);
+    text_puts(out, "\"");
+    for (int64_t p = block->first; p < block->end; p++) {
+        for (int i = 0; i < block->n; i++) {
+            const struct pkm_trace *const trace = &item->trace[block->memory[i]];
+            const size_t at = (size_t)(p * block->n_hit);
+            for (size_t j = at; j < at + (size_t)block->n_hit; j++) {
+                uint32_t word = (uint32_t)trace->slots[j];
+                if (is_weights) {
+                    memcpy(&word, &trace->shares[j], sizeof word);
+                }
+                base64_word(&b, word);
+            }
+        }
+    }
+    if (b.n > 0) {
+        base64_group(&b);
+    }
+    text_puts(out, "\"");
+    out->comma = true;
+}
+
+/* ---- answers: the slots read most ---------------------------------------------------------- */
+
+struct slot_sum {
+    int memory;
+    int32_t slot;
+    int64_t n; /* reads; before they are summed: the order of the look-ups */
+    double weight;
+};
+
+static int by_slot(const void *a, const void *b)
+{
+    const struct slot_sum *const x = a;
+    const struct slot_sum *const y = b;
+    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot)
+                              : (x->n > y->n) - (x->n < y->n);
+}
+
+static int by_weight(const void *a, const void *b)
+{
+    const struct slot_sum *const x = a;
+    const struct slot_sum *const y = b;
+    return x->weight < y->weight || x->weight > y->weight ? (x->weight < y->weight ? 1 : -1)
+           : x->memory != y->memory                       ? x->memory - y->memory
+                                    : (x->slot > y->slot) - (x->slot < y->slot);
+}
+
+/* Sums of one memory's look-ups first .. first+n-1 by slot, into sum [n]. Returns how many. */
+static int64_t sum_slots(struct slot_sum *sum, const struct pkm_trace *trace, int memory,
+                         int64_t first, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] =
+            (struct slot_sum){memory, trace->slots[first + i], i, (double)trace->shares[first + i]};
+    }
+    if (n > 0) {
+        qsort(sum, (size_t)n, sizeof *sum, by_slot);
+    }
+    int64_t n_sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (n_sum > 0 && sum[n_sum - 1].slot == sum[i].slot) {
+            sum[n_sum - 1].n++;
+            sum[n_sum - 1].weight += sum[i].weight;
+        } else {
+            sum[n_sum] = sum[i];
+            sum[n_sum++].n = 1;
+        }
+    }
+    return n_sum;
+}
+
+static bool put_top(struct text *out, const struct item *item, const struct block *block,
+                    const struct model_info *info, int top, struct api_error *error)
+{
+    int64_t n_all = 0;
+    for (int i = 0; i < block->n; i++) {
+        const struct pkm_shape *const shape = &info->memory[block->memory[i]].shape;
+        n_all += (block->end - block->first) * shape->n_head * shape->k_top;
+    }
+    struct slot_sum *const sum = malloc((size_t)(n_all > 0 ? n_all : 1) * sizeof *sum);
+    if (sum == NULL) {
+        return api_error_set(error, 500, "out_of_memory", "memory",
+                             "no memory for the slots' sums");
+    }
+    int64_t n = 0;
+    for (int i = 0; i < block->n; i++) {
+        const int m = block->memory[i];
+        const int64_t n_hit = (int64_t)info->memory[m].shape.n_head * info->memory[m].shape.k_top;
+        n += sum_slots(sum + n, &item->trace[m], m, block->first * n_hit,
+                       (block->end - block->first) * n_hit);
+    }
+    if (n > 0) {
+        qsort(sum, (size_t)n, sizeof *sum, by_weight);
+    }
+    json_key(out, "top");
+    json_open(out, '[');
+    for (int64_t i = 0; i < n && i < top; i++) {
+        json_open(out, '[');
+        json_put_int(out, sum[i].memory);
+        json_put_int(out, sum[i].slot);
+        json_put_int(out, sum[i].n);
+        json_put_double(out, sum[i].weight);
+        json_close(out, ']');
+    }
+    json_close(out, ']');
+    free(sum);
+    return true;
+}
+
+/* ---- answers: blocks ----------------------------------------------------------------------- */
+
+int64_t slots_first(const struct request *request, const struct item *item)
+{
+    const bool is_cut = request->kind == REQUEST_SCORE && item->block == 0 &&
+                        score_item_window_count(request, item) > 0;
+    return is_cut ? score_item_window_at(request, item, 0).first : 0;
+}
+
+static bool has_shape(const struct model_info *info, int m, const struct pkm_shape *shape)
+{
+    return info->memory[m].shape.n_head == shape->n_head &&
+           info->memory[m].shape.k_top == shape->k_top;
+}
+
+static void put_place(struct text *out, const struct block *block, int64_t start,
+                      const struct pkm_shape *shape)
+{
+    json_field_int(out, "start", start);
+    json_field_int(out, "n_position", block->end - block->first);
+    json_key(out, "memories");
+    json_open(out, '[');
+    for (int i = 0; i < block->n; i++) {
+        json_put_int(out, block->memory[i]);
+    }
+    json_close(out, ']');
+    if (shape != NULL) {
+        json_field_int(out, "heads", shape->n_head);
+        json_field_int(out, "knn", shape->k_top);
+    }
+}
+
+/* The block of all wanted memories that have the shape; NULL = any. */
+static void gather(struct block *block, const struct model_info *info,
+                   const struct slots_wish *wish, const struct pkm_shape *shape)
+{
+    block->n = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        if (is_wanted(wish, m) && (shape == NULL || has_shape(info, m, shape))) {
+            block->memory[block->n++] = m;
+        }
+    }
+}
+
+bool slots_write(struct text *out, const struct request *request, const struct item *item,
+                 const struct model_info *info, const struct slots_wish *wish, int64_t from,
+                 int64_t end, bool is_part, struct api_error *error)
+{
+    const int64_t base = slots_first(request, item);
+    const int64_t start = wish->start > from ? wish->start : from;
+    const int64_t first = start > base ? start - base : 0;
+    struct block block = {.first = first, .end = end - base > first ? end - base : first};
+    if (is_part && block.end == first) {
+        return true;
+    }
+    bool ok = true;
+    json_key(out, "slots");
+    json_open(out, '[');
+    if (wish->top > 0) {
+        gather(&block, info, wish, NULL);
+        json_open(out, '{');
+        put_place(out, &block, first + base, NULL);
+        ok = put_top(out, item, &block, info, wish->top, error);
+        json_close(out, '}');
+    }
+    uint64_t told = 0;
+    for (int m = 0; m < info->n_memory && wish->top == 0; m++) {
+        const struct pkm_shape *const shape = &info->memory[m].shape;
+        if (!is_wanted(wish, m) || (told >> m & 1) != 0) {
+            continue;
+        }
+        gather(&block, info, wish, shape);
+        block.n_hit = (int64_t)shape->n_head * shape->k_top;
+        for (int i = 0; i < block.n; i++) {
+            told |= UINT64_C(1) << block.memory[i];
+        }
+        json_open(out, '{');
+        put_place(out, &block, first + base, shape);
+        put_array(out, "indices", item, &block, false);
+        if (wish->weights) {
+            put_array(out, "weights", item, &block, true);
+        }
+        json_close(out, '}');
+    }
+    json_close(out, ']');
+    return ok;
+}

@@ -1,0 +1,41 @@
+/* "memory": "slots", which slots the positions of a text read: the field "memory_slots" of requests, and
+ * the blocks of answers. */
+#ifndef SERVER_SLOTS_H
+#define SERVER_SLOTS_H
+
+#include "server/io/input.h"
+#include "server/json/text.h"
+
+/* Which part is told. */
+struct slots_wish {
+    int64_t start;     /* the first position of the text */
+    uint64_t memories; /* bit m: memory m */
+    bool weights;      /* of arrays */
+    int top;           /* this many slots in place of arrays; 0 = arrays */
+};
+
+enum { SLOTS_TOP_MAX = 4096 };
+
+/* Reads "memory_slots"; memory is what "memory" said. */
+void slots_read(struct fields *fields, const struct api_limits *limits, enum input_memory memory,
+                struct slots_wish *wish);
+/* Bytes of what is told about a text of n positions: its arrays, before they are text. */
+int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n);
+/* The request's n positions or items take more than the limit. Returns false. */
+bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_limits *limits);
+/* What text of so many bytes takes in an answer, base64: to be counted with its results. */
+static inline int64_t slots_text_bytes(int64_t bytes)
+{
+    return (bytes + 2) / 3 * 4;
+}
+
+/* The position of the text that is the first of the item's trace. */
+int64_t slots_first(const struct request *request, const struct item *item);
+
+/* "slots":[...], a block for each shape of memory: positions from .. end-1 of the item's text, as far as
+ * they are wanted, which the engine has traced. Without any, nothing if is_part, else empty. false: error. */
+bool slots_write(struct text *out, const struct request *request, const struct item *item,
+                 const struct model_info *info, const struct slots_wish *wish, int64_t from,
+                 int64_t end, bool is_part, struct api_error *error);
+
+#endif
