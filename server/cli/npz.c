@@ -10,6 +10,9 @@
 #include <string.h>
 
 enum { LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, NPY_HEAD = 128 };
+/* Version 1.0, and as many more bytes of header. */
+static const unsigned char magic[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, NPY_HEAD - 10, 0};
+
 enum { DOS_DATE = 33 /* 1980-01-01: the same arrays make the same file */ };
 
 static uint32_t crc_add(uint32_t crc, const unsigned char *data, size_t n)
@@ -96,12 +99,12 @@ enum err_code npz_begin(struct npz *npz, const char *name, const char *type, con
     npz->offset += LOCAL_BYTES + strlen(array->name) + bytes;
     char head[NPY_HEAD + 1];
     memset(head, ' ', sizeof head);
-    memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10); /* version 1.0, 118 more bytes */
+    memcpy(head, magic, sizeof magic);
     const int used =
-        snprintf(head + 10, sizeof head - 10,
+        snprintf(head + sizeof magic, sizeof head - sizeof magic,
                  "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", type, shape);
-    CHECK(used > 0 && used < NPY_HEAD - 11);
-    head[10 + used] = ' ';
+    CHECK(used > 0 && used < NPY_HEAD - (int)sizeof magic - 1);
+    head[(int)sizeof magic + used] = ' ';
     head[NPY_HEAD - 1] = '\n';
     if (!write_local(npz, array)) {
         return failed(npz, err);
