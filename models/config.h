@@ -28,7 +28,6 @@ struct config_memory {
     bool shared_keys;     /* one key set for all halves and heads */
     bool slot_map;        /* slots are permuted for each head */
     bool modulo;          /* slots wrap at n_slot */
-    int values_of;        /* the memory whose value table is read: an earlier one, or this one */
 };
 
 /* How heads share the text and the persistent vectors ("Augmenting Self-attention with Persistent

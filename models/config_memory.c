@@ -102,7 +102,7 @@ static const struct field fields[] = {
     {"value_projection", FIELD_BOOL, AT_MEMORY(info.value_projection), 0, 0, NULL},
     {"output_gate", FIELD_BOOL, AT_MEMORY(info.output_gate), 0, 0, NULL},
     {"experts", FIELD_BOOL, AT_MEMORY(info.experts), 0, 0, NULL},
-    {"values_of", FIELD_INT, AT_MEMORY(values_of), 0, MODEL_PKM_MAX - 1, NULL},
+    {"values_of", FIELD_INT, AT_MEMORY(info.values_of), 0, MODEL_PKM_MAX - 1, NULL},
 };
 
 /* Of the query network, against the memory's other fields. */
@@ -233,23 +233,23 @@ static enum err_code check_values_of(const struct config *config, int index, con
                                      struct err *err)
 {
     const struct config_memory *const memory = &config->memory[index];
-    if (memory->values_of > index) {
+    if (memory->info.values_of > index) {
         return err_set(err, ERR_FORMAT, "%s: %svalues_of is %d, not the index of an earlier memory",
-                       at->path, at->prefix, memory->values_of);
+                       at->path, at->prefix, memory->info.values_of);
     }
-    const int64_t n_slot = config->memory[memory->values_of].info.n_slot;
+    const int64_t n_slot = config->memory[memory->info.values_of].info.n_slot;
     if (memory->info.n_slot != n_slot) {
         return err_set(err, ERR_FORMAT,
                        "%s: %sn_slot is %lld, but the table of memories[%d] has %lld rows",
-                       at->path, at->prefix, (long long)memory->info.n_slot, memory->values_of,
+                       at->path, at->prefix, (long long)memory->info.n_slot, memory->info.values_of,
                        (long long)n_slot);
     }
-    const struct pkm_info *const owner = &config->memory[memory->values_of].info;
+    const struct pkm_info *const owner = &config->memory[memory->info.values_of].info;
     if (memory->info.d_value != owner->d_value || memory->info.experts != owner->experts) {
         return err_set(err, ERR_FORMAT,
                        "%s: %sd_value is %lld%s, but the table of memories[%d] has %lld columns%s",
                        at->path, at->prefix, (long long)memory->info.d_value,
-                       memory->info.experts ? " of experts" : "", memory->values_of,
+                       memory->info.experts ? " of experts" : "", memory->info.values_of,
                        (long long)owner->d_value, owner->experts ? " of experts" : "");
     }
     return ERR_OK;
@@ -271,7 +271,7 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
     }
     struct config_memory *const memory = &config->memory[index];
     *memory = config->memory_default;
-    memory->values_of = index;
+    memory->info.values_of = index;
     memory->info.d_value = config->d_model;
     CHECK(config->family->memory_keys != NULL);
     enum err_code code = read_fields(memory, value, fields, sizeof fields / sizeof *fields,

@@ -267,7 +267,7 @@ static void bind_memory(struct loader *loader, struct memory *memory,
     if (config->slot_map) {
         bind_slot_map(loader, &memory->slot_map, shape, &slot_map);
     }
-    struct memory *const owner = memory + (config->values_of - memory->index);
+    struct memory *const owner = memory + (info->values_of - memory->index);
     if (owner == memory) {
         loader_values(loader, &memory->values, info->n_slot, info->d_value, "%s.values.weight",
                       prefix.text);

@@ -45,6 +45,7 @@ struct pkm_info {
     int hidden[MODEL_HIDDEN_MAX]; /* [n_hidden] widths of one query network's hidden layers */
     int64_t n_slot;
     int64_t d_value;
+    int values_of; /* the memory whose value table is read: an earlier one, or this one */
     /* Of memory_llama: what becomes of the sum of values, and whether the slots are experts. */
     bool value_gate, value_projection, output_gate, experts;
 };

@@ -178,19 +178,21 @@ static enum err_code check_cover(const struct safetensors *st, const struct sect
     return ERR_OK;
 }
 
-/* __metadata__ is free text for people: strings only, and nothing here reads them. */
-static enum err_code check_metadata(const json_t *metadata, const char *path, struct err *err)
+/* __metadata__ is kept as it is: an object of strings. */
+static enum err_code read_metadata(struct safetensors *st, json_t *metadata, const char *path,
+                                   struct err *err)
 {
     const char *key;
     json_t *value;
     bool strings = json_is_object(metadata);
-    json_object_foreach((json_t *)metadata, key, value)
+    json_object_foreach(metadata, key, value)
     {
         strings = strings && json_is_string(value);
     }
     if (!strings) {
         return err_set(err, ERR_FORMAT, "%s: __metadata__ must be an object of strings", path);
     }
+    st->metadata = json_incref(metadata);
     return ERR_OK;
 }
 
@@ -208,7 +210,7 @@ static enum err_code read_header(struct safetensors *st, const json_t *header,
     {
         const bool metadata = strcmp(name, "__metadata__") == 0;
         const enum err_code code =
-            metadata ? check_metadata(value, section->path, err)
+            metadata ? read_metadata(st, value, section->path, err)
                      : read_entry(&st->entry[st->n_entry], name, value, section, err);
         if (code != ERR_OK) {
             return code;
@@ -266,8 +268,14 @@ enum err_code safetensors_parse(struct safetensors *st, const void *file, size_t
     return code;
 }
 
+const char *safetensors_metadata(const struct safetensors *st, const char *key)
+{
+    return json_string_value(json_object_get(st->metadata, key));
+}
+
 void safetensors_free(struct safetensors *st)
 {
+    json_decref(st->metadata);
     free(st->entry);
     *st = (struct safetensors){0};
 }

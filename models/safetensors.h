@@ -59,6 +59,7 @@ struct safetensors_entry {
 struct safetensors {
     struct safetensors_entry *entry; /* Owner. [n_entry], in the order of their data */
     int n_entry;
+    struct json_t *metadata; /* Owner. The strings of __metadata__, or NULL */
 };
 
 /* "F32", as the format writes it. */
@@ -69,6 +70,8 @@ size_t safetensors_dtype_bytes(enum safetensors_dtype dtype);
  * safetensors_free; on failure there is nothing to free. */
 enum err_code safetensors_parse(struct safetensors *st, const void *file, size_t file_bytes,
                                 const char *path, struct err *err);
+/* The string that __metadata__ has under key, or NULL. Borrowed from st. */
+const char *safetensors_metadata(const struct safetensors *st, const char *key);
 void safetensors_free(struct safetensors *st);
 
 #endif

@@ -1,7 +1,7 @@
 /* `pkmserve inspect`: what a model is. It is opened as the server would open it, so a model that
  * can be inspected can be served. */
 #include "engine/tokenizer.h"
-#include "models/tensors.h"
+#include "models/overlay.h"
 #include "server/cli/cmd.h"
 #include "server/cli/progress.h"
 #include "server/io/model_json.h"
@@ -49,7 +49,8 @@ struct inspection {
     const char *path;
     const char *backend;
     const struct model_info *info;
-    const char *tokenizer; /* kind, NULL = none */
+    const char *tokenizer;          /* kind, NULL = none */
+    const char (*hash)[SHA256_HEX]; /* [n_memory] "" = it reads another's table; or NULL */
     struct kind_sum kind[N_KIND];
     struct kind_sum total;
 };
@@ -112,6 +113,23 @@ static void json_kind(struct text *out, const struct kind_sum *sum)
     json_field_string(out, "dtype", dtype_list(list, sum->dtypes));
 }
 
+static void json_hashes(struct text *out, const struct inspection *it)
+{
+    json_key(out, "hashes");
+    json_open(out, '[');
+    for (int m = 0; m < it->info->n_memory; m++) {
+        json_open(out, '{');
+        json_field_int(out, "memory", m);
+        if (it->hash[m][0] != '\0') {
+            json_field_string(out, "sha256", it->hash[m]);
+        } else {
+            json_field_int(out, "values_of", it->info->memory[m].values_of);
+        }
+        json_close(out, '}');
+    }
+    json_close(out, ']');
+}
+
 static void print_json(const struct inspection *it)
 {
     const struct model_info *const info = it->info;
@@ -141,6 +159,9 @@ static void print_json(const struct inspection *it)
     json_field_string(&out, "computed_in", dtype_name(info->dtype));
     json_field_int(&out, "weight_bytes", (int64_t)info->weight_bytes);
     json_field_int(&out, "value_bytes", (int64_t)info->value_bytes);
+    if (it->hash != NULL) {
+        json_hashes(&out, it);
+    }
     json_close(&out, '}');
     cmd_print(&out);
     text_free(&out);
@@ -171,6 +192,19 @@ static void print_kind(const char *name, const struct kind_sum *sum)
     char list[32];
     printf("  %-16s %14lld %14lld  %s\n", name, (long long)sum->n_param, (long long)sum->bytes,
            dtype_list(list, sum->dtypes));
+}
+
+static void print_hashes(const struct inspection *it)
+{
+    printf("\n");
+    for (int m = 0; m < it->info->n_memory; m++) {
+        if (it->hash[m][0] != '\0') {
+            printf("  memory %d  values, SHA-256 %s\n", m, it->hash[m]);
+        } else {
+            printf("  memory %d  reads the values of memory %d\n", m,
+                   it->info->memory[m].values_of);
+        }
+    }
 }
 
 static void print_text(const struct inspection *it)
@@ -214,6 +248,9 @@ static void print_text(const struct inspection *it)
         }
     }
     print_kind("total", &it->total);
+    if (it->hash != NULL) {
+        print_hashes(it);
+    }
 }
 
 int cmd_inspect(const struct options *options)
@@ -239,11 +276,16 @@ int cmd_inspect(const struct options *options)
         code = tokenizer_open(&tokenizer, options->model, engine.tokenizer_path,
                               model_info(model)->tokenizer, model_info(model)->n_vocab, &err);
     }
+    char hash[MODEL_PKM_MAX][SHA256_HEX];
+    for (int m = 0; code == ERR_OK && options->hash && m < model_info(model)->n_memory; m++) {
+        code = overlay_base_hash(hash[m], tensors, model_info(model), m, &err);
+    }
     progress_end(&progress);
     if (code == ERR_OK) {
         struct inspection it = {.path = options->model,
                                 .backend = be->name,
                                 .info = model_info(model),
+                                .hash = options->hash ? (const char(*)[SHA256_HEX])hash : NULL,
                                 .tokenizer = tokenizer ? tokenizer_kind(tokenizer) : NULL};
         sum_kinds(&it, tensors);
         if (options->json) {

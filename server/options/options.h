@@ -104,6 +104,7 @@ struct options {
 
     /* command line tools */
     bool json;
+    bool hash;          /* inspect: the SHA-256 of value tables */
     bool jsonl;         /* files hold one request a line */
     const char *output; /* "" = standard output */
     bool resume;

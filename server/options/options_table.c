@@ -213,6 +213,9 @@ const struct option_row option_rows[] = {
          "dropped and counted."),
 
     FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "Print JSON."),
+    FLAG("hash", hash, INSPECT,
+         "Print the SHA-256 of each memory's values, which an overlay names as its base: of the "
+         "tensor's bytes, then of its scales if it is quantised, then of the experts likewise."),
     FLAG("jsonl", jsonl, SCORE | GENERATE,
          "Each line of the files is one request as POST /score or POST /generate takes it; print "
          "one answer a line in the same order. Files may be compressed by gzip or zstd. Options "
@@ -327,7 +330,7 @@ const struct option_command option_commands[] = {
     {"generate", COMMAND_GENERATE,
      "pkmserve generate [--model DIR] [options] [PROMPT | -] | --jsonl [FILE... | -]",
      "continue a prompt, streamed to the terminal, or those of files", INT_MAX},
-    {"inspect", COMMAND_INSPECT, "pkmserve inspect [DIR] [--json]",
+    {"inspect", COMMAND_INSPECT, "pkmserve inspect [DIR] [--json] [--hash]",
      "what a model is: layers, memories, parameters, bytes", 1},
     {"bench", COMMAND_BENCH, "pkmserve bench [DIR] [options]",
      "tokens per second, and the share of what the machine can do", 1},

@@ -279,6 +279,7 @@ static void describe(struct model_info *info, const struct plan_shape *shape, en
                                          shape->key_width,
                                          false};
         info->memory[m] = (struct pkm_info){.layer = shape->memory_layer[m],
+                                            .values_of = m,
                                             .shape = memory,
                                             .n_slot = plan_slots(shape),
                                             .d_value = shape->width};
@@ -304,7 +305,7 @@ static void configure(struct config *config, const struct model_info *info)
     config->n_memory = info->n_memory;
     for (int m = 0; m < info->n_memory; m++) {
         config->memory[m] = (struct config_memory){
-            .info = info->memory[m], .values_of = m, .query_batch_norm = true, .query_bias = true};
+            .info = info->memory[m], .query_batch_norm = true, .query_bias = true};
     }
 }
 

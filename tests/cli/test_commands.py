@@ -1,5 +1,6 @@
 """inspect, score, generate, bench, and a server that cannot start."""
 
+import hashlib
 import json
 import math
 import os
@@ -52,6 +53,24 @@ def test_inspect_tells_what_the_configuration_says():
 def test_inspect_prints_it_for_people():
     text = ok("inspect", "--model", MODEL)
     assert "pkm_transformer" in text and "product keys" in text and "sentencepiece" in text
+
+
+def test_inspect_prints_the_hash_of_each_table():
+    data = (MODEL / "model.safetensors").read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    config, header = json.loads((MODEL / "config.json").read_text()), json.loads(data[8:8 + n])
+    wanted = []
+    for memory in config["memories"]:
+        name = "memories.%d_%s.values.weight" % (memory["layer"], memory["place"])
+        sum = hashlib.sha256()
+        for part in (name, name + ".scale"):
+            if part in header:
+                begin, end = header[part]["data_offsets"]
+                sum.update(data[8 + n + begin:8 + n + end])
+        wanted.append(sum.hexdigest())
+    seen = json.loads(ok("inspect", "--json", "--hash"))
+    assert [h["sha256"] for h in seen["hashes"]] == wanted
+    assert all(h in ok("inspect", "--hash") for h in wanted)
 
 
 def test_what_was_installed_finds_its_model(tmp_path):

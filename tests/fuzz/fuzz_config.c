@@ -18,13 +18,13 @@ static void check_memory(const struct config *c, const struct config_memory *mem
     CHECK(s->kind == PKM_FLAT || s->d_key % 2 == 0);
     CHECK(n_slot <= INT32_MAX && memory->info.n_slot >= 1);
     CHECK(memory->modulo ? memory->info.n_slot < n_slot : memory->info.n_slot == n_slot);
-    CHECK(memory->values_of >= 0 && &c->memory[memory->values_of] <= memory);
-    CHECK(c->memory[memory->values_of].info.n_slot == memory->info.n_slot);
+    CHECK(memory->info.values_of >= 0 && &c->memory[memory->info.values_of] <= memory);
+    CHECK(c->memory[memory->info.values_of].info.n_slot == memory->info.n_slot);
     CHECK(memory->info.n_hidden >= 0 && memory->info.n_hidden <= MODEL_HIDDEN_MAX);
     CHECK(memory->info.rescore.temperature > 0 && memory->info.rescore.n_slot >= 1);
     CHECK(memory->info.query < QUERY_IDENTITY || s->d_key == c->d_model);
     const struct pkm_info *const info = &memory->info;
-    const struct pkm_info *const owner = &c->memory[memory->values_of].info;
+    const struct pkm_info *const owner = &c->memory[memory->info.values_of].info;
     CHECK(info->d_value >= 1 && info->d_value <= CONFIG_WIDTH_MAX);
     CHECK(info->d_value == c->d_model || (c->gated && info->value_projection));
     CHECK(info->d_value == owner->d_value && info->experts == owner->experts);

@@ -223,7 +223,7 @@ static void test_reads_memory_options(void **state)
     for (int m = 0; m < 2; m++) { /* plain memories stay on the plain path */
         const struct config_memory *const plain = &c.memory[m];
         assert_true(!plain->info.shape.scores && !plain->query_normalize && !plain->shared_keys);
-        assert_true(!plain->slot_map && !plain->modulo && plain->values_of == m);
+        assert_true(!plain->slot_map && !plain->modulo && plain->info.values_of == m);
         assert_int_equal(plain->info.query, QUERY_MLP);
         assert_int_equal(plain->info.n_hidden, 0);
     }
