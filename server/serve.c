@@ -24,6 +24,7 @@
 #include "server/cli/cmd.h"
 #include "server/io/input.h"
 #include "server/net/http.h"
+#include "server/notify.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -166,6 +167,7 @@ static void drain(struct server *server, struct engine *engine, bool hurried)
         LEVEL_INFO, "draining",
         "reason=%s delay_s=%d timeout_s=%d advice=\"a second signal ends the process at once\"",
         failed ? "engine_failed" : "signal", delay_s, options->shutdown_timeout_s);
+    notify_manager("STOPPING=1");
     atomic_store(&server->draining, true);
     http_drain(server->http);
     for (unsigned left_s = (unsigned)delay_s; left_s > 0;) {
@@ -332,6 +334,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     server->limits = input_limits(server->options, engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
+    notify_manager("READY=1");
     (void)wait_for_signal(server, signal_fd, loader.failed_fd, &typed);
     arm_second_signal(signals);
     drain(server, engine, typed);

@@ -335,3 +335,15 @@ def test_broken_model(tmp_path):
     with open(tmp_path / "model.safetensors", "r+b") as f:
         f.truncate(1000)
     assert "safetensors" in refused("--model", str(tmp_path), "--host", "127.0.0.1", "--port", "0")
+
+
+def test_the_service_manager_is_told(tmp_path):
+    """systemd's protocol: READY=1 once requests are answered, STOPPING=1 when the end begins."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(120)
+        server = Server(env={"NOTIFY_SOCKET": str(tmp_path / "notify")}, wait=False)
+        assert manager.recv(100) == b"READY=1"
+        assert server.get("/health/ready").status_code == 200
+        assert server.stop() == 0
+        assert manager.recv(100) == b"STOPPING=1"
