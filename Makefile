@@ -192,6 +192,7 @@ install: all ## install program, demo model, converter, documents, completions b
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(B)/pkmserve
 	$(if $(CUDA_WANTED),install -D -t "$(DESTDIR)$(PREFIX)/lib/pkmserve" $(B)/libpkmserve_cuda.so)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo" $(wildcard models/demo/*)
+	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-bytes" $(wildcard models/demo-bytes/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/convert" $(wildcard models/convert/*.py)
 	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE CHANGELOG.md
 	for folder in server models models/convert docker; do \
@@ -202,6 +203,18 @@ install: all ## install program, demo model, converter, documents, completions b
 	$(B)/pkmserve help bash >"$(SHARE)/bash-completion/completions/pkmserve"
 	$(B)/pkmserve help zsh >"$(SHARE)/zsh/site-functions/_pkmserve"
 	$(B)/pkmserve help fish >"$(SHARE)/fish/vendor_completions.d/pkmserve.fish"
+
+# ---- packages -----------------------------------------------------------------------------------
+
+VERSION = $(shell sed -n 's/.*PKMSERVE_VERSION "\(.*\)"/\1/p' server/version.h)
+
+.PHONY: dist deb check-packages
+dist: all ## pack what make install installs: $(B)/pkmserve-VERSION.tar.gz
+	packaging/dist.sh $(B) $(VERSION)
+deb: all ## make a Debian package with a systemd unit, in $(B)
+	packaging/deb.sh $(B) $(VERSION)
+check-packages: dist deb ## install both into a bare Debian and run them there; as root, with debootstrap
+	packaging/check.sh $(B)
 
 # ---- containers ---------------------------------------------------------------------------------
 
