@@ -6,7 +6,8 @@
 # one test file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
-# alone, else on ref and cpu. TEST_JOBS areas run side by side (1); each is shown when it is over.
+# alone, else on ref and cpu. TEST_JOBS areas run side by side (1); each is shown when it is over. The Python tests of the
+# server mostly wait for it: WORKERS of their files run side by side where pytest-xdist is installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=$1
@@ -19,6 +20,7 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1 second_deadlock_stack=1}
 python=${PYTHON:-/usr/bin/python3}
 passed=0 failed=0 skipped=0 reported=0
+WORKERS=${WORKERS:-3}
 logs=$(mktemp -d)
 output=$logs/main
 trap 'rm -rf "$logs"' EXIT
@@ -55,9 +57,15 @@ run_c() {
         "${2:+TEST_DEVICE=$2 }B=$build $program"
 }
 
-# The pytest files of a folder. -rs names what was skipped, and why.
+# run_python NAME PATH...: pytest files of a folder, all or those named. -rs names what was skipped, and why.
 run_python() {
-    local command=("$python" -m pytest -q -rs -p no:cacheprovider "tests/$1") status
+    local name=$1 command status
+    shift
+    command=("$python" -m pytest -q -rs -p no:cacheprovider)
+    if [[ $name == server* ]] && "$python" -c 'import xdist' 2>/dev/null; then
+        command+=(-n "$WORKERS" --dist loadfile)
+    fi
+    command+=("$@")
     "${command[@]}" >"$output" 2>&1
     status=$?
     count() { grep -oE "[0-9]+ $1" <<<"$(tail -1 "$output")" | cut -d' ' -f1; }
@@ -67,7 +75,7 @@ run_python() {
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
         f=1
     fi
-    report "$1 (python)" "${p:-0}" "$f" "${s:-0}" "PKMSERVE=$PKMSERVE B=$B ${command[*]}"
+    report "$name (python)" "${p:-0}" "$f" "${s:-0}" "PKMSERVE=$PKMSERVE B=$B ${command[*]}"
     grep '^SKIPPED' "$output" | sed 's/^/    /'
 }
 
@@ -90,8 +98,17 @@ convert_golden() {
     [ "$B" = "$PWD/build" ] || ln -sfn "$PWD/build/golden" "$B/golden"
 }
 
-areas=("$@")
-[ ${#areas[@]} -gt 0 ] || areas=(kernels cuda_host models convert train golden engine server cli gpu fuzz bench docker)
+# The server's first: they take longest, and mostly wait. Files of Python that are named are one run of pytest.
+areas=() files=
+for area in "$@"; do
+    if [[ $area == *.py ]]; then
+        files+="${files:+ }$area"
+    else
+        areas+=("$area")
+    fi
+done
+[ -z "$files" ] || areas=("$files" "${areas[@]}")
+[ ${#areas[@]} -gt 0 ] || areas=(server kernels cuda_host models convert train golden engine cli gpu fuzz bench docker)
 case " ${areas[*]} " in *models* | *golden* | *server*) convert_golden ;; esac
 # One area: the files of its folder, or the file it names.
 run_area() {
@@ -100,8 +117,11 @@ run_area() {
         run_c "$area"
         return
     fi
-    if [ -f "tests/$area" ]; then
-        run_python "$area"
+    if [[ $area == *.py ]]; then
+        read -ra source <<<"$area"
+        local name=$area
+        [ ${#source[@]} -eq 1 ] || name="${source[0]%%/*}, ${#source[@]} files"
+        run_python "$name" "${source[@]/#/tests/}"
         return
     fi
     for source in tests/"$area"/test_*.c; do
@@ -116,7 +136,7 @@ run_area() {
         [ -f "$source" ] && run_fuzz "$area/$(basename "$source" .c)"
     done
     if compgen -G "tests/$area/test_*.py" >/dev/null; then
-        run_python "$area"
+        run_python "$area" "tests/$area"
     fi
 }
 

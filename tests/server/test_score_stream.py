@@ -69,7 +69,9 @@ def test_heads_of_streams(server):
 def test_errors_before_the_first_line_keep_their_status(server):
     error_of(server.post("/score", {"tokens": [9999], "stream": True}), 400, "token_out_of_range")
     answer = server.post("/score", {"text": [LONG] * 40, "stream": True, "timeout_ms": 1})
-    error_of(answer, 504, json.loads(answer.text)["error"]["code"], "timeout_ms")
+    # Where it ended depends on the machine: queued, running, or before its body was read, when no field is known.
+    assert answer.json()["error"]["code"] in ("queue_timeout", "run_timeout")
+    error_of(answer, 504, answer.json()["error"]["code"])
 
 
 def test_events_have_pings_and_ndjson_has_none():
