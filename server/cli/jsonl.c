@@ -98,7 +98,7 @@ static bool parse(const struct jsonl *it, struct slot *slot, bool too_long)
 {
     const struct api_limits *const limits = &it->ce.limits;
     if (too_long) {
-        return api_error_set(&slot->error, 413, "line_too_long", NULL,
+        return api_error_set(&slot->error, 413, "body_too_large", NULL,
                              "the line has more than %lld bytes (--max-line-bytes)",
                              (long long)it->options->max_line_bytes);
     }
