@@ -244,14 +244,16 @@ static void memory_trim(struct trimmed *last)
 {
 #ifdef __GLIBC__
     const size_t worth = 4 << 20;
-    struct trimmed now = {mallinfo2().fordblks, resident_bytes()};
-    const bool grown = now.free > last->free + worth || now.resident > last->resident + worth;
-    if (grown) {
-        (void)malloc_trim(0);
-        now = (struct trimmed){mallinfo2().fordblks, resident_bytes()};
+    const struct trimmed now = {mallinfo2().fordblks, resident_bytes()};
+    if (now.free <= last->free + worth && now.resident <= last->resident + worth) {
+        last->free = now.free < last->free ? now.free : last->free;
+        last->resident = now.resident < last->resident ? now.resident : last->resident;
+        return;
     }
-    last->free = grown || now.free < last->free ? now.free : last->free;
-    last->resident = grown || now.resident < last->resident ? now.resident : last->resident;
+    (void)malloc_trim(0);
+    /* What other threads freed meanwhile may not have been given back: it counts as new the next time. */
+    const size_t left = mallinfo2().fordblks;
+    *last = (struct trimmed){left < now.free ? left : now.free, resident_bytes()};
 #else
     (void)last;
 #endif
