@@ -25,6 +25,8 @@
 /* With nothing to compute while requests wait for memory that front ends have yet to give back: how
  * often to look for it, and for cancelled ones. */
 enum { PAUSE_MS = 10 };
+/* How often the model's files are looked at. */
+enum { FILES_MS = 1000 };
 
 /* ---- sequences come and go ---------------------------------------------------------------------
  */
@@ -370,7 +372,8 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     engine->be->op->submit(engine->be, engine->step);
     publish_wake(&engine->publisher);
     pkm_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
-    if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK) {
+    if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK ||
+        model_check_files(engine->model, true, err) != ERR_OK) {
         return err->code;
     }
     if (engine->be->warning[0] != '\0') {
@@ -438,6 +441,16 @@ static void wake_before_step(struct engine *engine)
     }
 }
 
+/* Once in FILES_MS: whether the model's files are still what was opened. */
+static enum err_code check_files(struct engine *engine, int64_t now_us, struct err *err)
+{
+    if (now_us < engine->files_us) {
+        return ERR_OK;
+    }
+    engine->files_us = now_us + FILES_MS * INT64_C(1000);
+    return model_check_files(engine->model, false, err);
+}
+
 /* One turn of the loop; false when the thread is to end. */
 static bool turn(struct engine *engine)
 {
@@ -456,7 +469,8 @@ static bool turn(struct engine *engine)
                                * step */
     struct err error = {.code = ERR_OK};
     const bool stepped = engine->n_active > 0;
-    if (stepped && run_step(engine, &error) != ERR_OK) {
+    if (check_files(engine, begin_us, &error) != ERR_OK ||
+        (stepped && run_step(engine, &error) != ERR_OK)) {
         fail(engine, &error);
         return false;
     }
@@ -476,7 +490,7 @@ static bool turn(struct engine *engine)
         if (drain_us != 0) {
             return false;
         }
-        queue_wait(&engine->queue);
+        queue_wait(&engine->queue, FILES_MS);
     }
     return true;
 }

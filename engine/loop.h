@@ -35,6 +35,7 @@ struct engine {
     int n_hit_column;   /* widest memory; 0 = none */
     char *text;         /* [text_max] scratch of the detokeniser */
     size_t text_max;
+    int64_t files_us;                /* when the model's files are looked at next */
     bool backlog;                    /* the last admission left requests in the queue */
     double drain_positions, drain_s; /* positions admitted while there was backlog, and time */
 

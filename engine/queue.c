@@ -246,12 +246,25 @@ void queue_wake(struct queue *queue)
     CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
 }
 
-void queue_wait(struct queue *queue)
+static struct timespec time_in(int ms)
 {
+    struct timespec until;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &until) == 0);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    return until;
+}
+
+void queue_wait(struct queue *queue, int ms)
+{
+    const struct timespec until = time_in(ms);
+    int code = 0;
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
-    while (queue->n_waiting == 0 && !queue->woken) {
+    while (queue->n_waiting == 0 && !queue->woken && code == 0) {
         atomic_store_explicit(&queue->idle, true, memory_order_release);
-        (void)pthread_cond_wait(&queue->changed, &queue->mutex);
+        code = pthread_cond_timedwait(&queue->changed, &queue->mutex, &until);
     }
     queue->woken = false;
     CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
@@ -259,11 +272,7 @@ void queue_wait(struct queue *queue)
 
 void queue_pause(struct queue *queue, int ms)
 {
-    struct timespec until;
-    CHECK(clock_gettime(CLOCK_MONOTONIC, &until) == 0);
-    until.tv_nsec += ms * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
+    const struct timespec until = time_in(ms);
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     if (!queue->woken) {
         (void)pthread_cond_timedwait(&queue->changed, &queue->mutex, &until);

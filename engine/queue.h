@@ -94,8 +94,9 @@ void queue_wake(struct queue *queue);
 
 /* ---- engine thread only ---- */
 
-/* Blocks until something waits or queue_wake was called. The engine counts as idle meanwhile. */
-void queue_wait(struct queue *queue);
+/* Blocks until something waits or queue_wake was called, but no longer than ms. The engine counts as
+ * idle meanwhile. */
+void queue_wait(struct queue *queue, int ms);
 /* Waits for a push or queue_wake, but no longer than ms: what waits cannot begin now. */
 void queue_pause(struct queue *queue, int ms);
 bool queue_is_empty(struct queue *queue);

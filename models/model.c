@@ -55,7 +55,10 @@ enum err_code model_new(struct model **model, struct backend *be, const struct c
     struct loader loader;
     loader_begin(&loader, &net->store, be, tensors, options, &made->info, err);
     family->bind(net, &loader, config);
-    const enum err_code code = loader_end(&loader);
+    enum err_code code = loader_end(&loader);
+    if (code == ERR_OK && tensors != NULL) {
+        code = tensors_check_files(tensors, false, err);
+    }
     if (code != ERR_OK) {
         model_close(made);
         return code;
@@ -82,6 +85,11 @@ void model_close(struct model *model)
     free(net);
     tensors_close(model->tensors);
     free(model);
+}
+
+enum err_code model_check_files(const struct model *model, bool reads_only, struct err *err)
+{
+    return model->tensors != NULL ? tensors_check_files(model->tensors, reads_only, err) : ERR_OK;
 }
 
 const struct model_info *model_info(const struct model *model)

@@ -144,6 +144,9 @@ enum err_code model_open(struct model **model, struct backend *be, const char *d
                          const struct model_options *options, struct err *err);
 void model_close(struct model *model); /* NULL is fine */
 const struct model_info *model_info(const struct model *model);
+/* Whether the files that are read in place are still what was opened; ERR_IO names the first that is
+ * not. With reads_only only whether each read so far has found its bytes, which costs nothing. */
+enum err_code model_check_files(const struct model *model, bool reads_only, struct err *err);
 
 /* Bytes of key/value cache per page of KV_PAGE positions, over all layers. */
 size_t model_page_bytes(const struct model *model);

@@ -1,7 +1,7 @@
 /* The mapped files of a model directory: see tensors.h. */
 #include "models/tensors.h"
-#include "models/file.h"
 #include "models/json_file.h"
+#include "models/mapped.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -19,8 +18,7 @@ enum {
 
 struct shard {
     char path[PATH_MAX];
-    void *map; /* Owner */
-    size_t bytes;
+    struct mapped file;
     struct safetensors content;
 };
 
@@ -46,29 +44,10 @@ static enum err_code join_path(char path[PATH_MAX], const char *dir, const char 
 
 static enum err_code map_file(struct shard *shard, struct err *err)
 {
-    struct stat status = {0};
-    FILE *file = NULL;
-    enum err_code code = file_open(&file, shard->path, false, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    if (fstat(fileno(file), &status) != 0 || status.st_size < 8) {
-        code =
-            err_set(err, ERR_FORMAT, "%s: not a safetensors file of at least 8 bytes", shard->path);
-        goto done;
-    }
-    void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fileno(file), 0);
-    if (map == MAP_FAILED) {
-        code = err_set(err, ERR_IO, "%s: cannot map %lld bytes: %s", shard->path,
-                       (long long)status.st_size, strerror(errno));
-        goto done;
-    }
-    shard->map = map;
-    shard->bytes = (size_t)status.st_size;
-    code = safetensors_parse(&shard->content, shard->map, shard->bytes, shard->path, err);
-done:
-    (void)fclose(file); /* the mapping stays */
-    return code;
+    const enum err_code code = mapped_open(&shard->file, shard->path, 8, err);
+    return code != ERR_OK ? code
+                          : safetensors_parse(&shard->content, shard->file.data, shard->file.bytes,
+                                              shard->path, err);
 }
 
 /* ---- the index of a sharded model --------------------------------------------------------- */
@@ -305,13 +284,22 @@ void tensors_close(struct tensors *tensors)
     }
     for (int i = 0; i < tensors->n_shard; i++) {
         safetensors_free(&tensors->shard[i].content);
-        if (tensors->shard[i].map != NULL) {
-            (void)munmap(tensors->shard[i].map, tensors->shard[i].bytes);
-        }
+        mapped_close(&tensors->shard[i].file);
     }
     free(tensors->shard);
     free(tensors->entry);
     free(tensors);
+}
+
+enum err_code tensors_check_files(const struct tensors *tensors, bool reads_only, struct err *err)
+{
+    for (int i = 0; i < tensors->n_shard; i++) {
+        const struct mapped *const file = &tensors->shard[i].file;
+        if ((reads_only ? mapped_check_reads : mapped_check)(file, err) != ERR_OK) {
+            return ERR_IO;
+        }
+    }
+    return ERR_OK;
 }
 
 /* ---- access ------------------------------------------------------------------------------- */

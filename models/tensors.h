@@ -4,9 +4,8 @@
  * model_open opens them; families take their weights through loader.h. Nothing is copied: an
  * entry's data lies in the mapping, and pages that were packed can be handed back to the system.
  *
- * The files must not be changed or truncated while a model is open, as for every program that maps
- * its weights: the system answers reads past a file's new end with SIGBUS. Replace a model by
- * writing a new directory (or renaming new files into place), which leaves the mapping intact. */
+ * The files must not be changed or truncated while a model is open: tensors_check_files tells
+ * whether they were (mapped.h). Replace a model by writing a new directory (or renaming new files into place), which leaves the mapping intact. */
 #ifndef MODELS_TENSORS_H
 #define MODELS_TENSORS_H
 
@@ -21,6 +20,9 @@ struct tensors;
  */
 enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err *err);
 void tensors_close(struct tensors *tensors); /* NULL is fine */
+/* Whether the files are still what was mapped; ERR_IO names the first that is not. With reads_only
+ * only whether each read so far has found its bytes, which costs nothing. */
+enum err_code tensors_check_files(const struct tensors *tensors, bool reads_only, struct err *err);
 
 /* Entries in ascending order of their names, which are distinct. */
 int tensors_n(const struct tensors *tensors);

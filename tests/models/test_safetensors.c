@@ -1,9 +1,12 @@
 /* The safetensors reader and the mapped files of a model directory: what is read, and each lie that
  * a file or an index can tell. */
+#include "models/mapped.h"
 #include "models/tensors.h"
 #include "tests/models/writer.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- one file's bytes ----------------------------------------------------------------------- */
 
@@ -341,9 +344,69 @@ static void test_refuses_files(void **state)
     refuse("/dev/null", ERR_IO, "/dev/null/model.safetensors: cannot open");
 }
 
+/* ---- a file that changes under its mapping --------------------------------------------------- */
+
+/* A file of three pages of ones, mapped; its name is gone already. */
+static int map_ones(struct mapped *mapped, size_t page)
+{
+    char path[] = "/tmp/pkmserve-mapped-XXXXXX";
+    struct err err = {0};
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    char *const ones = malloc(3 * page);
+    assert_non_null(ones);
+    memset(ones, 1, 3 * page);
+    assert_int_equal(write(fd, ones, 3 * page), (ssize_t)(3 * page));
+    free(ones);
+    if (mapped_open(mapped, path, page, &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_int_equal(unlink(path), 0);
+    mapped->path = "x.safetensors";
+    assert_int_equal(mapped_check(mapped, &err), ERR_OK);
+    return fd;
+}
+
+static void test_a_read_past_a_cut_gives_zeros_and_is_told(void **state)
+{
+    struct mapped mapped;
+    struct err err = {0};
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    (void)state;
+    const int fd = map_ones(&mapped, page);
+    assert_int_equal(ftruncate(fd, (off_t)page), 0);
+    const volatile char *const data = mapped.data;
+    assert_int_equal(data[page - 1], 1);
+    assert_int_equal(mapped_check_reads(&mapped, &err),
+                     ERR_OK); /* nothing was read behind the end */
+    assert_int_equal(data[2 * page], 0);
+    assert_int_equal(data[page - 1], 1);
+    assert_int_equal(mapped_check_reads(&mapped, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "x.safetensors: the file was cut short"));
+    mapped_close(&mapped);
+    (void)close(fd);
+}
+
+static void test_a_file_written_to_is_told(void **state)
+{
+    struct mapped mapped;
+    struct err err = {0};
+    (void)state;
+    const int fd = map_ones(&mapped, (size_t)sysconf(_SC_PAGESIZE));
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1}};
+    assert_int_equal(futimens(fd, times), 0); /* what a write does, whatever the clock's grain */
+    assert_int_equal(mapped_check_reads(&mapped, &err), ERR_OK);
+    assert_int_equal(mapped_check(&mapped, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "x.safetensors: the file was changed"));
+    mapped_close(&mapped);
+    (void)close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_read_past_a_cut_gives_zeros_and_is_told),
+        cmocka_unit_test(test_a_file_written_to_is_told),
         cmocka_unit_test(test_reads_entries),
         cmocka_unit_test(test_refuses_lies),
         cmocka_unit_test(test_refuses_long_names),

@@ -297,6 +297,35 @@ def test_signal_while_loading_ends_with_0():
         assert s.stop() == 0
 
 
+def cut(path):
+    os.truncate(path, 4096)
+
+
+def overwrite(path):
+    with open(path, "r+b") as f:
+        f.seek(-4, os.SEEK_END)
+        f.write(bytes(4))
+
+
+@pytest.mark.parametrize("damage", [cut, overwrite])
+def test_a_mapped_file_that_changes_makes_the_server_unready(tmp_path, damage):
+    """By a read past its end, or when the files are looked at: one line names the file, and no answer is made of what
+    was read. The server drains, and ends."""
+    model = shutil.copytree(DEMO, tmp_path / "model")
+    weights = model / "model.safetensors"
+    body = {"prompt": "a b", "max_tokens": 500, "ignore_eos": True}
+    with Server("--drain-delay-s", "3", model=str(model)) as s:
+        damage(weights)
+        answer = s.post("/generate", body)
+        assert answer.status_code in (500, 503) and answer.json()["error"]["code"] in ("internal_error", "engine_failed")
+        ready = s.get("/health/ready")
+        assert ready.status_code == 503 and ready.json()["status"] == "failed"
+        error_of(s.post("/generate", body), 503, "engine_failed")
+        assert s.process.wait(PATIENCE) == 1
+        failed = [line for line in s.read_log().splitlines() if "event=engine_failed" in line]
+        assert len(failed) == 1 and str(weights) in failed[0]
+
+
 # ---- what goes wrong at the start: one line, exit 1 --------------------------------------------
 
 
