@@ -10,7 +10,7 @@ from cli_harness import MODEL, fails, ok, run
 
 BYTES = MODEL.parent / "demo-bytes"
 TEXT = ("It is a truth universally acknowledged, that a single man in possession of a good "
-        "fortune, must be in want of a wife.\n") * 30
+        "fortune, must be in want of a wife.\n") * 12
 FIELDS = ["model", "dtype", "against", "against_dtype", "backend", "n_scored", "n_unk", "perplexity",
           "against_perplexity", "worse_percent", "kl_mean", "kl_p99", "kl_max", "same_best",
           "max_kl", "max_worse", "is_close"]
