@@ -1,0 +1,197 @@
+"""The Python package of models/python against a server: arrays equal what the routes answer."""
+
+import asyncio
+import pathlib
+import re
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from server_harness import FOREVER, ROOT, UNBOUNDED, Server, eventually
+
+PACKAGE = pathlib.Path(ROOT) / "models" / "python"
+sys.path.insert(0, str(PACKAGE))
+
+from pkmserve import AsyncClient, Client, ServerError  # noqa: E402
+from pkmserve import _calls  # noqa: E402
+
+TEXT = "The old man went to the sea."
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server.url, timeout=60)
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_scores_are_the_routes_as_arrays(server, client):
+    texts = [TEXT, "a", "It was."]
+    got = client.score(texts, ranks=True, entropy=True)
+    told = server.ok("/score", {"text": texts, "logprobs": 0, "ranks": True, "entropy": True})["results"]
+    assert len(got) == 3 and got.n_tokens.dtype == np.int64
+    for name in ("sum_logprob", "perplexity", "bits_per_byte", "n_scored", "accuracy"):
+        assert getattr(got, name).tolist() == [r[name] for r in told]
+    for tokens, result in zip(got.tokens, told):
+        assert tokens.ids.tolist() == [t["id"] for t in result["tokens"]]
+        assert tokens.ranks.tolist() == [t["rank"] for t in result["tokens"]]
+        assert tokens.logprobs.tolist() == [np.float32(t["logprob"]) for t in result["tokens"]]
+        assert tokens.entropy.dtype == np.float32 and tokens.pieces[0] == result["tokens"][0]["piece"]
+    assert client.score(texts).tokens is None and len(client.score([])) == 0
+    assert client.request("/tokenize", {"prompt": "a", "add_special_tokens": False})["count"] == 1
+    assert client.info()["model"]["n_layer"] == 12
+
+
+def test_ids_continuations_and_what_nothing_predicts(client):
+    ids = np.array([542, 699, 450], np.int64)
+    got = client.score([ids, ids[:1]], tokens=True)
+    assert got.tokens[0].ids.tolist() == ids.tolist()
+    assert np.isnan(got.tokens[0].logprobs[0]) and got.tokens[0].logprobs[1] < 0
+    assert np.isnan(got.perplexity[1]) and got.n_scored.tolist() == [2, 0]
+    assert client.score(ids).sum_logprob[0] == got.sum_logprob[0]
+    ranked = client.score("A dark", [" night", " x"], unconditional=True)
+    assert ranked.rankings[0]["sum"] == 0 and len(ranked) == 2
+
+
+def test_many_texts_go_in_requests_of_a_bounded_size(client):
+    texts = ["word %d" % i for i in range(2 * _calls.ITEMS + 1)]
+    got = client.score(texts)
+    assert len(got.answers) == 3
+    assert got.sum_logprob[40] == client.score(texts[40]).sum_logprob[0]
+    assert [len(part) for part in _calls._parts(["a" * _calls.LENGTH, "b", "c"])] == [1, 2]
+    assert [len(part) for part in _calls._parts(["a", [5], [6]])] == [1, 2]
+    same = run(AsyncClient("http://127.0.0.1:%d" % client._address.port).score(texts))
+    assert same.sum_logprob.tolist() == got.sum_logprob.tolist()
+
+
+def test_generations_in_order(server, client):
+    got = client.generate(["It was", "Two"], max_tokens=3, n=2, seed=5)
+    told = server.ok("/generate", {"prompt": ["It was", "Two"], "max_tokens": 3, "n": 2, "seed": 5,
+                                   "logprobs": 0})["choices"]
+    assert [g.prompt for g in got] == [0, 0, 1, 1] and got[0].seed == 5
+    for mine, choice in zip(got, told):
+        assert mine.text == choice["text"] and mine.ids.tolist() == choice["token_ids"]
+        assert mine.logprobs.tolist() == [np.float32(t["logprob"]) for t in choice["logprobs"]]
+        assert mine.finish_reason == choice["finish_reason"]
+    alone = run(AsyncClient(server.url).generate("It was", max_tokens=3, seed=5))
+    assert alone[0].text == client.generate("It was", max_tokens=3, seed=5)[0].text
+
+
+def test_memory_has_a_row_for_each_position(server, client):
+    got = client.memory(TEXT)
+    tokens = server.ok("/score", {"text": TEXT, "memory": "tokens"})["results"][0]["memory"]["layers"][0]
+    shape = (len(tokens["tokens"]), tokens["heads"], tokens["knn"])
+    assert got.indices[0].shape == got.weights[0].shape == shape and got.memories == (0,)
+    for i, position in enumerate(tokens["tokens"]):
+        for h, head in enumerate(position):
+            assert got.indices[0][i, h].tolist() == head["slots"]
+            np.testing.assert_allclose(got.weights[0][i, h], head["weights"], rtol=1e-6)
+    assert got.pieces[0] == "" and len(got.pieces) == shape[0] and got.pieces[1] == "The"
+    part = run(AsyncClient(server.url).memory(TEXT, start=3, memories=[0]))
+    assert part.pieces == got.pieces[3:] and (part.indices[0] == got.indices[0][3:]).all()
+    told = server.ok("/score", {"text": TEXT, "memory": "slots", "memory_slots": {"top": 4}})
+    best = told["results"][0]["memory"]["slots"][0]["top"]
+    assert [row[:2] for row in got.top(4)] == [tuple(row[1:3]) for row in best]
+    np.testing.assert_allclose([row[2] for row in got.top(4)], [row[3] for row in best], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ask", [lambda url: Client(url, retries=0).score(TEXT, stride=-1),
+                                 lambda url: run(AsyncClient(url, retries=0).score(TEXT, stride=-1))])
+def test_a_refusal_says_what_is_wrong(server, ask):
+    with pytest.raises(ServerError, match="stride") as caught:
+        ask(server.url)
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "invalid_value", "stride")
+    assert error.request_id and "stride" in error.message
+
+
+def test_what_cannot_be_sent_is_refused_here(client):
+    for wrong in (lambda: Client("127.0.0.1:8000"), lambda: Client(api_key="a\r\nb"),
+                  lambda: client.request("/sc ore", {}), lambda: client.generate("a", stream=True),
+                  lambda: client.score("a", max_context=float("nan"))):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+class Flaky:
+    """A server whose first answers are what it is given, and whose last one is good."""
+
+    def __init__(self, *answers):
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = "http://127.0.0.1:%d/prefix" % self.socket.getsockname()[1]
+        self.answers = answers
+        self.heads = []
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self):
+        for answer in self.answers:
+            connection, _ = self.socket.accept()
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(65536)
+            self.heads.append(head)
+            connection.sendall(answer)
+            connection.close()
+        self.socket.close()
+
+
+FULL = (b"HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\nContent-Length: 30\r\n\r\n"
+        b'{"error": {"message": "full"}}')
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
+GOOD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"a\": 5}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("ask", [lambda url, **kw: Client(url, **kw).request("/x", {}),
+                                 lambda url, **kw: run(AsyncClient(url, **kw).request("/x", {}))])
+def test_full_and_dying_servers_are_asked_again(ask, monkeypatch):
+    monkeypatch.setattr("pkmserve._http.BACKOFF_S", 0.001)
+    flaky = Flaky(FULL, b"", CUT, GOOD)
+    assert ask(flaky.url, api_key="secret") == {"a": 5}
+    flaky.thread.join()
+    assert len(flaky.heads) == 4
+    for head in flaky.heads:
+        assert head.startswith(b"POST /prefix/x HTTP/1.1\r\n")
+        assert b"Authorization: Bearer secret\r\n" in head
+    flaky = Flaky(FULL)
+    with pytest.raises(ServerError, match="full"):
+        ask(flaky.url, retries=0)
+    flaky.thread.join()
+    with pytest.raises(ConnectionRefusedError):
+        ask(flaky.url, retries=0)
+
+
+def test_a_cancelled_call_ends_the_work():
+    with Server(model=UNBOUNDED) as s:
+        async def give_up():
+            task = asyncio.ensure_future(AsyncClient(s.url).generate(FOREVER["prompt"], max_tokens=400000,
+                                                                     ignore_eos=True))
+            while s.metric("num_requests_running") == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        run(give_up())
+        eventually(lambda: s.metric("num_requests_running") == 0, "the work ended")
+
+
+def test_the_readmes_cells_run(server, capsys):
+    cells = re.findall(r"^```python\n(.*?)^```", (PACKAGE / "README.md").read_text(), re.M | re.S)
+    assert len(cells) == 4
+    names = {}
+    for cell in cells:
+        exec(cell.replace("http://127.0.0.1:8000", server.url), names)
+    shown = capsys.readouterr().out
+    assert "= positions, heads, knn" in shown and shown.count("\n") > 12
+
+
+def test_the_version_is_the_programs():
+    header = (pathlib.Path(ROOT) / "server" / "version.h").read_text()
+    version = re.search(r'PKMSERVE_VERSION "(.*)"', header)[1]
+    assert 'version = "%s"' % version in (PACKAGE / "pyproject.toml").read_text()
