@@ -224,13 +224,20 @@ void op_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weigh
     be->op->compute.pkm_rescore(be, slots, weights, slot_map, rescore);
 }
 
+/* rows: of the call. */
+static bool is_redirect(const struct pkm_redirect *redirect, int64_t rows)
+{
+    return redirect == NULL || (redirect->memory >= 0 && redirect->step->n_tok == rows);
+}
+
 void op_pkm_experts(struct backend *be, struct tensor y, struct tensor weights, struct tensor slots,
-                    struct tensor x, const struct weight *experts)
+                    struct tensor x, const struct weight *experts,
+                    const struct pkm_redirect *redirect)
 {
     CHECK(is_table(experts, x.cols, 0) && is_f32(x, slots.rows, experts->cols));
     check_hits(slots, weights, x.rows, slots.cols);
-    CHECK(is_f32(y, x.rows, slots.cols));
-    be->op->compute.pkm_experts(be, y, weights, slots, x, experts);
+    CHECK(is_f32(y, x.rows, slots.cols) && is_redirect(redirect, y.rows));
+    be->op->compute.pkm_experts(be, y, weights, slots, x, experts, redirect);
 }
 
 void op_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
@@ -242,13 +249,15 @@ void op_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slot
 }
 
 void op_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                 struct tensor weights, const struct weight *values)
+                 struct tensor weights, const struct weight *values,
+                 const struct pkm_redirect *redirect)
 {
     CHECK(is_table(values, y.cols, 0) && is_f32(y, slots.rows, values->cols));
     CHECK(slots.cols > 0 && slots.cols <= INT32_MAX);
     check_hits(slots, weights, y.rows, slots.cols);
     CHECK(is_none(residual) || is_f32(residual, y.rows, y.cols));
-    be->op->compute.pkm_read(be, y, residual, slots, weights, values);
+    CHECK(is_redirect(redirect, y.rows));
+    be->op->compute.pkm_read(be, y, residual, slots, weights, values, redirect);
 }
 
 /* ---- outputs -------------------------------------------------------------------------------- */

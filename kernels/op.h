@@ -234,11 +234,21 @@ struct pkm_rescore {
 typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct tensor weights,
                                struct tensor slot_map, const struct pkm_rescore *rescore);
 
+/* Redirection: a row of the call whose sequence has entries in step->redirect for this memory reads
+ * the slots that these name from their rows instead of the table's; of experts, from those of experts.
+ * The numbers of a row, whatever their type, times its scale are what is read. All other rows take
+ * today's path, to the bit. A row of the table's own type and numbers gives the table's bits. */
+struct pkm_redirect {
+    const struct step *step; /* the call has a row for each of its */
+    int memory;              /* that owns the table */
+};
+
 /* y[j] = weights[j] · gelu(x · experts[slots[j]]), with which pkm_read sums the outputs of experts
  * of one hidden unit (He 2024, "Mixture of A Million Experts"). y, weights and slots as of
- * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. */
+ * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. redirect may be NULL. */
 typedef void op_pkm_experts_fn(struct backend *be, struct tensor y, struct tensor weights,
-                               struct tensor slots, struct tensor x, const struct weight *experts);
+                               struct tensor slots, struct tensor x, const struct weight *experts,
+                               const struct pkm_redirect *redirect);
 
 /* Which memory look-ups belong to, and how their columns are shared out. */
 struct pkm_place {
@@ -258,10 +268,10 @@ typedef void op_pkm_ablate_fn(struct backend *be, struct tensor weights, struct 
 
 /* y[n, d] = residual + Σ_j weights[j] · values[slots[j]] over all n_head·k_top columns, in column
  * order, F32 sums. residual may be y, or data NULL (nothing is added). Subnormal weights may count
- * as 0. */
+ * as 0. redirect may be NULL. */
 typedef void op_pkm_read_fn(struct backend *be, struct tensor y, struct tensor residual,
-                            struct tensor slots, struct tensor weights,
-                            const struct weight *values);
+                            struct tensor slots, struct tensor weights, const struct weight *values,
+                            const struct pkm_redirect *redirect);
 
 /* ---- outputs -------------------------------------------------------------------------------- */
 

@@ -31,7 +31,9 @@ static bool inputs_new(struct step *s, const struct step_limits *l)
            array_new(&s->adjust, l->n_adjust_max, 1, sizeof *s->adjust) &&
            array_new(&s->allow, l->n_allow_max, 1, sizeof *s->allow) &&
            array_new(&s->ablate_first, l->n_seq_max + 1, 1, sizeof *s->ablate_first) &&
-           array_new(&s->ablate, l->n_ablate_max, 1, sizeof *s->ablate);
+           array_new(&s->ablate, l->n_ablate_max, 1, sizeof *s->ablate) &&
+           array_new(&s->redirect_first, l->n_seq_max + 1, 1, sizeof *s->redirect_first) &&
+           array_new(&s->redirect, l->n_redirect_max, 1, sizeof *s->redirect);
 }
 
 static bool results_new(struct step *s, const struct step_limits *l)
@@ -49,7 +51,7 @@ enum err_code step_arrays_new(struct step *step, const struct step_limits *limit
     CHECK(limits->n_tok_max > 0 && limits->n_seq_max > 0 && limits->n_seq_max < INT32_MAX);
     CHECK(limits->n_page_max > 0 && limits->n_out_max >= 0 && limits->n_top_max >= 0);
     CHECK(limits->n_adjust_max >= 0 && limits->n_allow_max >= 0 && limits->n_vocab >= 0);
-    CHECK(limits->n_ablate_max >= 0);
+    CHECK(limits->n_ablate_max >= 0 && limits->n_redirect_max >= 0);
     CHECK(limits->n_span_max >= 0 && limits->d_model >= 0 && limits->n_head >= 0);
     CHECK(limits->n_head == 0 || limits->d_model % limits->n_head == 0);
     step->limits = *limits;
@@ -68,7 +70,8 @@ void step_arrays_free(struct step *s)
         s->token,       s->pos,         s->lang,         s->seq_first, s->page,
         s->out_row,     s->target,      s->sample,       s->allow,     s->out_want,
         s->adjust,      s->out_token,   s->top_id,       s->out_rank,  s->out_logprob,
-        s->out_entropy, s->top_logprob, s->ablate_first, s->ablate,
+        s->out_entropy, s->top_logprob, s->ablate_first, s->ablate,    s->redirect_first,
+        s->redirect,
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);
@@ -130,6 +133,22 @@ static void check_ablate(const struct step *step)
     }
 }
 
+static void check_redirects(const struct step *step)
+{
+    CHECK(step->n_redirect >= 0 && step->n_redirect <= step->limits.n_redirect_max);
+    CHECK(step->redirect_first[0] == 0 && step->redirect_first[step->n_seq] == step->n_redirect);
+    for (int s = 0; s < step->n_seq; s++) {
+        const int end = step->redirect_first[s + 1];
+        CHECK(step->redirect_first[s] <= end && end <= step->n_redirect);
+        for (int i = step->redirect_first[s]; i < end; i++) {
+            const struct step_redirect *const entry = &step->redirect[i];
+            CHECK(entry->memory >= 0 && entry->place != NULL && entry->values.data != NULL);
+            CHECK(entry->n_bit >= 1 && entry->n_bit <= 30);
+            CHECK(i == step->redirect_first[s] || entry[-1].memory <= entry->memory);
+        }
+    }
+}
+
 void step_check(struct step *step)
 {
     CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
@@ -141,4 +160,53 @@ void step_check(struct step *step)
     }
     check_outputs(step);
     check_ablate(step);
+    check_redirects(step);
+}
+
+/* ---- redirections --------------------------------------------------------------------------- */
+
+/* The sequence that a row belongs to: a search by halves. */
+static int sequence_of(const struct step *step, int64_t row)
+{
+    int first = 0;
+    int n = step->n_seq;
+    while (n > 1) { /* it is one of first .. first + n - 1 */
+        const int half = n / 2;
+        const bool later = step->seq_first[first + half] <= row;
+        first += later ? half : 0;
+        n = later ? n - half : half;
+    }
+    return first;
+}
+
+struct redirect_list step_redirects(const struct step *step, int64_t row, int memory)
+{
+    const int seq = sequence_of(step, row);
+    int first = step->redirect_first[seq];
+    const int end = step->redirect_first[seq + 1];
+    while (first < end && step->redirect[first].memory < memory) {
+        first++;
+    }
+    struct redirect_list list = {step->redirect + first, 0};
+    while (first + list.n < end && list.entry[list.n].memory == memory) {
+        list.n++;
+    }
+    return list;
+}
+
+int32_t step_redirect_row(const struct redirect_list *list, int32_t slot,
+                          const struct step_redirect **entry)
+{
+    for (int i = 0; i < list->n; i++) {
+        const struct step_redirect *const one = &list->entry[i];
+        const uint32_t last = (UINT32_C(1) << one->n_bit) - 1;
+        uint32_t at = redirect_place_of(slot, one->n_bit);
+        for (; one->place[at].slot >= 0; at = (at + 1) & last) {
+            if (one->place[at].slot == slot) {
+                *entry = one;
+                return one->place[at].row;
+            }
+        }
+    }
+    return -1;
 }

@@ -7,6 +7,7 @@
 #define KERNELS_STEP_H
 
 #include "kernels/err.h"
+#include "kernels/tensor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,6 +26,7 @@ struct step_limits {
     int n_adjust_max;    /* entries of all rows' adjustment lists together */
     int n_allow_max;     /* entries of all rows' allow lists together */
     int n_ablate_max;    /* entries of all sequences' knock-out lists together */
+    int n_redirect_max;  /* the same of redirections */
     int n_vocab;         /* columns of the logits: sizes the scratch of sample; 0 = never sampled */
     int d_model, n_head; /* of attention, columns of all heads: size its scratch; 0 = the step never
                           * attends */
@@ -83,6 +85,35 @@ struct step_ablate {
     float scale;
 };
 
+/* Rows of a table that a sequence reads instead of those of the model. What it points to is in the
+ * backend's memory and does not change while a step may use it. */
+struct redirect_rows {
+    const void
+        *data; /* [n, columns of the table] of dtype, without gaps; NULL = the table has none */
+    const float *scale; /* [n] what the numbers of a row are multiplied by; NULL = 1 */
+    enum dtype dtype;   /* F32 or BF16; where the backend is_host, also F16 or I8 */
+};
+
+/* Which slots of a memory's tables are read where: an open hash table. A slot's search begins at
+ * redirect_place_of and goes on, after the last place with the first, up to an empty one. */
+struct redirect_place {
+    int32_t slot; /* -1 = empty, which at least one place is */
+    int32_t row;
+};
+struct step_redirect {
+    int32_t memory; /* pkm_redirect.memory */
+    int32_t n_bit;  /* 1 .. 30: there are 2^n_bit places */
+    const struct redirect_place *place;
+    struct redirect_rows values, experts;
+};
+
+#define REDIRECT_HASH 0x9e3779b1u /* 2^32 over the golden ratio */
+
+static inline uint32_t redirect_place_of(int32_t slot, int n_bit)
+{
+    return ((uint32_t)slot * REDIRECT_HASH) >> (32 - n_bit);
+}
+
 enum out_want {
     OUT_SAMPLE = 1,  /* draw a token with sample[]: out_token */
     OUT_LOGPROB = 2, /* log-probability and rank of the target: out_logprob, out_rank */
@@ -106,6 +137,7 @@ struct step {
     int n_top;             /* alternatives computed for rows with OUT_TOP, <= n_top_max */
     int n_adjust, n_allow; /* used entries of the lists */
     int n_ablate;          /* 0: no sequence has a knock-out list */
+    int n_redirect;        /* 0: no sequence has redirections */
     int32_t *token;        /* [n_tok] */
     int32_t *pos;          /* [n_tok] position in its own sequence = index into its cache */
     int32_t *lang;         /* [n_tok] language id; 0 where the model has no languages */
@@ -121,6 +153,10 @@ struct step {
     int32_t *ablate_first;        /* [n_seq+1] sequence s has the entries ablate_first[s] ..
                                    * ablate_first[s+1]-1; ablate_first[n_seq] = n_ablate */
     struct step_ablate *ablate;   /* [n_ablate] */
+    int32_t *redirect_first;      /* [n_seq+1] as ablate_first */
+    struct step_redirect
+        *redirect; /* [n_redirect] those of a sequence ascend by memory; of several for
+                                     * one memory the first that has a slot counts */
 
     struct step_bounds bounds; /* of the inputs above, written by step_check */
 
@@ -159,6 +195,17 @@ static inline bool step_ablate_precedes(const struct step_ablate *a, const struc
 }
 
 /* ---- for backends --------------------------------------------------------------------------- */
+
+/* The redirections of a memory for one row. */
+struct redirect_list {
+    const struct step_redirect *entry; /* Borrowed: [n] */
+    int n;
+};
+struct redirect_list step_redirects(const struct step *step, int64_t row, int memory);
+/* Which row of which entry a slot is read from; -1: of none, and *entry stays. For backends whose
+ * memory is the host's. */
+int32_t step_redirect_row(const struct redirect_list *list, int32_t slot,
+                          const struct step_redirect **entry);
 
 /* Takes the limits and allocates the arrays, zero-filled, each an allocation of its own, so that a
  * sanitizer sees a write past its end. Owner: the step, until step_arrays_free, which is also

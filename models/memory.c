@@ -268,6 +268,7 @@ static void bind_memory(struct loader *loader, struct memory *memory,
         bind_slot_map(loader, &memory->slot_map, shape, &slot_map);
     }
     struct memory *const owner = memory + (info->values_of - memory->index);
+    memory->owner = owner == memory ? memory->index : owner->owner;
     if (owner == memory) {
         loader_values(loader, &memory->values, info->n_slot, info->d_value, "%s.values.weight",
                       prefix.text);
@@ -395,11 +396,13 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
     const struct tensor shares = tensor_head(memory->shares, n);
     const struct tensor value =
         is_projected ? tensor_make(memories->value.data, n, memory->d_value, DTYPE_F32) : y;
+    const struct pkm_redirect other = {step, memory->owner};
+    const struct pkm_redirect *const redirect = step->n_redirect > 0 ? &other : NULL;
     struct tensor weight = shares;
     search(memories, memory, slots, shares, x, tap);
     if (memory->experts != NULL) {
         weight = tensor_make(memories->weight.data, n, shares.cols, DTYPE_F32);
-        op_pkm_experts(be, weight, shares, slots, x, memory->experts);
+        op_pkm_experts(be, weight, shares, slots, x, memory->experts, redirect);
     }
     ablate(memories, memory, shares, slots, step);
     if (memory->experts != NULL) {
@@ -410,13 +413,13 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
         if (tap != NULL) { /* which sees the memory's part, computed for it alone */
             const struct tensor part =
                 tensor_make(memories->query.data, n, memory->d_model, DTYPE_F32);
-            op_pkm_read(be, part, NO_TENSOR, slots, weight, memory->values);
+            op_pkm_read(be, part, NO_TENSOR, slots, weight, memory->values, redirect);
             model_see(tap, "memory_out", memory->index, &part);
         }
-        op_pkm_read(be, y, residual, slots, weight, memory->values);
+        op_pkm_read(be, y, residual, slots, weight, memory->values, redirect);
         return;
     }
-    op_pkm_read(be, value, NO_TENSOR, slots, weight, memory->values);
+    op_pkm_read(be, value, NO_TENSOR, slots, weight, memory->values, redirect);
     if (is_gated) {
         const struct tensor gate = tensor_make(memories->gate.data, n, memory->d_value, DTYPE_F32);
         linear_run(be, gate, x, &memory->gate, ACT_NONE);

@@ -8,7 +8,8 @@
  *   rescore   slot map, modulo, temperature, subtraction, normalisation: op pkm_rescore (options)
  *   experts   each share multiplied by gelu(x·expert)                                   (option)
  *   ablate    shares of what a request switches off or scales: op pkm_ablate        (request)
- *   read      v = Σ share·values[slot] over all heads: op pkm_read
+ *   read      v = Σ share·values[slot] over all heads: op pkm_read; an overlay's rows in place of the
+ *             table's, for requests that have one (step.redirect)
  *   gate      v = v * silu(W_s·x + b_s)                                                 (option)
  *   project   v = W_v·v + b_v                                                           (option)
  *   out gate  v = v · sigmoid(w_g·x + b_g)                                              (option)
@@ -41,6 +42,7 @@ struct query_net {
 
 struct memory {
     int index; /* in model_info.memory */
+    int owner; /* of the tables that it reads: itself, or an earlier one */
     int layer; /* of the model */
     bool after;
     struct pkm_shape shape;
@@ -88,8 +90,8 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
                     struct tensor query);
 
 /* y = residual + memory(x); residual may be y, or data NULL. x, y [n_tok, d_model], all rows of step,
- * whose knock-out lists apply; the shares kept are those used, without an expert's gelu. y is not x,
- * unless the memory is a plain sum of values (no gates, no projection). */
+ * whose knock-out lists and redirections apply; the shares kept are those used, without an expert's
+ * gelu. y is not x, unless the memory is a plain sum of values (no gates, no projection). */
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,
                 struct tensor residual, struct tensor x, const struct step *step,
                 const struct model_tap *tap);

@@ -145,13 +145,105 @@ static struct value_table value_table_of(const struct cpu_weight *w)
                                 .dtype = w->stored};
 }
 
+/* ---- redirection ------------------------------------------------------------------------------*/
+
+/* Look-ups of a row whose sequence has redirections: where each is read, a part of them at a time. */
+enum { REDIRECT_N = 128 };
+struct redirected {
+    struct value_row row[REDIRECT_N];
+    enum dtype dtype[REDIRECT_N];
+    int64_t half; /* of the memory's own table */
+    bool any;     /* one is not read from that */
+};
+
+/* Whether the row has redirections, which list becomes. */
+static bool is_redirected(struct redirect_list *list, const struct pkm_redirect *redirect,
+                          int64_t row)
+{
+    *list = redirect == NULL ? (struct redirect_list){0}
+                             : step_redirects(redirect->step, row, redirect->memory);
+    return list->n > 0;
+}
+
+static float scale_of(const struct value_table *table, int32_t slot)
+{
+    if (table->scale_f16 != NULL) {
+        uint16_t bits; /* a file's may stand at any byte */
+        memcpy(&bits, table->scale_f16 + slot, sizeof bits);
+        return f16_to_f32(bits);
+    }
+    return table->scale != NULL ? table->scale[slot] : 1;
+}
+
+/* n look-ups, at most REDIRECT_N. */
+static void find_rows(struct redirected *found, const struct redirect_list *list,
+                      const int32_t *slots, int n, const struct value_table *table, int64_t cols,
+                      bool experts)
+{
+    found->any = false;
+    found->half = table->half;
+    for (int j = 0; j < n; j++) {
+        const struct step_redirect *entry = NULL;
+        const int32_t row = step_redirect_row(list, slots[j], &entry);
+        if (row < 0) {
+            found->dtype[j] = table->dtype;
+            found->row[j] = (struct value_row){
+                (const char *)table->data + slots[j] * table->row_bytes, scale_of(table, slots[j])};
+            continue;
+        }
+        const struct redirect_rows *const rows = experts ? &entry->experts : &entry->values;
+        const int64_t row_bytes = cols * (int64_t)dtype_bytes(rows->dtype);
+        found->dtype[j] = rows->dtype;
+        found->row[j] = (struct value_row){(const char *)rows->data + row * row_bytes,
+                                           rows->scale == NULL ? 1 : rows->scale[row]};
+        found->any = true;
+    }
+}
+
+/* The rows of look-up first and of those after it, below n, that are of the same type: *n_run. */
+static struct value_table run_of(const struct redirected *found, int first, int n, int *n_run)
+{
+    int end = first + 1;
+    while (end < n && found->dtype[end] == found->dtype[first]) {
+        end++;
+    }
+    *n_run = end - first;
+    return (struct value_table){
+        .row = found->row + first, .half = found->half, .dtype = found->dtype[first]};
+}
+
+/* 0, 1, 2 ...: the slots of a run, whose rows stand in order. */
+static void count_up(int32_t at[REDIRECT_N])
+{
+    for (int j = 0; j < REDIRECT_N; j++) {
+        at[j] = j;
+    }
+}
+
 /* ---- experts ----------------------------------------------------------------------------------*/
 
 struct experts_job {
     const struct simd_kernels *simd;
     struct tensor y, weights, slots, x;
     const struct cpu_weight *experts;
+    const struct pkm_redirect *redirect; /* Borrowed: or NULL */
 };
+
+/* dot[j] = x · the row that look-up j is read from, n <= REDIRECT_N. */
+static void redirected_dots(float *dot, const struct experts_job *job,
+                            const struct redirect_list *list, const int32_t *slots, int n,
+                            const float *x, const struct value_table *table)
+{
+    struct redirected found;
+    int32_t at[REDIRECT_N];
+    count_up(at);
+    find_rows(&found, list, slots, n, table, job->x.cols, true);
+    int n_run = 0;
+    for (int j = 0; j < n; j += n_run) {
+        const struct value_table run = run_of(&found, j, n, &n_run);
+        job->simd->row_dots(dot + j, at, n_run, x, &run, job->x.cols);
+    }
+}
 
 static void experts_rows(void *arg, int thread, int first, int n)
 {
@@ -165,13 +257,20 @@ static void experts_rows(void *arg, int thread, int first, int n)
         const int32_t *const slots = row_i32(job->slots, r);
         const float *const weights = row_f32(job->weights, r);
         float *const y = row_f32(job->y, r);
+        struct redirect_list list;
+        const bool redirected = is_redirected(&list, job->redirect, r);
         for (int64_t j = 0; j < job->slots.cols; j++) {
             CHECK(slots[j] >= 0 && slots[j] < w->head.rows);
         }
         for (int64_t from = 0; from < job->slots.cols; from += N) {
             float dot[N];
             const int n_slot = (int)(job->slots.cols - from < N ? job->slots.cols - from : N);
-            job->simd->row_dots(dot, slots + from, n_slot, row_f32(job->x, r), &table, job->x.cols);
+            const float *const x = row_f32(job->x, r);
+            if (redirected) {
+                redirected_dots(dot, job, &list, slots + from, n_slot, x, &table);
+            } else {
+                job->simd->row_dots(dot, slots + from, n_slot, x, &table, job->x.cols);
+            }
             for (int j = 0; j < n_slot; j++) {
                 const double z = (double)dot[j];
                 y[from + j] =
@@ -182,10 +281,11 @@ static void experts_rows(void *arg, int thread, int first, int n)
 }
 
 void cpu_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
-                     struct tensor slots, struct tensor x, const struct weight *experts)
+                     struct tensor slots, struct tensor x, const struct weight *experts,
+                     const struct pkm_redirect *redirect)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
-    struct experts_job job = {cpu->simd, y, weights, slots, x, cpu_weight_of(experts)};
+    struct experts_job job = {cpu->simd, y, weights, slots, x, cpu_weight_of(experts), redirect};
     CHECK(x.rows <= INT32_MAX);
     pool_for(cpu->pool, (int)x.rows, POOL_DYNAMIC, experts_rows, &job);
 }
@@ -259,7 +359,8 @@ struct read_job {
     const struct cpu_backend *cpu;
     struct tensor y, residual, slots, weights;
     const struct cpu_weight *values;
-    int n_part; /* parts the columns of a row are divided into */
+    int n_part;                          /* parts the columns of a row are divided into */
+    const struct pkm_redirect *redirect; /* Borrowed: or NULL */
 };
 
 /* First column of a part: whole groups of READ_COLS, the last part takes what is left. */
@@ -267,6 +368,34 @@ static int64_t part_col(const struct read_job *job, int part)
 {
     return part == job->n_part ? job->y.cols
                                : job->y.cols / READ_COLS * part / job->n_part * READ_COLS;
+}
+
+/* y[n_col] += the weighted sum of columns first .. of a row's look-ups, redirected as list says. Pieces
+ * without a redirected row are read as those of other rows are. */
+static void read_redirected(float *y, const struct read_job *job, const struct redirect_list *list,
+                            int row, int64_t first, int64_t n_col)
+{
+    const struct value_table table = value_table_of(job->values);
+    const int32_t *const slots = row_i32(job->slots, row);
+    const float *const weights = row_f32(job->weights, row);
+    const int n = (int)job->slots.cols;
+    struct redirected found;
+    int32_t at[REDIRECT_N];
+    count_up(at);
+    for (int from = 0; from < n; from += REDIRECT_N) {
+        const int n_slot = n - from < REDIRECT_N ? n - from : REDIRECT_N;
+        find_rows(&found, list, slots + from, n_slot, &table, job->y.cols, false);
+        if (!found.any) {
+            job->cpu->simd->pkm_read(y, slots + from, weights + from, n_slot, &table, first, n_col,
+                                     NULL);
+            continue;
+        }
+        int n_run = 0;
+        for (int j = 0; j < n_slot; j += n_run) {
+            const struct value_table run = run_of(&found, j, n_slot, &n_run);
+            job->cpu->simd->pkm_read(y, at, weights + from + j, n_run, &run, first, n_col, NULL);
+        }
+    }
 }
 
 static void read_items(void *arg, int thread, int first, int n)
@@ -292,6 +421,11 @@ static void read_items(void *arg, int thread, int first, int n)
         } else {
             memmove(y, row_f32(job->residual, row) + col, (size_t)n_col * sizeof *y);
         }
+        struct redirect_list list;
+        if (is_redirected(&list, job->redirect, row)) {
+            read_redirected(y, job, &list, row, col, n_col);
+            continue;
+        }
         job->cpu->simd->pkm_read(y, row_i32(job->slots, row), row_f32(job->weights, row),
                                  (int)job->slots.cols, &table, col, n_col,
                                  is_last ? NULL : row_i32(job->slots, row + 1));
@@ -299,7 +433,8 @@ static void read_items(void *arg, int thread, int first, int n)
 }
 
 void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                  struct tensor weights, const struct weight *weight)
+                  struct tensor weights, const struct weight *weight,
+                  const struct pkm_redirect *redirect)
 {
     const struct cpu_backend *const cpu = cpu_of(be);
     const struct cpu_weight *const values = cpu_weight_of(weight);
@@ -310,6 +445,6 @@ void cpu_pkm_read(struct backend *be, struct tensor y, struct tensor residual, s
         n_part = wanted < most ? wanted : most;
     }
     CHECK(y.rows * n_part <= INT32_MAX);
-    struct read_job job = {cpu, y, residual, slots, weights, values, (int)n_part};
+    struct read_job job = {cpu, y, residual, slots, weights, values, (int)n_part, redirect};
     pool_for(cpu->pool, (int)(y.rows * n_part), POOL_STREAM, read_items, &job);
 }

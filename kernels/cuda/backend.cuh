@@ -38,7 +38,7 @@ enum { COMMAND_TENSOR_MAX = 6, COMMAND_WEIGHT_MAX = 3 };
 /* One op with its arguments, in the order of the op's parameters; what an op does not have is 0. */
 struct command {
     enum command_op op;
-    int n;   /* n_head, n_run, first, act or gate */
+    int n;   /* n_head, n_run, first, act, gate or memory */
     float f; /* eps or scale */
     struct pkm_shape shape;
     struct pkm_rescore rescore;

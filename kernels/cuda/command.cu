@@ -120,9 +120,13 @@ static void run_one(struct cuda *cu, const struct command *c)
         break;
     case COMMAND_PKM_SEARCH: cuda_pkm_search(cu, t[0], t[1], t[2], c->weight[0], &c->shape); break;
     case COMMAND_PKM_RESCORE: cuda_pkm_rescore(cu, t[0], t[1], t[2], &c->rescore); break;
-    case COMMAND_PKM_EXPERTS: cuda_pkm_experts(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
+    case COMMAND_PKM_EXPERTS:
+        cuda_pkm_experts(cu, t[0], t[1], t[2], t[3], c->weight[0], view, c->n);
+        break;
     case COMMAND_PKM_ABLATE: cuda_pkm_ablate(cu, t[0], t[1], view, &c->place); break;
-    case COMMAND_PKM_READ: cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0]); break;
+    case COMMAND_PKM_READ:
+        cuda_pkm_read(cu, t[0], t[1], t[2], t[3], c->weight[0], view, c->n);
+        break;
     case COMMAND_GATHER: cuda_gather(cu, t[0], t[1], view, c->n); break;
     case COMMAND_LOG_SOFTMAX: cuda_log_softmax(cu, t[0], t[1]); break;
     case COMMAND_SAMPLE: cuda_sample(cu, t[0], view, scratch, c->n); break;

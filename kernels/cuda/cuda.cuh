@@ -49,6 +49,8 @@ struct step_view {
     const int32_t *allow;               /* [n_allow] */
     const int32_t *ablate_first;        /* [n_seq + 1] */
     const struct step_ablate *ablate;
+    const int32_t *redirect_first; /* [n_seq + 1] */
+    const struct step_redirect *redirect;
     int32_t *out_token; /* results, downloaded by finish */
     float *out_logprob;
     int32_t *out_rank;
@@ -285,15 +287,17 @@ void cuda_rope(struct cuda *cu, struct tensor x, struct tensor table, const stru
 void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor g,
                enum gate_kind kind);
 void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
-                      struct tensor x, const struct weight *experts);
+                      struct tensor x, const struct weight *experts, const struct step_view *view,
+                      int memory);
 
 /* pkm_ablate.cu */
 void cuda_pkm_ablate(struct cuda *cu, struct tensor weights, struct tensor slots,
                      const struct step_view *view, const struct pkm_place *place);
 
-/* pkm_read.cu */
+/* pkm_read.cu. view NULL: nothing is redirected; else memory is the redirections'. */
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-                   struct tensor weights, const struct weight *values);
+                   struct tensor weights, const struct weight *values, const struct step_view *view,
+                   int memory);
 
 /* softmax.cu */
 void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base);

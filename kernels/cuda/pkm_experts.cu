@@ -3,16 +3,17 @@
  * A warp per slot: each lane has a chain over every 32nd column, then the lanes are folded by a
  * butterfly. Bound by memory, rows of the table at random places. Share of the bound reached: not
  * measured yet. */
+#include "kernels/cuda/redirect.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace
 {
 
 /* A warp per slot. Bytes per slot: a row of the table, at a random place. */
-template <typename T>
+template <typename T, bool redirects>
 __global__ void __launch_bounds__(BLOCK)
     experts_kernel(struct tensor y, struct tensor weights, struct tensor slots, struct tensor x,
-                   const T *experts)
+                   const T *experts, const struct step_view *view, int memory)
 {
     const int64_t item = my_item();
     const int lane = threadIdx.x % WARP;
@@ -24,9 +25,15 @@ __global__ void __launch_bounds__(BLOCK)
     const int64_t j = item % weights.cols;
     const int64_t slot = (static_cast<const int32_t *>(slots.data) + row * slots.stride)[j];
     const T *const expert = experts + slot * x.cols;
+    const struct redirected_row other =
+        redirects ? redirect_find(view, row, memory, static_cast<int>(slot), x.cols, true)
+                  : redirected_row{0, 0};
     float dot = 0;
     for (int64_t c = lane; c < x.cols; c += WARP) {
-        dot = fmaf(row_of(x, row)[c], widen(expert[c]), dot);
+        const float value = redirects && other.data != 0
+                                ? redirected_value(other, static_cast<int>(c))
+                                : widen(expert[c]);
+        dot = fmaf(row_of(x, row)[c], value, dot);
     }
     dot = warp_sum(dot);
     if (lane == 0) {
@@ -36,22 +43,30 @@ __global__ void __launch_bounds__(BLOCK)
 
 template <typename T>
 void experts_launch(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
-                    struct tensor x, const struct weight *experts)
+                    struct tensor x, const struct weight *experts, const struct step_view *view,
+                    int memory)
 {
-    LAUNCH(experts_kernel<T>, grid_of(weights.rows * weights.cols, ITEMS), dim3(BLOCK), 0,
-           cuda_queue(cu), y, weights, slots, x,
-           static_cast<const T *>(cuda_weight_of(experts)->data));
+    const dim3 grid = grid_of(weights.rows * weights.cols, ITEMS);
+    const T *const data = static_cast<const T *>(cuda_weight_of(experts)->data);
+    if (view == NULL) {
+        LAUNCH((experts_kernel<T, false>), grid, dim3(BLOCK), 0, cuda_queue(cu), y, weights, slots,
+               x, data, view, memory);
+    } else {
+        LAUNCH((experts_kernel<T, true>), grid, dim3(BLOCK), 0, cuda_queue(cu), y, weights, slots,
+               x, data, view, memory);
+    }
 }
 
 } // namespace
 
 void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, struct tensor slots,
-                      struct tensor x, const struct weight *experts)
+                      struct tensor x, const struct weight *experts, const struct step_view *view,
+                      int memory)
 {
     if (experts->dtype == DTYPE_BF16) {
-        experts_launch<uint16_t>(cu, y, weights, slots, x, experts);
+        experts_launch<uint16_t>(cu, y, weights, slots, x, experts, view, memory);
     } else {
-        experts_launch<float>(cu, y, weights, slots, x, experts);
+        experts_launch<float>(cu, y, weights, slots, x, experts, view, memory);
     }
     cuda_check(cu, "pkm_experts");
 }

@@ -12,8 +12,12 @@
  * rows), 128 threads. Bytes per row: n_head·k_top value rows (paper: 128 rows of 2 KiB in BF16),
  * each read once in whole 128-byte lines, from device memory or over the bus from pinned host
  * memory; 2 operations per element. Bound: memory bandwidth; for one row latency, so all 32 loads
- * of a block are in flight together. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/cuda.cuh"
+ * of a block are in flight together. Share of the bound reached: not measured yet.
+ *
+ * In steps with redirections (struct pkm_redirect) the lanes of a warp look their slots up first; where
+ * one is redirected, its row takes the place of the table's after that has been loaded, before the sums:
+ * so the loads stay in flight together, and the sums are the same. */
+#include "kernels/cuda/redirect.cuh"
 
 #include <type_traits>
 
@@ -107,16 +111,38 @@ struct q4_table {
     }
 };
 
+/* Whose redirections apply; view NULL = none. */
+struct read_redirect {
+    const struct step_view *view;
+    int memory;
+};
+
+/* Both columns of a lane of the row that stands in for look-up j's. */
+__device__ __forceinline__ float2 redirected_pair(struct redirected_row mine, int j, int column,
+                                                  int n_column)
+{
+    const struct redirected_row row = {__shfl_sync(0xffffffffu, mine.data, j),
+                                       __shfl_sync(0xffffffffu, mine.is_bf16, j)};
+    return {redirected_value(row, column),
+            column + 1 < n_column ? redirected_value(row, column + 1) : 0};
+}
+
 /* The sum of block first .. first+31 of the row's n_hit slots for this lane's columns. All lanes of
  * the warp call; a lane without columns reads column 0 and its sum is not used. */
-template <typename T, bool paired>
+template <typename T, bool paired, bool redirects>
 __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *weights, int first,
-                                            int n_hit, const T values, int64_t n_column, int column)
+                                            int n_hit, const T values, int64_t n_column, int column,
+                                            struct read_redirect redirect, int64_t row)
 {
     const int lane = threadIdx.x % WARP;
     const int n = n_hit - first < WARP ? n_hit - first : WARP;
     const int32_t my_slot = lane < n ? slots[first + lane] : 0;
     const float my_weight = lane < n ? weights[first + lane] : 0;
+    struct redirected_row mine = {0, 0};
+    if (redirects && lane < n) {
+        mine = redirect_find(redirect.view, row, redirect.memory, my_slot, n_column, false);
+    }
+    const unsigned redirected = redirects ? __ballot_sync(0xffffffffu, mine.data != 0) : 0;
     float2 sum = {0, 0};
     if (n == WARP) {
         float2 v[WARP];
@@ -124,6 +150,14 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
         for (int j = 0; j < WARP; j++) {
             const int64_t slot = __shfl_sync(0xffffffffu, my_slot, j);
             v[j] = values.template load<paired>(slot, column, static_cast<int>(n_column));
+        }
+        if constexpr (redirects) {
+#pragma unroll
+            for (int j = 0; j < WARP; j++) {
+                if ((redirected >> j & 1) != 0) {
+                    v[j] = redirected_pair(mine, j, column, static_cast<int>(n_column));
+                }
+            }
         }
         if constexpr (std::is_same<T, float_table<float>>::
                           value) { /* else nvcc 13.0 mixes sums among the loads, and spills */
@@ -140,17 +174,20 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
     for (int j = 0; j < n; j++) {
         const int64_t slot = __shfl_sync(0xffffffffu, my_slot, j);
         const float weight = __shfl_sync(0xffffffffu, my_weight, j);
-        const float2 v = values.template load<paired>(slot, column, static_cast<int>(n_column));
+        const float2 v =
+            redirects && (redirected >> j & 1) != 0
+                ? redirected_pair(mine, j, column, static_cast<int>(n_column))
+                : values.template load<paired>(slot, column, static_cast<int>(n_column));
         sum.x = fmaf(weight, v.x, sum.x);
         sum.y = fmaf(weight, v.y, sum.y);
     }
     return sum;
 }
 
-template <typename T, bool paired>
+template <typename T, bool paired, bool redirects>
 __global__ void __launch_bounds__(SUMS *WARP)
     read_kernel(struct tensor y, struct tensor residual, struct tensor slots, struct tensor weights,
-                const T values)
+                const T values, struct read_redirect redirect)
 {
     __shared__ float2 sums[SUMS][WARP];
     const int lane = threadIdx.x % WARP;
@@ -173,8 +210,8 @@ __global__ void __launch_bounds__(SUMS *WARP)
     for (int first = 0; first < n_hit; first += SUMS * WARP) {
         const int my_first = first + warp * WARP;
         if (my_first < n_hit) {
-            sums[warp][lane] =
-                block_sum<T, paired>(row_slots, row_weights, my_first, n_hit, values, y.cols, safe);
+            sums[warp][lane] = block_sum<T, paired, redirects>(
+                row_slots, row_weights, my_first, n_hit, values, y.cols, safe, redirect, row);
         }
         __syncthreads();
         for (int b = 0; warp == 0 && b < SUMS && first + b * WARP < n_hit; b++) {
@@ -192,52 +229,69 @@ __global__ void __launch_bounds__(SUMS *WARP)
     }
 }
 
-template <typename T>
-void launch(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-            struct tensor weights, const T table, bool paired)
+/* What is read, and for whom. */
+struct read_call {
+    struct tensor y, residual, slots, weights;
+    struct read_redirect redirect;
+};
+
+template <typename T, bool paired>
+void launch_paired(struct cuda *cu, const struct read_call *call, const T table)
 {
+    const struct tensor y = call->y;
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));
     const dim3 block(SUMS * WARP);
-    if (paired) {
-        LAUNCH((read_kernel<T, true>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
-               table);
+    if (call->redirect.view == NULL) {
+        LAUNCH((read_kernel<T, paired, false>), grid, block, 0, cuda_queue(cu), y, call->residual,
+               call->slots, call->weights, table, call->redirect);
     } else {
-        LAUNCH((read_kernel<T, false>), grid, block, 0, cuda_queue(cu), y, residual, slots, weights,
-               table);
+        LAUNCH((read_kernel<T, paired, true>), grid, block, 0, cuda_queue(cu), y, call->residual,
+               call->slots, call->weights, table, call->redirect);
     }
 }
 
 template <typename T>
-void launch_floats(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-                   struct tensor weights, const struct weight *values)
+void launch(struct cuda *cu, const struct read_call *call, const T table, bool paired)
+{
+    if (paired) {
+        launch_paired<T, true>(cu, call, table);
+    } else {
+        launch_paired<T, false>(cu, call, table);
+    }
+}
+
+template <typename T>
+void launch_floats(struct cuda *cu, const struct read_call *call, const struct weight *values)
 {
     const T *const data = static_cast<const T *>(cuda_weight_of(values)->data);
     const bool paired =
-        y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % (PAIR * sizeof(T)) == 0;
-    launch(cu, y, residual, slots, weights, float_table<T>{data}, paired);
+        call->y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % (PAIR * sizeof(T)) == 0;
+    launch(cu, call, float_table<T>{data}, paired);
 }
 
-void launch_q4(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-               struct tensor weights, const struct weight *values)
+void launch_q4(struct cuda *cu, const struct read_call *call, const struct weight *values)
 {
     const uint8_t *const data = static_cast<const uint8_t *>(cuda_weight_of(values)->data);
     const q4_table table = {data,
                             reinterpret_cast<const uint16_t *>(data + cuda_q4_scales(values))};
-    const bool paired = y.cols / 2 % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % PAIR == 0;
-    launch(cu, y, residual, slots, weights, table, paired);
+    const bool paired =
+        call->y.cols / 2 % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % PAIR == 0;
+    launch(cu, call, table, paired);
 }
 
 } // namespace
 
 void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, struct tensor slots,
-                   struct tensor weights, const struct weight *values)
+                   struct tensor weights, const struct weight *values, const struct step_view *view,
+                   int memory)
 {
+    const struct read_call call = {y, residual, slots, weights, {view, memory}};
     if (values->dtype == DTYPE_Q4) {
-        launch_q4(cu, y, residual, slots, weights, values);
+        launch_q4(cu, &call, values);
     } else if (values->dtype == DTYPE_BF16) {
-        launch_floats<uint16_t>(cu, y, residual, slots, weights, values);
+        launch_floats<uint16_t>(cu, &call, values);
     } else {
-        launch_floats<float>(cu, y, residual, slots, weights, values);
+        launch_floats<float>(cu, &call, values);
     }
     cuda_check(cu, "pkm_read");
 }

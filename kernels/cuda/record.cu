@@ -215,8 +215,15 @@ void record_pkm_rescore(struct backend *be, struct tensor slots, struct tensor w
     command_append(cuda_of(be), &c);
 }
 
+static void set_redirect(struct command *c, const struct pkm_redirect *redirect)
+{
+    c->step = redirect == NULL ? NULL : cuda_step_of(redirect->step);
+    c->n = redirect == NULL ? 0 : redirect->memory;
+}
+
 void record_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
-                        struct tensor slots, struct tensor x, const struct weight *experts)
+                        struct tensor slots, struct tensor x, const struct weight *experts,
+                        const struct pkm_redirect *redirect)
 {
     struct command c = {};
     c.op = COMMAND_PKM_EXPERTS;
@@ -225,6 +232,7 @@ void record_pkm_experts(struct backend *be, struct tensor y, struct tensor weigh
     c.tensor[2] = slots;
     c.tensor[3] = x;
     c.weight[0] = experts;
+    set_redirect(&c, redirect);
     command_append(cuda_of(be), &c);
 }
 
@@ -241,7 +249,8 @@ void record_pkm_ablate(struct backend *be, struct tensor weights, struct tensor 
 }
 
 void record_pkm_read(struct backend *be, struct tensor y, struct tensor residual,
-                     struct tensor slots, struct tensor weights, const struct weight *values)
+                     struct tensor slots, struct tensor weights, const struct weight *values,
+                     const struct pkm_redirect *redirect)
 {
     struct command c = {};
     c.op = COMMAND_PKM_READ;
@@ -250,6 +259,7 @@ void record_pkm_read(struct backend *be, struct tensor y, struct tensor residual
     c.tensor[2] = slots;
     c.tensor[3] = weights;
     c.weight[0] = values;
+    set_redirect(&c, redirect);
     command_append(cuda_of(be), &c);
 }
 

@@ -4,7 +4,7 @@
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
  * starts one copy of it to the device's block:
  *
- *   step_view | token pos lang row_seq seq_first page out_row ... ablate | out_token | out_logprob
+ *   step_view | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
  *   out_rank out_entropy top_id top_logprob
  *   <-------------------------- uploaded ------------------------------->
  *                                                           <------- downloaded --------------->
@@ -114,6 +114,8 @@ static struct step_view pack_step(struct pack *p, const struct step *s, int n_pa
     v.allow = pack_copy(p, s->allow, s->n_allow, 1);
     v.ablate_first = pack_copy(p, s->ablate_first, s->n_seq + 1, 1);
     v.ablate = pack_copy(p, s->ablate, s->n_ablate, 1);
+    v.redirect_first = pack_copy(p, s->redirect_first, s->n_seq + 1, 1);
+    v.redirect = pack_copy(p, s->redirect, s->n_redirect, 1);
     *down_first = p->used;
     v.out_token = pack_copy(p, s->out_token, s->n_out, 1);
     return v;
@@ -140,6 +142,7 @@ static size_t pack_bytes(const struct step_limits *limits)
     full.n_adjust = limits->n_adjust_max;
     full.n_allow = limits->n_allow_max;
     full.n_ablate = limits->n_ablate_max;
+    full.n_redirect = limits->n_redirect_max;
     struct pack p = {};
     size_t down_first = 0;
     struct step_view v = pack_step(&p, &full, limits->n_page_max, &down_first);

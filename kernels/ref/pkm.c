@@ -172,17 +172,48 @@ void ref_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weig
     }
 }
 
+/* Where a slot of a row's is read from. */
+struct read_from {
+    const struct redirect_rows *rows; /* Borrowed; NULL: the table itself */
+    int32_t row;
+};
+
+static struct read_from read_from(const struct pkm_redirect *redirect, int64_t r, int32_t slot,
+                                  bool experts)
+{
+    const struct step_redirect *entry = NULL;
+    if (redirect != NULL) {
+        const struct redirect_list list = step_redirects(redirect->step, r, redirect->memory);
+        const int32_t row = step_redirect_row(&list, slot, &entry);
+        if (row >= 0) {
+            return (struct read_from){experts ? &entry->experts : &entry->values, row};
+        }
+    }
+    return (struct read_from){NULL, slot};
+}
+
+static float read_at(const struct weight *table, struct read_from from, int64_t col)
+{
+    if (from.rows == NULL) {
+        return weight_at(table, from.row, col);
+    }
+    const float value = float_at(from.rows->data, from.rows->dtype, from.row * table->cols + col);
+    return from.rows->scale == NULL ? value : value * from.rows->scale[from.row];
+}
+
 void ref_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
-                     struct tensor slots, struct tensor x, const struct weight *experts)
+                     struct tensor slots, struct tensor x, const struct weight *experts,
+                     const struct pkm_redirect *redirect)
 {
     (void)be;
     for (int64_t r = 0; r < x.rows; r++) {
         for (int64_t j = 0; j < slots.cols; j++) {
             const int32_t slot = row_i32(slots, r)[j];
             CHECK(slot >= 0 && slot < experts->rows);
+            const struct read_from from = read_from(redirect, r, slot, true);
             double dot = 0;
             for (int64_t c = 0; c < x.cols; c++) {
-                dot += (double)row_f32(x, r)[c] * (double)weight_at(experts, slot, c);
+                dot += (double)row_f32(x, r)[c] * (double)read_at(experts, from, c);
             }
             const double gelu = 0.5 * dot * erfc(-dot * 0.70710678118654752440);
             row_f32(y, r)[j] = (float)((double)row_f32(weights, r)[j] * gelu);
@@ -220,18 +251,23 @@ void ref_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slo
 }
 
 void ref_pkm_read(struct backend *be, struct tensor y, struct tensor residual, struct tensor slots,
-                  struct tensor weights, const struct weight *values)
+                  struct tensor weights, const struct weight *values,
+                  const struct pkm_redirect *redirect)
 {
     (void)be;
     for (int64_t r = 0; r < y.rows; r++) {
-        for (int64_t c = 0; c < y.cols; c++) {
-            float sum = residual.data == NULL ? 0 : row_f32(residual, r)[c];
-            for (int64_t j = 0; j < slots.cols; j++) {
-                const int32_t slot = row_i32(slots, r)[j];
-                CHECK(slot >= 0 && slot < values->rows);
-                sum += row_f32(weights, r)[j] * weight_at(values, slot, c);
+        if (residual.data == NULL) {
+            memset(row_f32(y, r), 0, (size_t)y.cols * sizeof(float));
+        } else {
+            memmove(row_f32(y, r), row_f32(residual, r), (size_t)y.cols * sizeof(float));
+        }
+        for (int64_t j = 0; j < slots.cols; j++) {
+            const int32_t slot = row_i32(slots, r)[j];
+            CHECK(slot >= 0 && slot < values->rows);
+            const struct read_from from = read_from(redirect, r, slot, false);
+            for (int64_t c = 0; c < y.cols; c++) {
+                row_f32(y, r)[c] += row_f32(weights, r)[j] * read_at(values, from, c);
             }
-            row_f32(y, r)[c] = sum;
         }
     }
 }

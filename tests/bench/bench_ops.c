@@ -357,7 +357,7 @@ static void run_read(struct bench *b, int rows)
 {
     const struct tensor y = tensor_head(tensor_cols(b->wide, D, D), rows);
     op_pkm_read(b->be, y, (struct tensor){0}, tensor_head(b->slots, rows),
-                tensor_head(b->shares, rows), b->values);
+                tensor_head(b->shares, rows), b->values, NULL);
 }
 
 static struct step *step_wanting(struct bench *b, int rows, int want, float temperature)

@@ -43,7 +43,8 @@ static void run_read(const struct sweep *s, int copy)
 {
     const struct memory *const m = s->ctx;
     op_pkm_read(s->b->be, tensor_head(m->y, s->rows), (struct tensor){0},
-                window(m, m->slots, copy, s->rows), window(m, m->shares, copy, s->rows), m->values);
+                window(m, m->slots, copy, s->rows), window(m, m->shares, copy, s->rows), m->values,
+                NULL);
 }
 
 static void run_layer(const struct sweep *s, int copy)

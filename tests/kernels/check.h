@@ -175,6 +175,19 @@ void check_invariance(struct check *c, check_rows_fn *run, const void *data, int
 void check_isolation(struct check *c, check_rows_fn *run, const void *data, float *input,
                      int n_input, int n_row, int n_word, const uint32_t *whole);
 
+/* Redirections of a case's rows: some have none, some several. check_redirect.c */
+struct check_redirect;
+/* For rows 0 .. n_row-1 of a call that reads a table [n_slot, cols]. experts: for that table, not for the
+ * values. */
+struct check_redirect *check_redirect_new(struct check *c, int n_row, int n_slot, int cols,
+                                          bool experts);
+/* A step of rows first .. first+n-1 on a side, begun; *redirect is for the op. The caller frees it. */
+struct step *check_redirect_step(struct check *c, enum side side, const struct check_redirect *k,
+                                 int first, int n, struct pkm_redirect *redirect);
+/* What row reads at [slot, col]: a stand-in's number, else value. */
+float check_redirect_value(const struct check_redirect *k, int row, int32_t slot, int col,
+                           float value);
+
 /* the rows, by file */
 void check_transfer(struct check *c); /* check_dense.c */
 void check_embed(struct check *c);

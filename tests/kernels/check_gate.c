@@ -263,6 +263,7 @@ struct experts_case {
     const int32_t *slots; /* [n, n_col] */
     const float *shares;
     struct weight *experts[SIDE_N];
+    const struct check_redirect *redirect; /* NULL: the call has none */
 };
 
 static void experts_run(struct check *c, enum side side, const void *data, int first, int n,
@@ -278,7 +279,14 @@ static void experts_run(struct check *c, enum side side, const void *data, int f
     const struct tensor slots = check_in(c, side, "slots", k->slots + at, n, k->n_col, DTYPE_I32);
     const struct tensor x =
         check_in(c, side, "x", k->x + (size_t)first * (size_t)k->d, n, k->d, DTYPE_F32);
-    op_pkm_experts(be, y, shares, slots, x, k->experts[side]);
+    struct pkm_redirect redirect;
+    struct step *const step =
+        k->redirect == NULL ? NULL : check_redirect_step(c, side, k->redirect, first, n, &redirect);
+    op_pkm_experts(be, y, shares, slots, x, k->experts[side], step == NULL ? NULL : &redirect);
+    if (step != NULL) {
+        check_finish(c, side, step);
+        be->op->step_free(be, step);
+    }
     check_get(c, side, y, out);
 }
 
@@ -304,16 +312,19 @@ void check_pkm_experts(struct check *c)
     k.x = x;
     k.slots = slots;
     k.shares = check_normal(c, n_share, 1);
-    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s, %s%s", k.n, k.d, k.n_col,
+    k.redirect = check_chance(c, 0.5) ? check_redirect_new(c, k.n, n_slot, k.d, true) : NULL;
+    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s, %s%s%s", k.n, k.d, k.n_col,
                 n_slot, dtype_name(desc.dtype), dtype_name(source), placement_name(desc.placement),
-                k.in_place ? ", in place" : "");
+                k.in_place ? ", in place" : "", k.redirect != NULL ? ", redirected" : "");
     float *const expected = check_host(c, n_share, sizeof *expected);
     float *const got = check_host(c, n_share, sizeof *got);
     double *const magnitude = check_host(c, n_share, sizeof *magnitude);
     for (size_t i = 0; i < n_share; i++) {
         const float *const row = x + i / (size_t)k.n_col * (size_t)k.d;
         for (int j = 0; j < k.d; j++) {
-            magnitude[i] += fabs((double)row[j] * (double)check_value(&host, slots[i], j));
+            const float value = check_redirect_value(k.redirect, (int)(i / (size_t)k.n_col),
+                                                     slots[i], j, check_value(&host, slots[i], j));
+            magnitude[i] += fabs((double)row[j] * (double)value);
         }
         magnitude[i] *= fabs((double)k.shares[i]);
     }

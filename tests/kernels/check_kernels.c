@@ -78,7 +78,7 @@ static void time_read(const struct bench *b)
 {
     const struct tensor none = {0};
     op_pkm_read(b->be, tensor_head(b->x, b->n_tok), none, tensor_head(b->slots, b->n_tok),
-                tensor_head(b->shares, b->n_tok), b->values);
+                tensor_head(b->shares, b->n_tok), b->values, NULL);
 }
 
 /* The best of as many runs as fit into a fifth of a second. */

@@ -301,6 +301,7 @@ struct read_case {
     const int32_t *slots; /* [n, n_col] */
     const float *shares;
     struct weight *values[SIDE_N];
+    const struct check_redirect *redirect; /* NULL: the call has none */
 };
 
 static void read_run(struct check *c, enum side side, const void *data, int first, int n,
@@ -322,7 +323,14 @@ static void read_run(struct check *c, enum side side, const void *data, int firs
     } else if (k->residual == RESIDUAL_Y) {
         residual = y;
     }
-    op_pkm_read(be, y, residual, slots, shares, k->values[side]);
+    struct pkm_redirect redirect;
+    struct step *const step =
+        k->redirect == NULL ? NULL : check_redirect_step(c, side, k->redirect, first, n, &redirect);
+    op_pkm_read(be, y, residual, slots, shares, k->values[side], step == NULL ? NULL : &redirect);
+    if (step != NULL) {
+        check_finish(c, side, step);
+        be->op->step_free(be, step);
+    }
     check_get(c, side, y, out);
 }
 
@@ -337,8 +345,9 @@ static double *read_magnitude(struct check *c, const struct read_case *k,
             *m = k->residual == RESIDUAL_NONE ? 0 : fabs((double)k->base[r * k->d + i]);
             for (int j = 0; j < k->n_col; j++) {
                 const int32_t slot = k->slots[r * k->n_col + j];
+                const float value = check_value(values, slot, i);
                 *m += fabs((double)k->shares[r * k->n_col + j] *
-                           (double)check_value(values, slot, i));
+                           (double)check_redirect_value(k->redirect, r, slot, i, value));
             }
         }
     }
@@ -370,10 +379,12 @@ void check_pkm_read(struct check *c)
     k.slots = slots;
     k.shares = shares;
     k.base = check_normal(c, (size_t)k.n * (size_t)k.d, 1);
+    k.redirect = check_chance(c, 0.5) ? check_redirect_new(c, k.n, n_slot, k.d, false) : NULL;
     static const char *const residual_name[] = {"none", "apart", "= y"};
-    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s %s, residual %s", k.n, k.d,
+    check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s %s, residual %s%s", k.n, k.d,
                 k.n_col, n_slot, dtype_name(desc.dtype), dtype_name(source),
-                placement_name(desc.placement), residual_name[k.residual]);
+                placement_name(desc.placement), residual_name[k.residual],
+                k.redirect != NULL ? ", redirected" : "");
     const size_t n = (size_t)k.n * (size_t)k.d;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);

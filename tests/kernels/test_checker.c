@@ -243,12 +243,22 @@ static void gate_forgets_silu(struct backend *be, struct tensor y, struct tensor
 
 /* Takes the first slot for all. */
 static void experts_repeat_slot(struct backend *be, struct tensor y, struct tensor shares,
-                                struct tensor slots, struct tensor x, const struct weight *experts)
+                                struct tensor slots, struct tensor x, const struct weight *experts,
+                                const struct pkm_redirect *redirect)
 {
     for (int64_t j = 0; j < slots.cols; j++) {
         ref_pkm_experts(be, tensor_cols(y, j, 1), tensor_cols(shares, j, 1),
-                        tensor_cols(slots, 0, 1), x, experts);
+                        tensor_cols(slots, 0, 1), x, experts, redirect);
     }
+}
+
+/* Reads the table's own experts, whatever stands in for them. */
+static void experts_stay(struct backend *be, struct tensor y, struct tensor shares,
+                         struct tensor slots, struct tensor x, const struct weight *experts,
+                         const struct pkm_redirect *redirect)
+{
+    (void)redirect;
+    ref_pkm_experts(be, y, shares, slots, x, experts, NULL);
 }
 
 /* Takes a head's entries for all heads. */
@@ -274,10 +284,32 @@ static void ablate_repeats(struct backend *be, struct tensor weights, struct ten
 /* Forgets the last column. */
 static void read_drops_column(struct backend *be, struct tensor y, struct tensor residual,
                               struct tensor slots, struct tensor shares,
-                              const struct weight *values)
+                              const struct weight *values, const struct pkm_redirect *redirect)
 {
     const int64_t n = slots.cols > 1 ? slots.cols - 1 : 1;
-    ref_pkm_read(be, y, residual, tensor_cols(slots, 0, n), tensor_cols(shares, 0, n), values);
+    ref_pkm_read(be, y, residual, tensor_cols(slots, 0, n), tensor_cols(shares, 0, n), values,
+                 redirect);
+}
+
+/* Takes what stands in for another memory's rows. */
+static void read_mixes_memories(struct backend *be, struct tensor y, struct tensor residual,
+                                struct tensor slots, struct tensor shares,
+                                const struct weight *values, const struct pkm_redirect *redirect)
+{
+    const struct pkm_redirect other = {redirect != NULL ? redirect->step : NULL,
+                                       redirect != NULL ? redirect->memory - 1 : 0};
+    ref_pkm_read(be, y, residual, slots, shares, values, redirect != NULL ? &other : NULL);
+}
+
+/* Gives all rows what the first row's sequence has. */
+static void read_mixes_tenants(struct backend *be, struct tensor y, struct tensor residual,
+                               struct tensor slots, struct tensor shares,
+                               const struct weight *values, const struct pkm_redirect *redirect)
+{
+    struct step step = redirect != NULL ? *redirect->step : (struct step){0};
+    const struct pkm_redirect one = {&step, redirect != NULL ? redirect->memory : 0};
+    step.n_seq = 1;
+    ref_pkm_read(be, y, residual, slots, shares, values, redirect != NULL ? &one : NULL);
 }
 
 /* Ranks ties as if they came after. */
@@ -425,6 +457,9 @@ TEST_BUG(compute.pkm_experts, experts_repeat_slot, "pkm_experts")
 TEST_BUG(compute.pkm_ablate, ablate_forgets_head, "pkm_ablate")
 TEST_BUG(compute.pkm_ablate, ablate_repeats, "pkm_ablate")
 TEST_BUG(compute.pkm_read, read_drops_column, "pkm_read")
+TEST_BUG(compute.pkm_experts, experts_stay, "pkm_experts")
+TEST_BUG(compute.pkm_read, read_mixes_memories, "pkm_read")
+TEST_BUG(compute.pkm_read, read_mixes_tenants, "pkm_read")
 TEST_BUG(compute.outputs, logprobs_ranks_ties, "logprobs")
 TEST_BUG(compute.outputs, logprobs_leaves_chunk, "logprobs")
 TEST_BUG(compute.outputs, sample_cuts_early, "sample")
@@ -498,6 +533,9 @@ int main(void)
         cmocka_unit_test(test_experts_repeat_slot),
         cmocka_unit_test(test_ablate_forgets_head),
         cmocka_unit_test(test_ablate_repeats),
+        cmocka_unit_test(test_experts_stay),
+        cmocka_unit_test(test_read_mixes_memories),
+        cmocka_unit_test(test_read_mixes_tenants),
         cmocka_unit_test(test_read_drops_column),
         cmocka_unit_test(test_logprobs_ranks_ties),
         cmocka_unit_test(test_logprobs_leaves_chunk),

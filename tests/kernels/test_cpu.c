@@ -248,7 +248,7 @@ static void test_mapped_table_at_an_odd_address(void **state)
                                                copy ? PLACEMENT_DEVICE : PLACEMENT_MMAP);
             op_pkm_read(be, tensor_make(y[copy], 1, D, DTYPE_F32), (struct tensor){0},
                         tensor_make(slots, 1, N_READ, DTYPE_I32),
-                        tensor_make(shares, 1, N_READ, DTYPE_F32), w);
+                        tensor_make(shares, 1, N_READ, DTYPE_F32), w, NULL);
             be->op->weight_free(be, w);
         }
         if (memcmp(y[0], y[1], sizeof y[0]) != 0) {

@@ -241,7 +241,7 @@ static void read_rows(struct backend *be, const struct weight *w, const int32_t 
     const struct tensor none = {0};
     be->op->upload(be, slots, row);
     be->op->upload(be, share, shares);
-    op_pkm_read(be, out, none, slots, share, w);
+    op_pkm_read(be, out, none, slots, share, w, NULL);
     be->op->download(be, y, out);
     be->op->buffer_free(be, memory);
 }

@@ -125,7 +125,7 @@ static void test_table_in_place_may_be_unaligned(void **state)
     float y[2];
     const struct tensor none = {0};
     op_pkm_read(be, rows_of(y, 1, 2), none, tensor_make(&slot, 1, 1, DTYPE_I32),
-                rows_of(&share, 1, 1), w);
+                rows_of(&share, 1, 1), w, NULL);
     expect_floats("y", values + 2, y, 2, 0);
     be->op->weight_free(be, w);
 }
@@ -507,8 +507,8 @@ static void test_experts_by_hand(void **state)
     struct weight *const w =
         weight_of(rows_of(rows, 2, 2), WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1);
     const struct tensor slot_view = tensor_make((void *)(uintptr_t)slots, 1, 2, DTYPE_I32);
-    op_pkm_experts(be, rows_of(shares, 1, 2), rows_of(shares, 1, 2), slot_view, rows_of(x, 1, 2),
-                   w);
+    op_pkm_experts(be, rows_of(shares, 1, 2), rows_of(shares, 1, 2), slot_view, rows_of(x, 1, 2), w,
+                   NULL);
     /* gelu(-1), gelu(1) */
     expect_floats("shares", (const float[2]){-1.58655254f, 1.68268949f}, shares, 2, 1e-6);
     be->op->weight_free(be, w);
@@ -524,7 +524,7 @@ static void test_read_sums_over_the_residual(void **state)
     struct weight *const w =
         weight_of(rows_of(values, 3, 2), WEIGHT_TABLE, DTYPE_F32, PLACEMENT_DEVICE, 1);
     const struct tensor slot_view = tensor_make((void *)(uintptr_t)slots, 1, 3, DTYPE_I32);
-    op_pkm_read(be, rows_of(y, 1, 2), rows_of(y, 1, 2), slot_view, rows_of(shares, 1, 3), w);
+    op_pkm_read(be, rows_of(y, 1, 2), rows_of(y, 1, 2), slot_view, rows_of(shares, 1, 3), w, NULL);
     expect_floats("y", (const float[2]){1078, 2156}, y, 2, 0);
     be->op->weight_free(be, w);
 }

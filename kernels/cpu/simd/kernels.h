@@ -123,8 +123,17 @@ struct row_source {
     float scale; /* of the row: 1 but for I8 */
 };
 
+/* Where a row is, and what its numbers are multiplied by. */
+struct value_row {
+    const char *data;
+    float scale;
+};
+
 /* Rows of values. */
 struct value_table {
+    const struct value_row
+        *row; /* [rows] where they stand apart; data and scales then say nothing. Else
+                                  * NULL */
     const void *data;
     const float *scale;        /* [rows] of I8, else NULL */
     const uint16_t *scale_f16; /* [rows] of Q4, else NULL */

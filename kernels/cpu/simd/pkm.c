@@ -38,6 +38,15 @@ static ALWAYS_INLINE float scale_of(const struct value_table *table, int32_t slo
     return table->scale != NULL ? table->scale[slot] : 1;
 }
 
+static ALWAYS_INLINE struct value_row row_of(const struct value_table *table, int32_t slot)
+{
+    if (table->row != NULL) {
+        return table->row[slot];
+    }
+    return (struct value_row){(const char *)table->data + slot * table->row_bytes,
+                              scale_of(table, slot)};
+}
+
 /* The first of n slots, most at most. */
 static void set_group(struct read_group *group, const int32_t *slots, const float *weights, int n,
                       int most, const struct value_table *table, int64_t first_byte)
@@ -45,8 +54,9 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
     group->n = n < most ? n : most;
     for (int i = 0; i < READ_GROUP; i++) {
         const int j = i < group->n ? i : 0;
-        group->row[i] = (const char *)table->data + slots[j] * table->row_bytes + first_byte;
-        const float weight = weights[j] * scale_of(table, slots[j]);
+        const struct value_row row = row_of(table, slots[j]);
+        group->row[i] = row.data + first_byte;
+        const float weight = weights[j] * row.scale;
         group->weight[i] = fabsf(weight) < FLT_MIN ? 0 : weight; /* slow, and adds nothing */
     }
 }
@@ -193,18 +203,17 @@ static ALWAYS_INLINE void dots(float *dot, const int32_t *slots, int n_slot, con
                                const struct value_table *table, const enum dtype dtype, int64_t d)
 {
     enum { ROWS_AHEAD = 2 };
-    const char *const data = table->data;
     for (int j = 0; j < n_slot; j++) {
-        const char *const row = data + slots[j] * table->row_bytes;
+        const struct value_row row = row_of(table, slots[j]);
         const int next = j + ROWS_AHEAD < n_slot ? j + ROWS_AHEAD : n_slot - 1;
-        const char *const ahead = data + slots[next] * table->row_bytes;
+        const char *const ahead = row_of(table, slots[next]).data;
         vf sum = v_set1(0);
         for (int64_t c = 0; c < d; c += LANES) {
             const int n = lanes_left(d, c);
             __builtin_prefetch(ahead + c * (int64_t)dtype_bytes(dtype));
-            sum = v_fma(v_load_n(x + c, n), v_load_as(row, dtype, c, n), sum);
+            sum = v_fma(v_load_n(x + c, n), v_load_as(row.data, dtype, c, n), sum);
         }
-        dot[j] = v_sum(sum) * (table->scale != NULL ? table->scale[slots[j]] : 1);
+        dot[j] = v_sum(sum) * row.scale;
     }
 }
 
