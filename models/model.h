@@ -142,6 +142,8 @@ struct model;
  * NULL. Owner of *model: the caller. be must outlive it. */
 enum err_code model_open(struct model **model, struct backend *be, const char *dir,
                          const struct model_options *options, struct err *err);
+/* What the configuration alone says of the model in dir; types, sizes and sampling stay 0. */
+enum err_code model_info_read(struct model_info *info, const char *dir, struct err *err);
 void model_close(struct model *model); /* NULL is fine */
 const struct model_info *model_info(const struct model *model);
 /* Whether the files that are read in place are still what was opened; ERR_IO names the first that is

@@ -40,6 +40,21 @@ static void fill_info(struct model_info *info, const struct config *config)
     }
 }
 
+enum err_code model_info_read(struct model_info *info, const char *dir, struct err *err)
+{
+    struct config *const config = calloc(1, sizeof *config);
+    if (config == NULL) {
+        return err_set(err, ERR_MEMORY, "%s: no memory to open it", dir);
+    }
+    const enum err_code code = config_read(config, dir, err);
+    *info = (struct model_info){0};
+    if (code == ERR_OK) {
+        fill_info(info, config);
+    }
+    free(config);
+    return code;
+}
+
 /* The dtype to compute with. F16 files are computed in F32: the CPU has no F16 products that
  * accumulate in F32, and BF16 would lose three of their bits. */
 static enum err_code choose_dtype(struct model_info *info, const struct backend *be,

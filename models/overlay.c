@@ -167,11 +167,6 @@ static enum err_code take_memory(struct overlay *overlay, int m,
     return code;
 }
 
-static bool is_hash(const char *text)
-{
-    return strlen(text) == SHA256_HEX - 1 && strspn(text, "0123456789abcdef") == SHA256_HEX - 1;
-}
-
 static enum err_code read_metadata(struct overlay *overlay, struct err *err)
 {
     const struct safetensors *const st = &overlay->tensor;
@@ -197,7 +192,7 @@ static enum err_code read_metadata(struct overlay *overlay, struct err *err)
         if (memory->base == NULL && overlay->n_memory == 1) {
             memory->base = safetensors_metadata(st, "base");
         }
-        if (memory->base == NULL || !is_hash(memory->base)) {
+        if (memory->base == NULL || !sha256_is_hex(memory->base)) {
             return err_set(err, ERR_FORMAT,
                            "%s: the metadata's %s must be the SHA-256 of memory %d's values in 64 "
                            "digits, as pkmserve inspect --hash prints it",

@@ -98,6 +98,11 @@ void sha256_end(struct sha256 *sum, unsigned char digest[SHA256_BYTES])
     }
 }
 
+bool sha256_is_hex(const char *text)
+{
+    return strlen(text) == SHA256_HEX - 1 && strspn(text, "0123456789abcdef") == SHA256_HEX - 1;
+}
+
 void sha256_end_hex(struct sha256 *sum, char hex[SHA256_HEX])
 {
     unsigned char digest[SHA256_BYTES];

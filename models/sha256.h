@@ -3,6 +3,7 @@
 #ifndef MODELS_SHA256_H
 #define MODELS_SHA256_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,6 +14,9 @@ struct sha256 {
     uint64_t n_byte; /* added so far */
     unsigned char block[64];
 };
+
+/* Whether text is a sum as sha256_end_hex writes it. */
+bool sha256_is_hex(const char *text);
 
 void sha256_begin(struct sha256 *sum);
 void sha256_add(struct sha256 *sum, const void *data, size_t bytes);

@@ -148,8 +148,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
-/* A memory's values: they may be larger than all other weights, and of another type. */
-static bool is_value_table(const struct safetensors_entry *entry)
+bool tensors_is_value_table(const struct safetensors_entry *entry)
 {
     return strncmp(entry->name, "memories.", 9) == 0 &&
            (strstr(entry->name, ".values.") != NULL || strstr(entry->name, ".experts.") != NULL);
@@ -161,7 +160,7 @@ static enum err_code check_entry(const struct safetensors_entry *entry, struct e
     if (entry->dtype != SAFETENSORS_F32 && entry->dtype != SAFETENSORS_F16 &&
         entry->dtype != SAFETENSORS_BF16 && entry->dtype != SAFETENSORS_I8 &&
         entry->dtype != SAFETENSORS_I32 &&
-        !(entry->dtype == SAFETENSORS_U8 && is_value_table(entry))) {
+        !(entry->dtype == SAFETENSORS_U8 && tensors_is_value_table(entry))) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s; weights must be F32, F16, BF16 or I8, and a "
                        "memory's values may be U8, codes of 4 bits",
@@ -394,7 +393,7 @@ enum dtype tensors_main_dtype(const struct tensors *tensors)
     for (int i = 0; i < tensors->n_entry; i++) {
         const struct safetensors_entry *const entry = tensors->entry[i];
         const enum dtype dtype = tensors_dtype(entry);
-        bytes[dtype] += dtype == DTYPE_I32 || is_value_table(entry) ? 0 : entry->bytes;
+        bytes[dtype] += dtype == DTYPE_I32 || tensors_is_value_table(entry) ? 0 : entry->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
     /* I8 if anything is: keys and vectors stay F32, and may be most bytes of a small model */

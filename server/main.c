@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { EXIT_USAGE = 2 };
+enum { EXIT_USAGE = 2, NAME_BYTES = 128 /* of a command; more is cut off */ };
 
 /* A full disk behind a redirection must not look like success. */
 static int check_output(int status)
@@ -24,6 +24,10 @@ static int check_output(int status)
 
 static int no_command(const char *name)
 {
+    if (strcmp(name, "memory") == 0) {
+        fprintf(stderr, "pkmserve: memory needs a second word; see 'pkmserve help memory'\n");
+        return EXIT_USAGE;
+    }
     const char *const near = options_command_near(name);
     fprintf(stderr, "pkmserve: no command '%.60s'%s%s; see 'pkmserve help'\n", name,
             near ? "; did you mean " : "", near ? near : "");
@@ -34,6 +38,9 @@ static int no_command(const char *name)
 static int print_help(const char *name)
 {
     if (name && options_document(stdout, name)) {
+        return check_output(0);
+    }
+    if (name && options_help_group(stdout, name)) {
         return check_output(0);
     }
     const unsigned command = name ? options_command(name) : 0;
@@ -64,6 +71,11 @@ static int run(enum command command, const struct options *options)
     case COMMAND_INSPECT: return cmd_inspect(options);
     case COMMAND_BENCH: return cmd_bench(options);
     case COMMAND_HEALTH: return cmd_health(options);
+    case COMMAND_MEMORY_COUNT: return cmd_memory_count(options);
+    case COMMAND_MEMORY_ADD: return cmd_memory_add(options);
+    case COMMAND_MEMORY_RANK: return cmd_memory_rank(options);
+    case COMMAND_MEMORY_HOT: return cmd_memory_hot(options);
+    case COMMAND_MEMORY_INSPECT: return cmd_memory_inspect(options);
     }
     check_failed(__FILE__, __LINE__, "command");
 }
@@ -71,11 +83,11 @@ static int run(enum command command, const struct options *options)
 static int run_command(const char *name, int argc, char **argv)
 {
     const unsigned command = options_command(name);
-    if (command == 0) {
-        return no_command(name);
-    }
     if (wants_help(argc, argv)) {
         return print_help(name);
+    }
+    if (command == 0) {
+        return no_command(name);
     }
     struct options options;
     struct err err;
@@ -84,8 +96,10 @@ static int run_command(const char *name, int argc, char **argv)
         return EXIT_USAGE;
     }
     options_warn_environment(stderr);
-    /* A health check asks a server, wherever its model is. */
-    if (command != COMMAND_HEALTH && options_resolve(&options, &err) != ERR_OK) {
+    /* A health check asks a server, wherever its model is; files of counts name theirs. */
+    const unsigned without =
+        COMMAND_HEALTH | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK | COMMAND_MEMORY_HOT;
+    if ((command & without) == 0 && options_resolve(&options, &err) != ERR_OK) {
         return cmd_fail(&err);
     }
     if (command != COMMAND_SERVE) {
@@ -107,6 +121,15 @@ static void open_standard_files(void)
     }
 }
 
+/* The command that the first words name, `score` or `memory count`, and how many words that are. */
+static int command_name(char name[NAME_BYTES], int argc, char **argv)
+{
+    const bool two = argc > 1 && strcmp(argv[0], "memory") == 0 && argv[1][0] != '-';
+    (void)snprintf(name, NAME_BYTES, "%s%s%s", argc > 0 ? argv[0] : "", two ? " " : "",
+                   two ? argv[1] : "");
+    return two ? 2 : 1;
+}
+
 int main(int argc, char **argv)
 {
     open_standard_files();
@@ -119,9 +142,12 @@ int main(int argc, char **argv)
         printf("pkmserve %s\n", PKMSERVE_VERSION);
         return check_output(0);
     }
+    char name[NAME_BYTES];
     if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 ||
         strcmp(argv[1], "-h") == 0) {
-        return print_help(argc > 2 ? argv[2] : NULL);
+        (void)command_name(name, argc - 2, argv + 2);
+        return print_help(argc > 2 ? name : NULL);
     }
-    return run_command(argv[1], argc - 2, argv + 2);
+    const int n_word = command_name(name, argc - 1, argv + 1);
+    return run_command(name, argc - 1 - n_word, argv + 1 + n_word);
 }

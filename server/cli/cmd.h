@@ -13,6 +13,11 @@ int cmd_generate(const struct options *options);
 int cmd_inspect(const struct options *options);
 int cmd_bench(const struct options *options);
 int cmd_health(const struct options *options);
+int cmd_memory_count(const struct options *options);
+int cmd_memory_add(const struct options *options);
+int cmd_memory_rank(const struct options *options);
+int cmd_memory_hot(const struct options *options);
+int cmd_memory_inspect(const struct options *options);
 
 /* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT,
  * else 1. */

@@ -230,6 +230,9 @@ static bool write_answer(struct jsonl *it, struct slot *slot, struct text *out, 
         (void)cmd_refused(&slot->error, err);
         return false;
     }
+    if (it->kind->take != NULL) {
+        return it->kind->take(it->kind->ctx, &slot->job, err) == ERR_OK;
+    }
     if (it->kind->write(out, &slot->job, it->fields, &it->ce.limits, &meta, &slot->error)) {
         return true;
     }
@@ -252,10 +255,13 @@ static enum err_code finish(struct jsonl *it, struct slot *slot, struct err *err
         code = err->code;
         it->n_token += bad ? 0 : it->kind->n_token(&slot->job);
     }
-    if (code == ERR_OK) {
-        code = bad ? jsonl_out_add_bad(&it->out, jsonl_in_name(&it->in, slot->file), slot->number,
-                                       slot->error.text.message, err)
-                   : jsonl_out_add(&it->out, &out, err);
+    if (code == ERR_OK && bad) {
+        code = jsonl_out_add_bad(&it->out, jsonl_in_name(&it->in, slot->file), slot->number,
+                                 slot->error.text.message, err);
+    } else if (code == ERR_OK && it->kind->take != NULL) {
+        it->out.n_result++;
+    } else if (code == ERR_OK) {
+        code = jsonl_out_add(&it->out, &out, err);
     }
     it->n_document++;
     text_free(&out);
@@ -373,7 +379,8 @@ static enum err_code read_shard(struct jsonl_shard *shard, const char *given, st
 static enum err_code open_files(struct jsonl *it, struct err *err)
 {
     const struct options *const options = it->options;
-    const char *const output = options->output[0] != '\0' ? options->output : "-";
+    const bool gives_lines = it->kind->take == NULL && options->output[0] != '\0';
+    const char *const output = gives_lines ? options->output : "-";
     struct jsonl_shard shard = {0, 1};
     int n = 0;
     const char *const *const path = cmd_paths(options, &n);

@@ -28,6 +28,10 @@ struct jsonl_kind {
     bool (*write)(struct text *out, const union jsonl_job *job, uint64_t fields,
                   const struct api_limits *limits, const struct answer_meta *meta,
                   struct api_error *error);
+    /* In place of write, for a command whose lines give no output: takes what it wants of a request
+     * that is over, in the order of the lines. ctx is this struct's. Any error ends the run. */
+    enum err_code (*take)(void *ctx, const union jsonl_job *job, struct err *err);
+    void *ctx;
     int64_t (*n_token)(const union jsonl_job *job); /* of a request that is over */
     void (*free)(union jsonl_job *job);
 };

@@ -20,6 +20,11 @@ enum command {
     COMMAND_BENCH = 16,
     COMMAND_HEALTH = 32,
     COMMAND_COMPARE = 64,
+    COMMAND_MEMORY_COUNT = 128,
+    COMMAND_MEMORY_ADD = 256,
+    COMMAND_MEMORY_RANK = 512,
+    COMMAND_MEMORY_HOT = 1024,
+    COMMAND_MEMORY_INSPECT = 2048,
 };
 
 /* Numbers without a default that were not given: below every number that can be. */
@@ -106,7 +111,7 @@ struct options {
     bool json;
     bool hash;          /* inspect: the SHA-256 of value tables */
     bool jsonl;         /* files hold one request a line */
-    const char *output; /* "" = standard output */
+    const char *output; /* "" = standard output; memory: none */
     bool resume;
     const char *text_field; /* "" = the route's */
     const char *fields;     /* of results; "" = all */
@@ -146,8 +151,14 @@ struct options {
     int max_batch; /* bench: largest number of sequences decoded at once */
     int positions;
     int rounds;
-    const char *path; /* health: what to ask for */
-    int timeout_s;    /* health: for connecting, asking and the answer together */
+    /* memory */
+    const char *background; /* rank: a counts file */
+    int top;                /* rank: slots in the list */
+    const char *by;         /* rank: tfidf | kl */
+    double share;           /* hot: of the slots */
+    const char *counts;     /* inspect: a counts file; "" = none */
+    const char *path;       /* health: what to ask for */
+    int timeout_s;          /* health: for connecting, asking and the answer together */
 
     /* what follows the flags */
     int n_operand;
@@ -185,6 +196,8 @@ void options_warn_environment(FILE *out);
 
 /* Writes the flags of command, or with 0 the list of commands. */
 void options_help(FILE *out, unsigned command);
+/* Lists the commands of two words that begin with word. false: there is none. */
+bool options_help_group(FILE *out, const char *word);
 
 /* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"). false: kind is none
  * of them. */

@@ -5,6 +5,8 @@
 #include <ctype.h>
 #include <string.h>
 
+enum { WORD_BYTES = 32 };
+
 static bool takes_value(const struct option_row *row)
 {
     return row->type != OPTION_FLAG;
@@ -96,12 +98,38 @@ static void put_man(FILE *out)
 
 /* ---- shells ---------------------------------------------------------------------------------- */
 
-static void put_commands(FILE *out)
+/* The length of a command's first word, which is all of it or followed by a second one. */
+static int first_word(const char *name)
+{
+    return (int)strcspn(name, " ");
+}
+
+/* The second word, "" if there is none. */
+static const char *second_word(const char *name)
+{
+    return name[first_word(name)] == ' ' ? name + first_word(name) + 1 : "";
+}
+
+/* Whether command i is the first of those with its first word. */
+static bool is_first(int i)
+{
+    const int n = first_word(option_commands[i].name) + 1;
+    return i == 0 || strncmp(option_commands[i].name, option_commands[i - 1].name, (size_t)n) != 0;
+}
+
+/* First words, each once; of word alone its second ones. */
+static void put_commands(FILE *out, const char *word)
 {
     for (int i = 0; i < option_n_command; i++) {
-        fprintf(out, "%s ", option_commands[i].name);
+        const char *const name = option_commands[i].name;
+        const int n = first_word(name);
+        if (word == NULL && is_first(i)) {
+            fprintf(out, "%.*s ", n, name);
+        } else if (word != NULL && strncmp(name, word, (size_t)n) == 0 && word[n] == '\0') {
+            fprintf(out, "%s ", second_word(name));
+        }
     }
-    fputs("help version", out);
+    fputs(word == NULL ? "help version" : "", out);
 }
 
 static void put_bash(FILE *out)
@@ -111,8 +139,22 @@ static void put_bash(FILE *out)
           "    if [ \"$COMP_CWORD\" -eq 1 ] || { [ \"$COMP_CWORD\" -eq 2 ] && [ \"$before\" = help "
           "]; }; then\n        list='",
           out);
-    put_commands(out);
-    fputs("'\n    else\n        case $before in\n", out);
+    put_commands(out, NULL);
+    fputs("'\n", out);
+    for (int i = 0; i < option_n_command; i++) {
+        const char *const name = option_commands[i].name;
+        if (second_word(name)[0] != '\0' && is_first(i)) {
+            char word[WORD_BYTES];
+            (void)snprintf(word, sizeof word, "%.*s", first_word(name), name);
+            fprintf(
+                out,
+                "    elif [ \"$COMP_CWORD\" -eq 2 ] && [ \"$before\" = %s ]; then\n        list='",
+                word);
+            put_commands(out, word);
+            fputs("'\n", out);
+        }
+    }
+    fputs("    else\n        case $before in\n", out);
     for (int i = 0; i < option_n_row; i++) {
         const char *const choices = choices_of(&option_rows[i]);
         if (choices != NULL) {
@@ -121,9 +163,11 @@ static void put_bash(FILE *out)
             fputs("' ;;\n", out);
         }
     }
-    fputs("        *) case $word in -*) case ${COMP_WORDS[1]} in\n", out);
+    fputs("        *) case $word in -*) case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n", out);
     for (int i = 0; i < option_n_command; i++) {
-        fprintf(out, "        %s) list='", option_commands[i].name);
+        const char *const second = second_word(option_commands[i].name);
+        fprintf(out, "        \"%.*s \"%s) list='", first_word(option_commands[i].name),
+                option_commands[i].name, second[0] != '\0' ? second : "*");
         for (int j = 0; j < option_n_row; j++) {
             if ((option_rows[j].commands & option_commands[i].command) != 0) {
                 fprintf(out, "--%s ", option_rows[j].flag);
@@ -161,16 +205,37 @@ static void put_zsh(FILE *out)
           "_pkmserve() {\n    local -a commands=(\n",
           out);
     for (int i = 0; i < option_n_command; i++) {
-        fprintf(out, "        '%s:", option_commands[i].name);
-        put_quoted(out, option_commands[i].help, ":\\");
-        fputs("'\n", out);
+        if (is_first(i)) {
+            const char *const name = option_commands[i].name;
+            fprintf(out, "        '%.*s:", first_word(name), name);
+            put_quoted(out,
+                       second_word(name)[0] != '\0' ? "commands of two words"
+                                                    : option_commands[i].help,
+                       ":\\");
+            fputs("'\n", out);
+        }
     }
     fputs("        'help:options of a command'\n        'version:print the version'\n    )\n"
           "    if (( CURRENT == 2 )); then\n        _describe command commands\n        return\n"
-          "    fi\n    shift words\n    (( CURRENT-- ))\n    case $words[1] in\n",
+          "    fi\n    shift words\n    (( CURRENT-- ))\n",
           out);
     for (int i = 0; i < option_n_command; i++) {
-        fprintf(out, "    %s) _arguments \\\n", option_commands[i].name);
+        const char *const name = option_commands[i].name;
+        if (second_word(name)[0] != '\0' && is_first(i)) {
+            char word[WORD_BYTES];
+            (void)snprintf(word, sizeof word, "%.*s", first_word(name), name);
+            fprintf(out,
+                    "    if [[ $words[1] == %s ]] && (( CURRENT == 2 )); then\n        compadd ",
+                    word);
+            put_commands(out, word);
+            fputs("\n        return\n    fi\n", out);
+        }
+    }
+    fputs("    case \"$words[1] $words[2]\" in\n", out);
+    for (int i = 0; i < option_n_command; i++) {
+        const char *const second = second_word(option_commands[i].name);
+        fprintf(out, "    \"%.*s \"%s) _arguments \\\n", first_word(option_commands[i].name),
+                option_commands[i].name, second[0] != '\0' ? second : "*");
         for (int j = 0; j < option_n_row; j++) {
             const struct option_row *const row = &option_rows[j];
             if ((row->commands & option_commands[i].command) == 0) {
@@ -190,15 +255,25 @@ static void put_zsh(FILE *out)
         }
         fputs("        '*:file:_files' ;;\n", out);
     }
-    fputs("    help) _describe command commands ;;\n    esac\n}\n_pkmserve \"$@\"\n", out);
+    fputs("    \"help \"*) _describe command commands ;;\n    esac\n}\n_pkmserve \"$@\"\n", out);
 }
 
 static void put_fish(FILE *out)
 {
     fputs("# fish completion of pkmserve, made by `pkmserve help fish`\n", out);
     for (int i = 0; i < option_n_command; i++) {
-        fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %s -d '",
-                option_commands[i].name);
+        const char *const name = option_commands[i].name;
+        const char *const second = second_word(name);
+        if (second[0] == '\0') {
+            fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %s -d '", name);
+        } else {
+            if (is_first(i)) {
+                fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %.*s\n",
+                        first_word(name), name);
+            }
+            fprintf(out, "complete -c pkmserve -n '__fish_seen_subcommand_from %.*s' -f -a %s -d '",
+                    first_word(name), name, second);
+        }
         put_escaped(out, option_commands[i].help, "'\\", "\\", '\0');
         fputs("'\n", out);
     }
@@ -208,7 +283,9 @@ static void put_fish(FILE *out)
         fputs("complete -c pkmserve -n '__fish_seen_subcommand_from", out);
         for (int i = 0; i < option_n_command; i++) {
             if ((row->commands & option_commands[i].command) != 0) {
-                fprintf(out, " %s", option_commands[i].name);
+                /* The second word tells commands of two apart, except from those of one. */
+                const char *const second = second_word(option_commands[i].name);
+                fprintf(out, " %s", second[0] != '\0' ? second : option_commands[i].name);
             }
         }
         fprintf(out, "' -l %s", row->flag);

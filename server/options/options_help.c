@@ -1,6 +1,8 @@
 /* Help, printed from the option table: see options.h. */
 #include "server/options/options_table.h"
 
+#include <string.h>
+
 enum { HELP_FLAG_MAX = 128 };
 
 static void help_row(FILE *out, const struct option_row *row)
@@ -46,15 +48,16 @@ void options_help(FILE *out, unsigned command)
             fprintf(out, "%s\n%s\n\nOptions, with their defaults:\n", option_commands[i].usage,
                     option_commands[i].help);
         } else if (command == 0) {
-            fprintf(out, "%s  %-9s %s\n", i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
+            fprintf(out, "%s  %-14s %s\n",
+                    i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
                     option_commands[i].name, option_commands[i].help);
         }
     }
     help_rows(out, command, true);
     help_rows(out, command, false);
     if (command == 0) {
-        fputs("  --version print the version\n  help      options of a command: pkmserve help "
-              "serve;\n            "
+        fputs("  --version      print the version\n  help           options of a command: pkmserve "
+              "help serve;\n                 "
               "man prints the manual page, bash, zsh or fish the completions of that shell\n",
               out);
     } else {
@@ -62,4 +65,18 @@ void options_help(FILE *out, unsigned command)
               "PKMSERVE_MAX_QUEUE.\nFlags without a value take on or off there.\n",
               out);
     }
+}
+
+bool options_help_group(FILE *out, const char *word)
+{
+    const size_t bytes = strlen(word);
+    bool any = false;
+    for (int i = 0; i < option_n_command; i++) {
+        const struct option_command *const command = &option_commands[i];
+        if (strncmp(command->name, word, bytes) == 0 && command->name[bytes] == ' ') {
+            fprintf(out, "%s  %-14s %s\n", any ? "" : "Commands:\n", command->name, command->help);
+            any = true;
+        }
+    }
+    return any;
 }

@@ -294,6 +294,13 @@ static enum err_code parse_flag(struct options *options, unsigned command, int a
     return row_set(options, row, where, value, err);
 }
 
+/* Whether -o, which is --output, is known here. */
+static bool takes_output(unsigned command)
+{
+    const struct option_row *const row = row_find("output", strlen("output"));
+    return (row->commands & command) != 0;
+}
+
 /* Kubernetes tells each pod where the services of its namespace are. Of one that is called pkmserve
  * it says PKMSERVE_PORT=tcp://10.0.0.7:80, which is not meant for --port. */
 static bool is_service_link(const char *value)
@@ -334,8 +341,30 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
     return ERR_OK;
 }
 
+/* What must stand in a file, and the operands without which a command of memory does nothing. */
+static enum err_code check_memory(const struct options *options, enum command command,
+                                  struct err *err)
+{
+    const unsigned writes = COMMAND_MEMORY_COUNT | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK;
+    const unsigned reads =
+        COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK | COMMAND_MEMORY_HOT | COMMAND_MEMORY_INSPECT;
+    if ((command & writes) != 0 && options->output[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT, "--output is missing: name the file to write");
+    }
+    if ((command & reads) != 0 && options->n_operand == 0) {
+        return err_set(err, ERR_ARGUMENT, "no file is given; see 'pkmserve help %s'",
+                       command_of(command)->name);
+    }
+    if (command == COMMAND_MEMORY_RANK && options->background[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT,
+                       "--background is missing: name a counts file of texts of any kind");
+    }
+    return ERR_OK;
+}
+
 /* What no row can say alone. Options of other commands have their defaults, which agree. */
-static enum err_code check_together(const struct options *options, struct err *err)
+static enum err_code check_together(const struct options *options, enum command command,
+                                    struct err *err)
 {
     static const char host_letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]";
@@ -347,7 +376,8 @@ static enum err_code check_together(const struct options *options, struct err *e
         return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
                        options->stride, options->max_context);
     }
-    const bool of_lines = options->output[0] != '\0' || options->resume ||
+    const bool output_of_lines = (command & (COMMAND_SCORE | COMMAND_GENERATE)) != 0;
+    const bool of_lines = (output_of_lines && options->output[0] != '\0') || options->resume ||
                           options->text_field[0] != '\0' || options->fields[0] != '\0' ||
                           options->shard[0] != '\0';
     if (of_lines && !options->jsonl) {
@@ -394,7 +424,7 @@ static enum err_code check_together(const struct options *options, struct err *e
                        "which asks for no key: give one of the two",
                        options->admin_port);
     }
-    return ERR_OK;
+    return check_memory(options, command, err);
 }
 
 /* Of commands that take one model, their operand is its directory. before: what the environment says,
@@ -423,6 +453,7 @@ enum err_code options_parse(struct options *options, enum command command, int a
     if (set_defaults(options, command, err) != ERR_OK) {
         return err->code;
     }
+    static char output[] = "--output";
     const char *const model = options->model; /* of the environment, "" = not given */
     bool flags = true;
     for (int i = 0; i < argc; i++) {
@@ -430,6 +461,11 @@ enum err_code options_parse(struct options *options, enum command command, int a
         if (flags && strcmp(argument, "--") == 0) {
             flags = false;
         } else if (flags && argument[0] == '-' && argument[1] == '-') {
+            if (parse_flag(options, command, argc, argv, &i, err) != ERR_OK) {
+                return err->code;
+            }
+        } else if (flags && strcmp(argument, "-o") == 0 && takes_output(command)) {
+            argv[i] = output;
             if (parse_flag(options, command, argc, argv, &i, err) != ERR_OK) {
                 return err->code;
             }
@@ -447,8 +483,9 @@ enum err_code options_parse(struct options *options, enum command command, int a
         return err_set(err, ERR_ARGUMENT, "unexpected argument '%.100s'; see 'pkmserve help %s'",
                        options->operand[n_operand_max], command_of(command)->name);
     }
-    return take_model(options, command, model, err) == ERR_OK ? check_together(options, err)
-                                                              : err->code;
+    return take_model(options, command, model, err) == ERR_OK
+               ? check_together(options, command, err)
+               : err->code;
 }
 
 void options_warn_environment(FILE *out)

@@ -44,12 +44,18 @@ enum {
     BENCH = COMMAND_BENCH,
     HEALTH = COMMAND_HEALTH,
     COMPARE = COMMAND_COMPARE,
-    RUN = SERVE | SCORE | GENERATE, /* commands that start an engine */
+    COUNT = COMMAND_MEMORY_COUNT,
+    ADD = COMMAND_MEMORY_ADD,
+    RANK = COMMAND_MEMORY_RANK,
+    HOT = COMMAND_MEMORY_HOT,
+    MEMORY_INSPECT = COMMAND_MEMORY_INSPECT,
+    READ = COUNT,                          /* commands that read texts as score does, for slots */
+    RUN = SERVE | SCORE | GENERATE | READ, /* commands that start an engine */
     ALL = RUN | INSPECT | BENCH | COMPARE,
 };
 
 const struct option_row option_rows[] = {
-    TEXT("model", model, ALL, "",
+    TEXT("model", model, ALL | MEMORY_INSPECT, "",
          "The model directory. Without it, the model shipped with the program."),
     TEXT("tokenizer", tokenizer, RUN | INSPECT | COMPARE, "",
          "The vocabulary file, of the kind that config.json names, or else SentencePiece or "
@@ -136,7 +142,7 @@ const struct option_row option_rows[] = {
         "timeout_ms."),
     INT("max-timeout-ms", max_timeout_ms, SERVE, "3600000", 1, 86400000,
         "The longest timeout_ms that a request may set."),
-    FLAG("strict", strict, SERVE | SCORE | GENERATE,
+    FLAG("strict", strict, SERVE | SCORE | GENERATE | READ,
          "Refuse unknown request fields instead of listing them in a header. With --jsonl also: "
          "exit with status 1 if a line is bad."),
 
@@ -212,44 +218,46 @@ const struct option_row option_rows[] = {
          "The space for log lines while standard error is blocked. Lines that do not fit are "
          "dropped and counted."),
 
-    FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH, "Print JSON."),
+    FLAG("json", json, SCORE | COMPARE | GENERATE | INSPECT | BENCH | RANK | HOT | MEMORY_INSPECT,
+         "Print JSON."),
     FLAG("hash", hash, INSPECT,
          "Print the SHA-256 of each memory's values, which an overlay names as its base: of the "
          "tensor's bytes, then of its scales if it is quantised, then of the experts likewise."),
-    FLAG("jsonl", jsonl, SCORE | GENERATE,
-         "Each line of the files is one request as POST /score or POST /generate takes it; print "
-         "one answer a line in the same order. Files may be compressed by gzip or zstd. Options "
+    FLAG("jsonl", jsonl, SCORE | GENERATE | READ,
+         "Each line of the files is one request as POST /score or POST /generate takes it; score "
+         "and generate print one answer a line in the same order. Files may be compressed by gzip "
+         "or zstd. Options "
          "hold where a line says nothing."),
-    TEXT("output", output, SCORE | GENERATE, "",
-         "With --jsonl: write to this file, compressed if it ends in .gz or .zst, and what is "
-         "wrong with bad lines to this name with .errors. Without it, to standard output and "
-         "standard error."),
+    TEXT("output", output, SCORE | GENERATE | COUNT | ADD | RANK | HOT, "",
+         "Write to this file; -o is short for it. score and generate take it with --jsonl: "
+         "compressed if it ends in .gz or .zst, and what is wrong with bad lines goes to this "
+         "name with .errors; without it, to standard output and standard error."),
     FLAG("resume", resume, SCORE | GENERATE,
          "With --jsonl: go on where an earlier run into the same --output stopped, with the same "
          "files and options."),
-    TEXT("text-field", text_field, SCORE | GENERATE, "",
+    TEXT("text-field", text_field, SCORE | GENERATE | READ, "",
          "With --jsonl: lines are no requests; take the text from this field, and id."),
     TEXT("fields", fields, SCORE, "",
          "With --jsonl: print only these fields of each result, for example "
          "perplexity,bits_per_byte,n_unk."),
-    TEXT("shard", shard, SCORE | GENERATE, "",
+    TEXT("shard", shard, SCORE | GENERATE | READ, "",
          "With --jsonl: I/N takes every Nth line, beginning with line I, counted from 0."),
-    LONG("max-line-bytes", max_line_bytes, SCORE | GENERATE, "268435456", 1024, 1 << 30,
+    LONG("max-line-bytes", max_line_bytes, SCORE | GENERATE | READ, "268435456", 1024, 1 << 30,
          "With --jsonl: a longer line is bad."),
-    FLAG("ids", ids, SCORE | COMPARE | GENERATE,
+    FLAG("ids", ids, SCORE | COMPARE | GENERATE | READ,
          "The input, and generated output, consists of token ids."),
     FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
     TEXT("slots", slots, SCORE, "",
          "Write which memory slots each position read, and their weights, to this .npz file."),
-    INT("max-context", max_context, SCORE | COMPARE, "0", 0, 1 << 20,
+    INT("max-context", max_context, SCORE | COMPARE | READ, "0", 0, 1 << 20,
         "The number of positions in a scoring window. 0 uses the longest possible."),
-    INT("stride", stride, SCORE | COMPARE, "0", 0, 1 << 20,
+    INT("stride", stride, SCORE | COMPARE | READ, "0", 0, 1 << 20,
         "The number of new tokens scored in each window. 0 uses max-context; smaller values "
         "give more context and take longer."),
-    CHOICE("add-bos", add_bos, SCORE | COMPARE, "auto", "auto|on|off",
+    CHOICE("add-bos", add_bos, SCORE | COMPARE | READ, "auto", "auto|on|off",
            "Put the beginning-of-text token in front, so that the first token is scored too. "
            "auto does what the model was trained with, and adds none to token ids."),
-    FLAG("as-text", as_text, SCORE | COMPARE,
+    FLAG("as-text", as_text, SCORE | COMPARE | READ,
          "Score JSON files as plain text, including braces and names."),
     CHOICE("windows", windows, SCORE | COMPARE, "own", "own|lm-eval|xlm|adaptive-span",
            "Cut texts as this evaluator does, to reproduce the figures that it prints. own "
@@ -302,7 +310,7 @@ const struct option_row option_rows[] = {
     {"seed", OPTION_SEED, offsetof(struct options, seed), GENERATE, "", 0, 0, NULL, 0,
      "The seed of the random numbers. Without it a new one is drawn and printed on standard error "
      "at the end."},
-    TEXT("language", language, SCORE | COMPARE | GENERATE, "",
+    TEXT("language", language, SCORE | COMPARE | GENERATE | READ, "",
          "The name or id of the language, for models with languages."),
     INT("rows", rows, BENCH, "256", 1, 16384, "The number of rows in the prefill measurement."),
     INT("max-batch", max_batch, BENCH, "32", 1, 1024,
@@ -313,6 +321,17 @@ const struct option_row option_rows[] = {
     INT("rounds", rounds, BENCH, "5", 0, 1000,
         "The number of rounds; medians are printed. 0 runs one round for each line of "
         "standard input and prints it as a line of JSON."),
+    TEXT("background", background, RANK, "",
+         "The counts of texts of any kind, which those of the task are compared with."),
+    INT("top", top, RANK, "500", 1, 1 << 30, "The number of slots in the list, of all memories."),
+    CHOICE("by", by, RANK, "tfidf", "tfidf|kl",
+           "How slots are ranked. tfidf: the slot's share of the task's reads times the logarithm "
+           "of the number of texts of the background over that of those that read it. kl: its "
+           "part of the Kullback-Leibler divergence of the task's reads from the background's."),
+    REAL("share", share, HOT, "0.1", 0, 1, OPEN_MIN,
+         "The share of a table's slots that the list of hot ones has."),
+    TEXT("counts", counts, MEMORY_INSPECT, "",
+         "Of an overlay: tell how often its slots were read in this counts file."),
     TEXT("path", path, HEALTH, "/health/ready", "The path to ask for. Status 200 means healthy."),
     INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "The time for the whole check."),
 };
@@ -334,6 +353,19 @@ const struct option_command option_commands[] = {
      "what a model is: layers, memories, parameters, bytes", 1},
     {"bench", COMMAND_BENCH, "pkmserve bench [DIR] [options]",
      "tokens per second, and the share of what the machine can do", 1},
+    {"memory count", COMMAND_MEMORY_COUNT,
+     "pkmserve memory count [--model DIR] [--jsonl] [options] [FILE... | -] -o COUNTS",
+     "count which memory slots texts read; each file is a text, or each of its lines", INT_MAX},
+    {"memory add", COMMAND_MEMORY_ADD, "pkmserve memory add COUNTS... -o COUNTS",
+     "add the counts of several runs", INT_MAX},
+    {"memory rank", COMMAND_MEMORY_RANK,
+     "pkmserve memory rank COUNTS --background COUNTS [--top N] [--by tfidf|kl] -o SLOTS",
+     "list the slots that a task reads more than texts of any kind do", 1},
+    {"memory hot", COMMAND_MEMORY_HOT, "pkmserve memory hot COUNTS [--share X] [-o SLOTS]",
+     "how unevenly slots are read, and a list of those read most", 1},
+    {"memory inspect", COMMAND_MEMORY_INSPECT,
+     "pkmserve memory inspect FILE [--model DIR] [--counts COUNTS] [--json]",
+     "what is in a file of counts or in an overlay", 1},
     {"health", COMMAND_HEALTH, "pkmserve health [URL] [--host HOST] [--port N] [--path PATH]",
      "ask the server that listens there: exit status 0 if it is ready", 1},
 };

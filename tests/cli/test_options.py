@@ -8,6 +8,7 @@ import pytest
 from cli_harness import fails, ok, run
 
 COMMANDS = ["serve", "score", "compare", "generate", "inspect", "bench", "health"]
+MEMORY = ["memory count", "memory add", "memory rank", "memory hot", "memory inspect"]
 
 
 def test_version():
@@ -22,10 +23,18 @@ def test_help_lists_the_commands_and_each_command_its_options():
         assert text.startswith("pkmserve %s" % command)
         assert ("--model TEXT" in text) == (command != "health")
         assert ok(command, "--help") == text
+    group = ok("help", "memory")
+    for command in MEMORY:
+        words = command.split()
+        text = ok("help", *words)
+        assert text.startswith("pkmserve " + command) and ok(*words, "--help") == text
+        assert re.search(r"^  %s " % command, listing, re.M) and re.search(r"^  %s " % command, group, re.M)
+    assert ok("memory", "--help") == group
 
 
 def test_documents_of_the_table_know_every_option(tmp_path):
-    flags = set(re.findall(r"^  --([a-z0-9-]+)", "".join(ok("help", c) for c in COMMANDS), re.M))
+    flags = set(re.findall(r"^  --([a-z0-9-]+)", "".join(
+        ok("help", *c.split()) for c in COMMANDS + MEMORY), re.M))
     man, bash, zsh, fish = (ok("help", kind) for kind in ("man", "bash", "zsh", "fish"))
     assert man.startswith(".TH PKMSERVE 1 ")
     for flag in flags:
@@ -33,9 +42,12 @@ def test_documents_of_the_table_know_every_option(tmp_path):
         assert "'--%s[" % flag in zsh and "' -l %s " % flag in fish
     (tmp_path / "bash").write_text(bash + "\n".join([
         "COMP_WORDS=(pkmserve score --te); COMP_CWORD=2; _pkmserve; echo ${COMPREPLY[@]}",
-        "COMP_WORDS=(pkmserve score --device c); COMP_CWORD=3; _pkmserve; echo ${COMPREPLY[@]}"]))
+        "COMP_WORDS=(pkmserve score --device c); COMP_CWORD=3; _pkmserve; echo ${COMPREPLY[@]}",
+        "COMP_WORDS=(pkmserve mem); COMP_CWORD=1; _pkmserve; echo ${COMPREPLY[@]}",
+        "COMP_WORDS=(pkmserve memory ra); COMP_CWORD=2; _pkmserve; echo ${COMPREPLY[@]}",
+        "COMP_WORDS=(pkmserve memory rank --t); COMP_CWORD=3; _pkmserve; echo ${COMPREPLY[@]}"]))
     done = subprocess.run(["bash", "-eu", str(tmp_path / "bash")], stdout=subprocess.PIPE, check=True, text=True)
-    assert done.stdout == "--text-field\ncpu cuda\n"
+    assert done.stdout == "--text-field\ncpu cuda\nmemory\nrank\n--top\n"
 
 
 def test_help_of_serve_names_the_flags_of_the_contract():
@@ -77,6 +89,14 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["serve", "--served-model-name", "ab\udcff"], "--served-model-name is not valid UTF-8 at byte 2"),
     (["serve", "one", "stray"], "unexpected argument 'stray'"),
     (["generate", "one", "two"], "unexpected argument 'two'"),
+    (["memory"], "memory needs a second word; see 'pkmserve help memory'"),
+    (["memory", "cuont"], "no command 'memory cuont'; did you mean memory count"),
+    (["memory", "count", "x"], "--output is missing"),
+    (["memory", "add", "-o", "x"], "no file is given; see 'pkmserve help memory add'"),
+    (["memory", "rank", "x", "-o", "y"], "--background is missing"),
+    (["memory", "rank", "x", "-o"], "--output needs a value"),
+    (["memory", "hot", "x", "--share", "0"], "--share: '0' is not a number in (0, 1]"),
+    (["memory", "hot", "x", "--stride", "1"], "--stride is not an option of memory hot"),
     (["generate", "--temperature", "nan"], "--temperature: 'nan' is not a number in [0, 2]"),
     (["generate", "--temperature", "0x1"], "--temperature: '0x1'"),
     (["generate", "--top-p", "0"], "--top-p: '0' is not a number in (0, 1]"),

@@ -1,0 +1,123 @@
+/* Writes one safetensors file: see safetensors_out.h. */
+#include "models/safetensors_out.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static json_t *part_json(const struct safetensors_part *part, int64_t *offset)
+{
+    json_t *const shape = json_array();
+    const int64_t size = (int64_t)safetensors_dtype_bytes(part->dtype);
+    int64_t bytes = size;
+    CHECK(part->n_dim >= 1 && part->n_dim <= 2 && *offset % size == 0);
+    for (int i = 0; i < part->n_dim; i++) {
+        (void)json_array_append_new(shape, json_integer(part->dim[i]));
+        CHECK(!__builtin_mul_overflow(bytes, part->dim[i], &bytes));
+    }
+    const int64_t begin = *offset;
+    CHECK(!__builtin_add_overflow(begin, bytes, offset));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_dtype_name(part->dtype), "shape",
+                     shape, "data_offsets", (json_int_t)begin, (json_int_t)*offset);
+}
+
+/* The JSON of the header, or NULL. Owner: the caller. */
+static char *header_json(const struct safetensors_part *part, int n_part,
+                         const struct safetensors_string *metadata, int n_metadata)
+{
+    json_t *const root = json_object();
+    json_t *const strings = json_object();
+    int64_t offset = 0;
+    bool ok = root != NULL && strings != NULL;
+    for (int i = 0; ok && i < n_metadata; i++) {
+        ok = json_object_set_new(strings, metadata[i].key, json_string(metadata[i].value)) == 0;
+    }
+    ok = ok && json_object_set(root, "__metadata__", strings) == 0;
+    for (int i = 0; ok && i < n_part; i++) {
+        ok = json_object_set_new(root, part[i].name, part_json(&part[i], &offset)) == 0;
+    }
+    char *const text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(strings);
+    json_decref(root);
+    return text;
+}
+
+char *safetensors_header(const struct safetensors_part *part, int n_part,
+                         const struct safetensors_string *metadata, int n_metadata, size_t *bytes)
+{
+    char *const text = header_json(part, n_part, metadata, n_metadata);
+    const size_t n = text != NULL ? strlen(text) : 0;
+    const size_t filled = (n + 7) / 8 * 8;
+    char *const header = text != NULL ? malloc(8 + filled) : NULL;
+    if (header != NULL) {
+        for (int i = 0; i < 8; i++) {
+            header[i] = (char)((uint64_t)filled >> 8 * i & 255);
+        }
+        memcpy(header + 8, text, n);
+        memset(header + 8 + n, ' ', filled - n);
+        *bytes = 8 + filled;
+    }
+    free(text);
+    return header;
+}
+
+static enum err_code failed(const struct safetensors_out *out, struct err *err)
+{
+    return err_set(err, ERR_IO, "%s: cannot be written: %s", out->path, strerror(errno));
+}
+
+enum err_code safetensors_out_open(struct safetensors_out *out, const char *path,
+                                   const struct safetensors_part *part, int n_part,
+                                   const struct safetensors_string *metadata, int n_metadata,
+                                   struct err *err)
+{
+    struct stat status;
+    size_t bytes = 0;
+    *out = (struct safetensors_out){.path = path};
+    char *const header = safetensors_header(part, n_part, metadata, n_metadata, &bytes);
+    const bool in_place = stat(path, &status) == 0 && !S_ISREG(status.st_mode);
+    if (header == NULL || (!in_place && asprintf(&out->beside, "%s.part", path) < 0)) {
+        out->beside = NULL;
+        free(header);
+        return err_set(err, ERR_MEMORY, "%s: no memory to write it", path);
+    }
+    out->file = fopen(in_place ? path : out->beside, "wb");
+    enum err_code code = out->file != NULL ? ERR_OK : failed(out, err);
+    if (code == ERR_OK) {
+        safetensors_out_add(out, header, bytes);
+    }
+    free(header);
+    return code;
+}
+
+void safetensors_out_add(struct safetensors_out *out, const void *data, size_t bytes)
+{
+    (void)fwrite(data, 1, bytes, out->file); /* safetensors_out_close asks whether it was */
+}
+
+enum err_code safetensors_out_close(struct safetensors_out *out, enum err_code code,
+                                    struct err *err)
+{
+    if (out->file != NULL) {
+        const bool written = fflush(out->file) == 0 && ferror(out->file) == 0;
+        if (code == ERR_OK && !written) {
+            code = failed(out, err);
+        }
+        if (fclose(out->file) != 0 && code == ERR_OK) {
+            code = failed(out, err);
+        }
+        if (out->beside != NULL && code == ERR_OK && rename(out->beside, out->path) != 0) {
+            code = failed(out, err);
+        }
+        if (out->beside != NULL && code != ERR_OK) {
+            (void)unlink(out->beside);
+        }
+    }
+    free(out->beside);
+    *out = (struct safetensors_out){0};
+    return code;
+}
