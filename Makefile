@@ -106,6 +106,7 @@ endef
 $(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
 
 $(B)/server/api/openapi.o: server/api/openapi.json
+$(B)/server/api/page.o: $(wildcard server/page/*)
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)

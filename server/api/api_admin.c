@@ -4,6 +4,7 @@
 #include "engine/tokenizer.h"
 #include "server/api/info.h"
 #include "server/api/metrics_text.h"
+#include "server/api/page.h"
 #include "server/api/routes.h"
 #include "server/json/json.h"
 #include "server/version.h"
@@ -85,13 +86,21 @@ void api_version(struct server *server, struct exchange *x)
 
 void api_root(struct server *server, struct exchange *x)
 {
-    text_printf(&x->out, "pkmserve " PKMSERVE_VERSION "\n\n"
-                         "POST /generate    {\"prompt\": \"...\", \"max_tokens\": 64}\n"
-                         "POST /score       {\"text\": \"...\"}\n"
-                         "POST /tokenize    {\"prompt\": \"...\"}\n"
-                         "POST /detokenize  {\"tokens\": [...]}\n"
-                         "GET  /v1/models   /info  /version  /health  /metrics\n");
-    (void)server;
+    if (server->options->ui) {
+        exchange_header(x, "Vary", "Accept");
+    }
+    if (page_is_wanted(server, x)) {
+        page_write(x);
+        return;
+    }
+    text_printf(&x->out,
+                "pkmserve " PKMSERVE_VERSION "\n\n"
+                "POST /generate    {\"prompt\": \"...\", \"max_tokens\": 64}\n"
+                "POST /score       {\"text\": \"...\"}\n"
+                "POST /tokenize    {\"prompt\": \"...\"}\n"
+                "POST /detokenize  {\"tokens\": [...]}\n"
+                "GET  /v1/models   /info  /version  /health  /metrics%s\n",
+                server->options->ui ? "  /ui" : "");
     x->status = 200;
     x->content_type = "text/plain; charset=utf-8";
 }

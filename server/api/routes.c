@@ -52,6 +52,8 @@ static const struct route table[] = {
     {"/v2/health/live", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_live, NULL},
     {"/v2/health/ready", ROUTE_GET | ROUTE_QUIET | ROUTE_OPEN, api_ready, NULL},
     {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi, NULL},
+    {"/ui", ROUTE_GET | ROUTE_OPEN, api_page, NULL},
+    {"/ui/", ROUTE_GET | ROUTE_OPEN | ROUTE_PREFIX, api_page, NULL},
     {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics, NULL},
     {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN, api_root, &tgi_root_dialect},
 };

@@ -88,6 +88,7 @@ void api_ready(struct server *server, struct exchange *x);
 void api_metrics(struct server *server, struct exchange *x);
 void api_root(struct server *server, struct exchange *x);
 void api_openapi(struct server *server, struct exchange *x);
+void api_page(struct server *server, struct exchange *x);
 void api_chat(struct server *server, struct exchange *x);
 
 #endif

@@ -56,6 +56,7 @@ struct exchange {
     bool deep;                    /* the query has deep=1 */
     bool admin;                   /* came in at the admin port */
     bool wants_events;            /* Accept names text/event-stream */
+    bool wants_html;              /* Accept names text/html */
     char id[EXCHANGE_ID_MAX];     /* the client's x-request-id, or one of ours */
     uint64_t client;              /* who asks: its key, or without keys its address */
     bool knows_client;            /* it is a key, or an address that is not a proxy's */

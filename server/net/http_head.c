@@ -175,6 +175,7 @@ struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, 
     const char *const accept =
         MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
     x->wants_events = accept != NULL && strcasestr(accept, "text/event-stream") != NULL;
+    x->wants_html = accept != NULL && strcasestr(accept, "text/html") != NULL;
     head_id(x->id, MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id"));
     struct api_error error = {0};
     const bool accepted = http_check_head(hx, version, &error);

@@ -85,6 +85,7 @@ struct options {
     int admin_port;           /* 0 = none */
     const char *api_key_file; /* "" = no keys are asked for */
     const char *cors;         /* origin of pages that may call; "" = none */
+    bool ui;                  /* the web page */
     bool metrics_auth;
     int max_client_requests;     /* 0 = no limit */
     const char *trusted_proxies; /* "" = none */

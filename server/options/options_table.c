@@ -164,6 +164,9 @@ const struct option_row option_rows[] = {
     TEXT("cors", cors, SERVE, "",
          "The origin (https://example.org) whose web pages may call the server from a "
          "browser; * allows all. Without it none may."),
+    SWITCH("ui", ui, SERVE, "on",
+           "Serve a web page at /ui, and at / to browsers. It can do what its visitor's API key "
+           "can; off removes it."),
     FLAG("metrics-auth", metrics_auth, SERVE,
          "Require a key for /metrics too. This needs --api-key-file and excludes "
          "--admin-port."),

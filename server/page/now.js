@@ -1,0 +1,227 @@
+/* Part 9, the view Now: what the server does at this moment, from /metrics, which it asks for every two
+ * seconds while the view is open. All it draws it has seen itself: it begins when the page does. */
+
+const NOW_MS = 2000;
+const NOW_PLACES = 151; /* five minutes, the longest axis */
+const NOW_FIRST = 31;   /* one minute, the first */
+const NOW_WINDOW = 15;  /* samples that percentiles are of: half a minute */
+
+let nowTimer = null;
+let nowPlots = null;
+const nowSamples = []; /* {at, value: Map of "name{labels}" to a number}, oldest first */
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+/* The text form of Prometheus: a line for each sample. */
+function metricsOf(text) {
+    const value = new Map();
+    for (const line of text.split("\n")) {
+        const end = line.lastIndexOf(" ");
+        if (end > 0 && line[0] !== "#") {
+            value.set(line.slice(0, end), Number(line.slice(end + 1)));
+        }
+    }
+    return value;
+}
+
+function metric(sample, name) {
+    return sample.value.get("pkmserve_" + name) ?? null;
+}
+
+/* The labels of all samples of a metric: [{labels: {layer: "6"}, value}]. */
+function metricAll(sample, name) {
+    const found = [];
+    for (const [key, value] of sample.value) {
+        if (key.startsWith("pkmserve_" + name + "{")) {
+            const labels = {};
+            for (const [, label, text] of key.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) {
+                labels[label] = text;
+            }
+            found.push({ labels, value });
+        }
+    }
+    return found;
+}
+
+/* Growth of a counter per second between two samples; null where the server began anew. */
+function rate(from, to, name) {
+    const grown = metric(to, name) - metric(from, name);
+    return grown < 0 || to.at === from.at ? null : 1000 * grown / (to.at - from.at);
+}
+
+/* The mean of a histogram's values between two samples. */
+function meanOf(from, to, name) {
+    const n = metric(to, name + "_count") - metric(from, name + "_count");
+    return n > 0 ? (metric(to, name + "_sum") - metric(from, name + "_sum")) / n : null;
+}
+
+/* Percentiles of a histogram's values between two samples: within a bucket they are drawn as even. */
+function percentilesOf(from, to, name, shares) {
+    const buckets = metricAll(to, name + "_bucket").map(({ labels, value }) => ({
+        top: labels.le === "+Inf" ? Infinity : Number(labels.le),
+        n: value - (from.value.get("pkmserve_" + name + '_bucket{le="' + labels.le + '"}') ?? 0),
+    })).sort((a, b) => a.top - b.top);
+    const total = buckets.length > 0 ? buckets[buckets.length - 1].n : 0;
+    return shares.map((share) => {
+        if (!(total > 0)) {
+            return null;
+        }
+        const rank = share * total;
+        const at = buckets.findIndex((bucket) => bucket.n >= rank);
+        const [low, before] = at > 0 ? [buckets[at - 1].top, buckets[at - 1].n] : [0, 0];
+        return buckets[at].top === Infinity ? low
+            : low + (buckets[at].top - low) * (rank - before) / Math.max(1, buckets[at].n - before);
+    });
+}
+
+/* ---- plots ---------------------------------------------------------------------------------- */
+
+const PERCENTS = ["p50", "p90", "p99"];
+
+/* of(from, to, old): the value of each series at sample `to`; from is the one before, old the one half a
+ * minute before. */
+function nowMakePlots() {
+    const latency = (title, name) => ({
+        plot: new TimePlot({ title, series: PERCENTS, format: seconds, note: "of the half minute before, from buckets" }),
+        of: (from, to, old) => percentilesOf(old, to, name, [0.5, 0.9, 0.99]),
+    });
+    const per = (x) => short(x) + "/s";
+    return [
+        { plot: new TimePlot({ title: "Tokens", series: ["generated", "read"], format: per }),
+            of: (from, to) => [rate(from, to, "generation_tokens_total"), rate(from, to, "prompt_tokens_total")] },
+        { plot: new TimePlot({ title: "Requests", series: ["running", "waiting"], format: short }),
+            of: (from, to) => [metric(to, "num_requests_running"), metric(to, "num_requests_waiting")] },
+        { plot: new TimePlot({ title: "Batch", series: ["requests", "tokens"], format: short, note: "in a step, on average" }),
+            of: (from, to) => [meanOf(from, to, "step_requests"), meanOf(from, to, "step_tokens")] },
+        { plot: new TimePlot({ title: "KV cache", series: ["in use"], format: percent, top: 1 }),
+            of: (from, to) => [metric(to, "kv_cache_usage_perc")] },
+        { plot: new TimePlot({ title: "Prompt tokens from the cache", series: ["share"], format: percent, top: 1,
+            note: "of those that the prefix cache was asked for" }),
+            of: (from, to) => {
+                const asked = rate(from, to, "prefix_cache_queries_total");
+                return [asked > 0 ? rate(from, to, "prefix_cache_hits_total") / asked : null];
+            } },
+        { plot: new TimePlot({ title: "Refused", series: ["requests"], format: per, note: "for whatever reason" }),
+            of: (from, to) => [metricAll(to, "requests_rejected_total").reduce((sum, { labels }) =>
+                sum + rate(from, to, 'requests_rejected_total{reason="' + labels.reason + '"}'), 0)] },
+        latency("Time to first token", "time_to_first_token_seconds"),
+        latency("Between tokens", "inter_token_latency_seconds"),
+        latency("Whole request", "e2e_request_latency_seconds"),
+    ];
+}
+
+function nowDraw() {
+    for (const { plot, of } of nowPlots) {
+        const values = plot.series.map(() => []);
+        for (let i = 1; i < nowSamples.length; i++) {
+            const each = of(nowSamples[i - 1], nowSamples[i], nowSamples[Math.max(0, i - NOW_WINDOW)]);
+            each.forEach((value, s) => values[s].push(value));
+        }
+        plot.update(values, Math.max(NOW_FIRST, nowSamples.length));
+    }
+}
+
+/* ---- the memories --------------------------------------------------------------------------- */
+
+/* What one figure of a memory was in all samples, as a small line, and what it is now. */
+function nowCell(name, layer, format, top) {
+    const values = nowSamples.map((sample) => {
+        const found = metricAll(sample, name).find(({ labels }) =>
+            labels.layer === layer && (labels.weighting || "weight") === "weight");
+        return found && !Number.isNaN(found.value) ? found.value : null;
+    });
+    const last = values[values.length - 1];
+    const axis = top || roundUp(Math.max(...values, 0));
+    return make("td", {}, make("span", { className: "spark" },
+        svg("svg", { viewBox: "0 0 120 24", preserveAspectRatio: "none", "aria-hidden": "true" },
+            svg("path", { class: "axis", d: "M0 23.5H120" }),
+            svg("path", { class: "line s0", d: linePath(values, Math.max(NOW_FIRST, values.length), axis, 120, 23) }))),
+        last === null ? "–" : format(last));
+}
+
+function nowMemory(sample) {
+    const layers = metricAll(sample, "memory_slots");
+    const sampled = metric(sample, "memory_sampled_positions");
+    show($("now-memory"), layers.length > 0);
+    if (layers.length === 0) {
+        return;
+    }
+    const rows = layers.map(({ labels: { layer }, value }) => make("tr", {},
+        make("th", { scope: "row", textContent: "layer " + layer }),
+        make("td", { textContent: whole.format(value) }),
+        nowCell("memory_used_ratio", layer, percent, 1),
+        nowCell("memory_kl_nats", layer, (nats) => short(nats) + " nats"),
+        nowCell("memory_top90_slots", layer, (slots) => whole.format(slots))));
+    const head = ["Memory", "Slots", "Used so far", "KL to even use", "Slots with 90 % of the weight"];
+    $("now-memory").replaceChildren(make("h2", { textContent: "Memories" }),
+        make("div", { className: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
+            make("tbody", {}, ...rows))),
+        make("p", { className: "hint", textContent: "A sample, not all: one position in 64, " + many(sampled || 0, "position")
+            + " since the start. So what is used is a lower bound, and grows with the sample." }));
+}
+
+/* ---- asking --------------------------------------------------------------------------------- */
+
+function nowSay(sample) {
+    const info = metricAll(sample, "model_info")[0];
+    const build = metricAll(sample, "build_info")[0];
+    const begun = sample.value.get("process_start_time_seconds");
+    const up = begun ? Math.max(0, sample.at / 1000 - begun) : null;
+    const parts = [];
+    if (info) {
+        parts.push(info.labels.model_name + " · " + info.labels.family + " · " + info.labels.dtype);
+    }
+    if (build) {
+        parts.push("on " + build.labels.backend);
+    }
+    if (up !== null) {
+        parts.push("up for " + (up < 120 ? many(Math.round(up), "second") : up < 7200
+            ? many(Math.round(up / 60), "minute") : many(Math.round(up / 3600), "hour")));
+    }
+    parts.push("asked every two seconds while this view is open; the plots go back five minutes at most");
+    $("now-state").textContent = parts.join(" · ");
+}
+
+async function nowAsk() {
+    let answer = null;
+    try {
+        answer = await ask("metrics");
+    } catch (error) {
+        if (error.status === 404) {
+            clearInterval(nowTimer);
+            nowTimer = null;
+            $("now-state").textContent = "This server tells its figures at the admin port (--admin-port): open this page there.";
+            return;
+        }
+        throw error;
+    }
+    const sample = { at: Date.now(), value: metricsOf(await rest(answer.text())) };
+    nowSamples.push(sample);
+    nowSamples.splice(0, nowSamples.length - NOW_PLACES);
+    show($("now-plots"), true);
+    nowDraw();
+    nowMemory(sample);
+    nowSay(sample);
+}
+
+function nowTick() {
+    if (!document.hidden && !serverIsGone) {
+        nowAsk().catch(troubleShow);
+    }
+}
+
+function nowStart() {
+    if (nowPlots === null) {
+        nowPlots = nowMakePlots();
+        $("now-plots").replaceChildren(...nowPlots.map(({ plot }) => plot.element));
+    }
+    if (nowTimer === null) {
+        nowTick();
+        nowTimer = setInterval(nowTick, NOW_MS);
+    }
+}
+
+function nowEnd() {
+    clearInterval(nowTimer);
+    nowTimer = null;
+}
