@@ -116,4 +116,27 @@ static inline float f16_to_f32(uint16_t bits)
     return v.f;
 }
 
+/* Round to nearest, ties to even; from 65520 on infinity; NaN stays NaN. */
+static inline uint16_t f16_from_f32(float value)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = value};
+    const uint32_t sign = v.u >> 16 & 0x8000u;
+    v.u &= 0x7fffffffu;
+    if (v.u > 0x7f800000u) {
+        return (uint16_t)(sign | 0x7e00u);
+    }
+    if (v.u >= 0x47800000u) { /* 65536 */
+        return (uint16_t)(sign | 0x7c00u);
+    }
+    if (v.u <
+        0x38800000u) { /* below 2^-14: a multiple of 2^-24, whose number 2^23 leaves in the low bits */
+        v.f = v.f * 0x1p24f + 0x1p23f;
+        return (uint16_t)(sign | (v.u & 0x7ffu));
+    }
+    return (uint16_t)(sign | (v.u - 0x38000000u + 0xfffu + (v.u >> 13 & 1u)) >> 13);
+}
+
 #endif

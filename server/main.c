@@ -75,6 +75,8 @@ static int run(enum command command, const struct options *options)
     case COMMAND_MEMORY_ADD: return cmd_memory_add(options);
     case COMMAND_MEMORY_RANK: return cmd_memory_rank(options);
     case COMMAND_MEMORY_HOT: return cmd_memory_hot(options);
+    case COMMAND_MEMORY_DIFF: return cmd_memory_diff(options);
+    case COMMAND_MEMORY_APPLY: return cmd_memory_apply(options);
     case COMMAND_MEMORY_INSPECT: return cmd_memory_inspect(options);
     }
     check_failed(__FILE__, __LINE__, "command");
@@ -96,9 +98,9 @@ static int run_command(const char *name, int argc, char **argv)
         return EXIT_USAGE;
     }
     options_warn_environment(stderr);
-    /* A health check asks a server, wherever its model is; files of counts name theirs. */
-    const unsigned without =
-        COMMAND_HEALTH | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK | COMMAND_MEMORY_HOT;
+    /* A health check asks a server, wherever its model is; the other commands name theirs or need none. */
+    const unsigned without = COMMAND_HEALTH | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK |
+                             COMMAND_MEMORY_HOT | COMMAND_MEMORY_DIFF | COMMAND_MEMORY_APPLY;
     if ((command & without) == 0 && options_resolve(&options, &err) != ERR_OK) {
         return cmd_fail(&err);
     }

@@ -17,6 +17,8 @@ int cmd_memory_count(const struct options *options);
 int cmd_memory_add(const struct options *options);
 int cmd_memory_rank(const struct options *options);
 int cmd_memory_hot(const struct options *options);
+int cmd_memory_diff(const struct options *options);
+int cmd_memory_apply(const struct options *options);
 int cmd_memory_inspect(const struct options *options);
 
 /* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT,

@@ -25,6 +25,8 @@ enum command {
     COMMAND_MEMORY_RANK = 512,
     COMMAND_MEMORY_HOT = 1024,
     COMMAND_MEMORY_INSPECT = 2048,
+    COMMAND_MEMORY_DIFF = 4096,
+    COMMAND_MEMORY_APPLY = 8192,
 };
 
 /* Numbers without a default that were not given: below every number that can be. */

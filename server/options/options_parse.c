@@ -345,7 +345,8 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
 static enum err_code check_memory(const struct options *options, enum command command,
                                   struct err *err)
 {
-    const unsigned writes = COMMAND_MEMORY_COUNT | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK;
+    const unsigned two = COMMAND_MEMORY_DIFF | COMMAND_MEMORY_APPLY;
+    const unsigned writes = COMMAND_MEMORY_COUNT | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK | two;
     const unsigned reads =
         COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK | COMMAND_MEMORY_HOT | COMMAND_MEMORY_INSPECT;
     if ((command & writes) != 0 && options->output[0] == '\0') {
@@ -353,6 +354,10 @@ static enum err_code check_memory(const struct options *options, enum command co
     }
     if ((command & reads) != 0 && options->n_operand == 0) {
         return err_set(err, ERR_ARGUMENT, "no file is given; see 'pkmserve help %s'",
+                       command_of(command)->name);
+    }
+    if ((command & two) != 0 && options->n_operand < 2) {
+        return err_set(err, ERR_ARGUMENT, "two paths are needed; see 'pkmserve help %s'",
                        command_of(command)->name);
     }
     if (command == COMMAND_MEMORY_RANK && options->background[0] == '\0') {

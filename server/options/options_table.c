@@ -49,6 +49,8 @@ enum {
     RANK = COMMAND_MEMORY_RANK,
     HOT = COMMAND_MEMORY_HOT,
     MEMORY_INSPECT = COMMAND_MEMORY_INSPECT,
+    DIFF = COMMAND_MEMORY_DIFF,
+    APPLY = COMMAND_MEMORY_APPLY,
     READ = COUNT,                          /* commands that read texts as score does, for slots */
     RUN = SERVE | SCORE | GENERATE | READ, /* commands that start an engine */
     ALL = RUN | INSPECT | BENCH | COMPARE,
@@ -231,8 +233,9 @@ const struct option_row option_rows[] = {
          "and generate print one answer a line in the same order. Files may be compressed by gzip "
          "or zstd. Options "
          "hold where a line says nothing."),
-    TEXT("output", output, SCORE | GENERATE | COUNT | ADD | RANK | HOT, "",
-         "Write to this file; -o is short for it. score and generate take it with --jsonl: "
+    TEXT("output", output, SCORE | GENERATE | COUNT | ADD | RANK | HOT | DIFF | APPLY, "",
+         "Write to this file, or the directory to be made; -o is short for it. score and generate "
+         "take it with --jsonl: "
          "compressed if it ends in .gz or .zst, and what is wrong with bad lines goes to this "
          "name with .errors; without it, to standard output and standard error."),
     FLAG("resume", resume, SCORE | GENERATE,
@@ -366,6 +369,10 @@ const struct option_command option_commands[] = {
      "list the slots that a task reads more than texts of any kind do", 1},
     {"memory hot", COMMAND_MEMORY_HOT, "pkmserve memory hot COUNTS [--share X] [-o SLOTS]",
      "how unevenly slots are read, and a list of those read most", 1},
+    {"memory diff", COMMAND_MEMORY_DIFF, "pkmserve memory diff BASE TUNED -o OVERLAY",
+     "the value rows in which two model directories differ, as an overlay of the first", 2},
+    {"memory apply", COMMAND_MEMORY_APPLY, "pkmserve memory apply BASE OVERLAY -o DIR",
+     "make a model directory with the rows of an overlay in it", 2},
     {"memory inspect", COMMAND_MEMORY_INSPECT,
      "pkmserve memory inspect FILE [--model DIR] [--counts COUNTS] [--json]",
      "what is in a file of counts or in an overlay", 1},

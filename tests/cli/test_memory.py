@@ -1,6 +1,8 @@
-"""memory count, add, rank, hot and inspect: what files of counts say, and what is refused by name."""
+"""The commands of memory: what files of counts say, overlays from models and into models, and what is
+refused by name."""
 
 import gzip
+import hashlib
 import json
 import math
 import shutil
@@ -13,6 +15,10 @@ from cli_harness import MODEL, fails, ok, run
 np = pytest.importorskip("numpy")
 
 TYPES = {"F64": "<f8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "I8": "i1", "BF16": "<u2", "F16": "<f2"}
+CONFIG = json.loads((MODEL / "config.json").read_text())
+MEMORY = CONFIG["memories"][0]
+N_SLOT, WIDTH = MEMORY["n_slot"], CONFIG["d_model"]
+VALUES = "memories.%d_%s.values.weight" % (MEMORY["layer"], MEMORY["place"])
 TEXTS = ["The cat sat on the mat, and the dog looked on.\n", "It was a dark and stormy night.\n",
          "The cat looked at the night. It was dark.\n"]
 
@@ -67,7 +73,7 @@ def test_counts_are_those_of_the_slots_that_score_writes(counted, files, tmp_pat
     slots = np.load(tmp_path / "s.npz")
     tensors, metadata = read(counted / "all")
     reads, weight, documents = (tensors["memories.0." + name] for name in ("reads", "weight", "documents"))
-    wanted = np.zeros(16384, "i8"), np.zeros(16384), np.zeros(16384, "i8")
+    wanted = np.zeros(N_SLOT, "i8"), np.zeros(N_SLOT), np.zeros(N_SLOT, "i8")
     for i in range(3):
         index = slots["indices_%d" % i].ravel()
         np.add.at(wanted[0], index, 1)
@@ -76,7 +82,7 @@ def test_counts_are_those_of_the_slots_that_score_writes(counted, files, tmp_pat
     assert (reads == wanted[0]).all() and (documents == wanted[2]).all()
     assert abs(weight - wanted[1]).max() < 1e-9
     assert metadata["format"] == "pkmserve-counts-1" and metadata["documents"] == "3"
-    assert metadata["tables"] == "0" and len(metadata["model"]) == 64
+    assert metadata["tables"] == ",".join(map(str, range(len(CONFIG["memories"])))) and len(metadata["model"]) == 64
 
 
 def test_lines_count_as_files_do(counted, tmp_path):
@@ -126,7 +132,7 @@ def test_hot_lists_the_slots_read_most(counted, tmp_path):
         n = math.ceil(len(reads) * percent / 100)
         assert math.isclose(told["share_of_reads"][str(percent)], reads[order[:n]].sum() / reads.sum())
     tensors, _ = read(tmp_path / "hot")
-    assert (tensors["memories.0.slots"] == np.sort(order[:164])).all() and told["hot"] == 164
+    assert (tensors["memories.0.slots"] == np.sort(order[:math.ceil(N_SLOT / 100)])).all() and told["hot"] == math.ceil(N_SLOT / 100)
     assert (tensors["memories.0.score"] == reads[tensors["memories.0.slots"]]).all()
     assert "the top 10 %" in ok("memory", "hot", counted / "all")
 
@@ -141,35 +147,35 @@ def test_inspect_tells_what_is_counted(counted):
 
 # ---- overlays ------------------------------------------------------------------------------------
 
-def base_of(model):
-    hashes = json.loads(ok("inspect", model, "--json", "--hash"))["hashes"]
-    return hashes[0]["sha256"]
+def base_of(tensors, name):
+    """The hash of a table, as inspect --hash prints it."""
+    parts = [n + s for n in (name, name.replace(".values.", ".experts.")) for s in ("", ".scale") if n + s in tensors]
+    return hashlib.sha256(b"".join(tensors[n].tobytes() for n in parts)).hexdigest()
 
 
-def overlay(path, slots, rows, base, mode="replace"):
-    return write(path, {"memories.0.slots": np.array(slots, "<i4"), "memories.0.rows": rows},
+def overlay(path, slots, rows, base, mode="replace", **more):
+    tensors = {"memories.0.slots": np.array(slots, "<i4"), "memories.0.rows": rows, **more}
+    return write(path, dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)),
                  {"format": "pkmserve-overlay-1", "mode": mode, "base": base})
 
 
-def values(model=MODEL):
-    """The table of the demo model, in fp32."""
-    tensors, _ = read_model(model)
-    return (tensors["memories.6_in.values.weight"].astype("<u4") << 16).view("<f4")
-
-
-def read_model(model):
-    data = (model / "model.safetensors").read_bytes()
+@pytest.fixture(scope="module")
+def table():
+    """The table of the demo model in fp32, and its hash."""
+    data = (MODEL / "model.safetensors").read_bytes()
     n, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    return {name: np.frombuffer(data[8 + n:][slice(*e["data_offsets"])], TYPES[e["dtype"]]).reshape(e["shape"])
-            for name, e in header.items()}, header
+    entry = json.loads(data[8:8 + n])[VALUES]
+    blob = data[8 + n:][slice(*entry["data_offsets"])]
+    assert entry["dtype"] == "BF16"
+    return ((np.frombuffer(blob, "<u2").astype("<u4") << 16).view("<f4").reshape(entry["shape"]),
+            hashlib.sha256(blob).hexdigest())
 
 
-def test_inspect_compares_an_overlay_with_its_base(counted, tmp_path):
-    table, slots = values(), [3, 500, 16383]
-    rows = table[slots] * np.float32([[1], [-2], [0.5]])
-    path = overlay(tmp_path / "o", slots, rows, base_of(MODEL))
+def test_inspect_compares_an_overlay_with_its_base(counted, table, tmp_path):
+    values, base = table
+    slots = [3, 500, N_SLOT - 1]
+    rows = values[slots] * np.float32([[1], [-2], [0.5]])
+    path = overlay(tmp_path / "o", slots, rows, base)
     told, = json.loads(ok("memory", "inspect", path, "--counts", counted / "all", "--json"))["memories"]
     assert [row["slot"] for row in told["rows"]] == slots and told["dtype"] == "f32"
     assert np.allclose([row["norm"] for row in told["rows"]], np.linalg.norm(rows, axis=1), rtol=1e-6)
@@ -178,15 +184,15 @@ def test_inspect_compares_an_overlay_with_its_base(counted, tmp_path):
     reads = read(counted / "all")[0]["memories.0.reads"]
     assert [row["reads"] for row in told["rows"]] == list(reads[slots])
     text = ok("memory", "inspect", path, "--model", MODEL, "--counts", counted / "all")
-    assert "3 rows of 256 columns, f32" in text and "in 3 texts" in text
-    added = overlay(tmp_path / "a", slots, table[slots], base_of(MODEL), "add")
+    assert "3 rows of %d columns, f32" % WIDTH in text and "in 3 texts" in text
+    added = overlay(tmp_path / "a", slots, values[slots], base, "add")
     told, = json.loads(ok("memory", "inspect", added, "--json"))["memories"]
-    assert np.allclose([row["norm"] for row in told["rows"]], 2 * np.linalg.norm(table[slots], axis=1), rtol=1e-6)
+    assert np.allclose([row["norm"] for row in told["rows"]], 2 * np.linalg.norm(values[slots], axis=1), rtol=1e-6)
     assert np.allclose([row["change"] for row in told["rows"]], 1, atol=1e-6)
 
 
 def test_an_overlay_of_another_base_is_told_alone_or_refused(counted, tmp_path):
-    path = overlay(tmp_path / "o", [1], np.ones((1, 256), "<f4"), "0" * 64)
+    path = overlay(tmp_path / "o", [1], np.ones((1, WIDTH), "<f4"), "0" * 64)
     text = ok("memory", "inspect", path)
     assert "another model than the shipped one" in text and "cosine" not in text
     assert "made for another base" in fails(2, "memory", "inspect", path, "--model", MODEL)
@@ -212,12 +218,12 @@ def other(tmp_path_factory):
     return model
 
 
-def test_counts_of_another_model_are_refused_by_name(counted, other, tmp_path):
+def test_counts_of_another_model_are_refused_by_name(counted, other, table, tmp_path):
     theirs, ours = other.parent / "counts", counted / "all"
     for arguments in (["add", ours, theirs], ["rank", ours, "--background", theirs]):
         line = fails(2, "memory", *arguments, "-o", tmp_path / "x")
         assert str(theirs) + ": counts of another model" in line and str(ours) in line
-    path = overlay(tmp_path / "o", [1], np.ones((1, 256), "<f4"), base_of(MODEL))
+    path = overlay(tmp_path / "o", [1], np.ones((1, WIDTH), "<f4"), table[1])
     assert "counts of another model" in fails(2, "memory", "inspect", path, "--counts", theirs)
     assert not (tmp_path / "x").exists()
 
@@ -258,3 +264,161 @@ def test_what_cannot_be_written_leaves_nothing(counted, tmp_path):
     assert "/no/x: cannot be written" in fails(1, "memory", "add", counted / "task", "-o", tmp_path / "no" / "x")
     assert "cannot be written" in fails(1, "memory", "add", counted / "task", "-o", "/dev/full")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- diff and apply ------------------------------------------------------------------------------
+
+N, D = 16, 6  # slots and columns of a small model: its files are copied and compared, nothing is computed
+NAME, EXPERTS = "memories.1_in.values.weight", "memories.1_in.experts.weight"
+
+
+def quantise(rows):
+    """-> codes and scales of int8, as models/convert makes them"""
+    largest = abs(rows).max(1)
+    return np.rint(rows * (np.float32(127) / largest)[:, None]).astype("i1"), (largest / np.float32(127)).astype("<f4")
+
+
+def table_of(dtype, rows, name=NAME):
+    if dtype == "I8":
+        codes, scale = quantise(rows)
+        return {name: codes, name + ".scale": scale}
+    return {name: (rows.view("<u4") >> 16).astype("<u2") if dtype == "BF16" else rows.astype(TYPES[dtype])}
+
+
+def widened(tensors, name=NAME):
+    if name + ".scale" in tensors:
+        return tensors[name] * tensors[name + ".scale"][:, None]
+    array = tensors[name]
+    return (array.astype("<u4") << 16).view("<f4") if array.dtype == "<u2" else array.astype("<f4")
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype("<f4")
+
+
+def small(folder, dtype, experts=False):
+    """A model directory with little more than a table of this type -> its tensors"""
+    memory = {"layer": 1, "place": "in", "kind": "product", "n_head": 1, "k_top": 2, "n_key": 4, "d_key": 2,
+              "n_slot": N}
+    config = {"model_type": "pkm_transformer", "vocab_size": 9, "d_model": D, "n_layer": 2, "n_head": 1, "d_ff": 4,
+              "max_position": 8, "activation": "gelu", "norm_eps": 1e-12, "tie_output": True, "bos_token_id": 1,
+              "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3, "add_bos": True, "memories": [
+                  {**memory, "query_batch_norm": False, "query_bias": True}]}
+    if experts:
+        del config["activation"], memory["place"], memory["kind"]
+        config.update(model_type="memory_llama", n_kv_head=1, rope_theta=1e4, memories=[{**memory, "experts": True}])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "README.md").write_text("of the base")
+    (folder / ".hidden").write_text("")
+    (folder / "vocab.txt").write_text("words")
+    tensors = {"embeddings.weight": normal(1, 9, D), **table_of(dtype, normal(2, N, D))}
+    if experts:
+        tensors.update(table_of(dtype, normal(3, N, D), EXPERTS))
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
+    write(folder / "model.safetensors", tensors, {})
+    return tensors
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F16", "I8"])
+def test_apply_and_diff_are_each_others_inverse(tmp_path, dtype):
+    tensors, slots = small(tmp_path / "base", dtype), [0, 7, N - 1]
+    rows = table_of(dtype, normal(4, 3, D))
+    more = {"memories.0.rows.scale": rows[NAME + ".scale"]} if dtype == "I8" else {}
+    overlay(tmp_path / "o", slots, rows[NAME], base_of(tensors, NAME), **more)
+    assert ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new") == (
+        "memory 0: 3 rows written to %s\n" % (tmp_path / "new"))
+    before, after = files_of(tmp_path / "base"), files_of(tmp_path / "new")
+    assert set(before) - set(after) == {"README.md", ".hidden"} and not set(after) - set(before)
+    assert [name for name in after if after[name] != before[name]] == ["model.safetensors"]
+    wanted, got = dict(tensors), read(tmp_path / "new/model.safetensors")[0]
+    for name in rows:
+        wanted[name] = wanted[name].copy()
+        wanted[name][slots] = rows[name]
+    assert all((got[name] == wanted[name]).all() for name in wanted)
+
+    assert "memory 0: 3 rows differ" in ok("memory", "diff", tmp_path / "base", tmp_path / "new", "-o", tmp_path / "x")
+    back, metadata = read(tmp_path / "x")
+    assert metadata == {"format": "pkmserve-overlay-1", "mode": "replace", "base": base_of(tensors, NAME)}
+    assert list(back["memories.0.slots"]) == slots and (back["memories.0.rows"] == rows[NAME]).all()
+    ok("memory", "diff", tmp_path / "new", tmp_path / "base", "-o", tmp_path / "undo")
+    ok("memory", "apply", tmp_path / "new", tmp_path / "undo", "-o", tmp_path / "again")
+    assert files_of(tmp_path / "again")["model.safetensors"] == before["model.safetensors"]
+    assert "no row differs" in fails(2, "memory", "diff", tmp_path / "base", tmp_path / "again", "-o", tmp_path / "y")
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "I8"])
+def test_rows_of_another_type_are_rounded_to_the_tables(tmp_path, dtype):
+    tensors, slots = small(tmp_path / "base", dtype), [5, 6, 7]
+    rows = normal(5, 3, D) * np.float32([[1e-6], [1], [100]])
+    for mode, wanted in (("replace", rows), ("add", widened(tensors)[slots] + rows)):
+        overlay(tmp_path / "o", slots, rows, base_of(tensors, NAME), mode)
+        assert "rounded" in ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / mode)
+        got = read(tmp_path / mode / "model.safetensors")[0]
+        if dtype == "I8":
+            codes, scale = quantise(wanted)
+            assert (got[NAME][slots] == codes).all() and (got[NAME + ".scale"][slots] == scale).all()
+        elif dtype == "F16":
+            assert (got[NAME][slots] == wanted.astype("<f2")).all()
+        else:
+            assert np.allclose(widened(got)[slots], wanted, rtol=2 ** -8, atol=0)
+
+
+def test_experts_are_changed_with_the_values(tmp_path):
+    tensors, slots = small(tmp_path / "base", "F32", experts=True), [2, 9]
+    rows, experts = normal(6, 2, D), normal(7, 2, D)
+    overlay(tmp_path / "o", slots, rows, base_of(tensors, NAME), **{"memories.0.experts": experts})
+    ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new")
+    got = read(tmp_path / "new/model.safetensors")[0]
+    assert (got[NAME][slots] == rows).all() and (got[EXPERTS][slots] == experts).all()
+    ok("memory", "diff", tmp_path / "base", tmp_path / "new", "-o", tmp_path / "x")
+    back, _ = read(tmp_path / "x")
+    assert (back["memories.0.rows"] == rows).all() and (back["memories.0.experts"] == experts).all()
+
+
+def test_tables_of_two_types_differ_where_their_numbers_do(tmp_path):
+    tensors = small(tmp_path / "base", "BF16")
+    small(tmp_path / "tuned", "F32")
+    values = widened(tensors).copy()
+    values[3] += 1
+    write(tmp_path / "tuned/model.safetensors", {**tensors, NAME: values}, {})
+    ok("memory", "diff", tmp_path / "base", tmp_path / "tuned", "-o", tmp_path / "x")
+    back, _ = read(tmp_path / "x")
+    assert list(back["memories.0.slots"]) == [3] and (back["memories.0.rows"] == values[[3]]).all()
+
+
+def test_what_diff_and_apply_refuse_by_name(tmp_path):
+    tensors = small(tmp_path / "base", "BF16")
+    base, there = base_of(tensors, NAME), sorted(path.name for path in tmp_path.iterdir())
+
+    def refused(status, wanted, rows=np.ones((1, D), "<f4"), slot=1, hash=base, to=tmp_path / "x"):
+        path = overlay(tmp_path / "o", [slot], rows, hash)
+        line = fails(status, "memory", "apply", tmp_path / "base", path, "-o", to)
+        assert wanted in line, line
+    refused(2, "is there already", to=tmp_path / "base")
+    refused(2, "made for another base", hash="0" * 64)
+    refused(2, "slot %d does not exist" % N, slot=N)
+    refused(1, "NaN", rows=np.full((1, D), np.nan, "<f4"))
+    refused(1, "new row 1 has the number", rows=np.full((1, D), 3.4e38, "<f4"))
+    refused(1, "cannot be made", to=tmp_path / "no" / "x")
+    (tmp_path / "o").unlink()
+
+    other = tmp_path / "other"
+    tuned = small(other, "BF16")
+    write(other / "model.safetensors", {**tuned, "embeddings.weight": tuned["embeddings.weight"] + 1}, {})
+    line = fails(2, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
+    assert "tensor embeddings.weight is another one" in line
+    write(other / "model.safetensors", {k: v for k, v in tuned.items() if k == NAME}, {})
+    assert "tensor embeddings.weight is missing" in fails(
+        2, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
+    nan = tuned[NAME].copy()
+    nan[4, 2] = 0x7fc0
+    write(other / "model.safetensors", {**tuned, NAME: nan}, {})
+    assert "row 4 holds NaN" in fails(1, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
+    assert "differ in shape" in fails(2, "memory", "diff", tmp_path / "base", MODEL, "-o", tmp_path / "x")
+    shutil.rmtree(other)
+    assert sorted(path.name for path in tmp_path.iterdir()) == there

@@ -8,7 +8,8 @@ import pytest
 from cli_harness import fails, ok, run
 
 COMMANDS = ["serve", "score", "compare", "generate", "inspect", "bench", "health"]
-MEMORY = ["memory count", "memory add", "memory rank", "memory hot", "memory inspect"]
+MEMORY = ["memory count", "memory add", "memory rank", "memory hot", "memory inspect",
+          "memory diff", "memory apply"]
 
 
 def test_version():
@@ -92,6 +93,8 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["memory"], "memory needs a second word; see 'pkmserve help memory'"),
     (["memory", "cuont"], "no command 'memory cuont'; did you mean memory count"),
     (["memory", "count", "x"], "--output is missing"),
+    (["memory", "diff", "x", "-o", "y"], "two paths are needed; see 'pkmserve help memory diff'"),
+    (["memory", "apply", "x", "y"], "--output is missing"),
     (["memory", "add", "-o", "x"], "no file is given; see 'pkmserve help memory add'"),
     (["memory", "rank", "x", "-o", "y"], "--background is missing"),
     (["memory", "rank", "x", "-o"], "--output needs a value"),
