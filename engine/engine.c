@@ -229,6 +229,9 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     const struct model_info *const info = model_info(engine->model);
     engine->stats.weight_bytes = (int64_t)info->weight_bytes;
     engine->stats.value_bytes = (int64_t)info->value_bytes;
+    if (identity_read(&engine->identity, o->model_dir, err) != ERR_OK) {
+        return err->code;
+    }
     return tokenizer_open(&engine->tokenizer, o->model_dir, o->tokenizer_path, info->tokenizer,
                           info->n_vocab, err);
 }
@@ -338,6 +341,42 @@ static void begin_phase(const struct engine *engine, const char *phase)
     }
 }
 
+static void log_identity(const struct engine_identity *compared)
+{
+    const char *const files = compared->files ? "ok" : "unchecked";
+    const char *const gap = engine_identity_gap(compared);
+    char quoted[600];
+    if (gap != NULL) {
+        log_event(LEVEL_INFO, "identity", "probe=unchecked files=%s why=%s", files,
+                  log_quote(quoted, sizeof quoted, gap));
+        return;
+    }
+    log_event(LEVEL_INFO, "identity",
+              "probe=ok files=%s tokens=%d largest_difference=%.3g tolerance=%.3g file=%s", files,
+              compared->n, (double)compared->difference, (double)compared->tolerance,
+              log_quote(quoted, sizeof quoted, compared->file->path));
+}
+
+/* Compares what the model computes with what it computed when it was made. */
+static enum err_code compare_identity(struct engine *engine, const struct selftest *test,
+                                      struct err *err)
+{
+    struct engine_identity *const compared = &engine->compared;
+    const struct identity *const file = engine->identity;
+    *compared = (struct engine_identity){.file = file};
+    if (file != NULL) {
+        compared->files = engine->options.model.check_files && file->n_file > 0;
+        compared->tolerance = identity_tolerance(file, model_info(engine->model), test->fast_math);
+    }
+    if (compared->tolerance > 0 && test->context > 1 &&
+        selftest_identity(test, file, compared->tolerance, &compared->n, &compared->difference,
+                          err) != ERR_OK) {
+        return err->code;
+    }
+    log_identity(compared);
+    return ERR_OK;
+}
+
 /* Runs the warm-up and the self-test and measures their times. */
 static enum err_code prepare(struct engine *engine, struct err *err)
 {
@@ -358,7 +397,10 @@ static enum err_code prepare(struct engine *engine, struct err *err)
     const int64_t warm_us = clock_now_us();
     engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
     begin_phase(engine, "selftest");
-    const enum err_code code = selftest_run(&test, err);
+    enum err_code code = selftest_run(&test, err);
+    if (code == ERR_OK) {
+        code = compare_identity(engine, &test, err);
+    }
     engine->stats.startup_selftest_s = (double)(clock_now_us() - warm_us) * 1e-6;
     return code;
 }
@@ -435,6 +477,7 @@ void engine_close(struct engine *engine)
     pkm_totals_close(&engine->totals);
     request_memory_drop(engine->requests);
     tokenizer_close(engine->tokenizer);
+    identity_free(engine->identity);
     if (engine->step != NULL) {
         engine->be->op->step_free(engine->be, engine->step);
     }
@@ -479,6 +522,21 @@ const struct tokenizer *engine_tokenizer(const struct engine *engine)
 const struct engine_options *engine_limits(const struct engine *engine)
 {
     return &engine->options;
+}
+
+const struct engine_identity *engine_identity(const struct engine *engine)
+{
+    return &engine->compared;
+}
+
+const char *engine_identity_gap(const struct engine_identity *compared)
+{
+    return compared->n > 0          ? NULL
+           : compared->file == NULL ? "the model has no " IDENTITY_NAME
+                                      "; models/convert/identity.py writes one"
+           : compared->file->n_token == 0 ? "its " IDENTITY_NAME " has no probe"
+                                          : "its " IDENTITY_NAME
+                                            " has no tolerance for what is computed with";
 }
 
 const struct backend *engine_backend(const struct engine *engine)

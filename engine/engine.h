@@ -9,6 +9,7 @@
 #include "engine/request.h"
 
 struct engine_stats;
+struct identity;
 struct pkm_stats;
 struct tokenizer;
 
@@ -47,9 +48,19 @@ enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED
 
 struct engine;
 
+/* What was compared with the model's model.sha256 (models/identity.h) before the engine was ready;
+ * what differed would have kept it from opening. */
+struct engine_identity {
+    const struct identity *file; /* Borrowed: the engine's; NULL = there is none */
+    bool files;                  /* the files, by their sums */
+    int n;                       /* the results of so many tokens of the probe; 0 = none */
+    float tolerance,
+        difference; /* of a log-probability: the limit, and the largest that was found */
+};
+
 /* Loads the model, reserves everything, lets the backend prepare what it can, runs the self-test (a
  * fixed short forward, twice: chunked and whole must agree to the bit, unless backend.fast_math
- * gave that up) and starts the thread. Blocks until ready. */
+ * gave that up), compares the model with its model.sha256 and starts the thread. Blocks until ready. */
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
                           struct err *err);
 /* Stops taking requests (ERR_CLOSED), finishes what runs and waits until deadline_us, then ends the
@@ -67,7 +78,10 @@ enum err_code engine_submit(struct engine *engine, struct request *request, stru
 const struct model_info *engine_model(const struct engine *engine);
 const struct tokenizer *engine_tokenizer(const struct engine *engine); /* NULL = ids only */
 const struct engine_options *
-engine_limits(const struct engine *engine);                        /* effective: zeros resolved */
+engine_limits(const struct engine *engine); /* effective: zeros resolved */
+const struct engine_identity *engine_identity(const struct engine *engine);
+/* Why the probe was not compared; NULL = it was. */
+const char *engine_identity_gap(const struct engine_identity *compared);
 const struct backend *engine_backend(const struct engine *engine); /* name and description only */
 enum engine_state engine_state(const struct engine *engine);
 /* Milliseconds since the last step ended while work is pending; 0 when idle. */

@@ -14,6 +14,8 @@ struct engine {
     struct backend *be;            /* Owner: this, and of all that follows */
     struct model *model;
     struct tokenizer *tokenizer; /* NULL: ids only */
+    struct identity *identity;   /* NULL: there is no model.sha256 */
+    struct engine_identity compared;
     struct step *step;
     struct kvpages pages;
     struct pkm_totals totals;

@@ -6,14 +6,14 @@
 #include <string.h>
 
 /* Crosses two page borders; short enough to take no time. */
-enum { SELFTEST_TOKENS = 2 * KV_PAGE + 5 };
+enum { SELFTEST_TOKENS = 2 * KV_PAGE + 5, PROBE_MAX = IDENTITY_TOKEN_MAX };
 
 /* A sequence of the test: n tokens in pages page_first.. */
 struct probe {
-    int32_t token[SELFTEST_TOKENS];
+    int32_t token[PROBE_MAX];
     int n;
     int page_first;
-    float logprob[SELFTEST_TOKENS]; /* of the next token; of the last one: of the first token */
+    float logprob[PROBE_MAX]; /* of the next token; of the last one: of the first token */
 };
 
 static void probe_begin(struct probe *probe, int n, int page_first, int n_vocab, int salt)
@@ -188,4 +188,33 @@ enum err_code selftest_run(const struct selftest *test, struct err *err)
     }
     memcpy(beside.logprob, test->step->out_logprob + n_other, (size_t)n * sizeof(float));
     return compare(test, &whole, &beside, "beside another text", err);
+}
+
+enum err_code selftest_identity(const struct selftest *test, const struct identity *identity,
+                                float tolerance, int *n, float *difference, struct err *err)
+{
+    const int n_vocab = model_info(test->model)->n_vocab;
+    const struct step_limits *const limits = &test->step->limits;
+    const int n_held = limits->n_page_max * KV_PAGE; /* also where pages form a ring */
+    struct probe probe = {.n = test->context};
+    probe.n = identity->n_token < probe.n ? identity->n_token : probe.n;
+    probe.n = n_held < probe.n ? n_held : probe.n;
+    for (int i = 0; i < probe.n; i++) {
+        if (identity->token[i] >= n_vocab) {
+            return err_set(err, ERR_FORMAT,
+                           "%s: token %d of the probe is %d, but the vocabulary has %d words: the "
+                           "file belongs to another model",
+                           identity->path, i, (int)identity->token[i], n_vocab);
+        }
+        probe.token[i] = identity->token[i];
+    }
+    for (int first = 0; first < probe.n; first += limits->n_tok_max) {
+        const int left = probe.n - first;
+        if (run_rows(test, &probe, first, left < limits->n_tok_max ? left : limits->n_tok_max,
+                     err) != ERR_OK) {
+            return err->code;
+        }
+    }
+    *n = probe.n;
+    return identity_compare(identity, probe.logprob, probe.n - 1, tolerance, difference, err);
 }

@@ -6,11 +6,14 @@
  * The self-test: a fixed short text is computed whole, in chunks, and beside another text. All must
  * be finite and agree to the bit, or the results of this machine, build or model would depend on
  * the company a request keeps, and the engine does not start. With fast_math they may depend on it;
- * then finite is all they must be. */
+ * then finite is all they must be.
+ *
+ * The probe of model.sha256: what the model computed when it was made, against what it computes
+ * here. */
 #ifndef ENGINE_SELFTEST_H
 #define ENGINE_SELFTEST_H
 
-#include "models/model.h"
+#include "models/identity.h"
 
 /* What is tested. Nothing else may use the step or the cache meanwhile. */
 struct selftest {
@@ -29,5 +32,9 @@ enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
 /* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
  * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
+/* Compares the results of the first n tokens with the stored ones, see identity_compare; as many of
+ * the probe's tokens as a text may have here. */
+enum err_code selftest_identity(const struct selftest *test, const struct identity *identity,
+                                float tolerance, int *n, float *difference, struct err *err);
 
 #endif

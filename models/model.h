@@ -129,8 +129,9 @@ struct model_options {
                               * number of columns, else BF16), "f32", "bf16" */
     double int8_max_loss;    /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */
     enum placement value_placement; /* of value tables; MMAP needs a backend that is_host */
-    bool value_auto; /* choose it: in place from the file where the backend can, else DEVICE */
-    bool check;      /* read every weight and refuse NaN and infinity by name */
+    bool value_auto;  /* choose it: in place from the file where the backend can, else DEVICE */
+    bool check;       /* read every weight and refuse NaN and infinity by name */
+    bool check_files; /* compare the files with model.sha256, if there is one (identity.h) */
     /* Called while loading: phase "map", "pack" ..., share done 0..1. May be NULL. */
     void (*progress)(void *ctx, const char *phase, double done);
     void *progress_ctx;

@@ -2,6 +2,7 @@
  * computed and kept in. model.c does the rest. */
 #include "models/config.h"
 #include "models/generation_config.h"
+#include "models/identity.h"
 #include "models/network.h"
 #include "models/tensors.h"
 
@@ -137,12 +138,27 @@ static enum err_code choose(struct model_info *info, const struct backend *be,
     return code;
 }
 
+static enum err_code check_files(const char *dir, const struct model_options *options,
+                                 struct err *err)
+{
+    struct identity *identity = NULL;
+    enum err_code code = identity_read(&identity, dir, err);
+    if (code == ERR_OK && identity != NULL) {
+        code = identity_check_files(identity, dir, options, err);
+    }
+    identity_free(identity);
+    return code;
+}
+
 enum err_code model_open(struct model **model, struct backend *be, const char *dir,
                          const struct model_options *options, struct err *err)
 {
     *model = NULL;
     struct model_options chosen = *options;
     enum err_code code = choose_placement(&chosen, be, err);
+    if (code == ERR_OK && options->check_files) {
+        code = check_files(dir, options, err);
+    }
     if (code != ERR_OK) {
         return code;
     }

@@ -334,6 +334,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         return cmd_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
+    server->probe.compared = engine_identity(engine);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
     notify_manager("READY=1");
@@ -423,7 +424,7 @@ int serve_run(const struct options *options)
     metrics_begin(&server->metrics);
     probe_begin(&server->probe, options->deterministic);
     int status = 1;
-    if (options->check) {
+    if (strcmp(options->check, "off") != 0) {
         status = serve_check(server);
         free(server);
         return status;

@@ -3,7 +3,7 @@
 
     python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
         [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--values q4] [--set KEY=VALUE ...]
-        [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm|hf]
+        [--program PKMSERVE] [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm|hf]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -29,6 +29,7 @@ except ImportError:
 
 import all_attention
 import hf
+import identity
 import memory_layers
 import memory_layers_params
 import safetensors_file
@@ -52,7 +53,7 @@ most words are unknown to it, and perplexities of unknown words look excellent a
 texts with fastBPE and the same codes before they are sent, or convert again with --codes FILE, so that
 the server splits plain text itself. FILE is `codes` in the folder of XLM's preprocessed data."""
 WRITTEN = {"config.json", "generation_config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model",
-           "tokenizer.json", "vocab.json", "merges.txt"}
+           "tokenizer.json", "vocab.json", "merges.txt", identity.NAME}
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,6 +97,9 @@ def arguments(argv):
     parser.add_argument("--values", choices=["q4"],
                         help="of memories' value tables: 4 bits a value and a scale for each row; what it"
                         " loses `pkmserve compare` tells")
+    parser.add_argument("--program", metavar="PROGRAM",
+                        help="pkmserve, which computes the probe of model.sha256; none: without one"
+                        " (identity.py says where it is looked for)")
     parser.add_argument("--force", action="store_true",
                         help="with int8: write also a tensor whose relative error exceeds %g"
                         % safetensors_file.LOSS_MAX)
@@ -259,7 +263,7 @@ def sync_directory(path):
         os.close(handle)
 
 
-def fill_directory(directory, model, text, args):
+def fill_directory(directory, model, source, args):
     """Writes the files of a model directory. Returns what safetensors_file.write does."""
     config = json.dumps(model.config, indent=1, ensure_ascii=False).encode() + b"\n"
     written = write_synced(os.path.join(directory, "model.safetensors"),
@@ -271,12 +275,14 @@ def fill_directory(directory, model, text, args):
         generation = json.dumps(model.generation, indent=1).encode() + b"\n"
         write_synced(os.path.join(directory, "generation_config.json"),
                      lambda file: file.write(generation))
-    if text.vocab is not None:
-        write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(text.vocab))
-    for path, name in text.files:
-        with open(path, "rb") as source:
+    if source.vocab is not None:
+        write_synced(os.path.join(directory, "vocab.txt"), lambda file: file.write(source.vocab))
+    for path, name in source.files:
+        with open(path, "rb") as opened:
             write_synced(os.path.join(directory, name),
-                         lambda file: shutil.copyfileobj(source, file))
+                         lambda file: shutil.copyfileobj(opened, file))
+    sums, written.no_probe = identity.content(directory, identity.find_program(args.program))
+    write_synced(os.path.join(directory, identity.NAME), lambda file: file.write(sums))
     sync_directory(directory)
     return written
 
@@ -373,6 +379,8 @@ def summary(args, family, model, text, written):
         text.how))
     if model.config.get("tokenizer") == "xlm" and text.codes is None:
         lines.append(SPLIT_FIRST)
+    if written.no_probe and args.program != "none":
+        lines.append("model.sha256 has no probe of what the model computes: %s" % written.no_probe)
     lines += getattr(model, "advice", [])
     return "\n".join(lines)
 

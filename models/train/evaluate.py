@@ -21,6 +21,7 @@ import torch
 
 from all_attention import AllAttention
 from export import load_model
+from logprobs import logprobs, stream_logprobs
 from prepare import read_text
 from windows import count_figures, slot_counts
 
@@ -33,17 +34,6 @@ def rolling_windows(ids, prefix, size):
         end = done + min(size, len(ids) - done)
         yield ids[end - size - 1:end - 1], ids[done:end]
         done = end
-
-
-@torch.no_grad()
-def logprobs(model, inputs, targets, probe=None):
-    """Log-probabilities of the targets, in order, of windows of one length."""
-    hidden = model(torch.tensor(inputs), probe)
-    out = []
-    for h, target in zip(hidden, targets):
-        logits = model.output_layer()(h[len(h) - len(target):])
-        out.append(logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None])[:, 0])
-    return torch.cat(out)
 
 
 def score(model, ids, n_seq, counts):
@@ -61,17 +51,6 @@ def score(model, ids, n_seq, counts):
             nll += flush()
         batch.append(window)
     return nll + flush()
-
-
-@torch.no_grad()
-def stream_logprobs(model, ids, n_block=256):
-    """Log-probabilities of all ids but the first, read as one stream."""
-    past, out = model.start(1), []
-    for a in range(0, len(ids) - 1, n_block):
-        block = torch.tensor(ids[a:a + n_block + 1])
-        logits = model.output(model(block[None, :-1], past)[0])
-        out.append(logits.log_softmax(-1).gather(1, block[1:, None])[:, 0])
-    return torch.cat(out)
 
 
 def evaluate_stream(model, folder, path):

@@ -16,6 +16,7 @@ import sys
 import numpy as np
 import torch
 
+import logprobs
 from all_attention import AllAttention
 from memory_llama import MemoryLlama
 from model import Transformer
@@ -23,6 +24,7 @@ from tokenizer_json import write as write_tokenizer_json
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
 
+import identity  # noqa: E402
 import safetensors_file  # noqa: E402
 from fault import Refused  # noqa: E402
 
@@ -99,7 +101,7 @@ def write_json(folder, name, content):
         f.write("\n")
 
 
-def export(state, tokenizer, folder, dtype, value_dtype, sampling):
+def export(state, tokenizer, folder, dtype, value_dtype, sampling, program=None):
     """-> what the converter's writer says of the file"""
     config = state["config"]
     os.makedirs(folder, exist_ok=True)
@@ -111,7 +113,12 @@ def export(state, tokenizer, folder, dtype, value_dtype, sampling):
                if not left_out(name, config)]
     own = {name: value_dtype for name, _ in tensors if name.endswith("values.weight")}
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
-        return safetensors_file.write(f, tensors, dtype, own=own)
+        done = safetensors_file.write(f, tensors, dtype, own=own)
+    why = identity.write(folder, identity.find_program(program),
+                         lambda ids: logprobs.of_text(load_model(folder), ids))
+    if why is not None:
+        print(f"export: {folder}/{identity.NAME} has no probe: {why}", file=sys.stderr)
+    return done
 
 
 def main():
@@ -123,6 +130,8 @@ def main():
                     help="of matrices and tables (bf16); vectors stay fp32")
     ap.add_argument("--values", choices=("bf16", "f16", "f32", "int8"),
                     help="of the values of memories (as --dtype)")
+    ap.add_argument("--program", help="pkmserve, which measures the tolerances of model.sha256; none: without it"
+                    " (convert/identity.py says where it is looked for)")
     ap.add_argument("--temperature", type=float, help="recommended to clients by generation_config.json")
     ap.add_argument("--top-p", type=float, help="likewise")
     ap.add_argument("--top-k", type=int, help="likewise")
@@ -133,7 +142,8 @@ def main():
         ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
     sampling = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     try:
-        done = export(state, args.tokenizer, args.out, args.dtype, args.values or args.dtype, sampling)
+        done = export(state, args.tokenizer, args.out, args.dtype, args.values or args.dtype, sampling,
+                      args.program)
     except Refused as e:
         raise SystemExit(str(e)) from None
     print(f"step {state['step']}: {done.parameters} parameters, {done.bytes} bytes"

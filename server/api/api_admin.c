@@ -162,8 +162,8 @@ void api_live(struct server *server, struct exchange *x)
     }
 }
 
-/* What is known without asking the engine for work. */
-static const char *ready_status(struct server *server)
+/* Of the server itself, whatever the last deep check found. */
+static const char *running_status(struct server *server)
 {
     struct engine *const engine = atomic_load(&server->engine);
     if (engine == NULL) {
@@ -177,6 +177,13 @@ static const char *ready_status(struct server *server)
     }
     return engine_stalled_ms(engine) >= server->options->stall_ready_s * INT64_C(1000) ? "stalled"
                                                                                        : "ok";
+}
+
+/* What is known without asking the engine for work. */
+static const char *ready_status(struct server *server)
+{
+    const char *const status = running_status(server);
+    return strcmp(status, "ok") == 0 && probe_is_wrong(&server->probe) ? "failed" : status;
 }
 
 static void write_ready(struct server *server, struct exchange *x, const char *status)
@@ -273,7 +280,7 @@ static void deep_check(struct server *server, struct exchange *x)
     work->server = server;
     work->begin_us = clock_now_us();
     if (probe_ask(&server->probe) == PROBE_YOURS) {
-        work->request = probe_request(server->limits.info);
+        work->request = probe_request(&server->probe, server->limits.info);
         if (work->request == NULL || !deep_submit(server, x, work->request)) {
             work->over = true;
             probe_end(&server->probe, NULL);
@@ -288,10 +295,9 @@ static void deep_check(struct server *server, struct exchange *x)
 
 void api_ready(struct server *server, struct exchange *x)
 {
-    const char *const status = ready_status(server);
-    if (x->deep && strcmp(status, "ok") == 0) {
+    if (x->deep && strcmp(running_status(server), "ok") == 0) {
         deep_check(server, x);
     } else {
-        write_ready(server, x, status);
+        write_ready(server, x, ready_status(server));
     }
 }

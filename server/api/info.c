@@ -38,8 +38,24 @@ static void write_context(struct text *out, const char *name, int context)
     }
 }
 
+static void write_identity(struct text *out, const struct engine_identity *compared)
+{
+    const char *const gap = engine_identity_gap(compared);
+    json_key(out, "identity");
+    json_open(out, '{');
+    json_field_string(out, "probe", gap == NULL ? "ok" : "unchecked");
+    json_field_string(out, "files", compared->files ? "ok" : "unchecked");
+    json_field_string(out, "why", gap);
+    if (gap == NULL) {
+        json_field_int(out, "tokens", compared->n);
+        json_field_float(out, "largest_difference", compared->difference);
+        json_field_float(out, "tolerance", compared->tolerance);
+    }
+    json_close(out, '}');
+}
+
 static void write_model(struct text *out, const struct model_info *info,
-                        const struct tokenizer *tokenizer)
+                        const struct tokenizer *tokenizer, const struct engine_identity *compared)
 {
     json_key(out, "model");
     json_open(out, '{');
@@ -68,6 +84,7 @@ static void write_model(struct text *out, const struct model_info *info,
         json_put_int(out, info->ends.id[i]);
     }
     json_close(out, ']');
+    write_identity(out, compared);
     json_close(out, '}');
 }
 
@@ -117,7 +134,7 @@ void info_write(struct text *out, struct engine *engine, const struct options *o
     const struct engine_stats *const stats = engine_stats(engine);
     json_open(out, '{');
     write_peer_names(out, options, limits, model_name);
-    write_model(out, info, engine_tokenizer(engine));
+    write_model(out, info, engine_tokenizer(engine), engine_identity(engine));
     json_key(out, "backend");
     json_open(out, '{');
     json_field_string(out, "name", backend->name);

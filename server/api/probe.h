@@ -1,14 +1,17 @@
 /* The deep health check: a real forward pass with a known result.
  *
- * One token is drawn greedily from one token; the first answer after start-up is the known one, and
- * every later answer must have its bits (with --deterministic off it need only be there: the
- * company it keeps may change it). The result is kept for 10 s, and only one check runs at a
- * time: others wait for it. A check that a full server cannot run says nothing against the server:
- * it is not kept, and the answer is that of the plain check. */
+ * The tokens that the model's model.sha256 has results of are scored, and compared with those; where it
+ * has none, one token is drawn greedily from one token. The first answer after start-up is known
+ * too, and every later answer must have its bits (with --deterministic off it need only be there:
+ * the company it keeps may change it). The result is kept for 10 s, and only one check runs at a
+ * time: others wait for it. A wrong result keeps the server not ready until a check finds a right
+ * one. A check that a full server cannot run says nothing against the server: it is not kept, and
+ * the answer is that of the plain check. */
 #ifndef SERVER_PROBE_H
 #define SERVER_PROBE_H
 
 #include "engine/engine.h"
+#include "models/identity.h"
 
 #include <pthread.h>
 
@@ -19,12 +22,13 @@ enum {
 };
 
 struct probe {
-    bool exact;            /* answers are compared; fixed at the start */
+    bool exact; /* answers are compared; fixed at the start */
+    /* Borrowed: set before the first check */
+    const struct engine_identity *compared;
     pthread_mutex_t mutex; /* guards the rest */
     bool running, known, ok;
-    int64_t checked_us; /* 0 = never */
-    int32_t token;
-    uint32_t logprob_bits;
+    int64_t checked_us;                /* 0 = never */
+    float logprob[IDENTITY_TOKEN_MAX]; /* the first answer's */
 };
 
 void probe_begin(struct probe *probe, bool exact);
@@ -32,8 +36,10 @@ void probe_begin(struct probe *probe, bool exact);
 enum probe_state { PROBE_OK, PROBE_WRONG, PROBE_RUNNING, PROBE_YOURS };
 /* What is known now. PROBE_YOURS: nothing fresh; the caller runs the check and calls probe_end. */
 enum probe_state probe_ask(struct probe *probe);
+/* Whether the last check that had a result had a wrong one. */
+bool probe_is_wrong(struct probe *probe);
 /* The check's request, ready to submit; NULL if out of memory. */
-struct request *probe_request(const struct model_info *info);
+struct request *probe_request(const struct probe *probe, const struct model_info *info);
 /* The check is over; NULL = it could not run. One without a result, given up, leaves nothing. */
 void probe_end(struct probe *probe, const struct request *request);
 

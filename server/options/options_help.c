@@ -8,7 +8,7 @@ enum { HELP_FLAG_MAX = 128 };
 static void help_row(FILE *out, const struct option_row *row)
 {
     char flag[HELP_FLAG_MAX];
-    const char *const value = row->type == OPTION_CHOICE   ? row->choices
+    const char *const value = row->choices != NULL         ? row->choices
                               : row->type == OPTION_SWITCH ? "on|off"
                               : row->type == OPTION_TEXT   ? "TEXT"
                               : row->type == OPTION_REAL   ? "X"

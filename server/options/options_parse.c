@@ -164,18 +164,27 @@ static const char *plain_name(const struct option_row *row, const char *value)
     return value;
 }
 
+/* Whether value is one of choices, "a|b|c". */
+static bool is_choice(const char *choices, const char *value)
+{
+    const size_t bytes = strlen(value);
+    const char *choice = choices;
+    while (choice && (strcspn(choice, "|") != bytes || memcmp(choice, value, bytes) != 0)) {
+        choice = strchr(choice, '|');
+        choice += choice != NULL;
+    }
+    return choice != NULL;
+}
+
 static enum err_code set_text(struct options *options, const struct option_row *row,
                               const char *where, const char *value, struct err *err)
 {
-    if (row->type == OPTION_CHOICE) {
+    if (row->type == OPTION_LEVEL) { /* what was set by a flag once */
+        value = strcmp(value, "1") == 0 ? "on" : strcmp(value, "0") == 0 ? "off" : value;
+    }
+    if (row->choices != NULL) {
         value = plain_name(row, value);
-        const size_t bytes = strlen(value);
-        const char *choice = row->choices;
-        while (choice && (strcspn(choice, "|") != bytes || memcmp(choice, value, bytes) != 0)) {
-            choice = strchr(choice, '|');
-            choice += choice != NULL;
-        }
-        if (!choice) {
+        if (!is_choice(row->choices, value)) {
             return err_set(err, ERR_ARGUMENT, "%s: '%s' is not one of %s", where, value,
                            row->choices);
         }
@@ -189,7 +198,8 @@ static enum err_code row_set(struct options *options, const struct option_row *r
 {
     switch (row->type) {
     case OPTION_TEXT:
-    case OPTION_CHOICE: return set_text(options, row, where, value, err);
+    case OPTION_CHOICE:
+    case OPTION_LEVEL: return set_text(options, row, where, value, err);
     case OPTION_INT:
     case OPTION_LONG: return set_integer(options, row, where, value, err);
     case OPTION_SEED: return set_seed(options, where, value, err);
@@ -285,6 +295,9 @@ static enum err_code parse_flag(struct options *options, unsigned command, int a
             return err_set(err, ERR_ARGUMENT, "%s takes no value", where);
         }
         value = "on";
+    } else if (!value && row->type == OPTION_LEVEL) {
+        const bool given = *i + 1 < argc && is_choice(row->choices, argv[*i + 1]);
+        value = given ? argv[++*i] : "on";
     } else if (!value) {
         if (*i + 1 >= argc) {
             return err_set(err, ERR_ARGUMENT, "%s needs a value", where);

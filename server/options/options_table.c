@@ -15,6 +15,10 @@
     {                                                                                              \
         f, OPTION_CHOICE, offsetof(struct options, n), c, d, 0, 0, list, 0, h                      \
     }
+#define LEVEL(f, n, c, d, list, h)                                                                 \
+    {                                                                                              \
+        f, OPTION_LEVEL, offsetof(struct options, n), c, d, 0, 0, list, 0, h                       \
+    }
 #define INT(f, n, c, d, lo, hi, h)                                                                 \
     {                                                                                              \
         f, OPTION_INT, offsetof(struct options, n), c, d, lo, hi, NULL, 0, h                       \
@@ -89,9 +93,10 @@ const struct option_row option_rows[] = {
     CHOICE("memory-trace", memory_trace, SERVE, "on", "off|summary|on",
            "What requests may ask for about the memories: nothing, summaries alone, or also the "
            "slots of each token."),
-    FLAG("check", check, ALL,
-         "Refuse weights that contain NaN or infinity. serve also loads the model, tests it, "
-         "prints /info and exits."),
+    LEVEL("check", check, ALL, "off", "off|on|full",
+          "Refuse weights that contain NaN or infinity. serve also loads the model, tests it, "
+          "prints /info and exits. full also compares the files with the sums in the model's "
+          "model.sha256. Without a value it is on."),
 
     INT("max-model-len", max_model_len, RUN, "0", 0, 1 << 20,
         "The longest sequence, in positions. 0 uses the model's context, if it has one."),

@@ -13,6 +13,7 @@ enum option_type {
     OPTION_REAL,   /* double */
     OPTION_SWITCH, /* bool, takes on or off */
     OPTION_FLAG,   /* bool, takes no value on the command line */
+    OPTION_LEVEL,  /* const char *, one of choices; alone on the command line it is "on" */
 };
 
 /* Which ends of the interval min .. max are excluded (OPTION_REAL). */
@@ -25,7 +26,7 @@ struct option_row {
     unsigned commands;
     const char *fallback; /* default, as one would type it; "" for a number: OPTION_NOT_GIVEN */
     double min, max;      /* numbers; integers up to 2^53 are exact */
-    const char *choices;  /* OPTION_CHOICE: "a|b|c" */
+    const char *choices;  /* OPTION_CHOICE, OPTION_LEVEL: "a|b|c" */
     enum option_open open;
     const char *help;
 };

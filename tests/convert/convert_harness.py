@@ -24,8 +24,9 @@ def convert_program(*args, env=None):
 
 
 def convert(*args):
-    """The same without starting a process: for the many small cases."""
+    """The same without starting a process, and unless told without a probe: for the many small cases."""
     import convert as program
+    args = args if "--program" in args else (*args, "--program", "none")
     handler = signal.getsignal(signal.SIGTERM)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -78,7 +78,8 @@ def test_a_trained_model_is_computed_alike_by_the_server(data, tmp_path, name):
     nll = json.loads(found.stdout)["nll"]
     scored = subprocess.run([os.environ["PKMSERVE"], "score", "--model", tmp_path / "model", "--dtype", "f32",
                              "--json", data / "valid.txt"], capture_output=True, text=True)
-    assert scored.returncode == 0, scored.stderr
+    assert scored.returncode == 0, scored.stderr  # the probe of model.sha256 was PyTorch's and has matched
+    assert "# probe tolerance bf16" in (tmp_path / "model" / "model.sha256").read_text()
     assert -json.loads(scored.stdout)["results"][0]["sum_logprob"] == pytest.approx(nll, rel=1e-5)
 
 

@@ -1,0 +1,60 @@
+"""model.sha256 of a converted model: sums that sha256sum confirms, and a probe that the server meets.
+
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_model_sums.py -k 'probe'
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import torch_writer as tw
+from convert_harness import PROGRAM, ROOT, convert
+
+PKMSERVE = os.environ.get("PKMSERVE", str(ROOT / "build" / "pkmserve"))
+WRITER = PROGRAM.parent / "identity.py"
+
+
+def converted(tmp_path, *args):
+    source = tw.write_zip(tmp_path / "c.pth", tw.tiny(params=tw.tiny_params()))
+    done = convert(source, "--output", tmp_path / "m", *args)
+    assert done.status == 0, done.err
+    return tmp_path / "m", done.out
+
+
+def served(model):
+    done = subprocess.run([PKMSERVE, "serve", "--check", "full", "--model", model], capture_output=True, text=True)
+    return done.returncode, json.loads(done.stdout)["model"]["identity"] if done.stdout else done.stderr
+
+
+def test_a_converted_model_has_sums_and_a_probe(tmp_path):
+    model, _ = converted(tmp_path, "--program", PKMSERVE)
+    names = [line.split()[1] for line in (model / "model.sha256").read_text().splitlines() if line[0] != "#"]
+    assert names == ["config.json", "model.safetensors", "vocab.txt"]
+    done = subprocess.run(["sha256sum", "--check", "--strict", "model.sha256"], cwd=model, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    status, identity = served(model)
+    assert status == 0 and identity["probe"] == identity["files"] == "ok", identity
+    again, _ = converted(tmp_path, "--program", PKMSERVE)  # replaces the earlier conversion
+    assert served(again)[0] == 0
+
+
+def test_without_the_program_there_are_sums_alone(tmp_path):
+    model, out = converted(tmp_path, "--program", tmp_path / "missing")
+    assert "model.sha256 has no probe" in out and "missing" in out
+    status, identity = served(model)
+    assert status == 0 and identity["probe"] == "unchecked" and identity["files"] == "ok", identity
+
+
+def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
+    model, _ = converted(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    config["norm_eps"] = 0.5
+    (model / "config.json").write_text(json.dumps(config))
+    assert served(model)[0] == 1
+    done = subprocess.run([sys.executable, WRITER, model, "--program", PKMSERVE], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    status, identity = served(model)
+    assert status == 0 and identity["probe"] == "ok", identity
+    done = subprocess.run([sys.executable, WRITER, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("identity: ") and "config.json" in done.stderr
