@@ -77,6 +77,7 @@ static int run(enum command command, const struct options *options)
     case COMMAND_MEMORY_HOT: return cmd_memory_hot(options);
     case COMMAND_MEMORY_DIFF: return cmd_memory_diff(options);
     case COMMAND_MEMORY_APPLY: return cmd_memory_apply(options);
+    case COMMAND_MEMORY_EXAMPLES: return cmd_memory_examples(options);
     case COMMAND_MEMORY_INSPECT: return cmd_memory_inspect(options);
     }
     check_failed(__FILE__, __LINE__, "command");

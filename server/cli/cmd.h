@@ -19,6 +19,7 @@ int cmd_memory_rank(const struct options *options);
 int cmd_memory_hot(const struct options *options);
 int cmd_memory_diff(const struct options *options);
 int cmd_memory_apply(const struct options *options);
+int cmd_memory_examples(const struct options *options);
 int cmd_memory_inspect(const struct options *options);
 
 /* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT,

@@ -231,7 +231,7 @@ static bool write_answer(struct jsonl *it, struct slot *slot, struct text *out, 
         return false;
     }
     if (it->kind->take != NULL) {
-        return it->kind->take(it->kind->ctx, &slot->job, err) == ERR_OK;
+        return it->kind->take(it->kind->ctx, &slot->job, name, slot->number, err) == ERR_OK;
     }
     if (it->kind->write(out, &slot->job, it->fields, &it->ce.limits, &meta, &slot->error)) {
         return true;
@@ -432,6 +432,9 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
     enum err_code code = open_files(&it, &err);
     if (code == ERR_OK) {
         code = open_engine(&it, &err);
+    }
+    if (code == ERR_OK && kind->begin != NULL) {
+        code = kind->begin(kind->ctx, &it.ce, &err);
     }
     if (code == ERR_OK) {
         code = run(&it, &err);

@@ -29,8 +29,12 @@ struct jsonl_kind {
                   const struct api_limits *limits, const struct answer_meta *meta,
                   struct api_error *error);
     /* In place of write, for a command whose lines give no output: takes what it wants of a request
-     * that is over, in the order of the lines. ctx is this struct's. Any error ends the run. */
-    enum err_code (*take)(void *ctx, const union jsonl_job *job, struct err *err);
+     * that is over, in the order of the lines: number is its line of the file. Any error ends the run.
+     * ctx is this struct's. */
+    enum err_code (*take)(void *ctx, const union jsonl_job *job, const char *path, int64_t number,
+                          struct err *err);
+    /* Called once the engine is open. May be NULL. */
+    enum err_code (*begin)(void *ctx, const struct cmd_engine *ce, struct err *err);
     void *ctx;
     int64_t (*n_token)(const union jsonl_job *job); /* of a request that is over */
     void (*free)(union jsonl_job *job);

@@ -27,6 +27,7 @@ enum command {
     COMMAND_MEMORY_INSPECT = 2048,
     COMMAND_MEMORY_DIFF = 4096,
     COMMAND_MEMORY_APPLY = 8192,
+    COMMAND_MEMORY_EXAMPLES = 16384,
 };
 
 /* Numbers without a default that were not given: below every number that can be. */
@@ -122,7 +123,7 @@ struct options {
     int64_t max_line_bytes;
     bool ids;          /* files and prompts are token ids */
     bool memory;       /* score: usage and KL of the memories */
-    const char *slots; /* score: an .npz file; "" = none */
+    const char *slots; /* score: an .npz file; memory examples: a list; "" = none */
     int max_context;
     int stride;
     const char *add_bos; /* auto | on | off */
@@ -159,6 +160,7 @@ struct options {
     int top;                /* rank: slots in the list */
     const char *by;         /* rank: tfidf | kl */
     double share;           /* hot: of the slots */
+    int most;               /* examples: places of a slot */
     const char *counts;     /* inspect: a counts file; "" = none */
     const char *path;       /* health: what to ask for */
     int timeout_s;          /* health: for connecting, asking and the answer together */

@@ -48,7 +48,7 @@ void options_help(FILE *out, unsigned command)
             fprintf(out, "%s\n%s\n\nOptions, with their defaults:\n", option_commands[i].usage,
                     option_commands[i].help);
         } else if (command == 0) {
-            fprintf(out, "%s  %-14s %s\n",
+            fprintf(out, "%s  %-16s %s\n",
                     i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
                     option_commands[i].name, option_commands[i].help);
         }
@@ -56,8 +56,9 @@ void options_help(FILE *out, unsigned command)
     help_rows(out, command, true);
     help_rows(out, command, false);
     if (command == 0) {
-        fputs("  --version      print the version\n  help           options of a command: pkmserve "
-              "help serve;\n                 "
+        fputs("  --version        print the version\n  help             options of a command: "
+              "pkmserve "
+              "help serve;\n                   "
               "man prints the manual page, bash, zsh or fish the completions of that shell\n",
               out);
     } else {
@@ -74,7 +75,7 @@ bool options_help_group(FILE *out, const char *word)
     for (int i = 0; i < option_n_command; i++) {
         const struct option_command *const command = &option_commands[i];
         if (strncmp(command->name, word, bytes) == 0 && command->name[bytes] == ' ') {
-            fprintf(out, "%s  %-14s %s\n", any ? "" : "Commands:\n", command->name, command->help);
+            fprintf(out, "%s  %-16s %s\n", any ? "" : "Commands:\n", command->name, command->help);
             any = true;
         }
     }

@@ -373,6 +373,9 @@ static enum err_code check_memory(const struct options *options, enum command co
         return err_set(err, ERR_ARGUMENT, "two paths are needed; see 'pkmserve help %s'",
                        command_of(command)->name);
     }
+    if (command == COMMAND_MEMORY_EXAMPLES && options->slots[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT, "--slots is missing: name the slots, as 17,99");
+    }
     if (command == COMMAND_MEMORY_RANK && options->background[0] == '\0') {
         return err_set(err, ERR_ARGUMENT,
                        "--background is missing: name a counts file of texts of any kind");

@@ -55,7 +55,8 @@ enum {
     MEMORY_INSPECT = COMMAND_MEMORY_INSPECT,
     DIFF = COMMAND_MEMORY_DIFF,
     APPLY = COMMAND_MEMORY_APPLY,
-    READ = COUNT,                          /* commands that read texts as score does, for slots */
+    EXAMPLES = COMMAND_MEMORY_EXAMPLES,
+    READ = COUNT | EXAMPLES,               /* commands that read texts as score does, for slots */
     RUN = SERVE | SCORE | GENERATE | READ, /* commands that start an engine */
     ALL = RUN | INSPECT | BENCH | COMPARE,
 };
@@ -258,8 +259,11 @@ const struct option_row option_rows[] = {
     FLAG("ids", ids, SCORE | COMPARE | GENERATE | READ,
          "The input, and generated output, consists of token ids."),
     FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
-    TEXT("slots", slots, SCORE, "",
-         "Write which memory slots each position read, and their weights, to this .npz file."),
+    TEXT("slots", slots, SCORE | EXAMPLES, "",
+         "For score: write which memory slots each position read, and their weights, to this .npz "
+         "file. For memory examples: the slots that are asked for, as 17,99; 2:17 is slot 17 of "
+         "memory 2 alone."),
+    INT("most", most, EXAMPLES, "50", 1, 10000, "The number of places told for each slot."),
     INT("max-context", max_context, SCORE | COMPARE | READ, "0", 0, 1 << 20,
         "The number of positions in a scoring window. 0 uses the longest possible."),
     INT("stride", stride, SCORE | COMPARE | READ, "0", 0, 1 << 20,
@@ -378,6 +382,9 @@ const struct option_command option_commands[] = {
      "the value rows in which two model directories differ, as an overlay of the first", 2},
     {"memory apply", COMMAND_MEMORY_APPLY, "pkmserve memory apply BASE OVERLAY -o DIR",
      "make a model directory with the rows of an overlay in it", 2},
+    {"memory examples", COMMAND_MEMORY_EXAMPLES,
+     "pkmserve memory examples [--model DIR] --slots N,N [--most N] [--jsonl] [FILE... | -]",
+     "where in texts slots have the largest weight, with the words around them, as JSON", INT_MAX},
     {"memory inspect", COMMAND_MEMORY_INSPECT,
      "pkmserve memory inspect FILE [--model DIR] [--counts COUNTS] [--json]",
      "what is in a file of counts or in an overlay", 1},

@@ -145,6 +145,44 @@ def test_inspect_tells_what_is_counted(counted):
     assert "counts of 3 texts" in ok("memory", "inspect", counted / "all")
 
 
+# ---- examples ------------------------------------------------------------------------------------
+
+def test_examples_are_the_places_of_largest_weight(files, tmp_path):
+    ok("score", "--model", MODEL, "--slots", tmp_path / "s.npz", *files)
+    slots = np.load(tmp_path / "s.npz")
+    index = [slots["indices_%d" % i][:, 0] for i in range(3)]
+    often = np.argsort(-np.bincount(np.concatenate([i.ravel() for i in index]), minlength=N_SLOT))[:3]
+    told = json.loads(ok("memory", "examples", "--slots", "%d,0:%d,%d,%d" % (*often, often[0]), "--most", 4, *files))
+    assert [(s["memory"], s["slot"]) for s in told["slots"]] == [(0, slot) for slot in often]
+    for answer in told["slots"]:
+        hits = [(i == answer["slot"]) for i in index]
+        weights = [(h * slots["weights_%d" % i][:, 0]).sum((1, 2), dtype="f8") for i, h in enumerate(hits)]
+        places = [(-w[p], i, p) for i, w in enumerate(weights) for p in np.flatnonzero(hits[i].any((1, 2)))]
+        got = [(-p["weight"], files.index(type(files[0])(p["file"])), p["position"]) for p in answer["places"]]
+        assert [g[1:] for g in got] == [w[1:] for w in sorted(places)[:4]]
+        assert np.allclose([g[0] for g in got], [w[0] for w in sorted(places)[:4]], atol=1e-9)
+        assert answer["reads"] == sum(h.sum() for h in hits) and math.isclose(answer["weight"], sum(
+            w.sum() for w in weights), rel_tol=1e-6)
+        for p in answer["places"]:
+            text = TEXTS[[str(f) for f in files].index(p["file"])]
+            assert (p["before"] + p["token"] + p["after"]).replace("</s>", "").lstrip() in text
+
+
+def test_examples_of_lines_name_the_line(tmp_path):
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    told = json.loads(ok("memory", "examples", "--jsonl", "--slots", ",".join(map(str, range(200))), "-", stdin=lines))
+    places = [place for slot in told["slots"] for place in slot["places"]]
+    assert {place["line"] for place in places} == {1, 2, 3} and {p["file"] for p in places} == {"standard input"}
+
+
+@pytest.mark.parametrize("slots, wanted", [
+    ("x", "'x' is no list of slots"), ("1,", "'1,' is no list"), ("9:1", "of %d memories" % len(CONFIG["memories"])),
+    ("0:", "is no list"), (str(N_SLOT), "slot %d does not exist" % N_SLOT),
+    ("99999999999999999999", "is no list"), ("-1", "is no list")])
+def test_examples_of_slots_that_do_not_exist_are_refused(slots, wanted):
+    assert wanted in fails(2, "memory", "examples", "--slots", slots, stdin="a text")
+
+
 # ---- overlays ------------------------------------------------------------------------------------
 
 def base_of(tensors, name):

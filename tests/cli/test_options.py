@@ -9,7 +9,7 @@ from cli_harness import fails, ok, run
 
 COMMANDS = ["serve", "score", "compare", "generate", "inspect", "bench", "health"]
 MEMORY = ["memory count", "memory add", "memory rank", "memory hot", "memory inspect",
-          "memory diff", "memory apply"]
+          "memory diff", "memory apply", "memory examples"]
 
 
 def test_version():
@@ -94,6 +94,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["memory", "cuont"], "no command 'memory cuont'; did you mean memory count"),
     (["memory", "count", "x"], "--output is missing"),
     (["memory", "diff", "x", "-o", "y"], "two paths are needed; see 'pkmserve help memory diff'"),
+    (["memory", "examples", "x"], "--slots is missing: name the slots, as 17,99"),
     (["memory", "apply", "x", "y"], "--output is missing"),
     (["memory", "add", "-o", "x"], "no file is given; see 'pkmserve help memory add'"),
     (["memory", "rank", "x", "-o", "y"], "--background is missing"),
