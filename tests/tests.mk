@@ -160,7 +160,7 @@ TEXT ?=
 bench-tokenizer: $(B)/tests/bench/bench_tokenizer ## byte-level BPE beside the package tokenizers (BENCH_PYTHON, TEXT)
 	@$(BENCH_PYTHON) tests/bench/tokenizer.py --build $(B) $(TEXT)
 
-.PHONY: stress soak check-clients check-hf
+.PHONY: stress soak check-clients check-hf check-ray
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)
 soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
@@ -186,3 +186,9 @@ check-hf: all $(B)/tests/gpu/forward ## fresh random models of the transformers 
 	        > $$(echo $(B)/hf/lib/python*/site-packages)/torch.pth &&) \
 	    $(B)/hf/bin/pip install -q -r tests/hf/requirements.txt; }
 	@PKMSERVE=$(B)/pkmserve B=$(B) $(B)/hf/bin/python -m pytest -q -rs -p no:cacheprovider tests/hf
+
+# Another one, for Ray. SCALE=1 also measures one worker beside two.
+check-ray: all ## a corpus on a local Ray of two workers, one of which is killed; the lines for Spark
+	@test -x $(B)/ray/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/ray && \
+	    $(B)/ray/bin/pip install -q -r tests/ray/requirements.txt; }
+	@PKMSERVE=$(abspath $(B)/pkmserve) $(B)/ray/bin/python -m pytest -q -rs -p no:cacheprovider tests/ray
