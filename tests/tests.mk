@@ -160,6 +160,15 @@ TEXT ?=
 bench-tokenizer: $(B)/tests/bench/bench_tokenizer ## byte-level BPE beside the package tokenizers (BENCH_PYTHON, TEXT)
 	@$(BENCH_PYTHON) tests/bench/tokenizer.py --build $(B) $(TEXT)
 
+# In Debian's Chromium; not in .ci/run.
+.PHONY: check-page screenshots
+check-page: all ## the web page in a headless Chromium, used as a person uses it
+	@.ci/deps page
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/page
+screenshots: all ## draw the README's pictures of the web page
+	@.ci/deps page
+	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/page/screenshots.py
+
 .PHONY: stress soak check-clients check-hf check-ray
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)

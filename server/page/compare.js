@@ -31,6 +31,7 @@ function compareChips() {
             return chip;
         }));
     }
+    memorySlotIsOff();
 }
 
 function compareSwitch(label, dataset) {

@@ -14,7 +14,7 @@ function viewBegin() {
     }
     const isAdmin = isStarted && served.info === null;
     if (isAdmin && AT_ADMIN_FOR[viewNow]) {
-        $(viewNow).replaceChildren(make("p", { className: "note", textContent: AT_ADMIN + AT_ADMIN_FOR[viewNow] }));
+        $("view-" + viewNow).replaceChildren(make("p", { className: "note", textContent: AT_ADMIN + AT_ADMIN_FOR[viewNow] }));
         return;
     }
     VIEW_START[viewNow]();
@@ -24,7 +24,7 @@ function viewOpen(name) {
     viewNow = VIEWS.includes(name) ? name : "write";
     for (const each of VIEWS) {
         const isOpen = each === viewNow;
-        show($(each), isOpen);
+        show($("view-" + each), isOpen);
         $("tab-" + each).setAttribute("aria-selected", String(isOpen));
         $("tab-" + each).tabIndex = isOpen ? 0 : -1;
     }
@@ -101,6 +101,7 @@ async function servedLoad() {
     isStarted = true;
     servedShow();
     show($("key-form"), false);
+    $("key").value = "";
     troubleHide();
     viewBegin();
 }

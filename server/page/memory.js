@@ -109,24 +109,28 @@ function memorySlot(m, slot) {
     const listed = [...places].sort((a, b) => b.weight - a.weight).slice(0, MEMORY_PLACES);
     const sum = places.reduce((total, place) => total + place.weight, 0);
     const off = make("button", { type: "button", className: "second" });
-    const label = () => {
-        off.textContent = compareHasSlot(m, slot) ? "Switch this slot on" : "Switch this slot off";
-    };
-    off.addEventListener("click", () => {
-        compareSwitchSlot(m, slot);
-        label();
-    });
-    label();
+    off.addEventListener("click", () => compareSwitchSlot(m, slot));
     show($("memory-slot"), true);
     $("memory-slot").replaceChildren(
         make("h2", { textContent: "Slot " + slot + " of memory " + m }),
         make("p", { className: "hint", textContent: memoryKeys(m, slot) + (memoryNow.trace === null ? ""
             : "Read " + many(places.length, "time") + " in this text, at " + many(byToken.size, "token")
-            + ", weight " + short(sum) + " in all.") }),
+            + ", weight " + short(sum) + " in all. ")
+            + (memoryNow.counts === null ? "" : "All traffic: " + many(memoryNow.counts.reads(m, slot), "time") + ".") }),
         make("div", { className: "places" }, ...listed.map(memoryPlaceButton)),
         places.length > listed.length ? make("p", { className: "hint", textContent: "The "
             + listed.length + " with the most weight are listed; all are marked in the text." }) : "",
         served.info === null ? "" : off);
+    memorySlotIsOff();
+}
+
+/* The button of the slot that is shown says what it does. */
+function memorySlotIsOff() {
+    const button = $("memory-slot").querySelector(".second");
+    if (button !== null) {
+        const { m, slot } = memoryNow.slot;
+        button.textContent = compareHasSlot(m, slot) ? "Switch this slot on" : "Switch this slot off";
+    }
 }
 
 /* ---- the map -------------------------------------------------------------------------------- */
@@ -151,6 +155,7 @@ function memoryMapShow() {
         slots += source === counts || !seen.has(slot) ? 1 : 0;
         seen.add(source === counts ? 0 : slot);
     });
+    show($("map-which"), $("map-memory").options.length > 1);
     const said = many(total, "read") + " of " + many(slots, "slot") + " among " + whole.format(memoryMap.nSlot);
     $("map").setAttribute("aria-label", "Map of the table: " + said + ". Arrow keys move, Enter chooses a slot.");
     $("map-state").textContent = said + (source === counts && counts.about.positions

@@ -178,7 +178,7 @@ function nowSay(sample) {
         parts.push("up for " + (up < 120 ? many(Math.round(up), "second") : up < 7200
             ? many(Math.round(up / 60), "minute") : many(Math.round(up / 3600), "hour")));
     }
-    parts.push("asked every two seconds while this view is open; the plots go back five minutes at most");
+    parts.push("asked every two seconds", "plots of five minutes at most");
     $("now-state").textContent = parts.join(" · ");
 }
 

@@ -96,9 +96,9 @@ function surpriseStrip(tokens, onChoose) {
         const box = picture.getBoundingClientRect();
         onChoose(Math.min(tokens.length - 1, Math.floor((event.clientX - box.left) / box.width * tokens.length)));
     });
-    return make("div", {}, make("p", { className: "hint", textContent: "Surprise along the text"
+    return make("div", {}, make("p", { className: "hint", textContent: "Surprise along the text, from 0 to " + top + " bits"
         + (tokens.length > n ? ": the most of each stretch, and its mean" : "") }),
-        make("div", { className: "frame" }, picture, make("span", { textContent: top + " bits" })));
+        make("div", { className: "frame" }, picture));
 }
 
 /* ---- the map -------------------------------------------------------------------------------- */

@@ -113,15 +113,19 @@ class Counts {
         return this.header["memories." + m + ".reads"].shape[0];
     }
 
+    /* How often slot was read: exact to 2^53. */
+    reads(m, slot) {
+        const at = this.header["memories." + m + ".reads"].data_offsets[0] + 8 * slot;
+        return this.view.getUint32(at + 4, true) * 2 ** 32 + this.view.getUint32(at, true);
+    }
+
     /* Calls visit(slot, reads) for the slots that were read. */
     each(m, visit) {
-        const begin = this.header["memories." + m + ".reads"].data_offsets[0];
         const n = this.nSlot(m);
         for (let slot = 0; slot < n; slot++) {
-            const low = this.view.getUint32(begin + 8 * slot, true);
-            const high = this.view.getUint32(begin + 8 * slot + 4, true);
-            if (low !== 0 || high !== 0) {
-                visit(slot, high * 2 ** 32 + low);
+            const reads = this.reads(m, slot);
+            if (reads > 0) {
+                visit(slot, reads);
             }
         }
     }

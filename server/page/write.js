@@ -111,7 +111,7 @@ function writeStart() {
         }
     });
     $("write-stop").addEventListener("click", () => writeStop && writeStop.abort());
-    $("write").addEventListener("keydown", (event) => {
+    $("view-write").addEventListener("keydown", (event) => {
         if (event.key === "Escape" && writeStop !== null) {
             writeStop.abort();
         }
