@@ -180,9 +180,18 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
     return true;
 }
 
+/* The job's next sequence lacks pages: whether others may be admitted all the same. One that runs
+ * already has its turn; what it lacks is perhaps only what is kept for them. */
+static bool lets_others_pass(struct job *job)
+{
+    job->lacks_pages = true;
+    return job->n_running > 0 || job->n_passed < PLAN_PASS_MAX;
+}
+
 static void admit(struct engine *engine, int64_t now_us)
 {
     bool traces = true; /* so far there was memory for all of them */
+    queue_try_pages(&engine->queue);
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
                                        .leaves = engine->options.shared,
@@ -206,6 +215,9 @@ static void admit(struct engine *engine, int64_t now_us)
             continue;
         }
         if (!admit_sequence(engine, job[priority], now_us)) {
+            if (lets_others_pass(job[priority])) {
+                continue;
+            }
             break;
         }
         const bool waits = priority == PRIORITY_INTERACTIVE && running.wait[PRIORITY_BULK];
@@ -217,9 +229,28 @@ static void admit(struct engine *engine, int64_t now_us)
 
 /* ---- one step ------------------------------------------------------------------------------ */
 
+/* Numbers those who share a step's rows: plan_sequence.group. */
+static int *group_of(const struct sequence *seq)
+{
+    return seq->job->client != NULL ? &seq->job->client->group : &seq->job->group;
+}
+
+static void number_groups(struct engine *engine)
+{
+    int n_group = 0;
+    for (int i = 0; i < engine->n_active; i++) {
+        *group_of(engine->active[i]) = -1;
+    }
+    for (int i = 0; i < engine->n_active; i++) {
+        int *const group = group_of(engine->active[i]);
+        *group = *group < 0 ? n_group++ : *group;
+    }
+}
+
 static void fill_step(struct engine *engine)
 {
     struct step *const step = engine->step;
+    number_groups(engine);
     step->n_tok = step->n_seq = step->n_out = 0;
     step->n_top = step->n_adjust = step->n_allow = step->n_ablate = 0;
     for (int i = 0; i < engine->n_active; i++) {
@@ -228,6 +259,7 @@ static void fill_step(struct engine *engine)
             .priority = seq->job->request->priority,
             .decode = sequence_decodes(seq),
             .ordered = !seq->waits,
+            .group = *group_of(seq),
             .n_left = prefix_advance(&engine->pages, &engine->stats, seq) ? sequence_rows(seq) : 0,
         };
     }

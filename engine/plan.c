@@ -32,6 +32,36 @@ static int serve_short(struct plan_sequence *seq, int n_seq, enum priority prior
     return budget;
 }
 
+/* Serves those of a rank, in order; rank -1: all of the class. Returns what is left. */
+static int serve_rank(struct plan_sequence *seq, int n_seq, enum priority priority, int rank,
+                      int budget)
+{
+    for (int i = 0; i < n_seq && budget > 0; i++) {
+        if (in_class(&seq[i], priority) && (rank < 0 || seq[i].rank == rank)) {
+            const int more = (int)min64(seq[i].n_left - seq[i].n_take, budget);
+            seq[i].n_take += more;
+            budget -= more;
+        }
+    }
+    return budget;
+}
+
+/* Counts, for each that wants rows, those of its group before it. Returns the number of ranks. */
+static int set_ranks(struct plan_sequence *seq, int n_seq, enum priority priority)
+{
+    int n_rank = 0;
+    for (int i = 0; i < n_seq; i++) {
+        seq[i].n_in_group = 0;
+    }
+    for (int i = 0; i < n_seq; i++) {
+        if (in_class(&seq[i], priority) && seq[i].n_left > 0) {
+            seq[i].rank = seq[seq[i].group].n_in_group++;
+            n_rank = seq[i].rank < n_rank ? n_rank : seq[i].rank + 1;
+        }
+    }
+    return n_rank;
+}
+
 /* Serves the prompts and documents of one class from at most budget rows; returns what is left. */
 static int serve_class(struct plan_sequence *seq, int n_seq, enum priority priority, int budget)
 {
@@ -39,14 +69,14 @@ static int serve_class(struct plan_sequence *seq, int n_seq, enum priority prior
     for (int i = 0; i < n_seq; i++) {
         want += in_class(&seq[i], priority) ? seq[i].n_left : 0;
     }
-    const int share = want > budget ? budget / PLAN_SHORT_SHARE : 0;
+    if (want <= budget) {
+        return serve_rank(seq, n_seq, priority, -1, budget);
+    }
+    const int share = budget / PLAN_SHORT_SHARE;
     budget -= share - serve_short(seq, n_seq, priority, share);
-    for (int i = 0; i < n_seq && budget > 0; i++) {
-        if (in_class(&seq[i], priority)) {
-            const int more = (int)min64(seq[i].n_left - seq[i].n_take, budget);
-            seq[i].n_take += more;
-            budget -= more;
-        }
+    const int n_rank = set_ranks(seq, n_seq, priority);
+    for (int rank = 0; rank < n_rank && budget > 0; rank++) {
+        budget = serve_rank(seq, n_seq, priority, rank, budget);
     }
     return budget;
 }

@@ -6,8 +6,10 @@
  *   1. Every decoding sequence gets its one row. There are never more sequences than rows.
  *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class in
  *      the order of admission, each sequence as much as it can use. Where that is too little for a
- *      class, one row in PLAN_SHORT_SHARE goes to its shortest ones, whatever their order:
- *      otherwise one long prompt would delay all that were admitted after it.
+ *      class, a client's second one comes after the first ones of all (of a request whose client is
+ *      unknown likewise), and one row in PLAN_SHORT_SHARE goes to the shortest ones, whatever their
+ *      order: otherwise many long prompts of one client, or a single one, would delay all that were
+ *      admitted after them.
  *   3. Bulk work that is ready gets at least one row in PLAN_BULK_SHARE of what step 1 left, and at
  *      least one row.
  *   4. The next place goes to the interactive class first. After PLAN_BULK_SHARE - 1 interactive
@@ -21,21 +23,31 @@
  *      that has the fewest sequences running, and of its requests to the one that has the fewest.
  *   8. One request never holds all places of its class, nor does one client that is known to be one
  *      of several: the last one in PLAN_BULK_SHARE goes only to those who run fewer sequences than
- *      there are places left. So another client's request starts at once. */
+ *      there are places left. So another client's request starts at once.
+ *   9. A sequence for which the cache has too few free pages lets others go first that fit; once
+ *      PLAN_PASS_MAX have gone nobody does, so that the pages that become free are its own. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
 #include "engine/request.h"
 
-enum { PLAN_BULK_SHARE = 8, PLAN_SHORT_SHARE = 8, PLAN_ALONE = 2, PLAN_BULK_MIN = 8 };
+enum {
+    PLAN_BULK_SHARE = 8,
+    PLAN_SHORT_SHARE = 8,
+    PLAN_ALONE = 2,
+    PLAN_BULK_MIN = 8,
+    PLAN_PASS_MAX = 32
+};
 
 /* One running sequence, in order of admission. */
 struct plan_sequence {
     enum priority priority;
     bool decode;    /* wants exactly one row, always served */
     bool ordered;   /* a window of several; may not overtake the one before it */
+    int group;      /* 0 .. n_seq-1: of its client, or of its request if that is unknown */
     int64_t n_left; /* rows it could use now; 1 if decode, 0 if it waits for another sequence */
     int n_take;     /* result: its rows in this step */
+    int rank, n_in_group; /* of plan_rows: those before it in its group; of group [index] so far */
 };
 
 /* How many bulk rows a step may have, so that it takes the time aimed at: learnt from the steps. */
@@ -49,7 +61,7 @@ void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double
 
 /* Shares budget rows out to seq[0 .. n_seq-1], at most bulk_max >= 1 of them to bulk prompts and
  * documents; n_seq <= budget. An ordered sequence gets rows only when all earlier ones of its class
- * have all they can use: results of a text's windows come in order. */
+ * and group have all they can use: results of a text's windows come in order. */
 void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max);
 
 /* What admission may look at. */

@@ -308,6 +308,9 @@ struct job *queue_pick(struct queue *queue, const struct plan_running *running,
     for (struct job *job = queue->head[priority]; job != NULL; job = job->next) {
         const struct plan_job plan = plan_job_of(job);
         const struct request *const request = job->request;
+        if (job->lacks_pages) {
+            continue;
+        }
         if (!traces && request->trace_bytes > 0 && request->traces.bytes == 0) {
             continue;
         }
@@ -321,10 +324,27 @@ struct job *queue_pick(struct queue *queue, const struct plan_running *running,
     return best;
 }
 
+void queue_try_pages(struct queue *queue)
+{
+    CHECK(pthread_mutex_lock(&queue->mutex) == 0);
+    for (int prio = 0; prio < 2; prio++) {
+        for (struct job *job = queue->head[prio]; job != NULL; job = job->next) {
+            job->lacks_pages = false;
+        }
+    }
+    CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+}
+
 void queue_admitted(struct queue *queue, struct job *job, int64_t n_position)
 {
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
     CHECK(job->queued);
+    for (int prio = 0; prio < 2; prio++) {
+        for (struct job *other = queue->head[prio]; other != NULL; other = other->next) {
+            other->n_passed += other->lacks_pages;
+        }
+    }
+    job->n_passed = 0;
     detach(queue, job);
     append(queue, job);
     count_positions(queue, job, -(n_position < job->n_position ? n_position : job->n_position));

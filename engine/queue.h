@@ -28,6 +28,7 @@ struct client {
     int n_waiting;      /* of them in the queue */
     int64_t n_position; /* positions of those */
     int n_running;      /* sequences. Engine thread only */
+    int group;          /* in the step that is filled: plan_sequence.group. Engine thread only */
     struct client *next;
 };
 
@@ -42,6 +43,9 @@ struct job {
     int next_item;       /* the next sequence to admit */
     int64_t next_window; /* of that item */
     int n_running;       /* sequences running */
+    int group;           /* as of a client, if that is unknown */
+    bool lacks_pages;    /* for its next sequence, as the cache is now */
+    int n_passed;        /* sequences admitted meanwhile */
     bool dirty;          /* something was published since the last wake */
     struct job *dirty_next;
     struct job *prev, *next;
@@ -101,10 +105,14 @@ void queue_wait(struct queue *queue, int ms);
 void queue_pause(struct queue *queue, int ms);
 bool queue_is_empty(struct queue *queue);
 /* The request of the class that takes the next place, by plan_may_take and plan_precedes; NULL if
- * none may take one now. Without traces: none whose traces have no memory yet. */
+ * none may take one now: none that lacks pages, and without traces none whose traces have no memory
+ * yet. */
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
                        enum priority priority, bool traces);
-/* A sequence of n_position positions was admitted: the job moves to the end of its class. */
+/* Pages may have become free: nobody lacks them until that is tried again. */
+void queue_try_pages(struct queue *queue);
+/* A sequence of n_position positions was admitted: the job moves to the end of its class, and those
+ * that lack pages were passed. */
 void queue_admitted(struct queue *queue, struct job *job, int64_t n_position);
 /* A sequence of the job has ended. */
 void queue_ended(struct job *job);

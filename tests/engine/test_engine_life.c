@@ -424,6 +424,53 @@ static void many_requests_of_a_key_hold_up_nobody(void **state)
     engine_close(engine);
 }
 
+/* A text that lacks pages does not hold up those that fit, until it was passed often enough; then the
+ * pages that become free are its own. */
+static void who_lacks_pages_holds_up_nobody(void **state)
+{
+    enum { N = PLAN_PASS_MAX + 8 };
+    struct engine_options options = harness_options(harness_dir);
+    options.kv_tokens = 128;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *const first = harness_generation(1, 75);
+    struct request *const large = harness_generation(1, 75);
+    struct request *small[N];
+    harness_item(engine, first, 0, 1, 5);
+    harness_item(engine, large, 0, 2, 5);
+    harness_submit(engine, first, &waiter); /* takes 5 of 8 pages */
+    gate_await(&gate, 1);
+    harness_submit(engine, large, &waiter); /* needs 5 */
+    for (int i = 0; i < N; i++) {
+        small[i] = harness_generation(1, 1);
+        harness_item(engine, small[i], 0, 10 + i, 5);
+        harness_submit(engine, small[i], &waiter); /* each needs one */
+    }
+    gate_allow(&gate, 40);
+    gate_await(&gate, 41);
+    int n_done = 0;
+    for (int i = 0; i < N; i++) {
+        n_done += state_of(small[i]) == FINISH_LENGTH;
+    }
+    assert_in_range(n_done, PLAN_PASS_MAX, PLAN_PASS_MAX + 2); /* three at a time */
+    assert_true(state_of(first) == FINISH_NONE && atomic_load(&large->start_us) == 0);
+    gate_allow(&gate, 160);
+    waiter_wait(&waiter, large);
+    for (int i = 0; i < N; i++) {
+        waiter_wait(&waiter, small[i]);
+        assert_int_equal(state_of(small[i]), FINISH_LENGTH);
+        assert_true(i < n_done ||
+                    atomic_load(&small[i]->start_us) >= atomic_load(&large->start_us));
+        request_release(small[i]);
+    }
+    assert_int_equal(state_of(large), FINISH_LENGTH);
+    request_release(first);
+    request_release(large);
+    gate_allow(&gate, -1);
+    engine_close(engine);
+}
+
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
 static void traces_wait_for_memory(void **state)
 {
@@ -857,6 +904,7 @@ int main(void)
         HARNESS_BOTH(many_windows_hold_up_nobody),
         HARNESS_BOTH(many_samples_hold_up_nobody),
         HARNESS_BOTH(many_requests_of_a_key_hold_up_nobody),
+        HARNESS_BOTH(who_lacks_pages_holds_up_nobody),
         HARNESS_BOTH(traces_wait_for_memory),
         HARNESS_BOTH(the_queue_counts_positions),
         HARNESS_BOTH(wakes_once_per_request_and_step),
