@@ -39,6 +39,7 @@ static enum err_code resolve_options(struct engine_options *o, const struct mode
             ERR_OK ||
         check_option(o->memory_trace_bytes, 0, INT64_C(1) << 40, "--memory-trace-bytes", err) !=
             ERR_OK ||
+        check_option(o->overlay_bytes, 0, INT64_C(1) << 40, "--overlay-bytes", err) != ERR_OK ||
         check_option(o->kv_tokens, 0, (int64_t)1 << 32, "--kv-tokens", err) != ERR_OK) {
         return ERR_ARGUMENT;
     }
@@ -83,6 +84,8 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
         .n_allow_max = o->max_seqs * ALLOW_MAX,
         .n_ablate_max = info->n_memory > 0 ? o->max_seqs * ABLATE_MAX : 0,
+        .n_redirect_max =
+            o->overlay_bytes > 0 ? o->max_seqs * OVERLAYS_OF_REQUEST * info->n_memory : 0,
         .n_vocab = info->n_vocab,
         .d_model = info->d_attention,
         .n_head = info->n_head,
@@ -154,24 +157,6 @@ static enum err_code size_cache(struct engine *engine, const struct step_limits 
 }
 
 /* ---- opening ------------------------------------------------------------------------------- */
-
-static void begin_stats(struct engine_stats *s)
-{
-    histogram_begin(&s->ttft, stats_bounds_ttft, stats_n_ttft);
-    histogram_begin(&s->itl, stats_bounds_itl, stats_n_itl);
-    histogram_begin(&s->tpot, stats_bounds_itl, stats_n_itl);
-    histogram_begin(&s->step_time, stats_bounds_itl, stats_n_itl);
-    struct histogram *const times[] = {&s->e2e,          &s->queue_time,  &s->inference_time,
-                                       &s->prefill_time, &s->decode_time, &s->score_time};
-    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
-        histogram_begin(times[i], stats_bounds_e2e, stats_n_e2e);
-    }
-    histogram_begin(&s->prompt_len, stats_bounds_tokens, stats_n_tokens);
-    histogram_begin(&s->generation_len, stats_bounds_tokens, stats_n_tokens);
-    histogram_begin(&s->max_tokens, stats_bounds_tokens, stats_n_tokens);
-    histogram_begin(&s->step_tokens, stats_bounds_step_tokens, stats_n_step_tokens);
-    histogram_begin(&s->step_requests, stats_bounds_pow2, stats_n_pow2);
-}
 
 /* Adds up the time of loading by phase, then calls the caller's own progress function. */
 struct loading {
@@ -261,6 +246,8 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     const struct queue_limits queue_limits = {
         .n_waiting = o->max_queue, .n_position = o->max_queue_tokens, .n_running = 2 * o->max_seqs};
     if (reserve_step(engine, &limits, err) != ERR_OK ||
+        overlays_reserve(&engine->overlays, engine->be, info, o->model_dir, o->overlay_bytes,
+                         o->overlay_dir, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
@@ -405,6 +392,11 @@ static enum err_code prepare(struct engine *engine, struct err *err)
     return code;
 }
 
+static void wake_for_overlays(void *ctx)
+{
+    queue_wake(ctx);
+}
+
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
                           struct err *err)
 {
@@ -418,13 +410,16 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
     new->options = *options;
     new->publisher = (struct publisher){&new->stats, &new->queue, NULL, options->failures_told};
     atomic_init(&new->state, ENGINE_LOADING);
-    begin_stats(&new->stats);
+    engine_stats_begin(&new->stats);
     if (load_model(new, e) != ERR_OK ||
         resolve_options(&new->options, model_info(new->model), e) != ERR_OK ||
         plan_memory(new, e) != ERR_OK || prepare(new, e) != ERR_OK) {
         goto fail;
     }
     atomic_store(&new->state, ENGINE_READY);
+    if (new->overlays != NULL) {
+        overlays_begin(new->overlays, wake_for_overlays, &new->queue);
+    }
     if (pthread_create(&new->thread, NULL, loop_main, new) != 0) {
         err_set(e, ERR_MEMORY, "cannot start the engine thread");
         goto fail;
@@ -476,6 +471,7 @@ void engine_close(struct engine *engine)
     kvpages_close(&engine->pages);
     pkm_totals_close(&engine->totals);
     request_memory_drop(engine->requests);
+    overlays_close(engine->overlays);
     tokenizer_close(engine->tokenizer);
     identity_free(engine->identity);
     if (engine->step != NULL) {
@@ -506,6 +502,7 @@ enum err_code engine_submit(struct engine *engine, struct request *request, stru
     if (request->memory == NULL) {
         request_use_memory(request, engine->requests);
     }
+    request_sum_change(request);
     return queue_push(&engine->queue, request, n_position, e);
 }
 
@@ -558,6 +555,11 @@ int64_t engine_stalled_ms(const struct engine *engine)
         atomic_load_explicit(&engine->queue.heartbeat_us, memory_order_relaxed);
     const int64_t now_us = clock_now_us();
     return now_us > heartbeat_us ? (now_us - heartbeat_us) / 1000 : 0;
+}
+
+struct overlays *engine_overlays(const struct engine *engine)
+{
+    return engine->overlays;
 }
 
 struct request_memory *engine_request_memory(const struct engine *engine)

@@ -34,6 +34,9 @@ struct engine_options {
     int64_t max_request_bytes;  /* ids and results of all requests together; 0 = any */
     int64_t memory_trace_bytes; /* memory traces of all requests; reserved, not yet touched */
     bool memory_trace;          /* allow trace_memory */
+    int64_t overlay_bytes;      /* reserved for overlays; 0 = none are taken. Without memories it is
+                                 * not reserved */
+    const char *overlay_dir;    /* whose files are overlays from the start; NULL = none */
     bool shared;                /* others may come: no request takes all places (plan.h) */
     bool failures_told;         /* do not log failures: the caller, a tool, reports them itself */
     bool prefix_cache; /* compute equal beginnings of texts once. Off in models whose pages form a
@@ -87,6 +90,8 @@ enum engine_state engine_state(const struct engine *engine);
 /* Milliseconds since the last step ended while work is pending; 0 when idle. */
 int64_t engine_stalled_ms(const struct engine *engine);
 struct engine_stats *engine_stats(struct engine *engine);
+/* NULL: none are taken. */
+struct overlays *engine_overlays(const struct engine *engine);
 /* For request_use_memory. */
 struct request_memory *engine_request_memory(const struct engine *engine);
 /* Seconds until a request submitted now would likely start, from the measured drain rate; >= 1. */

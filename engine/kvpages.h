@@ -37,7 +37,7 @@ struct kvpages {
 /* What a page holds, or shall hold. No padding: keys are compared and hashed byte by byte. */
 struct kvpages_key {
     uint64_t scope;     /* whose texts may share it: request.scope */
-    uint64_t change[2]; /* of what the request changes in the model: request.ablate's digest */
+    uint64_t change[2]; /* of what the request changes in the model: request.change */
     int32_t before;     /* the page before it, held by the caller; -1: the text begins here */
     int32_t lang;
     int32_t ids[KV_PAGE];

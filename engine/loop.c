@@ -252,7 +252,7 @@ static void fill_step(struct engine *engine)
     struct step *const step = engine->step;
     number_groups(engine);
     step->n_tok = step->n_seq = step->n_out = 0;
-    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = 0;
+    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = step->n_redirect = 0;
     for (int i = 0; i < engine->n_active; i++) {
         struct sequence *const seq = engine->active[i];
         engine->plan[i] = (struct plan_sequence){
@@ -308,6 +308,44 @@ static void trace_step(struct engine *engine)
                 sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
             }
         }
+    }
+}
+
+/* The memory whose table memory m reads. */
+static int owner_of(const struct model_info *info, int m)
+{
+    while (info->memory[m].values_of != m) {
+        m = info->memory[m].values_of;
+    }
+    return m;
+}
+
+/* Of one in so many steps with overlays, counts how many look-ups of one row an overlay answered. */
+static void count_overlays(struct engine *engine)
+{
+    enum { EVERY = 16 };
+    const struct model_info *const info = model_info(engine->model);
+    if (engine->step->n_redirect == 0 || engine->n_overlay_step++ % EVERY != 0) {
+        return;
+    }
+    for (int i = 0; i < engine->n_active; i++) { /* the sequences take turns */
+        const int at =
+            (int)((engine->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)engine->n_active);
+        const struct sequence *const seq = engine->active[at];
+        const struct request_overlays *const overlays = &seq->job->request->overlays;
+        if (seq->n_row == 0 || overlays->n == 0) {
+            continue;
+        }
+        for (int m = 0; m < info->n_memory; m++) {
+            struct tensor slots;
+            struct tensor shares;
+            model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
+            const int row = seq->row_first + seq->n_row - 1;
+            engine->be->op->download(engine->be, engine->hit_slots, tensor_rows(slots, row, 1));
+            overlays_count(engine->overlays, overlays, owner_of(info, m), engine->hit_slots,
+                           (int)slots.cols);
+        }
+        return;
     }
 }
 
@@ -420,6 +458,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     update_bulk_budget(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
     pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
+    count_overlays(engine);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);
     return ERR_OK;
@@ -495,6 +534,7 @@ static bool turn(struct engine *engine)
         return false;
     }
     sweep(engine, begin_us);
+    const bool uploads = engine->overlays != NULL && overlays_turn(engine->overlays);
     admit(engine, begin_us);
     engine->backlog = !queue_is_empty(&engine->queue);
     wake_before_step(engine); /* cancelled and late requests need not wait for the end of the
@@ -516,7 +556,7 @@ static bool turn(struct engine *engine)
     if (!stepped && !empty && drain_us == 0) {
         queue_pause(&engine->queue, PAUSE_MS);
     }
-    if (engine->n_active == 0 && empty) {
+    if (engine->n_active == 0 && empty && !uploads) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
         pkm_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {
@@ -532,6 +572,9 @@ void *loop_main(void *arg)
     struct engine *const engine = arg;
     (void)pthread_setname_np(pthread_self(), "engine"); /* for top -H, and tests/bench/compare.py */
     while (turn(engine)) {
+    }
+    if (engine->overlays != NULL) {
+        overlays_end(engine->overlays);
     }
     atomic_store_explicit(&engine->queue.idle, true, memory_order_release);
     int running = ENGINE_DRAINING;

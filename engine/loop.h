@@ -22,6 +22,7 @@ struct engine {
     struct queue queue;
     struct publisher publisher;
     struct request_memory *requests; /* one reference */
+    struct overlays *overlays;       /* NULL: none are taken */
 
     struct sequence *sequence;  /* [max_seqs] */
     struct sequence **free;     /* [max_seqs] the first n_free: not running */
@@ -31,11 +32,12 @@ struct engine {
     struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
     int n_bulk_row;                         /* in the current step */
     bool has_interactive;                   /* interactive sequences run */
-    int n_in_a_row;     /* interactive sequences admitted since the last bulk one */
-    int32_t *hit_slots; /* [n_tok_max, n_hit_column] memory look-ups of a step */
-    float *hit_shares;  /* same */
-    int n_hit_column;   /* widest memory; 0 = none */
-    char *text;         /* [text_max] scratch of the detokeniser */
+    int n_in_a_row;          /* interactive sequences admitted since the last bulk one */
+    int32_t *hit_slots;      /* [n_tok_max, n_hit_column] memory look-ups of a step */
+    float *hit_shares;       /* same */
+    int n_hit_column;        /* widest memory; 0 = none */
+    uint32_t n_overlay_step; /* steps with overlays */
+    char *text;              /* [text_max] scratch of the detokeniser */
     size_t text_max;
     int64_t files_us;                /* when the model's files are looked at next */
     bool backlog;                    /* the last admission left requests in the queue */

@@ -11,7 +11,7 @@ static struct kvpages_key key_of(const struct sequence *seq, int i, const int32_
 {
     const struct request *const request = seq->job->request;
     struct kvpages_key key = {.scope = request->scope,
-                              .change = {request->ablate.digest[0], request->ablate.digest[1]},
+                              .change = {request->change[0], request->change[1]},
                               .before = i > 0 ? seq->page[i - 1] : -1,
                               .lang = request->lang};
     for (int r = 0; r < KV_PAGE; r++) {

@@ -65,6 +65,7 @@ static void free_request(struct request *request)
         request_memory_drop(request->memory);
     }
     request_ablate_free(&request->ablate);
+    overlays_drop(&request->overlays);
     free(request->item);
     free(request);
 }
@@ -354,6 +355,23 @@ enum err_code request_set_item(struct request *request, int i, int32_t *ids, int
     return ok ? ERR_OK
               : err_set(err, ERR_MEMORY, "no memory for the results of item %d with %lld tokens", i,
                         (long long)n_ids);
+}
+
+/* ---- what it changes in the model ------------------------------------------------------------ */
+
+void request_sum_change(struct request *request)
+{
+    _Static_assert(sizeof request->change == sizeof request->ablate.digest, "both are two words");
+    memcpy(request->change, request->ablate.digest, sizeof request->change);
+    if (request->overlays.n > 0) {
+        struct sha256 sum;
+        unsigned char digest[SHA256_BYTES];
+        sha256_begin(&sum);
+        sha256_add(&sum, request->ablate.digest, sizeof request->ablate.digest);
+        sha256_add(&sum, request->overlays.digest, sizeof request->overlays.digest);
+        sha256_end(&sum, digest);
+        memcpy(request->change, digest, sizeof request->change);
+    }
 }
 
 /* ---- checked at the door ------------------------------------------------------------------- */

@@ -14,6 +14,7 @@
 #ifndef ENGINE_REQUEST_H
 #define ENGINE_REQUEST_H
 
+#include "engine/overlays.h"
 #include "engine/request_ablate.h"
 #include "engine/request_memory.h"
 #include "models/model.h"
@@ -154,6 +155,10 @@ struct request {
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* clock_now_us() time; 0 = none */
     struct request_ablate ablate;
+    struct request_overlays overlays;
+    /* Of what these two change in the model, zeros where they change nothing; engine_submit. Pages of the
+     * cache are shared only with requests of the same. */
+    uint64_t change[2];
 
     int n_item;
     struct item *item; /* Owner: the request. [n_item] */
@@ -223,6 +228,9 @@ struct request_limits {
     size_t trace_bytes; /* that the traces of a request may take */
     bool tokenizer;     /* there is one: stop strings need it */
 };
+
+/* Writes request->change. */
+void request_sum_change(struct request *request);
 
 /* Checks everything that the engine relies on: lengths against the context, ids against the
  * vocabulary, sampling against its bounds. *n_position becomes what the request counts in the queue:

@@ -18,9 +18,7 @@ enum {
 struct request_ablate {
     struct step_ablate *entry; /* Owner: the request. [n] ascending, distinct, no scale of 1 */
     int n;
-    uint64_t
-        digest[2]; /* of the entries; zeros without any: pages of the cache are shared only with
-                         * requests of the same digest */
+    uint64_t digest[2]; /* of the entries; zeros without any */
 };
 
 /* Sorts the n entries, multiplies those for the same memory, head and slot in the order they came,

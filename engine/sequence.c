@@ -208,6 +208,18 @@ static void fill_ablate(const struct request_ablate *ablate, struct step *step)
     step->ablate_first[step->n_seq] = step->n_ablate;
 }
 
+/* What it reads instead of the model's rows, likewise. */
+static void fill_redirects(const struct request_overlays *overlays, struct step *step)
+{
+    CHECK(overlays->n_entry <= step->limits.n_redirect_max - step->n_redirect);
+    if (overlays->n_entry > 0) {
+        memcpy(step->redirect + step->n_redirect, overlays->entry,
+               (size_t)overlays->n_entry * sizeof *overlays->entry);
+        step->n_redirect += overlays->n_entry;
+    }
+    step->redirect_first[step->n_seq] = step->n_redirect;
+}
+
 void sequence_fill(struct sequence *seq, struct step *step, int n_row)
 {
     CHECK(n_row >= 1 && n_row <= sequence_rows(seq));
@@ -220,6 +232,7 @@ void sequence_fill(struct sequence *seq, struct step *step, int n_row)
            (size_t)seq->n_page * sizeof *seq->page);
     step->seq_first[step->n_seq++] = step->n_tok;
     fill_ablate(&seq->job->request->ablate, step);
+    fill_redirects(&seq->job->request->overlays, step);
     for (int r = 0; r < n_row; r++) {
         const int64_t position = seq->n_done + r;
         const int row = step->n_tok++;

@@ -3,6 +3,8 @@
 
 #include "kernels/err.h"
 
+#include <stddef.h>
+
 const double stats_bounds_ttft[] = {.00025, .0005, .001, .002, .005, .01, .02, .04, .06,
                                     .08,    .1,    .25,  .5,   .75,  1,   2.5, 5,   7.5,
                                     10,     20,    40,   80,   160,  640, 2560};
@@ -47,4 +49,22 @@ void histogram_add(struct histogram *h, double value)
                                                   memory_order_relaxed)) {
     }
     (void)atomic_fetch_add_explicit(&h->count, 1, memory_order_relaxed);
+}
+
+void engine_stats_begin(struct engine_stats *s)
+{
+    histogram_begin(&s->ttft, stats_bounds_ttft, stats_n_ttft);
+    histogram_begin(&s->itl, stats_bounds_itl, stats_n_itl);
+    histogram_begin(&s->tpot, stats_bounds_itl, stats_n_itl);
+    histogram_begin(&s->step_time, stats_bounds_itl, stats_n_itl);
+    struct histogram *const times[] = {&s->e2e,          &s->queue_time,  &s->inference_time,
+                                       &s->prefill_time, &s->decode_time, &s->score_time};
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+        histogram_begin(times[i], stats_bounds_e2e, stats_n_e2e);
+    }
+    histogram_begin(&s->prompt_len, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->generation_len, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->max_tokens, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->step_tokens, stats_bounds_step_tokens, stats_n_step_tokens);
+    histogram_begin(&s->step_requests, stats_bounds_pow2, stats_n_pow2);
 }

@@ -43,6 +43,9 @@ struct engine_stats {
     int64_t available_bytes; /* of the device's memory, after all was reserved; -1 = unknown */
 };
 
+/* Gives the histograms their bounds; the rest is zero already. */
+void engine_stats_begin(struct engine_stats *stats);
+
 /* Bounds of the contract's table. */
 extern const double stats_bounds_ttft[], stats_bounds_itl[], stats_bounds_e2e[],
     stats_bounds_tokens[], stats_bounds_step_tokens[], stats_bounds_pow2[];

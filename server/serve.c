@@ -382,6 +382,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
         .max_connections = options->max_connections,
         .n_more_files = options->admin_port > 0 ? 2 * ADMIN_CONNECTIONS : 0,
         .max_body_bytes = options->max_body_bytes,
+        .max_body_flag = "--max-body-bytes",
         .overload_status = strcmp(options->overload_status, "503") == 0 ? 503 : 429,
         .max_buffered_bytes = options->max_buffered_bytes,
         .min_read_rate = options->min_read_rate,
@@ -399,6 +400,9 @@ static enum err_code serve_open(struct server *server, struct err *err)
     if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
         config.port = options->admin_port;
         config.max_connections = ADMIN_CONNECTIONS;
+        config.max_body_bytes = options->overlay_bytes; /* the only bodies there are overlays */
+        config.max_body_flag = "--overlay-bytes";
+        config.max_buffered_bytes += options->overlay_bytes;
         config.admin = true;
         code = http_start(&server->admin, &config, err);
         if (code != ERR_OK) {

@@ -55,7 +55,7 @@ fence() {
 }
 fence microhttpd 'server/net/(http|http_head)\.c|server/net/http_inside\.h'
 fence sentencepiece_processor 'engine/tokenizer_spm\.cc'
-fence jansson '(models/(config|config_memory|config_rope|generation_config|json_file|read|safetensors|safetensors_out|tensors)|engine/tokenizer_bpe_file|server/(json/fields|io/(ablate|input|slots)|score/(score_parse|score_forms|score_labels)|generate/(generate_parse|generate_read|tgi_parse)|api/api_tokens))\.c|models/json_file\.h'
+fence jansson '(models/(config|config_memory|config_rope|generation_config|json_file|read|safetensors|safetensors_out|tensors)|engine/tokenizer_bpe_file|server/(json/fields|io/(ablate|input|overlay|slots)|score/(score_parse|score_forms|score_labels)|generate/(generate_parse|generate_read|tgi_parse)|api/api_tokens))\.c|models/json_file\.h'
 fence zlib 'server/io/codec\.c'
 fence zstd 'server/io/codec\.c'
 fence cuda_runtime 'kernels/cuda/.*'

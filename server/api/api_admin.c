@@ -6,6 +6,7 @@
 #include "server/api/metrics_text.h"
 #include "server/api/page.h"
 #include "server/api/routes.h"
+#include "server/io/overlay.h"
 #include "server/json/json.h"
 #include "server/version.h"
 
@@ -15,16 +16,28 @@
 
 /* ---- models -------------------------------------------------------------------------------- */
 
-static void write_model(struct text *out, const struct server *server)
+static void write_id(struct text *out, const struct server *server,
+                     const struct overlay_info *overlay)
+{
+    char id[OPTIONS_MODEL_NAME_MAX + OVERLAY_NAME_MAX + 1];
+    (void)snprintf(id, sizeof id, "%s%s%s", server->limits.model_name, overlay != NULL ? ":" : "",
+                   overlay != NULL ? overlay->name : "");
+    json_put_string(out, id);
+}
+
+/* The model, or with overlay the model with the rows of that: MODEL:OVERLAY. */
+static void write_model(struct text *out, const struct server *server,
+                        const struct overlay_info *overlay)
 {
     const struct model_info *const info = server->limits.info;
     json_open(out, '{');
-    json_field_string(out, "id", server->limits.model_name);
+    json_key(out, "id");
+    write_id(out, server, overlay);
     json_field_string(out, "object", "model");
     json_field_int(out, "created", server->created);
     json_field_string(out, "owned_by", "pkmserve");
     json_field_string(out, "root", server->limits.model_name);
-    json_field_null(out, "parent");
+    json_field_string(out, "parent", overlay != NULL ? server->limits.model_name : NULL);
     json_field_int(out, "max_model_len", engine_context(server->limits.context));
     json_key(out, "permission");
     json_open(out, '[');
@@ -40,29 +53,77 @@ static void write_model(struct text *out, const struct server *server)
     json_field_int(out, "n_params", info->n_param);
     json_field_int(out, "size", (int64_t)(info->weight_bytes + info->value_bytes));
     json_close(out, '}');
+    if (overlay != NULL) {
+        json_key(out, "overlay");
+        json_open(out, '{');
+        overlay_put_info(out, overlay);
+        json_close(out, '}');
+    }
     json_close(out, '}');
+}
+
+/* Whether who asks may use the overlay. */
+static bool may_use(const struct api_limits *limits, const char *name)
+{
+    bool named = limits->binding == NULL;
+    for (int i = 0; limits->binding != NULL && i < limits->binding->n; i++) {
+        named = named || strcmp(limits->binding->name[i], name) == 0;
+    }
+    return named;
+}
+
+/* The model, and with each overlay that who asks may use. */
+static void list_models(struct server *server, struct exchange *x, const struct api_limits *limits)
+{
+    struct text *const out = &x->out;
+    struct overlay_info *const info =
+        limits->overlays != NULL ? malloc(OVERLAYS_MAX * sizeof *info) : NULL;
+    const int n = info != NULL ? overlays_list(limits->overlays, info, OVERLAYS_MAX) : 0;
+    json_open(out, '{');
+    json_field_string(out, "object", "list");
+    json_key(out, "data");
+    json_open(out, '[');
+    write_model(out, server, NULL);
+    for (int i = 0; i < n; i++) {
+        if (may_use(limits, info[i].name)) {
+            write_model(out, server, &info[i]);
+        }
+    }
+    json_close(out, ']');
+    json_close(out, '}');
+    out->failed = out->failed || (limits->overlays != NULL && info == NULL);
+    free(info);
+}
+
+/* The model called id, perhaps with an overlay; false: there is none. */
+static bool write_model_called(struct server *server, struct exchange *x,
+                               const struct api_limits *limits, const char *id)
+{
+    const size_t n = strlen(limits->model_name);
+    struct overlay_info info;
+    if (strncmp(id, limits->model_name, n) != 0) {
+        return false;
+    }
+    const bool found = id[n] == ':' && limits->overlays != NULL && may_use(limits, id + n + 1) &&
+                       overlays_find(limits->overlays, id + n + 1, &info);
+    if (id[n] == '\0' || found) {
+        write_model(&x->out, server, found ? &info : NULL);
+    }
+    return id[n] == '\0' || found;
 }
 
 void api_models(struct server *server, struct exchange *x)
 {
     static const char prefix[] = "/v1/models/";
-    struct text *const out = &x->out;
-    if (strncmp(x->path, prefix, sizeof prefix - 1) == 0) {
-        if (strcmp(x->path + sizeof prefix - 1, server->limits.model_name) != 0) {
-            exchange_refuse(x, 404, "model_not_found", "model",
-                            "the model %.80s is not served here; %.80s is",
-                            x->path + sizeof prefix - 1, server->limits.model_name);
-            return;
-        }
-        write_model(out, server);
-    } else {
-        json_open(out, '{');
-        json_field_string(out, "object", "list");
-        json_key(out, "data");
-        json_open(out, '[');
-        write_model(out, server);
-        json_close(out, ']');
-        json_close(out, '}');
+    struct overlay_names binding;
+    const struct api_limits limits = routes_limits(server, x, &binding);
+    if (strncmp(x->path, prefix, sizeof prefix - 1) != 0) {
+        list_models(server, x, &limits);
+    } else if (!write_model_called(server, x, &limits, x->path + sizeof prefix - 1)) {
+        exchange_refuse(x, 404, "model_not_found", "model",
+                        "the model %.80s is not served here; %.80s is", x->path + sizeof prefix - 1,
+                        server->limits.model_name);
+        return;
     }
     exchange_json(x, 200);
 }

@@ -69,7 +69,7 @@ static const struct exchange_work work_ops = {
 static void work_accept(struct generate_work *work, struct exchange *x)
 {
     const struct generate_job *const job = &work->job;
-    work->meta = routes_accept(work->server, x, job->id, job->ignored);
+    work->meta = routes_accept(work->server, x, job->request, job->id, job->ignored);
     if (job->dialect->id_prefix[0] != '\0') {
         (void)snprintf(work->id, sizeof work->id, "%s%s", job->dialect->id_prefix, work->meta.id);
         work->meta.id = work->id;
@@ -89,7 +89,9 @@ void api_generate_as(struct server *server, struct exchange *x,
     work->server = server;
     struct api_error error = {0};
     const int64_t parse_us = clock_now_us();
-    bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &server->limits, &error);
+    struct overlay_names binding;
+    const struct api_limits limits = routes_limits(server, x, &binding);
+    bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &limits, &error);
     x->errors = work->job.dialect->errors;
     metrics_tokenize_time(&server->metrics, parse_us);
     if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {

@@ -116,7 +116,9 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
     work->route = route;
     struct api_error error = {0};
     const int64_t parse_us = clock_now_us();
-    const bool ok = route->parse(&work->job, x->body.data, x->body.n, &server->limits, &error);
+    struct overlay_names binding;
+    const struct api_limits limits = routes_limits(server, x, &binding);
+    const bool ok = route->parse(&work->job, x->body.data, x->body.n, &limits, &error);
     metrics_tokenize_time(&server->metrics, parse_us);
     if (!ok) {
         routes_error(server, x, &error);
@@ -129,7 +131,7 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
         work_free(work);
         return;
     }
-    work->meta = routes_accept(server, x, work->job.id, work->job.ignored);
+    work->meta = routes_accept(server, x, work->job.request, work->job.id, work->job.ignored);
     x->work = &work_ops;
     x->work_data = work;
 }

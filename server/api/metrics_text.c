@@ -12,6 +12,7 @@
 #include "server/version.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -196,6 +197,46 @@ static void write_model(struct text *out, struct server *server, struct engine *
 }
 
 /* From /proc, under the names that every Prometheus client uses. */
+/* Requests by overlay: of the first OVERLAY_LABELS names, and of all others together, because /metrics has
+ * a bound; and how much of what requests with overlays read came from them. */
+static void write_overlays(struct text *out, struct engine *engine)
+{
+    enum { OVERLAY_LABELS = 48 };
+    struct overlays *const overlays = engine_overlays(engine);
+    struct overlay_info *const info = overlays != NULL ? malloc(OVERLAYS_MAX * sizeof *info) : NULL;
+    if (info == NULL) {
+        return;
+    }
+    const int n = overlays_list(overlays, info, OVERLAYS_MAX);
+    long long n_read = 0;
+    long long n_hit = 0;
+    long long n_other = 0;
+    overlays_reads(overlays, &n_read, &n_hit);
+    metrics_put_head(out, "overlay_requests_total", "counter", "Requests that named an overlay.");
+    for (int i = 0; i < n; i++) {
+        if (i < OVERLAY_LABELS) {
+            text_printf(out, "pkmserve_overlay_requests_total{overlay=\"%s\"} %lld\n", info[i].name,
+                        (long long)info[i].n_request);
+        } else {
+            n_other += info[i].n_request;
+        }
+    }
+    if (n > OVERLAY_LABELS) { /* no name has a space */
+        text_printf(out, "pkmserve_overlay_requests_total{overlay=\"all others\"} %lld\n", n_other);
+    }
+    free(info);
+    metrics_put_one(out, "overlays", "gauge", "Overlays that requests may name.", n);
+    metrics_put_one(out, "overlay_bytes", "gauge", "Memory that overlays take.",
+                    (double)overlays_used(overlays));
+    metrics_put_one(out, "overlay_limit_bytes", "gauge", "Memory for overlays.",
+                    (double)overlays_bytes(overlays));
+    metrics_put_one(out, "overlay_sampled_reads_total", "counter",
+                    "Slots read by a sample of the positions of requests with overlays.",
+                    (double)n_read);
+    metrics_put_one(out, "overlay_sampled_hits_total", "counter",
+                    "Of them, those read from an overlay.", (double)n_hit);
+}
+
 static void write_process(struct text *out, const struct server *server)
 {
     unsigned long long user = 0;
@@ -258,6 +299,7 @@ void metrics_write(struct text *out, struct server *server)
         write_histograms(out, stats);
         write_model(out, server, engine, stats);
         usage_write(out, server->usage);
+        write_overlays(out, engine);
         metrics_compat_write(out, compat_of(server->options->metrics_compat),
                              server->limits.model_name, engine);
     }

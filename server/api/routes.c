@@ -18,7 +18,11 @@ enum {
     ROUTE_QUIET = 16,  /* probed all the time: logged only when it fails or at debug */
     ROUTE_PREFIX = 32, /* the path goes on */
     ROUTE_OPEN = 64,   /* needs no key, and is at the admin port too */
-    ROUTE_METRICS = 128
+    ROUTE_METRICS = 128,
+    ROUTE_PUT = 256,
+    ROUTE_DELETE = 512,
+    ROUTE_ADMIN = 1024, /* only at the admin port */
+    ROUTE_FILE = ROUTE_GET | ROUTE_PUT | ROUTE_DELETE | ROUTE_ADMIN
 };
 
 struct route {
@@ -54,6 +58,8 @@ static const struct route table[] = {
     {"/openapi.json", ROUTE_GET | ROUTE_OPEN, api_openapi, NULL},
     {"/ui", ROUTE_GET | ROUTE_OPEN, api_page, NULL},
     {"/ui/", ROUTE_GET | ROUTE_OPEN | ROUTE_PREFIX, api_page, NULL},
+    {"/memory/overlays", ROUTE_GET | ROUTE_ENGINE | ROUTE_ADMIN, api_overlays, NULL},
+    {"/memory/overlays/", ROUTE_FILE | ROUTE_ENGINE | ROUTE_PREFIX, api_overlay, NULL},
     {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics, NULL},
     {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN, api_root, &tgi_root_dialect},
 };
@@ -183,8 +189,20 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     return false;
 }
 
-struct answer_meta routes_accept(struct server *server, struct exchange *x, const char *id,
-                                 const char *ignored)
+struct api_limits routes_limits(struct server *server, const struct exchange *x,
+                                struct overlay_names *binding)
+{
+    struct api_limits limits = server->limits;
+    binding->n = 0;
+    if (server->keys != NULL) {
+        keys_binding(server->keys, x->client, binding);
+        limits.binding = binding->n > 0 ? binding : NULL;
+    }
+    return limits;
+}
+
+struct answer_meta routes_accept(struct server *server, struct exchange *x,
+                                 const struct request *request, const char *id, const char *ignored)
 {
     if (ignored[0] != '\0') {
         exchange_header(x, "X-Ignored-Fields", "%s", ignored);
@@ -193,7 +211,8 @@ struct answer_meta routes_accept(struct server *server, struct exchange *x, cons
     return (struct answer_meta){.id = id[0] != '\0' ? id : x->id,
                                 .model = server->limits.model_name,
                                 .created = metrics_unix_seconds(),
-                                .begin_us = x->begin_us};
+                                .begin_us = x->begin_us,
+                                .overlays = &request->overlays};
 }
 
 bool routes_gone(struct exchange *x, struct request *request)
@@ -264,6 +283,9 @@ static int routes_flags(const struct exchange *x)
 /* Whether the route is at the port that the request came to. */
 static bool routes_is_here(const struct server *server, const struct exchange *x, int flags)
 {
+    if ((flags & ROUTE_ADMIN) != 0) {
+        return x->admin;
+    }
     if ((flags & ROUTE_METRICS) != 0) {
         return x->admin || server->options->admin_port == 0;
     }
@@ -317,6 +339,13 @@ static bool routes_allow(struct server *server, struct exchange *x, int flags,
               "a key of this server");
 }
 
+/* Whether the route takes the request's method. */
+static bool routes_takes(const struct exchange *x, int flags)
+{
+    return ((flags & ROUTE_GET) != 0 && x->is_get) || ((flags & ROUTE_POST) != 0 && x->is_post) ||
+           ((flags & ROUTE_PUT) != 0 && x->is_put) || ((flags & ROUTE_DELETE) != 0 && x->is_delete);
+}
+
 bool routes_head(void *ctx, struct exchange *x, const char *authorization, struct api_error *error)
 {
     struct server *const server = ctx;
@@ -326,25 +355,55 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     x->errors = dialect != NULL ? dialect->errors : NULL;
     routes_cors(server, x);
     /* Where no key is asked for, what is sent may not take the room of those who have one. */
-    x->drops_body = !x->is_post || (flags & ROUTE_POST) == 0 || (flags & ROUTE_ENGINE) == 0;
+    x->drops_body = (flags & ROUTE_ENGINE) == 0 ||
+                    !(routes_takes(x, flags) && (x->is_post || (x->is_put && x->admin)));
     return routes_allow(server, x, flags, authorization, error) &&
-           (x->drops_body || routes_enter(server, x, error));
+           (x->drops_body || x->admin || routes_enter(server, x, error));
+}
+
+/* Says which methods the path takes. */
+static void routes_refuse_method(struct server *server, struct exchange *x, int flags)
+{
+    static const struct {
+        const char *name;
+        int flag;
+    } methods[] = {{"GET", ROUTE_GET},
+                   {"HEAD", ROUTE_GET},
+                   {"POST", ROUTE_POST},
+                   {"PUT", ROUTE_PUT},
+                   {"DELETE", ROUTE_DELETE}};
+    const size_t n = sizeof methods / sizeof methods[0];
+    size_t last = 0;
+    for (size_t i = 0; i < n; i++) {
+        last = (flags & methods[i].flag) != 0 ? i : last;
+    }
+    char list[64] = "";
+    char advice[96] = "use ";
+    for (size_t i = 0; i < n; i++) {
+        if ((flags & methods[i].flag) != 0) {
+            const bool first = list[0] == '\0';
+            const size_t n_list = strlen(list);
+            const size_t n_advice = strlen(advice);
+            (void)snprintf(list + n_list, sizeof list - n_list, "%s%s", first ? "" : ", ",
+                           methods[i].name);
+            (void)snprintf(advice + n_advice, sizeof advice - n_advice, "%s%s",
+                           first       ? ""
+                           : i == last ? " or "
+                                       : ", ",
+                           methods[i].name);
+        }
+    }
+    const size_t end = strlen(advice);
+    (void)snprintf(advice + end, sizeof advice - end, " here");
+    exchange_header(x, "Allow", "%s", list);
+    routes_refuse(server, x, 405, "method_not_allowed", advice);
 }
 
 /* What stands in the way of running the route; true = it was answered. */
 static bool routes_blocked(struct server *server, struct exchange *x, int flags)
 {
-    const bool get = (flags & ROUTE_GET) != 0;
-    const bool post = (flags & ROUTE_POST) != 0;
-    if (!(get && x->is_get) && !(post && x->is_post)) {
-        exchange_header(x, "Allow", "%s",
-                        get && post ? "GET, HEAD, POST"
-                        : get       ? "GET, HEAD"
-                                    : "POST");
-        routes_refuse(server, x, 405, "method_not_allowed",
-                      get && post ? "use GET, HEAD or POST here"
-                      : get       ? "use GET or HEAD here"
-                                  : "use POST here");
+    if (!routes_takes(x, flags)) {
+        routes_refuse_method(server, x, flags);
         return true;
     }
     struct engine *const engine = atomic_load(&server->engine);

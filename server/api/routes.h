@@ -53,9 +53,13 @@ const char *routes_name(int route);
  * the error. */
 bool routes_submit(struct server *server, struct exchange *x, struct request *request,
                    int64_t parse_us);
+/* The limits of who asks: the server's, and the overlays that its key is bound to, which *binding holds. */
+struct api_limits routes_limits(struct server *server, const struct exchange *x,
+                                struct overlay_names *binding);
 /* After submit: names the ignored fields ("" = none) in a header and in the log, and says what the answer will
  * tell besides its results. id: the one that the client gave, "" = x's. */
-struct answer_meta routes_accept(struct server *server, struct exchange *x, const char *id,
+struct answer_meta routes_accept(struct server *server, struct exchange *x,
+                                 const struct request *request, const char *id,
                                  const char *ignored);
 /* Whether the client has left: then request is cancelled, and what is answered is for the log. */
 bool routes_gone(struct exchange *x, struct request *request);
@@ -81,6 +85,8 @@ void api_tokenize(struct server *server, struct exchange *x);
 void api_detokenize(struct server *server, struct exchange *x);
 void api_tokenizer_info(struct server *server, struct exchange *x);
 void api_models(struct server *server, struct exchange *x);
+void api_overlays(struct server *server, struct exchange *x);
+void api_overlay(struct server *server, struct exchange *x);
 void api_info(struct server *server, struct exchange *x);
 void api_version(struct server *server, struct exchange *x);
 void api_live(struct server *server, struct exchange *x);

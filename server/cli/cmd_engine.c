@@ -40,6 +40,23 @@ enum err_code cmd_check_tokenizer(const struct options *options, const struct to
     return ERR_OK;
 }
 
+/* --overlay: a file whose rows every request reads, as if its key were bound to it. */
+static enum err_code read_overlay(struct cmd_engine *ce, const struct options *options,
+                                  struct err *err)
+{
+    if (options->overlay[0] == '\0') {
+        return ERR_OK;
+    }
+    if (ce->limits.overlays == NULL) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "--overlay %.200s: overlays are rows of memories, and %.200s has none",
+                       options->overlay, options->model);
+    }
+    ce->overlay.n = 1;
+    ce->limits.binding = &ce->overlay;
+    return overlays_read_file(ce->limits.overlays, options->overlay, ce->overlay.name[0], err);
+}
+
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options, struct err *err)
 {
     *ce = (struct cmd_engine){0};
@@ -63,7 +80,8 @@ enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *optio
     CHECK(sem_init(&ce->wake, 0, 0) == 0);
     ce->limits = input_limits(options, ce->engine);
     cmd_lift_limits(&ce->limits);
-    return cmd_check_tokenizer(options, ce->limits.tokenizer, err);
+    const enum err_code read = read_overlay(ce, options, err);
+    return read == ERR_OK ? cmd_check_tokenizer(options, ce->limits.tokenizer, err) : read;
 }
 
 void cmd_engine_close(struct cmd_engine *ce)

@@ -15,7 +15,8 @@ enum { CMD_QUEUE = 4096 };
 struct cmd_engine {
     struct engine *engine; /* Owner: this */
     struct api_limits limits;
-    sem_t wake; /* the engine published something */
+    sem_t wake;                   /* the engine published something */
+    struct overlay_names overlay; /* of --overlay: applies to every request */
 };
 
 /* Lifts the limits that a server needs and a tool does not. */

@@ -11,6 +11,7 @@
 #define SERVER_GENERATE_H
 
 #include "server/io/ablate.h"
+#include "server/io/overlay.h"
 #include "server/io/answer.h"
 #include "server/io/slots.h"
 
@@ -28,9 +29,10 @@ struct generate_job {
     int prompt_logprobs; /* of the prompt, in a list of its own; -1 = not asked for */
     bool echo, stream, details;
     enum input_memory memory;
-    struct slots_wish slots;      /* with MEMORY_SLOTS */
-    struct request_ablate ablate; /* until the request takes it */
-    char id[JOB_ID_MAX];          /* the client's, "" = none */
+    struct slots_wish slots;          /* with MEMORY_SLOTS */
+    struct request_ablate ablate;     /* until the request takes it */
+    struct request_overlays overlays; /* likewise */
+    char id[JOB_ID_MAX];              /* the client's, "" = none */
     bool id_is_integer;
     char ignored[FIELDS_IGNORED_MAX];
 

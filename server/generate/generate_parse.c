@@ -154,6 +154,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
                          const struct api_limits *limits)
 {
     struct api_error *const error = fields->error;
+    overlay_read(fields, limits, &job->overlays);
     if (!job->dialect->read(job, fields, sampling, limits)) {
         return false;
     }
@@ -169,6 +170,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
     request_use_memory(request, limits->requests);
     request->sampling = *sampling;
     ablate_give(request, &job->ablate);
+    overlay_give(request, &job->overlays);
     request->lang = job->lang;
     request->priority = job->priority;
     request->deadline_us = job->deadline_us;
@@ -207,6 +209,7 @@ void generate_free(struct generate_job *job)
 {
     request_release(job->request);
     request_ablate_free(&job->ablate);
+    overlays_drop(&job->overlays);
     input_list_free(&job->inputs);
     json_decref(job->body);
     *job = (struct generate_job){0};

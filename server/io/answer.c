@@ -5,6 +5,7 @@
 #include "engine/scoring.h"
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
+#include "server/io/overlay.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ void answer_head(struct text *out, const struct answer_meta *meta, const char *o
     json_field_string(out, "object", object);
     json_field_int(out, "created", meta->created);
     json_field_string(out, "model", meta->model);
+    overlay_put(out, meta->overlays);
 }
 
 /* A window's overlap with another one may be cached as well: an item has no more tokens than it

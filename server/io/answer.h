@@ -12,11 +12,12 @@ struct answer_meta {
     bool id_is_integer;
     const char *id;
     const char *model;
-    int64_t created;  /* seconds since 1970 */
-    int64_t begin_us; /* when the request arrived, by clock_now_us() */
+    int64_t created;                         /* seconds since 1970 */
+    int64_t begin_us;                        /* when the request arrived, by clock_now_us() */
+    const struct request_overlays *overlays; /* Borrowed: that it was computed with; NULL = none */
 };
 
-/* "id", "object", "created", "model", in the contract's order. */
+/* "id", "object", "created", "model", in the contract's order, and "overlay" where there are some. */
 void answer_head(struct text *out, const struct answer_meta *meta, const char *object);
 /* "usage". Cached are the prompt tokens whose computation an earlier text saved; of the samples of
  * a prompt the first counts, as the prompt itself counts once. While a request runs they are not

@@ -39,6 +39,7 @@ struct api_limits input_limits(const struct options *options, const struct engin
         .model_name = options->served_model_name,
         .context = limits->max_model_len,
         .requests = engine_request_memory(engine),
+        .overlays = engine_overlays(engine),
         .trace_bytes = {limits->memory_trace_bytes, "--memory-trace-bytes"},
         .max_trace = {options->max_trace_bytes, "--max-trace-bytes"},
         .max_items = {options->max_items, "--max-items"},
@@ -320,7 +321,10 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
 void input_model(struct fields *fields, const struct api_limits *limits)
 {
     const char *const model = fields_string(fields, "model", NULL);
-    if (model != NULL && strcmp(model, limits->model_name) != 0) {
+    const size_t n = strlen(limits->model_name);
+    /* MODEL:OVERLAY is the model, too; io/overlay.c reads what follows. */
+    if (model != NULL && (strncmp(model, limits->model_name, n) != 0 ||
+                          (model[n] != '\0' && (model[n] != ':' || limits->overlays == NULL)))) {
         (void)api_error_set(fields->error, 404, "model_not_found", "model",
                             "the model %.80s is not served here; %.80s is", model,
                             limits->model_name);

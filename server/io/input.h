@@ -38,6 +38,8 @@ struct api_limits {
     bool strict;                          /* unknown fields are errors */
     enum input_memory_limit memory_trace; /* what "memory" may be */
     bool echo_bos;                        /* unless a completion says otherwise */
+    struct overlays *overlays;            /* NULL: there are none */
+    const struct overlay_names *binding;  /* of who asks; NULL = not bound to any overlay */
     char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
 };
 

@@ -51,6 +51,7 @@ struct exchange_header {
 struct exchange {
     /* The request: set by http.c. */
     bool is_get, is_post; /* HEAD counts as GET: the library leaves out the body */
+    bool is_put, is_delete;
     char method[16];
     char path[EXCHANGE_PATH_MAX]; /* longer ones are cut: no route has such a name */
     bool deep;                    /* the query has deep=1 */

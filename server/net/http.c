@@ -49,8 +49,8 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
     hx->body_seen += n;
     if (hx->body_seen > (size_t)max) {
         (void)api_error_set(&error, 413, "body_too_large", NULL,
-                            "the body has more than %lld bytes, the limit (--max-body-bytes)",
-                            (long long)max);
+                            "the body has more than %lld bytes, the limit (%s)", (long long)max,
+                            http->config.max_body_flag);
     } else if (hx->x.drops_body) {
         return;
     } else {
@@ -213,7 +213,8 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         }
         hx->handled = true;
         hx->x.body_us = clock_now_us();
-        if (hx->x.body.n >= HTTP_LONG_BYTES) {
+        /* A file that is put may wait for others, whatever its size. */
+        if (hx->x.body.n >= HTTP_LONG_BYTES || (hx->x.is_put && !hx->x.drops_body)) {
             hx->task.run = http_handle_long;
             hx->task.bytes = hx->x.body.n;
             watch_detach(hx->conn, mhd);

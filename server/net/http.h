@@ -22,6 +22,7 @@ struct http_config {
     int max_connections;
     int n_more_files; /* descriptors that others will need for their connections */
     int64_t max_body_bytes;
+    const char *max_body_flag;  /* static: the option that says so */
     int64_t max_buffered_bytes; /* bodies and answers together */
     int min_read_rate;          /* bytes per second that a reader must take, over read_window_s */
     int read_window_s;

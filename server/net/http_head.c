@@ -90,8 +90,8 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
         const unsigned long long bytes = strtoull(length, NULL, 10);
         if (errno != 0 || bytes > (unsigned long long)config->max_body_bytes) {
             return api_error_set(error, 413, "body_too_large", NULL,
-                                 "the body has %s bytes, but %lld are the limit (--max-body-bytes)",
-                                 length, (long long)config->max_body_bytes);
+                                 "the body has %s bytes, but %lld are the limit (%s)", length,
+                                 (long long)config->max_body_bytes, config->max_body_flag);
         }
     }
     return true;
@@ -166,6 +166,8 @@ struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, 
     (void)snprintf(x->path, sizeof x->path, "%s", head_path(url));
     x->is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     x->is_post = strcmp(method, "POST") == 0;
+    x->is_put = strcmp(method, "PUT") == 0;
+    x->is_delete = strcmp(method, "DELETE") == 0;
     const char *const deep = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "deep");
     x->deep = deep != NULL && strcmp(deep, "1") == 0;
     x->admin = http->config.admin;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { KEYS_FILE_MAX = KEYS_MAX * (KEY_BYTES_MAX + 64) };
+enum { KEYS_FILE_MAX = KEYS_MAX * (KEY_BYTES_MAX + 64 + OVERLAYS_OF_REQUEST * OVERLAY_NAME_MAX) };
 
 struct keys {
     const char *path; /* Borrowed */
@@ -21,9 +21,54 @@ struct keys {
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+/* "acme,fix-7", perhaps with blanks around the names and brackets around all. */
+static enum err_code parse_binding(struct overlay_names *binding, const char *list, size_t bytes,
+                                   int number, const char *path, struct err *err)
+{
+    if (bytes >= 2 && list[0] == '[' && list[bytes - 1] == ']') {
+        list++;
+        bytes -= 2;
+    }
+    for (size_t at = 0; at <= bytes;) {
+        const char *const comma = memchr(list + at, ',', bytes - at);
+        size_t end = comma != NULL ? (size_t)(comma - list) : bytes;
+        const size_t next = end + 1;
+        while (at < end && is_blank(list[at])) {
+            at++;
+        }
+        while (end > at && is_blank(list[end - 1])) {
+            end--;
+        }
+        char name[OVERLAY_NAME_MAX] = "";
+        if (end - at < sizeof name) {
+            memcpy(name, list + at, end - at);
+        }
+        if (strlen(name) != end - at || !overlays_is_name(name) ||
+            binding->n == OVERLAYS_OF_REQUEST) {
+            return err_set(
+                err, ERR_FORMAT,
+                "%s: line %d: behind a key and a blank stand the names of its overlays, "
+                "%d at most, each 1 to %d of a-z, 0-9, \".\", \"_\" and \"-\", separated by "
+                "commas",
+                path, number, OVERLAYS_OF_REQUEST, OVERLAY_NAME_MAX - 1);
+        }
+        memcpy(binding->name[binding->n++], name, sizeof name);
+        at = next;
+    }
+    return ERR_OK;
+}
+
 static enum err_code parse_line(struct key *key, int n, const char *line, size_t bytes, int number,
                                 const char *path, struct err *err)
 {
+    const size_t line_bytes = bytes;
+    for (bytes = 0; bytes < line_bytes && !is_blank(line[bytes]); bytes++) {
+    }
     if (bytes > KEY_BYTES_MAX) {
         return err_set(err, ERR_FORMAT, "%s: line %d has %zu bytes, but a key has at most %d", path,
                        number, bytes, KEY_BYTES_MAX);
@@ -31,8 +76,8 @@ static enum err_code parse_line(struct key *key, int n, const char *line, size_t
     for (size_t i = 0; i < bytes; i++) {
         if (line[i] <= 0x20 || line[i] >= 0x7f) {
             return err_set(err, ERR_FORMAT,
-                           "%s: line %d has a blank or a byte that is not printable ASCII: give "
-                           "one key per line",
+                           "%s: line %d has a byte that is not printable ASCII: give one key per "
+                           "line",
                            path, number);
         }
     }
@@ -42,12 +87,13 @@ static enum err_code parse_line(struct key *key, int n, const char *line, size_t
     memset(&key[n], 0, sizeof key[n]);
     memcpy(key[n].text, line, bytes);
     key[n].bytes = bytes;
-    return ERR_OK;
-}
-
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r';
+    size_t list = bytes;
+    while (list < line_bytes && is_blank(line[list])) {
+        list++;
+    }
+    return list == line_bytes
+               ? ERR_OK
+               : parse_binding(&key[n].binding, line + list, line_bytes - list, number, path, err);
 }
 
 enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
@@ -228,6 +274,18 @@ bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
     (void)pthread_rwlock_unlock(&keys->lock);
     *client = found != 0 ? found : *client;
     return found != 0;
+}
+
+void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *binding)
+{
+    binding->n = 0;
+    (void)pthread_rwlock_rdlock(&keys->lock);
+    for (int i = 0; i < keys->n; i++) {
+        if (keys->key[i].client == client) {
+            *binding = keys->key[i].binding;
+        }
+    }
+    (void)pthread_rwlock_unlock(&keys->lock);
 }
 
 uint64_t keys_hash(const void *data, size_t bytes)

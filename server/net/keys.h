@@ -1,12 +1,13 @@
 /* Who may ask: the API keys of --api-key-file, and what a request's head says of its sender.
  *
- * The file has one key per line; blank lines and lines that begin with # are left out. It is read
+ * The file has one key per line, and behind it, after a blank, the overlays that it is bound to, separated
+ * by commas; blank lines and lines that begin with # are left out. It is read
  * at start and again after SIGHUP; a file that cannot be taken then leaves the old keys in force.
  * Keys are compared in a time that depends on their number alone. */
 #ifndef SERVER_KEYS_H
 #define SERVER_KEYS_H
 
-#include "kernels/err.h"
+#include "engine/overlays.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,6 +37,10 @@ int keys_n(struct keys *keys);
  * reload. Any thread. */
 bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client);
 
+/* The overlays that the key with this number is bound to; n 0 = none, or there is no such key any more.
+ * Any thread. */
+void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *binding);
+
 /* A number that stands for a key or an address. */
 uint64_t keys_hash(const void *data, size_t bytes);
 
@@ -44,6 +49,7 @@ struct key {
     size_t bytes;
     char text[KEY_BYTES_MAX]; /* zeros after bytes */
     uint64_t client;          /* its number: see keys_allow. Not from the file */
+    struct overlay_names binding;
 };
 enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
                          struct err *err);

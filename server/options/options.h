@@ -74,6 +74,8 @@ struct options {
     int max_score_items;
     int64_t max_score_tokens;
     int64_t max_request_bytes, memory_trace_bytes, max_trace_bytes;
+    const char *overlay_dir; /* "" = none */
+    int64_t overlay_bytes;
     int64_t max_score_positions; /* 0 = OPTIONS_POSITIONS_PER_TOKEN times max_score_tokens */
     int64_t max_body_bytes;
     int default_max_tokens;
@@ -147,6 +149,7 @@ struct options {
     bool has_seed;        /* seed was given: otherwise the command draws one */
     const char *language; /* name or id; "" = the model's first */
     const char *ablate;   /* score, compare, generate: JSON; "" = none */
+    const char *overlay;  /* score, compare, generate: a file; "" = none */
     bool ablate_sweep;    /* compare: each memory and head switched off in turn */
     const char *against;  /* compare: directory of the reference; "" = model */
     double max_kl;        /* compare: mean of nats per token that is still near enough */

@@ -147,6 +147,10 @@ struct engine_options options_engine(const struct options *options)
         .max_logprobs = options->max_logprobs,
         .max_request_bytes = options->max_request_bytes,
         .memory_trace_bytes = options->memory_trace_bytes,
+        .overlay_bytes = options->admin_port > 0 || options->overlay_dir[0] || options->overlay[0]
+                             ? options->overlay_bytes
+                             : 0,
+        .overlay_dir = options->overlay_dir[0] ? options->overlay_dir : NULL,
         .memory_trace = strcmp(options->memory_trace, "off") != 0,
         .prefix_cache = strcmp(options->prefix_cache, "off") != 0,
     };

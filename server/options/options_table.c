@@ -129,6 +129,13 @@ const struct option_row option_rows[] = {
     LONG("memory-trace-bytes", memory_trace_bytes, SERVE, "268435456", 0, 1LL << 40,
          "The memory for the telemetry of requests with the field memory, reserved at start. "
          "Requests wait for it, and none may ask for more."),
+    TEXT("overlay-dir", overlay_dir, SERVE, "",
+         "Read each NAME.safetensors of this directory at start as the overlay NAME: rows that a "
+         "request with \"overlay\": \"NAME\" reads in place of the memories' own."),
+    LONG("overlay-bytes", overlay_bytes, SERVE | SCORE | COMPARE | GENERATE, "268435456", 65536,
+         1LL << 40,
+         "The memory for all overlays, reserved where --admin-port, --overlay-dir or --overlay is "
+         "given; also the longest file that PUT /memory/overlays/NAME takes."),
     INT("max-logprobs", max_logprobs, SERVE, "20", 0, 1000,
         "The number of alternative tokens that a request may ask for."),
 
@@ -164,10 +171,12 @@ const struct option_row option_rows[] = {
     INT("port", port, SERVE | HEALTH, "8000", 0, 65535,
         "The port to listen on; for health, the port to ask. 0 uses a free one."),
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
-        "Serve /metrics, and health checks too, on this port. 0 serves everything on the "
+        "Serve /metrics and /memory/overlays, and health checks too, on this port. 0 serves "
+        "everything on the "
         "main port."),
     TEXT("api-key-file", api_key_file, SERVE, "",
-         "A file with the accepted API keys, one per line. SIGHUP reads it again. Without it "
+         "A file with the accepted API keys, one per line; the names of overlays behind a key, "
+         "separated by commas, apply to all its requests. SIGHUP reads it again. Without it "
          "no key is needed."),
     TEXT("cors", cors, SERVE, "",
          "The origin (https://example.org) whose web pages may call the server from a "
@@ -286,6 +295,9 @@ const struct option_row option_rows[] = {
     TEXT("ablate", ablate, SCORE | COMPARE | GENERATE, "",
          "Switch off or scale memories, heads or slots: a JSON list as in the field ablate of "
          "requests, such as '[{\"memory\": 0, \"head\": 1}]'. compare does so in --model alone."),
+    TEXT("overlay", overlay, SCORE | COMPARE | GENERATE, "",
+         "Read rows of this overlay, a .safetensors file, in place of the memories' own. compare "
+         "does so in --model alone."),
     FLAG("ablate-sweep", ablate_sweep, COMPARE,
          "Print perplexity and KL with each memory, and each head of it, switched off in turn: "
          "one row each. --max-kl and --max-worse do not apply."),

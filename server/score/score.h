@@ -12,6 +12,7 @@
 #define SERVER_SCORE_H
 
 #include "server/io/ablate.h"
+#include "server/io/overlay.h"
 #include "server/io/answer.h"
 #include "server/io/slots.h"
 
@@ -60,9 +61,10 @@ struct score_job {
     bool ranks, stream;
     bool softmax; /* of /v1/score */
     enum input_memory memory;
-    struct slots_wish slots;      /* with MEMORY_SLOTS */
-    struct request_ablate ablate; /* until the request takes it */
-    char id[SCORE_ID_MAX];        /* the client's, "" = none */
+    struct slots_wish slots;          /* with MEMORY_SLOTS */
+    struct request_ablate ablate;     /* until the request takes it */
+    struct request_overlays overlays; /* likewise */
+    char id[SCORE_ID_MAX];            /* the client's, "" = none */
     bool id_is_integer;
     char ignored[FIELDS_IGNORED_MAX];
 };

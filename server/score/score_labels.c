@@ -180,6 +180,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     fields_bool(fields, "apply_softmax", NULL, &job->softmax);
     fields_bool(fields, "item_first", NULL, &item_first);
     input_model(fields, limits);
+    overlay_read(fields, limits, &job->overlays);
     (void)input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
@@ -198,6 +199,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     if (error->status != 0 || !score_new_request(job, label, n_label, limits, error)) {
         return false;
     }
+    overlay_give(job->request, &job->overlays);
     job->request->lang = lang;
     job->request->deadline_us = deadline_us;
     job->request->window = job->request->stride = engine_context(limits->context);

@@ -247,6 +247,7 @@ static void read_score_options(struct fields *fields, struct score_job *job,
     job->memory = input_memory(fields, limits);
     slots_read(fields, limits, job->memory, &job->slots);
     ablate_read(fields, limits, &job->ablate);
+    overlay_read(fields, limits, &job->overlays);
     score_read_targets(fields, "target_ids", limits, &asked->target, &asked->n_target);
 }
 
@@ -315,6 +316,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     }
     struct request *const request = job->request;
     ablate_give(request, &job->ablate);
+    overlay_give(request, &job->overlays);
     request->lang = lang;
     request->deadline_us = deadline_us;
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
@@ -356,6 +358,7 @@ void score_free(struct score_job *job)
 {
     request_release(job->request);
     request_ablate_free(&job->ablate);
+    overlays_drop(&job->overlays);
     input_list_free(&job->inputs);
     free(job->entry);
     json_decref(job->body);

@@ -22,6 +22,10 @@ static void check_keys(const char *text, size_t bytes)
     for (int i = 0; i < n; i++) {
         CHECK(key[i].bytes >= 1 && key[i].bytes <= KEY_BYTES_MAX && key[i].text[0] != '#');
         CHECK(memchr(key[i].text, ' ', key[i].bytes) == NULL);
+        CHECK(key[i].binding.n >= 0 && key[i].binding.n <= OVERLAYS_OF_REQUEST);
+        for (int b = 0; b < key[i].binding.n; b++) {
+            CHECK(overlays_is_name(key[i].binding.name[b]));
+        }
     }
 }
 

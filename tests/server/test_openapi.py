@@ -98,7 +98,7 @@ SOURCES = {"GenerateRequest": "generate/generate_parse generate/generate_read",
            "TgiRequest": "generate/tgi_parse generate/generate_read",
            "ScoreRequest": "score/score_parse score/score_forms score/score_windows", "LabelRequest": "score/score_labels"}
 SHARED = {"input_model": {"model"}, "input_language": {"language", "lang"}, "input_priority": {"priority"},
-          "input_memory": {"memory"}, "input_deadline": {"timeout_ms"}, "input_id": {"id", "request_id"}}
+          "overlay_read": {"overlay"}, "input_memory": {"memory"}, "input_deadline": {"timeout_ms"}, "input_id": {"id", "request_id"}}
 
 
 @pytest.mark.parametrize("schema", SOURCES)
