@@ -91,9 +91,11 @@ void op_rope(struct backend *be, struct tensor x, struct tensor table, const str
 void op_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
              enum gate_kind kind)
 {
-    CHECK(kind == GATE_SILU || kind == GATE_SIGMOID);
+    CHECK(kind == GATE_SILU || kind == GATE_SIGMOID || kind == GATE_FACTOR);
     CHECK(is_f32(y, x.rows, x.cols) && is_f32(x, y.rows, y.cols));
-    CHECK(is_f32(g, y.rows, kind == GATE_SIGMOID ? 1 : y.cols));
+    const bool is_one = kind == GATE_FACTOR && g.stride == 0;
+    CHECK(is_one ? g.dtype == DTYPE_F32 && g.rows == y.rows && g.cols == 1 && !is_none(g)
+                 : is_f32(g, y.rows, kind == GATE_SILU ? y.cols : 1));
     be->op->compute.gate(be, y, x, g, kind);
 }
 

@@ -95,10 +95,11 @@ typedef void op_rope_fn(struct backend *be, struct tensor x, struct tensor table
                         const struct step *step, int n_head);
 
 /* What a gate makes of its numbers g: SiLU, g/(1 + e^-g), one for each number that is gated (with
- * two linear layers: SwiGLU), or the sigmoid 1/(1 + e^-g), one for a row. */
-enum gate_kind { GATE_SILU, GATE_SIGMOID };
+ * two linear layers: SwiGLU); or, one for a row, the sigmoid 1/(1 + e^-g), or g itself. */
+enum gate_kind { GATE_SILU, GATE_SIGMOID, GATE_FACTOR };
 
-/* y = x · f(g). g [n, d], or of GATE_SIGMOID [n, 1]. y may be x. */
+/* y = x · f(g). g [n, d], or of GATE_SIGMOID and GATE_FACTOR [n, 1]; of the latter with stride 0 one
+ * number for all rows. y may be x. */
 typedef void op_gate_fn(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
                         enum gate_kind kind);
 
@@ -221,6 +222,7 @@ struct pkm_rescore {
     int n_slot;        /* slots are taken modulo this: 1 .. 2^31 - 1 */
     float temperature; /* > 0 */
     bool softmax;
+    bool relu; /* scores below 0 become 0; not with softmax */
     enum pkm_subtract subtract;
     bool normalize; /* divide by Σ|weight| */
 };
@@ -228,9 +230,9 @@ struct pkm_rescore {
 /* In place, for each row and head of what pkm_search with shape->scores found:
  *   slot = slot_map[head, slot] (slot_map I32 [n_head, slots of the keys], or data NULL), then
  *   slot mod n_slot; so a slot may occur several times;
- *   s = score / temperature, then the softmax of them if wanted, minus what subtract names of
- *   them, divided by Σ|s| if normalize. Without softmax, or minus the mean, weights of both signs.
- */
+ *   s = score / temperature, then the softmax of them or max(s, 0) if wanted, minus what subtract
+ *   names of them, divided by Σ|s| if normalize. Without both, or minus the mean, weights of both
+ *   signs. */
 typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct tensor weights,
                                struct tensor slot_map, const struct pkm_rescore *rescore);
 

@@ -378,6 +378,9 @@ static enum err_code config_from_json(struct config *config, const json_t *root,
 {
     *config = (struct config){.bos_id = -1, .eos_id = -1, .pad_id = -1, .unk_id = -1};
     config->memory_default.info.rescore = (struct pkm_rescore){.temperature = 1, .softmax = true};
+    config->memory_default.info.input_norm.eps = 1e-5f;
+    config->memory_default.info.query_norm.eps = 1e-5f;
+    config->memory_default.info.gate_act = ACT_RELU;
     const struct place at = {.path = path};
     const enum err_code code = read_model(config, root, &at, err);
     return code != ERR_OK ? code : check_config(config, path, err);

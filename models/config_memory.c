@@ -10,11 +10,11 @@
 static enum err_code read_place(void *base, const json_t *value, const struct place *at,
                                 struct err *err)
 {
-    static const char *const places[] = {"in", "after", NULL};
+    static const char *const places[] = {"in", "beside", "after", NULL};
     struct config_memory *const memory = base;
     int index = 0;
     const enum err_code code = read_choice(&index, value, "place", places, at, err);
-    memory->info.after = index == 1;
+    memory->info.place = (enum memory_place)index;
     return code;
 }
 
@@ -73,6 +73,50 @@ static enum err_code read_subtract(void *base, const json_t *value, const struct
     return code;
 }
 
+/* A name, or true for a linear layer and false for none. */
+static enum err_code read_output_gate(void *base, const json_t *value, const struct place *at,
+                                      struct err *err)
+{
+    static const char *const names[] = {"none", "scalar", "linear", "mlp", NULL};
+    struct config_memory *const memory = base;
+    int index = json_is_true(value) ? OUTPUT_GATE_LINEAR : OUTPUT_GATE_NONE;
+    const enum err_code code =
+        json_is_boolean(value) ? ERR_OK : read_choice(&index, value, "output_gate", names, at, err);
+    memory->info.output_gate = (enum output_gate)index;
+    return code;
+}
+
+static enum err_code read_gate_activation(void *base, const json_t *value, const struct place *at,
+                                          struct err *err)
+{
+    static const char *const names[] = {"relu", "gelu", NULL};
+    struct config_memory *const memory = base;
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "gate_activation", names, at, err);
+    memory->info.gate_act = index == 0 ? ACT_RELU : ACT_GELU;
+    return code;
+}
+
+static const char *const norm_names[] = {"none", "rms", "layer", NULL};
+
+static enum err_code read_input_norm(void *base, const json_t *value, const struct place *at,
+                                     struct err *err)
+{
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "input_norm", norm_names, at, err);
+    ((struct config_memory *)base)->info.input_norm.kind = (enum norm_kind)index;
+    return code;
+}
+
+static enum err_code read_query_norm(void *base, const json_t *value, const struct place *at,
+                                     struct err *err)
+{
+    int index = 0;
+    const enum err_code code = read_choice(&index, value, "query_norm", norm_names, at, err);
+    ((struct config_memory *)base)->info.query_norm.kind = (enum norm_kind)index;
+    return code;
+}
+
 #define AT_MEMORY(member) offsetof(struct config_memory, member)
 
 /* Every key that a memory of some family may have. */
@@ -100,7 +144,15 @@ static const struct field fields[] = {
     {"d_value", FIELD_LONG, AT_MEMORY(info.d_value), 1, CONFIG_WIDTH_MAX, NULL},
     {"value_gate", FIELD_BOOL, AT_MEMORY(info.value_gate), 0, 0, NULL},
     {"value_projection", FIELD_BOOL, AT_MEMORY(info.value_projection), 0, 0, NULL},
-    {"output_gate", FIELD_BOOL, AT_MEMORY(info.output_gate), 0, 0, NULL},
+    {"output_gate", FIELD_CUSTOM, 0, 0, 0, read_output_gate},
+    {"gate_hidden", FIELD_INT, AT_MEMORY(info.gate_hidden), 1, CONFIG_WIDTH_MAX, NULL},
+    {"gate_activation", FIELD_CUSTOM, 0, 0, 0, read_gate_activation},
+    {"input_norm", FIELD_CUSTOM, 0, 0, 0, read_input_norm},
+    {"input_norm_eps", FIELD_REAL, AT_MEMORY(info.input_norm.eps), 0, 0, NULL},
+    {"query_norm", FIELD_CUSTOM, 0, 0, 0, read_query_norm},
+    {"query_norm_width", FIELD_INT, AT_MEMORY(info.query_norm.n), 1, CONFIG_WIDTH_MAX, NULL},
+    {"query_norm_eps", FIELD_REAL, AT_MEMORY(info.query_norm.eps), 0, 0, NULL},
+    {"relu", FIELD_BOOL, AT_MEMORY(info.rescore.relu), 0, 0, NULL},
     {"experts", FIELD_BOOL, AT_MEMORY(info.experts), 0, 0, NULL},
     {"values_of", FIELD_INT, AT_MEMORY(info.values_of), 0, MODEL_PKM_MAX - 1, NULL},
 };
@@ -161,6 +213,12 @@ static enum err_code check_rescore(struct config_memory *memory, const struct pl
             err, ERR_FORMAT,
             "%s: %sk_top is 1: subtract leaves 0 of a single score, and normalize divides "
             "that by 0",
+            at->path, at->prefix);
+    }
+    if (rescore->relu && rescore->softmax) {
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: %srelu goes with softmax false: the shares of a softmax are not negative",
             at->path, at->prefix);
     }
     const bool is_plain = rescore->softmax && rescore->subtract == PKM_SUBTRACT_NONE &&
@@ -228,6 +286,46 @@ static enum err_code check_values(const struct pkm_info *info, const struct conf
     return ERR_OK;
 }
 
+static enum err_code check_eps(const struct norm_info *norm, const char *key,
+                               const struct place *at, struct err *err)
+{
+    if (norm->eps > 0 && norm->eps <= 1) {
+        return ERR_OK;
+    }
+    return err_set(err, ERR_FORMAT, "%s: %s%s is %g, outside 0 < %s <= 1", at->path, at->prefix,
+                   key, (double)norm->eps, key);
+}
+
+/* Of the place, the norms and the gate, against the memory's other fields; completes the norms. */
+static enum err_code check_frame(struct pkm_info *info, const struct config *config,
+                                 const struct place *at, struct err *err)
+{
+    const int64_t d_query = (int64_t)info->shape.n_head * info->shape.d_key;
+    struct norm_info *const norm = &info->query_norm;
+    norm->n = norm->n == 0 ? info->shape.d_key : norm->n;
+    info->input_norm.n = config->d_model;
+    if (info->place == MEMORY_BESIDE && !config->gated) {
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: %splace is \"beside\", which only models of the memory_llama family have",
+            at->path, at->prefix);
+    }
+    if (norm->n != info->shape.d_key / 2 && norm->n != info->shape.d_key && norm->n != d_query) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: %squery_norm_width is %d; it must be d_key/2 = %d, d_key = %d, or "
+                       "n_head*d_key = %lld",
+                       at->path, at->prefix, norm->n, info->shape.d_key / 2, info->shape.d_key,
+                       (long long)d_query);
+    }
+    if ((info->output_gate == OUTPUT_GATE_MLP) != (info->gate_hidden > 0)) {
+        return err_set(err, ERR_FORMAT, "%s: %sgate_hidden goes with output_gate \"mlp\", %s",
+                       at->path, at->prefix,
+                       info->gate_hidden > 0 ? "which is not there" : "and is missing");
+    }
+    const enum err_code code = check_eps(&info->input_norm, "input_norm_eps", at, err);
+    return code != ERR_OK ? code : check_eps(norm, "query_norm_eps", at, err);
+}
+
 /* The memory at index may read the table of an earlier one that is like its own. */
 static enum err_code check_values_of(const struct config *config, int index, const struct place *at,
                                      struct err *err)
@@ -258,7 +356,8 @@ static enum err_code check_values_of(const struct config *config, int index, con
 /* Position in the order of execution. */
 static int memory_order(const struct pkm_info *info)
 {
-    return 2 * info->layer + (info->after ? 1 : 0);
+    static const int order[] = {[MEMORY_BESIDE] = 0, [MEMORY_IN] = 1, [MEMORY_AFTER] = 2};
+    return 3 * info->layer + order[info->place];
 }
 
 enum err_code config_memory_read(struct config *config, const json_t *value, int index,
@@ -284,6 +383,9 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
         code = check_values(&memory->info, config, &at, err);
     }
     if (code == ERR_OK) {
+        code = check_frame(&memory->info, config, &at, err);
+    }
+    if (code == ERR_OK) {
         code = check_query(memory, config, &at, err);
     }
     if (code == ERR_OK) {
@@ -300,13 +402,13 @@ enum err_code config_memory_read(struct config *config, const json_t *value, int
         const int here = memory_order(&memory->info);
         if (here == before) {
             return err_set(err, ERR_FORMAT, "%s: memories[%d] and [%d] are both %s layer %d", path,
-                           index - 1, index, memory->info.after ? "after" : "in",
+                           index - 1, index, memory_place_name(memory->info.place),
                            memory->info.layer);
         }
         if (here < before) {
             return err_set(err, ERR_FORMAT,
                            "%s: memories[%d] runs before memories[%d]: list them "
-                           "by layer, \"in\" before \"after\"",
+                           "by layer, \"beside\" before \"in\" before \"after\"",
                            path, index, index - 1);
         }
     }

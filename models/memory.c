@@ -246,23 +246,57 @@ static void bind_slot_map(struct loader *loader, struct tensor *map, const struc
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
+static void bind_norm(struct loader *loader, struct norm *norm, const struct norm_info *info,
+                      const char *name, const struct name *prefix)
+{
+    if (info->kind == NORM_LAYER) {
+        loader_norm(loader, norm, info->n, "%s.%s", prefix->text, name);
+    } else if (info->kind == NORM_RMS) {
+        loader_vector(loader, &norm->gamma, info->n, "%s.%s.weight", prefix->text, name);
+    }
+}
+
+static void bind_output_gate(struct loader *loader, struct memory *memory,
+                             const struct pkm_info *info, const struct name *prefix)
+{
+    int64_t n_in = memory->d_model;
+    if (info->output_gate == OUTPUT_GATE_SCALAR) {
+        loader_vector(loader, &memory->out_factor, 1, "%s.output_gate.factor", prefix->text);
+        return;
+    }
+    if (info->output_gate == OUTPUT_GATE_MLP) {
+        n_in = info->gate_hidden;
+        loader_linear(loader, &memory->gate_hidden, n_in, memory->d_model, "%s.output_gate.hidden",
+                      prefix->text);
+    }
+    if (info->output_gate != OUTPUT_GATE_NONE) {
+        loader_linear(loader, &memory->out_gate, 1, n_in, "%s.output_gate", prefix->text);
+    }
+}
+
 static void bind_memory(struct loader *loader, struct memory *memory,
                         const struct config_memory *config, int64_t d_model)
 {
     const struct pkm_info *const info = &config->info;
     const struct pkm_shape *const shape = &info->shape;
     const struct name prefix =
-        name_make("memories.%d_%s", info->layer, info->after ? "after" : "in");
+        name_make("memories.%d_%s", info->layer, memory_place_name(info->place));
     const struct name keys = name_join(&prefix, "keys");
     const struct name slot_map = name_join(&prefix, "slot_map");
     const int n_part = shape->kind == PKM_PRODUCT ? 2 : 1;
     memory->layer = info->layer;
-    memory->after = info->after;
+    memory->place = info->place;
     memory->shape = *shape;
     memory->rescore = info->rescore;
     memory->n_unit = config->query_normalize ? shape->n_head * n_part : 0;
     memory->d_model = d_model;
     memory->d_value = info->d_value;
+    memory->d_gate = info->gate_hidden;
+    memory->gate_act = info->gate_act;
+    memory->input_norm = info->input_norm;
+    memory->query_norm = info->query_norm;
+    bind_norm(loader, &memory->input_norm_by, &info->input_norm, "input_norm", &prefix);
+    bind_norm(loader, &memory->query_norm_by, &info->query_norm, "query_norm", &prefix);
     memory->keys = bind_keys(loader, shape, config->shared_keys, &keys);
     if (config->slot_map) {
         bind_slot_map(loader, &memory->slot_map, shape, &slot_map);
@@ -287,9 +321,7 @@ static void bind_memory(struct loader *loader, struct memory *memory,
         loader_linear(loader, &memory->project, d_model, info->d_value, "%s.value_proj",
                       prefix.text);
     }
-    if (info->output_gate) {
-        loader_linear(loader, &memory->out_gate, 1, d_model, "%s.output_gate", prefix.text);
-    }
+    bind_output_gate(loader, memory, info, &prefix);
 }
 
 void memory_bind(struct loader *loader, struct memories *memories, const struct config *config)
@@ -303,10 +335,10 @@ void memory_bind(struct loader *loader, struct memories *memories, const struct 
     }
 }
 
-const struct memory *memory_at(const struct memories *memories, int layer, bool after)
+const struct memory *memory_at(const struct memories *memories, int layer, enum memory_place place)
 {
     for (int m = 0; m < memories->n; m++) {
-        if (memories->memory[m].layer == layer && memories->memory[m].after == after) {
+        if (memories->memory[m].layer == layer && memories->memory[m].place == place) {
             return &memories->memory[m];
         }
     }
@@ -314,6 +346,10 @@ const struct memory *memory_at(const struct memories *memories, int layer, bool 
 }
 
 /* ---- workspace ---------------------------------------------------------------------------- */
+
+/* A row's output gate is column 0 of the gates, what its hidden layer gives begins here: where groups
+ * of four columns do. */
+enum { GATE_AT = 4 };
 
 int64_t memory_query_width(const struct memories *memories)
 {
@@ -333,6 +369,7 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
     int64_t weight = 0;
     int64_t value = 0;
     int64_t gate = 0;
+    int64_t input = 0;
     for (int m = 0; m < memories->n; m++) {
         struct memory *const memory = &memories->memory[m];
         const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
@@ -341,9 +378,9 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
         hidden = max_i64(hidden, hidden_width(&memory->query));
         weight = max_i64(weight, memory->experts != NULL ? n_hit : 0);
         value = max_i64(value, memory->project.weight != NULL ? memory->d_value : 0);
-        gate = max_i64(gate, memory->gate.weight != NULL       ? memory->d_value
-                             : memory->out_gate.weight != NULL ? 1
-                                                               : 0);
+        gate = max_i64(gate, memory->gate.weight != NULL ? memory->d_value : 0);
+        gate = max_i64(gate, memory->out_gate.weight != NULL ? GATE_AT + memory->d_gate : 0);
+        input = max_i64(input, memory->input_norm.kind != NORM_NONE ? memory->d_model : 0);
     }
     CHECK(query.cols >= memory_query_width(memories));
     memories->query = query;
@@ -351,9 +388,58 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
     memories->weight = arena_take(arena, n_tok, weight, DTYPE_F32);
     memories->value = arena_take(arena, n_tok, value, DTYPE_F32);
     memories->gate = arena_take(arena, n_tok, gate, DTYPE_F32);
+    memories->input = arena_take(arena, n_tok, input, DTYPE_F32);
 }
 
 /* ---- forward ------------------------------------------------------------------------------ */
+
+static void run_norm(struct backend *be, const struct norm_info *info, const struct norm *by,
+                     struct tensor y, struct tensor x)
+{
+    if (info->kind == NORM_LAYER) {
+        op_norm(be, y, x, by->gamma, by->beta, info->eps);
+    } else {
+        op_rms_norm(be, y, NO_TENSOR, x, NO_TENSOR, by->gamma, info->eps);
+    }
+}
+
+/* In place. RMS norms of runs are an op; the columns of queries lie side by side, so that for a layer
+ * norm a run is a row. */
+static void run_query_norm(struct backend *be, const struct memory *memory, struct tensor query)
+{
+    const struct norm_info *const info = &memory->query_norm;
+    const int n_run = (int)(query.cols / info->n);
+    if (info->kind == NORM_RMS) {
+        op_head_norm(be, query, memory->query_norm_by.gamma, n_run, info->eps);
+        return;
+    }
+    CHECK(query.stride == query.cols);
+    const struct tensor runs = tensor_make(query.data, query.rows * n_run, info->n, DTYPE_F32);
+    run_norm(be, info, &memory->query_norm_by, runs, runs);
+}
+
+/* y times what the gate makes of x. */
+static void run_output_gate(const struct memories *all, const struct memory *memory,
+                            struct tensor y, struct tensor x)
+{
+    struct backend *const be = all->be;
+    if (memory->out_factor.data != NULL) { /* the same number for each row */
+        struct tensor factor = tensor_head(memory->out_factor, y.rows);
+        factor.stride = 0;
+        op_gate(be, y, y, factor, GATE_FACTOR);
+        return;
+    }
+    const int64_t cols = GATE_AT + memory->d_gate;
+    const struct tensor gates = tensor_make(all->gate.data, y.rows, cols, DTYPE_F32);
+    const struct tensor gate = tensor_cols(gates, 0, 1);
+    const struct tensor hidden = tensor_cols(gates, GATE_AT, memory->d_gate);
+    if (memory->gate_hidden.weight != NULL) {
+        linear_run(be, hidden, x, &memory->gate_hidden, memory->gate_act);
+    }
+    linear_run(be, gate, memory->gate_hidden.weight != NULL ? hidden : x, &memory->out_gate,
+               ACT_NONE);
+    op_gate(be, y, y, gate, GATE_SIGMOID);
+}
 
 /* Slots and shares of x, kept in the memory. */
 static void search(const struct memories *all, const struct memory *memory, struct tensor slots,
@@ -364,6 +450,9 @@ static void search(const struct memories *all, const struct memory *memory, stru
     model_see(tap, "query", memory->index, &query);
     if (memory->n_unit > 0) {
         op_l2_norm(be, query, query, memory->n_unit);
+    }
+    if (memory->query_norm.kind != NORM_NONE) {
+        run_query_norm(be, memory, query);
     }
     op_pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
     if (memory->shape.scores) {
@@ -384,14 +473,17 @@ static void ablate(const struct memories *all, const struct memory *memory, stru
 }
 
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,
-                struct tensor residual, struct tensor x, const struct step *step,
+                struct tensor residual, struct tensor in, const struct step *step,
                 const struct model_tap *tap)
 {
     struct backend *const be = memories->be;
-    const int64_t n = x.rows;
+    const int64_t n = in.rows;
+    const bool is_normed = memory->input_norm.kind != NORM_NONE;
     const bool is_gated = memory->gate.weight != NULL;
     const bool is_projected = memory->project.weight != NULL;
-    const bool is_scaled = memory->out_gate.weight != NULL;
+    const bool is_scaled = memory->out_gate.weight != NULL || memory->out_factor.data != NULL;
+    const struct tensor x =
+        is_normed ? tensor_make(memories->input.data, n, memory->d_model, DTYPE_F32) : in;
     const struct tensor slots = tensor_head(memory->slots, n);
     const struct tensor shares = tensor_head(memory->shares, n);
     const struct tensor value =
@@ -399,6 +491,9 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
     const struct pkm_redirect other = {step, memory->owner};
     const struct pkm_redirect *const redirect = step->n_redirect > 0 ? &other : NULL;
     struct tensor weight = shares;
+    if (is_normed) {
+        run_norm(be, &memory->input_norm, &memory->input_norm_by, x, in);
+    }
     search(memories, memory, slots, shares, x, tap);
     if (memory->experts != NULL) {
         weight = tensor_make(memories->weight.data, n, shares.cols, DTYPE_F32);
@@ -429,9 +524,7 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
         linear_run(be, y, value, &memory->project, ACT_NONE);
     }
     if (is_scaled) {
-        const struct tensor gate = tensor_make(memories->gate.data, n, 1, DTYPE_F32);
-        linear_run(be, gate, x, &memory->out_gate, ACT_NONE);
-        op_gate(be, y, y, gate, GATE_SIGMOID);
+        run_output_gate(memories, memory, y, x);
     }
     model_see(tap, "memory_out", memory->index, &y);
 }

@@ -4,13 +4,16 @@
  *
  *   x[t] = tokens[id]
  *   per layer:  x = x + W_out·attention(RMS(x))        queries and keys turned by their position
- *               x = x + (network or memory)(RMS(x))
+ *               x = x + (network or memory)(RMS(x)) + memory beside it(RMS(x))
+ *               x = x + memory after the layer(x)
  *   network:    W_down (silu(W_gate·r) * W_up·r)
  *   memory:     y = Σ_heads Σ_k softmax(scores)·values, its heads added up; of r = RMS(x)
  *               with a value gate ("Memory+", section 3.1): y = y * silu(W_s·r + b_s)
  *               with a value projection:                    y = W_v·y + b_v
  *               of experts (PEER, He 2024): each share times gelu(r · expert)
  *               with an output gate:                        y = y · sigmoid(w_g·r + b_g)
+ *               with a norm of its own first:               r = RMS or layer norm of its input
+ *               and what else memory.h tells
  *   logits[t] = W_vocabulary·RMS(x)
  *
  * Several query heads may share one head of keys and values (grouped queries). Without memories this is
@@ -39,8 +42,9 @@ static const char *const keys[] = {"n_kv_head?",
                                    "memories?",
                                    NULL};
 
-/* Product keys in place of a feed-forward network, without XLM's options. */
+/* Product keys, without XLM's options. */
 static const char *const memory_keys[] = {"layer",
+                                          "place?",
                                           "n_head",
                                           "k_top",
                                           "n_key",
@@ -50,6 +54,15 @@ static const char *const memory_keys[] = {"layer",
                                           "value_gate?",
                                           "value_projection?",
                                           "output_gate?",
+                                          "gate_hidden?",
+                                          "gate_activation?",
+                                          "input_norm?",
+                                          "input_norm_eps?",
+                                          "query_norm?",
+                                          "query_norm_width?",
+                                          "query_norm_eps?",
+                                          "softmax?",
+                                          "relu?",
                                           "experts?",
                                           "values_of?",
                                           NULL};
@@ -79,8 +92,9 @@ struct layer {
     struct linear qkv; /* [d_attention + 2·d_kv, d_model]: queries, keys, values */
     struct linear out; /* [d_model, d_attention] */
     struct linear up; /* [2·d_ff, d_model]: gates, then what they gate; unless there is a memory */
-    struct linear down;          /* [d_model, d_ff] */
-    const struct memory *memory; /* Borrowed; NULL = none */
+    struct linear down;                           /* [d_model, d_ff] */
+    const struct memory *beside, *memory, *after; /* Borrowed; memory in place of up and down;
+                                                   * NULL = none */
 };
 
 /* Views of the workspace buffer, as long as the largest step. */
@@ -171,7 +185,9 @@ static void bind_layer(struct loader *loader, struct memory_llama *model,
                                       {.name = "value", .rows = net->d_kv}};
     const struct loader_part up[] = {{.name = "gate", .rows = net->d_ff},
                                      {.name = "up", .rows = net->d_ff}};
-    layer->memory = memory_at(&net->memories, i, false);
+    layer->beside = memory_at(&net->memories, i, MEMORY_BESIDE);
+    layer->memory = memory_at(&net->memories, i, MEMORY_IN);
+    layer->after = memory_at(&net->memories, i, MEMORY_AFTER);
     loader_vector(loader, &layer->norm1, d, "layers.%d.attention_norm.weight", i);
     const struct name out = name_make("layers.%d.attention.out", i);
     const struct name down = name_make("layers.%d.ffn.down", i);
@@ -275,6 +291,34 @@ static void feed_forward(const struct network *net, const struct layer *layer,
     linear_run(be, s->delta, up, &layer->down, ACT_NONE);
 }
 
+/* s->x += s->delta. There is no such op: a norm does it, whose result nobody reads. */
+static void add_delta(const struct network *net, const struct layer *layer, const struct scratch *s)
+{
+    const struct tensor unread = tensor_make(s->shared.data, s->x.rows, net->d_model, DTYPE_F32);
+    op_rms_norm(net->be, unread, s->x, s->x, s->delta, layer->norm2, net->norm_eps);
+}
+
+/* s->delta = (network or memory)(s->normed); what memories beside it or after the layer give is added to
+ * s->x, or left in s->delta. */
+static void transform(const struct memory_llama *model, const struct layer *layer,
+                      const struct scratch *s, const struct step *step, const struct model_tap *tap)
+{
+    const struct network *const net = &model->net;
+    if (layer->beside != NULL) {
+        memory_run(&net->memories, layer->beside, s->delta, NO_TENSOR, s->normed, step, tap);
+        add_delta(net, layer, s);
+    }
+    if (layer->memory != NULL) {
+        memory_run(&net->memories, layer->memory, s->delta, NO_TENSOR, s->normed, step, tap);
+    } else {
+        feed_forward(net, layer, s);
+    }
+    if (layer->after != NULL) {
+        add_delta(net, layer, s);
+        memory_run(&net->memories, layer->after, s->delta, NO_TENSOR, s->x, step, tap);
+    }
+}
+
 static void forward(const void *self, struct step *step, const struct model_tap *tap)
 {
     const struct memory_llama *const model = self;
@@ -290,11 +334,7 @@ static void forward(const void *self, struct step *step, const struct model_tap 
         const bool is_last = i + 1 == net->n_layer;
         attend(model, i, &s, step);
         op_rms_norm(be, s.normed, s.x, s.x, s.delta, layer->norm2, eps);
-        if (layer->memory != NULL) {
-            memory_run(&net->memories, layer->memory, s.delta, NO_TENSOR, s.normed, step, tap);
-        } else {
-            feed_forward(net, layer, &s);
-        }
+        transform(model, layer, &s, step, tap);
         op_rms_norm(be, s.normed, s.x, s.x, s.delta, is_last ? model->norm : layer[1].norm1, eps);
         model_see(tap, "hidden", i, &s.x);
     }

@@ -19,7 +19,7 @@ static void fill_network(struct network *net, struct backend *be, const struct c
 {
     int n_replaced = 0; /* layers whose feed-forward network is a memory */
     for (int m = 0; m < config->n_memory; m++) {
-        n_replaced += config->memory[m].info.after ? 0 : 1;
+        n_replaced += config->memory[m].info.place == MEMORY_IN ? 1 : 0;
     }
     net->be = be;
     net->n_vocab = config->n_vocab;

@@ -34,10 +34,38 @@ static inline const char *pkm_query_name(enum query_kind kind)
     return names[kind];
 }
 
+/* Where a memory is: in place of its layer's feed-forward network; beside it, on the same input and
+ * added; or added after the layer. */
+enum memory_place { MEMORY_IN, MEMORY_BESIDE, MEMORY_AFTER };
+
+/* As config.json and the names of tensors say it, and what metrics put behind the layer's number. */
+static inline const char *memory_place_name(enum memory_place place)
+{
+    static const char *const names[] = {"in", "beside", "after"};
+    return names[place];
+}
+static inline const char *memory_place_mark(enum memory_place place)
+{
+    static const char *const marks[] = {"", "&", "+"};
+    return marks[place];
+}
+
+/* What a memory's output is multiplied by: nothing; a number; the sigmoid of a linear layer of the
+ * memory's input, or of two. */
+enum output_gate { OUTPUT_GATE_NONE, OUTPUT_GATE_SCALAR, OUTPUT_GATE_LINEAR, OUTPUT_GATE_MLP };
+
+/* How a memory's input, or runs of n columns of its queries, are normed. */
+enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
+struct norm_info {
+    enum norm_kind kind;
+    int n;
+    float eps;
+};
+
 /* What one memory layer is. */
 struct pkm_info {
-    int layer;  /* 0-based */
-    bool after; /* false: replaces the layer's FFN ("in"); true: added after the layer */
+    int layer; /* 0-based */
+    enum memory_place place;
     struct pkm_shape shape;
     struct pkm_rescore rescore; /* with shape.scores */
     enum query_kind query;
@@ -46,8 +74,12 @@ struct pkm_info {
     int64_t n_slot;
     int64_t d_value;
     int values_of; /* the memory whose value table is read: an earlier one, or this one */
-    /* Of memory_llama: what becomes of the sum of values, and whether the slots are experts. */
-    bool value_gate, value_projection, output_gate, experts;
+    /* Of memory_llama: what becomes of the sum of values, whether the slots are experts, and norms. */
+    bool value_gate, value_projection, experts;
+    enum output_gate output_gate;
+    int gate_hidden; /* of OUTPUT_GATE_MLP */
+    enum act gate_act;
+    struct norm_info input_norm, query_norm;
 };
 
 /* The ids that end a text when they are generated: models that write answers have several. */

@@ -314,7 +314,7 @@ static enum err_code add_table(struct sha256 *sum, const struct tensors *tensors
     for (int i = 0; i < 2; i++) {
         char name[SAFETENSORS_NAME_MAX];
         (void)snprintf(name, sizeof name, "memories.%d_%s.%s.weight%s", memory->layer,
-                       memory->after ? "after" : "in", table, suffixes[i]);
+                       memory_place_name(memory->place), table, suffixes[i]);
         const int index = tensors_find(tensors, name);
         if (index >= 0) {
             const struct safetensors_entry *const entry = tensors_at(tensors, index);

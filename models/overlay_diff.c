@@ -55,7 +55,7 @@ static enum err_code check_shapes(const struct diff *diff, struct err *err)
     for (int m = 0; m < a->n_memory && same; m++) {
         const struct pkm_info *const x = &a->memory[m];
         const struct pkm_info *const y = &b->memory[m];
-        same = x->layer == y->layer && x->after == y->after && x->n_slot == y->n_slot &&
+        same = x->layer == y->layer && x->place == y->place && x->n_slot == y->n_slot &&
                x->d_value == y->d_value && x->values_of == y->values_of &&
                x->experts == y->experts && x->shape.n_head == y->shape.n_head &&
                x->shape.k_top == y->shape.k_top;

@@ -85,8 +85,8 @@ static void bind_layer(struct loader *loader, struct pkm_transformer *model, int
     const int64_t d = net->d_model;
     const struct loader_part qkv[] = {
         {.name = "q_lin", .rows = d}, {.name = "k_lin", .rows = d}, {.name = "v_lin", .rows = d}};
-    layer->in = memory_at(&net->memories, i, false);
-    layer->after = memory_at(&net->memories, i, true);
+    layer->in = memory_at(&net->memories, i, MEMORY_IN);
+    layer->after = memory_at(&net->memories, i, MEMORY_AFTER);
     loader_stack(loader, &layer->qkv, qkv, 3, d, true, "attentions.%d", i);
     loader_linear(loader, &layer->out, d, d, "attentions.%d.out_lin", i);
     loader_norm(loader, &layer->norm1, d, "layer_norm1.%d", i);

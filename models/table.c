@@ -6,7 +6,7 @@
 void table_name(char name[SAFETENSORS_NAME_MAX], const struct pkm_info *memory, bool experts)
 {
     (void)snprintf(name, SAFETENSORS_NAME_MAX, "memories.%d_%s.%s", memory->layer,
-                   memory->after ? "after" : "in", experts ? "experts" : "values");
+                   memory_place_name(memory->place), experts ? "experts" : "values");
 }
 
 static const struct safetensors_entry *find(const struct tensors *tensors, const char *name,

@@ -1,4 +1,4 @@
-/* Gates: SiLU by vectors; the sigmoid, a number for each row, is ref's own code. */
+/* Gates: SiLU by vectors; those with one number for each row are ref's own code. */
 #include "kernels/cpu/cpu.h"
 
 struct gate_job {
@@ -11,7 +11,7 @@ static void gate_rows(void *arg, int thread, int first, int n)
 {
     (void)thread;
     const struct gate_job *const job = arg;
-    if (job->kind == GATE_SIGMOID) {
+    if (job->kind != GATE_SILU) {
         ref_gate(job->be, cpu_item_rows(job->y, first, n), cpu_item_rows(job->x, first, n),
                  cpu_item_rows(job->g, first, n), job->kind);
         return;

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(BLOCK)
     }
     const int64_t row = element / y.cols;
     const int64_t c = element % y.cols;
-    const float in = row_of(g, row)[kind == GATE_SIGMOID ? 0 : c];
-    const float share = (kind == GATE_SIGMOID ? 1 : in) * sigmoid(in);
+    const float in = row_of(g, row)[kind == GATE_SILU ? c : 0];
+    const float share = kind == GATE_FACTOR ? in : (kind == GATE_SILU ? in : 1) * sigmoid(in);
     row_of(y, row)[c] = row_of(x, row)[c] * share;
 }
 

@@ -44,7 +44,8 @@ __device__ void rescore_weights(float *weight, const struct pkm_rescore *r)
 {
     const int lane = threadIdx.x % WARP;
     for (int j = lane; j < r->k_top; j += WARP) {
-        weight[j] /= r->temperature;
+        const float score = weight[j] / r->temperature;
+        weight[j] = r->relu && score < 0 ? 0 : score;
     }
     if (r->softmax) {
         const float best = warp_element(weight, 0);

@@ -9,8 +9,9 @@ void ref_gate(struct backend *be, struct tensor y, struct tensor x, struct tenso
     (void)be;
     for (int64_t r = 0; r < y.rows; r++) {
         for (int64_t c = 0; c < y.cols; c++) {
-            const double in = (double)row_f32(g, r)[kind == GATE_SIGMOID ? 0 : c];
-            const double share = (kind == GATE_SIGMOID ? 1 : in) / (1 + exp(-in));
+            const double in = (double)row_f32(g, r)[kind == GATE_SILU ? c : 0];
+            const double share =
+                kind == GATE_FACTOR ? in : (kind == GATE_SILU ? in : 1) / (1 + exp(-in));
             row_f32(y, r)[c] = (float)((double)row_f32(x, r)[c] * share);
         }
     }

@@ -139,6 +139,9 @@ static void rescore_head(float *weight, const struct pkm_rescore *rescore)
     if (rescore->softmax) {
         softmax(weight, k);
     }
+    for (int j = 0; j < k && rescore->relu; j++) {
+        weight[j] = weight[j] < 0 ? 0 : weight[j];
+    }
     const float less = subtrahend(weight, k, rescore->subtract);
     double total = 0;
     for (int j = 0; j < k; j++) {

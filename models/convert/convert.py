@@ -4,6 +4,7 @@
     python3 models/convert/convert.py SOURCE -o DIR [--vocab FILE] [--codes FILE]
         [--tokenizer FILE] [--dtype f32|bf16|f16|int8 [--force]] [--values q4] [--set KEY=VALUE ...]
         [--program PKMSERVE] [--from auto|xlm|all-attention|memory-layers|sparse-memory-lm|hf]
+        [--memory FILE --memory-config JSON [--memory-names plain|hashing-memory|...]]
 
 Python 3.9 or later with NumPy. Nothing of the checkpoint is executed (pickle_machine.py). The
 directory appears complete or not at all: it is written beside its place, synced and renamed.
@@ -29,6 +30,7 @@ except ImportError:
 
 import all_attention
 import hf
+import hf_memory
 import identity
 import memory_layers
 import memory_layers_params
@@ -100,6 +102,11 @@ def arguments(argv):
     parser.add_argument("--program", metavar="PROGRAM",
                         help="pkmserve, which computes the probe of model.sha256; none: without one"
                         " (identity.py says where it is looked for)")
+    parser.add_argument("--memory", metavar="FILE",
+                        help="of a Hugging Face directory: the memories to add, safetensors or .pt")
+    parser.add_argument("--memory-config", metavar="JSON", help="what these are and where they go")
+    parser.add_argument("--memory-names", choices=sorted(hf_memory.NAMES), default="plain",
+                        help="whose module named the tensors (default: plain)")
     parser.add_argument("--force", action="store_true",
                         help="with int8: write also a tensor whose relative error exceeds %g"
                         % safetensors_file.LOSS_MAX)
@@ -108,6 +115,10 @@ def arguments(argv):
     args = parser.parse_args(argv)
     if args.force and args.dtype != "int8":
         parser.error("--force goes with --dtype int8: no other type is refused for its loss")
+    if (args.memory is None) != (args.memory_config is None):
+        parser.error("--memory FILE and --memory-config JSON go together")
+    if args.memory is None and args.memory_names != "plain":
+        parser.error("--memory-names goes with --memory FILE")
     return args
 
 
@@ -129,28 +140,28 @@ def not_a_source(folder):
     return text
 
 
-def open_directory(folder, family):
+def open_directory(folder, family, memory):
     """A model of several files, and its family."""
     weights = os.path.join(folder, memory_layers.WEIGHTS)
     is_memory = os.path.isfile(weights) and memory_layers.is_place(weights)
     if family not in ("auto", "memory-layers", "hf"):
         raise Refused("a directory; checkpoints of the %s family are single files" % family)
     if family == "hf" or family == "auto" and not is_memory and hf.is_place(folder):
-        return hf.HfDirectory(folder), "hf"
+        return hf.HfDirectory(folder, memory), "hf"
     if not is_memory:
         raise Refused(not_a_source(folder))
     return TorchFile(weights), "memory-layers"
 
 
-def open_source(path, family):
-    """The checkpoint and its family."""
+def open_source(path, family, memory):
+    """The checkpoint and its family. memory: of HfDirectory or None."""
     if os.path.isdir(path) and family in ("auto", "sparse-memory-lm"):
         found = sparse_memory_lm.source_in(path)
         if found is None and family == "sparse-memory-lm":
             raise Refused("a directory without %s or %s" % (sparse_memory_lm.REST, sparse_memory_lm.WHOLE))
         path = found or path
     if os.path.isdir(path):
-        return open_directory(path, family)
+        return open_directory(path, family, memory)
     if family == "hf":
         raise Refused("a file; models in Hugging Face form are directories with %s" % hf.CONFIG)
     file = TorchFile(path)
@@ -391,7 +402,11 @@ def convert(args):
         if path is not None and os.path.getsize(path) == 0:
             raise Refused("%s %s is empty" % (option, path))
     try:
-        file, family = open_source(args.source, args.family)
+        memory = None if args.memory is None else (args.memory, args.memory_config, args.memory_names)
+        file, family = open_source(args.source, args.family, memory)
+        if memory is not None and family != "hf":
+            raise Refused("--memory %s: memories are added to models in Hugging Face form alone, this is"
+                          " one of the %s family" % (args.memory, family))
         for key, _ in args.settings:
             if key not in SETTABLE[family]:
                 raise Refused("--set %s is not for the %s family" % (key, family))

@@ -1,4 +1,4 @@
-"""A dense model in Hugging Face form: from config.json and safetensors to our config and tensors.
+"""A model in Hugging Face form, with memories beside it or without: from config.json and safetensors to our config and tensors.
 
 convert.py calls read() with an opened HfDirectory, then read_text(). Names and shapes that the weights must
 have follow from config.json (hf_params.py) and are compared by name. These models turn column j of a head
@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 
 import bpe_files
+import hf_memory
 import hf_params
+import memory_layers
 import text_files
 from fault import Refused, show
 from safetensors_source import SafetensorsSource
@@ -24,14 +26,16 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # of byte-leve
 
 
 class HfDirectory:
-    """An opened directory: .path, .params, .weights"""
+    """An opened directory: .path, .params, .weights, .memory: hf_memory.Memories or None"""
 
-    def __init__(self, path):
+    def __init__(self, path, memory=None):
+        """memory: file, configuration and scheme of names of the memories beside it"""
         if not is_place(path):
             raise Refused("a directory without %s" % CONFIG)
         self.path = path
         self.params = hf_params.read(path)
         self.weights = SafetensorsSource(path)
+        self.memory = hf_memory.Memories(*memory, self.params) if memory else None
 
 
 def is_place(path):
@@ -111,8 +115,10 @@ def _left_out(p, weights):
             yield name, (p.d_head // 2,)
 
 
-def _compare(shapes, entries):
+def _compare(shapes, entries, optional):
     for name, shape in shapes.items():
+        if name not in entries and name in optional:
+            continue
         if name not in entries:
             raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
         if entries[name].shape != shape:
@@ -141,18 +147,22 @@ def _dtype(weights, names):
 
 
 def read(file, settings, dtype):  # settings are read_text's
-    """.config (config.json), .tensors [(name, array)], .own: none, .params, .advice: for the summary,
-    .generation (generation_config.json). dtype: None for that of the files."""
+    """.config (config.json), .tensors [(name, array)], .own {name: dtype} of those that have one other
+    than config's, .params, .advice: for the summary, .generation (generation_config.json). dtype: None for that of the files."""
     p, weights = file.params, file.weights
     p.folder = file.path
     plan = list(_tensors(p))
     shapes = {theirs: shape for theirs, shape, _, _ in plan}
     beside = dict(_left_out(p, weights))
-    _compare({**shapes, **beside}, weights.entries)
+    replaced = ["layers.%d.ffn." % i for i in (file.memory.replaced() if file.memory else ())]
+    unused = {theirs for theirs, _, ours, _ in plan if ours.startswith(tuple(replaced)) and replaced}
+    _compare({**shapes, **beside}, weights.entries, unused)
     if "lm_head.weight" in beside:
         _check_tied(weights)
     tensors = []
     for theirs, shape, ours, n_turned in plan:
+        if theirs in unused:
+            continue
         array = weights.array(theirs)
         if n_turned:
             array = Reordered(array, _neighbours(n_turned, shape[0] // n_turned))
@@ -166,8 +176,14 @@ def read(file, settings, dtype):  # settings are read_text's
         ("query_key_norm", p.norms)) if value)
     if p.rope_scaling is not None:
         config["rope_scaling"] = p.rope_scaling
-    config["dtype"] = dtype or _dtype(weights, shapes)
-    return SimpleNamespace(config=config, tensors=tensors, own={}, params=p, advice=p.notes,
+    config["dtype"] = dtype or _dtype(weights, shapes.keys() - unused)
+    own = {}
+    if file.memory is not None:
+        added = file.memory.tensors()
+        tensors += added
+        config["memories"] = list(file.memory.entries())
+        own = hf_memory.own_types(added, config["dtype"]) if dtype is None else {}
+    return SimpleNamespace(config=config, tensors=tensors, own=own, params=p, advice=p.notes,
                            generation=p.sampling)
 
 
@@ -238,4 +254,4 @@ def summary(model):
     if p.sampling:
         lines.append("drawn by default with %s" % ", ".join(
             "%s %g" % item for item in sorted(p.sampling.items())))
-    return lines
+    return lines + memory_layers.memory_lines(c)

@@ -357,14 +357,22 @@ def summary(config):
              " context %d, feed-forward networks of %d" % (
                  c["n_layer"], c["d_model"], c["n_head"], c["d_head"], c["n_kv_head"],
                  c["vocab_size"], c["max_position"], c["d_ff"])]
-    for m in c["memories"]:
-        parts = ["memory layer %d: %d x %d keys (%d slots of %d), %d heads, k = %d, queries of %d" % (
-            m["layer"], m["n_key"], m["n_key"], m["n_slot"], m["d_value"], m["n_head"], m["k_top"],
+    return lines + memory_lines(c)
+
+
+def memory_lines(config):
+    lines, memories = [], config.get("memories", [])
+    for m in memories:
+        place = m.get("place", "in")
+        parts = ["memory %slayer %d: %d x %d keys (%d slots of %d), %d heads, k = %d, queries of %d" % (
+            "" if place == "in" else place + " ", m["layer"], m["n_key"], m["n_key"], m["n_slot"], m["d_value"], m["n_head"], m["k_top"],
             m["d_key"])]
         parts += [text for key, text in (
             ("experts", "slots are experts"), ("value_gate", "gated values"),
-            ("value_projection", "projected values"), ("output_gate", "gated output")) if key in m]
+            ("value_projection", "projected values"), ("output_gate", "gated output"),
+            ("input_norm", "normed input"), ("query_norm", "normed queries"),
+            ("relu", "scores through ReLU")) if key in m]
         if "values_of" in m:
-            parts.append("table of layer %d" % c["memories"][m["values_of"]]["layer"])
+            parts.append("table of layer %d" % memories[m["values_of"]]["layer"])
         lines.append(", ".join(parts))
     return lines

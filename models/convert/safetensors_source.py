@@ -117,6 +117,13 @@ class SafetensorsSource:
         self.entries = Shard(os.path.join(folder, FILE)).entries if files == [FILE] \
             else self.read_shards(folder)
 
+    @classmethod
+    def of_file(cls, path):
+        """The tensors of one file, whatever its name."""
+        source = cls.__new__(cls)
+        source.entries = Shard(path).entries
+        return source
+
     @staticmethod
     def read_shards(folder):
         index = json_file.load(os.path.join(folder, INDEX), INDEX_MAX).get("weight_map")

@@ -171,12 +171,12 @@ static void write_model(struct text *out, struct server *server, struct engine *
     metrics_put_head(out, "memory_slots", "gauge", "Slots of a memory layer.");
     for (int m = 0; m < info->n_memory; m++) {
         text_printf(out, "pkmserve_memory_slots{layer=\"%d%s\"} %lld\n", info->memory[m].layer,
-                    info->memory[m].after ? "+" : "", (long long)info->memory[m].n_slot);
+                    memory_place_mark(info->memory[m].place), (long long)info->memory[m].n_slot);
     }
     metrics_put_head(out, "memory_lookups_total", "counter", "Slots read by a memory layer.");
     for (int m = 0; m < info->n_memory; m++) {
         text_printf(out, "pkmserve_memory_lookups_total{layer=\"%d%s\"} %lld\n",
-                    info->memory[m].layer, info->memory[m].after ? "+" : "",
+                    info->memory[m].layer, memory_place_mark(info->memory[m].place),
                     metrics_get(&stats->memory_lookups[m]));
     }
     const struct engine_options *const limits = engine_limits(engine);

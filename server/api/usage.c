@@ -122,15 +122,15 @@ static void usage_put(struct text *out, const struct model_info *info, const cha
     text_printf(out, "# HELP pkmserve_%s %s\n# TYPE pkmserve_%s gauge\n", name, help, name);
     for (int m = 0; m < info->n_memory; m++) {
         const int layer = info->memory[m].layer;
-        const char *const after = info->memory[m].after ? "+" : "";
+        const char *const mark = memory_place_mark(info->memory[m].place);
         if (count == NULL) {
-            text_printf(out, "pkmserve_%s{layer=\"%d%s\"} %.17g\n", name, layer, after, weight[m]);
+            text_printf(out, "pkmserve_%s{layer=\"%d%s\"} %.17g\n", name, layer, mark, weight[m]);
             continue;
         }
         text_printf(out,
                     "pkmserve_%s{layer=\"%d%s\",weighting=\"weight\"} %.17g\n"
                     "pkmserve_%s{layer=\"%d%s\",weighting=\"count\"} %.17g\n",
-                    name, layer, after, weight[m], name, layer, after, count[m]);
+                    name, layer, mark, weight[m], name, layer, mark, count[m]);
     }
 }
 

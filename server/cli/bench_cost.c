@@ -29,7 +29,7 @@ static double matrix_params(const struct model_info *info)
     for (int m = 0; m < info->n_memory; m++) {
         const struct pkm_info *const memory = &info->memory[m];
         const int n_value = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
-        params -= memory->after ? 0 : network; /* it replaces that one */
+        params -= memory->place == MEMORY_IN ? network : 0; /* it replaces that one */
         params += n_value * d * (double)memory->d_value + (memory->output_gate ? d : 0);
     }
     return params;

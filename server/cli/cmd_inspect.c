@@ -173,7 +173,9 @@ static void print_memory(const struct pkm_info *memory)
 {
     const struct pkm_shape *const shape = &memory->shape;
     printf("  memory      layer %d, %s: %lld slots (", memory->layer,
-           memory->after ? "added after it" : "in place of its feed-forward",
+           memory->place == MEMORY_AFTER    ? "added after it"
+           : memory->place == MEMORY_BESIDE ? "beside its feed-forward"
+                                            : "in place of its feed-forward",
            (long long)memory->n_slot);
     if (shape->kind == PKM_PRODUCT) {
         printf("%d x %d product keys", shape->n_key, shape->n_key);

@@ -107,7 +107,7 @@ static enum err_code print_memory(const struct scoring *it, int item, struct err
             return err->code;
         }
         printf("%s: memory %d_%s: %.2f %% of %lld slots used, KL %.4f by count", it->path[item],
-               memory->layer, memory->after ? "after" : "in", 100 * stats.used,
+               memory->layer, memory_place_name(memory->place), 100 * stats.used,
                (long long)memory->n_slot, stats.kl_u);
         if (stats.top50_w < 0) {
             printf("; by weight undefined: weights of both signs\n");

@@ -420,7 +420,7 @@ bool answer_memory(struct text *out, const struct request *request, const struct
         }
         json_open(out, '{');
         json_field_int(out, "layer", layer->layer);
-        json_field_string(out, "place", layer->after ? "after" : "in");
+        json_field_string(out, "place", memory_place_name(layer->place));
         json_field_int(out, "slots", layer->n_slot);
         json_field_int(out, "heads", layer->shape.n_head);
         json_field_int(out, "knn", layer->shape.k_top);

@@ -19,7 +19,7 @@ static void write_memory(struct text *out, enum model_json_form form, const stru
     const struct pkm_shape *const shape = &memory->shape;
     json_open(out, '{');
     json_field_int(out, "layer", memory->layer);
-    json_field_string(out, "place", memory->after ? "after" : "in");
+    json_field_string(out, "place", memory_place_name(memory->place));
     json_field_string(out, "kind", shape->kind == PKM_PRODUCT ? "product" : "flat");
     json_field_int(out, "slots", memory->n_slot);
     json_field_int(out, "heads", shape->n_head);
@@ -33,7 +33,7 @@ static void write_memory(struct text *out, enum model_json_form form, const stru
     json_field_bool(out, "rescored", shape->scores);
     json_field_bool(out, "value_gate", memory->value_gate);
     json_field_bool(out, "value_projection", memory->value_projection);
-    json_field_bool(out, "output_gate", memory->output_gate);
+    json_field_bool(out, "output_gate", memory->output_gate != OUTPUT_GATE_NONE);
     json_field_bool(out, "experts", memory->experts);
     json_close(out, '}');
 }

@@ -20,6 +20,14 @@ def silu(x):
     return x * sigmoid(x)
 
 
+def gelu(x):
+    return x * 0.5 * (1 + erf(x / np.sqrt(2)))
+
+
+def memory_name(m):
+    return "memories.%d_%s." % (m["layer"], m.get("place", "in"))
+
+
 class MemoryLlama:
     def __init__(self, directory):
         self.config = json.loads((directory / "config.json").read_text())
@@ -31,9 +39,12 @@ class MemoryLlama:
         y = x @ self.w[name + ".weight"].T
         return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
 
-    def norm(self, name, x):
-        scale = np.sqrt((x * x).mean(-1, keepdims=True) + self.config["norm_eps"])
-        return x / scale * self.w[name + ".weight"]
+    def norm(self, name, x, kind="rms", eps=None):
+        eps = self.config["norm_eps"] if eps is None else eps
+        if kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        y = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name + ".weight"]
+        return y + self.w[name + ".bias"] if kind == "layer" else y
 
     def frequencies(self):
         """[d_head/2] of the pairs of a head, scaled as models/README.md says."""
@@ -74,42 +85,61 @@ class MemoryLlama:
         return self.linear(name + "down", silu(self.linear(name + "gate", x))
                            * self.linear(name + "up", x))
 
+    def output_gate(self, m, name, x):
+        gate, activation = m.get("output_gate"), m.get("gate_activation", "relu")
+        if gate in (None, False, "none"):
+            return 1
+        if gate == "scalar":
+            return self.w[name + "output_gate.factor"]
+        if gate == "mlp":
+            x = self.linear(name + "output_gate.hidden", x)
+            x = np.maximum(x, 0) if activation == "relu" else gelu(x)
+        return sigmoid(self.linear(name + "output_gate", x))
+
     def memory(self, m, x):
         """(output, slots, scores), the last two [n_tok, n_head, k_top], best first"""
-        name = "memories.%d_in." % m["layer"]
-        query = self.linear(name + "query_proj.query_mlps.0", x) \
-            .reshape(len(x), m["n_head"], 2, m["d_key"] // 2)
+        name = memory_name(m)
+        if m.get("input_norm", "none") != "none":
+            x = self.norm(name + "input_norm", x, m["input_norm"], m.get("input_norm_eps", 1e-5))
+        query = self.linear(name + "query_proj.query_mlps.0", x)
+        if m.get("query_norm", "none") != "none":
+            runs = query.reshape(len(x), -1, m.get("query_norm_width", m["d_key"]))
+            query = self.norm(name + "query_norm", runs, m["query_norm"], m.get("query_norm_eps", 1e-5))
+        query = query.reshape(len(x), m["n_head"], 2, m["d_key"] // 2)
         half = np.einsum("thsd,hsnd->thsn", query, self.w[name + "keys"])
         sums = (half[:, :, 0, :, None] + half[:, :, 1, None, :]).reshape(len(x), m["n_head"], -1)
         slots = np.argsort(-sums, axis=-1, kind="stable")[..., :m["k_top"]]
         scores = np.take_along_axis(sums, slots, -1)
         owner = self.config["memories"][m.get("values_of", self.config["memories"].index(m))]
-        shares = softmax(scores)
+        shares = softmax(scores) if m.get("softmax", True) else \
+            np.maximum(scores, 0) if m.get("relu") else scores
         if m.get("experts"):
-            experts = self.w["memories.%d_in.experts.weight" % owner["layer"]]
-            hidden = np.einsum("td,thkd->thk", x, experts[slots])
-            shares = shares * hidden * 0.5 * (1 + erf(hidden / np.sqrt(2)))
-        values = self.w["memories.%d_in.values.weight" % owner["layer"]]
+            experts = self.w[memory_name(owner) + "experts.weight"]
+            shares = shares * gelu(np.einsum("td,thkd->thk", x, experts[slots]))
+        values = self.w[memory_name(owner) + "values.weight"]
         y = np.einsum("thk,thkd->td", shares, values[slots])
         if m.get("value_gate"):
             y = y * silu(self.linear(name + "value_gate", x))
         if m.get("value_projection"):
             y = self.linear(name + "value_proj", y)
-        if m.get("output_gate"):
-            y = y * sigmoid(self.linear(name + "output_gate", x))
-        return y, slots, scores
+        return y * self.output_gate(m, name, x), slots, scores
 
     def forward(self, ids):
-        """log-probabilities [n_tok, n_vocab], {layer: (slots, scores)}"""
-        memories, looked_up = {m["layer"]: m for m in self.config.get("memories", [])}, {}
+        """log-probabilities [n_tok, n_vocab], {layer: (slots, scores)} of memories in place of networks"""
+        memories = {(m["layer"], m.get("place", "in")): m for m in self.config.get("memories", [])}
+        looked_up = {}
         x = self.w["embeddings.weight"][ids]
         for i in range(self.config["n_layer"]):
             x = x + self.attention(i, self.norm("layers.%d.attention_norm" % i, x))
             y = self.norm("layers.%d.ffn_norm" % i, x)
-            if i in memories:
-                y, *looked_up[i] = self.memory(memories[i], y)
+            if (i, "beside") in memories:
+                x = x + self.memory(memories[i, "beside"], y)[0]
+            if (i, "in") in memories:
+                y, *looked_up[i] = self.memory(memories[i, "in"], y)
             else:
                 y = self.network(i, y)
             x = x + y
+            if (i, "after") in memories:
+                x = x + self.memory(memories[i, "after"], x)[0]
         output = "embeddings" if self.config["tie_output"] else "output"
         return log_softmax(self.linear(output, self.norm("norm", x))), looked_up

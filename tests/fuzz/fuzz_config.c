@@ -30,7 +30,10 @@ static void check_memory(const struct config *c, const struct config_memory *mem
     CHECK(info->d_value == owner->d_value && info->experts == owner->experts);
     CHECK(!info->value_gate || info->value_projection);
     CHECK(!info->experts || !info->value_projection);
-    CHECK(!c->gated || (s->kind == PKM_PRODUCT && !info->after && !s->scores));
+    CHECK(c->gated || info->place != MEMORY_BESIDE);
+    CHECK(!c->gated || s->kind == PKM_PRODUCT);
+    CHECK((info->output_gate == OUTPUT_GATE_MLP) == (info->gate_hidden > 0));
+    CHECK(info->query_norm.n >= 1 && s->n_head * (int64_t)s->d_key % info->query_norm.n == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(gh.ROOT / "tests" / "convert"))
-from numpy_memory_layers import MemoryLlama  # noqa: E402
+from numpy_memory_layers import MemoryLlama, memory_name  # noqa: E402
 
 VOCAB, WIDTH, LAYERS, HEADS, HIDDEN, CONTEXT, EPS = 37, 24, 4, 4, 40, 64, 1e-5
 TOLERANCE = 1e-4
@@ -50,6 +50,21 @@ CASES = {
     "narrow heads": {"d_head": 2, **memories(1)},
     "wide heads": {"d_head": 10, "n_kv_head": 2},
     "tied": {"tie_output": True},
+    "beside": memories(0, 2, place="beside", **PLUS),
+    "after": memories(1, 3, place="after", input_norm="rms", input_norm_eps=1e-6, output_gate="scalar"),
+    "all places": shared({"memories": [{"layer": layer, **MEMORY, "place": place} for layer, place in (
+        (1, "beside"), (1, "in"), (1, "after"), (3, "after"))]}),
+    "gate of two layers": memories(1, place="beside", output_gate="mlp", gate_hidden=7),
+    "gate of two layers with gelu": shared(memories(0, 3, output_gate="mlp", gate_hidden=8,
+                                                    gate_activation="gelu", **PLUS)),
+    "layer norms": memories(1, place="after", input_norm="layer", query_norm="layer", query_norm_width=3,
+                            query_norm_eps=1e-3),
+    "normed heads": memories(2, query_norm="layer"),
+    "normed queries": memories(2, query_norm="rms", query_norm_width=12),
+    "RMS of halves": memories(1, 2, query_norm="rms", query_norm_width=3, query_norm_eps=1e-2),
+    "shares without softmax": memories(1, softmax=False),
+    "experts with ReLU": memories(1, experts=True, softmax=False, relu=True, input_norm="rms",
+                                  input_norm_eps=1e-24),
 }
 
 
@@ -60,7 +75,7 @@ def make_tensors(config):
     shapes = {"embeddings.weight": (VOCAB, WIDTH), "norm.weight": (WIDTH,)}
     if not config["tie_output"]:
         shapes["output.weight"] = (VOCAB, WIDTH)
-    at = {m["layer"]: m for m in config.get("memories", [])}
+    replaced = {m["layer"] for m in config.get("memories", []) if m.get("place", "in") == "in"}
     for i in range(LAYERS):
         layer = "layers.%d." % i
         shapes.update({layer + "attention_norm.weight": (WIDTH,), layer + "ffn_norm.weight": (WIDTH,),
@@ -68,12 +83,12 @@ def make_tensors(config):
                        layer + "attention.key.weight": (d_kv, WIDTH),
                        layer + "attention.value.weight": (d_kv, WIDTH),
                        layer + "attention.out.weight": (WIDTH, HEADS * d_head)})
-        if i not in at:
+        if i not in replaced:
             shapes.update({layer + "ffn.gate.weight": (HIDDEN, WIDTH),
                            layer + "ffn.up.weight": (HIDDEN, WIDTH),
                            layer + "ffn.down.weight": (WIDTH, HIDDEN)})
-            continue
-        m, memory = at[i], "memories.%d_in." % i
+    for m in config.get("memories", []):
+        memory = memory_name(m)
         shapes.update({memory + "keys": (m["n_head"], 2, m["n_key"], m["d_key"] // 2),
                        memory + "query_proj.query_mlps.0.weight": (m["n_head"] * m["d_key"], WIDTH),
                        memory + "query_proj.query_mlps.0.bias": (m["n_head"] * m["d_key"],)})
@@ -83,10 +98,16 @@ def make_tensors(config):
                 shapes[memory + "experts.weight"] = (m["n_slot"], WIDTH)
         for name, n_out, n_in in (("value_gate", m["d_value"], WIDTH),
                                   ("value_projection", WIDTH, m["d_value"]),
-                                  ("output_gate", 1, WIDTH)):
-            if m.get(name):
+                                  ("output_gate", 1, m.get("gate_hidden", WIDTH)),
+                                  ("output_gate.hidden", m.get("gate_hidden"), WIDTH)):
+            if m.get(name) not in (None, "scalar") or name.endswith("hidden") and "gate_hidden" in m:
                 tensor = memory + name.replace("projection", "proj")
                 shapes[tensor + ".weight"], shapes[tensor + ".bias"] = (n_out, n_in), (n_out,)
+        if m.get("output_gate") == "scalar":
+            shapes[memory + "output_gate.factor"] = (1,)
+        for name, width in (("input_norm", WIDTH), ("query_norm", m.get("query_norm_width", m["d_key"]))):
+            for part in {"rms": ["weight"], "layer": ["weight", "bias"]}.get(m.get(name), []):
+                shapes["%s%s.%s" % (memory, name, part)] = (width,)
     return {name: rng.normal(1 if name.endswith("norm.weight") else 0, 0.4, shape).astype(np.float32)
             for name, shape in shapes.items()}
 
@@ -148,7 +169,17 @@ def test_text_is_served_as_the_authors_compute_it(case):
     (memories(1, value_gate=True), ["memories[0].value_gate", "value_projection"]),
     (memories(1, experts=True, value_projection=True), ["memories[0].experts", "value_projection"]),
     (memories(1, d_value=7), ["memories[0].d_value is 7", "d_model 24", "value_projection"]),
-    (memories(1, place="after"), ["unknown key", "memories[0].place"]),
+    (memories(1, kind="flat"), ["unknown key", "memories[0].kind"]),
+    (memories(1, place="before"), ["memories[0].place", "before", "beside"]),
+    ({"memories": [{"layer": 1, **MEMORY}, {"layer": 1, **MEMORY, "place": "beside"}]},
+     ["memories[1] runs before memories[0]"]),
+    (memories(1, output_gate="tanh"), ["memories[0].output_gate", "tanh", "scalar"]),
+    (memories(1, output_gate="mlp"), ["memories[0].gate_hidden", "missing"]),
+    (memories(1, output_gate=True, gate_hidden=3), ["memories[0].gate_hidden", "mlp"]),
+    (memories(1, query_norm="rms", query_norm_width=4), ["query_norm_width is 4", "d_key = 6", "12"]),
+    (memories(1, query_norm="batch"), ["memories[0].query_norm", "batch", "layer"]),
+    (memories(1, input_norm="rms", input_norm_eps=0), ["input_norm_eps is 0"]),
+    (memories(1, relu=True), ["memories[0].relu", "softmax false"]),
     (memories(1, n_slot=24), ["memories[0].n_slot is 24", "25"]),
     (memories(1, values_of=1), ["memories[0].values_of is 1", "earlier"]),
     (memories(4), ["memories[0].layer is 4", "is 3"]),

@@ -230,16 +230,19 @@ void check_gate(struct check *c)
 {
     struct gate_case k = {.n = check_int(c, 1, N_TOK_MAX),
                           .d = check_dim(c, 300),
-                          .kind = (enum gate_kind)check_int(c, GATE_SILU, GATE_SIGMOID),
+                          .kind = (enum gate_kind)check_int(c, GATE_SILU, GATE_FACTOR),
                           .in_place = check_chance(c, 0.5)};
-    k.d_gate = k.kind == GATE_SIGMOID ? 1 : k.d;
+    k.d_gate = k.kind == GATE_SILU ? k.d : 1;
     const size_t n_value = (size_t)k.n * (size_t)k.d;
     float *const x = check_normal(c, n_value, 2);
     /* also where e^-g overflows or vanishes */
     float *const g = check_normal(c, (size_t)k.n * (size_t)k.d_gate, check_chance(c, 0.3) ? 60 : 2);
     k.x = x;
     k.g = g;
-    check_shape(c, "n_tok %d, d %d, %s%s", k.n, k.d, k.kind == GATE_SILU ? "silu" : "sigmoid",
+    check_shape(c, "n_tok %d, d %d, %s%s", k.n, k.d,
+                k.kind == GATE_SILU      ? "silu"
+                : k.kind == GATE_SIGMOID ? "sigmoid"
+                                         : "factor",
                 k.in_place ? ", in place" : "");
     float *const expected = check_host(c, n_value, sizeof *expected);
     float *const got = check_host(c, n_value, sizeof *got);

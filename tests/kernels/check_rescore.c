@@ -122,6 +122,11 @@ static struct rescore_case rescore_new(struct check *c)
         .softmax = check_chance(c, 0.5),
         .subtract = (enum pkm_subtract)check_int(c, PKM_SUBTRACT_NONE, PKM_SUBTRACT_MEDIAN),
         .normalize = k_top > 1 && check_chance(c, 0.5)};
+    k.rescore.relu = !k.rescore.softmax && check_chance(c, 0.5);
+    if (k.rescore.relu) {
+        k.rescore.subtract = PKM_SUBTRACT_NONE;
+        k.rescore.normalize = false;
+    }
     k.n_col = k.rescore.n_head * k_top;
     k.slots = random_slots(c, (size_t)k.n * (size_t)k.n_col, k.n_pair);
     k.map = check_chance(c, 0.5)
@@ -129,10 +134,11 @@ static struct rescore_case rescore_new(struct check *c)
                 : NULL;
     check_shape(
         c,
-        "n_tok %d, heads %d, k_top %d, slots %d of %d, temperature %g, softmax %d, subtract "
-        "%d, normalize %d, map %d",
+        "n_tok %d, heads %d, k_top %d, slots %d of %d, temperature %g, softmax %d, relu %d, "
+        "subtract %d, normalize %d, map %d",
         k.n, k.rescore.n_head, k_top, k.rescore.n_slot, k.n_pair, (double)k.rescore.temperature,
-        k.rescore.softmax, (int)k.rescore.subtract, k.rescore.normalize, k.map != NULL);
+        k.rescore.softmax, k.rescore.relu, (int)k.rescore.subtract, k.rescore.normalize,
+        k.map != NULL);
     return k;
 }
 

@@ -495,6 +495,9 @@ static void test_gate_by_hand(void **state)
     expect_floats("silu", (const float[2]){0, 3.65529289f}, y, 2, 1e-6);
     op_gate(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of(g, 1, 1), GATE_SIGMOID);
     expect_floats("sigmoid", (const float[2]){1.5f, 2.5f}, x, 2, 0);
+    op_gate(be, rows_of(x, 1, 2), rows_of(x, 1, 2), rows_of((const float[1]){-2}, 1, 1),
+            GATE_FACTOR);
+    expect_floats("factor", (const float[2]){-3, -5}, x, 2, 0);
 }
 
 static void test_experts_by_hand(void **state)

@@ -88,12 +88,13 @@ static void test_reads_every_field(void **state)
     assert_int_equal(c.n_memory, 2);
     const struct config_memory *const in = &c.memory[0];
     const struct config_memory *const after = &c.memory[1];
-    assert_true(in->info.layer == 6 && !in->info.after && in->info.shape.kind == PKM_PRODUCT);
+    assert_true(in->info.layer == 6 && in->info.place == MEMORY_IN &&
+                in->info.shape.kind == PKM_PRODUCT);
     assert_true(in->info.shape.n_head == 4 && in->info.shape.k_top == 16);
     assert_true(in->info.shape.n_key == 32 && in->info.shape.d_key == 32);
     assert_true(in->info.n_slot == 1024 && in->info.d_value == 64);
     assert_true(in->query_batch_norm && !in->query_bias);
-    assert_true(after->info.layer == 7 && after->info.after);
+    assert_true(after->info.layer == 7 && after->info.place == MEMORY_AFTER);
     assert_true(after->info.shape.kind == PKM_FLAT && after->info.shape.d_key == 15);
     assert_true(!after->query_batch_norm && after->query_bias);
 }

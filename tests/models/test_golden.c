@@ -143,7 +143,7 @@ static const char *memory_name(const struct golden *g, int m)
 {
     static char name[32];
     const struct pkm_info *const memory = &g->run.info->memory[m];
-    (void)snprintf(name, sizeof name, "%d_%s", memory->layer, memory->after ? "after" : "in");
+    (void)snprintf(name, sizeof name, "%d_%s", memory->layer, memory_place_name(memory->place));
     return name;
 }
 

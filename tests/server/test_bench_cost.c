@@ -26,7 +26,7 @@ static struct model_info two_memories(int n_table)
                               .n_param_values = (int64_t)n_table * N_SLOT * D,
                               .value_bytes = (size_t)n_table * N_SLOT * D * sizeof(float)};
     for (int m = 0; m < info.n_memory; m++) {
-        info.memory[m] = (struct pkm_info){.after = m == 1,
+        info.memory[m] = (struct pkm_info){.place = m == 1 ? MEMORY_AFTER : MEMORY_IN,
                                            .shape = {.kind = PKM_PRODUCT,
                                                      .n_head = N_HEAD,
                                                      .k_top = K_TOP,

@@ -1,0 +1,224 @@
+"""What convert.py refuses of memories beside Hugging Face directories, by key, file or tensor; and what it
+takes that the cases of tests/golden/hf-memory leave out.
+
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_hf_memory.py -k gate
+"""
+
+import json
+
+import hf_writer as hw
+import numpy as np
+import pytest
+import torch_writer as tw
+from convert_harness import convert
+
+H, N, K, V = 2, 4, 6, 5  # heads, keys of a half, width of a query, columns of a projected table
+MEMORY = {"layer": 1, "place": "beside", "n_head": H, "k_top": 3}
+PLUS = {"value_gate": True, "value_projection": True}
+SHAPES = {"keys": (H, 2, N, K // 2), "query.weight": (H * K, hw.D), "query.bias": (H * K,),
+          "values.weight": (N * N, hw.D)}
+PLUS_SHAPES = {**SHAPES, "values.weight": (N * N, V), "value_gate.weight": (V, hw.D), "value_gate.bias": (V,),
+               "value_proj.weight": (hw.D, V), "value_proj.bias": (hw.D,)}
+
+
+def arrays(shapes, prefix="memories.0."):
+    rng = np.random.default_rng(8)
+    return {prefix + name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def kinds(folder):
+    """name -> type of the tensors of a model directory"""
+    data = (folder / "model.safetensors").read_bytes()
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    return {name: entry["dtype"] for name, entry in header.items()}
+
+
+class Case:
+    def __init__(self, folder):
+        self.source, self.output = folder / "source", folder / "model"
+        self.source.mkdir()
+        hw.tiny(self.source)
+        self.memory, self.config = folder / "memory.safetensors", folder / "memory.json"
+
+    def run(self, memories, tensors, *args):
+        root = memories if isinstance(memories, dict) and "memories" in memories \
+            else {"memories": memories if isinstance(memories, list) else [memories]}
+        self.config.write_text(json.dumps(root))
+        self.memory.write_bytes(tensors if isinstance(tensors, bytes) else hw.safetensors(tensors))
+        return convert(self.source, "-o", self.output, "--memory", self.memory, "--memory-config",
+                       self.config, *args)
+
+
+@pytest.fixture
+def case(tmp_path):
+    return Case(tmp_path)
+
+
+# Changes of the entry, of the shapes, and words of the message. A value of ... removes.
+REFUSED = [
+    ({"layer": 2}, {}, ["memory.json: memories[0]: layer", "0..1", "num_hidden_layers is 2"]),
+    ({"place": "in"}, {}, ["place", "replace beside after", "'in'"]),
+    ({"place": ...}, {}, ["place", "None"]), ({"n_head": ...}, {}, ["n_head", "1..1024", "None"]),
+    ({"k_top": 5}, {}, ["k_top", "5", "4 keys", "memories.0.keys"]),
+    ({"heads": 2}, {}, ["heads", "not a key"]), ({"prefix": 3}, {}, ["prefix"]),
+    ({"n_key": 5}, {}, ["memories.0.keys", "[2, 2, 5, any]", "[2, 2, 4, 3]"]),
+    ({"d_key": 8}, {}, ["memories.0.keys", "[2, 2, any, 4]"]),
+    ({"n_head": 3}, {}, ["memories.0.keys", "[3, 2, any, any]"]),
+    ({"d_value": 7}, {}, ["d_value", "7", "hidden_size 8"]),
+    ({}, {"keys": ...}, ["memories.0.keys", "missing"]), ({}, {"query.weight": ...}, ["query.weight", "missing"]),
+    ({}, {"query.bias": (3,)}, ["query.bias", "[12]", "[3]"]),
+    ({}, {"values.weight": (15, hw.D)}, ["values.weight", "[16, 8]", "[15, 8]"]),
+    ({}, {"extra": (2,)}, ["memories.0.extra", "configuration"]),
+    ({"prefix": "layers.1."}, {}, ["layers.1.keys", "missing"]),
+    ({"query_norm": "group"}, {}, ["query_norm", "none batch layer rms l2", "group"]),
+    ({"query_norm": "rms"}, {}, ["memories.0.query_norm.weight", "[6]", "missing"]),
+    ({"query_norm": "layer"}, {"query_norm.weight": (6,)}, ["memories.0.query_norm.bias", "missing"]),
+    ({"query_norm": "layer", "query_norm_of": "all"}, {"query_norm.weight": (6,)}, ["[12]", "[6]"]),
+    ({"query_norm": "batch"}, {"query_norm.weight": (12,), "query_norm.bias": (12,)}, ["running_mean", "missing"]),
+    ({"query_norm_of": "half"}, {}, ["query_norm_of", "query_norm layer, rms or l2"]),
+    ({"query_norm": "rms", "query_norm_eps": 0}, {}, ["query_norm_eps", "1e-30..1"]),
+    ({"temperature": 0}, {}, ["temperature", "1e-06"]),
+    ({"temperature": 1.5}, {"temperature": (1,)}, ["temperature", "1.5", "memories.0.temperature"]),
+    ({}, {"temperature": (3,)}, ["memories.0.temperature", "2 heads", "[3]"]),
+    ({"place": "after"}, {}, ["memories.0.norm.weight", "missing"]),
+    ({"input_norm": "batch"}, {}, ["input_norm", "none, rms or layer", "batch"]),
+    ({"input_norm_eps": 1e-5}, {}, ["input_norm_eps", "input_norm rms or layer"]),
+    ({"gate": "tanh"}, {}, ["gate", "none scalar linear mlp", "tanh"]),
+    ({"gate": "scalar"}, {}, ["memories.0.gate", "missing"]), ({"gate": "scalar"}, {"gate": (2,)}, ["[1]", "[2]"]),
+    ({"gate": "linear"}, {}, ["memories.0.gate.weight", "[1, 8]", "missing"]),
+    ({"gate": "linear"}, {"gate.weight": (8, 8)}, ["memories.0.gate.weight", "[1, 8]", "[8, 8]"]),
+    ({"gate": "mlp"}, {"gate.0.weight": (3, 8)}, ["memories.0.gate.2.weight", "[1, 3]", "missing"]),
+    ({"gate_activation": "gelu"}, {}, ["gate_activation", "gate mlp"]),
+    ({"gate": "mlp", "gate_activation": "silu"}, {}, ["gate_activation", "relu gelu", "silu"]),
+    ({"value_gate": True}, {}, ["value_gate", "value_projection"]),
+    ({"value_projection": True}, {}, ["memories.0.value_proj.weight", "missing"]),
+    ({"experts": True, "value_projection": True}, {}, ["value_projection", "not with experts"]),
+    ({"experts": True}, {}, ["memories.0.experts.weight", "missing"]),
+    ({"scores": "sigmoid"}, {}, ["scores", "softmax relu", "sigmoid"]),
+    ({"product_key_topk": 2}, {}, ["product_key_topk", "k_top is 3"]),
+    ({"values_of": 0}, {}, ["values_of", "earlier"]),
+]
+
+
+@pytest.mark.parametrize("changes, shapes, words", REFUSED,
+                         ids=["-".join([*c, *s, *w[:1]])[:60] for c, s, w in REFUSED])
+def test_what_does_not_fit_is_refused_by_name(case, changes, shapes, words):
+    entry = {key: value for key, value in {**MEMORY, **changes}.items() if value is not ...}
+    tensors = {name: shape for name, shape in {**SHAPES, **shapes}.items() if shape is not ...}
+    done = case.run(entry, arrays(tensors))
+    assert done.status == 1 and all(word in done.err for word in words), done.err
+    assert done.err.count("\n") == 1 and not case.output.exists()
+
+
+@pytest.mark.parametrize("root, words", [
+    ({"memories": []}, ["1..64 objects"]), ({"memories": {}}, ["1..64 objects"]),
+    ({"memories": [MEMORY] * 65}, ["1..64 objects"]), ({"memories": [3]}, ["memories[0]", "an object"]),
+    ({"memories": [MEMORY], "names": "plain"}, ["names", "only"]),
+    ([MEMORY, MEMORY], ["memories[1]", "at its place"]),
+    ([MEMORY, {**MEMORY, "layer": 0}], ["memories[1] runs before memories[0]"]),
+    ([{**MEMORY, "place": "replace"}, MEMORY], ["memories[1] runs before memories[0]"])])
+def test_lists_of_memories_are_checked(case, root, words):
+    done = case.run(root, arrays(SHAPES))
+    assert done.status == 1 and all(word in done.err for word in words), done.err
+
+
+def test_modules_that_compute_something_else_are_refused(case):
+    halves = {"keys": (H, N, 2, K // 2), "to_queries.weight": (H * K, hw.D), "norm.weight": (K // 2,),
+              "norm.bias": (K // 2,)}
+    for name, option in (("values.0.weight", "concat_values_and_combine"), ("output_norm.weight", "norm_output")):
+        done = case.run({**MEMORY, "query_norm": "layer"}, arrays({**halves, name: (16, 3)}),
+                        "--memory-names", "product-key-memory")
+        assert done.status == 1 and name in done.err and option in done.err
+    peer = {"keys": (H, N, 2, K // 2), "to_queries.0.weight": (H * K, hw.D),
+            "weight_up_embed.weight": (H * N * N, hw.D), "weight_down_embed.weight": (H * N * N, hw.D)}
+    done = case.run(MEMORY, arrays(peer), "--memory-names", "peer")
+    assert done.status == 1 and "weight_up_embed" in done.err and "separate_embed_per_head" in done.err
+
+
+def test_tables_that_should_be_one_are_compared(case):
+    two = [MEMORY, {**MEMORY, "place": "after", "input_norm": "none", "values_of": 0}]
+    tensors = {**arrays(SHAPES), **arrays(SHAPES, "memories.1.")}
+    assert case.run(two, tensors).status == 0  # a copy, the same to the bit
+    assert "memories.1_after.values.weight" not in kinds(case.output)
+    tensors["memories.1.values.weight"][3, 2] += 1
+    done = case.run(two, tensors)
+    assert done.status == 1 and "memories.1.values.weight" in done.err and "row 3" in done.err
+    del tensors["memories.1.values.weight"]
+    assert case.run(two, tensors).status == 0
+    tensors["memories.1.keys"] = np.ones((H, 2, 5, K // 2), np.float32)
+    done = case.run(two, tensors)
+    assert done.status == 1 and "values_of" in done.err and "4 keys, this one 5" in done.err
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda data: data[:20], ["memory.safetensors", "header"]),
+    (lambda data: data[:-4], ["memory.safetensors", "truncated"]),
+    (lambda data: b"PK\x03\x04" + data, ["--memory", "memory.safetensors"]),
+    (lambda data: b"", ["memory.safetensors"])])
+def test_damaged_files_are_refused(case, damage, words):
+    done = case.run(MEMORY, damage(hw.safetensors(arrays(SHAPES))))
+    assert done.status == 1 and all(word in done.err for word in words), done.err
+
+
+def test_a_torch_file_gives_the_same_model_and_runs_nothing(case):
+    tensors = arrays(PLUS_SHAPES)
+    assert case.run({**MEMORY, **PLUS}, tensors).status == 0
+    whole = (case.output / "model.safetensors").read_bytes()
+    as_torch = tw.OrderedDict((name, tw.Tensor(array)) for name, array in tensors.items())
+    for root in (as_torch, {"state_dict": as_torch}):
+        tw.write_zip(case.source.parent / "memory.pt", root)
+        assert case.run({**MEMORY, **PLUS}, (case.source.parent / "memory.pt").read_bytes()).status == 0
+        assert (case.output / "model.safetensors").read_bytes() == whole
+    evil = tw.Raw(tw.global_("os", "system") + b"(X\x04\x00\x00\x00truetR")
+    for root, word in ((evil, "os.system"), ({"a": 3}, "tensors by name"), ([], "tensors by name"),
+                       ({"model": {}}, "tensors by name")):
+        tw.write_zip(case.source.parent / "memory.pt", root)
+        done = case.run(MEMORY, (case.source.parent / "memory.pt").read_bytes())
+        assert done.status == 1 and word in done.err, done.err
+
+
+def test_tables_keep_the_type_of_their_file(case):
+    """And so do the other matrices of a memory; vectors, keys and queries are fp32 in any case."""
+    tensors = {name: array.astype(np.float16) for name, array in arrays(PLUS_SHAPES).items()}
+    assert case.run({**MEMORY, **PLUS}, tensors).status == 0
+    assert json.loads((case.output / "config.json").read_text())["dtype"] == "f32"
+    assert {name: kind for name, kind in kinds(case.output).items() if kind != "F32"} == {
+        "memories.1_beside.%s.weight" % name: "F16" for name in ("values", "value_gate", "value_proj")}
+    assert case.run({**MEMORY, **PLUS}, tensors, "--dtype", "bf16").status == 0
+    assert kinds(case.output)["memories.1_beside.values.weight"] == "BF16"
+
+
+def test_a_replaced_network_may_be_missing_from_the_base(case):
+    entry = {**MEMORY, "place": "replace"}
+    assert case.run(entry, arrays(SHAPES)).status == 0
+    whole = (case.output / "model.safetensors").read_bytes()
+    assert not any("layers.1.ffn." in name for name in kinds(case.output))
+    hw.tiny(case.source, arrays={name: array for name, array in hw.weights().items()
+                                 if "layers.1.mlp" not in name})
+    assert case.run(entry, arrays(SHAPES)).status == 0
+    assert (case.output / "model.safetensors").read_bytes() == whole
+    done = case.run(MEMORY, arrays(SHAPES))
+    assert done.status == 1 and "model.layers.1.mlp" in done.err and "missing" in done.err
+
+
+def test_the_summary_tells_of_the_memory(case):
+    done = case.run({**MEMORY, **PLUS, "gate": "linear"},
+                    arrays({**PLUS_SHAPES, "gate.weight": (1, hw.D), "gate.bias": (1,)}), "--values", "q4")
+    assert done.status == 1 and "5 columns" in done.err  # no two halves
+    done = case.run({**MEMORY, **PLUS, "gate": "linear"},
+                    arrays({**PLUS_SHAPES, "gate.weight": (1, hw.D), "gate.bias": (1,)}))
+    assert "memory beside layer 1: 4 x 4 keys (16 slots of 5)" in done.out and "gated output" in done.out
+
+
+def test_options_go_together(case, tmp_path):
+    for args, words in ((("--memory", "x"), "--memory-config"), (("--memory-config", "x"), "--memory FILE"),
+                        (("--memory-names", "peer"), "--memory FILE"),
+                        (("--memory-names", "other", "--memory", "x"), "product-key-memory")):
+        done = convert(case.source, "-o", case.output, *args)
+        assert done.status == 2 and words in done.err
+    file = tmp_path / "model.pt"
+    tw.write_zip(file, {"a": 1})
+    case.run(MEMORY, arrays(SHAPES))
+    done = convert(file, "--from", "xlm", "-o", tmp_path / "x", "--memory", case.memory, "--memory-config",
+                   case.config)
+    assert done.status == 1 and "Hugging Face" in done.err
