@@ -251,6 +251,8 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
+        pkm_counts_open(&engine->counts, info, o->model_dir, o->memory_counts ? o->max_seqs : 0,
+                        err) != ERR_OK ||
         request_memory_open(&engine->requests, o->max_request_bytes,
                             info->n_memory > 0 ? (size_t)o->memory_trace_bytes : 0,
                             err) != ERR_OK ||
@@ -470,6 +472,7 @@ void engine_close(struct engine *engine)
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);
     pkm_totals_close(&engine->totals);
+    pkm_counts_close(&engine->counts);
     request_memory_drop(engine->requests);
     overlays_close(engine->overlays);
     tokenizer_close(engine->tokenizer);
@@ -581,6 +584,11 @@ enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_st
 int64_t engine_pkm_sampled(const struct engine *engine)
 {
     return atomic_load_explicit(&engine->totals.n_position, memory_order_relaxed);
+}
+
+const struct pkm_counts *engine_counts(const struct engine *engine)
+{
+    return engine->counts.n_seq > 0 ? &engine->counts : NULL;
 }
 
 int engine_retry_after_s(const struct engine *engine)

@@ -10,6 +10,7 @@
 
 struct engine_stats;
 struct identity;
+struct pkm_counts;
 struct pkm_stats;
 struct tokenizer;
 
@@ -37,6 +38,7 @@ struct engine_options {
     int64_t overlay_bytes;      /* reserved for overlays; 0 = none are taken. Without memories it is
                                  * not reserved */
     const char *overlay_dir;    /* whose files are overlays from the start; NULL = none */
+    bool memory_counts;         /* count all look-ups slot by slot (pkm_counts.h) */
     bool shared;                /* others may come: no request takes all places (plan.h) */
     bool failures_told;         /* do not log failures: the caller, a tool, reports them itself */
     bool prefix_cache; /* compute equal beginnings of texts once. Off in models whose pages form a
@@ -102,6 +104,8 @@ int engine_retry_after_s(const struct engine *engine);
  * ERR_MEMORY. */
 enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_stats *stats,
                                struct err *err);
+/* NULL: they are off, or the model has no memories. */
+const struct pkm_counts *engine_counts(const struct engine *engine);
 /* Positions sampled so far. */
 int64_t engine_pkm_sampled(const struct engine *engine);
 

@@ -172,6 +172,10 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
         engine->active[engine->n_active++] = seq;
         publish_start(&engine->publisher, job, now_us);
         sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
+        if (engine->counts.n_seq > 0) {
+            pkm_counts_begin(&engine->counts, model_info(engine->model),
+                             (int)(seq - engine->sequence));
+        }
         job->next_window++;
     }
     if (!next_sequence(engine, job, now_us)) {
@@ -311,15 +315,6 @@ static void trace_step(struct engine *engine)
     }
 }
 
-/* The memory whose table memory m reads. */
-static int owner_of(const struct model_info *info, int m)
-{
-    while (info->memory[m].values_of != m) {
-        m = info->memory[m].values_of;
-    }
-    return m;
-}
-
 /* Of one in so many steps with overlays, counts how many look-ups of one row an overlay answered. */
 static void count_overlays(struct engine *engine)
 {
@@ -342,11 +337,40 @@ static void count_overlays(struct engine *engine)
             model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
             const int row = seq->row_first + seq->n_row - 1;
             engine->be->op->download(engine->be, engine->hit_slots, tensor_rows(slots, row, 1));
-            overlays_count(engine->overlays, overlays, owner_of(info, m), engine->hit_slots,
+            overlays_count(engine->overlays, overlays, model_table_of(info, m), engine->hit_slots,
                            (int)slots.cols);
         }
         return;
     }
+}
+
+/* Adds the step's look-ups to the counts of all traffic. */
+static void count_slots(struct engine *engine)
+{
+    const struct model_info *const info = model_info(engine->model);
+    const bool is_host = engine->be->is_host;
+    const int n_tok = engine->step->n_tok;
+    for (int m = 0; m < info->n_memory; m++) {
+        struct tensor slots;
+        struct tensor shares;
+        model_pkm_hits(engine->model, m, n_tok, &slots, &shares);
+        CHECK(slots.stride == slots.cols && shares.stride == shares.cols);
+        if (!is_host) {
+            engine->be->op->download(engine->be, engine->hit_slots, tensor_head(slots, n_tok));
+            engine->be->op->download(engine->be, engine->hit_shares, tensor_head(shares, n_tok));
+        }
+        for (int i = 0; i < engine->n_active; i++) {
+            const struct sequence *const seq = engine->active[i];
+            const int64_t first = seq->row_first * slots.cols;
+            if (seq->n_row > 0) {
+                pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence),
+                               (is_host ? (const int32_t *)slots.data : engine->hit_slots) + first,
+                               (is_host ? (const float *)shares.data : engine->hit_shares) + first,
+                               seq->n_row * slots.cols);
+            }
+        }
+    }
+    pkm_counts_end_step(&engine->counts, n_tok);
 }
 
 static void count_step(struct engine *engine, int64_t begin_us, int64_t end_us)
@@ -457,6 +481,9 @@ static enum err_code run_step(struct engine *engine, struct err *err)
                                     memory_order_relaxed);
     update_bulk_budget(engine, (double)(end_us - begin_us) * 1e-3);
     trace_step(engine);
+    if (engine->counts.n_seq > 0) {
+        count_slots(engine);
+    }
     pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
     count_overlays(engine);
     count_step(engine, begin_us, end_us);

@@ -4,6 +4,7 @@
 #define ENGINE_LOOP_H
 
 #include "engine/kvpages.h"
+#include "engine/pkm_counts.h"
 #include "engine/pkm_totals.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
@@ -19,6 +20,7 @@ struct engine {
     struct step *step;
     struct kvpages pages;
     struct pkm_totals totals;
+    struct pkm_counts counts;
     struct queue queue;
     struct publisher publisher;
     struct request_memory *requests; /* one reference */

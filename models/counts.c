@@ -64,7 +64,7 @@ enum err_code counts_new(struct counts *counts, const struct model_info *info, c
     (void)snprintf(counts->model, sizeof counts->model, "%s", model);
     for (int m = 0; m < info->n_memory; m++) {
         counts->memory[m].n_slot = info->memory[m].n_slot;
-        counts->memory[m].table = info->memory[m].values_of;
+        counts->memory[m].table = model_table_of(info, m);
     }
     return take_arrays(counts, err);
 }
@@ -325,7 +325,7 @@ enum err_code counts_check(const struct counts *counts, const struct model_info 
     bool same = strcmp(counts->model, model) == 0 && counts->n_memory == info->n_memory;
     for (int m = 0; m < counts->n_memory && same; m++) {
         same = counts->memory[m].n_slot == info->memory[m].n_slot &&
-               counts->memory[m].table == info->memory[m].values_of;
+               counts->memory[m].table == model_table_of(info, m);
     }
     return same ? ERR_OK : another_model(counts, model, name, err);
 }

@@ -143,6 +143,15 @@ struct model_info {
     enum placement value_placement;        /* of the value tables */
 };
 
+/* The memory that owns the table of values that memory m reads. */
+static inline int model_table_of(const struct model_info *info, int m)
+{
+    while (info->memory[m].values_of != m) {
+        m = info->memory[m].values_of;
+    }
+    return m;
+}
+
 /* For step_limits. */
 static inline int model_span_max(const struct model_info *info)
 {

@@ -121,6 +121,7 @@ static void write_limits(struct text *out, const struct options *options,
     write_context(out, "stride", limits->max_model_len);
     json_field_bool(out, "strict", options->strict);
     json_field_string(out, "memory_trace", options->memory_trace);
+    json_field_bool(out, "memory_counts", options->memory_counts);
     json_field_string(out, "prefix_cache", limits->prefix_cache ? options->prefix_cache : "off");
     json_close(out, '}');
 }

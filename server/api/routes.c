@@ -60,6 +60,7 @@ static const struct route table[] = {
     {"/ui/", ROUTE_GET | ROUTE_OPEN | ROUTE_PREFIX, api_page, NULL},
     {"/memory/overlays", ROUTE_GET | ROUTE_ENGINE | ROUTE_ADMIN, api_overlays, NULL},
     {"/memory/overlays/", ROUTE_FILE | ROUTE_ENGINE | ROUTE_PREFIX, api_overlay, NULL},
+    {"/memory/counts", ROUTE_GET | ROUTE_ENGINE | ROUTE_ADMIN, api_counts, NULL},
     {"/metrics", ROUTE_GET | ROUTE_QUIET | ROUTE_METRICS, api_metrics, NULL},
     {"/", ROUTE_GET | ROUTE_POST | ROUTE_OPEN, api_root, &tgi_root_dialect},
 };

@@ -91,6 +91,7 @@ void api_info(struct server *server, struct exchange *x);
 void api_version(struct server *server, struct exchange *x);
 void api_live(struct server *server, struct exchange *x);
 void api_ready(struct server *server, struct exchange *x);
+void api_counts(struct server *server, struct exchange *x);
 void api_metrics(struct server *server, struct exchange *x);
 void api_root(struct server *server, struct exchange *x);
 void api_openapi(struct server *server, struct exchange *x);

@@ -55,6 +55,7 @@ struct options {
     bool force_int8;               /* whatever it loses */
     bool deterministic;            /* results do not depend on what else is computed */
     const char *memory_trace;      /* off | summary | on */
+    bool memory_counts;            /* count look-ups slot by slot */
     const char *check;             /* off | on | full */
     int threads;
 

@@ -445,6 +445,11 @@ static enum err_code check_together(const struct options *options, enum command 
                        "which asks for no key: give one of the two",
                        options->admin_port);
     }
+    if (options->memory_counts && options->admin_port == 0) {
+        return err_set(
+            err, ERR_ARGUMENT,
+            "--memory-counts on needs --admin-port, where GET /memory/counts tells them");
+    }
     return check_memory(options, command, err);
 }
 

@@ -151,6 +151,7 @@ struct engine_options options_engine(const struct options *options)
                              ? options->overlay_bytes
                              : 0,
         .overlay_dir = options->overlay_dir[0] ? options->overlay_dir : NULL,
+        .memory_counts = options->memory_counts,
         .memory_trace = strcmp(options->memory_trace, "off") != 0,
         .prefix_cache = strcmp(options->prefix_cache, "off") != 0,
     };

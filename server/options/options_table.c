@@ -94,6 +94,9 @@ const struct option_row option_rows[] = {
     CHOICE("memory-trace", memory_trace, SERVE, "on", "off|summary|on",
            "What requests may ask for about the memories: nothing, summaries alone, or also the "
            "slots of each token."),
+    SWITCH("memory-counts", memory_counts, SERVE, "off",
+           "on: count how often each memory slot is read, for GET /memory/counts at the "
+           "--admin-port. The counts hold numbers alone and nothing of any text."),
     LEVEL("check", check, ALL, "off", "off|on|full",
           "Refuse weights that contain NaN or infinity. serve also loads the model, tests it, "
           "prints /info and exits. full also compares the files with the sums in the model's "

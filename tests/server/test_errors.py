@@ -27,6 +27,7 @@ ELSEWHERE = {
     "overlay_not_found": "test_overlays.py versions_while_requests_run",
     "overlay_mismatch": "test_overlays.py what_is_refused",
     "overlays_full": "test_overlays.py what_is_refused",
+    "counts_disabled": "test_counts.py without_being_asked_nothing_is_counted",
     "body_timeout": "test_http_rules.py slow_body_gets_408",
     "body_too_large": "test_http_rules.py large_content_length_is_refused_before_the_body",
     "queue_full": "test_life.py full_queue_gets_429",
