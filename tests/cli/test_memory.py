@@ -28,7 +28,7 @@ def read(path):
     data = path.read_bytes()
     n, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + n])
-    metadata = header.pop("__metadata__")
+    metadata = header.pop("__metadata__", None)
     assert (8 + n) % 8 == 0
     return {name: np.frombuffer(data[8 + n:][slice(*e["data_offsets"])], TYPES[e["dtype"]]).reshape(e["shape"])
             for name, e in header.items()}, metadata
@@ -197,16 +197,19 @@ def overlay(path, slots, rows, base, mode="replace", **more):
                  {"format": "pkmserve-overlay-1", "mode": mode, "base": base})
 
 
+def widened(tensors, name):
+    """The rows of a table in fp32."""
+    if name + ".scale" in tensors:
+        return tensors[name] * tensors[name + ".scale"][:, None]
+    array = tensors[name]
+    return (array.astype("<u4") << 16).view("<f4") if array.dtype == "<u2" else array.astype("<f4")
+
+
 @pytest.fixture(scope="module")
 def table():
     """The table of the demo model in fp32, and its hash."""
-    data = (MODEL / "model.safetensors").read_bytes()
-    n, = struct.unpack("<Q", data[:8])
-    entry = json.loads(data[8:8 + n])[VALUES]
-    blob = data[8 + n:][slice(*entry["data_offsets"])]
-    assert entry["dtype"] == "BF16"
-    return ((np.frombuffer(blob, "<u2").astype("<u4") << 16).view("<f4").reshape(entry["shape"]),
-            hashlib.sha256(blob).hexdigest())
+    tensors, _ = read(MODEL / "model.safetensors")
+    return widened(tensors, VALUES), base_of(tensors, VALUES)
 
 
 def test_inspect_compares_an_overlay_with_its_base(counted, table, tmp_path):
@@ -323,13 +326,6 @@ def table_of(dtype, rows, name=NAME):
     return {name: (rows.view("<u4") >> 16).astype("<u2") if dtype == "BF16" else rows.astype(TYPES[dtype])}
 
 
-def widened(tensors, name=NAME):
-    if name + ".scale" in tensors:
-        return tensors[name] * tensors[name + ".scale"][:, None]
-    array = tensors[name]
-    return (array.astype("<u4") << 16).view("<f4") if array.dtype == "<u2" else array.astype("<f4")
-
-
 def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype("<f4")
 
@@ -393,7 +389,7 @@ def test_apply_and_diff_are_each_others_inverse(tmp_path, dtype):
 def test_rows_of_another_type_are_rounded_to_the_tables(tmp_path, dtype):
     tensors, slots = small(tmp_path / "base", dtype), [5, 6, 7]
     rows = normal(5, 3, D) * np.float32([[1e-6], [1], [100]])
-    for mode, wanted in (("replace", rows), ("add", widened(tensors)[slots] + rows)):
+    for mode, wanted in (("replace", rows), ("add", widened(tensors, NAME)[slots] + rows)):
         overlay(tmp_path / "o", slots, rows, base_of(tensors, NAME), mode)
         assert "rounded" in ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / mode)
         got = read(tmp_path / mode / "model.safetensors")[0]
@@ -403,7 +399,7 @@ def test_rows_of_another_type_are_rounded_to_the_tables(tmp_path, dtype):
         elif dtype == "F16":
             assert (got[NAME][slots] == wanted.astype("<f2")).all()
         else:
-            assert np.allclose(widened(got)[slots], wanted, rtol=2 ** -8, atol=0)
+            assert np.allclose(widened(got, NAME)[slots], wanted, rtol=2 ** -8, atol=0)
 
 
 def test_experts_are_changed_with_the_values(tmp_path):
@@ -421,7 +417,7 @@ def test_experts_are_changed_with_the_values(tmp_path):
 def test_tables_of_two_types_differ_where_their_numbers_do(tmp_path):
     tensors = small(tmp_path / "base", "BF16")
     small(tmp_path / "tuned", "F32")
-    values = widened(tensors).copy()
+    values = widened(tensors, NAME).copy()
     values[3] += 1
     write(tmp_path / "tuned/model.safetensors", {**tensors, NAME: values}, {})
     ok("memory", "diff", tmp_path / "base", tmp_path / "tuned", "-o", tmp_path / "x")
