@@ -71,8 +71,8 @@ function percent(share) {
 }
 
 function seconds(s) {
-    return s === null ? "–" : s >= 1 ? s.toFixed(2) + " s"
-        : s >= 0.01 ? (1000 * s).toFixed(0) + " ms" : (1000 * s).toFixed(2) + " ms";
+    return s === null ? "–" : s >= 10 ? s.toFixed(0) + " s" : s >= 1 ? s.toFixed(1) + " s"
+        : (1000 * s).toFixed(s >= 0.01 ? 0 : s >= 0.001 ? 1 : 2) + " ms";
 }
 
 function many(n, one, more) {

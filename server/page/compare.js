@@ -120,14 +120,18 @@ function tokensDiffer(a, b) {
     return [inA, inB];
 }
 
+/* Gives the overlays that the answer was computed with, in words. */
 async function compareWrite(text, body, signal) {
     text.clear();
     const read = bytesReader();
+    let overlays = [];
     for await (const event of askEvents("generate", body, signal)) {
         if (event.token) {
             text.add(tokenOf(event.token, read(event.token)));
         }
+        overlays = event.overlay || overlays;
     }
+    return overlays.map((overlay) => "Overlay " + overlay.name + ", version " + overlay.version + ". ").join("");
 }
 
 async function comparePerplexity(input, change, signal) {
@@ -165,13 +169,13 @@ async function compareRun() {
     try {
         /* One after the other: a server may allow a client one request at a time. */
         await compareWrite(compareLeft, withSeed(body, seed), signal);
-        await compareWrite(compareRight, withSeed({ ...body, ...change }, seed), signal);
+        const overlays = await compareWrite(compareRight, withSeed({ ...body, ...change }, seed), signal);
         $("compare-state").textContent = compareMark() + (Object.keys(change).length === 0
             ? " Nothing is switched off, and no overlay is chosen." : "");
         const before = await comparePerplexity(input, {}, signal);
         const after = await comparePerplexity(input, change, signal);
         $("compare-left-state").textContent = "Perplexity of the text above: " + short(before);
-        $("compare-right-state").textContent = "Perplexity of the text above: " + short(after);
+        $("compare-right-state").textContent = overlays + "Perplexity of the text above: " + short(after);
     } catch (error) {
         $("compare-state").textContent = error.name === "AbortError" ? "Stopped." : "";
         throw error;

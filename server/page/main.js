@@ -103,7 +103,11 @@ async function servedLoad() {
     show($("key-form"), false);
     $("key").value = "";
     troubleHide();
-    viewBegin();
+    if (served.info === null && location.hash === "") {
+        viewGo("now"); /* all that this port has */
+    } else {
+        viewBegin();
+    }
 }
 
 function serverTrouble(error) {

@@ -229,9 +229,33 @@ async function memoryRun() {
     }
 }
 
-/* At the admin port there is no text, but the map of all traffic. */
+/* The overlays that the server has, as a table; they are put there and taken away by PUT and DELETE. */
+async function memoryOverlays() {
+    let list = [];
+    try {
+        list = (await askJson("memory/overlays")).data;
+    } catch (error) {
+        if (error.status !== 404 && error.status !== 400) {
+            throw error;
+        }
+    }
+    const rows = list.map((overlay) => make("tr", {}, make("th", { scope: "row", textContent: overlay.name }),
+        make("td", { textContent: overlay.version }), make("td", { textContent: overlay.mode }),
+        make("td", { textContent: overlay.memories.map(({ memory, rows: n }) => many(n, "row") + " of memory " + memory).join(", ") }),
+        make("td", { textContent: whole.format(overlay.bytes) }), make("td", { textContent: overlay.sha256.slice(0, 12) })));
+    const head = ["Name", "Version", "Mode", "Rows", "Bytes", "SHA-256"];
+    $("memory-overlays").replaceChildren(make("h2", { textContent: "Overlays" }), list.length === 0
+        ? make("p", { className: "hint", textContent: "This server has none. PUT /memory/overlays/NAME brings one here." })
+        : make("div", { className: "wide" }, make("table", {},
+            make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
+            make("tbody", {}, ...rows))));
+    show($("memory-overlays"), true);
+}
+
+/* At the admin port there is no text, but the map of all traffic, and the overlays. */
 async function memoryAtAdmin() {
     show($("memory-form"), false);
+    await memoryOverlays();
     const [counts, why] = await Counts.load();
     if (counts === null) {
         $("memory-state").textContent = why;

@@ -35,7 +35,7 @@ function metricAll(sample, name) {
         if (key.startsWith("pkmserve_" + name + "{")) {
             const labels = {};
             for (const [, label, text] of key.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) {
-                labels[label] = text;
+                labels[label] = text.replace(/\\(["\\])/g, "$1");
             }
             found.push({ labels, value });
         }
@@ -105,8 +105,8 @@ function nowMakePlots() {
             of: (from, to) => [metricAll(to, "requests_rejected_total").reduce((sum, { labels }) =>
                 sum + rate(from, to, 'requests_rejected_total{reason="' + labels.reason + '"}'), 0)] },
         latency("Time to first token", "time_to_first_token_seconds"),
-        latency("Between tokens", "inter_token_latency_seconds"),
-        latency("Whole request", "e2e_request_latency_seconds"),
+        latency("Inter-token latency", "inter_token_latency_seconds"),
+        latency("End-to-end latency", "e2e_request_latency_seconds"),
     ];
 }
 

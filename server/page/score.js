@@ -19,7 +19,7 @@ function scoreShow(text, result) {
         scoreFigure("Bits per byte", short(result.bits_per_byte), "surprise of the whole text over its UTF-8 bytes"),
         scoreFigure("Bits per token", short(result.bits_per_token), "mean surprise of a token"),
         scoreFigure("Tokens", whole.format(result.n_tokens), whole.format(result.n_scored) + " of them scored"),
-        scoreFigure("Guessed", percent(result.accuracy), "tokens that the model thought the likeliest"),
+        scoreFigure("Accuracy", percent(result.accuracy), "tokens that the model found the likeliest"),
         scoreFigure("Unknown", whole.format(result.n_unk), "tokens that stand for text which the vocabulary lacks"));
     show($("score-figures"), true);
     scoreText.set(tokens);

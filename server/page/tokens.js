@@ -101,7 +101,7 @@ function cardFill(card, token) {
     const most = token.top.length > 0 ? Math.max(...token.top.map((each) => each.p), 1e-9) : 1;
     card.replaceChildren(
         make("p", { className: "token", textContent: tokenQuoted(token) },
-            make("span", { className: "id", textContent: "id " + token.id })),
+            token.id === null ? null : make("span", { className: "id", textContent: "id " + token.id })),
         token.isUnknown ? make("p", { className: "unknown", textContent: "The vocabulary lacks this text." }) : "",
         facts,
         token.top.length > 0 ? make("ol", {}, ...token.top.map((each) => cardAlternative(each, token.id, most))) : "");

@@ -47,7 +47,7 @@ function writeFigures(last, wasStopped) {
     const parts = [many(made.length, "token")];
     if (last !== null && last.timings) {
         parts.push(short(last.timings.predicted_per_second) + " tokens/s",
-            "first after " + seconds(last.timings.prefill_ms / 1000));
+            "first token after " + seconds(last.timings.prefill_ms / 1000));
     }
     if (made.length > 0) {
         parts.push("perplexity " + short(perplexityOf(made)));
@@ -68,8 +68,8 @@ async function writeRun() {
     troubleHide();
     writePrompt = $("write-prompt").value;
     writeMade = "";
-    writeText.set([{ id: "–", text: writePrompt, bits: null, p: null, top: [], isGiven: true }]);
-    $("write-state").textContent = "Waiting for the first token.";
+    writeText.set([{ id: null, text: writePrompt, bits: null, p: null, top: [], isGiven: true }]);
+    $("write-state").textContent = "Writing.";
     show($("write-after"), false);
     const read = bytesReader();
     let last = null;
@@ -77,7 +77,6 @@ async function writeRun() {
         for await (const event of askEvents("generate", body, writeStop.signal)) {
             if (event.token) {
                 writeText.add(tokenOf(event.token, read(event.token)));
-                $("write-state").textContent = many(writeText.tokens.length - 1, "token");
             }
             writeMade += event.text || "";
             last = event.finish_reason ? event : last;

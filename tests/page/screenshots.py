@@ -58,18 +58,19 @@ VIEWS = {"write": write, "score": score, "memory": memory, "now": now}
 
 
 def draw(server, browser):
-    for scheme in ("light", "dark"):
-        browser.scheme(scheme)
-        for view, use in VIEWS.items():
-            browser.size(WIDTH, HEIGHTS[view])
-            browser.open(server.url + "/#" + view)
-            eventually(lambda: browser.text("#served") != "", "the page")
-            use(browser)
-            browser.run("scrollTo(0, 0)")
+    for view, use in VIEWS.items():
+        browser.size(WIDTH, HEIGHTS[view])
+        browser.open(server.url + "/#" + view)
+        eventually(lambda: browser.text("#served") != "", "the page")
+        use(browser)
+        browser.run("scrollTo(0, 0)")
+        for scheme in ("light", "dark"):
+            browser.scheme(scheme)
             path = os.path.join(PICTURES, "%s-%s.png" % (view, scheme))
             browser.shot(path)
-            subprocess.run(["pngquant", "--force", "--strip", "--speed", "1", "--nofs", "--output", path, "64", path], check=True)
-            print("%-28s %6.1f kB" % (os.path.relpath(path), os.path.getsize(path) / 1024))
+            subprocess.run(["pngquant", "--force", "--strip", "--speed", "1", "--nofs", "--output", path, "64", path],
+                           check=True)
+            print("%-36s %6.1f kB" % (os.path.relpath(path), os.path.getsize(path) / 1024))
 
 
 def main():

@@ -144,8 +144,7 @@ def test_figures_at_the_admin_port_and_work_at_the_other(browser):
         opened(browser, s, "now")
         eventually(lambda: "--admin-port" in browser.text("#now-state"), "where the figures are")
         assert not browser.find("#now-plots").is_displayed()
-        score_url = "http://127.0.0.1:%d" % admin
-        browser.open(score_url + "/#now")
+        browser.open("http://127.0.0.1:%d/" % admin)
         eventually(lambda: browser.all(".plot"), "the plots")
         eventually(lambda: browser.text("#served") == "admin port", "which port this is")
         for view in ("write", "score"):

@@ -328,6 +328,19 @@ def test_the_map_shows_the_table_and_leads_to_slots(browser, server):
     assert browser.text("#memory-slot h2") == "Slot %d of memory 0" % (side + 1)
 
 
+def test_what_this_port_does_not_tell_is_said_in_a_line(browser, server):
+    browser.refusals = ["404"]
+    opened(browser, server, "memory")
+    trace(browser)
+    before = browser.text("#map-state")
+    browser.run("""const select = document.querySelector('#map-of'); select.value = 'all';
+        select.dispatchEvent(new Event('change'))""")
+    eventually(lambda: browser.text("#map-state") != before, "why there is no map of all traffic")
+    assert "--memory-counts on" in browser.text("#map-state") and "--admin-port" in browser.text("#map-state")
+    assert "This server has no overlays." in browser.text("#compare-overlay-note")
+    assert not browser.find("#compare-overlay").is_enabled()
+
+
 def test_memory_by_keyboard_alone(browser, server):
     opened(browser, server, "memory")
     browser.find("#tab-memory").send_keys(Keys.TAB)
@@ -443,10 +456,10 @@ def test_now_shows_what_the_server_does(browser, server):
     def of(title):
         return next(each.text for each in browser.all(".plot") if each.text.startswith(title))
 
-    eventually(lambda: " ms p50" in of("Time to first token") and " ms p99" in of("Whole request"), "latencies")
+    eventually(lambda: " ms p50" in of("Time to first token") and " ms p99" in of("End-to-end latency"), "latencies")
     eventually(lambda: browser.run("return [...document.querySelectorAll('.plot .line')].filter("
                                    "(line) => line.getAttribute('d').includes('L')).length") >= 8, "lines")
-    for title in ("Tokens", "Requests", "Batch", "KV cache", "Prompt tokens from the cache", "Between tokens"):
+    for title in ("Tokens", "Requests", "Batch", "KV cache", "Prompt tokens from the cache", "Inter-token latency"):
         assert of(title)
     assert "pkmserve" not in browser.text("#now-state") and "every two seconds" in browser.text("#now-state")
     row = browser.text("#now-memory tbody tr")
