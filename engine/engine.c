@@ -575,22 +575,6 @@ struct engine_stats *engine_stats(struct engine *engine)
     return &engine->stats;
 }
 
-enum err_code engine_pkm_stats(const struct engine *engine, int m, struct pkm_stats *stats,
-                               struct err *err)
-{
-    return pkm_totals_stats(&engine->totals, model_info(engine->model), m, stats, err);
-}
-
-int64_t engine_pkm_sampled(const struct engine *engine)
-{
-    return atomic_load_explicit(&engine->totals.n_position, memory_order_relaxed);
-}
-
-const struct pkm_counts *engine_counts(const struct engine *engine)
-{
-    return engine->counts.n_seq > 0 ? &engine->counts : NULL;
-}
-
 int engine_retry_after_s(const struct engine *engine)
 {
     const long long rate = atomic_load_explicit(&engine->drain_rate, memory_order_relaxed);

@@ -17,6 +17,7 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
+#include "engine/lookups.h"
 #include "engine/prefix.h"
 #include "engine/scoring.h"
 
@@ -289,90 +290,6 @@ static void fill_step(struct engine *engine)
     CHECK(step->n_tok > 0);
 }
 
-/* Copies the memory look-ups into the traces of the sequences that keep one. */
-static void trace_step(struct engine *engine)
-{
-    const struct model_info *const info = model_info(engine->model);
-    bool wanted = false;
-    for (int i = 0; i < engine->n_active; i++) {
-        wanted = wanted || (engine->active[i]->n_row > 0 && engine->active[i]->item->traced);
-    }
-    for (int m = 0; wanted && m < info->n_memory; m++) {
-        struct tensor slots;
-        struct tensor shares;
-        model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
-        CHECK(slots.cols <= engine->n_hit_column && slots.cols == shares.cols);
-        for (int i = 0; i < engine->n_active; i++) {
-            const struct sequence *const seq = engine->active[i];
-            if (seq->n_row > 0 && seq->item->traced) {
-                const struct tensor rows = tensor_rows(slots, seq->row_first, seq->n_row);
-                engine->be->op->download(engine->be, engine->hit_slots, rows);
-                engine->be->op->download(engine->be, engine->hit_shares,
-                                         tensor_rows(shares, seq->row_first, seq->n_row));
-                sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
-            }
-        }
-    }
-}
-
-/* Of one in so many steps with overlays, counts how many look-ups of one row an overlay answered. */
-static void count_overlays(struct engine *engine)
-{
-    enum { EVERY = 16 };
-    const struct model_info *const info = model_info(engine->model);
-    if (engine->step->n_redirect == 0 || engine->n_overlay_step++ % EVERY != 0) {
-        return;
-    }
-    for (int i = 0; i < engine->n_active; i++) { /* the sequences take turns */
-        const int at =
-            (int)((engine->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)engine->n_active);
-        const struct sequence *const seq = engine->active[at];
-        const struct request_overlays *const overlays = &seq->job->request->overlays;
-        if (seq->n_row == 0 || overlays->n == 0) {
-            continue;
-        }
-        for (int m = 0; m < info->n_memory; m++) {
-            struct tensor slots;
-            struct tensor shares;
-            model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
-            const int row = seq->row_first + seq->n_row - 1;
-            engine->be->op->download(engine->be, engine->hit_slots, tensor_rows(slots, row, 1));
-            overlays_count(engine->overlays, overlays, model_table_of(info, m), engine->hit_slots,
-                           (int)slots.cols);
-        }
-        return;
-    }
-}
-
-/* Adds the step's look-ups to the counts of all traffic. */
-static void count_slots(struct engine *engine)
-{
-    const struct model_info *const info = model_info(engine->model);
-    const bool is_host = engine->be->is_host;
-    const int n_tok = engine->step->n_tok;
-    for (int m = 0; m < info->n_memory; m++) {
-        struct tensor slots;
-        struct tensor shares;
-        model_pkm_hits(engine->model, m, n_tok, &slots, &shares);
-        CHECK(slots.stride == slots.cols && shares.stride == shares.cols);
-        if (!is_host) {
-            engine->be->op->download(engine->be, engine->hit_slots, tensor_head(slots, n_tok));
-            engine->be->op->download(engine->be, engine->hit_shares, tensor_head(shares, n_tok));
-        }
-        for (int i = 0; i < engine->n_active; i++) {
-            const struct sequence *const seq = engine->active[i];
-            const int64_t first = seq->row_first * slots.cols;
-            if (seq->n_row > 0) {
-                pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence),
-                               (is_host ? (const int32_t *)slots.data : engine->hit_slots) + first,
-                               (is_host ? (const float *)shares.data : engine->hit_shares) + first,
-                               seq->n_row * slots.cols);
-            }
-        }
-    }
-    pkm_counts_end_step(&engine->counts, n_tok);
-}
-
 static void count_step(struct engine *engine, int64_t begin_us, int64_t end_us)
 {
     struct engine_stats *const stats = &engine->stats;
@@ -480,12 +397,7 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
                                     memory_order_relaxed);
     update_bulk_budget(engine, (double)(end_us - begin_us) * 1e-3);
-    trace_step(engine);
-    if (engine->counts.n_seq > 0) {
-        count_slots(engine);
-    }
-    pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
-    count_overlays(engine);
+    lookups_take(engine);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);
     return ERR_OK;
