@@ -169,7 +169,7 @@ screenshots: all ## draw the README's pictures of the web page
 	@.ci/deps page
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/page/screenshots.py
 
-.PHONY: stress soak check-clients check-hf check-ray
+.PHONY: stress soak check-clients check-hf check-ray check-chart
 stress: all ## overload, 256 streams, slow readers, scoring beside generations; prints Markdown tables
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/bench/stress.py overload streams slow bulk --seconds $(STRESS_SECONDS)
 soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no growth
@@ -201,3 +201,11 @@ check-ray: all ## a corpus on a local Ray of two workers, one of which is killed
 	@test -x $(B)/ray/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/ray && \
 	    $(B)/ray/bin/pip install -q -r tests/ray/requirements.txt; }
 	@PKMSERVE=$(abspath $(B)/pkmserve) $(B)/ray/bin/python -m pytest -q -rs -p no:cacheprovider tests/ray
+
+# The kubernetes package has the classes of Kubernetes' own kinds. CRDS, a folder with the CustomResourceDefinitions of the
+# Prometheus operator, KServe, the Gateway API and its inference extension, has the rest; helm is used where it is installed.
+check-chart: all ## Helm chart, Job and examples against the schemas that are to be had (CRDS=FOLDER)
+	@test -x $(B)/chart/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/chart && \
+	    $(B)/chart/bin/pip install -q kubernetes jsonschema pyyaml pytest requests; }
+	@PKMSERVE=$(abspath $(B)/pkmserve) $(if $(CRDS),CRDS=$(abspath $(CRDS))) PATH=$$PATH:$(abspath build/tools) \
+	    $(B)/chart/bin/python -m pytest -q -rs -p no:cacheprovider tests/docker/test_chart.py tests/docker/test_files.py

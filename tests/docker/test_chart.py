@@ -1,0 +1,217 @@
+"""The Helm chart, the Indexed Job and the examples for KServe and the Gateway: against the program, against the manifests
+of docker/kubernetes, and against the schemas that are to be had (make check-chart)."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fleet import DOCKER, PROGRAM, ROOT
+from test_files import check_model, environment_of, promtool, variables_of
+from test_files import metrics, options, replica  # noqa: F401  fixtures
+
+yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
+jsonschema = pytest.importorskip("jsonschema", reason="python3-jsonschema is not installed")
+from chart import render  # noqa: E402
+
+CHART = DOCKER / "helm" / "pkmserve"
+FULL = {
+    "model": {"volume": {"emptyDir": {}}, "subPath": "a", "servedName": "x",
+              "init": [{"name": "fetch", "image": "m:1", "command": ["cp", "-r", "/weights/.", "/model"]}]},
+    "options": {"dtype": "int8", "max-seqs": "64"}, "keys": {"secret": "keys"},
+    "gpu": {"enabled": True, "runtimeClassName": "nvidia"}, "autoscaling": {"enabled": True},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "alerts": {"enabled": True},
+    "nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "imagePullSecrets": [{"name": "registry"}], "podAnnotations": {"a": "b"},
+}
+
+
+def by_kind(values=None, **keywords):
+    manifests, _ = render(CHART, values, **keywords)
+    kinds = {m["kind"]: m for m in manifests}
+    assert len(kinds) == len(manifests)
+    return kinds
+
+
+def pod_of(deployment):
+    return deployment["spec"]["template"]["spec"]
+
+
+def others():
+    """Every other manifest: the Job, the examples."""
+    for path in [DOCKER / "batch" / "score-job.yaml", *sorted((DOCKER / "examples").glob("*.yaml"))]:
+        for manifest in yaml.safe_load_all(path.read_text()):
+            yield manifest
+
+
+def manifests():
+    return [*by_kind().values(), *by_kind(FULL).values(), *others()]
+
+
+def test_the_chart_with_its_own_values_is_what_the_manifests_are():
+    """Two ways to the same pods: who changes one changes the other."""
+    kinds = by_kind()
+    assert set(kinds) == {"Deployment", "Service", "PodDisruptionBudget"}
+    mine = pod_of(kinds["Deployment"])
+    theirs = pod_of(yaml.safe_load((DOCKER / "kubernetes" / "deployment.yaml").read_text()))
+    assert mine["securityContext"].pop("fsGroup") == 65532  # for volumes that the manifests have none of
+    constraint, = mine["topologySpreadConstraints"]
+    assert constraint["labelSelector"]["matchLabels"].pop("app.kubernetes.io/instance") == "pkmserve"
+    assert mine["containers"][0].pop("imagePullPolicy") == "IfNotPresent"
+    assert mine == theirs
+    scaler = by_kind(FULL)["HorizontalPodAutoscaler"]["spec"]
+    assert scaler == yaml.safe_load((DOCKER / "kubernetes" / "autoscaling.yaml").read_text())["spec"]
+
+
+def test_names_and_labels_belong_together():
+    kinds = by_kind(FULL, release="other", namespace="models")
+    assert {m["metadata"]["name"] for m in kinds.values()} == {"other"}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    for selector in (kinds["Deployment"]["spec"]["selector"]["matchLabels"],
+                     kinds["Service"]["spec"]["selector"],
+                     kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= labels
+    assert kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"] == "other"
+    monitor = kinds["ServiceMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= kinds["Service"]["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == kinds["Service"]["spec"]["ports"][0]["name"]
+    for rule in kinds["PrometheusRule"]["spec"]["groups"][0]["rules"]:
+        assert 'namespace="models",service="other"' in rule["expr"]
+    pool = next(m for m in others() if m["kind"] == "InferencePool")["spec"]
+    labels = by_kind()["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    assert pool["selector"]["matchLabels"].items() <= labels
+
+
+def test_values_reach_the_pod():
+    deployment = by_kind(FULL)["Deployment"]
+    pod, container = pod_of(deployment), pod_of(deployment)["containers"][0]
+    variables = environment_of(container)
+    assert variables["PKMSERVE_DTYPE"] == "int8" and variables["PKMSERVE_MAX_SEQS"] == "64"
+    assert variables["PKMSERVE_API_KEY_FILE"] == "/keys/keys" and variables["PKMSERVE_MODEL"] == "/model"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1" and pod["runtimeClassName"] == "nvidia"
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    assert pod["initContainers"][0]["volumeMounts"] == [{"name": "model", "mountPath": "/model"}]
+    assert "replicas" not in deployment["spec"]  # the scaler's
+    assert by_kind({"replicas": 3})["Deployment"]["spec"]["replicas"] == 3
+    assert "No API key" in render(CHART)[1] and "No API key" not in render(CHART, FULL)[1]
+
+
+def test_variables_are_options_and_there_is_time_to_drain(options):  # noqa: F811
+    known = {"PKMSERVE_" + flag.upper().replace("-", "_") for flag in options}
+    for manifest in manifests():
+        assert variables_of(json.dumps(manifest)) <= known, manifest["metadata"]["name"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["terminationGracePeriodSeconds"] > (values["drainDelaySeconds"]
+                                                      + values["shutdownTimeoutSeconds"] + 2)
+    assert str(values["alerts"]["stallSeconds"]) == options["stall-ready-s"]
+    assert values["alerts"]["waiting"] == int(values["autoscaling"]["waiting"]) == int(options["max-seqs"]) // 4
+
+
+def test_alerts_ask_for_metrics_and_labels_that_exist(metrics, tmp_path):  # noqa: F811
+    groups = by_kind(FULL)["PrometheusRule"]["spec"]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump(groups))
+    for rule in groups["groups"][0]["rules"]:
+        for name, labels in re.findall(r"(pkmserve_[a-z_]+)\{([^}]*)\}", rule["expr"]):
+            lines = re.findall(r"^%s(?:\{(.*)\})? " % name, metrics, re.M)
+            assert lines, "%s: there is no metric %s" % (rule["alert"], name)
+            have = set(re.findall(r'(\w+)="', " ".join(lines))) | {"namespace", "service"}
+            assert set(re.findall(r'(\w+)=~?"', labels)) <= have, rule["alert"]
+    done = promtool("check", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_job_scores_every_nth_line_and_goes_on(tmp_path):
+    """The arguments of pod 3, as Kubernetes would expand them, on a corpus of two files."""
+    job = next(m for m in others() if m["kind"] == "Job")["spec"]
+    assert job["completionMode"] == "Indexed" and job["template"]["spec"]["restartPolicy"] == "OnFailure"
+    arguments = job["template"]["spec"]["containers"][0]["args"]
+    assert "--shard=$(JOB_COMPLETION_INDEX)/%d" % job["completions"] in arguments
+    for part in range(2):
+        lines = "".join(json.dumps({"id": i, "text": "Line %d." % i}) + "\n" for i in range(part * 8, part * 8 + 8))
+        (tmp_path / ("part-%d.jsonl.zst" % part)).write_text(lines)  # what a file holds is seen by its bytes
+    arguments = [a.replace("$(JOB_COMPLETION_INDEX)", "3").replace("/corpus/", "%s/" % tmp_path)
+                 .replace("/scores/", "%s/" % tmp_path) for a in arguments]
+    for _ in range(2):  # the second finds all done
+        done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    shown = subprocess.run(["zstd", "-dcq", tmp_path / "3.jsonl.zst"], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["id"] for line in shown.stdout.splitlines()] == [3, 11]
+
+
+# ---- schemas --------------------------------------------------------------------------------------
+
+def test_what_is_kubernetes_own_fits_its_schema():
+    client = pytest.importorskip("kubernetes.client", reason="the package kubernetes is not installed: make check-chart")
+    n = 0
+    for manifest in manifests():
+        version, kind = manifest["apiVersion"].split("/")[-1], manifest["kind"]
+        if "." in manifest["apiVersion"].replace(".k8s.io", "."):
+            continue  # of the projects below
+        model = version.capitalize() + kind
+        if not hasattr(client, model) and version == "v2":
+            model = "V2beta2" + kind
+        check_model(client, model, manifest, kind)
+        n += 1
+    assert n == 8
+
+
+def known_fields(schema, value, where):
+    """A server drops fields that a schema does not have; here they are errors."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    if isinstance(value, list):
+        for i, one in enumerate(value):
+            known_fields(schema.get("items", {}), one, "%s[%d]" % (where, i))
+    elif isinstance(value, dict) and "properties" in schema:
+        unknown = set(value) - set(schema["properties"])
+        assert not unknown, "%s: unknown: %s" % (where, unknown)
+        for key, one in value.items():
+            known_fields(schema["properties"][key], one, where + "." + key)
+
+
+def test_the_others_fit_the_definitions_of_their_projects():
+    """CRDS is a folder with these projects' CustomResourceDefinitions."""
+    if "CRDS" not in os.environ:
+        pytest.skip("make check-chart CRDS=FOLDER")
+    schemas = {}
+    for path in pathlib.Path(os.environ["CRDS"]).glob("*.yaml"):
+        for definition in yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            for version in definition["spec"]["versions"]:
+                name = "%s/%s" % (definition["spec"]["group"], version["name"])
+                schemas[name, definition["spec"]["names"]["kind"]] = version["schema"]["openAPIV3Schema"]
+    checked = set()
+    for manifest in manifests():
+        key = manifest["apiVersion"], manifest["kind"]
+        if key in schemas:
+            jsonschema.Draft7Validator(schemas[key]).validate(manifest)
+            schema = {**schemas[key]["properties"], "metadata": {}}
+            known_fields({"properties": schema}, manifest, key[1])
+            checked.add(key[1])
+    assert checked == {"ServiceMonitor", "PrometheusRule", "InferenceService", "InferencePool", "HTTPRoute"}
+
+
+@pytest.mark.parametrize("values", [{}, FULL], ids=["own", "full"])
+def test_helm_renders_the_same(values, tmp_path):
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    given = ["--values", tmp_path / "values.yaml"]
+    linted = subprocess.run([helm, "lint", "--strict", CHART, *given], capture_output=True, text=True)
+    assert linted.returncode == 0, linted.stdout
+    done = subprocess.run([helm, "template", "pkmserve", CHART, *given], capture_output=True, text=True, check=True)
+    theirs = [m for m in yaml.safe_load_all(done.stdout) if m]
+    mine, _ = render(CHART, values)
+    order = str
+    assert sorted(theirs, key=order) == sorted(mine, key=order)
+
+
+def test_the_chart_has_the_programs_version():
+    version = re.search(r'PKMSERVE_VERSION "(.*)"', (ROOT / "server" / "version.h").read_text())[1]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
