@@ -8,7 +8,8 @@ const NOW_WINDOW = 15;  /* samples that percentiles are of: half a minute */
 
 let nowTimer = null;
 let nowPlots = null;
-const nowSamples = []; /* {at, value: Map of "name{labels}" to a number}, oldest first */
+/* {at, value: Map of "name{labels}" to a number, drawn: for each plot its values, memories}, oldest first */
+const nowSamples = [];
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
@@ -110,26 +111,38 @@ function nowMakePlots() {
     ];
 }
 
+/* What a new sample adds to the plots: computed once, when it comes. */
+function nowAdd(sample) {
+    const last = nowSamples[nowSamples.length - 1];
+    const old = nowSamples[Math.max(0, nowSamples.length - NOW_WINDOW)];
+    sample.drawn = nowPlots.map(({ plot, of }) => (last ? of(last, sample, old) : plot.series.map(() => null)));
+    sample.memories = nowMemories(sample);
+    nowSamples.push(sample);
+    nowSamples.splice(0, nowSamples.length - NOW_PLACES);
+}
+
 function nowDraw() {
-    for (const { plot, of } of nowPlots) {
-        const values = plot.series.map(() => []);
-        for (let i = 1; i < nowSamples.length; i++) {
-            const each = of(nowSamples[i - 1], nowSamples[i], nowSamples[Math.max(0, i - NOW_WINDOW)]);
-            each.forEach((value, s) => values[s].push(value));
-        }
-        plot.update(values, Math.max(NOW_FIRST, nowSamples.length));
-    }
+    nowPlots.forEach(({ plot }, i) => plot.update(
+        plot.series.map((name, s) => nowSamples.map((sample) => sample.drawn[i][s])),
+        Math.max(NOW_FIRST, nowSamples.length)));
 }
 
 /* ---- the memories --------------------------------------------------------------------------- */
 
-/* What one figure of a memory was in all samples, as a small line, and what it is now. */
-function nowCell(name, layer, format, top) {
-    const values = nowSamples.map((sample) => {
+/* [{layer, slots, used, kl, top}]: null is what nothing was read for yet. */
+function nowMemories(sample) {
+    const of = (name, layer) => {
         const found = metricAll(sample, name).find(({ labels }) =>
             labels.layer === layer && (labels.weighting || "weight") === "weight");
         return found && !Number.isNaN(found.value) ? found.value : null;
-    });
+    };
+    return metricAll(sample, "memory_slots").map(({ labels: { layer }, value }) => ({ layer, slots: value,
+        used: of("memory_used_ratio", layer), kl: of("memory_kl_nats", layer), top: of("memory_top90_slots", layer) }));
+}
+
+/* What one figure of memory i was in all samples, as a small line, and what it is now. */
+function nowCell(i, name, format, top) {
+    const values = nowSamples.map((sample) => (sample.memories[i] ? sample.memories[i][name] : null));
     const last = values[values.length - 1];
     const axis = top || roundUp(Math.max(...values, 0));
     return make("td", {}, make("span", { className: "spark" },
@@ -140,23 +153,20 @@ function nowCell(name, layer, format, top) {
 }
 
 function nowMemory(sample) {
-    const layers = metricAll(sample, "memory_slots");
-    const sampled = metric(sample, "memory_sampled_positions");
-    show($("now-memory"), layers.length > 0);
-    if (layers.length === 0) {
-        return;
-    }
-    const rows = layers.map(({ labels: { layer }, value }) => make("tr", {},
+    show($("now-memory"), sample.memories.length > 0);
+    const rows = sample.memories.map(({ layer, slots }, i) => make("tr", {},
         make("th", { scope: "row", textContent: "layer " + layer }),
-        make("td", { textContent: whole.format(value) }),
-        nowCell("memory_used_ratio", layer, percent, 1),
-        nowCell("memory_kl_nats", layer, (nats) => short(nats) + " nats"),
-        nowCell("memory_top90_slots", layer, (slots) => whole.format(slots))));
+        make("td", { textContent: whole.format(slots) }),
+        nowCell(i, "used", percent, 1),
+        nowCell(i, "kl", (nats) => short(nats) + " nats"),
+        nowCell(i, "top", (n) => whole.format(n))));
     const head = ["Memory", "Slots", "Used so far", "KL to even use", "Slots with 90 % of the weight"];
     $("now-memory").replaceChildren(make("h2", { textContent: "Memories" }),
-        make("div", { className: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
+        make("div", { className: "wide" }, make("table", {},
+            make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
             make("tbody", {}, ...rows))),
-        make("p", { className: "hint", textContent: "A sample, not all: one position in 64, " + many(sampled || 0, "position")
+        make("p", { className: "hint", textContent: "A sample, not all: one position in 64, "
+            + many(metric(sample, "memory_sampled_positions") || 0, "position")
             + " since the start. So what is used is a lower bound, and grows with the sample." }));
 }
 
@@ -196,8 +206,7 @@ async function nowAsk() {
         throw error;
     }
     const sample = { at: Date.now(), value: metricsOf(await rest(answer.text())) };
-    nowSamples.push(sample);
-    nowSamples.splice(0, nowSamples.length - NOW_PLACES);
+    nowAdd(sample);
     show($("now-plots"), true);
     nowDraw();
     nowMemory(sample);

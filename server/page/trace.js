@@ -94,6 +94,8 @@ class Trace {
 
 /* ---- all traffic ---------------------------------------------------------------------------- */
 
+const COUNTS_BYTES_MAX = 2 ** 28; /* what a page takes: tables of 11 million slots in all */
+
 /* Counts as GET /memory/counts gives them, a safetensors file: an 8-byte length, a JSON header, arrays.
  * For memory I "memories.I.reads", 64-bit integers. */
 class Counts {
@@ -133,7 +135,14 @@ class Counts {
     /* null and a reason where the server tells none. */
     static async load() {
         try {
-            const answer = await ask("memory/counts");
+            const stop = new AbortController();
+            const answer = await ask("memory/counts", undefined, stop.signal);
+            const bytes = Number(answer.headers.get("Content-Length"));
+            if (bytes > COUNTS_BYTES_MAX) {
+                stop.abort();
+                return [null, "The counts have " + whole.format(bytes) + " bytes, too many for a page: save them with curl, "
+                    + "and ask pkmserve memory hot or memory inspect."];
+            }
             return [new Counts(await rest(answer.arrayBuffer())), ""];
         } catch (error) {
             if (error.status === 404 || error.status === 403 || error.status === 405 || error.status === 400) {
