@@ -132,26 +132,40 @@ class Counts {
         }
     }
 
-    /* null and a reason where the server tells none. */
+    /* [counts, ""], or [null, why] where the server tells none: they are at the admin port alone. */
     static async load() {
+        if (served.info !== null) {
+            return [null, served.info.defaults.memory_counts === true
+                ? "What all traffic reads is told at the admin port (--admin-port): open this page there."
+                : "What all traffic reads is not counted: --memory-counts on does, and --admin-port opens the port that tells it."];
+        }
         try {
-            const stop = new AbortController();
-            const answer = await ask("memory/counts", undefined, stop.signal);
-            const bytes = Number(answer.headers.get("Content-Length"));
-            if (bytes > COUNTS_BYTES_MAX) {
-                stop.abort();
-                return [null, "The counts have " + whole.format(bytes) + " bytes, too many for a page: save them with curl, "
-                    + "and ask pkmserve memory hot or memory inspect."];
-            }
-            return [new Counts(await rest(answer.arrayBuffer())), ""];
+            return await countsRead(await ask("memory/counts"));
         } catch (error) {
-            if (error.status === 404 || error.status === 403 || error.status === 405 || error.status === 400) {
-                return [null, served.info === null
-                    ? "The server does not count what all traffic reads: start it with --memory-counts on."
-                    : "What all traffic reads is counted with --memory-counts on, and told at the admin port "
-                    + "(--admin-port): open this page there."];
+            if (error.status === 404) {
+                return [null, "This server does not count what all traffic reads: start it with --memory-counts on."];
             }
             throw error;
+        }
+    }
+}
+
+/* The answer comes in pieces, without saying how long it is. */
+async function countsRead(answer) {
+    const reader = answer.body.getReader();
+    const pieces = [];
+    let bytes = 0;
+    for (;;) {
+        const { done, value } = await rest(reader.read());
+        if (done) {
+            return [new Counts(await new Blob(pieces).arrayBuffer()), ""];
+        }
+        pieces.push(value);
+        bytes += value.length;
+        if (bytes > COUNTS_BYTES_MAX) {
+            await reader.cancel();
+            return [null, "The counts have more than " + whole.format(COUNTS_BYTES_MAX) + " bytes, too many for a page: "
+                + "save them with curl, and ask pkmserve memory hot or memory inspect."];
         }
     }
 }

@@ -329,7 +329,6 @@ def test_the_map_shows_the_table_and_leads_to_slots(browser, server):
 
 
 def test_what_this_port_does_not_tell_is_said_in_a_line(browser, server):
-    browser.refusals = ["404"]
     opened(browser, server, "memory")
     trace(browser)
     before = browser.text("#map-state")
