@@ -17,9 +17,9 @@ _Static_assert((int)SCORE_TEXT == (int)METRICS_FORM_TEXT &&
 struct score_route {
     bool (*parse)(struct score_job *job, const char *body, size_t bytes,
                   const struct api_limits *limits, struct api_error *error);
-    /* The whole answer; NULL: as /score, in pieces. */
-    bool (*write)(struct text *out, const struct score_job *job, const struct api_limits *limits,
-                  const struct answer_meta *meta, struct api_error *error);
+    /* The whole answer, in pieces. */
+    bool (*write)(struct score_writer *writer, struct text *out, size_t enough,
+                  const struct answer_meta *meta, bool *done, struct api_error *error);
 };
 
 struct score_work {
@@ -91,14 +91,10 @@ static enum exchange_next work_next(struct exchange *x, void *data)
     struct api_error error = {0};
     struct score_writer *const writer = &work->stream.writer;
     bool done = true;
-    const bool ok =
-        work->route->write != NULL
-            ? work->route->write(&x->out, &work->job, &work->server->limits, &work->meta, &error)
-            : score_write_piece(writer, &x->out, ANSWER_PIECE_BYTES, &work->meta, &done, &error);
-    if (!ok) {
+    if (!work->route->write(writer, &x->out, ANSWER_PIECE_BYTES, &work->meta, &done, &error)) {
         return routes_broken(work->server, x, &error);
     }
-    count_results(work, work->route->write != NULL ? work->job.inputs.n : writer->result);
+    count_results(work, writer->result);
     return routes_piece(x, request, done);
 }
 
@@ -138,12 +134,12 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
 
 void api_score(struct server *server, struct exchange *x)
 {
-    static const struct score_route route = {score_parse, NULL};
+    static const struct score_route route = {score_parse, score_write_piece};
     score_begin(server, x, &route);
 }
 
 void api_score_labels(struct server *server, struct exchange *x)
 {
-    static const struct score_route route = {score_labels_parse, score_labels_write};
+    static const struct score_route route = {score_labels_parse, score_labels_write_piece};
     score_begin(server, x, &route);
 }

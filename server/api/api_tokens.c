@@ -1,7 +1,8 @@
 /* POST /tokenize and /detokenize, GET /tokenizer_info.
  *
  * The paths are shared by three families of clients, told apart by the key that holds the text:
- * prompt and content get their own answer each, inputs (TGI) a list and that dialect's errors. */
+ * prompt and content get their own answer each, inputs (TGI) a list and that dialect's errors.
+ * Answers are written in pieces, so that none lies in memory whole. */
 #include "engine/tokenizer.h"
 #include "server/api/routes.h"
 #include "server/generate/tgi.h"
@@ -14,6 +15,7 @@
 struct tokenised {
     struct input input;
     bool list, content, pieces;
+    struct input plain; /* the same without the BOS, for the walk over the text */
 };
 
 /* Which dialect, its options, and the text as tokens. */
@@ -68,86 +70,216 @@ static bool read_text(struct server *server, struct fields *fields, struct token
     return true;
 }
 
-/* [{"id","text","start","stop"}], positions in characters. */
-static bool write_list(struct text *out, const struct tokenised *t,
-                       const struct tokenizer *tokenizer, const struct model_info *info,
-                       struct api_error *error)
-{
-    const struct input *const input = &t->input;
-    const struct input plain = {.text = input->text,
-                                .text_bytes = input->text_bytes,
-                                .n_ids = input->n_ids,
-                                .offsets = input->offsets};
+/* What an answer is written from. One of the two routes; the other's fields are zero. */
+struct token_work {
+    const struct server *server;                              /* Borrowed */
+    bool (*write)(struct token_work *work, struct text *out); /* the next piece; true: the last */
+    bool begun, comma; /* of the list or object that is open between two pieces */
+
+    json_t *body;       /* Owner: the text lives there */
+    struct tokenised t; /* Owner of ids and offsets */
+    int64_t at;         /* the next entry */
     struct answer_walk walk;
-    if (!answer_walk_begin(&walk, &plain, tokenizer)) {
-        return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
+    int64_t start; /* of that entry in the text, in characters */
+
+    char *text; /* Owner: [text_bytes] UTF-8 */
+    size_t text_bytes, text_at;
+    bool is_content; /* it is written as prompt first, and then as content */
+};
+
+static bool has_room(const struct text *out)
+{
+    return out->n < ANSWER_PIECE_BYTES;
+}
+
+/* [{"id","text","start","stop"}], positions in characters. */
+static void write_list_entry(struct text *out, int32_t id, const char *piece, size_t bytes,
+                             int64_t start, int64_t stop)
+{
+    json_open(out, '{');
+    json_field_int(out, "id", id);
+    json_key(out, "text");
+    json_string_n(out, piece, bytes);
+    json_field_int(out, "start", start);
+    json_field_int(out, "stop", stop);
+    json_close(out, '}');
+}
+
+static bool write_list(struct token_work *work, struct text *out)
+{
+    const struct input *const input = &work->t.input;
+    if (!work->begun) {
+        const int32_t bos = work->server->limits.info->bos_id;
+        const char *const piece =
+            input->n_bos > 0 ? tokenizer_piece(work->server->limits.tokenizer, bos) : NULL;
+        json_open(out, '[');
+        if (piece != NULL) {
+            write_list_entry(out, bos, piece, strlen(piece), 0, 0);
+        }
+        work->start = answer_walk_next(&work->walk, 0, 0);
     }
-    json_open(out, '[');
-    if (input->n_bos > 0) {
-        json_open(out, '{');
-        json_field_int(out, "id", info->bos_id);
-        json_field_string(out, "text", tokenizer_piece(tokenizer, info->bos_id));
-        json_field_int(out, "start", 0);
-        json_field_int(out, "stop", 0);
-        json_close(out, '}');
-    }
-    int64_t start = answer_walk_next(&walk, 0, 0);
-    for (int64_t i = 0; i < input->n_ids; i++) {
+    for (; work->at < input->n_ids && has_room(out); work->at++) {
+        const int64_t i = work->at;
         const size_t first = input->offsets[i];
         const size_t end = i + 1 < input->n_ids ? input->offsets[i + 1] : input->text_bytes;
-        const int64_t stop = answer_walk_next(&walk, i + 1, 0);
-        json_open(out, '{');
-        json_field_int(out, "id", input->ids[i]);
-        json_key(out, "text");
-        json_string_n(out, input->text + first, end > first ? end - first : 0);
-        json_field_int(out, "start", start);
-        json_field_int(out, "stop", stop);
-        json_close(out, '}');
-        start = stop;
+        const int64_t stop = answer_walk_next(&work->walk, i + 1, 0);
+        write_list_entry(out, input->ids[i], input->text + first, end > first ? end - first : 0,
+                         work->start, stop);
+        work->start = stop;
+    }
+    if (work->at < input->n_ids) {
+        return false;
     }
     json_close(out, ']');
-    answer_walk_end(&walk);
     return true;
 }
 
-/* ids with the BOS in front, in either of the two single-text forms. */
-static void write_tokens(struct text *out, const struct tokenised *t,
-                         const struct api_limits *limits)
+/* Entry at % n of the list of ids, and where they are asked for of the list of their pieces behind
+ * it. */
+static void write_token(struct token_work *work, struct text *out, int64_t n)
 {
-    const struct input *const input = &t->input;
-    const int64_t n = input->n_ids + input->n_bos;
-    json_open(out, '{');
-    if (!t->content) {
-        json_field_int(out, "count", n);
-        json_field_int(out, "max_model_len", engine_context(limits->context));
+    const struct tokenised *const t = &work->t;
+    const struct api_limits *const limits = &work->server->limits;
+    const int64_t i = work->at % n;
+    const int32_t id = i < t->input.n_bos ? limits->info->bos_id : t->input.ids[i - t->input.n_bos];
+    if (work->at >= n) {
+        json_put_string(out, tokenizer_piece(limits->tokenizer, id));
+    } else if (t->content && t->pieces) {
+        json_open(out, '{');
+        json_field_int(out, "id", id);
+        json_field_string(out, "piece", tokenizer_piece(limits->tokenizer, id));
+        json_close(out, '}');
+    } else {
+        json_put_int(out, id);
     }
-    json_key(out, "tokens");
-    json_open(out, '[');
-    for (int64_t i = 0; i < n; i++) {
-        const int32_t id = i < input->n_bos ? limits->info->bos_id : input->ids[i - input->n_bos];
-        if (t->content && t->pieces) {
-            json_open(out, '{');
-            json_field_int(out, "id", id);
-            json_field_string(out, "piece", tokenizer_piece(limits->tokenizer, id));
-            json_close(out, '}');
-        } else {
-            json_put_int(out, id);
+}
+
+/* ids with the BOS in front, in either of the two single-text forms. */
+static bool write_tokens(struct token_work *work, struct text *out)
+{
+    const struct tokenised *const t = &work->t;
+    const bool strings = !t->content && t->pieces;
+    const int64_t n = t->input.n_ids + t->input.n_bos;
+    const int64_t n_entry = strings ? 2 * n : n;
+    if (!work->begun) {
+        json_open(out, '{');
+        if (!t->content) {
+            json_field_int(out, "count", n);
+            json_field_int(out, "max_model_len", engine_context(work->server->limits.context));
         }
+        json_key(out, "tokens");
+        json_open(out, '[');
     }
-    json_close(out, ']');
-    if (!t->content && t->pieces) {
+    for (; work->at < n_entry && has_room(out); work->at++) {
+        if (work->at == n) {
+            json_close(out, ']');
+            json_key(out, "token_strs");
+            json_open(out, '[');
+        }
+        write_token(work, out, n);
+    }
+    if (work->at < n_entry) {
+        return false;
+    }
+    if (n == 0 && strings) {
+        json_close(out, ']');
         json_key(out, "token_strs");
         json_open(out, '[');
-        for (int64_t i = 0; i < n; i++) {
-            const int32_t id =
-                i < input->n_bos ? limits->info->bos_id : input->ids[i - input->n_bos];
-            json_put_string(out, tokenizer_piece(limits->tokenizer, id));
-        }
-        json_close(out, ']');
-    } else if (!t->content) {
+    }
+    json_close(out, ']');
+    if (!t->content && !strings) {
         json_field_null(out, "token_strs");
     }
     json_close(out, '}');
+    return true;
+}
+
+/* {"prompt","content"}: the same text for the clients of either. */
+static bool write_text(struct token_work *work, struct text *out)
+{
+    if (!work->begun) {
+        json_open(out, '{');
+        json_key(out, "prompt");
+        json_string_begin(out);
+    }
+    for (;;) {
+        const size_t left = work->text_bytes - work->text_at;
+        size_t n = left < ANSWER_PIECE_BYTES ? left : ANSWER_PIECE_BYTES;
+        while (n < left && n > 1 && (work->text[work->text_at + n] & 0xC0) == 0x80) {
+            n--; /* not within a character */
+        }
+        json_string_part(out, work->text + work->text_at, n);
+        work->text_at += n;
+        if (work->text_at < work->text_bytes) {
+            return false;
+        }
+        json_string_end(out);
+        if (work->is_content) {
+            json_close(out, '}');
+            return true;
+        }
+        work->is_content = true;
+        work->text_at = 0;
+        json_key(out, "content");
+        json_string_begin(out);
+    }
+}
+
+static enum exchange_next work_next(struct exchange *x, void *data)
+{
+    struct token_work *const work = data;
+    x->out.comma = work->comma;
+    const bool done = work->write(work, &x->out);
+    work->begun = true;
+    work->comma = x->out.comma;
+    return routes_piece(x, NULL, done);
+}
+
+static void work_gone(void *data)
+{
+    (void)data; /* nothing runs that could be ended */
+}
+
+static void work_free(void *data)
+{
+    struct token_work *const work = data;
+    answer_walk_end(&work->walk);
+    json_decref(work->body);
+    free(work->t.input.ids);
+    free(work->t.input.offsets);
+    free(work->text);
+    free(work);
+}
+
+static const struct exchange_work work_ops = {
+    .next = work_next, .gone = work_gone, .free = work_free};
+
+/* Owner of the result: the caller. NULL: no memory, and x says so. */
+static struct token_work *work_new(struct server *server, struct exchange *x)
+{
+    struct token_work *const work = calloc(1, sizeof *work);
+    if (work == NULL) {
+        exchange_refuse(x, 500, "out_of_memory", NULL, "no memory for the answer");
+        return NULL;
+    }
+    work->server = server;
+    return work;
+}
+
+/* The answer is written by work, or is the error. */
+static void answer(struct server *server, struct exchange *x, struct token_work *work,
+                   const struct api_error *error, const char *ignored)
+{
+    if (error->status != 0) {
+        routes_error(server, x, error);
+        work_free(work);
+    } else {
+        x->work = &work_ops;
+        x->work_data = work;
+    }
+    if (ignored[0] != '\0') {
+        exchange_header(x, "X-Ignored-Fields", "%s", ignored);
+    }
 }
 
 static bool needs_tokenizer(const struct server *server, struct exchange *x)
@@ -162,85 +294,81 @@ static bool needs_tokenizer(const struct server *server, struct exchange *x)
 
 void api_tokenize(struct server *server, struct exchange *x)
 {
-    if (!needs_tokenizer(server, x)) {
+    struct token_work *const work = needs_tokenizer(server, x) ? work_new(server, x) : NULL;
+    if (work == NULL) {
         return;
     }
     struct api_error error = {0};
     struct fields fields;
-    struct tokenised t = {0};
+    struct tokenised *const t = &work->t;
     char ignored[FIELDS_IGNORED_MAX] = "";
     bool ok = fields_open(&fields, x->body.data, x->body.n, &error);
     if (ok && json_object_get(fields.object, "inputs") != NULL && !fields_has(&fields, "prompt")) {
         x->errors = &tgi_errors;
     }
-    ok = ok && read_text(server, &fields, &t, ignored);
-    if (ok && t.list) {
-        ok = write_list(&x->out, &t, server->limits.tokenizer, server->limits.info, &error);
-    } else if (ok) {
-        write_tokens(&x->out, &t, &server->limits);
+    ok = ok && read_text(server, &fields, t, ignored);
+    work->body = fields.object; /* the text lives there */
+    work->write = t->list ? write_list : write_tokens;
+    if (ok && t->list) {
+        t->plain = (struct input){.text = t->input.text,
+                                  .text_bytes = t->input.text_bytes,
+                                  .n_ids = t->input.n_ids,
+                                  .offsets = t->input.offsets};
+        ok = answer_walk_begin(&work->walk, &t->plain, server->limits.tokenizer) ||
+             api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the answer");
     }
     if (ok) {
-        x->n_prompt = t.input.n_ids;
-        exchange_json(x, 200);
-    } else {
-        routes_error(server, x, &error);
+        x->n_prompt = t->input.n_ids;
+        x->held_bytes = (int64_t)t->input.text_bytes +
+                        t->input.n_ids * (int64_t)(sizeof(int32_t) + sizeof(size_t));
     }
-    if (ignored[0] != '\0') {
-        exchange_header(x, "X-Ignored-Fields", "%s", ignored);
+    answer(server, x, work, &error, ignored);
+}
+
+/* The text of the ids that the body has. */
+static bool read_ids(struct server *server, struct fields *fields, struct token_work *work,
+                     char ignored[FIELDS_IGNORED_MAX])
+{
+    struct api_error *const error = fields->error;
+    json_t *const tokens = fields_get(fields, "tokens", NULL);
+    int32_t *ids = NULL;
+    int64_t n = 0;
+    struct err err = {0};
+    if (!json_is_array(tokens)) {
+        return api_error_set(error, 400, tokens == NULL ? "missing_field" : "invalid_value",
+                             "tokens", "tokens must be a list of token ids");
     }
-    free(t.input.ids);
-    free(t.input.offsets);
-    fields_close(&fields);
+    input_model(fields, &server->limits);
+    fields_finish(fields, server->limits.strict, ignored);
+    if (error->status != 0 ||
+        !input_ids(tokens, "tokens", NULL, server->limits.info->n_vocab, &ids, &n, error)) {
+        free(ids);
+        return false;
+    }
+    const enum err_code code = tokenizer_decode(server->limits.tokenizer, ids, (size_t)n,
+                                                &work->text, &work->text_bytes, &err);
+    free(ids);
+    return code == ERR_OK ||
+           api_error_set(error, 500, code == ERR_MEMORY ? "out_of_memory" : "internal_error", NULL,
+                         "%s", err.message);
 }
 
 void api_detokenize(struct server *server, struct exchange *x)
 {
-    if (!needs_tokenizer(server, x)) {
+    struct token_work *const work = needs_tokenizer(server, x) ? work_new(server, x) : NULL;
+    if (work == NULL) {
         return;
     }
     struct api_error error = {0};
-    struct err err = {0};
     struct fields fields;
     char ignored[FIELDS_IGNORED_MAX] = "";
-    int32_t *ids = NULL;
-    int64_t n = 0;
-    char *text = NULL;
-    size_t bytes = 0;
-    bool ok = fields_open(&fields, x->body.data, x->body.n, &error);
-    json_t *const tokens = ok ? fields_get(&fields, "tokens", NULL) : NULL;
-    if (ok && !json_is_array(tokens)) {
-        ok = api_error_set(&error, 400, tokens == NULL ? "missing_field" : "invalid_value",
-                           "tokens", "tokens must be a list of token ids");
+    work->write = write_text;
+    if (fields_open(&fields, x->body.data, x->body.n, &error) &&
+        read_ids(server, &fields, work, ignored)) {
+        x->held_bytes = (int64_t)work->text_bytes;
     }
-    if (ok) {
-        input_model(&fields, &server->limits);
-        fields_finish(&fields, server->limits.strict, ignored);
-        ok = error.status == 0 &&
-             input_ids(tokens, "tokens", NULL, server->limits.info->n_vocab, &ids, &n, &error);
-    }
-    if (ok &&
-        tokenizer_decode(server->limits.tokenizer, ids, (size_t)n, &text, &bytes, &err) != ERR_OK) {
-        ok = err.code == ERR_MEMORY
-                 ? api_error_set(&error, 500, "out_of_memory", NULL, "%s", err.message)
-                 : api_error_set(&error, 500, "internal_error", NULL, "%s", err.message);
-    }
-    if (ok) {
-        json_open(&x->out, '{');
-        json_key(&x->out, "prompt");
-        json_string_n(&x->out, text, bytes);
-        json_key(&x->out, "content");
-        json_string_n(&x->out, text, bytes);
-        json_close(&x->out, '}');
-        exchange_json(x, 200);
-    } else {
-        routes_error(server, x, &error);
-    }
-    if (ignored[0] != '\0') {
-        exchange_header(x, "X-Ignored-Fields", "%s", ignored);
-    }
-    free(ids);
-    free(text);
     fields_close(&fields);
+    answer(server, x, work, &error, ignored);
 }
 
 void api_tokenizer_info(struct server *server, struct exchange *x)

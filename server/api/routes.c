@@ -238,15 +238,17 @@ void routes_time_headers(struct exchange *x, const struct request *request)
 
 enum exchange_next routes_piece(struct exchange *x, const struct request *request, bool done)
 {
-    if (x->status == 0 && done) {
-        exchange_json(x, 200);
+    const bool first = x->status == 0;
+    if (first && request != NULL) {
         routes_time_headers(x, request);
+    }
+    if (first && done) {
+        exchange_json(x, 200);
         return EXCHANGE_ANSWER;
     }
-    if (x->status == 0) {
+    if (first) {
         x->status = 200;
         x->content_type = "application/json";
-        routes_time_headers(x, request);
     }
     if (done) {
         text_puts(&x->out, "\n");

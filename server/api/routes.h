@@ -65,7 +65,8 @@ struct answer_meta routes_accept(struct server *server, struct exchange *x,
 bool routes_gone(struct exchange *x, struct request *request);
 /* Answers with error and the headers that go with its code. */
 void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
-/* A piece of a whole answer is in x->out; done: it is the last. An answer that is complete with its
+/* A piece of a whole answer is in x->out; done: it is the last. request: what was computed for it; NULL =
+ * nothing. An answer that is complete with its
  * first piece goes out with its length, any other in chunks, so that none lies in memory whole. */
 enum { ANSWER_PIECE_BYTES = 64 * 1024 };
 enum exchange_next routes_piece(struct exchange *x, const struct request *request, bool done);

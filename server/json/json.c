@@ -57,10 +57,14 @@ static void json_escape(struct text *text, unsigned char c)
     }
 }
 
-void json_string_n(struct text *text, const char *data, size_t n)
+void json_string_begin(struct text *text)
 {
     json_separate(text);
     text_add(text, "\"", 1);
+}
+
+void json_string_part(struct text *text, const char *data, size_t n)
+{
     CHECK(data != NULL || n == 0);
     size_t plain = 0; /* first byte not yet written */
     size_t i = 0;
@@ -83,7 +87,18 @@ void json_string_n(struct text *text, const char *data, size_t n)
     if (n > plain) {
         text_add(text, data + plain, n - plain);
     }
+}
+
+void json_string_end(struct text *text)
+{
     text_add(text, "\"", 1);
+}
+
+void json_string_n(struct text *text, const char *data, size_t n)
+{
+    json_string_begin(text);
+    json_string_part(text, data, n);
+    json_string_end(text);
 }
 
 void json_put_string(struct text *text, const char *string)

@@ -17,6 +17,10 @@ void json_key_n(struct text *text, const char *data, size_t n); /* any text: esc
 
 /* data is valid UTF-8; other bytes become U+FFFD, so that an answer is always valid JSON. */
 void json_string_n(struct text *text, const char *data, size_t n);
+/* The same in parts, none of which ends within a character. */
+void json_string_begin(struct text *text);
+void json_string_part(struct text *text, const char *data, size_t n);
+void json_string_end(struct text *text);
 void json_put_string(struct text *text, const char *string); /* NULL is written as null */
 void json_put_int(struct text *text, int64_t value);
 void json_put_uint(struct text *text, uint64_t value);

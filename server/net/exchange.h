@@ -78,7 +78,8 @@ struct exchange {
     struct exchange_header header[EXCHANGE_HEADER_MAX];
     int n_header;
     struct text out;
-    bool close;                           /* the connection ends after this answer */
+    int64_t held_bytes; /* what work holds besides, of the body's size: counted with out */
+    bool close;         /* the connection ends after this answer */
     const struct exchange_errors *errors; /* Borrowed: static; NULL = OpenAI's */
 
     /* Work. */

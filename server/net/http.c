@@ -73,7 +73,7 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
 static void http_drop_body(struct http_exchange *hx)
 {
     text_free(&hx->x.body);
-    budget_hold(&hx->http->budget, &hx->share, (int64_t)hx->x.out.capacity);
+    budget_hold(&hx->http->budget, &hx->share, hx->x.held_bytes + (int64_t)hx->x.out.capacity);
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
                                                      http_read_stream, hx, NULL);
     } else {
         x->sent_bytes = x->out.n;
-        budget_hold(&hx->http->budget, &hx->share, (int64_t)x->out.capacity);
+        budget_hold(&hx->http->budget, &hx->share, x->held_bytes + (int64_t)x->out.capacity);
         response = MHD_create_response_from_buffer(x->out.n, x->out.data, MHD_RESPMEM_MUST_FREE);
         if (response != NULL) {
             x->out = (struct text){0}; /* the response owns it now */

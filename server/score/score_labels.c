@@ -247,25 +247,33 @@ static void write_scores(struct text *out, const struct score_job *job, const st
     json_close(out, ']');
 }
 
-bool score_labels_write(struct text *out, const struct score_job *job,
-                        const struct api_limits *limits, const struct answer_meta *meta,
-                        struct api_error *error)
+bool score_labels_write_piece(struct score_writer *writer, struct text *out, size_t enough,
+                              const struct answer_meta *meta, bool *done, struct api_error *error)
 {
-    (void)limits;
-    if (!answer_check(job->request, error)) {
-        return false;
+    const struct score_job *const job = writer->job;
+    if (!writer->begun) {
+        if (!answer_check(job->request, error)) {
+            return false;
+        }
+        json_open(out, '{');
+        answer_head(out, meta, "scoring");
+        json_key(out, "scores");
+        json_open(out, '[');
+        writer->begun = true;
+    } else {
+        out->comma = writer->list_comma;
     }
-    const int64_t n_prompt = score_n_prompt(job);
-    json_open(out, '{');
-    answer_head(out, meta, "scoring");
-    json_key(out, "scores");
-    json_open(out, '[');
-    for (int i = 0; i < job->inputs.n; i++) {
-        write_scores(out, job, score_item(job, i));
+    for (; writer->result < job->inputs.n && out->n < enough; writer->result++) {
+        write_scores(out, job, score_item(job, writer->result));
     }
-    json_close(out, ']');
-    answer_usage(out, job->request, n_prompt, 0);
-    answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
-    json_close(out, '}');
+    writer->list_comma = out->comma;
+    *done = writer->result == job->inputs.n;
+    if (*done) {
+        const int64_t n_prompt = score_n_prompt(job);
+        json_close(out, ']');
+        answer_usage(out, job->request, n_prompt, 0);
+        answer_timings(out, job->request, meta->begin_us, n_prompt, 0);
+        json_close(out, '}');
+    }
     return true;
 }

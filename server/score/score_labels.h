@@ -11,9 +11,8 @@
 /* Like score_parse. */
 bool score_labels_parse(struct score_job *job, const char *body, size_t bytes,
                         const struct api_limits *limits, struct api_error *error);
-/* Like score_write: {"scores": [[one for each label] for each item], ...}. */
-bool score_labels_write(struct text *out, const struct score_job *job,
-                        const struct api_limits *limits, const struct answer_meta *meta,
-                        struct api_error *error);
+/* Like score_write_piece: {"scores": [[one for each label] for each item], ...}. */
+bool score_labels_write_piece(struct score_writer *writer, struct text *out, size_t enough,
+                              const struct answer_meta *meta, bool *done, struct api_error *error);
 
 #endif

@@ -245,7 +245,13 @@ static void fuzz_labels(const char *body, size_t bytes, const struct api_limits 
     if (score_labels_parse(&job, body, bytes, limits, &error)) {
         finish_score(&job);
         struct text out = {0};
-        CHECK(score_labels_write(&out, &job, limits, &meta, &error));
+        struct score_writer writer;
+        bool done = false;
+        score_writer_begin(&writer, &job, limits);
+        while (!done) { /* in pieces of one item */
+            CHECK(score_labels_write_piece(&writer, &out, out.n + 1, &meta, &done, &error));
+        }
+        score_writer_end(&writer);
         check_json(&out);
         text_free(&out);
     } else {

@@ -141,7 +141,7 @@ def head(path, body, method="POST", extra=""):
 
 
 def read_answer(s):
-    """Reads one answer with Content-Length off a socket: status, headers, body."""
+    """Reads one answer, with Content-Length or in chunks, off a socket: status, headers, body."""
     data = b""
     while b"\r\n\r\n" not in data:
         more = s.recv(65536)
@@ -151,10 +151,17 @@ def read_answer(s):
     lines = top.decode().split("\r\n")
     headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines[1:])}
     n = int(headers.get("content-length", 0))
-    while len(body) < n:
-        more = s.recv(65536)
+    chunked = headers.get("transfer-encoding") == "chunked"
+    while not body.endswith(b"\r\n0\r\n\r\n") if chunked else len(body) < n:
+        more = s.recv(1 << 20)
         assert more, "closed within the body"
         body += more
+    if chunked:
+        left, body = body, b""
+        while left:
+            size, left = left.split(b"\r\n", 1)
+            body, left = body + left[:int(size, 16)], left[int(size, 16) + 2:]
+        return int(lines[0].split()[1]), headers, body
     assert len(body) == n, "more than one answer came: %r" % body[n:]
     return int(lines[0].split()[1]), headers, body
 

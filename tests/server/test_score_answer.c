@@ -179,7 +179,12 @@ static void test_impossible_labels(void **state)
         assert_true(score_labels_parse(&job, body, strlen(body), &limits, &error));
         end_item(job.request, 0, cases[c].first, cases[c].rest);
         struct text out = {0};
-        assert_true(score_labels_write(&out, &job, &limits, &meta, &error));
+        struct score_writer writer;
+        bool done = false;
+        score_writer_begin(&writer, &job, &limits);
+        assert_true(score_labels_write_piece(&writer, &out, SIZE_MAX, &meta, &done, &error) &&
+                    done);
+        score_writer_end(&writer);
         json_t *const answer = parse_out(&out);
         const json_t *const scores = json_array_get(json_object_get(answer, "scores"), 0);
         for (size_t j = 0; j < 2; j++) {
