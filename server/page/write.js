@@ -68,7 +68,7 @@ async function writeRun() {
     troubleHide();
     writePrompt = $("write-prompt").value;
     writeMade = "";
-    writeText.set([{ id: null, text: writePrompt, bits: null, p: null, top: [], isGiven: true }]);
+    writeText.set(writePrompt === "" ? [] : [{ id: null, text: writePrompt, bits: null, p: null, top: [], isGiven: true }]);
     $("write-state").textContent = "Writing.";
     show($("write-after"), false);
     const read = bytesReader();
@@ -88,7 +88,7 @@ async function writeRun() {
     } finally {
         writeStop = null;
         writeBusy(false);
-        show($("write-after"), writeText.tokens.length > 1);
+        show($("write-after"), writeMade !== "");
     }
 }
 
