@@ -73,7 +73,8 @@ function servedShow() {
     const { model, backend } = info;
     const memories = model.memories;
     const slots = [...new Set(memories.map((memory) => memory.slots))];
-    const size = model.n_param >= 1e9 ? (model.n_param / 1e9).toFixed(1) + " billion" : (model.n_param / 1e6).toFixed(1) + " million";
+    const size = model.n_param >= 1e9 ? (model.n_param / 1e9).toFixed(1) + " billion"
+        : (model.n_param / 1e6).toFixed(1) + " million";
     $("served").replaceChildren(make("b", { textContent: info.model_id }), " " + [size + " parameters",
         memories.length === 0 ? "no memories" : many(memories.length, "memory", "memories") + " of "
             + slots.map((n) => whole.format(n)).join(" or ") + " slots", model.dtype + " on " + backend.name].join(" · "));

@@ -200,7 +200,8 @@ function memoryFill(input, result) {
     $("map-memory").replaceChildren(...trace.memories().map((m) => make("option", { value: m, textContent: memoryName(m) })));
     $("map-of").value = "text";
     $("memory-state").textContent = many(result.n_tokens, "token") + " · "
-        + many(result.memory.layers.reduce((sum, layer) => sum + layer.lookups, 0), "look-up") + " · all of this text, no sample";
+        + many(result.memory.layers.reduce((sum, layer) => sum + layer.lookups, 0), "look-up")
+        + " · all of this text, no sample";
     show($("memory-slot"), false);
     memoryMap.mark(-1);
     show($("memory-look"), true);
@@ -241,7 +242,8 @@ async function memoryOverlays() {
     }
     const rows = list.map((overlay) => make("tr", {}, make("th", { scope: "row", textContent: overlay.name }),
         make("td", { textContent: overlay.version }), make("td", { textContent: overlay.mode }),
-        make("td", { textContent: overlay.memories.map(({ memory, rows: n }) => many(n, "row") + " of memory " + memory).join(", ") }),
+        make("td", { textContent: overlay.memories.map((each) =>
+            many(each.rows, "row") + " of memory " + each.memory).join(", ") }),
         make("td", { textContent: whole.format(overlay.bytes) }), make("td", { textContent: overlay.sha256.slice(0, 12) })));
     const head = ["Name", "Version", "Mode", "Rows", "Bytes", "SHA-256"];
     $("memory-overlays").replaceChildren(make("h2", { textContent: "Overlays" }), list.length === 0

@@ -201,7 +201,7 @@ class TableMap {
         this.draw();
     }
 
-    frame(context, cell, colour, width) {
+    ringAround(context, cell, colour, width) {
         const size = this.canvas.width / this.cells;
         context.strokeStyle = colour;
         context.lineWidth = width;
@@ -237,10 +237,10 @@ class TableMap {
         context.clearRect(0, 0, this.canvas.width, this.canvas.height);
         context.drawImage(small, 0, 0, this.canvas.width, this.canvas.height);
         if (this.cursor >= 0 && document.activeElement === this.canvas) {
-            this.frame(context, this.cursor, style.getPropertyValue("--ink"), 2);
+            this.ringAround(context, this.cursor, style.getPropertyValue("--ink"), 2);
         }
         if (this.ring >= 0 && this.ring < this.nSlot) {
-            this.frame(context, this.cellOf(this.ring), style.getPropertyValue("--heat"), 3);
+            this.ringAround(context, this.cellOf(this.ring), style.getPropertyValue("--heat"), 3);
         }
     }
 }

@@ -3,7 +3,6 @@
 import socket
 import threading
 
-import pytest
 import requests
 
 from browser import Keys

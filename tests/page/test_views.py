@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from browser import PHONE, WIDE, Keys
+from browser import PHONE, Keys
 from server_harness import Server, eventually
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife."
