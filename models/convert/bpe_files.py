@@ -75,6 +75,14 @@ def _read_json(path, n_vocab, source):
             or not all(isinstance(token, dict) for token in added):
         raise Refused("%s: a tokenizer of byte-level BPE expected, got model.type %s"
                       % (source, show(model.get("type"))))
+    before = root.get("pre_tokenizer")
+    steps = before.get("pretokenizers", [before]) if isinstance(before, dict) else []
+    metaspace = any(isinstance(step, dict) and step.get("type") == "Metaspace"
+                    for step in (steps if isinstance(steps, list) else []))
+    if model.get("byte_fallback") or metaspace:
+        raise Refused("%s: %s: a SentencePiece tokenizer in Hugging Face's form, which is not served; give its"
+                      " tokenizer.model with --tokenizer, or take the file away to serve token ids"
+                      % (source, "pre_tokenizer is Metaspace" if metaspace else "model.byte_fallback is true"))
     _check_size(source, _highest(source, [*vocab.values(), *(token.get("id") for token in added)]), n_vocab)
     ids = {"eos_token_id": token["id"] for token in added if token.get("content") in END_OF_TEXT}
     first = _template_first(root)

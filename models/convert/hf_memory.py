@@ -27,6 +27,7 @@ BATCH = ("weight", "bias", "running_mean", "running_var")
 
 def _names(**own):
     plain = {"query": "query", "query_norm": "query_norm", "batch_norm": None, "keys": "keys",
+             "others": {},             # {a name of these: that of the same in other modules}
              "values": "values.weight", "expert_values": "values.weight", "experts": "experts.weight",
              "value_gate": "value_gate", "value_proj": "value_proj", "gate": "gate",
              "linear_gate": "gate", "input_norm": "norm", "gamma": None,
@@ -38,7 +39,8 @@ def _names(**own):
 
 # What the modules call their tensors. Whatever a module lacks has the plain name.
 NAMES = {
-    "plain": _names(),
+    "plain": _names(others={"query": "query_proj.query_mlps.0", "query_norm": "query_proj.query_mlps.1",
+                            "gate": "output_gate"}),  # as in model directories of ours
     "hashing-memory": _names(
         query="query_proj.query_mlps.0", query_norm="query_proj.query_mlps.1",
         expert_values="values_v.weight", experts="values_u.weight", value_gate="swilu_projection",
@@ -123,6 +125,11 @@ class Memories:
         self.taken.add(name)
         return self.file.array(name)
 
+    def place(self, m, name):
+        """Where the weights of that name are: under it, or under the other that the scheme takes."""
+        other = m.prefix + self.names.others.get(name, name)
+        return other if self.has(other + ".weight") else m.prefix + name
+
     def linear(self, name, n_out, n_in):
         """Weight and bias, which is zero where the file has none."""
         weight = self.take(name + ".weight", (n_out, n_in))
@@ -189,8 +196,8 @@ class Memories:
     def queries(self, m):
         """Weight and bias, a batch norm folded in."""
         n_query = m.n_head * m.d_key
-        weight, bias = map(_double, self.linear(m.prefix + self.names.query, n_query, self.base.d_model))
-        norm = m.prefix + (self.names.batch_norm or self.names.query_norm)
+        weight, bias = map(_double, self.linear(self.place(m, self.names.query), n_query, self.base.d_model))
+        norm = self.place(m, self.names.batch_norm or self.names.query_norm)
         if m.query_norm.kind == "batch":
             width = self.file.shapes.get(norm + ".weight", (n_query,))
             width = m.d_key // 2 if width == (m.d_key // 2,) else n_query
@@ -234,7 +241,7 @@ class Memories:
             shape = self.file.shapes.get(name, (1,))
             yield "output_gate.factor", self.take(name, shape if shape == () else (1,)).reshape((1,))
         elif m.gate == "linear":
-            name = m.prefix + self.names.linear_gate
+            name = self.place(m, self.names.linear_gate)
             yield from zip(("output_gate.weight", "output_gate.bias"), self.linear(name, 1, d))
         elif m.gate == "mlp":
             hidden = self.linear(name + ".0", None, d)

@@ -244,7 +244,11 @@ def test_text_that_does_not_fit(folder, tmp_path, refused):
     (folder / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
     for name, data, words in (("tokenizer.model", b"IQ== 0\n" * 21, ["21 tokens", "20 words"]),
                               ("tokenizer.json", b'{"a": ', ["tokenizer.json", "not JSON"]),
-                              ("tokenizer.json", b'{"model": {"type": "Unigram"}}', ["Unigram"])):
+                              ("tokenizer.json", b'{"model": {"type": "Unigram"}}', ["Unigram"]),
+                              ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "byte_fallback": true}}',
+                               ["tokenizer.json", "byte_fallback", "tokenizer.model"]),
+                              ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}}, "pre_tokenizer":'
+                               b' {"type": "Sequence", "pretokenizers": [{"type": "Metaspace"}]}}', ["Metaspace"])):
         (folder / "tokenizer.model").unlink(missing_ok=True)
         (folder / name).write_bytes(data)
         refused(folder, *words)

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Adds memory layers to a model in Hugging Face form and trains them alone on a text.
+
+    python3 models/train/retrofit.py BASE --text my.txt --out OUT [--layers 4,8] [--place after]
+    python3 models/convert/convert.py BASE --from hf --output MODEL \\
+        --memory OUT/memory.safetensors --memory-config OUT/memory.json
+
+The base stays as it is, to the bit; OUT gets what the converter takes. The last tenth of the text is
+never trained on: its loss is printed for the base and while the memories learn. Needs PyTorch,
+transformers and safetensors.
+"""
+import argparse
+import json
+import os
+import sys
+
+import torch
+import torch.nn as nn
+import transformers
+from safetensors.torch import save_file
+
+from memory import Memory
+
+VALUE_RATE = 3  # of the tables' learning rate and the others': each row gets few gradients
+PLACES = ("replace", "beside", "after")
+
+
+class Retrofit(nn.Module):
+    """A memory with a norm of its own where it reads the residual stream, and a gate. Memories that are
+    added begin with a scalar gate of 0, so that training starts from the base."""
+
+    def __init__(self, config, m, place, gate, owner=None):
+        super().__init__()
+        d = config.hidden_size
+        if place == "after":
+            self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.memory = Memory(d, m, owner)
+        if gate == "scalar":
+            self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        y = self.memory(self.norm(x) if hasattr(self, "norm") else x).to(x.dtype)
+        return y * self.gate if hasattr(self, "gate") else y
+
+    def tensors(self, prefix):
+        """As convert.py's plain names have them."""
+        return {prefix + name.removeprefix("memory."): tensor.detach().cpu().float().contiguous()
+                for name, tensor in self.state_dict().items() if not name.endswith("num_batches_tracked")}
+
+
+def arguments(argv):
+    parser = argparse.ArgumentParser(description="Adds memory layers to a Hugging Face model and trains them.")
+    parser.add_argument("base", metavar="BASE", help="the model's directory")
+    parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8, read with the model's tokenizer")
+    parser.add_argument("--out", required=True, metavar="OUT")
+    parser.add_argument("--layers", default="", help="numbers from 0, by commas (default: the middle one)")
+    parser.add_argument("--place", choices=PLACES, default="after")
+    parser.add_argument("--gate", choices=("none", "scalar", "linear"), default="scalar")
+    parser.add_argument("--n-key", type=int, default=128, help="of each half: slots are its square")
+    parser.add_argument("--n-head", type=int, default=4)
+    parser.add_argument("--k-top", type=int, default=16)
+    parser.add_argument("--d-key", type=int, default=128)
+    parser.add_argument("--plus", action="store_true", help="gated and projected values (Memory+)")
+    parser.add_argument("--d-value", type=int, help="columns of a table with --plus (default: the model's width)")
+    parser.add_argument("--shared", action="store_true", help="one table for all layers")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--every", type=int, default=100, help="steps between lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    if args.d_key % 2 or not 1 <= args.k_top <= args.n_key:
+        parser.error("--d-key must be even and --k-top at most --n-key")
+    if args.d_value and not args.plus:
+        parser.error("--d-value goes with --plus")
+    return args
+
+
+def read_ids(base, path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    with open(path, encoding="utf-8") as file:
+        return torch.tensor(tokenizer(file.read(), add_special_tokens=False)["input_ids"])
+
+
+def attach(model, args):
+    """Puts the memories in place. Returns them and their entries of memory.json."""
+    layers = model.model.layers
+    chosen = [int(i) for i in args.layers.split(",")] if args.layers else [len(layers) // 2]
+    if sorted(set(chosen)) != chosen or not 0 <= chosen[0] <= chosen[-1] < len(layers):
+        sys.exit("retrofit: --layers %s: ascending numbers 0 .. %d expected" % (args.layers, len(layers) - 1))
+    m = {"n_head": args.n_head, "n_key": args.n_key, "k_top": args.k_top, "d_key": args.d_key,
+         "n_slot": args.n_key ** 2, "query_batch_norm": True, "value_gate": args.plus,
+         "value_projection": args.plus, "output_gate": args.gate == "linear"}
+    m["d_value"] = args.d_value or model.config.hidden_size
+    memories, entries = [], []
+    for i in chosen:
+        owner = memories[0].memory if args.shared and memories else None
+        memory = Retrofit(model.config, m, args.place, args.gate, owner).to(model.device)
+        entry = {"layer": i, "place": args.place, "query_norm": "batch", "gate": args.gate}
+        entry.update((key, m[key]) for key in ("n_head", "k_top", "value_gate", "value_projection"))
+        if args.place == "after":
+            entry.update(input_norm="rms", input_norm_eps=model.config.rms_norm_eps)
+            layers[i].register_forward_hook(lambda block, inputs, h, memory=memory: add_behind(memory, h))
+        elif args.place == "beside":
+            layers[i].mlp.register_forward_hook(lambda network, inputs, y, memory=memory: y + memory(inputs[0]))
+        else:
+            layers[i].mlp = memory
+        if owner is not None:
+            entry["values_of"] = 0
+        memories.append(memory)
+        entries.append(entry)
+    return nn.ModuleList(memories), entries
+
+
+def add_behind(memory, h):
+    """What a block gives is a tensor, or in older versions of transformers a tuple that begins with it."""
+    return (h[0] + memory(h[0]), *h[1:]) if isinstance(h, tuple) else h + memory(h)
+
+
+def loss_of(model, rows):
+    """Mean loss of windows [n, length + 1] of ids."""
+    logits = model(input_ids=rows[:, :-1]).logits.float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validate(model, memories, ids, args):
+    memories.eval()
+    n = min(len(ids) // (args.length + 1), 64)
+    rows = ids[:n * (args.length + 1)].view(n, -1).split(args.batch)
+    loss = sum(float(loss_of(model, part)) * len(part) for part in rows) / n
+    memories.train()
+    return loss
+
+
+def train(args):
+    """Returns the model with its trained memories, these, and their entries of memory.json."""
+    torch.manual_seed(args.seed)
+    ids = read_ids(args.base, args.text)
+    n_valid = len(ids) // 10
+    if n_valid <= args.length:
+        sys.exit("retrofit: --text %s: %d tokens, at least %d are needed for windows of %d"
+                 % (args.text, len(ids), 10 * (args.length + 1), args.length))
+    model = transformers.AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32).to(args.device)
+    model.requires_grad_(False).eval()
+    ids = ids.to(args.device)
+    seen, valid = ids[:-n_valid], ids[-n_valid:]
+    print("%d tokens, validation loss of the base %.4f"
+          % (len(ids), validate(model, nn.ModuleList(), valid, args)), flush=True)
+    memories, entries = attach(model, args)
+    tables = [p for name, p in memories.named_parameters() if name.endswith("values.weight")]
+    rest = [p for name, p in memories.named_parameters() if not name.endswith("values.weight")]
+    optimizer = torch.optim.AdamW([{"params": rest}, {"params": tables, "lr": VALUE_RATE * args.rate}],
+                                  lr=args.rate, weight_decay=0)
+    memories.train()
+    for step in range(1, args.steps + 1):
+        first = torch.randint(len(seen) - args.length, (args.batch, 1), device=args.device)
+        loss = loss_of(model, seen[first + torch.arange(args.length + 1, device=args.device)])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(memories.parameters(), 1)
+        optimizer.step()
+        if step % args.every == 0 or step == args.steps:
+            print("step %d: loss %.4f, validation %.4f" % (
+                step, float(loss.detach()), validate(model, memories, valid, args)), flush=True)
+    memories.eval()
+    return model, memories, entries
+
+
+def save(memories, entries, out):
+    os.makedirs(out, exist_ok=True)
+    tensors = {}
+    for index, memory in enumerate(memories):
+        tensors.update(memory.tensors("memories.%d." % index))
+    save_file(tensors, os.path.join(out, "memory.safetensors"))
+    with open(os.path.join(out, "memory.json"), "w", encoding="utf-8") as file:
+        file.write(json.dumps({"memories": entries}, indent=1) + "\n")
+
+
+def main(argv):
+    args = arguments(argv)
+    _, memories, entries = train(args)
+    save(memories, entries, args.out)
+    print("%s: memory.safetensors and memory.json, for convert.py's --memory and --memory-config" % args.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

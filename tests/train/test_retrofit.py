@@ -1,0 +1,78 @@
+"""Memories that retrofit.py trains beside a random Hugging Face model: from text to served logits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+np = pytest.importorskip("numpy")
+sys.path.insert(0, str(ROOT / "tests" / "golden"))
+import golden_harness as gh  # noqa: E402
+import retrofit  # noqa: E402
+
+TEXT = "".join("%d Lanterns hang in the old mill of year %d; the river keeps the bell near house %d.\n"
+               % (i, 3 * i % 89, 7 * i % 31) for i in range(400))
+SMALL = ("--n-key", "8", "--k-top", "4", "--n-head", "2", "--d-key", "16", "--steps", "40", "--length", "32",
+         "--batch", "8", "--rate", "1e-2", "--every", "40", "--device", "cpu")
+CASES = {"after": ("--layers", "0,1", "--plus", "--d-value", "12", "--shared"),
+         "beside": ("--place", "beside", "--gate", "linear"),
+         "replace": ("--place", "replace", "--gate", "none", "--layers", "1")}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A random Llama with a tokenizer of bytes, and a text."""
+    folder = tmp_path_factory.mktemp("base")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+        initializer_range=0.2)).save_pretrained(folder)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_it_trains_is_served_alike(case, base, tmp_path, capsys):
+    args = retrofit.arguments([str(base), "--text", str(base / "text.txt"), "--out", str(tmp_path / "out"),
+                               *CASES[case], *SMALL])
+    model, memories, entries = retrofit.train(args)
+    retrofit.save(memories, entries, args.out)
+    told = capsys.readouterr().out.splitlines()
+    before, after = (float(told[i].split()[-1]) for i in (0, -1))
+    assert after < before - 0.3, told
+    done = subprocess.run([sys.executable, ROOT / "models/convert/convert.py", base, "--from", "hf", "--output",
+                           tmp_path / "model", "--memory", tmp_path / "out" / "memory.safetensors",
+                           "--memory-config", tmp_path / "out" / "memory.json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    server = gh.Server(tmp_path / "model", "--dtype", "f32")
+    got = server.post("/score", {"text": TEXT[-90:], "add_bos": False, "logprobs": 0})["results"][0]["tokens"]
+    server.stop()
+    ids = torch.tensor([[token["id"] for token in got]])
+    with torch.no_grad():
+        due = model(input_ids=ids).logits[0, :-1].double().log_softmax(-1)
+    due = due.gather(1, ids[0, 1:, None])[:, 0].numpy()
+    assert len(got) == 90
+    np.testing.assert_allclose([token["logprob"] for token in got[1:]], due, atol=2e-3)
+
+
+def test_the_base_stays_as_it_is(base, tmp_path):
+    args = retrofit.arguments([str(base), "--text", str(base / "text.txt"), "--out", str(tmp_path),
+                               *SMALL, "--steps", "2"])
+    model, memories, entries = retrofit.train(args)
+    plain = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    kept = model.state_dict()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in plain.state_dict().items())
+    assert json.loads(json.dumps(entries))[0]["layer"] == 1 and len(memories) == 1
