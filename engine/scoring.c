@@ -46,6 +46,13 @@ int64_t score_item_window_count(const struct request *request, const struct item
 struct score_window score_item_window_at(const struct request *request, const struct item *item,
                                          int64_t k)
 {
+    if (item->block == 0 && request->is_apart) {
+        CHECK(k >= 0 && k < score_item_window_count(request, item) && item->score_from == 1);
+        const int64_t first = k * request->window;
+        const int64_t left = item->n_ids - 1 - first;
+        const int64_t n = left < request->window ? left : request->window;
+        return (struct score_window){.first = first, .n_feed = n, .n_count = n};
+    }
     if (item->block == 0) {
         return score_window_at(item->n_ids, item->score_from, request->window, request->stride, k);
     }
@@ -153,6 +160,20 @@ int64_t text_count_words(const char *text, size_t bytes)
         at += (size_t)c.bytes;
     }
     return 1 + n_run;
+}
+
+int64_t text_count_pieces(const char *text, size_t bytes)
+{
+    int64_t n = 0;
+    bool was_space = true;
+    for (size_t at = 0; at < bytes;) {
+        const struct utf8_char c = utf8_next(text + at, bytes - at);
+        const bool space = c.status == UTF8_CHAR && is_space(c.code);
+        n += was_space && !space;
+        was_space = space;
+        at += (size_t)c.bytes;
+    }
+    return n;
 }
 
 int64_t text_count_chars(const char *text, size_t bytes)

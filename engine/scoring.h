@@ -53,6 +53,8 @@ struct score_sum score_sum_item(const struct item *item);
 size_t text_rstrip(const char *text, size_t bytes);
 /* 1 + runs of white space of Python's \s (str), over UTF-8. */
 int64_t text_count_words(const char *text, size_t bytes);
+/* The pieces between white space, none of which is empty. */
+int64_t text_count_pieces(const char *text, size_t bytes);
 int64_t text_count_chars(const char *text, size_t bytes);
 
 #endif

@@ -93,6 +93,12 @@ static void print_evaluator(const struct scoring *it, const struct score_figures
         printf("adaptive-span: loss %.10g, ppl %.10g, bpc %.10g, %lld predicted\n", pool->mean_nll,
                pool->perplexity, pool->bits_per_token, (long long)pool->n_scored);
         break;
+    case SCORE_SCHEME_SPARSE_MEMORY:
+        printf(
+            "sparse-memory-lm: loss %.10g, ppl %.10g, word ppl %.10g, nll %.10g, %lld predicted\n",
+            pool->mean_nll, pool->perplexity, pool->word_perplexity, -pool->sum_logprob,
+            (long long)pool->n_scored);
+        break;
     }
 }
 

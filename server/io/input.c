@@ -209,8 +209,8 @@ bool input_tokenise(struct input *input, const char *place, const struct api_lim
     char param[API_PARAM_MAX];
     size_t n = 0;
     struct err err = {0};
-    if (tokenizer_encode(limits->tokenizer, input->text, input->text_bytes, false, &input->ids, &n,
-                         &input->offsets, &err) != ERR_OK) {
+    if (tokenizer_encode(limits->tokenizer, input->text, input->text_bytes, input->special,
+                         &input->ids, &n, &input->offsets, &err) != ERR_OK) {
         return api_error_set(error, err.code == ERR_MEMORY ? 500 : 400,
                              err.code == ERR_MEMORY ? "out_of_memory" : "invalid_value",
                              param_of(param, place), "%s: %s", place, err.message);
@@ -226,6 +226,7 @@ static bool input_read_one(struct input *input, json_t *value, const char *name,
     if (json_is_string(value)) {
         input->text = json_string_value(value);
         input->text_bytes = json_string_length(value);
+        input->special = marks.special;
         return input_tokenise(input, name, limits, error) &&
                input_add_marks(input, name, marks, limits->info, error);
     }

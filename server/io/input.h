@@ -61,8 +61,9 @@ struct input {
     char *own;    /* Owner: this. The text, where it is put together from parts; else NULL */
     int32_t *ids; /* Owner: this until request_set_item takes them. [n_ids], BOS first */
     int64_t n_ids;
-    int n_bos; /* ids that the server put in front: 0 or 1, more only for blocks of scoring */
-    int n_eos; /* ids that it put behind: 0 or 1 */
+    int n_bos;    /* ids that the server put in front: 0 or 1, more only for blocks of scoring */
+    int n_eos;    /* ids that it put behind: 0 or 1 */
+    bool special; /* as input_marks says */
     size_t
         *offsets; /* Owner: this. [n_ids - n_bos - n_eos] first byte of each token; NULL for ids */
 };
@@ -83,6 +84,7 @@ bool input_too_much_telemetry(struct api_error *error, int n, const struct api_l
 struct input_marks {
     bool bos_text, bos_ids, eos;
     int32_t prefix; /* the token in BOS's place; 0 = BOS */
+    bool special;   /* special tokens that a text spells are these tokens */
 };
 
 /* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.

@@ -131,7 +131,7 @@ struct options {
     int stride;
     const char *add_bos; /* auto | on | off */
     bool as_text;
-    const char *windows; /* own | lm-eval | xlm | adaptive-span */
+    const char *windows; /* own | lm-eval | xlm | adaptive-span | sparse-memory-lm */
     int bptt;            /* 0 = not given */
     int batch_size;      /* the same */
     int max_tokens;

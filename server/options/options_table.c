@@ -286,12 +286,14 @@ const struct option_row option_rows[] = {
            "auto does what the model was trained with, and adds none to token ids."),
     FLAG("as-text", as_text, SCORE | COMPARE | READ,
          "Score JSON files as plain text, including braces and names."),
-    CHOICE("windows", windows, SCORE | COMPARE, "own", "own|lm-eval|xlm|adaptive-span",
+    CHOICE("windows", windows, SCORE | COMPARE, "own",
+           "own|lm-eval|xlm|adaptive-span|sparse-memory-lm",
            "Cut texts as this evaluator does, to reproduce the figures that it prints. own "
            "follows --max-context and --stride."),
     INT("bptt", bptt, SCORE | COMPARE, "0", 0, 1 << 20,
         "With --windows: the number of tokens in a window. XLM calls it --bptt, "
-        "adaptive-span --block-sz, lm-eval max_length (0 uses the model's context)."),
+        "adaptive-span --block-sz, lm-eval max_length, sparse-memory-lm max_seq_len (0 uses the "
+        "model's context for the last two)."),
     INT("batch-size", batch_size, SCORE | COMPARE, "0", 0, 65536,
         "With --windows adaptive-span: the number of rows that the text is cut into, its "
         "--batch-sz. 0 uses one."),

@@ -40,9 +40,11 @@ void score_figures_derive(struct score_figures *f)
     f->word_perplexity = has_words ? exp(nll / (double)f->n_words) : (double)NAN;
 }
 
-/* What the ids of a continuation add to the text of the context's. */
+/* What the ids of a continuation add to the text of the context's. Tokens with the id between, -1 for
+ * none, become line feeds. */
 static bool ending_text(struct text *out, const struct input *input, const struct item *item,
-                        int64_t first, const struct tokenizer *tokenizer, struct api_error *error)
+                        int64_t first, int32_t between, const struct tokenizer *tokenizer,
+                        struct api_error *error)
 {
     const size_t max = tokenizer_bytes_max(tokenizer) + 16;
     char *const bytes = malloc(max);
@@ -52,6 +54,12 @@ static bool ending_text(struct text *out, const struct input *input, const struc
     struct detok detok;
     detok_begin(&detok, tokenizer, true);
     for (int64_t i = input->n_bos; i < item->n_ids - input->n_eos; i++) {
+        if (item->ids[i] == between && between >= 0) {
+            text_add(out, bytes, detok_end(&detok, bytes, max));
+            text_add(out, "\n", 1);
+            detok_begin(&detok, tokenizer, true);
+            continue;
+        }
         const size_t n = detok_push(&detok, item->ids[i], bytes, max);
         text_add(out, bytes, i >= first ? n : 0);
     }
@@ -62,16 +70,23 @@ static bool ending_text(struct text *out, const struct input *input, const struc
 
 /* The text that the result is about. */
 static bool result_text(struct text *out, const struct score_job *job, int result,
-                        const struct tokenizer *tokenizer, struct api_error *error)
+                        const struct api_limits *limits, struct api_error *error)
 {
+    const struct tokenizer *const tokenizer = limits->tokenizer;
     const struct score_entry *const entry = &job->entry[result];
     const struct input *const input = &job->inputs.input[result];
     if (entry->ending != NULL) {
         text_add(out, entry->ending, entry->ending_bytes);
         return true;
     }
+    if (job->scheme ==
+        SCORE_SCHEME_SPARSE_MEMORY) { /* documents, between which an end token stands */
+        return ending_text(out, input, score_item(job, result), 0, limits->info->eos_id, tokenizer,
+                           error);
+    }
     return entry->first > input->n_bos
-               ? ending_text(out, input, score_item(job, result), entry->first, tokenizer, error)
+               ? ending_text(out, input, score_item(job, result), entry->first, -1, tokenizer,
+                             error)
                : answer_input_text(out, input, score_item(job, result)->ids, tokenizer, error);
 }
 
@@ -113,15 +128,17 @@ bool score_figures_item(struct score_figures *figures, const struct score_job *j
     /* In blocks some tokens are not scored: a sum over the others is not one over the text. */
     if (tokenizer != NULL && !score_scheme_blocks(job->scheme)) {
         struct text text = {0};
-        const bool ok = result_text(&text, job, result, tokenizer, error);
+        const bool ok = result_text(&text, job, result, limits, error);
         if (!ok || text.failed) {
             text_free(&text);
             return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the text");
         }
         const char *const data = text.data != NULL ? text.data : "";
-        figures->n_bytes = (int64_t)text.n;
-        figures->n_chars = text_count_chars(data, text.n);
-        figures->n_words = text_count_words(data, text.n);
+        const bool has_ends = job->scheme == SCORE_SCHEME_SPARSE_MEMORY; /* which are no text */
+        figures->n_bytes = has_ends ? -1 : (int64_t)text.n;
+        figures->n_chars = has_ends ? -1 : text_count_chars(data, text.n);
+        figures->n_words =
+            has_ends ? text_count_pieces(data, text.n) : text_count_words(data, text.n);
         text_free(&text);
     }
     figures->n_bytes = entry->bytes > 0 ? entry->bytes : figures->n_bytes;

@@ -26,7 +26,8 @@ enum score_scheme {
     SCORE_SCHEME_OWN,
     SCORE_SCHEME_LM_EVAL,
     SCORE_SCHEME_XLM,
-    SCORE_SCHEME_ADAPTIVE_SPAN
+    SCORE_SCHEME_ADAPTIVE_SPAN,
+    SCORE_SCHEME_SPARSE_MEMORY
 };
 
 /* The fields that say how texts are cut. */

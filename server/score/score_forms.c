@@ -226,7 +226,8 @@ static bool pair_make(struct input *input, struct score_entry *entry,
     const int64_t n_context = context->read.n_ids;
     const bool bos =
         n_context == 0 || (context->text != NULL ? rules->marks.bos_text : rules->marks.bos_ids);
-    const struct input_marks marks = {bos, bos, rules->marks.eos, rules->marks.prefix};
+    struct input_marks marks = rules->marks;
+    marks.bos_text = marks.bos_ids = bos;
     if (!ok || !input_add_marks(input, place->name, marks, rules->limits->info, error)) {
         return false;
     }
@@ -414,12 +415,14 @@ static void read_rules(struct fields *fields, const struct score_job *job,
                            (job->form == SCORE_TEXT || job->form == SCORE_IDS);
         rules->marks = (struct input_marks){.bos_text = first, .bos_ids = first};
         rules->marks.prefix = windows->prefix;
+        rules->marks.special = windows->scheme == SCORE_SCHEME_SPARSE_MEMORY;
     }
     const int boundary = fields_choice(fields, "boundary", boundaries);
     rules->joint = boundary == 0;
     rules->separate = boundary == 1;
     fields_bool(fields, "unconditional", NULL, &rules->unconditional);
-    if (score_scheme_blocks(windows->scheme) && job->form != SCORE_TEXT && job->form != SCORE_IDS) {
+    if ((score_scheme_blocks(windows->scheme) || rules->marks.special) && job->form != SCORE_TEXT &&
+        job->form != SCORE_IDS) {
         (void)api_error_set(fields->error, 400, "conflicting_fields", "windows",
                             "windows \"%s\" goes with text or tokens, not with a context and its "
                             "continuations",

@@ -322,6 +322,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
     request->entropy = asked->entropy;
     request->window = windows.window;
+    request->is_apart = windows.scheme == SCORE_SCHEME_SPARSE_MEMORY;
     request->stride = windows.stride;
     request->trace_memory = job->memory != MEMORY_OFF;
     request->trace_tokens = job->memory >= MEMORY_TOKENS;

@@ -7,13 +7,16 @@
  *   xlm            the evaluator of XLM: one stream, padded in front with the end token, in blocks of
  *                  bptt tokens that each begin anew and whose first token is not predicted
  *   adaptive-span  the evaluator of adaptive-span: the stream in batch_size equal rows, each read from
- *                  an empty cache in steps of bptt tokens, without what is left over */
+ *                  an empty cache in steps of bptt tokens, without what is left over
+ *   sparse-memory-lm  its author's evaluation: the stream in windows of the context's length that each
+ *                  begin anew with the token that the one before predicted last */
 #include "server/score/score.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const scheme_names[] = {"lm-eval", "xlm", "adaptive-span", NULL};
+static const char *const scheme_names[] = {"lm-eval", "xlm", "adaptive-span", "sparse-memory-lm",
+                                           NULL};
 
 const char *score_scheme_name(enum score_scheme scheme)
 {
@@ -82,6 +85,20 @@ static void read_lm_eval(struct fields *fields, struct score_windows *w,
     }
 }
 
+static void read_sparse_memory(struct fields *fields, struct score_windows *w,
+                               const struct api_limits *limits)
+{
+    if (w->bptt == 0 && limits->context == 0) {
+        (void)api_error_set(fields->error, 400, "missing_field", "bptt",
+                            "the model has no context limit: give the evaluation's max_seq_len as "
+                            "bptt");
+        return;
+    }
+    w->bptt = w->bptt == 0 ? limits->context : w->bptt;
+    w->window = w->stride = w->bptt;
+    w->on_long = 0;
+}
+
 static void read_evaluator(struct fields *fields, struct score_windows *w,
                            const struct api_limits *limits)
 {
@@ -89,6 +106,10 @@ static void read_evaluator(struct fields *fields, struct score_windows *w,
     refuse_own(fields, name);
     if (w->scheme == SCORE_SCHEME_LM_EVAL) {
         read_lm_eval(fields, w, limits);
+        return;
+    }
+    if (w->scheme == SCORE_SCHEME_SPARSE_MEMORY) {
+        read_sparse_memory(fields, w, limits);
         return;
     }
     if (w->bptt == 0) {

@@ -162,6 +162,25 @@ static void a_block_may_end_before_the_next_one_begins(void **state)
     assert_int_equal(w.n_count, 8);
 }
 
+/* As sparse-memory-lm's author cuts it. */
+static void windows_apart_run_no_position_twice(void **state)
+{
+    (void)state;
+    const struct request request = {.window = 4, .stride = 4, .is_apart = true};
+    const struct item item = {.n_ids = 11, .score_from = 1};
+    assert_int_equal(score_item_window_count(&request, &item), 3);
+    int64_t end = 0;
+    for (int64_t k = 0; k < 3; k++) {
+        const struct score_window w = score_item_window_at(&request, &item, k);
+        assert_int_equal(w.first, end);
+        assert_int_equal(w.n_feed, k < 2 ? 4 : 2);
+        assert_int_equal(w.n_count, w.n_feed);
+        end += w.n_feed;
+    }
+    assert_int_equal(end, item.n_ids - 1);
+    assert_int_equal(score_item_positions(&request, &item), end);
+}
+
 static void without_blocks_an_item_has_the_windows_of_its_request(void **state)
 {
     (void)state;
@@ -317,6 +336,15 @@ static void words_are_runs_of_white_space_plus_one(void **state)
     }
 }
 
+static void pieces_have_white_space_around_them(void **state)
+{
+    (void)state;
+    assert_int_equal(text_count_pieces("", 0), 0);
+    assert_int_equal(text_count_pieces(" \n", 2), 0);
+    assert_int_equal(text_count_pieces("a b\n\nc", 6), 3);
+    assert_int_equal(text_count_pieces("\n a\xe3\x80\x80v ", 8), 2); /* U+3000 */
+}
+
 static void characters_are_code_points(void **state)
 {
     (void)state;
@@ -335,6 +363,7 @@ int main(void)
         cmocka_unit_test(windows_predict_what_is_scored_and_no_more),
         cmocka_unit_test(blocks_are_cut_from_the_first_token_on),
         cmocka_unit_test(a_block_may_end_before_the_next_one_begins),
+        cmocka_unit_test(windows_apart_run_no_position_twice),
         cmocka_unit_test(without_blocks_an_item_has_the_windows_of_its_request),
         cmocka_unit_test(positions_are_those_of_all_windows),
         cmocka_unit_test(sums_are_in_double_and_in_order),
@@ -342,6 +371,7 @@ int main(void)
         cmocka_unit_test(white_space_at_the_end_is_pythons),
         cmocka_unit_test(nothing_scored_is_not_greedy),
         cmocka_unit_test(words_are_runs_of_white_space_plus_one),
+        cmocka_unit_test(pieces_have_white_space_around_them),
         cmocka_unit_test(characters_are_code_points),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@ The tolerances are those of tests/golden/sparse-memory-lm/README.md.
 """
 
 import json
+import re
 import subprocess
 import sys
 
@@ -88,6 +89,30 @@ def test_his_evaluation(served):
     for got, (n, expected) in zip(nll, evaluation["windows_tokens_nll"], strict=True):
         assert abs(got - expected) <= LOSS * n
     assert abs(sum(nll) / evaluation["n_tokens"] - evaluation["loss"]) <= LOSS
+
+
+@pytest.mark.parametrize("form", ["ids", "text"])
+@pytest.mark.parametrize("case", CASES)
+def test_his_evaluation_by_one_command(case, tmp_path, form):
+    """His loss, perplexities and number of predictions, from ids and from the documents."""
+    folder, model = GOLDEN / "sparse-memory-lm" / case, tmp_path / "model"
+    convert(case, model)
+    evaluation = json.loads((folder / "expected.json").read_text())["evaluation"]
+    ids = np.fromfile(folder / "validation.bin", "<u2").tolist()
+    documents = ["%(title)s\n\n%(text)s<|endoftext|>" % document for document in evaluation["documents"]]
+    file = tmp_path / "valid"
+    file.write_text(" ".join(map(str, ids)) if form == "ids" else "".join(documents))
+    status, out, error = gh.run_program(
+        "score", "--model", model, "--dtype", "f32", "--windows", "sparse-memory-lm", "--bptt",
+        evaluation["window"], *(["--ids"] if form == "ids" else []), file)
+    assert status == 0, error
+    line = next(line for line in out.splitlines() if line.startswith("sparse-memory-lm:"))
+    loss, ppl, word_ppl, nll, n = re.fullmatch(
+        r"sparse-memory-lm: loss (\S+), ppl (\S+), word ppl (\S+), nll (\S+), (\d+) predicted", line).groups()
+    assert int(n) == evaluation["n_tokens"] == len(ids) - 1
+    assert abs(float(loss) - evaluation["loss"]) <= LOSS and abs(float(nll) - evaluation["nll"]) <= LOSS * int(n)
+    assert abs(float(ppl) / evaluation["ppl"] - 1) <= 2 * LOSS
+    assert abs(float(word_ppl) / evaluation["word_ppl"] - 1) <= 2 * LOSS * int(n) / evaluation["n_words"]
 
 
 def test_dequantised_rows_are_right_to_the_bit(tmp_path):

@@ -64,6 +64,25 @@ def test_lm_eval_puts_its_prefix_before_ids_too(server):
     assert by_ids["n_scored"] == len(ids)
 
 
+# ---- sparse-memory-lm ----
+
+def test_sparse_memory_lm_reads_each_window_anew(server):
+    ids = list(range(300, 335))
+    got = result(server, {"tokens": ids, "windows": "sparse-memory-lm", "bptt": 8, "memory": "summary",
+                          "logprobs": 0})
+    parts = [result(server, {"tokens": ids[at:at + 9]}) for at in range(0, 34, 8)]
+    assert [p["n_scored"] for p in parts] == [8, 8, 8, 8, 2] and got["n_scored"] == 34
+    assert abs(got["sum_logprob"] - sum(p["sum_logprob"] for p in parts)) < 1e-4
+    assert [t["logprob"] is None for t in got["tokens"]] == [True] + 34 * [False]
+    assert got["windows"]["scheme"] == "sparse-memory-lm" and got["windows"]["count"] == 5
+    assert got["memory"]["layers"][0]["lookups"] == 35 * got["memory"]["layers"][0]["heads"] \
+        * got["memory"]["layers"][0]["knn"]
+    own = result(server, {"tokens": ids, "max_context": 8})  # whose last window is as long as the others
+    assert own["sum_logprob"] != got["sum_logprob"]
+    short = result(server, {"text": "It was a dark night.", "windows": "sparse-memory-lm"})
+    assert short["n_scored"] == short["n_tokens"] - 1 and short["n_words"] == 5 and short["n_bytes"] is None
+
+
 # ---- blocks ----
 
 def test_what_no_block_predicts_is_listed_without_a_logprob(server):
@@ -91,7 +110,7 @@ def test_a_stream_tells_each_block(server):
     assert abs(sum(b["sum_logprob"] for b in blocks) - whole["sum_logprob"]) < 1e-4
 
 
-@pytest.mark.parametrize("scheme", ["lm-eval", "xlm", "adaptive-span"])
+@pytest.mark.parametrize("scheme", ["lm-eval", "xlm", "adaptive-span", "sparse-memory-lm"])
 def test_an_empty_text_has_nothing_to_score(server, scheme):
     got = result(server, {"text": "", "windows": scheme, "bptt": 8})
     assert got["n_scored"] == 0 and got["perplexity"] is None and got["accuracy"] is None
@@ -116,6 +135,10 @@ def test_an_empty_text_has_nothing_to_score(server, scheme):
     ({"windows": "adaptive-span", "bptt": 3, "batch_size": 2, "memory": "summary"},
      "conflicting_fields", "memory"),
     ({"windows": "adaptive-span", "bptt": 100}, "invalid_value", "bptt"),
+    ({"windows": "sparse-memory-lm", "add_bos": True}, "conflicting_fields", "add_bos"),
+    ({"windows": "sparse-memory-lm", "bptt": 1}, "invalid_value", "bptt"),
+    ({"text": None, "pairs": [{"context": "a", "continuation": "b"}], "windows": "sparse-memory-lm"},
+     "conflicting_fields", "windows"),
     ({"text": TEXT, "windows": "adaptive-span", "bptt": 8}, "context_length_exceeded", "windows"),
     ({"text": None, "pairs": [{"context": "a", "continuation": "b"}], "windows": "xlm", "bptt": 8},
      "conflicting_fields", "windows")])
