@@ -71,8 +71,11 @@ static enum err_code put_file(struct overlays *overlays, const char *path, const
     if (code == ERR_OK) {
         code = overlays_put(overlays, name, data, bytes, &info, &cause);
         free(data);
-        if (code != ERR_OK) { /* which begins with the name */
-            (void)err_set(err, code, "%s: %.400s", path, cause.message);
+        if (code != ERR_OK) { /* of the file, where a message begins with the overlay's name */
+            const size_t n = strlen(name);
+            const bool named = strncmp(cause.message, name, n) == 0 && cause.message[n] == ':';
+            code = err_set(err, code == ERR_ARGUMENT ? ERR_FORMAT : code, "%s: %.400s", path,
+                           cause.message + (named ? n + 2 : 0));
         }
     }
     return code;

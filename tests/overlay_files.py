@@ -98,6 +98,6 @@ class Base:
             if name == "model.safetensors":
                 with open(os.path.join(folder, name), "wb") as file:
                     file.write(data)
-            elif os.path.isfile(os.path.join(self.directory, name)):
+            elif name != "model.sha256" and os.path.isfile(os.path.join(self.directory, name)):
                 os.symlink(os.path.join(os.path.abspath(self.directory), name), os.path.join(folder, name))
         return folder

@@ -200,16 +200,26 @@ static void find_rows(struct redirected *found, const struct redirect_list *list
     }
 }
 
-/* The rows of look-up first and of those after it, below n, that are of the same type: *n_run. */
-static struct value_table run_of(const struct redirected *found, int first, int n, int *n_run)
+/* The rows of look-up first and of those after it, below n, that are of the same type: *n_run. With mixes of
+ * any types but Q4, whose columns are not in order. */
+static struct value_table run_of(const struct redirected *found, int first, int n, bool mixes,
+                                 int *n_run)
 {
+    const bool any = mixes && found->dtype[first] != DTYPE_Q4;
+    bool differs = false;
     int end = first + 1;
-    while (end < n && found->dtype[end] == found->dtype[first]) {
-        end++;
+    for (; end < n; end++) {
+        const bool same = found->dtype[end] == found->dtype[first];
+        if (!same && (!any || found->dtype[end] == DTYPE_Q4)) {
+            break;
+        }
+        differs = differs || !same;
     }
     *n_run = end - first;
-    return (struct value_table){
-        .row = found->row + first, .half = found->half, .dtype = found->dtype[first]};
+    return (struct value_table){.row = found->row + first,
+                                .row_dtype = differs ? found->dtype + first : NULL,
+                                .half = found->half,
+                                .dtype = found->dtype[first]};
 }
 
 /* 0, 1, 2 ...: the slots of a run, whose rows stand in order. */
@@ -240,7 +250,7 @@ static void redirected_dots(float *dot, const struct experts_job *job,
     find_rows(&found, list, slots, n, table, job->x.cols, true);
     int n_run = 0;
     for (int j = 0; j < n; j += n_run) {
-        const struct value_table run = run_of(&found, j, n, &n_run);
+        const struct value_table run = run_of(&found, j, n, false, &n_run);
         job->simd->row_dots(dot + j, at, n_run, x, &run, job->x.cols);
     }
 }
@@ -392,7 +402,7 @@ static void read_redirected(float *y, const struct read_job *job, const struct r
         }
         int n_run = 0;
         for (int j = 0; j < n_slot; j += n_run) {
-            const struct value_table run = run_of(&found, j, n_slot, &n_run);
+            const struct value_table run = run_of(&found, j, n_slot, true, &n_run);
             job->cpu->simd->pkm_read(y, at, weights + from + j, n_run, &run, first, n_col, NULL);
         }
     }

@@ -29,6 +29,8 @@ struct side {
     float *logits;                       /* [n_row, n_vocab] of the last step's outputs */
     const struct model_info *info;       /* Borrowed from the model */
     const struct request_ablate *ablate; /* Borrowed; NULL = nothing is switched off */
+    struct overlays *overlays; /* Owner: this, as of the next; NULL = --overlay names none */
+    struct request_overlays taken;
 };
 
 struct comparison {
@@ -69,6 +71,25 @@ static enum err_code open_models(struct comparison *it, struct err *err)
     it->reference.info = model_info(it->reference.model);
     return tokenizer_open(&it->tokenizer, it->side.path, engine.tokenizer_path,
                           it->side.info->tokenizer, it->side.info->n_vocab, err);
+}
+
+/* --overlay, whose rows --model alone reads. */
+static enum err_code open_overlay(struct side *side, const struct options *options, struct err *err)
+{
+    char name[OVERLAY_NAME_MAX];
+    const char *const names[] = {name};
+    if (options->overlay[0] == '\0') {
+        return ERR_OK;
+    }
+    if (side->info->n_memory == 0) {
+        return cmd_no_overlay(options, err);
+    }
+    if (overlays_open(&side->overlays, side->be, side->info, side->path, options->overlay_bytes,
+                      err) != ERR_OK ||
+        overlays_read_file(side->overlays, options->overlay, name, err) != ERR_OK) {
+        return err->code;
+    }
+    return overlays_take(side->overlays, names, 1, &side->taken, err);
 }
 
 /* The vocabularies name the same tokens, as far as both are there. */
@@ -169,6 +190,7 @@ static enum err_code reserve_side(struct side *side, int64_t longest, int n_row,
                                        .n_page_max = n_page,
                                        .n_out_max = n_row,
                                        .n_ablate_max = ABLATE_MAX,
+                                       .n_redirect_max = side->taken.n_entry,
                                        .n_vocab = info->n_vocab,
                                        .d_model = info->d_attention,
                                        .n_head = info->n_head,
@@ -241,6 +263,10 @@ static enum err_code run_side(struct side *side, const struct rows *rows, struct
     step->n_ablate = step->ablate_first[1] = side->ablate == NULL ? 0 : side->ablate->n;
     for (int i = 0; i < step->n_ablate; i++) {
         step->ablate[i] = side->ablate->entry[i];
+    }
+    step->n_redirect = step->redirect_first[1] = side->taken.n_entry;
+    for (int i = 0; i < step->n_redirect; i++) {
+        step->redirect[i] = side->taken.entry[i];
     }
     for (int r = 0; r < rows->n_row; r++) {
         step->token[r] = rows->id[r];
@@ -497,6 +523,8 @@ static void side_close(struct side *side)
     if (side->step) {
         side->be->op->step_free(side->be, side->step);
     }
+    overlays_drop(&side->taken);
+    overlays_close(side->overlays);
     model_close(side->model);
     free(side->logits);
 }
@@ -505,6 +533,7 @@ static enum err_code run(struct comparison *it, struct err *err)
 {
     enum err_code code = open_models(it, err);
     code = code == ERR_OK ? check_alike(it, err) : code;
+    code = code == ERR_OK ? open_overlay(&it->side, it->options, err) : code;
     code = code == ERR_OK ? read_texts(it, err) : code;
     code = code == ERR_OK ? reserve(it, err) : code;
     if (code == ERR_OK && it->options->ablate_sweep) {

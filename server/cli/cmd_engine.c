@@ -40,6 +40,13 @@ enum err_code cmd_check_tokenizer(const struct options *options, const struct to
     return ERR_OK;
 }
 
+enum err_code cmd_no_overlay(const struct options *options, struct err *err)
+{
+    return err_set(err, ERR_UNSUPPORTED,
+                   "--overlay %.200s: overlays are rows of memories, and %.200s has none",
+                   options->overlay, options->model);
+}
+
 /* --overlay: a file whose rows every request reads, as if its key were bound to it. */
 static enum err_code read_overlay(struct cmd_engine *ce, const struct options *options,
                                   struct err *err)
@@ -48,9 +55,7 @@ static enum err_code read_overlay(struct cmd_engine *ce, const struct options *o
         return ERR_OK;
     }
     if (ce->limits.overlays == NULL) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "--overlay %.200s: overlays are rows of memories, and %.200s has none",
-                       options->overlay, options->model);
+        return cmd_no_overlay(options, err);
     }
     ce->overlay.n = 1;
     ce->limits.binding = &ce->overlay;

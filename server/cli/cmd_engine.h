@@ -25,6 +25,9 @@ void cmd_lift_limits(struct api_limits *limits);
 enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
                                   struct err *err);
 
+/* --overlay with a model without memories. */
+enum err_code cmd_no_overlay(const struct options *options, struct err *err);
+
 /* Opens the engine that options describe, with limits that a server needs and a tool does not
  * lifted. A progress bar shows the loading. */
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options,

@@ -9,12 +9,18 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
 
 from server_harness import PATIENCE, PROGRAM, ROOT, Server, error_of, eventually
+from test_overlays import Admin
+
+sys.path.insert(0, ROOT + "/tests")
+from overlay_files import Base  # noqa: E402
 
 BUILD = os.path.join(ROOT, os.environ.get("B", "build"))
 LIBRARY = os.path.join(BUILD, "libpkmserve_cudahost.so")
@@ -280,3 +286,32 @@ def test_a_stalled_engine_is_not_ready_and_takes_no_work_until_it_moves_again(tm
         thread.join()
         assert answers[0].status_code == 200
         assert s.get("/health/ready").status_code == 200
+
+
+# ---- overlays ------------------------------------------------------------------------------------
+
+
+def test_overlays_are_uploaded_beside_running_work(tmp_path):
+    """A device's memory is written by the engine's thread alone, idle or between steps."""
+    base = Base(MODEL)
+    slots = list(range(0, 1024, 2))
+    rows = base.table(0)[slots][::-1] * 2
+    directory = base.with_rows(tmp_path / "model", {(0, "values"): (slots, rows)})
+    tokens = [SCORE["tokens"][0][:12]]
+    done = subprocess.run([PROGRAM, "score", "--model", directory, *CUDA, "--ids", "--add-bos", "off", "--json"],
+                          input=" ".join(map(str, tokens[0])), timeout=PATIENCE, text=True, capture_output=True,
+                          env={**os.environ, **environment()})
+    assert done.returncode == 0, done.stderr
+    due = json.loads(done.stdout)["results"][0]["sum_logprob"]
+    with Admin(*CUDA, model=MODEL, env=environment()) as s:
+        file = base.overlay({0: (slots, "F32", rows)})
+        plain = s.ok("/score", {"tokens": tokens})["results"][0]["sum_logprob"]
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(s.ok, "/generate", GREEDY)
+            assert s.put("acme", file)["version"] == 1
+            got = s.ok("/score", {"tokens": tokens, "overlay": "acme"})["results"][0]["sum_logprob"]
+            running.result()
+        assert got == due != plain
+        assert s.put("other", base.overlay({0: (slots[:3], "F16", rows[:3])}))["version"] == 1
+        assert s.ask("DELETE", "/memory/overlays/acme").status_code == 200
+        assert s.ok("/score", {"tokens": tokens})["results"][0]["sum_logprob"] == plain

@@ -131,9 +131,10 @@ struct value_row {
 
 /* Rows of values. */
 struct value_table {
-    const struct value_row
-        *row; /* [rows] where they stand apart; data and scales then say nothing. Else
-                                  * NULL */
+    /* [rows] where they stand apart: then data, scales and row_bytes say nothing. Else NULL. */
+    const struct value_row *row;
+    /* [rows] beside row, where they are not all of dtype: of any but Q4. Else NULL. */
+    const enum dtype *row_dtype;
     const void *data;
     const float *scale;        /* [rows] of I8, else NULL */
     const uint16_t *scale_f16; /* [rows] of Q4, else NULL */

@@ -24,6 +24,7 @@ enum {
 struct read_group {
     const char *row[READ_GROUP]; /* those past n are the first one */
     float weight[READ_GROUP];
+    enum dtype dtype[READ_GROUP]; /* where they differ */
     int n;
 };
 
@@ -79,6 +80,28 @@ static ALWAYS_INLINE vf load_stored(const char *row, const int stored, int64_t c
     vb b = {0};
     memcpy(&b, row + col, (size_t)n);
     return v_from_i8((stored == Q4_HIGH ? b >> 4 & 15 : b & 15) - 8);
+}
+
+static ALWAYS_INLINE vf load_any(const char *row, enum dtype dtype, int64_t col, int n)
+{
+    switch (dtype) {
+    case DTYPE_F32: return v_load_as(row, DTYPE_F32, col, n);
+    case DTYPE_F16: return v_load_as(row, DTYPE_F16, col, n);
+    case DTYPE_BF16: return v_load_as(row, DTYPE_BF16, col, n);
+    default: return v_load_as(row, DTYPE_I8, col, n);
+    }
+}
+
+/* set_group of rows of their own types, from column first on. */
+static void set_mixed_group(struct read_group *group, const int32_t *slots, const float *weights,
+                            int n, const struct value_table *table, int64_t first)
+{
+    set_group(group, slots, weights, n, READ_GROUP, table, 0);
+    for (int i = 0; i < READ_GROUP; i++) {
+        const enum dtype dtype = table->row_dtype[slots[i < group->n ? i : 0]];
+        group->dtype[i] = dtype;
+        group->row[i] += first * stored_bytes((int)dtype);
+    }
 }
 
 /* y[n] += Σ_j weights[j] · rows[j], j ascending. */
@@ -139,6 +162,57 @@ ADD_GROUP(add_i8, DTYPE_I8)
 ADD_GROUP(add_q4_low, DTYPE_Q4)
 ADD_GROUP(add_q4_high, Q4_HIGH)
 
+/* The same of rows of any types but Q4. Which type a row has is the same for each block of columns, so that
+ * the processor soon guesses it. */
+static void add_mixed(float *y, const struct read_group *group, const struct read_group *next,
+                      int64_t n)
+{
+    enum { AHEAD = 64 }; /* columns */
+    for (int64_t c = 0; c < n; c += 2 * LANES) {
+        const int n_first = lanes_left(n, c);
+        const int n_second = n - c > LANES ? lanes_left(n, c + LANES) : 0;
+        const bool ends = c + AHEAD >= n;
+        const struct read_group *const from = ends ? next : group;
+        const int64_t to = ends ? c + AHEAD - n : c + AHEAD;
+        vf first = v_load_n(y + c, n_first);
+        vf second = n_second > 0 ? v_load_n(y + c + LANES, n_second) : v_set1(0);
+        for (int j = 0; j < group->n; j++) {
+            const char *const row = group->row[j];
+            const enum dtype dtype = group->dtype[j];
+            const vf weight = v_set1(group->weight[j]);
+            __builtin_prefetch(from->row[j] + to * stored_bytes((int)from->dtype[j]));
+            first = v_fma(weight, load_any(row, dtype, c, n_first), first);
+            if (n_second > 0) {
+                second = v_fma(weight, load_any(row, dtype, c + LANES, n_second), second);
+            }
+        }
+        v_store_n(y + c, first, n_first);
+        if (n_second > 0) {
+            v_store_n(y + c + LANES, second, n_second);
+        }
+    }
+}
+
+/* Columns first .. first+n-1 of rows that are not all of one type. */
+static void read_mixed(float *y, const int32_t *slots, const float *weights, int n_slot,
+                       const struct value_table *table, int64_t first, int64_t n)
+{
+    struct read_group groups[2];
+    set_mixed_group(&groups[0], slots, weights, n_slot, table, first);
+    for (int j = 0; j < n_slot; j += READ_GROUP) {
+        const struct read_group *const group = &groups[j / READ_GROUP % 2];
+        struct read_group *const next = &groups[(j / READ_GROUP + 1) % 2];
+        const int left = n_slot - j - READ_GROUP;
+        if (left > 0) {
+            set_mixed_group(next, slots + j + READ_GROUP, weights + j + READ_GROUP, left, table,
+                            first);
+        } else {
+            *next = *group;
+        }
+        add_mixed(y, group, next, n);
+    }
+}
+
 /* Columns that are stored alike, from element first of a row on. */
 static void read_stored(float *y, const int32_t *slots, const float *weights, int n_slot,
                         const struct value_table *table, int stored, int64_t first, int64_t n,
@@ -180,6 +254,10 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_
                     const struct value_table *table, int64_t first, int64_t n,
                     const int32_t *next_slots)
 {
+    if (table->row_dtype != NULL) {
+        read_mixed(y, slots, weights, n_slot, table, first, n);
+        return;
+    }
     if (table->dtype != DTYPE_Q4) {
         read_stored(y, slots, weights, n_slot, table, (int)table->dtype, first, n, next_slots);
         return;
