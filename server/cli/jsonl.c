@@ -2,7 +2,7 @@
 #include "server/cli/jsonl.h"
 
 #include "engine/clock.h"
-#include "server/cli/jsonl_files.h"
+#include "server/cli/jsonl_record.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"
 
@@ -376,7 +376,22 @@ static enum err_code read_shard(struct jsonl_shard *shard, const char *given, st
     return ERR_OK;
 }
 
-static enum err_code open_files(struct jsonl *it, struct err *err)
+static enum err_code check_record(const struct jsonl *it, const struct text *defaults,
+                                  struct err *err)
+{
+    struct text record = {0};
+    enum err_code code = ERR_OK;
+    if (it->out.errors_path != NULL) {
+        code = jsonl_record_make(&record, it->kind->doing, it->options, defaults, &it->in, err);
+    }
+    if (code == ERR_OK) {
+        code = jsonl_record_put(&record, &it->out, it->options->resume, err);
+    }
+    text_free(&record);
+    return code;
+}
+
+static enum err_code open_files(struct jsonl *it, const struct text *defaults, struct err *err)
 {
     const struct options *const options = it->options;
     const bool gives_lines = it->kind->take == NULL && options->output[0] != '\0';
@@ -391,33 +406,44 @@ static enum err_code open_files(struct jsonl *it, struct err *err)
     if (score_fields_read(&it->fields, options->fields, err) != ERR_OK ||
         read_shard(&shard, options->shard, err) != ERR_OK ||
         jsonl_in_open(&it->in, path, n, shard, (size_t)options->max_line_bytes, err) != ERR_OK ||
-        jsonl_out_open(&it->out, output, &it->in, err) != ERR_OK) {
+        jsonl_out_open(&it->out, output, &it->in, err) != ERR_OK ||
+        check_record(it, defaults, err) != ERR_OK) {
         return err->code;
     }
     return options->resume ? jsonl_out_resume(&it->out, &it->in, err)
                            : jsonl_out_begin(&it->out, err);
 }
 
-static enum err_code open_engine(struct jsonl *it, struct err *err)
+/* What the options say about every request, as text and read. */
+static enum err_code make_defaults(struct jsonl *it, struct text *body, struct err *err)
 {
-    struct text body = {0};
     struct api_error error = {0};
-    json_open(&body, '{');
-    it->kind->put_defaults(&body, it->options);
-    if (cmd_put_ablate(&body, it->options, err) != ERR_OK) {
-        text_free(&body);
+    json_open(body, '{');
+    it->kind->put_defaults(body, it->options);
+    if (cmd_put_ablate(body, it->options, err) != ERR_OK) {
         return err->code;
     }
-    json_close(&body, '}');
-    if (body.failed || !fields_open(&it->defaults, body.data, body.n, &error)) {
-        text_free(&body);
+    json_close(body, '}');
+    if (body->failed || !fields_open(&it->defaults, body->data, body->n, &error)) {
         return err_set(err, ERR_ARGUMENT, "the options make no request: %s", error.text.message);
     }
-    text_free(&body);
     it->defaults.body = NULL;
-    const enum err_code code = cmd_engine_open(&it->ce, it->options, err);
-    it->ce.limits.defaults = &it->defaults;
-    it->ce.limits.strict = it->options->strict;
+    return ERR_OK;
+}
+
+static enum err_code open_all(struct jsonl *it, struct err *err)
+{
+    struct text defaults = {0};
+    enum err_code code = make_defaults(it, &defaults, err);
+    if (code == ERR_OK) {
+        code = open_files(it, &defaults, err);
+    }
+    text_free(&defaults);
+    if (code == ERR_OK) {
+        code = cmd_engine_open(&it->ce, it->options, err);
+        it->ce.limits.defaults = &it->defaults;
+        it->ce.limits.strict = it->options->strict;
+    }
     return code;
 }
 
@@ -429,10 +455,7 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
                        .mutex = PTHREAD_MUTEX_INITIALIZER,
                        .room = PTHREAD_COND_INITIALIZER};
     struct err err;
-    enum err_code code = open_files(&it, &err);
-    if (code == ERR_OK) {
-        code = open_engine(&it, &err);
-    }
+    enum err_code code = open_all(&it, &err);
     if (code == ERR_OK && kind->begin != NULL) {
         code = kind->begin(kind->ctx, &it.ce, &err);
     }

@@ -1,0 +1,35 @@
+/* OUT.run beside the output of `score --jsonl` and `generate --jsonl`: what its lines were computed with.
+ *
+ * A corpus is finished by several processes: those that go on after a kill (--resume) and those of other
+ * shards (--shard), often on other machines. Each writes its record before its first line and compares
+ * it with the one that is there and with those of the other shards in the same folder, so that lines of
+ * two models or of other options never get into one set without a word.
+ *
+ * A record has a line for each of: the command, the sum of the model, the options, the inputs' names,
+ * the shard. */
+#ifndef SERVER_JSONL_RECORD_H
+#define SERVER_JSONL_RECORD_H
+
+#include "server/cli/jsonl_files.h"
+#include "server/options/options.h"
+
+enum { RECORD_BYTES_MAX = 1 << 16 };
+
+/* The record of this run; doing: "scoring" or "generating"; defaults: what the options say about every request. ERR_IO names a file of
+ * the model that cannot be read. The sum is of the names and sizes of the model's files
+ * and of their bytes, of a file above 64 MiB of samples: there two models may differ in a few rows unseen,
+ * unless each has a model.sha256. */
+enum err_code jsonl_record_make(struct text *record, const char *doing,
+                                const struct options *options, const struct text *defaults,
+                                const struct jsonl_in *in, struct err *err);
+/* Compares the record of this run with another one, whose bytes may be anything; path is of that one.
+ * is_own: it belongs to the same output. Otherwise one that is not of another shard of the same corpus
+ * is none of ours. ERR_FORMAT says in what they differ. */
+enum err_code jsonl_record_compare(const struct text *record, const char *other, size_t bytes,
+                                   bool is_own, const char *path, struct err *err);
+/* Compares with the records that are there, then writes the record of an open output that is a
+ * regular file. Nothing for standard output. */
+enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out, bool resume,
+                               struct err *err);
+
+#endif
