@@ -299,11 +299,13 @@ static void log_memory_plan(const struct engine *engine)
     const struct model_info *const info = model_info(engine->model);
     log_event(LEVEL_INFO, "memory_plan",
               "weights_bytes=%lld memory_values_bytes=%lld memory_placement=%s kv_bytes=%lld "
-              "kv_tokens=%lld workspace_bytes=%lld available_bytes=%lld max_seqs=%d "
+              "kv_tokens=%lld workspace_bytes=%lld overlay_bytes=%lld available_bytes=%lld "
+              "max_seqs=%d "
               "max_batch_tokens=%d max_model_len=%d",
               (long long)s->weight_bytes, (long long)s->value_bytes,
               placement_name(info->value_placement), (long long)s->kv_bytes,
               (long long)engine->options.kv_tokens, (long long)s->workspace_bytes,
+              engine->overlays != NULL ? (long long)overlays_bytes(engine->overlays) : 0,
               (long long)s->available_bytes, engine->options.max_seqs,
               engine->options.max_batch_tokens, engine->options.max_model_len);
 }
@@ -314,8 +316,9 @@ static enum err_code plan_memory(struct engine *engine, struct err *err)
     const enum err_code code = reserve(engine, err);
     const int64_t available = engine->be->op->memory_available(engine->be);
     /* A host gives memory when it is first written. */
+    const int64_t overlays = engine->overlays != NULL ? overlays_bytes(engine->overlays) : 0;
     const int64_t promised =
-        engine->be->is_host ? engine->stats.kv_bytes + engine->stats.workspace_bytes : 0;
+        engine->be->is_host ? engine->stats.kv_bytes + engine->stats.workspace_bytes + overlays : 0;
     const int64_t left = available > promised ? available - promised : 0;
     engine->stats.available_bytes = available == INT64_MAX ? -1 : left;
     log_memory_plan(engine);

@@ -6,10 +6,14 @@ They are read where nobody compiles them, so a renamed flag, route or metric wou
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 
 from fleet import DOCKER, PROGRAM, ROOT, Replica, find_program, free_port
+
+sys.path.insert(0, str(ROOT / "tests"))
+from overlay_files import Base  # noqa: E402
 
 yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
 
@@ -23,7 +27,10 @@ def load(name):
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
-    replica = Replica(tmp_path_factory.mktemp("replica"), 1, ["--drain-delay-s", "0"])
+    folder = tmp_path_factory.mktemp("overlays")
+    base = Base(ROOT / "models" / "demo")
+    (folder / "own.safetensors").write_bytes(base.overlay({0: ([3], "BF16", base.table(0)[[3]])}))
+    replica = Replica(tmp_path_factory.mktemp("replica"), 1, ["--drain-delay-s", "0", "--overlay-dir", str(folder)])
     replica.start()
     replica.wait_ready()
     yield replica

@@ -1,6 +1,7 @@
 """Overlays: rows that a request reads instead of the base's, who has which, and what is refused."""
 
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import requests
 
-from server_harness import DEMO, PATIENCE, ROOT, UNBOUNDED, Server, error_of, eventually, events
+from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, error_of, eventually, events
 from test_keys import bearer, free_port
 
 sys.path.insert(0, ROOT + "/tests")
@@ -300,7 +301,20 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
         assert mine["scores"] != free["scores"] and mine["overlay"][0]["name"] == "acme"
 
 
-def test_servers_without_overlays(tmp_path):
+def test_a_directory_with_a_bad_file_ends_the_start(base, tmp_path):
+    for name, model, says in (("bad.safetensors", DEMO, "truncated"), ("Bad.safetensors", DEMO, "name must be"),
+                              ("x.txt", UNBOUNDED, "the model has none"), (None, DEMO, "--overlay-dir")):
+        folder = tmp_path / str(name)
+        if name is not None:
+            folder.mkdir()
+            (folder / name).write_bytes(base.overlay({0: ([3], "BF16", base.table(0)[[3]])})[:-1])
+        done = subprocess.run([PROGRAM, "serve", "--check", "--model", model, "--overlay-dir", str(folder)],
+                              capture_output=True, text=True, timeout=PATIENCE)
+        line = done.stderr.splitlines()[-1]
+        assert done.returncode in (1, 2) and says in line and str(folder) in line, done.stderr
+
+
+def test_servers_without_overlays():
     with Server(model=UNBOUNDED) as s:
         for path, body in (("/score", {"text": "a"}), ("/generate", {"prompt": "a"})):
             error_of(s.post(path, {**body, "overlay": "x"}), 400, "unsupported_parameter", "overlay")
