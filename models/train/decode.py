@@ -1,4 +1,4 @@
-"""Inference with the model of model.py, step by step, with a cache of keys and values.
+"""Inference with the models of model.py and, without memories, memory_llama.py, step by step, with a cache of keys and values.
 
 tests/bench/torch_worker.py measures it beside the server, so it is written as one would who wants
 speed from plain PyTorch: no autograd, the cache at its full size from the start, q, k and v by one
@@ -109,3 +109,72 @@ class Decoder:
         """hidden [n, d_model], targets [n] -> [n] in fp32"""
         logits = self.logits(hidden).float()
         return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+class LlamaDecoder:
+    """The same of a model of memory_llama.py without memories: grouped queries, rotary positions, gated networks."""
+
+    @torch.inference_mode()
+    def __init__(self, model, dtype, n_seq, n_pos):
+        c = model.config
+        if c.get("memories"):
+            raise SystemExit("decode.py: memory_llama with memories is not measured here")
+        self.eps, self.n_head, self.n_kv = c["norm_eps"], c["n_head"], c.get("n_kv_head", c["n_head"])
+        self.d_head = c.get("d_head", c["d_model"] // self.n_head)
+
+        def cast(*params):
+            return torch.cat([p.detach() for p in params]).to(dtype).contiguous()
+
+        self.layers = []
+        for layer in model.layers:
+            a, f = layer.attention, layer.ffn
+            self.layers.append((cast(layer.attention_norm.weight), cast(a.query.weight, a.key.weight, a.value.weight),
+                                cast(a.out.weight), cast(layer.ffn_norm.weight), cast(f.gate.weight, f.up.weight),
+                                cast(f.down.weight)))
+        self.tokens, self.norm, self.out = (cast(module.weight) for module in (model.embeddings, model.norm,
+                                                                             model.output))
+        if c["tie_output"]:
+            self.out = self.tokens
+        self.turns = torch.complex(*model.turns[:, :n_pos])         # [n_pos, d_head / 2]
+        shape = (len(self.layers), n_seq, self.n_kv, n_pos, self.d_head)
+        self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+
+    def normalise(self, x, weight):
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+    def turn(self, x, pos):
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.turns[pos:pos + x.shape[2]]).flatten(-2).to(x.dtype)
+
+    def attend(self, i, qkv, out, x, seq, pos):
+        n_seq, n_tok, _ = x.shape
+        heads = F.linear(x, qkv).view(n_seq, n_tok, -1, self.d_head).transpose(1, 2)
+        q, k, v = heads.split((self.n_head, self.n_kv, self.n_kv), 1)
+        q, k, cached = self.turn(q, pos), self.turn(k, pos), []
+        for cache, new in ((self.keys, k), (self.values, v)):
+            cache[i, seq:seq + n_seq, :, pos:pos + n_tok] = new
+            cached.append(cache[i, seq:seq + n_seq, :, :pos + n_tok])
+        y = F.scaled_dot_product_attention(q, *cached, is_causal=n_tok > 1, enable_gqa=self.n_kv < self.n_head)
+        return F.linear(y.transpose(1, 2).reshape(n_seq, n_tok, -1), out)
+
+    @torch.inference_mode()
+    def hidden(self, ids, seq=0, pos=0):
+        """As Decoder.hidden."""
+        assert ids.shape[1] == 1 or pos == 0
+        x = F.embedding(ids, self.tokens)
+        for i, (norm1, qkv, out, norm2, up, down) in enumerate(self.layers):
+            x = x + self.attend(i, qkv, out, self.normalise(x, norm1), seq, pos)
+            gate, value = F.linear(self.normalise(x, norm2), up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * value, down)
+        return self.normalise(x, self.norm)
+
+    @torch.inference_mode()
+    def logits(self, hidden):
+        return F.linear(hidden, self.out)
+
+    logprobs = Decoder.logprobs
+
+
+def make_decoder(model, dtype, n_seq, n_pos):
+    kind = LlamaDecoder if model.config["model_type"] == "memory_llama" else Decoder
+    return kind(model, dtype, n_seq, n_pos)

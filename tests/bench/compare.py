@@ -5,6 +5,8 @@
 
     torch   a PyTorch implementation of the same model, the same weights and tokens (models/train/decode.py)
     llama   llama.cpp on the dense twin, the model without its memory
+    dense   a dense model of Llama-3.2-1B's shape beside llama.cpp, which computes the same function, and PyTorch
+    sparse  the published shape of sparse-memory-lm, its table of 3.2 GB in memory
     isa     pkmserve with each instruction set that it can be forced to
     start   from the start of `pkmserve serve` to ready, the model's file being in the page cache
     host    of 64 streams at once, what all but the model costs: scheduling, drawing, tokens' text, HTTP
@@ -37,6 +39,18 @@ ISAS_F32 = ISAS[2:]
 FULL, QUICK = [], ["--layers", "3", "--width", "64", "--heads", "2", "--ff", "128", "--vocab", "300", "--memory-layer",
                    "1", "--keys", "16", "--k", "4", "--key-width", "32"]
 TWIN = ["--memory-layer", "-1"]
+# Shapes beside model A, by the name of their folder: arguments of make_model, and those of --quick.
+SHAPES = {
+    "dense": (["--family", "memory_llama", "--layers", "16", "--width", "2048", "--heads", "32", "--kv-heads", "8", "--ff",
+               "8192", "--vocab", "128256", "--positions", "2048", "--output", "tied", *TWIN],
+              ["--family", "memory_llama", "--layers", "2", "--width", "64", "--heads", "4", "--kv-heads", "2", "--ff", "96",
+               "--vocab", "300", "--output", "tied", *TWIN]),
+    "sparse": (["--family", "memory_llama", "--layers", "12", "--width", "384", "--heads", "6", "--ff", "1024", "--vocab",
+                "50304", "--positions", "1024", "--output", "tied", "--memory-layer", "2,6,10", "--memory-heads", "4",
+                "--k", "32", "--keys", "4096", "--key-width", "256", "--values", "q4"],
+               ["--family", "memory_llama", "--layers", "3", "--width", "48", "--heads", "3", "--ff", "64", "--vocab", "300",
+                "--output", "tied", "--memory-layer", "0,2", "--memory-heads", "2", "--k", "4", "--keys", "16",
+                "--key-width", "16", "--values", "q4"])}
 MODEL_A = "12 layers of 1024, 60k vocabulary, a memory of 512² slots"
 MEANING = "prefill and score: one text of %d tokens, the last row or every row through the vocabulary; decode N: a token " \
           "of each of N texts, behind %d positions"
@@ -102,16 +116,16 @@ def say(text):
         print("\r%-40s\r" % text, end="", file=sys.stderr, flush=True)
 
 
-def model(args, dtype, twin=False):
-    """The directory of a model with random weights, written once. Its files are f32 for f32, bf16 for all else.
+def model(args, dtype, twin=False, shape=None):
+    """shape: of SHAPES; None: model A. The directory of a model with random weights, written once. Its files are f32 for f32, bf16 for all else.
     config.json is written last, so it marks a whole model."""
     files = "f32" if dtype == "f32" else "bf16"
-    name = ("twin-" if twin else "") + files + ("-quick" if args.quick else "")
+    name = (shape + "-" if shape else "twin-" if twin else "") + files + ("-quick" if args.quick else "")
     folder = args.build / "bench-model" / name
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shape = (QUICK if args.quick else FULL) + (TWIN if twin else [])
-        subprocess.run([args.build / "tests/bench/make_model", folder, "--dtype", files, *shape], check=True)
+        words = SHAPES[shape][args.quick] if shape else (QUICK if args.quick else FULL) + (TWIN if twin else [])
+        subprocess.run([args.build / "tests/bench/make_model", folder, "--dtype", files, *words], check=True)
     return folder
 
 
@@ -166,13 +180,13 @@ def print_head(args, title, results, load):
 # ---- the tables ---------------------------------------------------------------------------------
 
 
-def against(args, title, peer, make, twin=False):
-    """pkmserve and one other program, in every type; ratios are the peer's time over ours."""
-    dtypes = peers.pkmserve_dtypes(args)
+def against(args, title, peer, make, twin=False, shape=None, dtypes=None):
+    """pkmserve and one other program, in every type or in dtypes; ratios are the peer's time over ours."""
+    dtypes = dtypes or peers.pkmserve_dtypes(args)
     makers = {}
     for dtype in dtypes:
-        makers["pkmserve", dtype] = lambda d=dtype: peers.pkmserve(args, model(args, d, twin), d)
-        makers[peer, dtype] = lambda d=dtype: make(args, model(args, d, twin), d)
+        makers["pkmserve", dtype] = lambda d=dtype: peers.pkmserve(args, model(args, d, twin, shape), d)
+        makers[peer, dtype] = lambda d=dtype: make(args, model(args, d, twin, shape), d)
     results, load = measure(args, makers)
     print_head(args, title, results, load)
     rows = []
@@ -218,6 +232,46 @@ def llama(args):
     against(args, "The dense twin of model A beside llama.cpp", "llama.cpp", peers.llama, twin=True)
     print("llama.cpp has no architecture that computes this function: it runs gpt2 of the same shape, a stand-in for SPEED "
           "ALONE, with the same matrices but norms in other places. Its cache is f16, its own choice; ours is f32 beside f32, bf16 beside bf16 and int8.")
+
+
+def dense(args):
+    """llama.cpp's own llama architecture computes the same function; so does models/train/decode.py."""
+    title = "A dense model of Llama-3.2-1B's shape (16 layers of 2048, 128k vocabulary) beside "
+    for name, find, make in (("llama.cpp", peers.llama_program, peers.llama),
+                             ("PyTorch", peers.torch_python, peers.torch)):
+        try:
+            find(args)
+        except peers.Missing as missing:
+            print("\nnot measured: %s" % missing)
+            continue
+        for dtype in peers.pkmserve_dtypes(args):  # one at a time: all of them do not fit into 24 GB of memory
+            results = against(args, title + name, name, make, shape="dense", dtypes=[dtype])
+            if name == "PyTorch" and (name, dtype) in results:
+                agree(dtype, results["pkmserve", dtype][-1], results[name, dtype][-1])
+        if name == "llama.cpp":
+            print("Its cache is f16, its own choice; ours is f32 beside f32, bf16 beside bf16 and int8, which stands beside Q8_0.")
+
+
+AUTHOR_SPARSE = "The author's own figures, on his machine (RX 9070, Python and Triton, one text, not repeated here): decode 212 " \
+                "tokens/s with the table in the GPU's memory, 139 to 154 with it in host memory."
+
+
+def sparse(args):
+    """Matrices in every type, the table of 4 bits read in place from the page cache, or copied."""
+    makers = {("pkmserve", dtype, place): lambda d=dtype, p=place: peers.pkmserve(
+                  args, model(args, d, shape="sparse"), d, placement=p)
+              for dtype in ("f32", "bf16") for place in ("mmap", "device")}
+    results, load = measure(args, makers)
+    print_head(args, "The published shape of sparse-memory-lm (12 layers of 384, 4096² slots of 4 bits)",
+               {key: rounds for key, rounds in results.items() if key[2] == "mmap"}, load)
+    rows = []
+    for step in steps_of(args):
+        for (_, dtype, place), rounds in results.items():
+            per_second = [step[1] / r["seconds"][step] for r in rounds]
+            rows.append([step_name(step), dtype, {"mmap": "in place", "device": "copied"}[place],
+                         cell(milliseconds(rounds, step)), cell(per_second), share(rounds, rounds, step)])
+    print_table(["step", "type", "table", "ms", "tokens/s", "of read or peak"], rows, 3)
+    print(AUTHOR_SPARSE)
 
 
 def isa(args):
@@ -345,7 +399,7 @@ def host_row(args, dtype, name, windows, bare):
             cell([100 * w["client"] / args.threads / s for w, s in zip(windows, wall)])]
 
 
-TABLES = {"torch": torch, "llama": llama, "isa": isa, "start": start_up, "host": host}
+TABLES = {"torch": torch, "llama": llama, "dense": dense, "sparse": sparse, "isa": isa, "start": start_up, "host": host}
 
 
 # ---- arguments ----------------------------------------------------------------------------------

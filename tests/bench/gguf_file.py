@@ -1,6 +1,7 @@
 """A dense model directory as a GGUF file (version 3) that llama.cpp runs, for compare.py.
 
-No architecture of llama.cpp computes our function: those that norm behind the sum, as XLM does, look both ways and
+A model of the family memory_llama is a `llama`: the same function, whose rotary positions turn neighbouring columns too.
+Of a pkm_transformer no architecture of llama.cpp computes the function: those that norm behind the sum, as XLM does, look both ways and
 have no output layer. `gpt2` has the same parts in another order (learned positions, biases, GELU, tied output): the same
 matrices, hence the same bytes and multiply-adds, but norms before each part and no bias behind the vocabulary. It
 stands in for SPEED ALONE; its results mean nothing. llama.cpp's GELU is the tanh form, by a table."""
@@ -70,22 +71,53 @@ def write(path, values, tensors):
             file.write(b"\0" * (-sum(map(len, parts)) % ALIGN))
 
 
-def write_dense(path, model):
-    """The stand-in for a model directory without memories."""
+LLAMA_WHOLE = [(["embeddings.weight"], "token_embd.weight"), (["norm.weight"], "output_norm.weight")]
+LLAMA_LAYER = [(["layers.%%d.%s.weight" % ours], "blk.%%d.%s.weight" % theirs) for ours, theirs in (
+    ("attention_norm", "attn_norm"), ("attention.query", "attn_q"), ("attention.key", "attn_k"),
+    ("attention.value", "attn_v"), ("attention.out", "attn_output"), ("ffn_norm", "ffn_norm"),
+    ("ffn.gate", "ffn_gate"), ("ffn.up", "ffn_up"), ("ffn.down", "ffn_down"))]
+
+
+def write_llama(path, model):
+    """A model of memory_llama without memories."""
     config = json.loads((Path(model) / "config.json").read_text())
+    if config.get("memories"):
+        raise ValueError("%s: a model with memories has no counterpart in llama.cpp" % model)
+    whole = LLAMA_WHOLE + ([] if config["tie_output"] else [(["output.weight"], "output.weight")])
+    values = {"attention.head_count": config["n_head"],
+              "attention.head_count_kv": config.get("n_kv_head", config["n_head"]),
+              "attention.layer_norm_rms_epsilon": float(config["norm_eps"]),
+              "rope.freq_base": float(config["rope_theta"]),
+              "rope.dimension_count": config.get("d_head", config["d_model"] // config["n_head"])}
+    write_tensors(path, model, config, whole, LLAMA_LAYER, "llama", values)
+
+
+def write_dense(path, model):
+    """The stand-in for a model directory without memories; of memory_llama the model itself."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    if config["model_type"] == "memory_llama":
+        write_llama(path, model)
+        return
     if config.get("memories") or not config["tie_output"]:
         raise ValueError("%s: a model with memories, or with an output of its own, has no counterpart in llama.cpp; "
                          "make one with make_model --memory-layer -1" % model)
+    values = {"attention.head_count": config["n_head"], "attention.layer_norm_epsilon": 1e-5}
+    write_tensors(path, model, config, WHOLE, LAYER, "gpt2", values)
+
+
+def write_tensors(path, model, config, whole, layer, architecture, values):
+    """whole, layer: which of our tensors make which of theirs."""
     ours = Safetensors(Path(model) / "model.safetensors")
-    names = WHOLE + [([name % i for name in names], theirs % i) for i in range(config["n_layer"])
-                     for names, theirs in LAYER]
+    names = whole + [([name % i for name in names], theirs % i) for i in range(config["n_layer"])
+                     for names, theirs in layer]
     tensors = []
     for sources, theirs in names:
         kinds, shapes, parts = zip(*(ours[name] for name in sources))
         rows = sum(shape[0] for shape in shapes)
         tensors.append((theirs, kinds[0], [rows, *shapes[0][1:]], parts))
-    write(path, {"general.architecture": "gpt2", "general.name": "stand-in for speed alone",
-                 "gpt2.context_length": config["max_position"], "gpt2.embedding_length": config["d_model"],
-                 "gpt2.feed_forward_length": config["d_ff"], "gpt2.block_count": config["n_layer"],
-                 "gpt2.attention.head_count": config["n_head"], "gpt2.attention.layer_norm_epsilon": 1e-5,
-                 "gpt2.vocab_size": config["vocab_size"], "tokenizer.ggml.model": "no_vocab"}, tensors)
+    values = {"context_length": config["max_position"], "embedding_length": config["d_model"],
+              "feed_forward_length": config["d_ff"], "block_count": config["n_layer"],
+              "vocab_size": config["vocab_size"], **values}
+    write(path, {"general.architecture": architecture, "general.name": "random weights, for speed alone",
+                 **{"%s.%s" % (architecture, key): value for key, value in values.items()},
+                 "tokenizer.ggml.model": "no_vocab"}, tensors)

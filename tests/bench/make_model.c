@@ -3,7 +3,8 @@
  *   make_model DIR [--layers 12] [--width 1024] [--heads 16] [--ff 4096] [--vocab 60000]
  *              [--positions 512] [--memory-layer 6] [--memory-heads 4] [--k 32] [--keys 512]
  *              [--key-width 256] [--kind product|flat] [--dtype f32|bf16]
- *              [--family pkm_transformer|memory_llama]
+ *              [--family pkm_transformer|memory_llama [--kv-heads 16] [--output own|tied]
+ *              [--values plain|q4]]
  *
  * The defaults are model A of the performance notes: one memory of 512² slots in layer 6. A memory
  * layer of -1 makes the dense twin, a list (3,7,11) as many memories. memory_llama has gated
@@ -31,8 +32,10 @@ static void write_header(FILE *file, const struct plan *plan)
     for (int i = 0; header && i < plan->n; i++) {
         const struct plan_entry *const entry = &plan->entry[i];
         const int64_t end = offset + plan_elems(entry) * (int64_t)dtype_bytes(entry->dtype);
+        static const char *const names[DTYPE_N] = {
+            [DTYPE_F32] = "F32", [DTYPE_BF16] = "BF16", [DTYPE_F16] = "F16", [DTYPE_Q4] = "U8"};
         fprintf(header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", entry->name,
-                entry->dtype == DTYPE_F32 ? "F32" : "BF16");
+                names[entry->dtype]);
         for (int k = 0; k < entry->n_dim; k++) {
             fprintf(header, "%s%lld", k ? "," : "", (long long)entry->dim[k]);
         }
@@ -57,6 +60,7 @@ static void write_data(FILE *file, const struct plan_entry *entry, uint64_t *sta
     union {
         float f32[4096];
         uint16_t bf16[4096];
+        uint8_t codes[4096];
     } block;
     int64_t left = plan_elems(entry);
     while (left > 0) {
@@ -67,10 +71,11 @@ static void write_data(FILE *file, const struct plan_entry *entry, uint64_t *sta
             *state ^= *state << 17;
             const double unit = (double)(int64_t)*state * 0x1p-63; /* [-1, 1) */
             const float value = (float)(entry->offset + entry->spread * unit);
-            if (entry->dtype == DTYPE_F32) {
-                block.f32[i] = value;
-            } else {
-                block.bf16[i] = bf16_from_f32(value);
+            switch (entry->dtype) {
+            case DTYPE_F32: block.f32[i] = value; break;
+            case DTYPE_Q4: block.codes[i] = (uint8_t)(*state >> 32); break;
+            case DTYPE_F16: block.bf16[i] = f16_from_f32(value); break;
+            default: block.bf16[i] = bf16_from_f32(value);
             }
         }
         fwrite(&block, dtype_bytes(entry->dtype), (size_t)n, file);
@@ -115,9 +120,10 @@ static void write_llama_config(FILE *file, const struct plan_shape *shape)
     fprintf(file,
             "{\"model_type\":\"memory_llama\",\"vocab_size\":%d,\"d_model\":%d,\"n_layer\":%d,"
             "\"n_head\":%d,\"d_ff\":%d,\"max_position\":%d,\"rope_theta\":500000,"
-            "\"norm_eps\":1e-5,\"tie_output\":false,\"bos_token_id\":1,\"eos_token_id\":2,"
-            "\"add_bos\":true,\"memories\":[",
-            shape->vocab, shape->width, shape->layers, shape->heads, shape->ff, shape->positions);
+            "\"norm_eps\":1e-5,\"tie_output\":%s,\"bos_token_id\":1,\"eos_token_id\":2,"
+            "\"add_bos\":true,\"n_kv_head\":%d,\"memories\":[",
+            shape->vocab, shape->width, shape->layers, shape->heads, shape->ff, shape->positions,
+            shape->tied ? "true" : "false", shape->kv_heads > 0 ? shape->kv_heads : shape->heads);
     for (int m = 0; m < shape->n_memory; m++) {
         fprintf(file,
                 "%s{\"layer\":%d,\"n_head\":%d,\"k_top\":%d,\"n_key\":%d,\"d_key\":%d,"
@@ -179,6 +185,11 @@ int main(int argc, char **argv)
     }
     if (shape.is_llama && shape.flat) {
         fprintf(stderr, "make_model: memory_llama has product keys alone\n");
+        return 2;
+    }
+    if (!shape.is_llama && (shape.kv_heads > 0 || shape.tied || shape.has_codes)) {
+        fprintf(stderr,
+                "make_model: --kv-heads, --output and --values go with --family memory_llama\n");
         return 2;
     }
     mkdir(argv[1], 0777);

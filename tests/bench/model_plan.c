@@ -86,6 +86,13 @@ static void gated_memory(struct plan *plan, const struct plan_shape *shape, int 
     if (layer == shape->memory_layer[0]) {
         matrix(plan, shape, prefix, "values.weight", plan_slots(shape), d);
     }
+    if (layer == shape->memory_layer[0] && shape->has_codes) {
+        struct plan_entry *const codes = &plan->entry[plan->n - 1];
+        codes->dtype = DTYPE_Q4;
+        codes->dim[1] = d / 2;
+        vector(plan, prefix, "values.weight.scale", plan_slots(shape), codes->spread / 8, 0);
+        plan->entry[plan->n - 1].dtype = DTYPE_F16;
+    }
     linear(plan, shape, prefix, "query_proj.query_mlps.0",
            (int64_t)shape->memory_heads * shape->key_width, d);
     linear(plan, shape, prefix, "value_gate", d, d);
@@ -96,15 +103,20 @@ static void llama_plan(struct plan *plan, const struct plan_shape *shape)
 {
     const int64_t d = shape->width;
     matrix(plan, shape, "embeddings.", "weight", shape->vocab, d);
-    matrix(plan, shape, "output.", "weight", shape->vocab, d);
+    if (!shape->tied) {
+        matrix(plan, shape, "output.", "weight", shape->vocab, d);
+    }
     vector(plan, "norm.", "weight", d, 0.1, 1);
+    const int64_t n_kv_head = shape->kv_heads > 0 ? shape->kv_heads : shape->heads;
+    const int64_t d_kv = n_kv_head * (d / shape->heads);
     for (int i = 0; i < shape->layers; i++) {
         static const char *const parts[] = {"attention.query.weight", "attention.key.weight",
                                             "attention.value.weight", "attention.out.weight"};
+        const int64_t rows[] = {d, d_kv, d_kv, d};
         char prefix[PLAN_NAME_MAX];
         snprintf(prefix, sizeof prefix, "layers.%d.", i);
         for (int p = 0; p < 4; p++) {
-            matrix(plan, shape, prefix, parts[p], d, d);
+            matrix(plan, shape, prefix, parts[p], rows[p], d);
         }
         vector(plan, prefix, "attention_norm.weight", d, 0.1, 1);
         vector(plan, prefix, "ffn_norm.weight", d, 0.1, 1);
@@ -223,6 +235,7 @@ bool plan_argument(struct plan_shape *shape, const char *flag, const char *value
         {"--layers", &shape->layers, 1, 128},
         {"--width", &shape->width, 16, 16384},
         {"--heads", &shape->heads, 1, 256},
+        {"--kv-heads", &shape->kv_heads, 1, 256},
         {"--ff", &shape->ff, 16, 65536},
         {"--vocab", &shape->vocab, 16, 1 << 20},
         {"--positions", &shape->positions, 1, 65536},
@@ -236,6 +249,14 @@ bool plan_argument(struct plan_shape *shape, const char *flag, const char *value
     }
     if (strcmp(flag, "--dtype") == 0 && (!strcmp(value, "f32") || !strcmp(value, "bf16"))) {
         shape->dtype = strcmp(value, "f32") ? DTYPE_BF16 : DTYPE_F32;
+        return true;
+    }
+    if (strcmp(flag, "--output") == 0 && (!strcmp(value, "tied") || !strcmp(value, "own"))) {
+        shape->tied = value[0] == 't';
+        return true;
+    }
+    if (strcmp(flag, "--values") == 0 && (!strcmp(value, "q4") || !strcmp(value, "plain"))) {
+        shape->has_codes = value[0] == 'q';
         return true;
     }
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

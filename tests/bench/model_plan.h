@@ -17,23 +17,27 @@ struct plan_shape {
     int memory_heads, k, keys, key_width;
     bool flat; /* keys are whole: as many slots as keys, instead of keys² */
     enum dtype dtype;
-    bool is_llama; /* of Memory Layers at Scale, gated memories that share values; make_model alone
-                    */
+    /* These are for make_model alone. */
+    bool is_llama;  /* of Memory Layers at Scale, gated memories that share values */
+    int kv_heads;   /* of those, heads of keys and values; 0 = heads */
+    bool tied;      /* of those, the output matrix is the embeddings */
+    bool has_codes; /* of those, the values have 4 bits (models/README.md's Q4) */
 };
 
 /* Model A of the performance notes: 12 layers of 1024, one memory of 512² slots in layer 6. */
 #define PLAN_MODEL_A                                                                               \
     {                                                                                              \
-        12, 1024, 16, 4096, 60000, 512, 1, {6}, 4, 32, 512, 256, false, DTYPE_F32, false           \
+        12, 1024, 16, 4096, 60000, 512, 1, {6}, 4, 32, 512, 256, false, DTYPE_F32, false, 0,       \
+            false, false                                                                           \
     }
 
 struct plan_entry {
     char name[PLAN_NAME_MAX];
     int64_t dim[4];
     int n_dim;
-    enum dtype dtype;
-    double spread; /* uniform in ±spread: the variance that a trained initialiser would give */
-    double offset; /* added: 1 for norm gains and variances */
+    enum dtype dtype; /* Q4: codes, two in a byte */
+    double spread;    /* uniform in ±spread: the variance that a trained initialiser would give */
+    double offset;    /* added: 1 for norm gains and variances */
 };
 
 struct plan {

@@ -63,15 +63,15 @@ class Kept:
         return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def pkmserve_flags(args, model, dtype):
+def pkmserve_flags(args, model, dtype, placement=None):
     """Of any command. int8 is made of what the file has, value tables too, so they cannot be read in place."""
     return ["--model", model, "--device", "cpu", "--threads", str(args.threads), "--dtype", dtype,
-            "--memory-placement", "device" if dtype == "int8" else "auto"]
+            "--memory-placement", placement or ("device" if dtype == "int8" else "auto")]
 
 
-def pkmserve(args, model, dtype, isa=None):
+def pkmserve(args, model, dtype, isa=None, placement=None):
     env = {"PKMSERVE_ISA": isa} if isa else None
-    return Kept("pkmserve", [args.build / "pkmserve", "bench", *pkmserve_flags(args, model, dtype), "--rounds", 0,
+    return Kept("pkmserve", [args.build / "pkmserve", "bench", *pkmserve_flags(args, model, dtype, placement), "--rounds", 0,
                              "--rows", args.rows, "--positions", args.positions, "--max-batch", max(args.batches)], env)
 
 

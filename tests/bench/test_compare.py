@@ -103,6 +103,33 @@ def test_gguf_of_a_model_with_memories_is_refused(tmp_path):
         gguf_file.write_dense(tmp_path / "memory.gguf", folder)
 
 
+@pytest.mark.parametrize("output", ["tied", "own"])
+def test_gguf_of_a_llama_is_the_model_itself(tmp_path, output):
+    folder = twin(tmp_path / "dense", "bf16", "--family", "memory_llama", "--heads", "4", "--kv-heads", "2", "--output",
+                  output, *compare.TWIN)
+    gguf_file.write_dense(tmp_path / "dense.gguf", folder)
+    values, tensors = read_gguf(tmp_path / "dense.gguf")
+    ours = gguf_file.Safetensors(folder / "model.safetensors")
+    assert values["general.architecture"] == "llama" and values["llama.attention.head_count_kv"] == 2
+    assert values["llama.rope.freq_base"] == 500000 and values["llama.rope.dimension_count"] == 8
+    assert abs(values["llama.attention.layer_norm_rms_epsilon"] - 1e-5) < 1e-9
+    assert len(tensors) == 2 + (output == "own") + 2 * 9 and ("output.weight" in tensors) == (output == "own")
+    assert tensors["blk.1.attn_k.weight"] == ([32, 16], 30, bytes(ours["layers.1.attention.key.weight"][2]))
+    assert tensors["blk.0.ffn_down.weight"] == ([64, 32], 30, bytes(ours["layers.0.ffn.down.weight"][2]))
+    assert tensors["blk.0.ffn_norm.weight"][:2] == ([32], 0)
+
+
+def test_the_shapes_of_other_tables_are_made_and_measured(tmp_path):
+    done = run("dense", "sparse", "--torch", str(tmp_path / "python"), "--llama", str(tmp_path / "llama"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("not measured") == 2
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| decode", "| prefill", "| score"))]
+    assert len(rows) == 4 * 2 * 2 and sum("in place" in row for row in rows) == 8, done.stdout
+    assert "decode 212 tokens/s" in done.stdout
+    config = json.loads((BUILD / "bench-model" / "sparse-bf16-quick" / "config.json").read_text())
+    assert config["tie_output"] and config["memories"][1]["values_of"] == 0
+
+
 def test_a_model_of_memory_layers_is_made_and_measured(tmp_path):
     folder = twin(tmp_path / "llama", "bf16", "--family", "memory_llama", "--memory-layer", "0,1", "--keys", "8", "--k", "4",
                   "--key-width", "8", "--positions", "128")
@@ -220,9 +247,9 @@ def test_pytorch_computes_the_same_model():
     python = os.environ.get("BENCH_TORCH")
     if python is None:
         pytest.skip("BENCH_TORCH names no Python with PyTorch")
-    done = run("torch", "--torch", python)
+    done = run("torch", "dense", "--torch", python)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "f32: log-probabilities of the scored text differ by" in done.stdout
+    assert done.stdout.count("f32: log-probabilities of the scored text differ by") == 2
 
 
 # ---- the server ---------------------------------------------------------------------------------

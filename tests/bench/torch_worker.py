@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models" / "train"))
 
-from decode import Decoder  # noqa: E402
+from decode import make_decoder  # noqa: E402
 from export import load_model  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -40,7 +40,7 @@ class Rounds:
         self.n_vocab = model.config["vocab_size"]
         self.rows, self.positions, self.batches = rows, positions, batches(max_batch)
         n_seq = self.batches[-1]
-        self.decoder = Decoder(model, dtype, n_seq, max(rows, positions + DECODE_STEPS))
+        self.decoder = make_decoder(model, dtype, n_seq, max(rows, positions + DECODE_STEPS))
         self.text = some_tokens(self.n_vocab, 1, 0, rows)
         self.targets = self.text[0].roll(-1)
         self.past = some_tokens(self.n_vocab, n_seq, 0, positions)
