@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import time
@@ -132,3 +135,57 @@ def test_damaged_input_ends_the_run_and_keeps_what_is_done(folder):
     (folder / "cut.gz").write_bytes(data[:-12])
     done = run("score", "--jsonl", folder / "cut.gz")
     assert done.returncode == 1 and "cut off after" in done.stderr
+
+
+def at_terminal(arguments, feed=None):
+    """What the command writes to a terminal as standard error; whenever it is silent, feed(what was shown)."""
+    controller, terminal = pty.openpty()
+    shown = b""
+    with subprocess.Popen([str(PROGRAM), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=terminal) as process:
+        os.close(terminal)
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            if not select.select([controller], [], [], 0.02)[0]:
+                if feed:
+                    feed(shown)
+                continue
+            try:
+                more = os.read(controller, 65536)
+            except OSError:  # the last writer has closed it
+                break
+            shown += more
+        os.close(controller)
+        process.kill()
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+def test_a_terminal_is_shown_how_far_it_is(tmp_path):
+    line = json.dumps({"text": "The old man went to sea. " * 30}).ljust(1 << 15)  # read in pieces, so in steps
+    (tmp_path / "in").write_text((line + "\n") * 40)
+    shown = at_terminal(["score", "--jsonl", "--output", tmp_path / "out", tmp_path / "in"])
+    frame = re.compile(r"scoring, (\d+) documents  [#.]{30}  +(\d+) %(  \d+ tokens/s  \d+:\d\d left)?")
+    frames = [frame.fullmatch(f) for f in shown.split("\r\x1b[K") if f.startswith("scoring")]
+    assert frames and all(frames), shown
+    for place in (1, 2):
+        numbers = [int(f[place]) for f in frames]
+        assert numbers == sorted(numbers) and numbers[-1] <= 100, shown
+    assert shown.endswith("\r\x1b[K") and "\n" not in shown
+
+
+def test_a_pipe_of_unknown_length_is_counted(tmp_path):
+    """Lines are fed until there is a second frame."""
+    pipe = tmp_path / "in"
+    os.mkfifo(pipe)
+    lines = open(os.open(pipe, os.O_RDWR), "w")  # opens at once, unlike O_WRONLY
+
+    def feed(shown):
+        if not lines.closed:
+            lines.write('{"text": "It was."}\n')
+            lines.flush()
+            if shown.count(b" documents  ") > 1:
+                lines.close()
+
+    shown = at_terminal(["score", "--jsonl", "--output", tmp_path / "out", pipe], feed)
+    frames = [f for f in shown.split("\r\x1b[K") if f.startswith("scoring")]
+    assert len(frames) > 1 and all(re.fullmatch(r"scoring, \d+ documents  \d+ tokens/s", f) for f in frames), shown
