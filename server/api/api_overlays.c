@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char prefix[] = "/memory/overlays/";
+enum { PREFIX_BYTES = sizeof "/memory/overlays/" - 1 };
 
 /* The store; NULL: x holds the error. */
 static struct overlays *store_of(struct server *server, struct exchange *x)
@@ -122,7 +122,7 @@ static void put(struct server *server, struct exchange *x, struct overlays *over
 void api_overlay(struct server *server, struct exchange *x)
 {
     struct overlays *const overlays = store_of(server, x);
-    const char *const name = x->path + sizeof prefix - 1;
+    const char *const name = x->path + PREFIX_BYTES;
     struct overlay_info info;
     if (overlays == NULL) {
         return;
