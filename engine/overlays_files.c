@@ -55,6 +55,7 @@ static enum err_code read_whole(const char *path, int64_t most, char **data, siz
     if (code == ERR_OK && fread(*data, 1, *bytes, file) != *bytes) {
         code = err_set(err, ERR_IO, "%s: cannot be read", path);
         free(*data);
+        *data = NULL;
     }
     (void)fclose(file);
     return code;
@@ -68,7 +69,7 @@ static enum err_code put_file(struct overlays *overlays, const char *path, const
     char *data = NULL;
     size_t bytes = 0;
     enum err_code code = read_whole(path, overlays_bytes(overlays), &data, &bytes, err);
-    if (code == ERR_OK) {
+    if (data != NULL) {
         code = overlays_put(overlays, name, data, bytes, &info, &cause);
         free(data);
         if (code != ERR_OK) { /* of the file, where a message begins with the overlay's name */

@@ -114,7 +114,7 @@ static void digest_all(struct request_overlays *taken)
 /* The redirections of all, ascending by memory. false: no memory. */
 static bool list_entries(struct request_overlays *taken)
 {
-    int n = 0;
+    int n = 1; /* none is without a memory, but malloc must not be asked for nothing */
     for (int i = 0; i < taken->n; i++) {
         n += taken->version[i]->info.n_memory;
     }

@@ -160,8 +160,10 @@ struct redirected {
 static bool is_redirected(struct redirect_list *list, const struct pkm_redirect *redirect,
                           int64_t row)
 {
-    *list = redirect == NULL ? (struct redirect_list){0}
-                             : step_redirects(redirect->step, row, redirect->memory);
+    *list = (struct redirect_list){0};
+    if (redirect != NULL) {
+        *list = step_redirects(redirect->step, row, redirect->memory);
+    }
     return list->n > 0;
 }
 
