@@ -93,8 +93,10 @@ if [ "${1:-}" != --quick ]; then
         --suppress=ctunullpointer --suppress=arrayIndexThenCheck --suppress=shiftTooManyBitsSigned \
         --template='{file}:{line}: {id}: {message}' \
         "${c_files[@]}" 2>&1 | finding "cppcheck"
+    # The analyser's bound on a function's paths is a third of the usual one, which takes a third of the time.
     printf '%s\n' "${c_files[@]}" | grep -v '^kernels/cpu/simd/' |
-        xargs -P "$(nproc)" -n 8 sh -c 'clang-tidy --quiet "$@" -- -std=c11 -I. -D_GNU_SOURCE' tidy 2>&1 |
+        xargs -P "$(nproc)" -n 8 sh -c 'clang-tidy --quiet "$@" -- -std=c11 -I. -D_GNU_SOURCE \
+            -Xclang -analyzer-config -Xclang max-nodes=75000' tidy 2>&1 |
         grep -E 'error:|warning:' | sort -u | finding "clang-tidy"
 fi
 

@@ -76,7 +76,7 @@ def test_errors_before_the_first_line_keep_their_status(server):
 
 def test_events_have_pings_and_ndjson_has_none():
     with Server("--ping-s", "0.01", "--prefix-cache", "off", "--max-seqs", "1") as s:
-        body = {"text": [LONG] * 64, "max_context": 128, "stream": True}
+        body = {"text": [LONG] * 8, "max_context": 128, "stream": True}
         with s.post("/score", body, headers=SSE, stream=True) as answer:
             lines = answer.iter_lines()
             first = next(lines)
