@@ -196,7 +196,7 @@ install: all ## install program, demo model, converter, documents, completions b
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-bytes" $(wildcard models/demo-bytes/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/convert" $(wildcard models/convert/*.py)
 	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE CHANGELOG.md
-	for folder in server models models/convert docker; do \
+	for folder in server models models/convert models/python docker docker/batch; do \
 	    install -D -m 644 -t "$(SHARE)/doc/pkmserve/$$folder" $$folder/*.md || exit; done
 	install -d "$(SHARE)/man/man1" "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/site-functions" \
 	    "$(SHARE)/fish/vendor_completions.d"

@@ -258,7 +258,7 @@ const struct option_row option_rows[] = {
          "name with .errors; without it, to standard output and standard error."),
     FLAG("resume", resume, SCORE | GENERATE,
          "With --jsonl: go on where an earlier run into the same --output stopped, with the same "
-         "files and options."),
+         "files, model and options."),
     TEXT("text-field", text_field, SCORE | GENERATE | READ, "",
          "With --jsonl: lines are no requests; take the text from this field, and id."),
     TEXT("fields", fields, SCORE, "",
