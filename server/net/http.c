@@ -344,6 +344,8 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
         code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
     }
     if (code == ERR_OK) {
+        listen_shed(h->listen_fd,
+                    &h->reserve_fd); /* opens the reserve while there are descriptors */
         code = watch_open(&h->watch, &watch, err);
     }
     if (code == ERR_OK) {
