@@ -74,10 +74,13 @@ class Base:
         return sum.hexdigest()
 
     def overlay(self, rows, mode="replace", **metadata):
-        """A file. rows: {memory: (slots, dtype, rows[, experts])}."""
+        """A file. rows: {memory: (slots, dtype, rows[, experts])}; rows of I8 are codes and their scales."""
         tensors, bases = {}, {}
         for memory, (slots, dtype, values, *experts) in rows.items():
             tensors["memories.%d.slots" % memory] = ("I32", np.asarray(slots))
+            if dtype == "I8":
+                values, scale = values
+                tensors["memories.%d.rows.scale" % memory] = ("F32", scale)
             tensors["memories.%d.rows" % memory] = (dtype, values)
             if experts:
                 tensors["memories.%d.experts" % memory] = (dtype, experts[0])

@@ -184,6 +184,13 @@ static void find_rows(struct redirected *found, const struct redirect_list *list
 {
     found->any = false;
     found->half = table->half;
+    for (int i = 0; i < list->n;
+         i++) { /* what is found decides what is done: ask for all of it first */
+        const struct step_redirect *const entry = &list->entry[i];
+        for (int j = 0; j < n; j++) {
+            __builtin_prefetch(entry->place + redirect_place_of(slots[j], entry->n_bit));
+        }
+    }
     for (int j = 0; j < n; j++) {
         const struct step_redirect *entry = NULL;
         const int32_t row = step_redirect_row(list, slots[j], &entry);

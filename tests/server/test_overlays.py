@@ -109,6 +109,20 @@ def test_adding_is_done_once_in_fp32(server, base, changed):
     assert scored(server, overlay="delta") == scored(server, overlay="sum") != scored(server)
 
 
+def test_rows_of_every_type(server, base, changed):
+    """Numbers that each type holds exactly are the same in each."""
+    slots = changed[0][:400]
+    codes = np.random.default_rng(2).integers(-127, 128, (len(slots), 256)).astype(np.int8)
+    scale = np.full(len(slots), 2.0 ** -9, "<f4")
+    values = codes.astype("<f4") * scale[:, None]
+    rows = {"f32": ("F32", values), "f16": ("F16", values.astype("<f2")), "bf16": ("BF16", bf16(values)),
+            "i8": ("I8", (codes, scale))}
+    for name, (dtype, each) in rows.items():
+        server.put("type-" + name, base.overlay({0: (slots, dtype, each)}))
+    got = [scored(server, overlay="type-" + name) for name in rows]
+    assert got[0] == got[1] == got[2] == got[3] != scored(server)  # a scale that is a power of 2 rounds nothing
+
+
 def test_tenants_mixed_in_a_batch_have_the_bits_of_alone(server):
     kinds = [{}, {"overlay": "changed"}, {"overlay": "same"}, {"overlay": "even"}, {"overlay": ["odd", "even"]},
              {"overlay": "odd", "ablate": [{"memory": 0, "head": 1}]}]
