@@ -121,10 +121,11 @@ void overlay_read(struct fields *fields, const struct api_limits *limits,
         return;
     }
     if (limits->overlays == NULL) {
-        (void)api_error_set(fields->error, 404, "overlay_not_found", "overlay",
-                            "there is no overlay \"%.80s\" here: this server was started without "
-                            "--overlay-dir and --admin-port",
-                            wish.name[0]);
+        (void)api_error_set(
+            fields->error, 404, "overlay_not_found", "overlay",
+            "there is no overlay \"%.80s\" here: none are taken without --overlay-dir or "
+            "--admin-port of serve, or --overlay of the other commands",
+            wish.name[0]);
         return;
     }
     switch (overlays_take(limits->overlays, wish.name, wish.n, taken, &err)) {
