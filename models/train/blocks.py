@@ -27,8 +27,12 @@ class SlotSum(torch.autograd.Function):
         offsets = torch.arange(0, n_tok * n_read, n_read, device=flat.device)
         token = torch.arange(n_tok, device=flat.device).repeat_interleave(
             n_read, output_size=n_tok * n_read)
-        d_weight = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-            grad, values, flat, offsets, token, 0).view_as(weight)
+        d_weight = None
+        if ctx.needs_input_grad[2]:
+            d_weight = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                grad, values, flat, offsets, token, 0).view_as(weight)
+        if not ctx.needs_input_grad[0]:
+            return None, None, d_weight
         ordered, order = torch.sort(flat)
         start = torch.searchsorted(ordered, torch.arange(values.shape[0], device=flat.device))
         d_values = F.embedding_bag(order // n_read, grad, start, mode="sum",

@@ -52,6 +52,7 @@ class Memory(nn.Module):
             self.values = nn.Embedding(self.n_slot, d_value)
             nn.init.normal_(self.values.weight, std=d_value ** -0.5)
         self.owner = (owner,) if owner else ()  # In a tuple: its parameters are not ours.
+        self.edit = ()  # Of edit.py: changes of some rows, which are read beside the table.
         self.query_proj = QueryProj(d_model, self.n_head * self.d_key, m.get("query_bias", True),
                                     m.get("query_batch_norm", False))
         for name, given, shape in (("value_gate", "value_gate", (d_model, d_value)),
@@ -106,6 +107,8 @@ class Memory(nn.Module):
             if probe is not None:
                 probe(slot, weight)
             y = SlotSum.apply(self.table(), slot, weight)
+            for edit in self.edit:
+                y = y + edit.read(slot, weight)
         if hasattr(self, "value_gate"):
             y = y * F.silu(self.value_gate(x))
         if hasattr(self, "value_proj"):

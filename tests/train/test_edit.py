@@ -1,0 +1,53 @@
+"""models/train/edit.py: changes of rows are read as a changed table would be, and files name their model."""
+
+import os
+import subprocess
+
+import pytest
+
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentencepiece")
+
+import edit  # noqa: E402
+from memory import Memory  # noqa: E402
+
+PROGRAM = os.environ.get("PKMSERVE", str(ROOT / "build" / "pkmserve"))
+SHAPE = {"n_head": 2, "k_top": 3, "n_key": 4, "d_key": 4, "n_slot": 16}
+
+
+def test_changed_rows_are_read_as_a_changed_table_is():
+    torch.manual_seed(1)
+    memory, x, slots = Memory(6, SHAPE).eval(), torch.randn(5, 6), torch.arange(0, 16, 2)
+    changes = edit.Edit(memory.values.weight.data, slots)
+    assert torch.equal(changes.rows(), memory.values.weight.data[slots])
+    before = memory(x)
+    memory.edit = (changes,)
+    assert torch.allclose(memory(x), before)
+    with torch.no_grad():
+        changes.change.normal_()
+    for parameter in memory.parameters():
+        parameter.requires_grad_(False)
+    got = memory(x)
+    got.square().sum().backward()
+    assert memory.values.weight.grad is None and changes.change.grad.abs().sum() > 0
+    memory.edit = ()
+    memory.values.weight.data[slots] = changes.rows().detach()
+    assert torch.allclose(memory(x), got.detach(), atol=1e-5)
+
+
+def test_lists_of_slots_of_another_model_are_refused(tmp_path):
+    demo, text, counts, slots = ROOT / "models/demo", tmp_path / "t", tmp_path / "c", tmp_path / "s"
+    text.write_text("A dark night.")
+    (tmp_path / "b").write_text("It is a truth.")
+    for out, path in ((counts, text), (tmp_path / "d", tmp_path / "b")):
+        subprocess.run([PROGRAM, "memory", "count", "--model", demo, path, "-o", out], check=True, capture_output=True)
+    subprocess.run([PROGRAM, "memory", "rank", counts, "--background", tmp_path / "d", "--top", "9", "-o", slots],
+                   check=True, capture_output=True)
+    listed = edit.read_slots(str(slots), edit.identity(edit.File(demo / "model.safetensors")))
+    assert sum(map(len, listed.values())) == 9
+    with pytest.raises(SystemExit, match="of another model"):
+        edit.read_slots(str(slots), "0" * 64)
+    with pytest.raises(SystemExit, match="no list of slots"):
+        edit.read_slots(str(counts), "0" * 64)
