@@ -73,7 +73,10 @@ class Server:
     def wait_ready(self):
         def ready():
             assert self.process.poll() is None, "died:\n" + self.read_log()
-            return self.get("/health/ready").status_code == 200
+            try:
+                return self.get("/health/ready").status_code == 200
+            except requests.ConnectionError:  # It has died, or is dying.
+                return False
 
         eventually(ready, "ready")
 
