@@ -37,7 +37,8 @@ static enum err_code take_arrays(struct counts *counts, struct err *err)
     for (int m = 0; m < counts->n_memory; m++) {
         n_slot += counts->memory[m].n_slot;
     }
-    char *at = counts->own = calloc((size_t)n_slot, PART_N * sizeof(int64_t));
+    /* One more, since to take nothing may give NULL. */
+    char *at = counts->own = calloc((size_t)n_slot + 1, PART_N * sizeof(int64_t));
     if (at == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the counts of %lld slots",
                        (long long)n_slot);

@@ -227,8 +227,6 @@ struct plan {
 
 static void plan_add(struct plan *plan, const struct changed *it, int t, int kind)
 {
-    static const char *const names[2][3] = {{"slots", "rows", "rows.scale"},
-                                            {"slots", "experts", "experts.scale"}};
     const struct table *const table = &it->table[t].tuned;
     struct safetensors_part *const part = &plan->part[plan->n];
     *part = (struct safetensors_part){.dtype = kind == 0   ? SAFETENSORS_I32
@@ -236,7 +234,9 @@ static void plan_add(struct plan *plan, const struct changed *it, int t, int kin
                                                            : SAFETENSORS_F32,
                                       .n_dim = kind == 1 ? 2 : 1,
                                       .dim = {it->n, table->cols}};
-    (void)snprintf(part->name, sizeof part->name, "memories.%d.%s", it->memory, names[t][kind]);
+    const char *const rows = t == 0 ? "rows" : "experts";
+    (void)snprintf(part->name, sizeof part->name, "memories.%d.%s%s", it->memory,
+                   kind == 0 ? "slots" : rows, kind == 2 ? ".scale" : "");
     plan->piece[plan->n++] = (struct piece){it, table, kind};
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -52,13 +53,12 @@ char *safetensors_header(const struct safetensors_part *part, int n_part,
     char *const text = header_json(part, n_part, metadata, n_metadata);
     const size_t n = text != NULL ? strlen(text) : 0;
     const size_t filled = (n + 7) / 8 * 8;
-    char *const header = text != NULL ? malloc(8 + filled) : NULL;
+    char *const header = text != NULL ? malloc(8 + filled + 1) : NULL;
     if (header != NULL) {
         for (int i = 0; i < 8; i++) {
             header[i] = (char)((uint64_t)filled >> 8 * i & 255);
         }
-        memcpy(header + 8, text, n);
-        memset(header + 8 + n, ' ', filled - n);
+        (void)snprintf(header + 8, filled + 1, "%-*s", (int)filled, text);
         *bytes = 8 + filled;
     }
     free(text);

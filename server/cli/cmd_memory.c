@@ -240,7 +240,7 @@ static enum err_code rank_all(struct list *list, const struct counts *task,
     }
     const int64_t top = options->top < n_slot ? options->top : n_slot;
     int64_t n = 0;
-    struct best *const heap = malloc((size_t)top * sizeof *heap);
+    struct best *const heap = calloc((size_t)top + 1, sizeof *heap);
     enum err_code code =
         heap != NULL ? ERR_OK : err_set(err, ERR_MEMORY, "--top %d: no memory", options->top);
     for (int m = 0; m < task->n_memory && code == ERR_OK; m++) {
@@ -250,6 +250,7 @@ static enum err_code rank_all(struct list *list, const struct counts *task,
                 table_scores(&score, task, background, m, strcmp(options->by, "tfidf") == 0, err);
         }
         if (score != NULL) {
+            code = list_new(&list[m], top + 1, err);
             keep_best(heap, &n, top, score, task->memory[m].n_slot, m);
         }
         free(score);
@@ -259,10 +260,7 @@ static enum err_code rank_all(struct list *list, const struct counts *task,
     }
     for (int64_t i = 0; i < n && code == ERR_OK; i++) {
         struct list *const to = &list[heap[i].table];
-        code = to->slot == NULL ? list_new(to, n, err) : ERR_OK;
-        if (code == ERR_OK) {
-            list_add(to, heap[i].slot, heap[i].score);
-        }
+        list_add(to, heap[i].slot, heap[i].score);
     }
     free(heap);
     return code;
@@ -472,7 +470,7 @@ int cmd_memory_hot(const struct options *options)
     json_key(&out, "memories");
     json_open(&out, '[');
     for (int m = 0; m < counts.n_memory && code == ERR_OK; m++) {
-        double share[N_PERCENT];
+        double share[N_PERCENT] = {0};
         int64_t n_read = 0;
         if (counts.memory[m].table == m) {
             code = hot_table(&list[m], share, &n_read, &counts, m, options->share, &err);

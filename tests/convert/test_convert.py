@@ -136,7 +136,7 @@ def test_golden_config_and_words(case, golden_dirs):
     expected = json.loads((GOLDEN / case / "expected.json").read_text())["config"]
     config = json.loads((directory / "config.json").read_text())
     assert sorted(path.name for path in directory.iterdir()) \
-        == ["config.json", "model.safetensors", "vocab.txt"]
+        == ["config.json", "model.safetensors", "model.sha256", "vocab.txt"]
     assert (config["n_layer"], config["d_model"], config["n_head"], config["vocab_size"]) == (
         expected["n_layers"], expected["emb_dim"], expected["n_heads"], expected["n_words"])
     assert config["model_type"] == "pkm_transformer" and config["d_ff"] == 4 * expected["emb_dim"]

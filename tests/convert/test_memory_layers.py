@@ -110,7 +110,7 @@ def test_golden_configs_and_words(golden):
     assert "memory layer 3" in out and "table of layer 1" in out and "text by bytes" in out
     assert "f32, tables in bf16" in out
     assert sorted(path.name for path in directory.iterdir()) \
-        == ["config.json", "model.safetensors", "vocab.txt"]
+        == ["config.json", "model.safetensors", "model.sha256", "vocab.txt"]
     words = (directory / "vocab.txt").read_text().split("\n")
     assert words == ["%d" % i for i in range(256)] + ["<s>", "</s>", ""]
     config = golden("plain-pk")[1]
@@ -423,7 +423,7 @@ def test_token_ids_alone(changes, n_vocab, due, word, tmp_path):
     assert ids(config) == due and "tokenizer" not in config
     assert "token ids in and out" in out and word in out
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) \
-        == ["config.json", "model.safetensors"]
+        == ["config.json", "model.safetensors", "model.sha256"]
     if due[0] is None:
         config = made(tmp_path, source, "--set", "bos_token_id=5")[0]
         assert ids(config) == [5, None, None, None, True]
