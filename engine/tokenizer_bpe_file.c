@@ -386,6 +386,35 @@ static enum err_code check_model(const json_t *model, const char *path, struct e
     return check_keys(model, keys, "model", path, err);
 }
 
+static bool has_metaspace(const json_t *value)
+{
+    static const char list[] = "pretokenizers";
+    for (size_t i = 0; i < n_step(value, list); i++) {
+        if (is_type(step_at(value, list, i), "Metaspace")) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* SentencePiece's tokenizers come in this form, too, and their users have what is served. */
+static enum err_code check_sentencepiece(const json_t *root, const char *path, struct err *err)
+{
+    const json_t *const model = json_object_get(root, "model");
+    const char *const found =
+        is_type(model, "Unigram")                               ? "model.type is Unigram"
+        : json_is_true(json_object_get(model, "byte_fallback")) ? "model.byte_fallback is true"
+        : has_metaspace(json_object_get(root, "pre_tokenizer")) ? "pre_tokenizer is Metaspace"
+                                                                : NULL;
+    return found == NULL
+               ? ERR_OK
+               : err_set(err, ERR_UNSUPPORTED,
+                         "%s: %s: a SentencePiece tokenizer in Hugging Face's form, which "
+                         "is not served; put its tokenizer.model in this file's place, or "
+                         "take the file away to serve token ids",
+                         path, found);
+}
+
 static enum err_code read_object(struct bpe_tokenizer **t, const json_t *root, const char *path,
                                  int n_vocab, struct err *err)
 {
@@ -397,7 +426,7 @@ static enum err_code read_object(struct bpe_tokenizer **t, const json_t *root, c
     const json_t *const merges = json_object_get(model, "merges");
     const json_t *const added = json_object_get(root, "added_tokens");
     if (check_keys(root, keys, "the file", path, err) != ERR_OK ||
-        check_model(model, path, err) != ERR_OK ||
+        check_sentencepiece(root, path, err) != ERR_OK || check_model(model, path, err) != ERR_OK ||
         check_processor(json_object_get(root, "post_processor"), path, err) != ERR_OK ||
         check_decoder(json_object_get(root, "decoder"), path, err) != ERR_OK ||
         bpe_tokenizer_new(t, n_vocab, json_object_size(vocab), json_array_size(merges),

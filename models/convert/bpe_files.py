@@ -2,13 +2,15 @@
 
 text_files.py calls read for a --tokenizer that is no SentencePiece model: tokenizer.json of Hugging Face,
 vocab.json with merges.txt beside it (encoder.json with vocab.bpe), or a rank file of tiktoken. What
-is looked at here is what belongs to a model: sizes, and the ids that begin and end its texts; the
-rest the server reads, and refuses by name, which `pkmserve inspect` shows without serving.
+is looked at here is what belongs to a model: sizes, and the ids that begin and end its texts; what else a
+tokenizer.json asks for, bpe_pipeline.py. Whether tokens and merges belong together the server says, by
+name, which `pkmserve inspect` shows without serving.
 """
 
 import os
 from types import SimpleNamespace
 
+import bpe_pipeline
 from fault import Refused, show
 from json_file import load
 
@@ -71,18 +73,9 @@ def _read_json(path, n_vocab, source):
         ids = {"eos_token_id": root[END_OF_TEXT[0]]} if END_OF_TEXT[0] in root else {}
         return [(path, "vocab.json"), (beside, "merges.txt")], ids
     vocab, added = model.get("vocab"), root.get("added_tokens", [])
-    if model.get("type") != "BPE" or not isinstance(vocab, dict) or not isinstance(added, list) \
-            or not all(isinstance(token, dict) for token in added):
-        raise Refused("%s: a tokenizer of byte-level BPE expected, got model.type %s"
-                      % (source, show(model.get("type"))))
-    before = root.get("pre_tokenizer")
-    steps = before.get("pretokenizers", [before]) if isinstance(before, dict) else []
-    metaspace = any(isinstance(step, dict) and step.get("type") == "Metaspace"
-                    for step in (steps if isinstance(steps, list) else []))
-    if model.get("byte_fallback") or metaspace:
-        raise Refused("%s: %s: a SentencePiece tokenizer in Hugging Face's form, which is not served; give its"
-                      " tokenizer.model with --tokenizer, or take the file away to serve token ids"
-                      % (source, "pre_tokenizer is Metaspace" if metaspace else "model.byte_fallback is true"))
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise Refused("%s: added_tokens: a list of objects expected, got %s" % (source, show(added)))
+    bpe_pipeline.check(root, source)
     _check_size(source, _highest(source, [*vocab.values(), *(token.get("id") for token in added)]), n_vocab)
     ids = {"eos_token_id": token["id"] for token in added if token.get("content") in END_OF_TEXT}
     first = _template_first(root)
