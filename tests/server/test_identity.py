@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from server_harness import PROGRAM, UNBOUNDED, Server
+from server_harness import DEMO, PROGRAM, UNBOUNDED, Server
 
 NAME = "model.sha256"
 
@@ -45,6 +45,12 @@ def test_a_server_says_that_the_probe_matches_and_the_deep_check_repeats_it():
         assert "event=identity probe=ok files=unchecked" in s.read_log()
         assert s.get("/health/ready?deep=1").json()["status"] == "ok"
         assert s.metric("step_tokens_sum") == 39  # those of the probe but the last, in one step
+
+
+@pytest.mark.parametrize("shipped", [DEMO, UNBOUNDED])
+def test_the_shipped_models_are_what_they_were_when_they_were_made(shipped):
+    status, identity, log = check(shipped, "full")
+    assert status == 0 and identity["probe"] == identity["files"] == "ok", log
 
 
 def test_the_files_are_compared_with_check_full_alone(model):
