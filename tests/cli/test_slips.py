@@ -84,7 +84,8 @@ def test_json_is_not_scored_as_prose(tmp_path, command, name, text):
         path.write_text(text)
     done = run(command, path, stdin=text)
     assert done.returncode == 1 and done.stdout == ""
-    assert "would be scored as prose" in done.stderr and "--as-text" in done.stderr, done.stderr
+    assert "would be scored as prose" in done.stderr, done.stderr
+    assert "--as-text" in done.stderr and "--jsonl" in done.stderr, done.stderr
     assert run(command, "--as-text", path, stdin=text).returncode == 0
 
 
