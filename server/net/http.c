@@ -180,8 +180,9 @@ static void http_handle_long(struct worker_task *task)
         (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
     hx->x.wait_us = clock_now_us() - hx->x.body_us + 1;
     if (watch_has_left(hx->conn)) {
-        atomic_store(&hx->x.gone, true);
-        hx->x.status = 499; /* the body goes when this is over */
+        const bool cut = atomic_load(&hx->http->cutting); /* by us: its client waits */
+        atomic_store(&hx->x.gone, !cut);
+        hx->x.status = cut ? 503 : 499; /* the body goes when this is over */
     } else {
         http_handle(hx);
     }

@@ -253,6 +253,20 @@ def test_answers_that_are_cut_are_told_as_cut():
         assert "status=200 code=cut_short" in line
 
 
+def test_bodies_that_nobody_came_to_read_are_told_as_cut():
+    """Their connections are ended by the server, which looks as if the clients had left."""
+    body = json.dumps({"content": "a" * 4000000}).encode()
+    with Server("--body-threads", "1", "--shutdown-timeout-s", "0") as s:
+        with s.connect() as first, s.connect() as second:
+            for c in (first, second):
+                c.sendall(head("/tokenize", body))
+            eventually(lambda: s.metric("long_bodies_unread") == 2, "the second waits")
+            assert s.stop() == 0
+        lines = [line for line in s.read_log().splitlines() if "path=\"/tokenize\"" in line]
+        assert len(lines) == 2 and not any("client_left" in line for line in lines), lines
+        assert "event=stopped cut_short=%d" % sum("code=cut_short" in line for line in lines) in s.read_log()
+
+
 def test_a_body_that_had_arrived_in_time_is_served():
     slow = json.dumps({"content": "a" * 1500000}).encode()
     work = json.dumps({"prompt": ["A"] * 60 + ["a " * 200] * 3 + [" " * 70000], "max_tokens": 1}).encode()
