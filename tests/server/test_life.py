@@ -327,7 +327,7 @@ def test_a_mapped_file_that_changes_makes_the_server_unready(tmp_path, damage):
     was read. The server drains, and ends."""
     model = shutil.copytree(DEMO, tmp_path / "model")
     weights = model / "model.safetensors"
-    body = {"prompt": "a b", "max_tokens": 500, "ignore_eos": True}
+    body = {"prompt": ["a b"] * 16, "max_tokens": 500, "ignore_eos": True}  # longer than until the files are looked at
     with Server("--drain-delay-s", "3", model=str(model)) as s:
         damage(weights)
         answer = s.post("/generate", body)
