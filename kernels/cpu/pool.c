@@ -228,12 +228,14 @@ int pool_n_thread(const struct pool *pool)
     return pool->n_thread;
 }
 
-/* Workers take no signals: those are the program's main thread's. */
+/* Workers take no signals, which are the main thread's, but for bus errors: those belong to the
+ * thread that reads a mapped file behind its end, and would kill the process where they are blocked. */
 static int start_workers(struct pool *pool)
 {
     sigset_t all;
     sigset_t before;
     (void)sigfillset(&all);
+    (void)sigdelset(&all, SIGBUS);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = 0;
     for (int i = 0; i < pool->n_thread - 1 && failure == 0; i++) {

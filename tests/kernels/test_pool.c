@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -238,6 +239,41 @@ static void test_idle_pool_ends(void **state)
     pool_free(pool);
 }
 
+struct masks {
+    _Atomic int n_worker; /* calls on threads of the pool's own */
+    _Atomic int n_bus, n_term;
+};
+
+static void note_mask(void *arg, int thread, int first, int n)
+{
+    struct masks *const m = arg;
+    sigset_t mask;
+    (void)first;
+    (void)n;
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0);
+    if (thread > 0) {
+        atomic_fetch_add(&m->n_worker, 1);
+        atomic_fetch_add(&m->n_bus, sigismember(&mask, SIGBUS));
+        atomic_fetch_add(&m->n_term, sigismember(&mask, SIGTERM));
+    }
+    pause_us(1000);
+}
+
+/* A file that is cut while it is mapped is a SIGBUS of whoever reads it; where that is blocked, the
+ * kernel ends the process without asking the handler. */
+static void test_workers_take_bus_errors_and_no_other_signal(void **state)
+{
+    (void)state;
+    struct pool *const pool = pool_of(4);
+    struct masks m = {0};
+    while (atomic_load(&m.n_worker) == 0) {
+        pool_for(pool, 16, POOL_DYNAMIC, note_mask, &m);
+    }
+    assert_int_equal(atomic_load(&m.n_bus), 0);
+    assert_int_equal(atomic_load(&m.n_term), atomic_load(&m.n_worker));
+    pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -249,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_no_worker_is_waited_for_that_has_not_begun),
         cmocka_unit_test(test_thread_count_has_bounds),
         cmocka_unit_test(test_idle_pool_ends),
+        cmocka_unit_test(test_workers_take_bus_errors_and_no_other_signal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
