@@ -4,6 +4,8 @@ a backward of its own. model.py, memory_llama.py, all_attention.py and memory.py
 import torch
 import torch.nn.functional as F
 
+PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float}  # of a training's matrix products
+
 
 class SlotSum(torch.autograd.Function):
     """out[t] = sum over j of weight[t, j] * values[slot[t, j]].

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-from blocks import output_loss
+from blocks import PRECISIONS, output_loss
 
 LINE_END = 10
 
@@ -57,7 +57,7 @@ class Streams:
         text = self.read("train", 2 * args.stream_blocks + 3)
         self.pieces = Pieces(text, args.n_tok, args.batch, args.stream_blocks, args.seed)
         self.held_out = self.read("valid", args.batch * (self.n_block + 1))
-        self.past = self.model.start(args.batch, torch.bfloat16)
+        self.past = self.model.start(args.batch, PRECISIONS[args.precision])
 
     def read(self, split, n_block):
         """The bytes of a text, of n_block blocks at least."""
@@ -84,7 +84,7 @@ class Streams:
         """The beginnings of as many equal parts of the text as there are streams."""
         n_tok, n_seq = self.args.n_tok, self.args.batch
         starts = np.arange(n_seq) * (len(self.held_out) // n_seq)
-        past = self.model.start(n_seq, torch.bfloat16)
+        past = self.model.start(n_seq, PRECISIONS[self.args.precision])
         nll = 0.0
         for i in range(self.n_block):
             rows = np.stack([self.held_out[a:a + n_tok + 1] for a in starts + i * n_tok])

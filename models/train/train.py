@@ -22,8 +22,10 @@ import torch
 
 import config as configuration
 from all_attention import AllAttention
+from blocks import PRECISIONS
 from memory_llama import MemoryLlama
 from model import Transformer
+from muon import Muon
 from report import Reporter
 from streams import Streams
 from windows import Windows
@@ -60,9 +62,7 @@ class Optimizers:
         groups = [group for group in groups if group["params"]]
         self.args = args
         self.adam = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-8, fused=True)
-        # With this adjustment a step is as long as AdamW's, so both take the same rate.
-        self.muon = torch.optim.Muon(linear, lr=args.lr, weight_decay=args.weight_decay,
-                                     adjust_lr_fn="match_rms_adamw")
+        self.muon = Muon(linear, lr=args.lr, weight_decay=args.weight_decay, dtype=PRECISIONS[args.precision])
 
     def step(self, step, share):
         """share: of the peak learning rate"""
@@ -108,9 +108,21 @@ class Schedule:
         return up * max(0.0, (a.total_steps - step) / max(1, a.total_steps - a.decay_start))
 
 
+def has_bf16(kind):
+    """Whether the device has matrix products in bf16; without them each operand is converted to fp32."""
+    if kind != "cpu":
+        return True
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16") or features.get("bf16"))
+
+
+def autocast(args):
+    return torch.autocast(args.kind, torch.bfloat16, enabled=args.precision == "bf16")
+
+
 def validate(task, args):
     task.model.eval()
-    with torch.no_grad(), torch.autocast(args.kind, torch.bfloat16):
+    with torch.no_grad(), autocast(args):
         found = task.validate()
     task.model.train()
     return found
@@ -169,6 +181,8 @@ def parse_args(argv=None):
                          help="cpu, cuda or cuda:N (cuda if there is one)")
     machine.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                          help="threads on a CPU (all cores); give 1 to each of two runs side by side")
+    machine.add_argument("--precision", choices=sorted(PRECISIONS),
+                         help="type of the matrix products (bf16, or f32 on a processor without bf16)")
     machine.add_argument("--compile", action="store_true",
                          help="torch.compile the model: for a GPU; on a CPU it gained nothing")
     machine.add_argument("--log-every", type=int, default=20, help="steps between reports (20)")
@@ -184,6 +198,7 @@ def parse_args(argv=None):
     if args.minutes is not None and args.minutes <= 0:
         ap.error("--minutes must be positive")
     args.kind = torch.device(args.device).type
+    args.precision = args.precision or ("bf16" if has_bf16(args.kind) else "f32")
     return args
 
 
@@ -255,7 +270,7 @@ def train(args):
     schedule = Schedule(args)
     validated = -1
     while not schedule.over(step) and not stop:
-        with torch.autocast(args.kind, torch.bfloat16):
+        with autocast(args):
             loss = task.loss(step)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
