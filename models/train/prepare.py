@@ -17,6 +17,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 
 import numpy as np
 import sentencepiece as spm
@@ -105,6 +106,8 @@ def main():
                     help="blank lines divide documents, such as stories")
     ap.add_argument("--works", help="table of works with split, first_line and last_line columns")
     ap.add_argument("--out", required=True, help="output folder")
+    ap.add_argument("--tokenizer", help="tokenizer.model to use: that of the model which train.py --init continues\n"
+                    "(one is trained on the text)")
     ap.add_argument("--vocab-size", type=int, default=2048, help="pieces of the tokenizer (2048)")
     ap.add_argument("--sample-mb", type=float, default=12.0,
                     help="megabytes of text that the tokenizer learns from (12)")
@@ -121,7 +124,9 @@ def main():
         valid_text = read_text(args.valid)
     else:
         train_text, valid_text = hold_out(train_text)
-    if not os.path.exists(model_path):
+    if args.tokenizer:
+        shutil.copyfile(args.tokenizer, model_path)
+    elif not os.path.exists(model_path):
         train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
                         model_path, args.threads)
     sp = spm.SentencePieceProcessor(model_file=model_path)

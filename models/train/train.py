@@ -12,6 +12,7 @@ SIGTERM), log.jsonl, and curves.svg at each validation. The same command resumes
 """
 import argparse
 import contextlib
+import filecmp
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import torch
 import config as configuration
 from all_attention import AllAttention
 from blocks import PRECISIONS
+from export import load_model
 from memory_llama import MemoryLlama
 from model import Transformer
 from muon import Muon
@@ -143,6 +145,8 @@ def parse_args(argv=None):
     model.add_argument("--out", required=True, help="folder of this model; resumed if it has last.pt")
     model.add_argument("--config", help="config.json of the model (models/README.md explains its keys);\n"
                        "a resumed model keeps its own")
+    model.add_argument("--init", metavar="MODEL", help="model directory whose weights to begin with; it must have the same\n"
+                       "tokenizer as the data")
     model.add_argument("--family", choices=sorted(SHIPPED), default="pkm",
                        help="without --config: one of configs/, demo.json (pkm, the default),\n"
                        "memory-plus.json or bytes.json (all-attention)")
@@ -208,7 +212,8 @@ def make_config(args, state):
         raise SystemExit(f"--data {args.data}: no such folder; prepare.py makes it")
     given = None
     if args.config or not state:
-        path = args.config or configuration.shipped(SHIPPED[args.family])
+        path = args.config or (os.path.join(args.init, "config.json") if args.init
+                               else configuration.shipped(SHIPPED[args.family]))
         given = configuration.read(path, vocabulary(args.data))
         given = configuration.without_memories(given) if args.dense else given
     if state and given and given != state["config"]:
@@ -224,6 +229,19 @@ def vocabulary(folder):
             return json.load(f)["vocab_size"]
     except FileNotFoundError:
         return None
+
+
+def begin_with(model, args):
+    """Gives the model the weights of --init, whose tokenizer must be that of the data."""
+    paths = [os.path.join(folder, "tokenizer.model") for folder in (args.init, args.data)]
+    if model.config.get("tokenizer") != "byte" and not filecmp.cmp(*paths, shallow=False):
+        raise SystemExit(f"--init {args.init}: {paths[0]} and {paths[1]} differ, so the tokens of the data mean other "
+                         "words to the model: prepare the text with the model's (prepare.py --tokenizer)")
+    given = load_model(args.init)
+    if given.config != model.config:
+        raise SystemExit(f"--init {args.init}: its config.json describes another model than "
+                         f"{args.config or args.out}{' --dense' if args.dense else ''}")
+    model.load_state_dict(given.state_dict())
 
 
 def resume(args, state):
@@ -246,6 +264,8 @@ def train(args):
     make_model, make_task = FAMILIES[config["model_type"]]
     model = make_model(config).to(args.device)
     task = make_task(args, model)
+    if args.init and not state:
+        begin_with(model, args)
     optimizer = Optimizers(model, args)
     step = 0
     if state:

@@ -95,6 +95,34 @@ def test_a_stopped_run_goes_on_to_the_same_weights(data, tmp_path, name):
         assert torch.equal(whole[key], parts[key]), key
 
 
+@pytest.mark.parametrize("name", ["product", "bytes"])
+def test_a_model_directory_can_be_trained_on(data, tmp_path, name):
+    train(data, tmp_path / "first", name, "--total-steps", 6)
+    run("export.py", "--checkpoint", tmp_path / "first" / "last.pt", "--tokenizer", data / "tokenizer.model",
+        "--out", tmp_path / "model", "--dtype", "f32")
+    if name != "bytes":
+        run("prepare.py", "--train", data / "my.txt", "--tokenizer", tmp_path / "model" / "tokenizer.model",
+            "--out", tmp_path / "data")
+    text = data if name == "bytes" else tmp_path / "data"
+    begun = run("train.py", "--data", text, "--init", tmp_path / "model", "--out", tmp_path / "second",
+                *SMALL, "--total-steps", 0)
+    assert "saved" in begun.stderr
+    first, second = (torch.load(tmp_path / folder / "last.pt")["model"] for folder in ("first", "second"))
+    for key in first:
+        assert key.endswith("num_batches_tracked") or torch.equal(first[key], second[key]), key
+
+
+def test_another_tokenizer_or_configuration_than_the_models_is_refused(data, tmp_path):
+    train(data, tmp_path / "first", "product", "--total-steps", 2)
+    run("export.py", "--checkpoint", tmp_path / "first" / "last.pt", "--tokenizer", data / "tokenizer.model",
+        "--out", tmp_path / "model", "--dtype", "f32")
+    refused = train(data, tmp_path / "second", "product", "--init", tmp_path / "model", "--dense", status=1)
+    assert "config.json describes another model" in refused.stderr and "Traceback" not in refused.stderr
+    (tmp_path / "model" / "tokenizer.model").write_bytes(b"another")
+    refused = train(data, tmp_path / "third", "product", "--init", tmp_path / "model", status=1)
+    assert "tokenizer.model differ" in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_sigterm_saves_and_minutes_end_a_run(data, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, TRAIN / "train.py", "--data", data, "--out", out, "--config",
