@@ -84,7 +84,7 @@ static void count_finish(struct engine_stats *stats, enum finish finish)
     case FINISH_TIMEOUT:
     case FINISH_SHUTDOWN: add(&stats->aborted, 1); break;
     case FINISH_ERROR: add(&stats->errored, 1); break;
-    case FINISH_NONE: CHECK(false);
+    case FINISH_NONE: UNREACHABLE();
     }
 }
 

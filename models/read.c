@@ -77,7 +77,7 @@ static enum err_code read_field(char *base, const json_t *value, const struct fi
         return ERR_OK;
     case FIELD_CUSTOM: return field->read(base, value, at, err);
     }
-    CHECK(false);
+    UNREACHABLE();
     return ERR_FORMAT;
 }
 

@@ -135,7 +135,7 @@ static enum err_code check_index(const struct tensors *tensors, const json_t *we
                            index_path, tensor, json_string_value(value));
         }
     }
-    CHECK(false); /* an index and its shards differ in number, but not in names */
+    UNREACHABLE(); /* an index and its shards differ in number, but not in names */
     return ERR_FORMAT;
 }
 
@@ -346,7 +346,7 @@ enum dtype tensors_dtype(const struct safetensors_entry *entry)
     case SAFETENSORS_I32: return DTYPE_I32;
     default: break;
     }
-    CHECK(false); /* list_entries let no other type in */
+    UNREACHABLE(); /* list_entries let no other type in */
     return DTYPE_N;
 }
 
@@ -371,7 +371,7 @@ void tensors_widen(float *out, const struct safetensors_entry *entry)
             out[i] = bf16_to_f32(half[i]);
         }
         break;
-    default: CHECK(false);
+    default: UNREACHABLE();
     }
 }
 
