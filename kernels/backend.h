@@ -20,7 +20,8 @@ struct machine_rate {
     double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
 };
 
-/* Of weights of that type; where there is no instruction for it, they are computed with as F32. */
+/* The peak for weights of that type. A type without an instruction of its own is computed as
+ * F32. */
 static inline double machine_peak(const struct machine_rate *rate, enum dtype dtype)
 {
     const double own = dtype == DTYPE_I8     ? rate->ops_int8_per_s
@@ -70,18 +71,18 @@ struct backend {
     const struct backend_ops *op;
     char name[32];         /* "ref", "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
-    char note[384];    /* for the log, one line or "": why "auto" chose it; what was asked for and
-                     * is not there */
-    char warning[384]; /* one line or "": what slows steps down, noticed since the backend was
-                        * opened. Guard: the engine's thread, which logs and empties it */
+    char note[384];    /* one line for the log, or "": why "auto" chose this backend, or what was
+                        * asked for and is not there */
+    char warning[384]; /* one line, or "": what has slowed steps down since the backend was opened.
+                        * Guard: the engine's thread, which logs it and empties it */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool has_int8;       /* makes I8 weights */
     bool is_async;       /* the host is free between submit and finish */
-    int capture_max;    /* Steps of up to so many sequences, one row each, are captured as graphs on
-                         * first use: run one of each size before serving. 0 = no graphs */
-    int64_t n_prepared; /* steps so far that ran as a graph. Guard: the engine's thread */
+    int capture_max;     /* Steps of up to this many sequences, one row each, are captured as graphs
+                          * on first use: run one of each size before serving. 0 = no graphs */
+    int64_t n_prepared;  /* steps so far that ran as a graph. Guard: the engine's thread */
 };
 
 struct backend_options {

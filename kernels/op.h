@@ -94,12 +94,13 @@ typedef void op_head_norm_fn(struct backend *be, struct tensor x, struct tensor 
 typedef void op_rope_fn(struct backend *be, struct tensor x, struct tensor table,
                         const struct step *step, int n_head);
 
-/* What a gate makes of its numbers g: SiLU, g/(1 + e^-g), one for each number that is gated (with
- * two linear layers: SwiGLU); or, one for a row, the sigmoid 1/(1 + e^-g), or g itself. */
+/* What a gate does with its input g. SILU: g/(1 + e^-g), one value for each number that is gated
+ * (with two linear layers this is SwiGLU). SIGMOID: 1/(1 + e^-g), one value for each row. FACTOR: g
+ * itself, one value for each row. */
 enum gate_kind { GATE_SILU, GATE_SIGMOID, GATE_FACTOR };
 
-/* y = x · f(g). g [n, d], or of GATE_SIGMOID and GATE_FACTOR [n, 1]; of the latter with stride 0 one
- * number for all rows. y may be x. */
+/* y = x · f(g). g is [n, d] for GATE_SILU and [n, 1] for the others; with GATE_FACTOR and stride 0
+ * it is one number for all rows. y may be x. */
 typedef void op_gate_fn(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
                         enum gate_kind kind);
 
@@ -216,7 +217,8 @@ enum pkm_subtract {
     PKM_SUBTRACT_MEDIAN /* the lower middle: ascending element (k_top - 1) / 2 */
 };
 
-/* How a memory makes slots and weights of what a search found, where it is not the plain softmax. */
+/* How a memory turns what a search found into slots and weights, where that is not the plain
+ * softmax. */
 struct pkm_rescore {
     int n_head, k_top;
     int n_slot;        /* slots are taken modulo this: 1 .. 2^31 - 1 */
@@ -236,23 +238,24 @@ struct pkm_rescore {
 typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct tensor weights,
                                struct tensor slot_map, const struct pkm_rescore *rescore);
 
-/* Redirection: a row of the call whose sequence has entries in step->redirect for this memory reads
- * the slots that these name from their rows instead of the table's; of experts, from those of experts.
- * The numbers of a row, whatever their type, times its scale are what is read. All other rows take
- * today's path, to the bit. A row of the table's own type and numbers gives the table's bits. */
+/* Redirection: if a row's sequence has entries in step->redirect for this memory, the slots that
+ * the entries list are read from the entries' rows instead of from the table (from their experts,
+ * where experts are read). What is read is the row's numbers, of whatever type, times its scale.
+ * All other rows are computed as without redirections, to the bit. A redirected row with the
+ * table's own type and numbers gives the table's bits. */
 struct pkm_redirect {
-    const struct step *step; /* the call has a row for each of its */
+    const struct step *step; /* the call has one row for each row of the step */
     int memory;              /* that owns the table */
 };
 
-/* y[j] = weights[j] · gelu(x · experts[slots[j]]), with which pkm_read sums the outputs of experts
- * of one hidden unit (He 2024, "Mixture of A Million Experts"). y, weights and slots as of
- * pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. redirect may be NULL. */
+/* y[j] = weights[j] · gelu(x · experts[slots[j]]). pkm_read then sums the outputs of experts that
+ * have one hidden unit each (He 2024, "Mixture of A Million Experts"). y, weights and slots are as
+ * in pkm_read; x [n, d]; experts [n_slot, d], a table. y may be weights. redirect may be NULL. */
 typedef void op_pkm_experts_fn(struct backend *be, struct tensor y, struct tensor weights,
                                struct tensor slots, struct tensor x, const struct weight *experts,
                                const struct pkm_redirect *redirect);
 
-/* Which memory look-ups belong to, and how their columns are shared out. */
+/* The memory that the look-ups belong to, and how their columns are divided among heads. */
 struct pkm_place {
     int memory; /* as step_ablate.memory */
     int n_head, k_top;
@@ -286,16 +289,15 @@ typedef void op_gather_fn(struct backend *be, struct tensor y, struct tensor x,
  * NaN or +infinity, or with -infinity alone, becomes NaN. */
 typedef void op_log_softmax_fn(struct backend *be, struct tensor y, struct tensor base);
 
-/* What the rows first .. first+logits.rows-1 want of logits [n, n_vocab], which stay as they are:
- * draws out_token, then fills out_logprob, out_rank, top_*, out_entropy, whose bits do not depend
- * on whether a row also draws. A row with a logit of NaN or +infinity, or with all at -infinity,
- * gets NaN for every log-probability and the entropy, rank 0 and top_id -1. Entries of top_* past
- * n_vocab get id -1 and -infinity. */
+/* Computes what the outputs first .. first+logits.rows-1 request of their logits [n, n_vocab],
+ * which are not changed: draws out_token, then fills out_logprob, out_rank, top_*, out_entropy,
+ * whose bits do not depend on whether a row also draws. A row with a logit of NaN or +infinity, or
+ * with all at -infinity, gets NaN for every log-probability and the entropy, rank 0 and top_id -1.
+ * Entries of top_* past n_vocab get id -1 and -infinity. */
 typedef void op_outputs_fn(struct backend *be, struct tensor logits, struct step *step, int first);
 
-/* linear without an activation, then outputs of what it made of x, the same bits as both one after
- * the other. logits [n, n_vocab] is scratch: its contents afterwards are undefined. None
- * overlaps. */
+/* linear without an activation, followed by outputs on its result: the same bits as calling both.
+ * logits [n, n_vocab] is scratch: its contents afterwards are undefined. None overlaps. */
 typedef void op_linear_outputs_fn(struct backend *be, struct tensor logits, struct tensor x,
                                   const struct weight *w, struct tensor bias, struct step *step,
                                   int first);

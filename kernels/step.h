@@ -76,8 +76,8 @@ struct sample_params {
     int32_t allow_first, n_allow;   /* this row's slice of step.allow; n_allow 0 = all allowed */
 };
 
-/* What a sequence switches off or scales among the look-ups of its memories: see pkm_ablate. The entries
- * of a list ascend by memory, head, slot, and are distinct in these. */
+/* What a sequence switches off or scales among the look-ups of its memories: see pkm_ablate. The
+ * entries of a list are sorted by memory, head and slot, and no two agree in all three. */
 struct step_ablate {
     int32_t memory;
     int32_t head; /* -1 = all */
@@ -88,14 +88,15 @@ struct step_ablate {
 /* Rows of a table that a sequence reads instead of those of the model. What it points to is in the
  * backend's memory and does not change while a step may use it. */
 struct redirect_rows {
-    const void
-        *data; /* [n, columns of the table] of dtype, without gaps; NULL = the table has none */
+    /* [n, columns of the table] of dtype, without gaps; NULL = the table has none */
+    const void *data;
     const float *scale; /* [n] what the numbers of a row are multiplied by; NULL = 1 */
     enum dtype dtype;   /* F32 or BF16; where the backend is_host, also F16 or I8 */
 };
 
-/* Which slots of a memory's tables are read where: an open hash table. A slot's search begins at
- * redirect_place_of and goes on, after the last place with the first, up to an empty one. */
+/* Which slots of a memory's tables are read from which rows: an open hash table. The search for a
+ * slot begins at redirect_place_of and goes on from place to place, around the end, until it meets
+ * an empty one. */
 struct redirect_place {
     int32_t slot; /* -1 = empty, which at least one place is */
     int32_t row;
@@ -154,9 +155,9 @@ struct step {
                                    * ablate_first[s+1]-1; ablate_first[n_seq] = n_ablate */
     struct step_ablate *ablate;   /* [n_ablate] */
     int32_t *redirect_first;      /* [n_seq+1] as ablate_first */
-    struct step_redirect
-        *redirect; /* [n_redirect] those of a sequence ascend by memory; of several for
-                                     * one memory the first that has a slot counts */
+    /* [n_redirect] those of a sequence ascend by memory; if several are for one memory, the first
+     * that has the slot counts */
+    struct step_redirect *redirect;
 
     struct step_bounds bounds; /* of the inputs above, written by step_check */
 

@@ -33,21 +33,20 @@ static inline const char *placement_name(enum placement placement)
 /* What a weight is made as. */
 struct weight_desc {
     enum weight_kind kind;
-    enum dtype dtype; /* as computed with: F32, BF16 (F16 sources become F32), or where the backend
-                       * has_int8, and not of KEYS, I8; a TABLE with PLACEMENT_MMAP keeps its
-                       * source's dtype, whatever it is. Q4 if, and only if, the source is:
-                               * a TABLE that only pkm_read reads */
+    /* As computed with: F32 or BF16 (F16 sources become F32), or, but for KEYS, I8 where the
+     * backend has_int8. A TABLE with PLACEMENT_MMAP keeps its source's dtype, whatever it is. Q4 if,
+     * and only if, the source is: a TABLE that only pkm_read reads. */
+    enum dtype dtype;
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
-    bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be taken as sums of two
-                             * BF16 numbers, and the products without those of the lower two:
-                             * within 2^-16 of Σ|x·w| */
-    const float *row_scale; /* Borrowed: [rows] of an I8 source, as kernels/int8.h; with
-                             * PLACEMENT_MMAP as long as the weight lives. Else NULL */
-    const uint16_t
-        *row_scale_f16; /* Borrowed: [rows] of a Q4 source, as long likewise. Else NULL */
-    double loss_max;    /* I8 made of other numbers w: refused (ERR_NUMERICAL) where
-                             * |w - q·scale| > loss_max·|w|, the norms over all of it; 0 = never */
+    bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be split into sums of
+                             * two BF16 numbers, and the product of the two low parts left out: the
+                             * error is within 2^-16 of Σ|x·w| */
+    const float *row_scale; /* Borrowed: [rows] scales of an I8 source, as in kernels/int8.h; with
+                             * PLACEMENT_MMAP they must live as long as the weight. Else NULL */
+    const uint16_t *row_scale_f16; /* the same of a Q4 source */
+    double loss_max; /* I8 made from other numbers w: refused (ERR_NUMERICAL) where |w - q·scale|
+                      * > loss_max·|w|, norms over the whole weight; 0 = never */
 };
 
 /* The head of every backend's weight. */
@@ -63,7 +62,8 @@ struct weight {
 
 /* The head of a weight that is made of host; CHECKs what the caller of weight_new promises. */
 struct weight weight_head(const struct tensor *host, const struct weight_desc *desc);
-/* What int8 cannot hold, and what it would lose too much of. name is the weight's. */
+/* Checks that int8 can hold the weight's numbers; and that rounding them did not lose too much.
+ * name is the weight's. */
 enum err_code weight_int8_check(const struct tensor *host, const struct weight_desc *desc,
                                 const char *name, struct err *err);
 enum err_code weight_loss_check(double loss, const struct weight_desc *desc, const char *name,

@@ -2,8 +2,8 @@
  * or all heads of them where they are stored. */
 #include "kernels/cpu/cpu.h"
 
-/* Whole tiles of every instruction set, whole pages, and whole groups of four, by which keys are
- * stored. */
+/* Whole tiles of every instruction set, whole pages, and whole groups of the four rows that keys
+ * are stored by. */
 enum { ATTEND_ROWS = 48 };
 
 /* Which sequence each row belongs to, and which rows attention takes together: set at step_begin.
@@ -32,7 +32,8 @@ struct cache_job {
     const struct step *step;
     int n_head, d_head;
     int n_item_head; /* attention: heads of an item, the last ones may be fewer */
-    int n_share;     /* heads that read one of the pages'; such are items of their own */
+    int n_share;     /* query heads that share one head of keys and values: if several, an item is
+                      * one query head */
     float scale;
 };
 
@@ -41,7 +42,8 @@ static const int32_t *pages_of(const struct step *step, int s)
     return step->page + (int64_t)s * step->limits.n_page_max;
 }
 
-/* Where the matrix unit attends: what stores the keys must know it too. */
+/* Whether the matrix unit computes attention. kv_store asks too, because it decides the layout of
+ * keys. */
 static bool is_amx(const struct cache_job *job)
 {
     return job->k_pages.dtype == DTYPE_BF16 && job->cpu->bf16 == GEMM_AMX &&
@@ -92,7 +94,7 @@ void cpu_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pag
     pool_for(cpu->pool, cpu->n_block, POOL_STREAM, store_blocks, &job);
 }
 
-/* Rows of a tile, or heads of a row. */
+/* Rows of a tile, or heads of a single row. */
 static int scratch_rows(const struct cpu_backend *cpu)
 {
     return cpu->simd->tile_rows > ATTEND_HEADS ? cpu->simd->tile_rows : ATTEND_HEADS;
@@ -154,7 +156,8 @@ static void attend_items(void *arg, int thread, int first, int n)
     }
 }
 
-/* As many heads as leave each thread ITEMS items: side by side they are one stream of memory. */
+/* Heads in an item: as many as leave each thread ITEMS items, because neighbouring heads are read
+ * as one stream of memory. */
 static int item_heads(const struct cpu_backend *cpu, int n_head)
 {
     enum { ITEMS = 4 };

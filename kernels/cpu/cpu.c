@@ -43,8 +43,8 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
 
 void cpu_for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg)
 {
-    /* Elements: up to as many a hand-over to the threads costs more than it saves, though rows that
-     * were stored past the caches come from memory. */
+    /* Up to this many elements, handing work to the threads costs more than it saves, even though
+     * rows that were stored past the caches come from memory. */
     enum { ALONE = 1 << 12 };
     const int n_item = (int)((y.rows + CPU_ITEM_ROWS - 1) / CPU_ITEM_ROWS);
     if (y.rows * y.cols <= ALONE) {

@@ -32,9 +32,9 @@ struct cpu_weight {
     enum dtype stored;      /* of a TABLE's rows, with PLACEMENT_MMAP maybe F16; of panels' words */
     const float *row_scale; /* TABLE: [rows] of I8; else NULL */
     const uint16_t *row_scale_f16; /* TABLE: [rows] of Q4; else NULL */
-    bool is_split; /* MATRIX and KEYS, for the matrix unit: packed as sums of two BF16
-                             * numbers, or stored as BF16 because all of them are, and multiplied by
-                             * rows that are such sums */
+    bool is_split; /* MATRIX and KEYS, for the matrix unit: packed as sums of two BF16 numbers; or
+                    * stored as BF16, because every number is one exactly, and multiplied by rows
+                    * that are such sums */
 };
 
 /* Words of n elements of a cache's pages. */
@@ -54,7 +54,7 @@ struct row_block {
     int32_t seq, row, n_row;
 };
 
-/* A block of the logits of each row that a product makes. */
+/* A block of the logits of each row that a product computes. */
 struct logit_rows {
     struct logit_block block[GEMM_ROWS];
     struct logit_more more[GEMM_ROWS];
@@ -115,7 +115,8 @@ static inline size_t cpu_select_max(const struct step_limits *limits)
     return n_top > DRAW_SAMPLE ? n_top : DRAW_SAMPLE;
 }
 
-/* Blocks of a row of logits: whole panels, so many that a block is worth its sums' merging. */
+/* Blocks in a row of logits: whole panels, and few enough that a block is worth merging its
+ * sums. */
 static inline int cpu_n_block(int n_vocab)
 {
     enum { PANELS = 16 };
@@ -146,8 +147,8 @@ static inline struct logit_part *cpu_parts(const struct cpu_backend *cpu, int ro
     return (struct logit_part *)cpu->parts.data + (size_t)row * LOGIT_BLOCKS;
 }
 
-/* Of a thread's slice: sums of a product that wait, or one packed row. Behind it: struct
- * logit_rows. */
+/* In a thread's slice: the partial sums of a product, or one packed row. struct logit_rows
+ * follows. */
 static inline size_t cpu_linear_slice_bytes(int n_in)
 {
     const size_t sum_bytes = (size_t)GEMM_SUM_PANELS * GEMM_ROWS * PANEL * sizeof(float);
@@ -155,19 +156,19 @@ static inline size_t cpu_linear_slice_bytes(int n_in)
     return row_bytes > sum_bytes ? row_bytes : sum_bytes;
 }
 
-/* Ops whose rows are independent give them out by CPU_ITEM_ROWS; few elements are done by the calling
- * thread alone. cpu.c */
+/* Ops whose rows are independent hand out CPU_ITEM_ROWS rows at a time; if there are few elements,
+ * the calling thread does them alone. cpu.c */
 enum { CPU_ITEM_ROWS = 4 };
 void cpu_for_rows(struct cpu_backend *cpu, struct tensor y, pool_fn *fn, void *arg);
 
-/* The row of t after the last one of items first .. first+n-1. */
+/* The row of t behind the last one of items first .. first+n-1. */
 static inline int64_t cpu_end_row(struct tensor t, int first, int n)
 {
     const int64_t end = ((int64_t)first + n) * CPU_ITEM_ROWS;
     return end < t.rows ? end : t.rows;
 }
 
-/* The rows of t that are items first .. first+n-1. */
+/* The rows of t in items first .. first+n-1. */
 static inline struct tensor cpu_item_rows(struct tensor t, int first, int n)
 {
     const int64_t row = (int64_t)first * CPU_ITEM_ROWS;
@@ -187,7 +188,7 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
 /* machine.c */
 int machine_n_core(void);          /* cores that this process may use */
 size_t machine_memory_bytes(void); /* memory that this process may use; 0 = unknown */
-/* The kernels called isa, or the machine's best ones if isa is NULL. */
+/* The kernels of the instruction set isa, or of the machine's best one if isa is NULL. */
 struct cpu_isa {
     const char *name;
     const struct simd_kernels *simd;
@@ -204,13 +205,14 @@ size_t cpu_weight_bytes(const struct weight *weight);
 
 void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
 
-/* outputs.c, for linear_outputs: the goals of the logits' rows, which are outputs from first on,
- * without their targets' logits; and what they want when the parts of their blocks are known. */
+/* outputs.c, for linear_outputs. cpu_set_goals: what outputs first .. request of their rows of
+ * logits, except for the targets' own logits. cpu_write_outputs: computes it from the parts of
+ * their blocks. */
 void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct step *step,
                    int first);
 void cpu_write_outputs(struct cpu_backend *cpu, struct tensor logits, struct step *step, int first);
 
-/* Scratch that a memory's keys need from a thread (pkm.c), and the vocabulary (sample.c). */
+/* Scratch that each thread needs for a memory's keys (pkm.c) and for the vocabulary (sample.c). */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);

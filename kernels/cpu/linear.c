@@ -17,7 +17,7 @@ enum {
     STREAM_BYTES = 1 << 20,
     STREAM_FEW_ROWS = 32,
     LINE_BYTES = 64,
-    ITEMS_PER_THREAD = 4, /* enough that the last ones end together */
+    ITEMS_PER_THREAD = 4, /* enough items that all threads end at about the same time */
 };
 
 struct linear_job {
@@ -81,7 +81,7 @@ static void pack(struct cpu_backend *cpu, struct linear_job *job)
     pool_for(cpu->pool, g->n_tile * job->n_row_part, POOL_DYNAMIC, pack_tiles, job);
 }
 
-/* Parts that the tiles are divided into, so that n panels or blocks are items for all threads. */
+/* Parts that the tiles are divided into, so that n panels or blocks give every thread work. */
 static int part_of_tiles(const struct linear_job *job, int n)
 {
     const int wanted = job->cpu->base.n_thread * ITEMS_PER_THREAD;
@@ -174,8 +174,8 @@ void cpu_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct t
 
 /* ---- logits ---------------------------------------------------------------------------------- */
 
-/* The target's logit of rows whose target is known: a product of the row and one panel, with the
- * bits that it has among others. */
+/* The target's logit in rows whose target is known: the product of the row and one panel, with the
+ * same bits as in the whole product. */
 static void target_items(void *arg, int thread, int first, int n)
 {
     const struct linear_job *const job = arg;

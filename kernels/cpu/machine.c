@@ -60,8 +60,8 @@ size_t machine_memory_bytes(void)
 
 /* ---- instruction sets -------------------------------------------------------------------------*/
 
-/* The compiler may use any instruction of the -march of a set's files, but the machines that have
- * the ones asked for here have the rest of the level too. */
+/* Whether the machine has the set. The compiler may use any instruction of the -march of a set's
+ * files; machines that have the ones asked for here have the rest of that level too. */
 static bool has_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -81,7 +81,7 @@ static bool has_plain(void)
     return true;
 }
 
-/* The matrix unit. A process must ask for its registers, which its threads then have. */
+/* The matrix unit. A process must ask for its registers, and then all of its threads have them. */
 static bool has_amx(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
@@ -115,7 +115,7 @@ struct isa {
 
 static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
 
-/* Best first; of rows with one name the first that is there. */
+/* Best first; among rows with the same name, the first that the machine has. */
 static const struct isa isas[] = {
     {"amx", &simd_kernels_avx512, has_amx, GEMM_AMX, false, "AVX-512 and AMX with BF16 and INT8"},
     {"avx512", &simd_kernels_avx512, has_fast_pairs, GEMM_PAIRS, false, needs_avx512},
@@ -217,7 +217,8 @@ static double measure_read(struct cpu_backend *cpu)
         return 0;
     }
     (void)madvise(data, READ_BYTES, MADV_HUGEPAGE);
-    memset(data, 1, READ_BYTES); /* untouched pages would all be one page of zeros */
+    memset(data, 1, READ_BYTES); /* pages that were never written would all be the same page of
+                                  * zeros */
     struct measure m = {.simd = cpu->simd, .data = data};
     const double rate = mean_rate(cpu, READ_BYTES / READ_PIECE, READ_BYTES, read_pieces, &m);
     (void)munmap(data, READ_BYTES);
@@ -242,7 +243,8 @@ void cpu_measure(struct backend *be, struct machine_rate *rate)
     struct cpu_backend *const cpu = cpu_of(be);
     rate->read_bytes_per_s = measure_read(cpu);
     rate->flops_f32_per_s = measure_peak(cpu, cpu->simd->peak_f32);
-    /* Of the instruction for pairs, used or not: where pairs are widened, products exceed it. */
+    /* The instruction for pairs is measured even where it is not used: there pairs are widened, and
+     * products exceed its rate. */
     rate->flops_bf16_per_s =
         measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx : cpu->simd->peak_bf16);
     rate->ops_int8_per_s =

@@ -1,10 +1,11 @@
-/* What is wanted of rows of logits: a drawn token, log-probabilities, ranks, best tokens, entropy;
- * log softmax.
+/* What is computed from rows of logits: a drawn token, log-probabilities, ranks, best tokens,
+ * entropy; and log softmax.
  *
- * Each row is cut into blocks, always the same ones for a vocabulary, and their parts are merged in
- * block order: so a row may be done by one thread or by many with the same bits. The parts come
- * from a first pass over the logits, or where many rows share a product from the threads that make
- * these (linear.c), which then need not be kept but for rows that draw or want the best tokens. */
+ * Each row is cut into blocks, always the same ones for a vocabulary, and the parts computed from
+ * them are merged in block order: so one thread or many compute a row with the same bits. The parts
+ * come from a first pass over the logits; or, where many rows share a product, from the threads
+ * that compute the product (linear.c). Those logits need not be stored then, except in rows that
+ * draw a token or want the best ones. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -36,7 +37,7 @@ void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct s
     }
 }
 
-/* The parts of blocks, each an item. */
+/* Computes the parts of blocks, each an item. */
 static void block_items(void *arg, int thread, int first, int n)
 {
     (void)thread;
@@ -72,8 +73,9 @@ static int32_t draw(const struct outputs_job *job, int thread, int row)
     return cpu_draw(job->cpu, thread, job->step, job->first + row, &r);
 }
 
-/* The token just drawn is the target: those of smaller ids with the same logit rank before it,
- * those of larger ids need a larger one. A block whose largest logit is smaller has none. */
+/* Makes the token just drawn the target and counts the tokens that rank before it: with a smaller
+ * id those whose logit is as large, with a larger id those whose logit is larger. A block whose
+ * largest logit is smaller has none. */
 static void aim_at_drawn(const struct outputs_job *job, int row)
 {
     const struct simd_kernels *const simd = job->cpu->simd;
@@ -220,7 +222,7 @@ struct softmax_job {
     struct tensor y, base; /* base.data may be NULL */
 };
 
-/* Rows are the items: a row's passes are short beside the matrix product that made it. */
+/* An item is a row: its passes are short compared with the matrix product that made it. */
 static void softmax_rows(void *arg, int thread, int first, int n)
 {
     (void)thread;
@@ -250,7 +252,7 @@ void cpu_log_softmax(struct backend *be, struct tensor y, struct tensor base)
 
 /* ---- gather -----------------------------------------------------------------------------------*/
 
-/* A copy of a few rows, which nothing makes faster. */
+/* Copies a few rows, which threads would not make faster. */
 void cpu_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                 int first)
 {

@@ -147,16 +147,17 @@ static struct value_table value_table_of(const struct cpu_weight *w)
 
 /* ---- redirection ------------------------------------------------------------------------------*/
 
-/* Look-ups of a row whose sequence has redirections: where each is read, a part of them at a time. */
+/* The look-ups of a row whose sequence has redirections, REDIRECT_N at a time: where each is read
+ * from. */
 enum { REDIRECT_N = 128 };
 struct redirected {
     struct value_row row[REDIRECT_N];
     enum dtype dtype[REDIRECT_N];
-    int64_t half; /* of the memory's own table */
-    bool any;     /* one is not read from that */
+    int64_t half; /* struct value_table's half, of the memory's own table */
+    bool any;     /* at least one look-up is redirected */
 };
 
-/* Whether the row has redirections, which list becomes. */
+/* Sets list to the redirections of the row; true if it has any. */
 static bool is_redirected(struct redirect_list *list, const struct pkm_redirect *redirect,
                           int64_t row)
 {
@@ -170,22 +171,21 @@ static bool is_redirected(struct redirect_list *list, const struct pkm_redirect 
 static float scale_of(const struct value_table *table, int32_t slot)
 {
     if (table->scale_f16 != NULL) {
-        uint16_t bits; /* a file's may stand at any byte */
+        uint16_t bits; /* in a file it may stand at any byte */
         memcpy(&bits, table->scale_f16 + slot, sizeof bits);
         return f16_to_f32(bits);
     }
     return table->scale != NULL ? table->scale[slot] : 1;
 }
 
-/* n look-ups, at most REDIRECT_N. */
+/* Finds the rows of n look-ups, at most REDIRECT_N. */
 static void find_rows(struct redirected *found, const struct redirect_list *list,
                       const int32_t *slots, int n, const struct value_table *table, int64_t cols,
                       bool experts)
 {
     found->any = false;
     found->half = table->half;
-    for (int i = 0; i < list->n;
-         i++) { /* what is found decides what is done: ask for all of it first */
+    for (int i = 0; i < list->n; i++) { /* prefetch all places before the search needs any */
         const struct step_redirect *const entry = &list->entry[i];
         for (int j = 0; j < n; j++) {
             __builtin_prefetch(entry->place + redirect_place_of(slots[j], entry->n_bit));
@@ -209,8 +209,8 @@ static void find_rows(struct redirected *found, const struct redirect_list *list
     }
 }
 
-/* The rows of look-up first and of those after it, below n, that are of the same type: *n_run. With mixes of
- * any types but Q4, whose columns are not in order. */
+/* A table of the rows of look-ups first .. first + *n_run - 1, as many as have the same type. If
+ * mixes, a run may mix all types but Q4, whose columns are stored in another order. */
 static struct value_table run_of(const struct redirected *found, int first, int n, bool mixes,
                                  int *n_run)
 {
@@ -231,7 +231,7 @@ static struct value_table run_of(const struct redirected *found, int first, int 
                                 .dtype = found->dtype[first]};
 }
 
-/* 0, 1, 2 ...: the slots of a run, whose rows stand in order. */
+/* 0, 1, 2 ...: the slots of a run, whose rows are in order. */
 static void count_up(int32_t at[REDIRECT_N])
 {
     for (int j = 0; j < REDIRECT_N; j++) {
@@ -270,7 +270,7 @@ static void experts_rows(void *arg, int thread, int first, int n)
     (void)thread;
     const struct experts_job *const job = arg;
     const struct cpu_weight *const w = job->experts;
-    CHECK(w->stored != DTYPE_Q4); /* only values are, see weight.h */
+    CHECK(w->stored != DTYPE_Q4); /* only tables of values are: see weight.h */
     const struct value_table table = value_table_of(w);
     for (int r = first; r < first + n; r++) {
         const int32_t *const slots = row_i32(job->slots, r);
@@ -319,7 +319,7 @@ struct ablate_job {
     int row; /* the sequence's first */
 };
 
-/* The scale of the entry of these, or 1: a search by halves. */
+/* The scale of the entry for this memory, head and slot, by binary search; 1 if there is none. */
 static float ablate_scale(const struct ablate_job *job, int32_t head, int32_t slot)
 {
     const struct step_ablate wanted = {job->place->memory, head, slot, 0};
@@ -346,7 +346,7 @@ static void ablate_rows(void *arg, int thread, int first, int n)
         for (int h = 0; h < job->place->n_head; h++) {
             const float head = ablate_scale(job, h, -1);
             for (int j = h * job->place->k_top; j < (h + 1) * job->place->k_top; j++) {
-                /* In the order of the list: what is for all heads comes first. */
+                /* In the order of the list: entries for all heads come first. */
                 const float factor = memory * ablate_scale(job, -1, slots[j]) * head;
                 weights[j] *= factor * ablate_scale(job, h, slots[j]);
             }
@@ -389,8 +389,8 @@ static int64_t part_col(const struct read_job *job, int part)
                                : job->y.cols / READ_COLS * part / job->n_part * READ_COLS;
 }
 
-/* y[n_col] += the weighted sum of columns first .. of a row's look-ups, redirected as list says. Pieces
- * without a redirected row are read as those of other rows are. */
+/* y[n_col] += the weighted sum of columns first .. of a row's look-ups, redirected as list says.
+ * Groups of look-ups without a redirected row take the same path as in other rows. */
 static void read_redirected(float *y, const struct read_job *job, const struct redirect_list *list,
                             int row, int64_t first, int64_t n_col)
 {

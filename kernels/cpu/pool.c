@@ -31,7 +31,7 @@ struct job {
     uint32_t number; /* never 0 */
 };
 
-/* Of a thread's pieces, the last one that somebody took: the number of its job. */
+/* For each thread's piece, the number of the last job in which somebody took it. */
 struct piece {
     _Alignas(CACHE_LINE) _Atomic uint32_t taken;
 };
@@ -113,8 +113,9 @@ static void work_piece(struct pool *pool, const struct job *job, int thread, int
     }
 }
 
-/* The share of thread number thread of the job. The caller's has no end before all items are taken:
- * on a busy machine a worker may come long after the caller could have done without it. */
+/* The part of the job that thread number thread does. The caller only leaves when all items are
+ * taken: on a busy machine a worker may start long after the caller has done the work without
+ * it. */
 static void work(struct pool *pool, int thread)
 {
     const struct job job = pool->job;
@@ -148,7 +149,7 @@ static uint32_t next_job(struct pool *pool, uint32_t last)
     return number;
 }
 
-/* Whether there is a job to work on: the one that the worker was called to, or a later one. */
+/* Whether there is a job to work on: the one that the worker was woken for, or a later one. */
 static bool enter(struct pool *pool)
 {
     uint32_t gate = atomic_load(&pool->gate);
@@ -189,7 +190,7 @@ static void publish(struct pool *pool)
     }
 }
 
-/* Lets nobody in any more, and waits for those inside. */
+/* Closes the gate, and waits for the workers inside. */
 static void wait_for_workers(struct pool *pool)
 {
     if (atomic_fetch_and(&pool->gate, ~GATE_OPEN) == GATE_OPEN ||
@@ -228,8 +229,9 @@ int pool_n_thread(const struct pool *pool)
     return pool->n_thread;
 }
 
-/* Workers take no signals, which are the main thread's, but for bus errors: those belong to the
- * thread that reads a mapped file behind its end, and would kill the process where they are blocked. */
+/* Workers block all signals, which the main thread handles, except bus errors: those go to the
+ * thread that reads past the end of a mapped file, and would kill the process if they were
+ * blocked. */
 static int start_workers(struct pool *pool)
 {
     sigset_t all;

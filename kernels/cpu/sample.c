@@ -1,8 +1,8 @@
 /* Drawing the next token of a row.
  *
- * The largest logit, and a draw from the whole distribution, need no order: blocks of the row are
- * summed and stepped over. With top_k, top_p or min_p: sample_rank.c. What is rare (allow lists,
- * typical_p, logits that are no distribution) is left to ref_sample_row. */
+ * Taking the largest logit, or drawing from the whole distribution, needs no order: the blocks of
+ * the row are summed and stepped over. With top_k, top_p or min_p see sample_rank.c. Rare cases
+ * (allow lists, typical_p, logits that are no distribution) are left to ref_sample_row. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -49,8 +49,8 @@ static const float *adjust(const struct step *step, const struct sample_params *
     return z;
 }
 
-/* Finds the largest logit, and in first a token before which it is not. False if there is none to
- * draw by. */
+/* Finds the largest logit, and in first a token that does not come after it. False if no token can
+ * be drawn. */
 static bool find_max(struct draw *d, int *first)
 {
     *first = 0;
@@ -143,7 +143,8 @@ int32_t cpu_draw(const struct cpu_backend *cpu, int thread, const struct step *s
         d.part = d.z == row->z ? row->part : NULL;
         id = draw_row(&d);
     }
-    if (id == NOT_DRAWN) { /* adjusted anew, in memory that nothing is kept in any more */
+    if (id == NOT_DRAWN) { /* the adjusted logits again, in a buffer whose contents nobody needs any
+                            * more */
         int32_t *const candidate = (int32_t *)(void *)d.scratch.share;
         id = ref_sample_row(step, out, row->z, row->n_vocab, d.scratch.z, candidate);
     }

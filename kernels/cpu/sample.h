@@ -9,7 +9,7 @@ struct logit_row {
     const float *z; /* [n_vocab] */
     int n_vocab;
     const struct logit_part *part; /* [cpu_n_block], or NULL */
-    const float *next;             /* the row that this thread probably does next, or NULL */
+    const float *next;             /* the row that this thread probably draws from next, or NULL */
 };
 
 /* top_k, top_p or min_p leave tokens out. */
@@ -33,7 +33,7 @@ struct draw {
     const struct simd_kernels *simd;
     const struct sample_params *params;
     const float *z;    /* adjusted logits [n_vocab]; none is NaN or +infinity */
-    const float *next; /* the row that this thread probably does next, or NULL */
+    const float *next; /* the row that this thread probably draws from next, or NULL */
     int n_vocab;
     float max;
     const struct logit_part *part; /* of z [cpu_n_block], or NULL */

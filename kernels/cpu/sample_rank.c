@@ -1,12 +1,13 @@
 /* Drawing with top_k, top_p or min_p: among the best tokens, best first.
  *
- * No order is made. Whatever the order of ranks is asked for is a place in it, found by the weight
- * of the tokens before: the k-th token, the one where top_p's mass is reached, the one that is
- * drawn. A place is a logit and which of the tokens that have it. It is looked for in lists that
- * shrink (Floyd and Rivest 1975, "Expected time bounds for selection", with weights): a sample of a
- * list says between which two logits the place probably lies; one pass adds up what comes before
- * and picks out what lies between. If the sample misled, the place lies on a side that is known
- * then. Masses are those of all tokens, so a sample costs time at worst, never the result. */
+ * Nothing is sorted. Every question about the order of ranks is a search for a place in it by the
+ * weight of the tokens before that place: the k-th token, the token at which top_p's mass is
+ * reached, the token that is drawn. A place is a logit and a number among the tokens that have that
+ * logit. The search narrows a list step by step (Floyd and Rivest 1975, "Expected time bounds for
+ * selection", with weights): a sample of the list tells between which two logits the place probably
+ * lies; one pass adds up what comes before and picks out what lies between. If the sample misled,
+ * that pass tells on which side the place is. All masses are sums over all tokens, so a bad sample
+ * costs time but never changes the result. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -19,7 +20,8 @@ static double share_of(const struct draw *d, float z)
     return exp(((double)z - (double)d->max) / (double)d->params->temperature);
 }
 
-/* Up to here: the first n_equal, by id, of the tokens with logit z, and all with larger ones. */
+/* A place in the order: the tokens with a logit larger than z, and the first n_equal, by id, of
+ * those with logit z, come before it or are it. */
 struct place {
     float z;
     int n_equal; /* 0 where rounding has hidden it */
@@ -41,7 +43,7 @@ static double weight(const struct logit_list *list, int i)
     return list->is_weighed ? (double)list->share[i] : 1;
 }
 
-/* Buffers that best is not in. */
+/* The buffers that do not hold best. */
 static const struct logit_room *room_of(const struct draw *d, const struct logit_list *best)
 {
     return &d->scratch.room[best->z == d->scratch.room[0].z];
@@ -124,8 +126,8 @@ static struct place place_of_few(const struct search *s)
     return place;
 }
 
-/* The first place of best whose mass is at least goal, 0 < goal <= best's own mass but for
- * rounding. Leaves in best what may come before it, and a little more. */
+/* The first place of best whose mass is at least goal, where 0 < goal <= best's own mass but for
+ * rounding. best then holds the tokens that may come before the place, and a few more. */
 static struct place find_place(const struct draw *d, struct logit_list *best, double goal)
 {
     struct search s = {
@@ -134,7 +136,7 @@ static struct place find_place(const struct draw *d, struct logit_list *best, do
     while (s.list.n > DRAW_SAMPLE && s.low < s.high) {
         const int n = s.list.n;
         narrow(&s, reach);
-        /* equal logits keep lists long: in the end a single one is tried, left out or the place */
+        /* equal logits do not split: in the end try one logit, which is left out or is the place */
         reach = s.list.n > n / 2 ? reach / 2 : REACH;
     }
     return s.list.n > DRAW_SAMPLE ? place_of_equal(&s) : place_of_few(&s);
@@ -175,7 +177,7 @@ static float least_logit(const struct draw *d)
     return number_of_key((int32_t)least);
 }
 
-/* Gives the tokens their shares. */
+/* Fills in the tokens' probabilities. */
 static void weigh(const struct draw *d, struct logit_list *best)
 {
     best->is_weighed = true;
@@ -191,7 +193,7 @@ int32_t cpu_draw_by_rank(const struct draw *d)
     if (p->top_k > 0 && p->top_k < d->n_vocab) {
         keep_top_k(d, &best, p->top_k);
     }
-    double total = INFINITY; /* of what top_k keeps, where top_p asks */
+    double total = INFINITY; /* the total is of what top_k keeps, if top_p needs it */
     if (p->top_p < 1) {
         weigh(d, &best);
         total = best.mass;
@@ -206,7 +208,7 @@ int32_t cpu_draw_by_rank(const struct draw *d)
     if (best.mass > (double)p->top_p * total) {
         end = find_place(d, &best, (double)p->top_p * total);
     }
-    /* more than u of the mass, where find_place looks for at least so much */
+    /* the draw needs more than u of the mass, find_place finds at least that much */
     const double goal = nextafter(p->u * end.mass, (double)INFINITY);
     const struct place drawn = find_place(d, &best, goal);
     if (end.n_equal == 0 || drawn.n_equal == 0) {

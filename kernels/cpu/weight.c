@@ -23,13 +23,13 @@ struct loss {
 struct pack {
     const struct tensor *host;
     const struct weight_desc *desc;
-    enum dtype dtype; /* of the words or rows made */
+    enum dtype dtype; /* of the packed words or rows */
     char *to;
     float *scale;      /* TABLE of I8: [rows] */
-    struct loss *loss; /* [n_thread] of I8 made of other numbers */
+    struct loss *loss; /* [n_thread] for I8 made from other numbers */
     int n_out;         /* outputs of one group */
     int n_panel;       /* panels of one group */
-    bool is_split;     /* F32 words become those of two BF16 halves */
+    bool is_split;     /* each F32 word becomes two BF16 halves */
 };
 
 static const char *host_row(const struct tensor *host, int64_t row)
@@ -61,7 +61,7 @@ static void widen(float *to, const struct pack *p, int64_t row, int64_t first, i
 
 /* ---- INT8 ---- */
 
-/* The compiler's own vectors, on any machine. */
+/* The compiler's own vectors, which every machine has. */
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef int8_t i8x8 __attribute__((vector_size(8)));
@@ -115,7 +115,7 @@ static void round_bytes(int8_t *to, const struct pack *p, int64_t row, int64_t f
     }
 }
 
-/* A row of host as INT8, PACK_K elements after the other: those of the file, or rounded. */
+/* A row of host as INT8, PACK_K elements at a time: the file's own, or rounded. */
 struct byte_row {
     struct int8_scale scale;
     const int8_t *stored; /* NULL: to be rounded */
@@ -192,7 +192,7 @@ static void put_words(uint32_t *to, const float *from, int n, bool is_bf16)
     }
 }
 
-/* The same of numbers as sums of two: see kernels.h. */
+/* The same for numbers as sums of two BF16: see kernels.h. */
 static void put_split(uint32_t *to, const float *from, int n)
 {
     for (int k = 0; k < n; k += 2 * CHUNK, to += (size_t)2 * CHUNK * PANEL) {
@@ -345,7 +345,7 @@ static bool make_table(struct cpu_backend *cpu, struct cpu_weight *w, const stru
     return true;
 }
 
-/* Scratch of the op that will use the weight. */
+/* Scratch that the ops on this weight will need. */
 static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weight *w,
                                  const char *name, struct err *err)
 {
@@ -364,7 +364,7 @@ static enum err_code reserve_for(struct cpu_backend *cpu, const struct cpu_weigh
     return ERR_OK;
 }
 
-/* What all threads lost, relative to the whole; 0 where nothing was rounded. */
+/* What all threads lost by rounding, relative to the whole; 0 where nothing was rounded. */
 static double loss_of(const struct loss loss[POOL_THREADS_MAX])
 {
     struct loss sum = {0};
@@ -384,7 +384,7 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
     if (code != ERR_OK) {
         return code;
     }
-    /* Columns and outputs are counted in int further down; so are the words of a packed row. */
+    /* Columns and outputs are counted in int from here on; so are the words of a packed row. */
     const int64_t dim_max = INT32_MAX / 2;
     if (host->rows > dim_max || host->cols > dim_max) {
         return err_set(err, ERR_UNSUPPORTED, "%s: [%lld, %lld] has a dimension above %lld", name,

@@ -1,5 +1,5 @@
-/* What backends share whose device is the host (ref, cpu): memory, transfers, steps. Contracts of the
- * table's functions: kernels/backend.h. */
+/* What the backends whose device is the host (ref, cpu) share: memory, transfers, steps. The
+ * contracts of the table's functions are in kernels/backend.h. */
 #ifndef KERNELS_HOST_HOST_H
 #define KERNELS_HOST_HOST_H
 
@@ -7,10 +7,11 @@
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
-/* Zeros, aligned for vectors; NULL if there are none left. Owner: the caller, until host_free, which
- * takes NULL. Large ones are mapped in huge pages of their own: in a heap what was touched before
- * stays in small ones. A page is taken when it is first touched, so a cache of gigabytes costs no
- * time before the first request, and as much memory as was ever used of it. */
+/* Zero-filled memory, aligned for vectors; NULL if there is not enough. Owner: the caller, until
+ * host_free, which takes NULL. Large blocks are mapped by themselves, in huge pages: memory from
+ * the heap that was touched before stays in small pages. A page takes up RAM when it is first
+ * touched. So a cache of gigabytes costs no time before the first request, and only as much RAM as
+ * has been used of it. */
 void *host_alloc(size_t bytes);
 void host_free(void *data);
 

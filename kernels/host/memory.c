@@ -9,7 +9,8 @@
 enum {
     SMALL_ALIGN = 128, /* two cache lines: neighbours are prefetched in pairs */
     HUGE_PAGE = 2 << 20,
-    HUGE_MIN = HUGE_PAGE / 2, /* bytes that are worth one: a matrix of 1024 x 1024 in int8 */
+    HUGE_MIN = HUGE_PAGE / 2, /* smallest block that gets huge pages: a matrix of 1024 x 1024 in
+                               * int8 */
 };
 
 static size_t align_of(size_t bytes)

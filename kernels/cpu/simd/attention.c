@@ -14,9 +14,9 @@
 
 /* ---- storing ----------------------------------------------------------------------------------*/
 
-enum { FETCH_OPEN = 4 }; /* heads ahead whose few lines are asked for */
+enum { FETCH_OPEN = 4 }; /* prefetch this many heads ahead: a head has few lines here */
 
-/* n words of four positions of a page of keys: 4 x 4 words and positions change places. */
+/* Transposes n words of four positions into a page of keys, 4 x 4 words at a time. */
 static void store_keys_4(float *piece, const float *k, int64_t stride, int n)
 {
     int c = 0;
@@ -90,7 +90,7 @@ static void store_key_pairs(float *piece, const struct kv_rows *a, const float *
     }
 }
 
-/* n_word words of each position of a full page change places with the positions. */
+/* Transposes n_word words of each position of a full page. */
 void SIMD(close_keys)(float *piece, const float *by_position, int n_word)
 {
     for (int r = 0; r < KV_PAGE; r += 4) {
@@ -111,7 +111,7 @@ static void store_open_keys(float *piece, const struct kv_rows *a, const float *
     }
 }
 
-/* The same of v. A position alone leaves the other half of its words to whoever stores it. */
+/* The same of v. With BF16, a single position leaves the other half of its words unchanged. */
 static void store_value_pairs(float *piece, const struct kv_rows *a, const float *v)
 {
     for (int r = 0; r < a->n_row;) {
@@ -146,7 +146,7 @@ static ALWAYS_INLINE void fetch_words(const float *from, int n)
     }
 }
 
-/* Asks for the lines that the first row of a head will be written to. */
+/* Prefetches the lines that the first row of a head will be written to. */
 static ALWAYS_INLINE void fetch_pieces(const struct kv_rows *a, bool is_open, const float *k_piece,
                                        const float *v_piece)
 {
@@ -290,8 +290,8 @@ static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
     }
 }
 
-/* Rows of a tile end at consecutive positions: adds the values of those that only some see. A share
- * of 0 is not enough to keep a position out, because 0 · NaN is NaN. */
+/* The rows of a tile end at consecutive positions: adds the values that only some of them see. A
+ * weight of 0 is not enough to leave a position out, because 0 · NaN is NaN. */
 static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a, const int n_row,
                                           const int n_vec, const bool is_pairs, int c, int n_lane)
 {
@@ -361,8 +361,9 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
  * Heads' pieces of a page lie side by side. Page by page they are one stream of memory; head by
  * head, a piece here and a piece there. */
 
-/* Scores of one head, its query and scores at a->query and a->score, with n_page pages from first
- * on. After them comes the head next, from page next_first on. */
+/* Scores of one head, whose query and scores are at a->query and a->score, for n_page pages from
+ * first on. The next head to be computed is next, from page next_first on: its keys are
+ * prefetched. */
 static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend *next,
                                      int next_first, const int n_page, const bool is_pairs,
                                      int first)
@@ -381,8 +382,8 @@ static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend
     tile_store_pages(a->score + (int64_t)first * CHUNK, CHUNK, sum, 1, n_vec, LANES);
 }
 
-/* Adds page p of one head to the sums, which wait in y, in n_vec vectors from column c on; after
- * the last page divides them by total. */
+/* Adds page p of one head to the sums in n_vec vectors of y from column c on; after the last page
+ * divides them by total. */
 static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead, const int n_vec,
                                      const bool is_pairs, int p, const float *total, int c,
                                      int n_lane)

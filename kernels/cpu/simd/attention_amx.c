@@ -1,14 +1,16 @@
 /* Causal attention of consecutive rows and one head over pages in BF16, by the matrix unit.
  *
  * Rows are taken in groups of up to 16 whose own positions lie in one page, two groups at a time.
- * Both products are those of gemm_amx.c: queries, rounded to BF16, with pages of keys, 32 columns a
- * step, and shares, rounded too, with pages of values, 16 positions a step. The page that a row
- * itself stands in is weighed by vectors, position by position: behind the row it holds what the
- * row must not see, and 0 · NaN is NaN. So a score, a share and a sum are formed in an order that
- * the row's own position gives, whatever other rows share the group.
+ * Both products are those of gemm_amx.c: queries, rounded to BF16, by pages of keys, 32 columns a
+ * step; and softmax weights, rounded too, by pages of values, 16 positions a step. In the page of a
+ * row's own position the values are weighted by vector instructions, one position at a time,
+ * because behind that position lie positions that the row must not see, and 0 · NaN is NaN. So the
+ * order in which a score, a weight or a sum is computed depends on the row's own position alone,
+ * not on the other rows of the group.
  *
  * Bytes: 4·d_head per position and two groups; flops: 4·d_head per position and row. Few rows:
- * bound by the bytes; many: by the unit and exp together. Shares reached: see SPEED.md. */
+ * bound by the bytes; many: by the unit and exp together. Achieved shares of these bounds: see
+ * SPEED.md. */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/tile.h"
 #include "kernels/cpu/simd/vmath.h"
@@ -18,24 +20,24 @@
 #if defined(ISA_AVX512)
 
 enum {
-    PAIR_WORDS = KV_PAGE / 2, /* of the positions of a page */
+    PAIR_WORDS = KV_PAGE / 2, /* words that hold the positions of a page */
     GROUP_WORDS = BLOCK * CHUNK,
     ROW_BYTES = CHUNK * sizeof(uint32_t),
-    STEP = 2 * CHUNK /* columns: a row of queries in a register, or two registers of sums */
+    STEP = 2 * CHUNK /* columns of a step: one tile row of queries, or two tile rows of sums */
 };
 
 struct group {
     const float *q;
     float *y;
-    float *query;   /* [steps][room][CHUNK] words of pairs; the last step may have zeros first */
-    float *score;   /* [pages][room][KV_PAGE] scores, then pairs of shares, KV_PAGE / 2 words of a
-                     * row;   of the own page shares as floats */
+    float *query;   /* [steps][room][CHUNK] words of pairs; the last step may begin with zeros */
+    float *score;   /* [pages][room][KV_PAGE] scores; then pairs of weights, KV_PAGE / 2 words for
+                     * each row, except in the own page, whose weights are floats */
     int n_row, pos; /* of the first row */
-    int own;        /* page of the rows' own positions */
+    int own;        /* the page of the rows' own positions */
     int room;       /* for rows: BLOCK, or 1 */
 };
 
-/* The first column of step i of a head's; the last step begins early if it must. */
+/* The first column of step i of a head; the last step begins earlier if the columns run out. */
 static int step_column(int i, int d_head)
 {
     const int last = d_head - STEP;
@@ -68,7 +70,7 @@ static ALWAYS_INLINE void zero_sums(const bool two)
 {
     _tile_zero(0);
     _tile_zero(1);
-    if (two) { /* a register without rows must not be named */
+    if (two) { /* instructions must not name a register that has no rows */
         _tile_zero(2);
         _tile_zero(3);
     }
@@ -81,7 +83,8 @@ static ALWAYS_INLINE void prefetch_rows(const float *from, int64_t stride, int n
     }
 }
 
-/* The page whose keys lie by position, since the last of the rows is not its last; -1 = none. */
+/* The page whose keys are stored by position, because the last row is not the page's last; -1 =
+ * none. */
 static int open_page(const struct attend *a)
 {
     const int end = a->pos + a->n_row;
@@ -93,8 +96,8 @@ static ALWAYS_INLINE const float *keys_of(const struct attend *a, int open, int 
     return page == open ? a->closed : a->k_pages + a->page[page] * a->k_stride;
 }
 
-/* Scores of the groups' rows with pages first and first + 1 of n_page; where that is none, with the
- * last one again, into a place nobody reads. */
+/* Scores of the groups' rows for pages first and first + 1 of n_page. If there is no page first +
+ * 1, the last one is used again, and its scores go where nobody reads them. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const struct group *g, const bool two,
                                       int first, int n_page)
 {
@@ -139,7 +142,7 @@ static ALWAYS_INLINE void share_rows(const struct group *g, int row, const int n
     vf max[EXP_VECS];
     vf sum[EXP_VECS];
     UNROLL
-    for (int r = 0; r < n_row; r++) { /* what lies behind a row is hidden */
+    for (int r = 0; r < n_row; r++) { /* positions after the row's own do not count */
         const vi is_later = v_lane() > (g->pos + row + r) % KV_PAGE;
         max[r] = v_select(is_later, v_set1(-INFINITY), v_load(own + r * KV_PAGE));
         v_store(own + r * KV_PAGE, max[r]);
@@ -297,7 +300,7 @@ static ALWAYS_INLINE void attend_groups(const struct attend *a, const struct gro
         WRITTEN(g[i].score);
     }
     amx_set_up(amx, g[0].n_row, n_second, PAIR_WORDS);
-    for (int i = 0; i * STEP < a->d_head; i++) { /* columns may be summed twice */
+    for (int i = 0; i * STEP < a->d_head; i++) { /* the last two may compute the same columns */
         weigh_pages(a, g, two, step_column(i, a->d_head));
     }
     for (int i = 0; i <= two; i++) {
@@ -349,9 +352,10 @@ static void attend_rows(const struct attend *a, struct amx *amx)
 
 enum { ROW_PAGES = 4 };
 
-/* Up to ROW_PAGES pages from one on. */
+/* Up to ROW_PAGES pages, beginning with page first. */
 struct pages {
-    const float *at[ROW_PAGES]; /* the first of some heads' pieces; the last one for those past n */
+    const float *at[ROW_PAGES]; /* a head's first piece of each page; past n it repeats the last
+                                 * page */
     int n;
 };
 
@@ -367,7 +371,7 @@ static struct pages pages_from(const struct attend *a, const float *pages, int64
     return of;
 }
 
-/* Asks for a part of n_part of the lines of a head's pieces, n_word words from at on. */
+/* Prefetches part number part of n_part of a page's pieces, which are n_word words from at on. */
 static ALWAYS_INLINE void prefetch_part(const struct pages *pages, int64_t at, int64_t n_word,
                                         int part, int n_part)
 {
@@ -379,8 +383,8 @@ static ALWAYS_INLINE void prefetch_part(const struct pages *pages, int64_t at, i
     }
 }
 
-/* Scores of a row alone with piece of each page; next's pieces are asked for. sum and keys:
- * registers, which must be numbers. */
+/* Scores of a single row for a piece of each page; prefetches the next pieces. sum and keys are
+ * tile registers and must be literal numbers. */
 #define SCORE_PAGE(i, sum, keys)                                                                   \
     do {                                                                                           \
         if ((i) < pages->n) {                                                                      \
@@ -416,7 +420,8 @@ static ALWAYS_INLINE void score_row(const struct group *g, int d_head, float *sc
     STORE_SCORE(3, 3);
 }
 
-/* Adds piece of each page to the sums of a row alone, [steps][STEP] columns. */
+/* Adds the weighted values of a piece of each page to the sums of a single row, [steps][STEP]
+ * columns. */
 static ALWAYS_INLINE void weigh_row(const float *share, int d_head, float *sum,
                                     const struct pages *pages, int64_t piece,
                                     const struct pages *next, int64_t next_piece)
@@ -442,8 +447,9 @@ static ALWAYS_INLINE void weigh_row(const float *share, int d_head, float *sum,
     }
 }
 
-/* Scores of a row alone with the positions of its own page, whose keys lie by position: those are
- * the rows, the query a column. The products and their order are those of a full page. */
+/* Scores of a single row for the positions of its own page, whose keys are stored by position: the
+ * keys are the rows of the product and the query is its column. The products and their order are
+ * the same as in a full page. */
 static ALWAYS_INLINE void score_open(const struct group *g, int d_head, const float *keys)
 {
     _tile_zero(0);
@@ -455,7 +461,7 @@ static ALWAYS_INLINE void score_open(const struct group *g, int d_head, const fl
     _tile_stored(0, g->score + g->own * KV_PAGE, sizeof *g->score);
 }
 
-/* Asks for the keys of the positions up to the row's. */
+/* Prefetches the keys of the positions up to the row's own. */
 static ALWAYS_INLINE void prefetch_open(const struct attend *a, const float *keys)
 {
     const int n_word = (a->pos % KV_PAGE + 1) * (a->d_head / 2);
@@ -497,7 +503,7 @@ static void score_heads(const struct attend *a, const struct group *g, int own, 
     }
 }
 
-/* sum: a head's after another's, stride apart. */
+/* sum: the sums of each head, stride apart. */
 static void weigh_heads(const struct attend *a, const struct group *g, float *sum, size_t stride,
                         int own)
 {
@@ -542,7 +548,8 @@ static void attend_heads(const struct attend *a, struct amx *amx)
         prefetch_part(&values, a->n_head > 1 ? piece : 0, piece, h, a->n_head);
         share_group(&g[h], &total[h]);
     }
-    float *const sum = a->query; /* read by now: two words for one */
+    float *const sum = a->query; /* the queries have been read; there is room for two floats for
+                                  * each of their words */
     memset(sum, 0, (size_t)a->n_head * 2 * n_query * sizeof *sum);
     WRITTEN(a->score);
     amx_set_up(amx, 1, 0, PAIR_WORDS);

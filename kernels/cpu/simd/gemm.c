@@ -46,7 +46,7 @@ static ALWAYS_INLINE vf part_of(const enum gemm_kind kind, vf word, const int pa
     return (vf)(pair >> 8);
 }
 
-/* Adds the products of word i of the rows' chunk and one word of each output to the sums. */
+/* Adds the products of word i of the rows' chunk and one word of each output. */
 static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n_row,
                                    const int n_vec, const enum gemm_kind kind, const uint32_t *x,
                                    const uint32_t *w, int i)
@@ -73,7 +73,7 @@ static ALWAYS_INLINE void add_word(vf sum[TILE_ROWS][PANEL / LANES], const int n
     }
 }
 
-/* total[n_row, PANEL] += tile of x times n_vec vectors of the panel, n_word words of K. */
+/* total[n_row, PANEL] += a tile of x by n_vec vectors of the panel, over n_word words of K. */
 static ALWAYS_INLINE void tile(const int n_row, const int n_vec, const enum gemm_kind kind,
                                const uint32_t *x, const uint32_t *w, int n_word, float *total,
                                struct prefetch prefetch)
@@ -206,9 +206,10 @@ static void multiply_tile(const struct product *p, const struct k_range *range,
     }
 }
 
-/* Two or three tiles take turns with TURN_WORDS words of a panel, 4 KiB: the first one brings them
- * from memory, the others find them in L1 and meanwhile ask for what lies behind the first one's
- * own requests. Tile by tile, memory would wait for all but the first. */
+/* Two or three tiles take turns: each is multiplied by TURN_WORDS words (4 KiB) of a panel before
+ * any goes on. The first tile brings the words from memory; the others find them in L1 and
+ * meanwhile prefetch what comes after the first one's own prefetches. Tile by tile, memory would be
+ * idle during all tiles but the first. */
 enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
 
 static void multiply_in_turns(const struct product *p, const struct k_range *range, int panel,

@@ -33,7 +33,7 @@ struct epilogue {
     int row, n_row; /* done, and in all */
 };
 
-/* Rows up to end, but for an odd one. */
+/* Rows up to end, without the last one if their number is odd. */
 static ALWAYS_INLINE void epilogue_rows_to(struct epilogue *epilogue, const enum gemm_kind kind,
                                            int end)
 {
@@ -65,7 +65,8 @@ struct amx_run {
     struct product product;
     struct amx amx;
     struct epilogue epilogue;
-    int slot; /* of sum: a tile's, or where tiles go through at once one of two in turn */
+    int current; /* of sum: the tile's number; or, where a tile takes all of K at once, 0 and 1 in
+                  * turn */
     _Alignas(64) float sum[GEMM_ROWS / AMX_ROWS][AMX_ROWS * PANEL];
 };
 
@@ -88,7 +89,7 @@ static ALWAYS_INLINE void fetch(const uint32_t *w, struct prefetch *prefetch)
     }
 }
 
-/* Sums of BLOCK rows: registers a and b, which must be numbers. */
+/* Sums of BLOCK rows. a and b are tile registers and must be literal numbers. */
 #define LOAD_SUMS(a, b, from, stride, accumulates)                                                 \
     do {                                                                                           \
         if (accumulates) {                                                                         \
@@ -152,7 +153,7 @@ static ALWAYS_INLINE void multiply(const bool two, const enum gemm_kind kind,
     }
     for (int i = 0; i < n_step; i += step) {
         fetch(w, &prefetch);
-        if (epilogue->row < epilogue->n_row) { /* first, while the last step's products go on */
+        if (epilogue->row < epilogue->n_row) { /* while the unit computes the previous step */
             const int end = epilogue->row + epilogue_rows;
             epilogue_rows_to(epilogue, kind, end < epilogue->n_row ? end : epilogue->n_row);
         }
@@ -199,7 +200,7 @@ static void start(struct amx_run *run, const struct product *product)
     run->product = *product;
     run->amx = (struct amx){0};
     run->epilogue.n_row = run->epilogue.row = 0;
-    run->slot = 0;
+    run->current = 0;
 }
 
 static void multiply_tile(struct amx_run *run, int n_row, const uint32_t *x, const uint32_t *w,
@@ -218,12 +219,12 @@ static void multiply_tile(struct amx_run *run, int n_row, const uint32_t *x, con
         run_tile(&run->epilogue, x, x_step, w, n_step, &sums, prefetch);
         sums.accumulates = true;
     }
-    if (n_word % BLOCK > 0) { /* what lies behind the last word is not read */
+    if (n_word % BLOCK > 0) { /* nothing behind the last word is read */
         amx_rows(&run->amx, n_row, n_word % BLOCK);
         run_tile(&run->epilogue, x + (size_t)n_step * x_step, x_step,
                  w + (size_t)n_step * BLOCK * PANEL, 1, &sums, (struct prefetch){w, 1});
     }
-    /* an odd row is left: the next piece may need the place of its sums */
+    /* an odd row may remain, and the next piece may overwrite its sums */
     epilogue_finish(&run->epilogue, run->product.kind);
 }
 
@@ -241,8 +242,8 @@ static void multiply_piece(struct amx_run *run, const struct k_range *piece,
     }
 }
 
-/* Words of a range that all tiles are multiplied by before the next ones: 32 KiB of W stay in L1
- * while the rows of x stream by, loaded so that they do not displace it. */
+/* Words of a range that all tiles are multiplied by before they go on: 32 KiB of W stay in L1 while
+ * the rows of x stream past, loaded in a way that does not evict W. */
 static int piece_words(const struct k_range *range, int n_tile)
 {
     enum { PIECE = 16 * CHUNK, TILES = 4 };
@@ -263,9 +264,9 @@ static void multiply_panel(void *ctx, const struct k_range *range, int panel, co
         for (int t = 0; t < p->n_tile; t++) {
             const struct tile_ref at = tile_ref_of(p->g, p->kind, &piece, panel, p->tile + t);
             const uint32_t *const after = is_last ? next : at.w + (size_t)step * PANEL;
-            run->slot = step < range->n_word ? t : !run->slot;
+            run->current = step < range->n_word ? t : !run->current;
             multiply_piece(run, &piece, &at, prefetch_of(after, &piece, p->kind, t, p->n_tile),
-                           partial != NULL ? partial + at.row * PANEL : run->sum[run->slot]);
+                           partial != NULL ? partial + at.row * PANEL : run->sum[run->current]);
         }
     }
 }

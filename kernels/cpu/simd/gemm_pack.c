@@ -16,7 +16,7 @@ static void pack_pairs(uint32_t *to, const float *from, int n)
     (void)to;
     (void)from;
     (void)n;
-    UNREACHABLE(); /* without the instruction nobody asks for pairs */
+    UNREACHABLE(); /* without the instruction no weights are packed as pairs */
 #endif
 }
 

@@ -5,7 +5,7 @@
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/cpu/simd/vmath.h"
 
-/* A range of K that the panels of one call go through together. */
+/* A range of K that all panels of a call are multiplied by before the next range. */
 struct k_range {
     int first, n_word; /* words of K */
     bool is_last;
@@ -137,7 +137,7 @@ static inline struct outputs outputs_of(const struct gemm *g, const struct tile_
         o.offset[v] = vi_set1(0);
         if (g->dtype == DTYPE_I8) {
             o.scale[v] = v_load(end - 2 * PANEL + c);
-#if defined(ISA_AVX512) /* elsewhere their bytes of x have a sign */
+#if defined(ISA_AVX512) /* x has an offset that makes its bytes unsigned; elsewhere it has none */
             o.offset[v] = vi_load(end - PANEL + c);
 #endif
         }

@@ -46,7 +46,7 @@ SIMD_LIST(SIMD_DECLARE)
 SIMD_LIST_MORE(SIMD_DECLARE)
 #endif
 
-/* What the files call of each other besides. gemm_amx.c: gemm_panels of AMX kinds. */
+/* More that these files call of each other. gemm_amx.c: gemm_panels for the AMX kinds. */
 struct product; /* gemm_tile.h */
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums);
 /* attention.c */

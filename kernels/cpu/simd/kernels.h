@@ -38,8 +38,8 @@
  */
 enum { PANEL = 32, CHUNK = 16, TILE_ROWS_MAX = 32 };
 
-/* How BF16 weights are multiplied: widened to floats, by the vector instruction for pairs, or by
- * the matrix unit (AMX), which takes more rows at a time, and then INT8 weights too. */
+/* How BF16 weights are multiplied: widened to floats; by the vector instruction for pairs; or by
+ * the matrix unit (AMX), which takes more rows at a time and multiplies INT8 weights too. */
 enum gemm_bf16 { GEMM_WIDE, GEMM_PAIRS, GEMM_AMX };
 enum { AMX_ROWS = 32 };
 
@@ -59,22 +59,24 @@ struct gemm {
     float *x_scale;             /* [n_row] of INT8 weights: written by gemm_pack */
     const uint32_t *w;          /* packed weights: [n_panel, gemm_panel_words] */
     const float *bias;          /* [n_out] or NULL */
-    uint32_t *next_words;       /* NULL, or where outputs go instead: packed rows of a product that
-                                 * follows, [n_row, gemm_row_words(n_out)], its weights of the same type,
-                                 * not I8; n_out is a multiple of PANEL */
-    struct logit_block *logits; /* [n_row], or NULL: outputs are logits, and added to these as well;
-                                 * y gets those of rows that are kept */
-    bool is_streamed; /* y is written past the caches: it and its rows are aligned to a line */
+    uint32_t *next_words;       /* NULL, or where outputs go instead: packed rows for the product
+                                 * that follows, [n_row, gemm_row_words(n_out)]. Its weights have
+                                 * the same type, not I8, and n_out is a multiple of PANEL */
+    struct logit_block *logits; /* [n_row], or NULL. If given, outputs are logits: they are added to
+                                 * these blocks, and only rows that are kept are stored in y */
+    bool is_streamed; /* y is written with non-temporal stores: y and its rows are aligned to a
+                       * line */
     int n_row, n_in, n_out;
     int n_tile;          /* the rows are divided among this many tiles: gemm_tile_row */
     enum dtype dtype;    /* of the weights: F32, BF16 or I8 */
-    bool is_split;       /* F32 weights are packed as split words; or of BF16, x alone is */
+    bool is_split;       /* F32 weights are packed as split words; with BF16 weights, x alone is
+                          * split */
     enum gemm_bf16 bf16; /* of the machine */
     enum act act;
 };
 
-/* Sums of bytes are whole numbers, the same from either unit: so few rows go to the vectors, which
- * stream W faster. */
+/* Sums of bytes are whole numbers and the same from either unit, so few rows go to the vectors,
+ * which stream W faster. */
 static inline bool gemm_is_amx(const struct gemm *g)
 {
     enum { FEW_ROWS = 8 };
@@ -104,8 +106,8 @@ static inline int gemm_n_panel(int n_out)
     return n_out / PANEL + (n_out % PANEL != 0);
 }
 
-/* First row of a tile; tile n_tile starts where the rows end. Tiles are alike, or for the matrix
- * unit, which must be told of every other size, full but for the last. */
+/* First row of a tile; tile n_tile starts where the rows end. Tiles have equal sizes. The matrix
+ * unit, which must be set up anew for every size, gets full ones but for the last. */
 static inline int gemm_tile_row(const struct gemm *g, int tile)
 {
     if (gemm_is_amx(g)) {
@@ -131,15 +133,18 @@ struct value_row {
 
 /* Rows of values. */
 struct value_table {
-    /* [rows] where they stand apart: then data, scales and row_bytes say nothing. Else NULL. */
+    /* [rows] the address and scale of each, if the rows are not in one array; then data, the scales
+     * and row_bytes are unused. Else NULL. */
     const struct value_row *row;
-    /* [rows] beside row, where they are not all of dtype: of any but Q4. Else NULL. */
+    /* [rows] the type of each of these, if they are not all of dtype (Q4 never mixes with others).
+     * Else NULL. */
     const enum dtype *row_dtype;
     const void *data;
     const float *scale;        /* [rows] of I8, else NULL */
     const uint16_t *scale_f16; /* [rows] of Q4, else NULL */
     int64_t row_bytes;
-    int64_t half; /* of Q4: the columns in the low halves of its bytes, half of all */
+    int64_t half; /* Q4: columns 0 .. half-1 are in the low halves of the bytes, the others in the
+                   * high halves */
     enum dtype dtype;
 };
 
@@ -222,17 +227,17 @@ static inline size_t attend_amx_key_words(int d_head)
     return (size_t)d_head / 2 * KV_PAGE;
 }
 
-/* Columns of a packed query: whole chunks. */
+/* Columns of a packed query: a multiple of a chunk. */
 static inline size_t attend_columns(int d_head)
 {
     return ((size_t)d_head + CHUNK - 1) / CHUNK * CHUNK;
 }
 
-/* Room on both sides of a window: of a page, and of the rows of a tile, which begin one after the
- * other. */
+/* Padding on both sides of a window: a page, and the rows of a tile, each of which begins one later
+ * than the row before. */
 enum { SPAN_PAD = KV_PAGE + TILE_ROWS_MAX };
 
-/* Floats of a window's scores, or its mask: whole vectors and room. */
+/* Floats of a window's scores, or of its mask: whole vectors and the padding. */
 static inline size_t span_row_floats(int window)
 {
     return attend_columns(window) + 2 * SPAN_PAD;
@@ -260,8 +265,9 @@ struct attend_span {
     float scale;
 };
 
-/* A mask, and for each row of a tile its sums with distances, its query, and scores by pages of the
- * window, which the rows may see parts of, and of n_key - window persistent keys. */
+/* Scratch: a mask; and for each row of a tile its scores by distance, its query, and its scores by
+ * page, of the window's pages (also those that the row sees only in part) and of n_key - window
+ * persistent keys. */
 static inline size_t span_scratch_floats(int n_key, int d_head, int tile_rows)
 {
     const size_t n_page = ((size_t)n_key + (size_t)tile_rows) / KV_PAGE + 4;
@@ -273,7 +279,8 @@ static inline size_t span_scratch_floats(int n_key, int d_head, int tile_rows)
  *
  * The k best of n scores: larger score, then smaller id; NaN below every number. */
 enum {
-    SELECT_SLACK = 24, /* candidates beyond k: more cost ranking, fewer cost probes of the bound */
+    SELECT_SLACK = 24, /* candidates beyond k: more of them cost ranking, fewer cost steps of the
+                        * bisection */
     SELECT_PAD = 16,   /* room for a vector that starts at the last candidate */
 };
 
@@ -298,10 +305,10 @@ struct select_scratch {
     int32_t *id;  /* [k + SELECT_SLACK + SELECT_PAD] */
 };
 
-/* Logits, and what each of them weighs in a search for a place among them. */
+/* Logits, and the weight of each in a search for a place among them. */
 struct logit_list {
     const float *z;  /* [n] none is NaN */
-    float *share;    /* [n] room; holds their weights if is_weighed */
+    float *share;    /* [n] buffer; holds their weights if is_weighed */
     bool is_weighed; /* else each weighs 1 */
     int n;
     double mass; /* Σ weights */
@@ -312,18 +319,20 @@ struct logit_room {
     float *z, *share; /* [n + LOGIT_PAD] */
 };
 
-/* What is wanted of a row of logits. */
+/* What is requested of a row of logits. */
 struct logit_goal {
-    float target_z; /* counted are tokens that rank before the target: +infinity = none */
+    float target_z; /* tokens that rank before the target are counted; +infinity = there is no
+                     * target */
     int32_t target;
-    bool is_summed;  /* sums are wanted, or serve the draw */
+    bool is_summed;  /* sums are requested, or help with the draw */
     bool is_entropy; /* moments are wanted */
-    bool is_kept;    /* the logits are wanted after their sums */
+    bool is_kept;    /* the logits are needed again after their sums */
 };
 
-/* A block of a row's logits, which are added as they are made or read, a vector at a time: lane l
- * has those whose number is l modulo the lanes. Sums are relative to a base that follows where a
- * logit exceeds it by far: so nothing overflows, and mostly nothing is rescaled. */
+/* A block of a row's logits, which are added as they are computed or read, a vector at a time; lane
+ * l has the logits whose number is l modulo the number of lanes. Sums are relative to a base, which
+ * is raised when a logit exceeds it by far: so nothing overflows, and sums rarely have to be
+ * rescaled. */
 enum { LOGIT_LANES = 16 }; /* at most */
 struct logit_more {
     _Alignas(64) float max[LOGIT_LANES];
@@ -331,13 +340,14 @@ struct logit_more {
 };
 struct logit_block {
     _Alignas(64) float base;
-    int32_t n_before; /* tokens: larger logit than the target, or as large and a smaller id */
+    int32_t n_before; /* tokens before the target: with a larger logit, or an equal one and a
+                       * smaller id */
     struct logit_goal goal;
-    struct logit_more *more;             /* NULL unless the goal is entropy or to keep */
+    struct logit_more *more;             /* NULL unless the goal has is_entropy or is_kept */
     _Alignas(64) float sum[LOGIT_LANES]; /* Σ e^(z - base); NaN if a logit is NaN or +infinity */
 };
 
-/* An empty block. more: room. */
+/* An empty block. more: memory for block->more. */
 static inline void logit_begin(struct logit_block *block, struct logit_more *more,
                                const struct logit_goal *goal)
 {
@@ -355,12 +365,12 @@ static inline void logit_begin(struct logit_block *block, struct logit_more *mor
 struct logit_part {
     double sum, moment; /* Σ e^(z - base), Σ e^(z - base) · (z - base) */
     float base;         /* -infinity where the sum is 0 */
-    float max;          /* where the goal was to keep */
+    float max;          /* if the goal has is_kept */
     int32_t n_before;
     bool is_good; /* no logit is NaN or +infinity */
 };
 
-enum { LOGIT_PAD = 16 }; /* for a vector that starts at the end */
+enum { LOGIT_PAD = 16 }; /* floats behind the last one, for a vector that starts there */
 
 /* ---- the kernels ------------------------------------------------------------------------------ */
 
@@ -408,7 +418,7 @@ typedef void simd_select_fn(int32_t *best, float *best_score, const float *score
 typedef void simd_pkm_select_fn(int32_t *slots, float *weights, const float *score,
                                 int64_t half_stride, const struct pkm_shape *shape);
 /* y[n] += Σ_j weights[j] · row slots[j], columns first .. first+n-1 of the table, n_slot > 0.
- * next_slots: as many that are read next, asked for meanwhile; NULL = none. */
+ * next_slots: as many slots that are read next, which are prefetched; NULL = none. */
 typedef void simd_pkm_read_fn(float *y, const int32_t *slots, const float *weights, int n_slot,
                               const struct value_table *table, int64_t first, int64_t n,
                               const int32_t *next_slots);
@@ -419,20 +429,20 @@ typedef bool simd_logit_max_fn(float *max, const float *z, int n);
 /* The position of the first with this value after skipping n_skip of them, or -1. */
 typedef int simd_logit_find_fn(const float *z, int n, float value, int n_skip);
 /* Σ e^((z - max) · inverse_temperature), max finite and >= z. next: as many numbers that are
- * probably read next, to be brought near meanwhile; NULL = none. */
+ * probably read next, which are prefetched; NULL = none. */
 typedef double simd_logit_sum_fn(const float *z, const float *next, int n, float max,
                                  float inverse_temperature);
-/* The same; share = the terms. */
+/* The same; share[i] = the terms. */
 typedef double simd_logit_shares_fn(float *share, const float *z, const float *next, int n,
                                     float max, float inverse_temperature);
-/* to = those with low <= z <= high of from, in room, which from may be in itself. Returns the
- * mass of those with z > high. */
+/* to = the logits of from with low <= z <= high, stored in room, where from may be stored itself.
+ * Returns the mass of those with z > high. */
 typedef double simd_logit_pick_fn(struct logit_list *to, const struct logit_room *room,
                                   const struct logit_list *from, float low, float high);
-/* How many are at least so large. */
+/* How many are at least that large. */
 typedef int simd_logit_count_fn(const float *z, int n, float least);
-/* Adds logits first .. first+n-1 of a row to a block, all of them in order; all but the last
- * call with whole panels. */
+/* Adds logits first .. first+n-1 of a row to a block. A row's logits come in order, in whole panels
+ * but for the last call. */
 typedef void simd_logit_add_fn(struct logit_block *block, const float *z, int n, int first);
 typedef void simd_logit_end_fn(struct logit_part *part, const struct logit_block *block);
 
@@ -443,7 +453,7 @@ typedef void simd_peak_int8_fn(int64_t n, double *flops); /* likewise */
 typedef void simd_peak_amx_fn(int64_t n, double *flops);  /* of BF16; only where AMX is enabled */
 typedef void simd_peak_amx_int8_fn(int64_t n, double *flops); /* likewise */
 
-/* All kernels, as lines X(kernel); the second list those of sets with such instructions. */
+/* All kernels, as lines X(kernel); the second list has those of sets that have the instructions. */
 #define SIMD_LIST(X)                                                                               \
     X(gemm_pack)                                                                                   \
     X(gemm_panels)                                                                                 \

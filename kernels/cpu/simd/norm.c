@@ -15,7 +15,7 @@ static float mean_of(const float *x, int64_t d)
     return v_sum(sum) / (float)d;
 }
 
-/* Mean of the squared distances from mean; lanes past the end count for nothing. */
+/* Mean of the squared distances from mean; lanes past the end do not count. */
 static float variance_of(const float *x, int64_t d, float mean)
 {
     vf sum = v_set1(0);

@@ -15,7 +15,10 @@ enum { SUM_VECS = 16 };
 
 bool SIMD(logit_max)(float *max, const float *z, int n)
 {
-    enum { MAX_VECS = 4 }; /* each with a maximum of its own, since one would wait for itself */
+    enum {
+        MAX_VECS = 4
+    }; /* each with a maximum of its own: a single one would be a chain of
+        * dependent instructions */
     vf best[MAX_VECS];
     UNROLL
     for (int v = 0; v < MAX_VECS; v++) {
@@ -69,7 +72,7 @@ static ALWAYS_INLINE vf share(const float *z, int n, float max, float scale)
     return v_load_n(lane, n);
 }
 
-/* The same of EXP_VECS whole vectors, in step. */
+/* The same of EXP_VECS whole vectors, step by step. */
 static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, float scale)
 {
     UNROLL
@@ -79,8 +82,8 @@ static ALWAYS_INLINE void shares(vf e[EXP_VECS], const float *z, float max, floa
     v_exp_n(e, EXP_VECS);
 }
 
-/* total and the sum of the shares, which are stored if to is not NULL. Exponentials leave the
- * memory idle: meanwhile it brings what is summed next. */
+/* Adds the shares to total and, if to is not NULL, stores them. While exponentials are computed
+ * memory is idle, so the numbers that are summed next are prefetched. */
 static ALWAYS_INLINE double sum_shares(double total, float *to, const float *z, const float *next,
                                        int n, float max, float scale)
 {
@@ -130,7 +133,7 @@ double SIMD(logit_shares)(float *to, const float *z, const float *next, int n, f
     return sum_shares(0, to, z, next, n, max, inverse_temperature);
 }
 
-/* What a pass over a list moves and adds up. */
+/* What a pass over a list stores and adds up. */
 struct pick {
     vf low, high;
     vf above, within; /* F32 sums of a few vectors */
@@ -169,7 +172,7 @@ static ALWAYS_INLINE double pick_all(struct logit_list *to, const struct logit_r
         for (; i + LANES <= end; i += LANES) {
             pick_vector(&p, v_load(z + i), is_weighed ? v_load(share + i) : v_set1(1), is_weighed);
         }
-        if (i < end) { /* lanes past the end are NaN, which no comparison holds for */
+        if (i < end) { /* lanes past the end are NaN, for which every comparison is false */
             const vi is_token = (vi)(v_lane() < end - i);
             const vf tail = v_select(is_token, v_load_n(z + i, end - i), v_set1(NAN));
             pick_vector(&p, tail, is_weighed ? v_load_n(share + i, end - i) : v_set1(1),
@@ -212,19 +215,19 @@ int SIMD(logit_count)(const float *z, int n, float least)
 
 /* ---- a block of a row, as its logits pass -----------------------------------------------------*/
 
-enum { SLACK = 32 }; /* a logit may exceed the base by it */
+enum { SLACK = 32 }; /* a logit may exceed the base by this much */
 
-/* Adds a vector to sums and moments. */
+/* Adds a vector to the sums and moments. */
 static ALWAYS_INLINE void add_terms(struct logit_block *b, vf z, vf e)
 {
     v_store(b->sum, v_load(b->sum) + e);
-    if (b->more != NULL) { /* 0 · -infinity is no number: such tokens have no share */
+    if (b->more != NULL) { /* 0 · -infinity is NaN: such tokens are left out */
         const vf term = v_select((vi)(e > 0.0f), e * (z - b->base), v_set1(0));
         v_store(b->more->moment, v_load(b->more->moment) + term);
     }
 }
 
-/* The same, after the base has been raised to the largest of them if that exceeds it by far. */
+/* The same; before that the base is raised to the largest of them if that exceeds it by far. */
 static __attribute__((noinline)) void add_above(struct logit_block *b, vf z)
 {
     const float top = v_max_of(z);
@@ -242,8 +245,8 @@ static __attribute__((noinline)) void add_above(struct logit_block *b, vf z)
     add_terms(b, z, v_exp(z - b->base));
 }
 
-/* Tokens of some vectors that rank before the target, whose logit is in one of them; first: id of
- * the first token. */
+/* Counts the tokens of some vectors that rank before the target, whose logit is in one of them.
+ * first: the id of the first token. */
 static __attribute__((noinline)) int count_around(const struct logit_goal *goal, const vf *z,
                                                   int n_vec, int first)
 {
@@ -334,7 +337,7 @@ void SIMD(logit_add_vecs)(struct logit_block *block, vf a, vf b, vf c, vf d, int
 
 void SIMD(logit_add)(struct logit_block *block, const float *z, int n, int first)
 {
-    enum { NEAR = 512, FAR = 1024 }; /* asked for into L1 and into L2, as by the products */
+    enum { NEAR = 512, FAR = 1024 }; /* prefetched into L1 and into L2, as in the products */
     int i = 0;
     for (; i + EXP_VECS * LANES <= n; i += EXP_VECS * LANES) {
         vf v[EXP_VECS];

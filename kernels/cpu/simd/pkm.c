@@ -14,7 +14,8 @@
 enum {
     READ_GROUP = 16, /* rows */
     READ_AHEAD = 512,
-    LONG_BYTES = 4096, /* of a row that it does notice; such rows meet in one set of L1, too */
+    LONG_BYTES = 4096, /* rows of this length are long enough for the processor to notice; they also
+                        * compete for the same set of L1 */
     LONG_GROUP = 8,
     LONG_AHEAD = 256,
     BLOCK = 8 * LANES, /* bytes: 2 vectors of F32, 8 of I8 */
@@ -22,13 +23,13 @@ enum {
 };
 
 struct read_group {
-    const char *row[READ_GROUP]; /* those past n are the first one */
+    const char *row[READ_GROUP]; /* past n it repeats the first one */
     float weight[READ_GROUP];
     enum dtype dtype[READ_GROUP]; /* where they differ */
     int n;
 };
 
-/* What the numbers of a row are multiplied by. Of a file, fp16 may stand at any byte. */
+/* What the numbers of a row are multiplied by. In a file, fp16 may begin at any byte. */
 static ALWAYS_INLINE float scale_of(const struct value_table *table, int32_t slot)
 {
     if (table->scale_f16 != NULL) {
@@ -48,7 +49,7 @@ static ALWAYS_INLINE struct value_row row_of(const struct value_table *table, in
                               scale_of(table, slot)};
 }
 
-/* The first of n slots, most at most. */
+/* Takes the first of n slots, at most most of them. */
 static void set_group(struct read_group *group, const int32_t *slots, const float *weights, int n,
                       int most, const struct value_table *table, int64_t first_byte)
 {
@@ -62,8 +63,8 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
     }
 }
 
-/* How the numbers of a row are stored: as a dtype, or in the high halves of the bytes of Q4, of
- * which DTYPE_Q4 itself means the low halves. */
+/* How the numbers of a row are stored: as a dtype, or in the high halves of Q4's bytes (DTYPE_Q4
+ * itself means the low halves). */
 enum { Q4_HIGH = DTYPE_N, N_STORED };
 
 static inline int64_t stored_bytes(int stored)
@@ -71,7 +72,7 @@ static inline int64_t stored_bytes(int stored)
     return stored == Q4_HIGH ? 1 : (int64_t)dtype_bytes((enum dtype)stored);
 }
 
-/* n <= LANES numbers from element col on; beyond them anything finite. */
+/* n <= LANES numbers from element col on; the lanes past n hold some finite number. */
 static ALWAYS_INLINE vf load_stored(const char *row, const int stored, int64_t col, int n)
 {
     if (stored != DTYPE_Q4 && stored != Q4_HIGH) {
@@ -92,7 +93,7 @@ static ALWAYS_INLINE vf load_any(const char *row, enum dtype dtype, int64_t col,
     }
 }
 
-/* set_group of rows of their own types, from column first on. */
+/* set_group for rows of different types, from column first on. */
 static void set_mixed_group(struct read_group *group, const int32_t *slots, const float *weights,
                             int n, const struct value_table *table, int64_t first)
 {
@@ -162,8 +163,8 @@ ADD_GROUP(add_i8, DTYPE_I8)
 ADD_GROUP(add_q4_low, DTYPE_Q4)
 ADD_GROUP(add_q4_high, Q4_HIGH)
 
-/* The same of rows of any types but Q4. Which type a row has is the same for each block of columns, so that
- * the processor soon guesses it. */
+/* The same for rows of different types, but not Q4. A row's type is the same in every block of
+ * columns, so the processor soon predicts the branch. */
 static void add_mixed(float *y, const struct read_group *group, const struct read_group *next,
                       int64_t n)
 {
@@ -193,7 +194,7 @@ static void add_mixed(float *y, const struct read_group *group, const struct rea
     }
 }
 
-/* Columns first .. first+n-1 of rows that are not all of one type. */
+/* Columns first .. first+n-1 of rows of different types. */
 static void read_mixed(float *y, const int32_t *slots, const float *weights, int n_slot,
                        const struct value_table *table, int64_t first, int64_t n)
 {
@@ -213,7 +214,7 @@ static void read_mixed(float *y, const int32_t *slots, const float *weights, int
     }
 }
 
-/* Columns that are stored alike, from element first of a row on. */
+/* Columns that are stored alike, beginning with element first of each row. */
 static void read_stored(float *y, const int32_t *slots, const float *weights, int n_slot,
                         const struct value_table *table, int stored, int64_t first, int64_t n,
                         const int32_t *next_slots)
@@ -276,7 +277,7 @@ void SIMD(pkm_read)(float *y, const int32_t *slots, const float *weights, int n_
 
 /* ---- experts ----------------------------------------------------------------------------------*/
 
-/* Each row is asked for while the one before is read. */
+/* Each row is prefetched while the ones before it are read. */
 static ALWAYS_INLINE void dots(float *dot, const int32_t *slots, int n_slot, const float *x,
                                const struct value_table *table, const enum dtype dtype, int64_t d)
 {

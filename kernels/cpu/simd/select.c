@@ -13,7 +13,7 @@
 #include <math.h>
 
 enum {
-    GROUPS = 32, /* lanes that keep a maximum each */
+    GROUPS = 32, /* lanes, each of which keeps a maximum */
     GROUP_VECS = GROUPS / LANES,
     /* Pairs of ranks i·j <= k: at most k (1 + log k) */
     PAIRS_MAX = 8 * PKM_K_TOP_MAX,
@@ -26,7 +26,8 @@ struct candidates {
     int n;
 };
 
-/* Of the groups' maxima the least, which GROUPS scores reach, the largest and the mean. */
+/* The smallest of the groups' maxima, which at least GROUPS scores reach, the largest, and the
+ * mean. */
 struct bounds {
     float low, high, mean;
 };
@@ -68,7 +69,7 @@ struct threshold {
     int n_above; /* if n_reach > k + SELECT_SLACK: scores > value, fewer than k */
 };
 
-/* The middle between the least group maximum and their mean is mostly one already. */
+/* The middle between the smallest group maximum and their mean usually is such a threshold. */
 static struct threshold find_threshold(const float *score, int n, int k)
 {
     const struct bounds bounds = first_bounds(score, n);
@@ -154,7 +155,7 @@ static void collect(struct candidates *c, const float *score, const int32_t *ids
     }
 }
 
-/* Candidates before those of a vector, ties by id. */
+/* The candidates that rank before those of a vector; equal scores rank by id. */
 static vi count_before(const struct candidates *c, vf score, vi id)
 {
     vi before = vi_set1(0);
@@ -166,7 +167,7 @@ static vi count_before(const struct candidates *c, vf score, vi id)
     return before;
 }
 
-/* Candidates that are no worse than those of a vector, but for themselves. */
+/* The candidates that are no worse than those of a vector, not counting themselves. */
 static vi count_others(const struct candidates *c, vf score)
 {
     vi count = vi_set1(-1);
@@ -176,8 +177,8 @@ static vi count_others(const struct candidates *c, vf score)
     return count;
 }
 
-/* Writes candidates i .. to their places, as far as those are below k: without a branch, which
- * nobody could foretell. Returns the sum of the places. */
+/* Writes candidates i .. to their places if these are below k: without a branch, which the
+ * processor could not predict. Returns the sum of the places. */
 static int put_places(const struct candidates *c, int i, vi places, int k, int32_t *best,
                       float *best_score)
 {
@@ -197,7 +198,7 @@ static int put_places(const struct candidates *c, int i, vi places, int k, int32
 }
 
 /* Writes the k best candidates in order. A candidate's place is the number of candidates before it;
- * where no two are alike, of those that are no worse. */
+ * if no two scores are equal, the number of those that are no worse. */
 static void rank(struct candidates *c, int k, int32_t *best, float *best_score)
 {
     for (int i = 0; i < SELECT_PAD; i++) {
@@ -242,7 +243,7 @@ static void select_best(int32_t *best, float *best_score, const float *score, co
 {
     const struct threshold t = find_threshold(score, n, k);
     int n_number = k;
-    if (t.n_reach < k) { /* the bound was -infinity: the others are NaN */
+    if (t.n_reach < k) { /* the bound was -infinity: the remaining scores are NaN */
         n_number = t.n_reach;
         append_nan(score, ids, n, n_number, k, best, best_score);
     }

@@ -50,7 +50,7 @@ typedef uint16_t vsu __attribute__((vector_size(4 * LANES)));
 #endif
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* Not 0 + x: the compiler would have to add, for the sake of x = -0. */
+/* Not 0 + x: because of x = -0 the compiler could not drop the addition. */
 static ALWAYS_INLINE vf v_set1(float x)
 {
 #if defined(ISA_AVX512)
@@ -96,8 +96,8 @@ static ALWAYS_INLINE void v_store(void *to, vf v)
     memcpy(to, &v, sizeof v);
 }
 
-/* Past the caches, which need not read the line first: to an address that is a multiple of the
- * vector's size, and before another thread reads it, stream_end(). */
+/* Non-temporal store, which does not read the line first: the address is a multiple of the vector's
+ * size. Call stream_end() before another thread reads it. */
 static ALWAYS_INLINE void v_stream(float *to, vf v)
 {
 #if defined(ISA_AVX512)
@@ -140,7 +140,7 @@ static ALWAYS_INLINE vi vi_max(vi a, vi b)
 #endif
 }
 
-/* Each number in the place of its neighbour: 1, 0, 3, 2 .. */
+/* Swaps neighbours: 1, 0, 3, 2 .. */
 static ALWAYS_INLINE vf v_swap_pairs(vf v)
 {
 #if defined(ISA_AVX512)
@@ -463,23 +463,25 @@ static ALWAYS_INLINE vi vi_count_where(vi count, vm m)
 }
 #endif
 
-/* Of the bits of a mask. */
+/* The number of bits of a mask that are set. ISA_PLAIN, with four lanes, has no instruction for it
+ * but the numbers for 0 .. 15 in four bits each. */
 static ALWAYS_INLINE int v_count_bits(uint32_t bits)
 {
-#if defined(ISA_PLAIN) /* has no instruction for it: the counts of 0 .. 15, four bits each */
+#if defined(ISA_PLAIN)
     return (int)(0x4332322132212110u >> 4 * bits & 7);
 #else
     return __builtin_popcount(bits);
 #endif
 }
 
-/* Stores the lanes whose bits are set one after the other, and anything up to a whole vector. */
+/* Stores the lanes whose bits are set one after the other; what follows them, up to a whole vector,
+ * is undefined. */
 static ALWAYS_INLINE void v_store_some(float *to, vf v, uint32_t bits)
 {
 #if defined(ISA_AVX512)
     v_store(to, _mm512_maskz_compress_ps((__mmask16)bits, v));
 #elif defined(ISA_AVX2)
-    /* the numbers of these lanes, a byte each, one after the other */
+    /* the numbers of these lanes, one byte each */
     const uint64_t bytes = _pdep_u64(bits, 0x0101010101010101u) * 0xff;
     const uint64_t lane = _pext_u64(0x0706050403020100u, bytes);
     v_store(to,
@@ -493,7 +495,7 @@ static ALWAYS_INLINE void v_store_some(float *to, vf v, uint32_t bits)
 #endif
 }
 
-/* Reductions in a fixed order: halves are folded together down to four lanes, then to one. */
+/* Reductions in a fixed order: halves are added together down to four lanes, then to one. */
 typedef float v4 __attribute__((vector_size(16)));
 
 static ALWAYS_INLINE v4 v4_max(v4 a, v4 b)
@@ -551,7 +553,7 @@ static ALWAYS_INLINE float v_max_of(vf v)
     return a > b ? a : b;
 }
 
-/* Lanes left in a row of n columns at column col. */
+/* Lanes that remain in a row of n columns at column col. */
 static ALWAYS_INLINE int lanes_left(int64_t n, int64_t col)
 {
     return n - col < LANES ? (int)(n - col) : LANES;

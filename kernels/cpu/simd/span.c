@@ -26,9 +26,9 @@ struct span_tile {
     int64_t distance_stride;
     int pos;    /* of the first row */
     int u0;     /* position of column 0 of the score */
-    int n_page; /* of the score that belong to the window */
+    int n_page; /* pages of the score that belong to the window */
     int n_key_page;
-    int reach; /* distances 1 .. reach count for values: the mask of farther ones is 0 */
+    int reach; /* distances 1 .. reach count for values; farther ones have a mask of 0 */
 };
 
 /* The head's piece of the page of position u >= 0. */
@@ -39,7 +39,7 @@ static const float *piece_of(const struct attend_span *a, const float *pages, in
 
 /* ---- scores -----------------------------------------------------------------------------------*/
 
-/* Of n_page pages of the window from page number first on; before the text keys are 0. */
+/* Scores of n_page pages of the window from page number first on; before the text, keys are 0. */
 static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row, const int n_page,
                                       const bool is_pairs, int first)
 {
@@ -59,14 +59,15 @@ static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row
     tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
-/* Of n_vec vectors of columns from i on, in a table whose rows are columns of the head. */
+/* Sums in n_vec vectors of columns from i on, over a table whose rows are the columns of the
+ * head. */
 static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum, const int n_row,
                                         const int n_vec, const float *table, int64_t stride, int i,
                                         int n_lane)
 {
     struct tile_vec key[ATTEND_VECS(1)];
     UNROLL
-    for (int v = 0; v < n_vec; v++) { /* rows lie on pages of their own: nothing to ask for */
+    for (int v = 0; v < n_vec; v++) { /* each row is in a page of its own: nothing to prefetch */
         key[v].from = key[v].ahead = table + i + v * LANES;
     }
     tile_dots(sum, n_row, n_vec, false, t->query, TILE_CHUNK, t->a->d_head, key, stride, n_lane);

@@ -36,12 +36,13 @@ static ALWAYS_INLINE void tile_zero(tile_sums sum, const int n_row, const int n_
     }
 }
 
-/* A vector of outputs: where their words are, and those that come next, which are asked for. */
+/* A vector of outputs: the address of its words, and of those that come next, which are
+ * prefetched. */
 struct tile_vec {
     const float *from, *ahead;
 };
 
-/* Of a word: the float that it is, or the lower or the higher BF16 of a pair. */
+/* The number in a word: the float that it is, or the lower or the higher BF16 of a pair. */
 enum part { WHOLE, LOW, HIGH };
 
 static ALWAYS_INLINE vf part_of(vf word, enum part part)
@@ -49,7 +50,7 @@ static ALWAYS_INLINE vf part_of(vf word, enum part part)
     return part == WHOLE ? word : part == LOW ? (vf)((vu)word << 16) : (vf)((vu)word & 0xffff0000u);
 }
 
-/* Adds the products of one number of each row and one of each output, in the words at w + at. */
+/* Adds the products of one number of each row and one of each output, whose words are at w + at. */
 static ALWAYS_INLINE void tile_add_part(tile_sums sum, const int n_row, const int n_vec,
                                         const enum part part, const float *x,
                                         const struct tile_vec *w, int64_t at, int n_lane)
@@ -74,8 +75,8 @@ static ALWAYS_INLINE void tile_add_part(tile_sums sum, const int n_row, const in
 }
 
 /* Adds the products of n numbers of each row's chunk x and as many of each output, in rows of words
- * stride apart. Of pairs, is_odd: the first is the higher one of its word. Of a vector alone n_lane
- * lanes are read. */
+ * that are stride apart. With pairs, is_odd: the first number is the higher one of its word. If
+ * there is a single vector, n_lane lanes of it are read. */
 static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_vec,
                                    const bool is_pairs, const float *x, const struct tile_vec *w,
                                    int64_t stride, bool is_odd, int n, int n_lane)
@@ -119,7 +120,7 @@ static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_
     }
 }
 
-/* Sums as chunks of a page's positions. */
+/* Stores sums as scores by page, a chunk of KV_PAGE positions for each row. */
 static ALWAYS_INLINE void tile_store_pages(float *to, const int chunk, tile_sums sum,
                                            const int n_row, const int n_vec, int n_lane)
 {
@@ -158,7 +159,7 @@ static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int
     }
 }
 
-/* The row of words that holds position u of a page of values, and which part of them it is. */
+/* The row of words that holds position u of a page of values, and which part of each word it is. */
 static ALWAYS_INLINE int64_t value_row(const bool is_pairs, int u)
 {
     return is_pairs ? u % KV_PAGE / 2 : u % KV_PAGE;
@@ -201,8 +202,8 @@ static inline void tile_pack(float *to, int chunk, const float *q, int64_t q_str
     }
 }
 
-/* The sizes of tiles that there are functions for, largest first; what is left of the rows is taken
- * by several. Each size costs 10 KiB of code, and under a sanitizer 10 s of compiling. */
+/* The numbers of rows that there are functions for, largest first; a tile of another size is
+ * computed by several. Each size costs 10 KiB of code, and 10 s of compiling under a sanitizer. */
 #if TILE_ROWS == 12
 #define EACH_TILE(MAKE) MAKE(12) MAKE(8) MAKE(6) MAKE(4) MAKE(3) MAKE(2) MAKE(1)
 #define EACH_PAIRS_TILE(MAKE) MAKE(12) MAKE(4) MAKE(1)

@@ -28,7 +28,7 @@ static ALWAYS_INLINE void v_exp_n(vf *x, const int n)
     UNROLL
     for (int i = 0; i < n; i++) {
 #if defined(ISA_AVX512)
-        r[i] = x[i]; /* what comes of too small ones is masked below */
+        r[i] = x[i]; /* the results for x that are too small are masked out below */
 #else
         r[i] = v_max(low, x[i]);
 #endif
@@ -68,7 +68,7 @@ static ALWAYS_INLINE vf v_exp(vf x)
     return x;
 }
 
-/* The same with subnormal results, for where it counts whether something is 0. */
+/* The same with subnormal results, for callers that must know whether a result is 0. */
 static ALWAYS_INLINE vf v_exp_far(vf x)
 {
     const vf root = v_exp(x * 0.5f);
