@@ -1,5 +1,5 @@
-/* See added_tokens.h. What counts as a match in doubtful cases is what Hugging Face's package does:
- * a token that does not count is passed over, and the search goes on behind it. */
+/* See added_tokens.h. In doubtful cases the rules are those of Hugging Face's package: a token that
+ * does not match is passed over, and the search goes on behind it. */
 #include "engine/added_tokens.h"
 #include "engine/unicode.h"
 #include "engine/utf8.h"

@@ -17,7 +17,7 @@ struct added_token {
     uint32_t bytes;
     int32_t id;
     bool special;        /* found only where special tokens are asked for */
-    bool single_word;    /* only if no word's character stands beside it */
+    bool single_word;    /* only if it is not part of a word */
     bool lstrip, rstrip; /* takes the white space before or behind it */
 };
 
@@ -35,18 +35,18 @@ struct added_search {
     const struct added_tokens *tokens;
     const char *text;
     size_t bytes;
-    bool special; /* special tokens are found; else they are passed over */
+    bool special; /* special tokens are found too; otherwise they are passed over */
     size_t at;    /* where the search goes on */
-    size_t plain; /* where the text begins that no token has taken yet */
+    size_t plain; /* end of the last token found: from here on the text is not taken yet */
 };
 
 struct added_match {
-    size_t first, end; /* what the token takes, with white space */
+    size_t first, end; /* the token with the white space that it takes */
     int32_t id;
 };
 
-/* The next token; false: none. first is at least the former match's end, unless that took white
- * space which is a token itself: then both are there. */
+/* The next token; false: there are no more. first is never before the end of the match before it,
+ * unless that match took white space which is a token itself: then both are returned. */
 bool added_search_next(struct added_search *search, struct added_match *match);
 
 #endif

@@ -6,7 +6,7 @@
 
 #define PART_END UINT32_MAX
 enum {
-    SHORT_MAX = 48, /* bytes of a piece for which looking through all neighbours is quicker */
+    SHORT_MAX = 48, /* bytes of a piece up to which it is quicker to look through all neighbours */
     TOKEN_GONE = -1,
 };
 

@@ -78,7 +78,7 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .n_tok_max = o->max_batch_tokens,
         .n_seq_max = o->max_seqs,
         .n_page_max = pages_of_text(o, info),
-        /* Scoring wants every row, and of one row several targets: see sequence_fit. */
+        /* Scoring requests outputs of every row, and of one row several: see sequence_fit. */
         .n_out_max = o->max_batch_tokens + TARGET_MAX,
         .n_top_max = o->max_logprobs,
         .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
@@ -103,7 +103,7 @@ static int64_t cache_share(const struct backend *be, int64_t bytes)
     return be->is_host ? bytes / 4 : bytes / 10 * 9;
 }
 
-/* The cache does not fit: the plan, and what may be lowered. */
+/* The cache does not fit: the message shows the plan, and what to lower. */
 static enum err_code refuse_cache(const struct engine *engine, int64_t n_page, int64_t page_bytes,
                                   int64_t workspace, int64_t free_bytes, struct err *err)
 {
@@ -122,7 +122,7 @@ static enum err_code refuse_cache(const struct engine *engine, int64_t n_page, i
         is_host || info->dtype == DTYPE_BF16 ? "" : ", or use dtype bf16");
 }
 
-/* How many pages the cache gets. After all else was reserved. */
+/* The number of pages of the cache. Called when everything else has been reserved. */
 static enum err_code size_cache(struct engine *engine, const struct step_limits *limits,
                                 int *n_page, struct err *err)
 {
@@ -181,7 +181,7 @@ static void note_progress(void *ctx, const char *phase, double done)
     }
 }
 
-/* Which backend computes, and why it does. */
+/* The log line that says which backend computes, and why. */
 static void log_backend(const struct engine *engine)
 {
     const struct engine_options *const o = &engine->options;
@@ -221,7 +221,7 @@ static enum err_code load_model(struct engine *engine, struct err *err)
                           info->n_vocab, err);
 }
 
-/* The step; what it takes of a device's own memory counts as workspace. */
+/* Makes the step; what it takes of a device's own memory is counted as workspace. */
 static enum err_code reserve_step(struct engine *engine, const struct step_limits *limits,
                                   struct err *err)
 {
@@ -235,14 +235,14 @@ static enum err_code reserve_step(struct engine *engine, const struct step_limit
     return code;
 }
 
-/* Everything the loop needs, at its full size. */
+/* Allocates everything that the loop needs, at its full size. */
 static enum err_code reserve(struct engine *engine, struct err *err)
 {
     struct engine_options *const o = &engine->options;
     const struct model_info *const info = model_info(engine->model);
     const struct step_limits limits = step_limits_of(o, info);
     int n_page = 0;
-    /* Requests that ended with a step are released when the next one has begun. */
+    /* Requests that ended with one step are released when the next one has begun. */
     const struct queue_limits queue_limits = {
         .n_waiting = o->max_queue, .n_position = o->max_queue_tokens, .n_running = 2 * o->max_seqs};
     if (reserve_step(engine, &limits, err) != ERR_OK ||
@@ -292,7 +292,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     return ERR_OK;
 }
 
-/* What was reserved; after a failure, as far as it got. */
+/* Logs what was reserved; after a failure, as far as it got. */
 static void log_memory_plan(const struct engine *engine)
 {
     const struct engine_stats *const s = &engine->stats;
@@ -310,12 +310,12 @@ static void log_memory_plan(const struct engine *engine)
               engine->options.max_batch_tokens, engine->options.max_model_len);
 }
 
-/* Reserves everything, and says what. */
+/* Reserves everything, and logs it. */
 static enum err_code plan_memory(struct engine *engine, struct err *err)
 {
     const enum err_code code = reserve(engine, err);
     const int64_t available = engine->be->op->memory_available(engine->be);
-    /* A host gives memory when it is first written. */
+    /* A host takes up the memory only when it is first written. */
     const int64_t overlays = engine->overlays != NULL ? overlays_bytes(engine->overlays) : 0;
     const int64_t promised =
         engine->be->is_host ? engine->stats.kv_bytes + engine->stats.workspace_bytes + overlays : 0;
@@ -583,7 +583,7 @@ int engine_retry_after_s(const struct engine *engine)
     const long long rate = atomic_load_explicit(&engine->drain_rate, memory_order_relaxed);
     const long long waiting =
         atomic_load_explicit(&engine->stats.waiting_tokens, memory_order_relaxed);
-    const double longest = 600; /* beyond ten minutes a number is a guess */
+    const double longest = 600; /* more than ten minutes would be a guess */
     const double s = rate > 0 ? 1000.0 * (double)waiting / (double)rate : 1;
     return (int)(s < 1 ? 1 : s > longest ? longest : s + 0.5);
 }

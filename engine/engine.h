@@ -20,17 +20,17 @@ struct engine_options {
     const char *tokenizer_path; /* NULL = in model_dir */
     struct backend_options backend;
     struct model_options model;
-    int max_model_len;          /* 0 = the model's context; still 0 = it has no limit */
-    int max_seqs;               /* sequences running at once */
-    int max_batch_tokens;       /* rows of one step */
-    int bulk_step_ms;           /* target time of a step that mixes bulk and interactive work; 0 =
+    int max_model_len;        /* 0 = the model's context; still 0 = it has no limit */
+    int max_seqs;             /* sequences running at once */
+    int max_batch_tokens;     /* rows of one step */
+    int bulk_step_ms;         /* target time of a step that mixes bulk and interactive work; 0 =
                                * none */
-    int max_queue;              /* waiting requests */
-    int64_t max_queue_tokens;   /* positions that they make the engine compute, together */
-    int64_t kv_tokens;          /* cache size in positions; 0 = max_seqs texts of full length (in a
-                               * model without a context limit: of the positions that it sees), but
-                               * at most a quarter of the free memory, or nine tenths of a device's
-                               * own */
+    int max_queue;            /* waiting requests */
+    int64_t max_queue_tokens; /* positions that they make the engine compute, together */
+    /* Cache size in positions. 0 = max_seqs texts of full length (in a model without a context
+     * limit: of the positions that a token sees), but at most a quarter of the free memory, or nine
+     * tenths of a device's own. */
+    int64_t kv_tokens;
     int max_logprobs;           /* largest n_top */
     int64_t max_request_bytes;  /* ids and results of all requests together; 0 = any */
     int64_t memory_trace_bytes; /* memory traces of all requests; reserved, not yet touched */
@@ -59,8 +59,8 @@ struct engine_identity {
     const struct identity *file; /* Borrowed: the engine's; NULL = there is none */
     bool files;                  /* the files, by their sums */
     int n;                       /* the results of so many tokens of the probe; 0 = none */
-    float tolerance,
-        difference; /* of a log-probability: the limit, and the largest that was found */
+    /* of a log-probability: the limit, and the largest difference that was found */
+    float tolerance, difference;
 };
 
 /* Loads the model, reserves everything, lets the backend prepare what it can, runs the self-test (a

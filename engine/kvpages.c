@@ -9,7 +9,7 @@
 _Static_assert(sizeof(struct kvpages_key) == 32 + KV_PAGE * sizeof(int32_t), "keys have padding");
 
 enum page_state {
-    PAGE_PLAIN,    /* what it holds is its holder's business */
+    PAGE_PLAIN,    /* not in the table: only its holder knows what it holds */
     PAGE_CLAIMED,  /* in the table: its holder is filling it */
     PAGE_FINISHED, /* in the table: anyone may use it */
 };
@@ -141,7 +141,8 @@ static void table_add(struct kvpages *pages, int32_t p, const struct kvpages_key
 static void table_remove(struct kvpages *pages, int32_t p)
 {
     struct kvpage *const page = &pages->page[p];
-    CHECK(page->n_after == 0); /* otherwise the pages after it would be taken for another text's */
+    CHECK(page->n_after == 0); /* otherwise the pages that follow it would be mistaken for another
+                                * text's */
     int32_t *link = bucket_of(pages, &page->key);
     while (*link != p) {
         link = &pages->page[*link].chain;
@@ -154,7 +155,7 @@ static void table_remove(struct kvpages *pages, int32_t p)
     page->state = PAGE_PLAIN;
 }
 
-/* Whether a page may be known by this key: the one before it must be finished. */
+/* Whether a page may enter the table under this key: the page before it must be finished. */
 static bool is_rooted(const struct kvpages *pages, const struct kvpages_key *key)
 {
     CHECK(key->before < pages->n_page);
@@ -255,7 +256,7 @@ int32_t kvpages_keep(struct kvpages *pages, const struct kvpages_key *key, int32
         kvpages_give(pages, 1, &page);
         return known;
     }
-    if (p >= 0) { /* its own claim, or that of a sequence which is further behind */
+    if (p >= 0) { /* its own claim, or that of a sequence with a worse rank */
         table_remove(pages, p);
     }
     table_add(pages, page, key, PAGE_FINISHED);

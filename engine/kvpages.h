@@ -34,7 +34,7 @@ struct kvpages {
     bool shares;    /* false: no page is ever kept for others */
 };
 
-/* What a page holds, or shall hold. No padding: keys are compared and hashed byte by byte. */
+/* What a page holds, or will hold. Without padding: keys are compared and hashed byte by byte. */
 struct kvpages_key {
     uint64_t scope;     /* whose texts may share it: request.scope */
     uint64_t change[2]; /* of what the request changes in the model: request.change */
@@ -52,7 +52,7 @@ bool kvpages_take(struct kvpages *pages, int n, int32_t *page);
 /* Drops a reference to each, the last one first: page[] in the order of the text. */
 void kvpages_give(struct kvpages *pages, int n, const int32_t *page);
 
-/* Who finished this page: the owner that was given to kvpages_keep. */
+/* The owner of the page's content: the one that was given to kvpages_keep. */
 uint64_t kvpages_owner(const struct kvpages *pages, int32_t page);
 /* The finished page that holds this, with a reference for the caller; -1 if there is none. */
 int32_t kvpages_use(struct kvpages *pages, const struct kvpages_key *key);

@@ -28,7 +28,7 @@ static struct {
     size_t capacity;
     size_t begin, n;    /* the waiting bytes: from begin, around the end */
     bool writing;       /* the thread has taken lines and not yet written them */
-    long long n_untold; /* dropped lines that no line of the log has told yet */
+    long long n_untold; /* dropped lines that no line of the log has reported yet */
 } ring = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static atomic_llong log_n_dropped;
 
@@ -288,7 +288,7 @@ enum err_code log_start(size_t buffer_bytes, struct err *err)
         free(buffer);
         return err_set(err, ERR_MEMORY, "the thread that writes the log cannot be started");
     }
-    CHECK(pthread_detach(thread) == 0); /* it may hang in a write for ever */
+    CHECK(pthread_detach(thread) == 0); /* it may be stuck in a write for ever */
     return ERR_OK;
 }
 

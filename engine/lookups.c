@@ -27,7 +27,8 @@ static void trace_step(struct engine *engine)
     }
 }
 
-/* Of one in so many steps with overlays, counts how many look-ups of one row an overlay answered. */
+/* In one of so many steps with overlays, counts how many look-ups of one row were answered by an
+ * overlay. */
 static void count_overlays(struct engine *engine)
 {
     enum { EVERY = 16 };

@@ -23,10 +23,10 @@
 
 #include <string.h>
 
-/* With nothing to compute while requests wait for memory that front ends have yet to give back: how
- * often to look for it, and for cancelled ones. */
+/* How often to look for memory that front ends are about to release, and for cancelled requests,
+ * while there is nothing to compute because requests wait for memory. */
 enum { PAUSE_MS = 10 };
-/* How often the model's files are looked at. */
+/* How often the model's files are checked for changes. */
 enum { FILES_MS = 1000 };
 
 /* ---- sequences come and go ---------------------------------------------------------------------
@@ -47,7 +47,7 @@ static void remove_active(struct engine *engine, int i)
     engine->free[engine->n_free++] = seq;
 }
 
-/* Ends all of a job's items that are not over yet, wherever they are. */
+/* Ends all items of a job that are not over yet, wherever they are. */
 static void end_job(struct engine *engine, struct job *job, enum finish finish,
                     const struct err *error, int64_t now_us)
 {
@@ -141,8 +141,8 @@ static bool next_sequence(struct engine *engine, struct job *job, int64_t now_us
     return false;
 }
 
-/* Pages for a sequence: all that it can ever need. false: there are too few. A request that runs
- * already leaves one in PLAN_BULK_SHARE to others, as it does with places. */
+/* Takes pages for a sequence: all that it can ever need. false: there are too few. A request that
+ * is running already leaves one page in PLAN_BULK_SHARE to others, as with places. */
 static bool take_pages(struct engine *engine, struct sequence *seq, int n_page)
 {
     const struct kvpages *const pages = &engine->pages;
@@ -160,7 +160,7 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
         struct sequence *const seq = engine->free[engine->n_free - 1];
         const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
         const int n_page_max = engine->step->limits.n_page_max;
-        const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring takes them in turn */
+        const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring reuses them in turn */
         sequence_assign(seq, job, item, job->next_window);
         if (!take_pages(engine, seq, n_page)) {
             seq->job = NULL;
@@ -185,8 +185,8 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
     return true;
 }
 
-/* The job's next sequence lacks pages: whether others may be admitted all the same. One that runs
- * already has its turn; what it lacks is perhaps only what is kept for them. */
+/* The job's next sequence lacks pages. Whether others may be admitted nevertheless: yes if the job
+ * runs already, since it has had a turn, and what it lacks may only be what is kept for others. */
 static bool lets_others_pass(struct job *job)
 {
     job->lacks_pages = true;
@@ -195,7 +195,7 @@ static bool lets_others_pass(struct job *job)
 
 static void admit(struct engine *engine, int64_t now_us)
 {
-    bool traces = true; /* so far there was memory for all of them */
+    bool traces = true; /* so far there was memory for all of their traces */
     queue_try_pages(&engine->queue);
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
@@ -216,7 +216,7 @@ static void admit(struct engine *engine, int64_t now_us)
             break;
         }
         if (!request_take_traces(job[priority]->request, model_info(engine->model))) {
-            traces = false; /* it goes first when others give theirs back; those without go on */
+            traces = false; /* it goes first when others release theirs; requests without go on */
             continue;
         }
         if (!admit_sequence(engine, job[priority], now_us)) {
@@ -234,7 +234,7 @@ static void admit(struct engine *engine, int64_t now_us)
 
 /* ---- one step ------------------------------------------------------------------------------ */
 
-/* Numbers those who share a step's rows: plan_sequence.group. */
+/* Numbers the groups that share a step's rows: plan_sequence.group. */
 static int *group_of(const struct sequence *seq)
 {
     return seq->job->client != NULL ? &seq->job->client->group : &seq->job->group;
@@ -324,7 +324,7 @@ static void take_step(struct engine *engine, int64_t now_us)
         struct job *const job = seq->job;
         struct item *const item = seq->item;
         if (atomic_load_explicit(&item->state, memory_order_relaxed) != FINISH_NONE) {
-            remove_active(engine, i); /* an earlier window of its item failed */
+            remove_active(engine, i); /* an earlier window of its item has failed */
             continue;
         }
         if (seq->n_row == 0) {
@@ -335,7 +335,7 @@ static void take_step(struct engine *engine, int64_t now_us)
             seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
         publish_results(&engine->publisher, seq, result.n_published, now_us);
         if (result.finish == FINISH_ERROR) {
-            kvpages_forget(&engine->pages); /* nobody knows where it began */
+            kvpages_forget(&engine->pages); /* nobody knows where the failure began */
         } else {
             prefix_keep(&engine->pages, seq);
         }
@@ -361,7 +361,7 @@ static void take_step(struct engine *engine, int64_t now_us)
     }
 }
 
-/* Adapts the number of bulk rows of the next steps to the time that this one took. */
+/* Adapts the number of bulk rows in the next steps to the time that this one took. */
 static void update_bulk_budget(struct engine *engine, double step_ms)
 {
     if (engine->n_bulk_row > 0) {
@@ -405,8 +405,8 @@ static enum err_code run_step(struct engine *engine, struct err *err)
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-/* Keeps the rate at which a queue with backlog empties, over the last ten seconds of that or so.
- * Without backlog requests leave the queue as they come, and that says nothing about how fast they
+/* Measures the rate at which a queue with a backlog empties, over about ten seconds of backlog.
+ * Without a backlog requests leave the queue as they come, which does not tell how fast they
  * could. */
 static void keep_drain_rate(struct engine *engine, int64_t busy_us)
 {
@@ -442,8 +442,8 @@ static void fail(struct engine *engine, const struct err *error)
     }
 }
 
-/* Wakes the front ends, unless a device is about to compute a step by itself: then run_step wakes
- * them meanwhile. */
+/* Wakes the front ends; but if a device is about to compute a step by itself, run_step wakes them
+ * meanwhile. */
 static void wake_before_step(struct engine *engine)
 {
     if (engine->n_active == 0 || !engine->be->is_async) {

@@ -41,7 +41,7 @@ struct engine {
     uint32_t n_overlay_step; /* steps with overlays */
     char *text;              /* [text_max] scratch of the detokeniser */
     size_t text_max;
-    int64_t files_us;                /* when the model's files are looked at next */
+    int64_t files_us;                /* when the model's files are checked next */
     bool backlog;                    /* the last admission left requests in the queue */
     double drain_positions, drain_s; /* positions admitted while there was backlog, and time */
 

@@ -17,7 +17,7 @@ enum {
     N_T = 28,
     N_S = N_L * N_V * N_T,
     PARTS_MAX =
-        4, /* canonical parts of one character, with room to spare: Unicode's longest is 4 */
+        4, /* canonical parts of one character: Unicode's longest is 4, there is room for more */
 };
 
 /* ---- tables -------------------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ struct part {
 /* A run of characters that may change each other. */
 struct run {
     struct part *part;   /* [max] Owner: this */
-    struct part *sorted; /* [max] room for ordering. Owner: this */
+    struct part *sorted; /* [max] scratch for ordering. Owner: this */
     size_t n, max;
 };
 
@@ -179,8 +179,8 @@ static void order_run(struct run *run)
     }
 }
 
-/* Joins what can be joined: a character with the last one of class 0, unless one between them has
- * class 0 or a class as high. */
+/* Joins what can be joined: a character joins the last one of class 0, unless a character between
+ * them has class 0 or a class that is not lower. */
 static void compose_run(struct run *run)
 {
     size_t n = 0;
@@ -201,7 +201,7 @@ static void compose_run(struct run *run)
         run->part[n++] = p;
     }
     run->n = n;
-    /* Reordered marks: what a byte comes from never falls. */
+    /* Marks were reordered: makes sure that the source positions never fall. */
     for (size_t i = n; i > 1; i--) {
         if (run->part[i - 2].from > run->part[i - 1].from) {
             run->part[i - 2].from = run->part[i - 1].from;
@@ -230,7 +230,7 @@ bool nfc_is_stable(const char *text, size_t bytes)
 
 static bool reserve(struct nfc_text *out, size_t more)
 {
-    if (more < out->bytes_max - out->bytes) { /* room for from's last entry too */
+    if (more < out->bytes_max - out->bytes) { /* one more, for from's last entry */
         return true;
     }
     const size_t max = 2 * out->bytes_max + more + 64;

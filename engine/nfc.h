@@ -13,15 +13,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether normalizing certainly leaves the text (valid UTF-8) as it is. */
+/* Whether normalizing cannot change the text (valid UTF-8). */
 bool nfc_is_stable(const char *text, size_t bytes);
 
 /* A normalized text, and where its bytes come from. */
 struct nfc_text {
     char *text;     /* [bytes], not ended by NUL. Owner: this */
     uint32_t *from; /* [bytes + 1] the byte of the source at which the character, or the characters
-                       that were joined, begins; never falling; the last is the source's end. Owner:
-                       this */
+                     * that were joined, begins; never falling; the last is the source's end. Owner:
+                     * this */
     size_t bytes, bytes_max;
 };
 

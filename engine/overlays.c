@@ -67,7 +67,7 @@ void overlays_close(struct overlays *overlays)
 
 /* ---- versions ------------------------------------------------------------------------------- */
 
-/* Frees a version that no list holds. */
+/* Frees a version that is in no list. */
 static void free_version(struct overlay_version *version)
 {
     for (int i = 0; i < version->info.n_memory; i++) {
@@ -111,7 +111,8 @@ void overlays_tell_newest(const struct overlay_name *name, struct overlay_info *
     info->n_request = name->n_request;
 }
 
-/* Takes the first gap of the arena that is large enough, and lists the version there. */
+/* Takes the first gap of the arena that is large enough, and enters the version into the list
+ * there. */
 static bool take_room(struct overlays *overlays, struct overlay_version *version)
 {
     pthread_mutex_lock(&overlays->lock);
@@ -133,8 +134,8 @@ static bool take_room(struct overlays *overlays, struct overlay_version *version
     return fits;
 }
 
-/* Makes the version the newest of its name, whose reference is the name's from now on. false: there are
- * too many names. */
+/* Makes the version the newest of its name, which takes over its reference. false: there are too
+ * many names. */
 static bool publish(struct overlays *overlays, struct overlay_version *version,
                     struct overlay_info *info)
 {
@@ -168,7 +169,7 @@ bool overlays_is_name(const char *name)
     return n >= 1 && n < OVERLAY_NAME_MAX && strspn(name, allowed) == n;
 }
 
-/* Whether this content is the name's newest already, which *info then tells of. */
+/* Whether the name's newest version has this content already; if so, *info describes it. */
 static bool is_known(struct overlays *overlays, const char *name, const char *sha256,
                      struct overlay_info *info)
 {
@@ -182,7 +183,7 @@ static bool is_known(struct overlays *overlays, const char *name, const char *sh
     return known;
 }
 
-/* Sums the base's tables that the overlay changes, each once. Under put_lock. */
+/* Computes the hash of each of the base's tables that the overlay changes, once. Under put_lock. */
 static enum err_code sum_bases(struct overlays *overlays, const struct overlay *overlay,
                                struct err *err)
 {
@@ -230,8 +231,9 @@ static struct overlay_version *new_version(struct overlays *overlays, const char
     return version;
 }
 
-/* Uploads a piece of what waits, if something does. Whether there is more. The engine's thread, or before
- * that runs: nobody else changes what waits until it is whole. */
+/* Uploads a piece of the version that is being put, if there is one. Returns whether there is more.
+ * Called by the engine's thread, or before that runs: nobody else changes the upload until it is
+ * complete. */
 bool overlays_turn(struct overlays *overlays)
 {
     pthread_mutex_lock(&overlays->lock);
@@ -289,7 +291,7 @@ void overlays_end(struct overlays *overlays)
     pthread_mutex_unlock(&overlays->lock);
 }
 
-/* Writes the rows where the version has its room. Under put_lock. */
+/* Writes the rows into the version's part of the arena. Under put_lock. */
 static enum err_code write_rows(struct overlays *overlays, struct overlay_version *version,
                                 const struct overlay_image *image, const struct overlay *overlay,
                                 struct err *err)
@@ -314,7 +316,7 @@ static enum err_code write_rows(struct overlays *overlays, struct overlay_versio
     return code;
 }
 
-/* Of a checked overlay, under put_lock. */
+/* Puts a checked overlay. Under put_lock. */
 static enum err_code put_checked(struct overlays *overlays, const char *name,
                                  const struct overlay *overlay, struct overlay_info *info,
                                  struct err *err)

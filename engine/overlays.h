@@ -21,23 +21,23 @@
 enum {
     OVERLAY_NAME_MAX = 64 + 1,
     OVERLAYS_MAX = 256,      /* names */
-    OVERLAYS_OF_REQUEST = 8, /* that one request may have */
+    OVERLAYS_OF_REQUEST = 8, /* overlays that one request may have */
 };
 
 struct overlays;
 struct overlay_version;
 
-/* What is told of a version. */
+/* A description of a version. */
 struct overlay_info {
     char name[OVERLAY_NAME_MAX];
     int version;             /* 1, 2 ... of this name */
     char sha256[SHA256_HEX]; /* of the file */
-    int64_t bytes;           /* that it takes of the arena */
+    int64_t bytes;           /* bytes that it takes of the arena */
     bool add;
     int n_memory;
     int memory[MODEL_PKM_MAX];    /* [n_memory] ascending */
     int64_t n_row[MODEL_PKM_MAX]; /* [n_memory] */
-    int64_t n_request;            /* that have named it, in any version */
+    int64_t n_request;            /* requests that have named it, in any version */
 };
 
 /* What a request reads instead of the base's rows. */
@@ -46,7 +46,8 @@ struct request_overlays {
     int n;
     struct step_redirect *entry; /* Owner: this. [n_entry] ascending by memory */
     int n_entry;
-    unsigned char digest[SHA256_BYTES]; /* of the contents, in any order; zeros without any */
+    unsigned char digest[SHA256_BYTES]; /* of the contents, the same in any order; zeros if there
+                                         * are none */
 };
 
 /* The overlays that an API key is bound to. */
@@ -66,53 +67,54 @@ void overlays_close(struct overlays *overlays);
 /* Whether a name is one: 1 to 64 of a-z, 0-9, point, underscore and hyphen. */
 bool overlays_is_name(const char *name);
 
-/* Makes the content of a file, aligned as malloc aligns, the newest version of name; the same content as
- * now makes none. *info tells of it. ERR_ARGUMENT, ERR_FORMAT, ERR_UNSUPPORTED, ERR_NUMERICAL: the file
- * or the name is not as it must be; ERR_QUEUE_FULL: names or bytes do not suffice; ERR_CLOSED: the
- * engine has ended. Waits for one put at a time, and for the engine's thread where that uploads: not
- * for a thread that others wait for. */
+/* Makes the content of a file, aligned as malloc aligns, the newest version of name; if the content
+ * is the same as the newest one's, no version is made. *info describes the result. ERR_ARGUMENT,
+ * ERR_FORMAT, ERR_UNSUPPORTED, ERR_NUMERICAL: the file or the name is not valid; ERR_QUEUE_FULL:
+ * there is no space for another name or for the bytes; ERR_CLOSED: the engine has ended. Only one
+ * call runs at a time, and it waits for the engine's thread if that uploads: do not call it on a
+ * thread that others wait for. */
 enum err_code overlays_put(struct overlays *overlays, const char *name, const void *file,
                            size_t bytes, struct overlay_info *info, struct err *err);
 /* Puts each file NAME.safetensors of dir; ERR_IO. Errors name the file. */
 enum err_code overlays_read_dir(struct overlays *overlays, const char *dir, struct err *err);
-/* Puts a file under the name that its own begins with, which *name becomes. */
+/* Puts a file under the name that its own name begins with; *name becomes that name. */
 enum err_code overlays_read_file(struct overlays *overlays, const char *path,
                                  char name[OVERLAY_NAME_MAX], struct err *err);
-/* Forgets a name; false: there is none. Requests that have it keep it. */
+/* Removes a name; false: there is none. Requests that use it keep their version. */
 bool overlays_delete(struct overlays *overlays, const char *name);
 
-/* Tells of all names, at most n_max, in the order of the names. Returns how many. */
+/* Describes all names, at most n_max, in the order of the names. Returns how many. */
 int overlays_list(struct overlays *overlays, struct overlay_info *info, int n_max);
 /* The newest version of name; false: there is none. */
 bool overlays_find(struct overlays *overlays, const char *name, struct overlay_info *info);
-/* Bytes of all versions that are held, and of the arena. */
+/* The bytes that all versions take, and the size of the arena. */
 int64_t overlays_used(struct overlays *overlays);
 int64_t overlays_bytes(const struct overlays *overlays);
-/* Look-ups of rows that were counted, and of them, those that an overlay answered. */
+/* The look-ups that were counted, and how many of them an overlay answered. */
 void overlays_reads(struct overlays *overlays, long long *n_read, long long *n_hit);
 
-/* The newest versions of n distinct names, n <= OVERLAYS_OF_REQUEST. ERR_IO: one does not exist, the
- * message names it; ERR_ARGUMENT: two have rows for the same slot; ERR_MEMORY. On failure there is
- * nothing to drop. */
+/* The newest versions of n distinct names, n <= OVERLAYS_OF_REQUEST. ERR_IO: a name does not exist,
+ * and the message tells which; ERR_ARGUMENT: two overlays have rows for the same slot; ERR_MEMORY.
+ * After a failure there is nothing to drop. */
 enum err_code overlays_take(struct overlays *overlays, const char *const *name, int n,
                             struct request_overlays *taken, struct err *err);
 void overlays_drop(struct request_overlays *taken); /* zeroed is fine */
-/* What one of the request's overlays is: name, version and sum. */
+/* Describes one of the request's overlays: name, version and hash. */
 void overlays_tell(const struct request_overlays *taken, int i, struct overlay_info *info);
 
 /* ---- engine only ---- */
 
-/* overlays_open and overlays_read_dir, where bytes are given and the model has memories; else *overlays stays
- * as it is. dir NULL: none. */
+/* Calls overlays_open and overlays_read_dir if bytes are given and the model has memories;
+ * otherwise *overlays stays as it is. dir NULL: no directory. */
 enum err_code overlays_reserve(struct overlays **overlays, struct backend *be,
                                const struct model_info *info, const char *model_dir, int64_t bytes,
                                const char *dir, struct err *err);
-/* Before the engine's thread starts: wake makes it call overlays_turn soon. Until then uploads run on the
- * thread that puts. */
+/* Called before the engine's thread starts: wake makes that thread call overlays_turn soon. Before
+ * this call, the thread that puts an overlay uploads it. */
 void overlays_begin(struct overlays *overlays, void (*wake)(void *ctx), void *ctx);
-/* The engine's thread ends: puts that wait fail. */
+/* The engine's thread has ended: calls of overlays_put that wait for it fail. */
 void overlays_end(struct overlays *overlays);
-/* Uploads one piece of what is being put. Whether there is more. */
+/* Uploads one piece of the overlay that is being put. Returns whether there is more. */
 bool overlays_turn(struct overlays *overlays);
 /* Counts which of a row's look-ups in memory m, slots[n], an overlay of the request answered. */
 void overlays_count(struct overlays *overlays, const struct request_overlays *taken, int owner,

@@ -10,7 +10,7 @@
 
 static const char file_ending[] = ".safetensors";
 
-/* The bytes of a file's name before its ending; 0 = it has another. */
+/* The length of a file's name before the ending .safetensors; 0 = it has another ending. */
 static size_t stem_of(const char *file)
 {
     const size_t n = strlen(file);
@@ -18,7 +18,7 @@ static size_t stem_of(const char *file)
     return n > n_ending && strcmp(file + n - n_ending, file_ending) == 0 ? n - n_ending : 0;
 }
 
-/* The name that stands before the ending; false: it is none. */
+/* The name before the ending; false: it is not a valid one. */
 static bool name_of(const char *file, char name[OVERLAY_NAME_MAX])
 {
     const size_t n = stem_of(file);
@@ -72,7 +72,7 @@ static enum err_code put_file(struct overlays *overlays, const char *path, const
     if (data != NULL) {
         code = overlays_put(overlays, name, data, bytes, &info, &cause);
         free(data);
-        if (code != ERR_OK) { /* of the file, where a message begins with the overlay's name */
+        if (code != ERR_OK) { /* the message begins with the overlay's name: add the file */
             const size_t n = strlen(name);
             const bool named = strncmp(cause.message, name, n) == 0 && cause.message[n] == ':';
             code = err_set(err, code == ERR_ARGUMENT ? ERR_FORMAT : code, "%s: %.400s", path,

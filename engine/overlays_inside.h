@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* The slots of one memory, for telling whether two overlays share one, and what hits. */
+/* The slots of one memory: to find out whether two overlays share one, and which look-ups hit. */
 struct overlay_slots {
     int memory;
     int64_t n;
@@ -20,10 +20,10 @@ struct overlay_version {
     atomic_int refs;              /* requests, and the name while it is the newest */
     struct overlay_info info;     /* but n_request */
     size_t first, bytes;          /* of the arena */
-    struct overlay_version *next; /* Guard: lock. The list of all, by first */
+    struct overlay_version *next; /* Guard: lock. The list of all versions, by first */
     struct step_redirect redirect[MODEL_PKM_MAX]; /* [n_memory] */
     struct overlay_slots slots[MODEL_PKM_MAX];    /* [n_memory] */
-    unsigned char digest[SHA256_BYTES];           /* of what it makes of the base's rows */
+    unsigned char digest[SHA256_BYTES];           /* of the changes to the rows */
 };
 
 struct overlay_name {
@@ -36,7 +36,7 @@ struct overlay_name {
 /* Bytes on their way to the device. */
 struct overlay_upload {
     const char *from; /* NULL: none */
-    size_t at, bytes; /* of the arena; what is left */
+    size_t at, bytes; /* of the arena: the part that is still to be written */
 };
 
 struct overlays {
@@ -66,7 +66,7 @@ struct overlays {
 void overlays_unref(struct overlay_version *version);
 /* The name's entry, or NULL. Under the lock. */
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name);
-/* Copies what is told of the newest version. Under the lock. */
+/* Copies the description of the newest version. Under the lock. */
 void overlays_tell_newest(const struct overlay_name *name, struct overlay_info *info);
 
 #endif

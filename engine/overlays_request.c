@@ -1,4 +1,4 @@
-/* What is told of overlays, and those of a request: see overlays.h. */
+/* Descriptions of overlays, and the overlays of a request: see overlays.h. */
 #include "engine/overlays_inside.h"
 
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static void digest_all(struct request_overlays *taken)
 /* The redirections of all, ascending by memory. false: no memory. */
 static bool list_entries(struct request_overlays *taken)
 {
-    int n = 1; /* none is without a memory, but malloc must not be asked for nothing */
+    int n = 1; /* there is at least one, because malloc(0) may return NULL */
     for (int i = 0; i < taken->n; i++) {
         n += taken->version[i]->info.n_memory;
     }

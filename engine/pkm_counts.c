@@ -75,7 +75,7 @@ void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, in
     for (int64_t i = 0; i < n_hit; i++) {
         const int32_t slot = slots[i];
         if (isnan(shares[i])) {
-            continue; /* it would be there for ever */
+            continue; /* a NaN would stay in the sum for ever */
         }
         CHECK(slot >= 0 && slot < n_slot);
         struct pkm_count *const count = &counts->count[m][slot];

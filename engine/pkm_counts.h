@@ -35,14 +35,14 @@ void pkm_counts_begin(struct pkm_counts *counts, const struct model_info *info, 
 /* Rows of a step that sequence seq has: slots and shares [n_hit] of memory m. */
 void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, int m, int seq,
                     const int32_t *slots, const float *shares, int64_t n_hit);
-/* So many positions were looked up in all memories. */
+/* n positions were looked up in all memories. */
 void pkm_counts_end_step(struct pkm_counts *counts, int n_tok);
 
-/* Any thread. What the header of a file says; the arrays of its memories stay NULL. */
+/* Any thread. Fills in what the header of a file says; the arrays of its memories stay NULL. */
 void pkm_counts_head(const struct pkm_counts *counts, const struct model_info *info,
                      struct counts *head);
-/* Slots first .. first+n-1 of memory m as the file has them, 8 bytes each, as of a file with the head:
- * there are not more documents than it says. */
+/* Writes slots first .. first+n-1 of memory m as the file stores them, 8 bytes each, to go with
+ * that header: no count of documents is above the header's. */
 void pkm_counts_copy(const struct pkm_counts *counts, const struct counts *head, int m,
                      enum pkm_counts_part part, int64_t first, int64_t n, void *out);
 

@@ -77,7 +77,7 @@ void pkm_totals_add(struct pkm_totals *totals, const struct model_info *info)
             const float share = totals->shares[m][i];
             const int32_t slot = totals->slots[m][i];
             if (isnan(share)) {
-                continue; /* it would be there for ever */
+                continue; /* a NaN would stay in the sum for ever */
             }
             CHECK(slot >= 0 && slot < info->memory[m].n_slot);
             struct pkm_total *const total = &totals->total[m][slot];

@@ -11,7 +11,8 @@ static bool in_class(const struct plan_sequence *seq, enum priority priority)
     return !seq->decode && seq->priority == priority;
 }
 
-/* Serves at most budget rows, shortest prompts and documents first; returns what is left. */
+/* Serves at most budget rows, shortest prompts and documents first; returns the rows that are
+ * left. */
 static int serve_short(struct plan_sequence *seq, int n_seq, enum priority priority, int budget)
 {
     while (budget > 0) {
@@ -32,7 +33,8 @@ static int serve_short(struct plan_sequence *seq, int n_seq, enum priority prior
     return budget;
 }
 
-/* Serves those of a rank, in order; rank -1: all of the class. Returns what is left. */
+/* Serves the sequences of a rank in order; rank -1: all of the class. Returns the rows that are
+ * left. */
 static int serve_rank(struct plan_sequence *seq, int n_seq, enum priority priority, int rank,
                       int budget)
 {
@@ -46,7 +48,8 @@ static int serve_rank(struct plan_sequence *seq, int n_seq, enum priority priori
     return budget;
 }
 
-/* Counts, for each that wants rows, those of its group before it. Returns the number of ranks. */
+/* For each sequence that can use rows, counts those of its group before it. Returns the number of
+ * ranks. */
 static int set_ranks(struct plan_sequence *seq, int n_seq, enum priority priority)
 {
     int n_rank = 0;
@@ -62,7 +65,8 @@ static int set_ranks(struct plan_sequence *seq, int n_seq, enum priority priorit
     return n_rank;
 }
 
-/* Serves the prompts and documents of one class from at most budget rows; returns what is left. */
+/* Serves the prompts and documents of one class from at most budget rows; returns the rows that are
+ * left. */
 static int serve_class(struct plan_sequence *seq, int n_seq, enum priority priority, int budget)
 {
     int64_t want = 0;

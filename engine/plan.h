@@ -50,7 +50,7 @@ struct plan_sequence {
     int rank, n_in_group; /* of plan_rows: those before it in its group; of group [index] so far */
 };
 
-/* How many bulk rows a step may have, so that it takes the time aimed at: learnt from the steps. */
+/* How many bulk rows a step may have to meet its target time: learnt from the steps so far. */
 struct plan_bulk_budget {
     double rows; /* PLAN_BULK_MIN ... the budget */
 };
@@ -64,7 +64,7 @@ void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double
  * and group have all they can use: results of a text's windows come in order. */
 void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max);
 
-/* What admission may look at. */
+/* What admission depends on. */
 struct plan_running {
     int n_max;         /* sequences that may run at once */
     int n_interactive; /* running */

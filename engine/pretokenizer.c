@@ -37,7 +37,7 @@ enum {
 };
 
 struct glyph {
-    unsigned set; /* the set that its class alone makes, or NOTHING */
+    unsigned set; /* the set that consists of one class alone, or NOTHING */
     size_t bytes;
 };
 
@@ -58,7 +58,7 @@ static inline struct glyph glyph_at(const char *text, size_t bytes, size_t at)
     return (struct glyph){set, 1};
 }
 
-/* The end of the run of characters of the set that begins at at. */
+/* The end of the run of characters of the set, which begins at at. */
 static size_t run_end(const char *text, size_t bytes, size_t at, unsigned set)
 {
     for (;;) {
@@ -93,8 +93,9 @@ static size_t contraction_end(const char *text, size_t bytes, size_t at, bool an
     return any_case && at + 2 < bytes && memcmp(text + at + 1, "\xc5\xbf", 2) == 0 ? at + 3 : at;
 }
 
-/* White space: all of the run at the text's end or if it is one character, else all but its last,
- * which goes with what follows. A run that the set closed ends in follows is at the end, too. */
+/* White space: all of the run at the text's end or if it is one character, else all but its last
+ * character, which belongs to the piece that follows. A run that ends at a character of `follows`
+ * counts as at the end, too. */
 static size_t spaces_end(const char *text, size_t bytes, size_t at, unsigned closed)
 {
     size_t last = at;

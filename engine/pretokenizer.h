@@ -14,7 +14,7 @@ enum pretokenizer {
     PRETOKENIZER_QWEN2,  /* and Qwen3 */
     PRETOKENIZER_QWEN35, /* Qwen3.5: marks belong to words */
     PRETOKENIZER_DIGITS, /* GPT-2's, each digit a piece of its own: SmolLM. Not an expression but a
-                            step before it */
+                          * step before it */
     N_PRETOKENIZER,
 };
 

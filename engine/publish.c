@@ -116,7 +116,8 @@ static void count_request(struct publisher *publisher, const struct job *job, en
         add(&stats->cancelled[stage], 1);
     }
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) {
-        return; /* the times of aborted work would distort the statistics of finished work */
+        return; /* the times of work that was cut short would distort the statistics of finished
+                 * work */
     }
     observe_us(&stats->e2e, job->push_us, now_us);
     observe_us(&stats->inference_time, start_us != 0 ? start_us : now_us, now_us);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* One in so many of the waiting places is left to other clients by a tenant. */
+/* A tenant leaves one in so many of the waiting places to other clients. */
 enum { QUEUE_TENANT_SHARE = 8 };
 
 enum err_code queue_open(struct queue *queue, const struct queue_limits *limits,
@@ -148,8 +148,8 @@ static enum err_code refuse(const struct queue *queue, const struct request *req
                        tenant->n_waiting, n_max, n_max - n_tenant_max);
     }
     /* A request larger than the whole limit may still enter an empty queue. Otherwise it would
-     * never be accepted, although the answer says to try again. It then counts for itself alone:
-     * those who have less waiting are accepted as if it were not there. */
+     * never be accepted, although the answer says to try again. Then it does not count against
+     * others: those who have less waiting are accepted as if it were not there. */
     const int64_t own = n_position + (tenant != NULL ? tenant->n_position : 0);
     const int64_t most = most_waiting(queue);
     const int64_t counted = queue->n_position - (own < most ? most : 0);

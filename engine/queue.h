@@ -28,7 +28,8 @@ struct client {
     int n_waiting;      /* of them in the queue */
     int64_t n_position; /* positions of those */
     int n_running;      /* sequences. Engine thread only */
-    int group;          /* in the step that is filled: plan_sequence.group. Engine thread only */
+    int group;          /* its group in the step that is being filled: plan_sequence.group. Engine
+                         * thread only */
     struct client *next;
 };
 
@@ -43,8 +44,8 @@ struct job {
     int next_item;       /* the next sequence to admit */
     int64_t next_window; /* of that item */
     int n_running;       /* sequences running */
-    int group;           /* as of a client, if that is unknown */
-    bool lacks_pages;    /* for its next sequence, as the cache is now */
+    int group;           /* as in struct client, if the client is unknown */
+    bool lacks_pages;    /* its next sequence lacks pages, as the cache is now */
     int n_passed;        /* sequences admitted meanwhile */
     bool dirty;          /* something was published since the last wake */
     struct job *dirty_next;
@@ -98,18 +99,19 @@ void queue_wake(struct queue *queue);
 
 /* ---- engine thread only ---- */
 
-/* Blocks until something waits or queue_wake was called, but no longer than ms. The engine counts as
- * idle meanwhile. */
+/* Blocks until a request waits or queue_wake was called, but no longer than ms. The engine counts
+ * as idle meanwhile. */
 void queue_wait(struct queue *queue, int ms);
-/* Waits for a push or queue_wake, but no longer than ms: what waits cannot begin now. */
+/* Waits for a push or queue_wake, but no longer than ms: the requests in the queue cannot begin
+ * now. */
 void queue_pause(struct queue *queue, int ms);
 bool queue_is_empty(struct queue *queue);
 /* The request of the class that takes the next place, by plan_may_take and plan_precedes; NULL if
- * none may take one now: none that lacks pages, and without traces none whose traces have no memory
- * yet. */
+ * none may take one now. Requests that lack pages are left out, and without traces those whose
+ * traces have no memory yet. */
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
                        enum priority priority, bool traces);
-/* Pages may have become free: nobody lacks them until that is tried again. */
+/* Pages may have become free: the requests that lack pages are tried again. */
 void queue_try_pages(struct queue *queue);
 /* A sequence of n_position positions was admitted: the job moves to the end of its class, and those
  * that lack pages were passed. */

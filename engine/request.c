@@ -136,7 +136,7 @@ int64_t request_positions(const struct request *request)
     return n;
 }
 
-/* Shape of one memory's trace within the block of an item. */
+/* The shape of one memory's trace within the block of an item. */
 static size_t trace_columns(const struct pkm_info *memory)
 {
     return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
@@ -376,7 +376,7 @@ void request_sum_change(struct request *request)
 
 /* ---- checked at the door ------------------------------------------------------------------- */
 
-/* The ends are as values are: floats. */
+/* The ends of the range are floats, as the values are. */
 static enum err_code check_range(double value, double low, double high, const char *field,
                                  struct err *err)
 {

@@ -152,9 +152,9 @@ struct request {
     int64_t window, stride; /* scoring: positions per window, and new predictions per window.
                              * Without a context limit both are ENGINE_TEXT_MAX, and a text is one
                              * stream */
-    bool
-        is_apart; /* scoring: no position runs twice, so that the last window may be shorter: stride is
-                    * window, and score_from 1 */
+    /* scoring: no position runs twice, so the last window may be shorter: stride is window, and
+     * score_from 1 */
+    bool is_apart;
     bool trace_memory, trace_tokens;
     int64_t deadline_us; /* clock_now_us() time; 0 = none */
     struct request_ablate ablate;

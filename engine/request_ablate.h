@@ -1,5 +1,6 @@
-/* What a request switches off or scales among the look-ups of the memories: its knock-out list, in the
- * one form that says the same whatever way it was written. Front ends make it before they submit. */
+/* What a request switches off or scales among the look-ups of the memories: its knock-out list, in
+ * a form that is the same however the request was written. Front ends make it before they
+ * submit. */
 #ifndef ENGINE_REQUEST_ABLATE_H
 #define ENGINE_REQUEST_ABLATE_H
 
@@ -7,11 +8,11 @@
 
 enum {
     ABLATE_SLOT_MAX = 4096,  /* slots that a request may name */
-    ABLATE_WHOLE_MAX = 1024, /* and whole memories and heads */
+    ABLATE_WHOLE_MAX = 1024, /* whole memories and heads that it may name */
     ABLATE_MAX = ABLATE_SLOT_MAX + ABLATE_WHOLE_MAX,
 };
 
-/* Of one entry, and what entries for the same may multiply to. */
+/* The largest scale of one entry, and the largest product of several entries for the same. */
 #define ABLATE_SCALE_MAX 4
 #define ABLATE_PRODUCT_MAX 1e6f
 

@@ -154,8 +154,7 @@ void sampling_fill(const struct sampling_counts *counts, const struct sampling *
            (size_t)sampling->n_allow * sizeof *step->allow);
     step->n_allow += sampling->n_allow;
 
-    /* Banned tokens whose ban is over, without bias and count, are carried along: they change
-     * nothing. */
+    /* Tokens whose ban is over, without bias and count, stay in the list: they change nothing. */
     CHECK(step->n_adjust + counts->n_entry <= step->limits.n_adjust_max);
     struct sample_adjust *const adjust = step->adjust + step->n_adjust;
     memcpy(adjust, counts->entry, (size_t)counts->n_entry * sizeof *adjust);

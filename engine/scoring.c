@@ -21,7 +21,8 @@ struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t w
                                     int64_t stride, int64_t k)
 {
     CHECK(k >= 0 && k < score_window_count(n_ids, score_from, window, stride));
-    const int64_t n_context = score_from - 1; /* tokens fed before the one that predicts first */
+    const int64_t n_context = score_from - 1; /* tokens fed before the one that makes the first
+                                               * prediction */
     const int64_t n_predict = n_ids - score_from;
     if (k == 0) {
         const int64_t n = n_predict < window ? n_predict : window;
@@ -29,7 +30,7 @@ struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t w
         const int64_t first = end > window ? end - window : 0;
         return (struct score_window){.first = first, .n_feed = end - first, .n_count = n};
     }
-    const int64_t done = window + (k - 1) * stride; /* predictions of the windows before */
+    const int64_t done = window + (k - 1) * stride; /* predictions of the windows before this one */
     const int64_t left = n_predict - done;
     const int64_t n = left < stride ? left : stride;
     return (struct score_window){

@@ -22,7 +22,7 @@ int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, in
 struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,
                                     int64_t stride, int64_t k);
 
-/* The same of an item with its request's window and stride, or with the item's blocks. */
+/* The same for an item, with its request's window and stride, or with the item's blocks. */
 int64_t score_item_window_count(const struct request *request, const struct item *item);
 struct score_window score_item_window_at(const struct request *request, const struct item *item,
                                          int64_t k);
@@ -30,7 +30,8 @@ struct score_window score_item_window_at(const struct request *request, const st
 /* Windows that the engine runs for an item. One more than score_item_window_count if the last token
  * must be fed (for the memory trace or the targets) and no window has room for it. */
 int64_t score_item_total(const struct request *request, const struct item *item);
-/* Whether window k feeds the last token, which predicts nothing; of blocks, that of each. */
+/* Whether window k feeds the last token, which predicts nothing; with blocks, the last token of
+ * each. */
 bool score_item_feeds_last(const struct request *request, const struct item *item, int64_t k);
 /* Tokens that window k (0 .. score_item_total - 1) feeds. */
 int64_t score_item_feed(const struct request *request, const struct item *item, int64_t k);

@@ -13,7 +13,8 @@ struct probe {
     int32_t token[PROBE_MAX];
     int n;
     int page_first;
-    float logprob[PROBE_MAX]; /* of the next token; of the last one: of the first token */
+    float logprob[PROBE_MAX]; /* log-probabilities of the next token; for the last token, of the
+                               * first one */
 };
 
 static void probe_begin(struct probe *probe, int n, int page_first, int n_vocab, int salt)
@@ -21,7 +22,7 @@ static void probe_begin(struct probe *probe, int n, int page_first, int n_vocab,
     probe->n = n;
     probe->page_first = page_first;
     for (int i = 0; i < SELFTEST_TOKENS; i++) {
-        /* Any fixed spread over the vocabulary serves. */
+        /* Any fixed spread over the vocabulary will do. */
         probe->token[i] = (int32_t)((uint32_t)(i * i + salt) * 2654435761u % (uint32_t)n_vocab);
     }
 }
@@ -72,7 +73,7 @@ static enum err_code run_rows(const struct selftest *test, struct probe *probe, 
     return code;
 }
 
-/* As printed: the sign of a NaN says nothing. */
+/* As text: the sign of a NaN means nothing. */
 static double shown(float logprob)
 {
     return isnan(logprob) ? (double)NAN : (double)logprob;
@@ -91,7 +92,7 @@ static enum err_code check_finite(const struct probe *probe, const char *how, st
     return ERR_OK;
 }
 
-/* The same bits; with fast_math finite ones. */
+/* Whether both have the same bits; with fast_math, whether both are finite. */
 static enum err_code compare(const struct selftest *test, const struct probe *whole,
                              const struct probe *other, const char *how, struct err *err)
 {
@@ -110,8 +111,8 @@ static enum err_code compare(const struct selftest *test, const struct probe *wh
     return ERR_OK;
 }
 
-/* A step of n_seq sequences at their first position, each in a page of its own, as decoding makes
- * them: the token is drawn, and its log-probability wanted. */
+/* Fills a step of n_seq sequences at their first position, each in a page of its own, as in
+ * decoding: each draws a token and requests its log-probability. */
 static enum err_code warm_step(const struct selftest *test, int n_seq, struct err *err)
 {
     struct probe probe;

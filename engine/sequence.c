@@ -208,7 +208,7 @@ static void fill_ablate(const struct request_ablate *ablate, struct step *step)
     step->ablate_first[step->n_seq] = step->n_ablate;
 }
 
-/* What it reads instead of the model's rows, likewise. */
+/* The overlays that it reads instead of the model's rows, in the same way. */
 static void fill_redirects(const struct request_overlays *overlays, struct step *step)
 {
     CHECK(overlays->n_entry <= step->limits.n_redirect_max - step->n_redirect);

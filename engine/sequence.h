@@ -24,7 +24,7 @@ struct sequence {
     int64_t n_feed;
     int64_t n_done;
 
-    /* Pages in common with others (prefix.c). */
+    /* Pages shared with others (prefix.c). */
     int n_kept;     /* leading pages that were found in the cache or kept for others */
     int64_t n_skip; /* leading positions without outputs: they may be taken from the cache */
     bool shares;    /* its pages hold one text from position 0 on, so others may use them */
@@ -35,7 +35,7 @@ struct sequence {
     /* Scoring: the current window. The predictions of positions count_from .. count_end-1 count. */
     int64_t window, window_end;
     int64_t count_from, count_end;
-    int64_t trace_base; /* token of the text that is the trace's first position */
+    int64_t trace_base; /* the token of the text at the trace's first position */
 
     /* Generation. */
     int n_out;

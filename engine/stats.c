@@ -36,7 +36,7 @@ void histogram_begin(struct histogram *h, const double *bound, int n_bound)
 
 void histogram_add(struct histogram *h, double value)
 {
-    if (!(value >= 0)) { /* a clock that went wrong must not poison the sum */
+    if (!(value >= 0)) { /* a clock that jumped must not spoil the sum */
         return;
     }
     int i = 0;

@@ -20,9 +20,9 @@ static enum err_code path_in(char path[PATH_MAX], const char *dir, const char *n
                          PATH_MAX - 1);
 }
 
-/* The file of dir that text is read with. A SentencePiece model comes first, since what stands
- * beside it is a translation; tokenizer.json comes before a rank file, since it has the special
- * tokens too. */
+/* The file of dir that text is read with. A SentencePiece model comes first, since tokenizer.json
+ * beside it is only a translation of it; tokenizer.json comes before a rank file, since it has the
+ * special tokens too. */
 static enum err_code find_file(char path[PATH_MAX], const char *dir, struct err *err)
 {
     static const char *const names[] = {"tokenizer.model", "tokenizer.json", "tokenizer.model",

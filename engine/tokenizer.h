@@ -74,7 +74,7 @@ enum err_code tokenizer_decode(const struct tokenizer *tokenizer, const int32_t 
 struct detok {
     const struct tokenizer *tokenizer; /* Borrowed */
     bool at_start; /* a leading space is dropped: nothing was emitted yet and the model adds one, or
-                      the last token joins the next */
+                    * the last token joins the next */
     bool show_control; /* control tokens are spelled out, not left out; set it after detok_begin */
     unsigned char held[4];
     int n_held;

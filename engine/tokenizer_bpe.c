@@ -85,8 +85,8 @@ size_t bpe_spelling(char *out, const char *bytes, size_t n)
 struct stretch {
     const char *text;
     size_t bytes;
-    size_t base;          /* the place of from[0], or of text if from is NULL, in the whole text */
-    const uint32_t *from; /* what each byte comes from; NULL = each from itself */
+    size_t base;          /* the place of from[0] in the whole text; if from is NULL, of text */
+    const uint32_t *from; /* the source byte of each byte; NULL = its own */
 };
 
 struct writer {
@@ -134,7 +134,7 @@ static enum err_code put_pieces(struct writer *w, const struct stretch *s)
 
 static enum err_code put_normalized(struct writer *w, const struct stretch *s);
 
-/* The added tokens of one kind, and what lies between them by the next step. */
+/* Finds the added tokens of one kind; the text between them goes to the next step. */
 static enum err_code put_added(struct writer *w, const struct stretch *s,
                                const struct added_tokens *tokens,
                                enum err_code (*between)(struct writer *, const struct stretch *))
@@ -250,7 +250,7 @@ static char *take(struct bpe_tokenizer *t, size_t bytes)
     return string;
 }
 
-/* The piece of an id that is free, or that is this token already. */
+/* The piece of an id that is not taken, or that is this token already. */
 static enum err_code take_id(struct bpe_tokenizer *t, const char *spelling, int64_t id, bool known,
                              const char *path, struct err *err)
 {
@@ -296,7 +296,8 @@ enum err_code bpe_add_token(struct bpe_tokenizer *t, const char *spelling, int64
     if (code != ERR_OK) {
         return code;
     }
-    /* What is not spelled in the byte alphabet no merge can make; it may be an added token. */
+    /* A token that is not spelled in the byte alphabet cannot be made by a merge; it may be an
+     * added token. */
     if (spell(t, spelling, bytes, id)) {
         const struct piece *const piece = &t->base.piece[id];
         CHECK(byte_bpe_add(&t->bpe, piece->bytes, piece->n_byte, (int32_t)id));
@@ -400,7 +401,7 @@ enum bpe_file_kind tokenizer_bpe_kind(const char *path)
     return bpe_file_kind(head, n);
 }
 
-/* The file of merges that belongs to a vocabulary: *text stays NULL if there is none. */
+/* Reads the file of merges that belongs to a vocabulary: *text stays NULL if there is none. */
 static enum err_code read_merges_file(char **text, size_t *bytes, char path[PATH_MAX],
                                       const char *vocabulary, struct err *err)
 {

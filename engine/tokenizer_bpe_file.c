@@ -5,8 +5,9 @@
  *                            order of rank, a line each, behind a line "#version"
  *   a rank file              of tiktoken: tokenizer_bpe_ranks.c
  *
- * A file may ask for much that other tokenizers do. Whatever would change a token and is not done
- * here is refused with its name: silently different ids are the worst that can happen. */
+ * A file may ask for many things that other tokenizers do. Whatever would change a token and is not
+ * implemented here is refused by its name: ids that differ silently are the worst that can
+ * happen. */
 #include "engine/tokenizer_bpe.h"
 #include "engine/utf8.h"
 #include "models/json_file.h"
@@ -397,7 +398,7 @@ static bool has_metaspace(const json_t *value)
     return false;
 }
 
-/* SentencePiece's tokenizers come in this form, too, and their users have what is served. */
+/* SentencePiece tokenizers come in this form, too, and their users have a file that is served. */
 static enum err_code check_sentencepiece(const json_t *root, const char *path, struct err *err)
 {
     const json_t *const model = json_object_get(root, "model");

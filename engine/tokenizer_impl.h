@@ -37,7 +37,7 @@ struct tokenizer {
     size_t bytes_max;
     bool dummy_prefix;
     bool maximal_repair; /* of bytes that are no character, the longest beginning of one becomes one
-                            U+FFFD, not each byte: Unicode's and WHATWG's rule */
+                          * U+FFFD, not each byte: Unicode's and WHATWG's rule */
     /* Valid UTF-8 to ids. ERR_MEMORY, or ERR_ARGUMENT for a text that the vocabulary cannot spell.
      */
     enum err_code (*encode)(const struct tokenizer *tokenizer, const char *text, size_t bytes,

@@ -17,7 +17,8 @@ static enum err_code read_open_file(char **text, size_t *bytes, FILE *file, cons
     size_t n = 0;
     char *grown = NULL;
     for (;;) {
-        /* One byte more than allowed tells a file that is too long, whatever its size claims. */
+        /* A read of one byte more than allowed detects a file that is too long, whatever its size
+         * claims. */
         room = room > bytes_max ? bytes_max + 1 : room;
         char *const more = realloc(grown, room + 1);
         if (more == NULL) {

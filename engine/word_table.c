@@ -30,7 +30,7 @@ void word_table_close(struct word_table *table)
     *table = (struct word_table){0};
 }
 
-/* FNV-1a. Its low bits are good enough for buckets after the high ones are folded in. */
+/* FNV-1a. When the high bits are folded in, its low bits are good enough to choose a bucket. */
 static uint64_t hash_bytes(uint64_t hash, const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
