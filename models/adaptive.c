@@ -24,7 +24,7 @@ void adaptive_bind(struct loader *loader, struct adaptive *adaptive, const struc
     }
     adaptive->first[n] = config->n_vocab;
     const int n_word = config->cutoff[0];
-    const struct loader_part head[] = {/* the file has the words first */
+    const struct loader_part head[] = {/* in the file the words come first, then the tails */
                                        {"head", n_word + n, n_word, n},
                                        {"head", n_word + n, 0, n_word}};
     loader_stack(loader, &adaptive->head, head, 2, config->d_model, true, "%s", name);

@@ -62,8 +62,9 @@ struct layer {
     struct linear query;               /* [d_model, d_model] */
     struct linear key, value;          /* [d_text, d_model] */
     struct linear out;                 /* [d_model, d_text + d_persistent] */
-    struct span_shape span;            /* of the text; joint: and of the persistent vectors */
-    struct span_shape persistent_only; /* split: of heads that see persistent vectors alone */
+    struct span_shape span;            /* for the heads that see the text; joint: they see the
+                                        * persistent vectors too */
+    struct span_shape persistent_only; /* split: for the heads that see persistent vectors alone */
     struct norm norm1;
     struct linear up, down; /* [d_ff, d_model], [d_model, d_ff]; with a network */
     struct norm norm2;      /* with a network */
@@ -91,11 +92,13 @@ struct all_attention {
 
 /* ---- spans -------------------------------------------------------------------------------- */
 
-/* The authors' cache is cut in steps of this many positions. What it holds beyond a head's own span
- * takes part in the sum before the mask, so the window is part of the model. */
+/* The authors' cache is cut in steps of this many positions. The positions that it holds beyond a
+ * head's own span take part in the sum before the mask, so the size of the window is part of the
+ * model. */
 enum { WINDOW_STEP = 64 };
 
-/* Distances that a layer sees: those of its longest head, rounded up from the far end. */
+/* Distances that a layer sees: those of its longest head, rounded up so that the distances left out
+ * are a multiple of WINDOW_STEP. */
 static int window_of(const struct config *config, const float *span, int n_head)
 {
     double longest = 0;
@@ -123,7 +126,7 @@ static void fill_mask(float *mask, const struct config *config, const float *spa
     }
 }
 
-/* Reads layer i's spans and makes its window and mask of them. */
+/* Reads layer i's spans and makes its window and mask from them. */
 static void bind_spans(struct loader *loader, struct span_shape *shape, const struct config *config,
                        int i)
 {
@@ -191,7 +194,7 @@ static void bind_out(struct loader *loader, struct linear *out, int64_t d, bool 
         return;
     }
     const struct source source = loader_source(loader, &name, d, d);
-    float *const data = loader_zeros(loader, 2 * d * d, name.text); /* of any type: F32 is widest */
+    float *const data = loader_zeros(loader, 2 * d * d, name.text); /* F32 is the widest type */
     if (data != NULL) {
         const enum dtype dtype = tensors_dtype(source.entry);
         const size_t row_bytes = (size_t)d * dtype_bytes(dtype);

@@ -46,7 +46,7 @@ static enum err_code read_activation(void *base, const json_t *value, const stru
     return code;
 }
 
-/* The files say themselves which type their tensors have; the key is for people. */
+/* The key is for people: the files themselves say which type their tensors have. */
 static enum err_code read_dtype(void *base, const json_t *value, const struct place *at,
                                 struct err *err)
 {
@@ -199,7 +199,7 @@ static enum err_code read_languages(void *base, const json_t *value, const struc
     return ERR_OK;
 }
 
-/* Runs last of the table: a memory is checked against the model's other fields. */
+/* The last row of the table, because a memory is checked against the model's other fields. */
 static enum err_code read_memories(void *base, const json_t *value, const struct place *at,
                                    struct err *err)
 {
@@ -334,7 +334,7 @@ static enum err_code check_cutoffs(const struct config *config, const char *path
     return ERR_OK;
 }
 
-/* The heads, which are parts of the model's width unless d_head says otherwise; completes them. */
+/* Checks d_head and the numbers of heads, and fills in what is missing. */
 static enum err_code check_heads(struct config *config, const char *path, struct err *err)
 {
     if (config->d_head == 0 && config->d_model % config->n_head != 0) {

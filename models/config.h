@@ -77,7 +77,7 @@ struct config {
     bool add_bos;
     int n_lang; /* 0 = no language embeddings */
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX];
-    struct config_memory memory_default; /* an entry of "memories" in which nothing is said */
+    struct config_memory memory_default; /* an entry of "memories" without any key */
     int n_memory;
     struct config_memory memory[MODEL_PKM_MAX]; /* in order of execution */
 };

@@ -157,7 +157,7 @@ static const struct field fields[] = {
     {"values_of", FIELD_INT, AT_MEMORY(info.values_of), 0, MODEL_PKM_MAX - 1, NULL},
 };
 
-/* Of the query network, against the memory's other fields. */
+/* Checks the query network's fields against the memory's other fields. */
 static enum err_code check_query(const struct config_memory *memory, const struct config *config,
                                  const struct place *at, struct err *err)
 {
@@ -192,7 +192,8 @@ static enum err_code check_query(const struct config_memory *memory, const struc
     return ERR_OK;
 }
 
-/* Of slots and shares, against the memory's other fields; completes the rescoring. */
+/* Checks the fields about slots and weights against the memory's other fields, and completes the
+ * rescoring. */
 static enum err_code check_rescore(struct config_memory *memory, const struct place *at,
                                    struct err *err)
 {
@@ -264,7 +265,7 @@ static enum err_code check_memory(const struct config_memory *memory, const stru
     return ERR_OK;
 }
 
-/* Of the sum of values and what becomes of it, against the model's width. */
+/* Checks what happens to the sum of values against the model's width. */
 static enum err_code check_values(const struct pkm_info *info, const struct config *config,
                                   const struct place *at, struct err *err)
 {
@@ -296,7 +297,8 @@ static enum err_code check_eps(const struct norm_info *norm, const char *key,
                    key, (double)norm->eps, key);
 }
 
-/* Of the place, the norms and the gate, against the memory's other fields; completes the norms. */
+/* Checks the place, the norms and the gate against the memory's other fields, and completes the
+ * norms. */
 static enum err_code check_frame(struct pkm_info *info, const struct config *config,
                                  const struct place *at, struct err *err)
 {
@@ -353,7 +355,7 @@ static enum err_code check_values_of(const struct config *config, int index, con
     return ERR_OK;
 }
 
-/* Position in the order of execution. */
+/* A memory's place in the order of execution. */
 static int memory_order(const struct pkm_info *info)
 {
     static const int order[] = {[MEMORY_BESIDE] = 0, [MEMORY_IN] = 1, [MEMORY_AFTER] = 2};

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What stands after "memories.I." in the names of the tensors, all of 8 bytes. */
+/* What follows "memories.I." in the names of the tensors, all of 8-byte elements. */
 enum part { PART_READS, PART_WEIGHT, PART_DOCUMENTS, PART_N };
 static const char *const part_names[PART_N] = {"reads", "weight", "documents"};
 
@@ -37,7 +37,7 @@ static enum err_code take_arrays(struct counts *counts, struct err *err)
     for (int m = 0; m < counts->n_memory; m++) {
         n_slot += counts->memory[m].n_slot;
     }
-    /* One more, since to take nothing may give NULL. */
+    /* One more than needed, since calloc of 0 may return NULL. */
     char *at = counts->own = calloc((size_t)n_slot + 1, PART_N * sizeof(int64_t));
     if (at == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the counts of %lld slots",
@@ -81,7 +81,8 @@ enum err_code counts_new_like(struct counts *counts, const struct counts *other,
     return take_arrays(counts, err);
 }
 
-/* Where the file has memories.I.PART; *m and the result become its place. -1: no such tensor is known. */
+/* If the file has memories.I.PART, *m and the result tell its place. -1: no such tensor is
+ * known. */
 static int part_of(const char *name, int *m)
 {
     static const char prefix[] = "memories.";
@@ -186,7 +187,8 @@ static enum err_code read_tables(struct counts *counts, struct err *err)
         char *end = NULL;
         const long table = text != NULL ? strtol(text, &end, 10) : -1;
         const bool ends = end != NULL && *end == (m + 1 < counts->n_memory ? ',' : '\0');
-        /* An owner reads its own table, and all tables of one owner are as long. */
+        /* An owner reads its own table, and all memories with the same owner have tables of the
+         * same length. */
         if (!ends || end == text || table < 0 || table > m ||
             (table < m && counts->memory[table].table != table) ||
             counts->memory[table].n_slot != counts->memory[m].n_slot) {

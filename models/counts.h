@@ -1,14 +1,14 @@
-/* Counts of how the slots of a model's memories were read: of files by `pkmserve memory count`, of
- * live traffic by GET /memory/counts. A safetensors file; for each memory I:
+/* Counts of how the slots of a model's memories were read: in texts by `pkmserve memory count`, in
+ * live traffic by GET /memory/counts. A safetensors file, which has for each memory I
  *   memories.I.reads      I64 [n_slot]  look-ups of the slot
  *   memories.I.weight     F64 [n_slot]  sum of their weights, as used
- *   memories.I.documents  I64 [n_slot]  texts that read it, its document frequency
- * and as metadata: format, COUNTS_FORMAT; model, what counts_identity gives; documents and positions,
- * how many texts and positions were counted; tables, for each memory the index of the memory whose
- * table of values it reads, separated by commas.
+ *   memories.I.documents  I64 [n_slot]  texts that read it: its document frequency
+ * and as metadata: format, COUNTS_FORMAT; model, the result of counts_identity; documents and
+ * positions, how many texts and positions were counted; tables, for each memory the index of the
+ * memory whose table of values it reads, separated by commas.
  *
- * A file is believed nothing: counts_parse checks all that the file alone can tell. Errors begin with
- * the file's path and name the tensor. */
+ * Nothing in a file is trusted: counts_parse checks all that the file alone can tell. Errors begin
+ * with the file's path and name the tensor. */
 #ifndef MODELS_COUNTS_H
 #define MODELS_COUNTS_H
 
@@ -22,7 +22,8 @@
 struct counts_memory {
     int64_t n_slot;
     int table;          /* the memory whose values it reads: an earlier one, or this one */
-    int64_t *reads;     /* [n_slot] from 0, their sum within 63 bits; as of all three, see own */
+    int64_t *reads;     /* [n_slot] from 0, their sum within 63 bits; about all three arrays, see
+                         * own */
     double *weight;     /* [n_slot] finite; of both signs in a memory without softmax */
     int64_t *documents; /* [n_slot] 0 .. n_document */
 };
@@ -38,9 +39,10 @@ struct counts {
     struct safetensors tensor; /* Owner of the list, of counts_parse and counts_read */
 };
 
-/* What tells models apart whose counts must not be mixed: the SHA-256 of all tensors, names and bytes,
- * but the tables of values and experts. So a model and what is made of it by changing rows have one
- * identity, since a slot means the same in both. Reads these tensors once. */
+/* Counts of different models must not be mixed. This tells models apart: the SHA-256 of all
+ * tensors, names and bytes, but without the tables of values and experts. So a model keeps its
+ * identity when rows of its tables change, since a slot then still means the same. Reads these
+ * tensors once. */
 void counts_identity(char hex[SHA256_HEX], const struct tensors *tensors);
 
 /* Zeros for the model's memories; ERR_UNSUPPORTED if it has none. */
@@ -55,10 +57,10 @@ enum err_code counts_parse(struct counts *counts, const void *file, size_t bytes
 enum err_code counts_read(struct counts *counts, const char *path, struct err *err);
 void counts_free(struct counts *counts); /* a zeroed one is fine */
 
-/* ERR_ARGUMENT, naming both, unless they are of the same model and memories. */
+/* ERR_ARGUMENT, naming both, unless they come from the same model and memories. */
 enum err_code counts_check_same(const struct counts *counts, const struct counts *other,
                                 struct err *err);
-/* The same against a model whose identity is `model`, called name. */
+/* The same check against a model whose identity is `model`, called name. */
 enum err_code counts_check(const struct counts *counts, const struct model_info *info,
                            const char *model, const char *name, struct err *err);
 

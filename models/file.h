@@ -1,5 +1,5 @@
-/* Opens the files of a model directory, for models and engine: regular files, since a pipe in the
- * place of one would hold the start up until someone writes, and a device would never end. */
+/* Opens the files of a model directory, for models and engine: regular files only, since a pipe in
+ * place of one would block the start until someone writes, and a device would never end. */
 #ifndef MODELS_FILE_H
 #define MODELS_FILE_H
 

@@ -42,7 +42,7 @@ static enum err_code read_number(double *number, const json_t *root, const struc
     const double is = (double)(float)json_number_value(value); /* as it will be used */
     const bool low = rule->open == OPEN_LOW ? is > rule->min : is >= rule->min;
     const bool high = rule->open == OPEN_HIGH ? is < rule->max : is <= rule->max;
-    if (!low || !high) { /* also NaN, which JSON cannot say */
+    if (!low || !high) { /* true for NaN, too, which JSON cannot express */
         return err_set(err, ERR_FORMAT, "%s: %s is %g, but must be in %s%g, %g%s", path, rule->key,
                        is, rule->open == OPEN_LOW ? "(" : "[", rule->min, rule->max,
                        rule->open == OPEN_HIGH ? ")" : "]");

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What to do about a difference, whatever it is that differs. */
+/* What to do about a difference, whatever differs. */
 #define ADVICE                                                                                     \
     "get the model's files again; if they were changed on purpose, write " IDENTITY_NAME           \
     " anew with models/convert/identity.py, or remove it"
@@ -143,7 +143,7 @@ static enum err_code read_remark(struct reader *r, struct err *err)
                                                      err);
 }
 
-/* Where the name begins in a line as sha256sum writes it; 0 = it is none. */
+/* Where the name begins in a line as sha256sum writes it; 0 = this is not such a line. */
 static size_t name_begin(const char *line, size_t bytes)
 {
     const size_t n_digit = SHA256_HEX - 1;

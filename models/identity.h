@@ -1,14 +1,14 @@
-/* model.sha256: what a model directory holds, and what the model computes, as it was when it was made.
+/* model.sha256: what a model directory contained, and what the model computed, when it was made.
  * models/convert/identity.py writes it; models/README.md describes it. Two things can be compared:
  *
  *   the files     by lines in sha256sum's form, "64 digits, two spaces, name"
- *   the results   by a probe in lines that sha256sum passes over: token ids, the log-probability of
+ *   the results   by a probe in lines that sha256sum ignores: token ids, the log-probability of
  *                 each next one in fp32, and how far each dtype may be from those:
  *                   # probe tokens 17 4 ...
  *                   # probe logprobs -3.25 ...
  *                   # probe tolerance bf16 0.05
  *
- * The file is believed nothing: its size, names, numbers and their counts are bounded here. */
+ * Nothing in the file is trusted: its size, names, numbers and their counts are bounded here. */
 #ifndef MODELS_IDENTITY_H
 #define MODELS_IDENTITY_H
 
@@ -42,7 +42,7 @@ struct identity {
 /* Owner of *identity: the caller, by identity_free. The message names the line. */
 enum err_code identity_parse(struct identity **identity, const char *text, size_t bytes,
                              const char *path, struct err *err);
-/* Of the model in dir; without the file *identity is NULL and nothing is wrong. */
+/* Reads it from the model in dir. Without the file *identity is NULL, which is not an error. */
 enum err_code identity_read(struct identity **identity, const char *dir, struct err *err);
 void identity_free(struct identity *identity); /* NULL is fine */
 
@@ -50,8 +50,8 @@ void identity_free(struct identity *identity); /* NULL is fine */
  * missing. options gets its progress. */
 enum err_code identity_check_files(const struct identity *identity, const char *dir,
                                    const struct model_options *options, struct err *err);
-/* How far results may be from the stored ones where the model is computed so; 0 = there is nothing
- * to compare with. fast_math: matrix products in lower precision than dtype. */
+/* How far results in this dtype may be from the stored ones; 0 = there is nothing to compare with.
+ * fast_math: matrix products have a lower precision than dtype. */
 float identity_tolerance(const struct identity *identity, const struct model_info *info,
                          bool fast_math);
 /* Compares the log-probabilities of tokens 1 .. n, of the probe's n_token - 1: *difference is the

@@ -33,7 +33,8 @@ enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, 
     if (code != ERR_OK) {
         return code;
     }
-    /* One byte more than allowed tells a file that is too long, whatever its size claims. */
+    /* A read of one byte more than allowed detects a file that is too long, whatever its size
+     * claims. */
     text = malloc(bytes_max + 1);
     if (text == NULL) {
         code = err_set(err, ERR_MEMORY, "%s: no memory for %zu bytes", path, bytes_max + 1);

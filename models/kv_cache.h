@@ -1,6 +1,6 @@
 /* The key/value cache of a model: for each layer the pages of keys and those of values, all in one
- * buffer of the backend. Which page holds which positions is the step's to say (kernels/backend.h,
- * kv_store); how a page is laid out inside is the backend's. */
+ * buffer of the backend. The step says which page holds which positions (kernels/op.h, kv_store);
+ * how a page is laid out inside is the backend's business. */
 #ifndef MODELS_KV_CACHE_H
 #define MODELS_KV_CACHE_H
 

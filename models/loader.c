@@ -106,7 +106,7 @@ const struct safetensors_entry *loader_take(struct loader *loader, const struct 
     return entry;
 }
 
-/* Tells the caller of model_open how far loading is. */
+/* Reports to the caller of model_open how far loading is. */
 static void report(const struct loader *loader)
 {
     if (loader->options->progress != NULL && loader->bytes_total > 0) {
@@ -290,7 +290,8 @@ void loader_norm(struct loader *loader, struct norm *norm, int64_t n, const char
 static bool weight_fits(struct loader *loader, const struct tensor *host,
                         const struct weight_desc *desc, const char *name)
 {
-    /* Host memory that a device reads in place is the system's to grant: it says no by itself. */
+    /* Host memory that a device reads in place is granted by the system, which refuses by
+     * itself. */
     const bool is_free = desc->placement == PLACEMENT_MMAP ||
                          (!loader->store->be->is_host && desc->placement == PLACEMENT_HOST);
     const size_t n = (size_t)host->rows * (size_t)host->cols;

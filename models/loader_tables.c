@@ -4,8 +4,8 @@
 
 #include <stdarg.h>
 
-/* Rows keep their file's precision, but where all weights are to be INT8 or are. A backend without
- * INT8 takes such rows as BF16. */
+/* The type of a table's rows: their file's, except that they become INT8 where all weights do. A
+ * backend without INT8 takes INT8 rows as BF16. */
 static enum dtype table_dtype(const struct loader *loader, enum dtype file)
 {
     if (file == DTYPE_Q4 || loader->info->dtype == DTYPE_I8) {
@@ -40,7 +40,7 @@ static const struct safetensors_entry *load_table(struct loader *loader,
     return source.entry;
 }
 
-/* The same of Q4: codes and the scales of their rows. */
+/* The same for Q4: codes, and the scales of their rows. */
 static const struct safetensors_entry *load_codes(struct loader *loader,
                                                   const struct weight **weight, int64_t rows,
                                                   int64_t cols, const struct name *name)

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What the handler knows. A place is taken while first is not 0. */
+/* What the handler of SIGBUS knows. A place is in use while first is not 0. */
 struct range {
     atomic_uintptr_t first;
     atomic_size_t bytes;
@@ -22,11 +22,11 @@ struct range {
 };
 
 static struct range ranges[MAPPED_MAX];
-static pthread_mutex_t ranges_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards who takes which place */
+static pthread_mutex_t ranges_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the taking of places */
 static uintptr_t page_bytes;
 
-/* From the page that cannot be read to the end of its mapping, zeros take the file's place. Only
- * system calls and atomics: this runs in the midst of a computation. */
+/* Replaces the file by zeros from the page that cannot be read to the end of its mapping. It uses
+ * only system calls and atomics, because it runs in the middle of a computation. */
 static void on_sigbus(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;

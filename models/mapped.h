@@ -16,8 +16,8 @@ struct mapped {
     const char *path; /* Borrowed */
     void *data;       /* Owner; NULL = not open. [bytes] */
     size_t bytes;
-    struct timespec modified; /* when the file last was, at the time it was mapped */
-    int fd;                   /* Owner: of the mapped file itself, whatever bears its name later */
+    struct timespec modified; /* the time of the last change, when it was mapped */
+    int fd;                   /* Owner: the mapped file itself, whichever file has its name later */
     int range;                /* its place in the list that the handler of SIGBUS reads */
 };
 

@@ -101,7 +101,7 @@ static void bind_layer(struct loader *loader, struct nets *nets, const struct co
     free(bias);
 }
 
-/* The column of x that column c of head h's query is. */
+/* Which column of x becomes column c of head h's query. */
 static int32_t source_column(enum query_kind kind, int h, int c, int d_model)
 {
     if (kind == QUERY_IDENTITY || h == 0) {
@@ -114,8 +114,8 @@ static int32_t source_column(enum query_kind kind, int h, int c, int d_model)
     return from * chunk + c % chunk;
 }
 
-/* A linear layer without tensors, whose outputs are columns of its input: sums of one number and
- * exact zeros. */
+/* A linear layer without tensors, which picks columns of its input: each output is a sum of one
+ * number and exact zeros. */
 static void bind_columns(struct loader *loader, struct nets *nets, const struct pkm_info *info)
 {
     const int d = info->shape.d_key;
@@ -152,7 +152,7 @@ static void bind_query(struct loader *loader, struct query_net *net,
     }
 }
 
-/* Columns of the widest layer but the last. */
+/* Columns of the widest layer before the last one. */
 static int64_t hidden_width(const struct query_net *net)
 {
     int64_t width = 0;
@@ -347,8 +347,8 @@ const struct memory *memory_at(const struct memories *memories, int layer, enum 
 
 /* ---- workspace ---------------------------------------------------------------------------- */
 
-/* A row's output gate is column 0 of the gates, what its hidden layer gives begins here: where groups
- * of four columns do. */
+/* A row's output gate is column 0 of the gates. The outputs of its hidden layer begin here, at a
+ * multiple of four columns. */
 enum { GATE_AT = 4 };
 
 int64_t memory_query_width(const struct memories *memories)
@@ -403,8 +403,8 @@ static void run_norm(struct backend *be, const struct norm_info *info, const str
     }
 }
 
-/* In place. RMS norms of runs are an op; the columns of queries lie side by side, so that for a layer
- * norm a run is a row. */
+/* In place. RMS norms of parts of a row are an op; for a layer norm each part is viewed as a row,
+ * since the columns of queries are contiguous. */
 static void run_query_norm(struct backend *be, const struct memory *memory, struct tensor query)
 {
     const struct norm_info *const info = &memory->query_norm;
@@ -418,7 +418,7 @@ static void run_query_norm(struct backend *be, const struct memory *memory, stru
     run_norm(be, info, &memory->query_norm_by, runs, runs);
 }
 
-/* y times what the gate makes of x. */
+/* y times the gate's value for x. */
 static void run_output_gate(const struct memories *all, const struct memory *memory,
                             struct tensor y, struct tensor x)
 {
@@ -462,7 +462,7 @@ static void search(const struct memories *all, const struct memory *memory, stru
     model_see(tap, "shares", memory->index, &shares);
 }
 
-/* Only a step in which a sequence has a knock-out list has this op. */
+/* Only steps in which a sequence has a knock-out list run this op. */
 static void ablate(const struct memories *all, const struct memory *memory, struct tensor weights,
                    struct tensor slots, const struct step *step)
 {
@@ -505,7 +505,7 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
     }
     if (residual.data != NULL) {
         CHECK(!is_gated && !is_projected && !is_scaled);
-        if (tap != NULL) { /* which sees the memory's part, computed for it alone */
+        if (tap != NULL) { /* so that the tap sees the memory's own result */
             const struct tensor part =
                 tensor_make(memories->query.data, n, memory->d_model, DTYPE_F32);
             op_pkm_read(be, part, NO_TENSOR, slots, weight, memory->values, redirect);

@@ -119,7 +119,7 @@ struct memory_llama {
 
 /* ---- binding table ------------------------------------------------------------------------ */
 
-/* What scaling makes of a frequency, in radians per position. */
+/* Applies the scaling to a frequency, in radians per position. */
 static double scaled(double frequency, const struct rope_scaling *scaling)
 {
     if (scaling->kind == ROPE_PLAIN) {
@@ -291,7 +291,8 @@ static void feed_forward(const struct network *net, const struct layer *layer,
     linear_run(be, s->delta, up, &layer->down, ACT_NONE);
 }
 
-/* s->x += s->delta. There is no such op: a norm does it, whose result nobody reads. */
+/* s->x += s->delta. There is no op for that alone: a norm does it, and its other result is not
+ * used. */
 static void add_delta(const struct network *net, const struct layer *layer, const struct scratch *s)
 {
     const struct tensor unread = tensor_make(s->shared.data, s->x.rows, net->d_model, DTYPE_F32);

@@ -38,7 +38,7 @@ static inline const char *pkm_query_name(enum query_kind kind)
  * added; or added after the layer. */
 enum memory_place { MEMORY_IN, MEMORY_BESIDE, MEMORY_AFTER };
 
-/* As config.json and the names of tensors say it, and what metrics put behind the layer's number. */
+/* The names in config.json and of tensors, and what metrics add to the layer's number. */
 static inline const char *memory_place_name(enum memory_place place)
 {
     static const char *const names[] = {"in", "beside", "after"};
@@ -54,7 +54,7 @@ static inline const char *memory_place_mark(enum memory_place place)
  * memory's input, or of two. */
 enum output_gate { OUTPUT_GATE_NONE, OUTPUT_GATE_SCALAR, OUTPUT_GATE_LINEAR, OUTPUT_GATE_MLP };
 
-/* How a memory's input, or runs of n columns of its queries, are normed. */
+/* How a memory's input, or parts of n columns of its queries, are normalised. */
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 struct norm_info {
     enum norm_kind kind;
@@ -62,7 +62,7 @@ struct norm_info {
     float eps;
 };
 
-/* What one memory layer is. */
+/* The shape and options of a memory layer. */
 struct pkm_info {
     int layer; /* 0-based */
     enum memory_place place;
@@ -74,7 +74,8 @@ struct pkm_info {
     int64_t n_slot;
     int64_t d_value;
     int values_of; /* the memory whose value table is read: an earlier one, or this one */
-    /* Of memory_llama: what becomes of the sum of values, whether the slots are experts, and norms. */
+    /* memory_llama: what is done with the sum of values, whether the slots are experts, and
+     * norms. */
     bool value_gate, value_projection, experts;
     enum output_gate output_gate;
     int gate_hidden; /* of OUTPUT_GATE_MLP */
@@ -82,7 +83,7 @@ struct pkm_info {
     struct norm_info input_norm, query_norm;
 };
 
-/* The ids that end a text when they are generated: models that write answers have several. */
+/* The ids that end a text when they are generated: models that answer questions have several. */
 struct end_ids {
     int n;                     /* 0 = the model has none */
     int32_t id[MODEL_END_MAX]; /* [n] the first is model_info.eos_id */
@@ -110,7 +111,7 @@ struct model_sampling {
         .temperature = 1, .top_p = 1, .repetition = 1                                              \
     }
 
-/* What a model is: for /info, inspect and the engine's limits. */
+/* A description of a model: for /info, inspect and the engine's limits. */
 struct model_info {
     char family[MODEL_NAME_MAX];    /* "pkm_transformer" */
     char tokenizer[MODEL_NAME_MAX]; /* the kind of its vocab.txt; "" = it has none */
@@ -119,10 +120,10 @@ struct model_info {
     int n_kv_head;   /* heads of keys and values: n_head but for memory_llama */
     bool gated;      /* feed-forward networks are W_down (silu(W_gate·x) * W_up·x) */
     int context;     /* positions the model can take; 0 = no limit */
-    /* Of a model without a limit: how many earlier positions a token sees in a layer, and the
+    /* In a model without a limit: how many earlier positions a token sees in a layer, and the
      * persistent keys of a head. A sequence's pages are then a ring: see step_limits.n_span_max. */
     int window, n_persistent;
-    int64_t window_sum; /* of all layers; window is the longest of them */
+    int64_t window_sum; /* over all layers; window is that of the longest */
     enum act act;
     bool tie_output;
     int n_cutoff;                              /* tails of an adaptive softmax; 0 = none */
@@ -133,9 +134,9 @@ struct model_info {
     char lang[MODEL_LANG_MAX][MODEL_NAME_MAX]; /* [n_lang] names, index = id */
     int n_memory;
     struct pkm_info memory[MODEL_PKM_MAX]; /* in order of execution */
-    enum dtype file_dtype;                 /* of most weight bytes but the value tables' */
-    enum dtype value_dtype;                /* of the value tables, as they are read */
-    enum dtype dtype;                      /* computed with: F32, BF16 or I8 */
+    enum dtype file_dtype;                 /* the type of most weight bytes but the value tables' */
+    enum dtype value_dtype;                /* the type of the value tables, as they are read */
+    enum dtype dtype;                      /* what is computed with: F32, BF16 or I8 */
     enum dtype cache_dtype;                /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_values;       /* all parameters; those in value tables */
     struct model_sampling sampling;        /* recommended defaults */
@@ -201,11 +202,10 @@ enum err_code model_reserve(struct model *model, const struct step_limits *limit
                             struct err *err);
 
 /* Sees intermediate results by name; the tensor is in the backend's address space. Used by tests.
- * Results have the same bits with and without a tap, but with one some ops run apart from others
- * that they are else fused with.
- * Names: "hidden" (layer -1: embedding after its norm; i: output of layer i, with an "after"
- * memory), "query", "slots", "shares", "memory_out" (layer = index of the memory), "logits" (layer
- * = first output row of the chunk). */
+ * Results have the same bits with and without a tap, but with a tap some ops run separately that
+ * otherwise are fused. Names: "hidden" (layer -1: embedding after its norm; i: output of layer i,
+ * with an "after" memory), "query", "slots", "shares", "memory_out" (layer = index of the memory),
+ * "logits" (layer = first output row of the chunk). */
 struct model_tap {
     void (*see)(void *ctx, const char *name, int layer, const struct tensor *t);
     void *ctx;

@@ -8,7 +8,7 @@
 
 /* ---- a file alone --------------------------------------------------------------------------- */
 
-/* What stands after "memories.I." in the names of the tensors. */
+/* What follows "memories.I." in the names of the tensors. */
 enum part { PART_SLOTS, PART_ROWS, PART_ROWS_SCALE, PART_EXPERTS, PART_EXPERTS_SCALE, PART_N };
 static const char *const part_names[PART_N] = {"slots", "rows", "rows.scale", "experts",
                                                "experts.scale"};
@@ -84,7 +84,7 @@ static float element(const struct safetensors_entry *entry, int64_t i)
     return entry->dtype == SAFETENSORS_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-/* A tensor of numbers: aligned, and each a number. */
+/* Checks a tensor of numbers: aligned, none NaN or infinite. */
 static enum err_code check_numbers(const struct safetensors_entry *entry, struct err *err)
 {
     if ((uintptr_t)entry->data % safetensors_dtype_bytes(entry->dtype) != 0) {
@@ -306,7 +306,7 @@ enum err_code overlay_check(const struct overlay *overlay, const struct model_in
     return code;
 }
 
-/* Adds the tensor and the scales that it may have. */
+/* Adds the tensor, and its scales if it has any. */
 static enum err_code add_table(struct sha256 *sum, const struct tensors *tensors,
                                const struct pkm_info *memory, const char *table, struct err *err)
 {

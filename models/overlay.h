@@ -19,8 +19,8 @@
 
 /* Rows of one table, in the file's own type. */
 struct overlay_rows {
-    struct tensor
-        rows; /* Borrowed: [n, columns] F32, F16, BF16 or I8; data NULL = there are none */
+    /* Borrowed: [n, columns] F32, F16, BF16 or I8; data NULL = there are none */
+    struct tensor rows;
     const float *scale; /* Borrowed: [n] of I8, else NULL */
 };
 

@@ -20,7 +20,7 @@ enum { COPY_BYTES = 1 << 20 };
 
 struct apply {
     const char *base, *to;
-    char part[PATH_MAX]; /* the directory until it is complete; "" = not made */
+    char part[PATH_MAX]; /* the incomplete directory; "" = not made yet */
     struct model_info info;
     struct tensors *tensors; /* Owner: this */
     struct mapped file;      /* Owner: this. The overlay */
@@ -87,7 +87,7 @@ static enum err_code copy_file(const struct apply *it, const char *name, struct 
     return code;
 }
 
-/* Whether a file says something about the base that would not hold of the copy. */
+/* Whether a file describes the base in a way that would be wrong for the copy. */
 static bool is_about_base(const char *name)
 {
     return name[0] == '.' || strcmp(name, "README.md") == 0 || strcmp(name, "parity.json") == 0;

@@ -130,7 +130,7 @@ static bool row_differs(const struct diff *diff, const struct pair *pair, int64_
     return memcmp(diff->row, diff->row + diff->width, (size_t)a->cols * sizeof(float)) != 0;
 }
 
-/* What overlay_parse would refuse. */
+/* Refuses what overlay_parse would refuse. */
 static enum err_code check_row(const struct diff *diff, const struct table *table, int64_t i,
                                struct err *err)
 {

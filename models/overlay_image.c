@@ -9,7 +9,7 @@
 
 enum { ALIGN = 64 };
 
-/* Room for n elements at the end of the block. */
+/* Reserves n elements at the end of the block. */
 static size_t take(struct overlay_image *image, int64_t n, size_t element_bytes)
 {
     const size_t at = image->bytes;
@@ -88,7 +88,7 @@ static void fill_places(struct redirect_place *place, const struct overlay_memor
     }
 }
 
-/* One row of numbers as dtype, of I8 with its scale. */
+/* Writes one row of numbers as dtype; an I8 row with its scale. */
 static void put_row(char *to, float *scale, const float *row, int64_t cols, enum dtype dtype)
 {
     if (dtype == DTYPE_F32) {

@@ -40,11 +40,11 @@ struct overlay_image {
 enum err_code overlay_image_plan(struct overlay_image *image, const struct overlay *overlay,
                                  const struct tensors *tensors, const struct model_info *info,
                                  const struct backend *be, struct err *err);
-/* Fills block, image->bytes aligned as malloc aligns. ERR_NUMERICAL: a sum of mode add is out of range;
- * ERR_MEMORY. */
+/* Fills block, image->bytes aligned as malloc aligns. ERR_NUMERICAL: a sum of mode add is out of
+ * range; ERR_MEMORY. */
 enum err_code overlay_image_fill(void *block, const struct overlay_image *image,
                                  const struct overlay *overlay, struct err *err);
-/* What memory image->memory[i] reads, the block being at `at` in the backend's memory. */
+/* The redirection for memory image->memory[i], if the block is at `at` in the backend's memory. */
 struct step_redirect overlay_image_redirect(const struct overlay_image *image, int i,
                                             const void *at);
 

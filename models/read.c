@@ -81,7 +81,7 @@ static enum err_code read_field(char *base, const json_t *value, const struct fi
     return ERR_FORMAT;
 }
 
-/* "key" or "key?" of keys, which may be NULL; NULL if it is not there. */
+/* The entry "key" or "key?" of keys, which may be NULL; NULL if there is none. */
 static const char *find_key(const char *const *keys, const char *key)
 {
     const size_t n = strlen(key);

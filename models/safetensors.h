@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Every dtype of the format whose elements are whole bytes, to know its size. */
+/* Every dtype of the format whose elements are whole bytes, so that its size is known. */
 enum safetensors_dtype {
     SAFETENSORS_F32,
     SAFETENSORS_F16,

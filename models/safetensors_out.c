@@ -96,7 +96,7 @@ enum err_code safetensors_out_open(struct safetensors_out *out, const char *path
 
 void safetensors_out_add(struct safetensors_out *out, const void *data, size_t bytes)
 {
-    (void)fwrite(data, 1, bytes, out->file); /* safetensors_out_close asks whether it was */
+    (void)fwrite(data, 1, bytes, out->file); /* safetensors_out_close reports failures */
 }
 
 enum err_code safetensors_out_close(struct safetensors_out *out, enum err_code code,

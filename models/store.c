@@ -33,7 +33,7 @@ void store_close(struct store *store)
     *store = (struct store){0};
 }
 
-/* Makes list, of n elements of so many bytes, long enough for one more. */
+/* Makes list, of n elements of the given size, long enough for one more. */
 static enum err_code grow(void **list, int n, int *n_max, size_t bytes, const char *name,
                           struct err *err)
 {

@@ -17,7 +17,7 @@ struct store {
     int64_t n_word, n_word_max;
 };
 
-/* Vectors start at a multiple of 64 bytes: so many words does one of n take. */
+/* The words that a vector of n takes: vectors start at multiples of 64 bytes. */
 static inline int64_t store_padded(int64_t n)
 {
     return (n + 15) / 16 * 16;

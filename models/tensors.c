@@ -111,7 +111,7 @@ static enum err_code map_shards(struct tensors *tensors, const json_t *weight_ma
     return ERR_OK;
 }
 
-/* The shards must hold exactly what the index says, each tensor in its own file. */
+/* Checks that the shards hold exactly what the index says, each tensor in its own file. */
 static enum err_code check_index(const struct tensors *tensors, const json_t *weight_map,
                                  const char *index_path, struct err *err)
 {
@@ -381,7 +381,8 @@ void tensors_release(const struct safetensors_entry *entry)
     const uintptr_t first = ((uintptr_t)entry->data + page - 1) / page * page;
     const uintptr_t end = ((uintptr_t)entry->data + entry->bytes) / page * page;
     if (first < end) {
-        /* Only advice: the pages are a clean view of the file, so nothing is lost either way. */
+        /* Only advice: the pages are an unchanged view of the file, so nothing is lost either
+         * way. */
         (void)madvise((void *)first, end - first, MADV_DONTNEED);
     }
 }
@@ -396,7 +397,8 @@ enum dtype tensors_main_dtype(const struct tensors *tensors)
         bytes[dtype] += dtype == DTYPE_I32 || tensors_is_value_table(entry) ? 0 : entry->bytes;
         best = bytes[dtype] > bytes[best] ? dtype : best;
     }
-    /* I8 if anything is: keys and vectors stay F32, and may be most bytes of a small model */
+    /* I8 if any tensor is: keys and vectors stay F32, and may be most of the bytes of a small
+     * model */
     return bytes[DTYPE_I8] > 0 ? DTYPE_I8 : best;
 }
 

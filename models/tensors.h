@@ -30,8 +30,8 @@ const struct safetensors_entry *tensors_at(const struct tensors *tensors, int in
 /* The index of name, or -1. */
 int tensors_find(const struct tensors *tensors, const char *name);
 
-/* A memory's values, experts or their scales: larger than all other weights, perhaps, and of a type of
- * their own. */
+/* Whether it is a memory's values, experts or their scales, which may be larger than all other
+ * weights and of another type. */
 bool tensors_is_value_table(const struct safetensors_entry *entry);
 /* The entry's dtype, and its data as rows of cols columns (rows · cols = n_elem). */
 enum dtype tensors_dtype(const struct safetensors_entry *entry);
