@@ -99,7 +99,8 @@ static int run_command(const char *name, int argc, char **argv)
         return EXIT_USAGE;
     }
     options_warn_environment(stderr);
-    /* A health check asks a server, wherever its model is; the other commands name theirs or need none. */
+    /* A health check asks a server, wherever its model is; the other commands name their models or
+     * need none. */
     const unsigned without = COMMAND_HEALTH | COMMAND_MEMORY_ADD | COMMAND_MEMORY_RANK |
                              COMMAND_MEMORY_HOT | COMMAND_MEMORY_DIFF | COMMAND_MEMORY_APPLY;
     if ((command & without) == 0 && options_resolve(&options, &err) != ERR_OK) {

@@ -38,20 +38,20 @@
 #include <unistd.h>
 
 enum {
-    SERVE_REFUSE_US = 1000000,    /* new work gets a 503 for so long before the port is closed */
+    SERVE_REFUSE_US = 1000000,    /* before the port is closed, new work gets a 503 for so long */
     TRIM_MS = 1000,               /* how often memory that was freed is given back to the system */
     SERVE_FLUSH_US = 2 * 1000000, /* at least, for the last answers to reach slow clients */
     ADMIN_CONNECTIONS = 64,
     SERVE_LOG_MS = 1000, /* for the last lines of the log */
 };
 
-/* The thread that opens the engine, so that signals and probes are answered meanwhile. */
+/* The thread that opens the engine; signals and probes are answered meanwhile. */
 struct loader {
     struct server *server; /* Borrowed */
     struct engine *engine; /* Owner: the main thread, after done_fd says so */
     struct err err;
     int done_fd;
-    int failed_fd; /* says that the engine has failed, later on */
+    int failed_fd; /* tells, later on, that the engine has failed */
     pthread_t thread;
 };
 
@@ -104,7 +104,8 @@ static void *loader_run(void *arg)
     return NULL;
 }
 
-/* Where to point a client on this machine: the wildcards that a server listens on are no address. */
+/* The address for clients on this machine: a server may listen on a wildcard, but a client cannot
+ * connect to it. */
 static const char *ready_url(char *url, size_t url_max, const char *host, int port)
 {
     const char *const shown = strcmp(host, "0.0.0.0") == 0 ? "127.0.0.1"
@@ -157,7 +158,7 @@ static void arm_second_signal(const sigset_t *signals)
     CHECK(pthread_sigmask(SIG_UNBLOCK, signals, NULL) == 0);
 }
 
-/* hurried: nobody has to notice first that the server ends. */
+/* hurried: nobody has to notice first that the server is ending. */
 static void drain(struct server *server, struct engine *engine, bool hurried)
 {
     const struct options *const options = server->options;
@@ -180,7 +181,7 @@ static void drain(struct server *server, struct engine *engine, bool hurried)
         (void)usleep(5000); /* bodies that had arrived in time become requests */
     }
     int n_cut = engine_drain(engine, deadline_us);
-    /* Whoever waives the delay has nobody to tell. */
+    /* Without the delay there is nobody who should notice. */
     while (delay_s > 0 && clock_now_us() - closed_us < SERVE_REFUSE_US) {
         (void)usleep(10000);
     }
@@ -221,7 +222,7 @@ static void memory_begin(void)
 
 /* What the process held when memory was last given back. */
 struct trimmed {
-    size_t free;     /* bytes of the heaps that nothing uses */
+    size_t free;     /* bytes of the heaps that are not in use */
     size_t resident; /* bytes */
 };
 
@@ -251,7 +252,8 @@ static void memory_trim(struct trimmed *last)
         return;
     }
     (void)malloc_trim(0);
-    /* What other threads freed meanwhile may not have been given back: it counts as new the next time. */
+    /* What other threads freed meanwhile may not have been given back: it counts as new the next
+     * time. */
     const size_t left = mallinfo2().fordblks;
     *last = (struct trimmed){left < now.free ? left : now.free, resident_bytes()};
 #else
@@ -318,8 +320,8 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     bool typed = false;
     if (wait_for_signal(server, signal_fd, loader.done_fd, &typed)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
-        /* Nothing is under way but the loading, which cannot be interrupted: nobody waits for it,
-         * though it may just have ended. */
+        /* Only the loading is in progress, which cannot be interrupted: nobody waits for it, though
+         * it may just have ended. */
         CHECK(pthread_detach(loader.thread) == 0);
         log_flush(SERVE_LOG_MS);
         _exit(0);
@@ -400,7 +402,8 @@ static enum err_code serve_open(struct server *server, struct err *err)
     if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
         config.port = options->admin_port;
         config.max_connections = ADMIN_CONNECTIONS;
-        config.max_body_bytes = options->overlay_bytes; /* the only bodies there are overlays */
+        config.max_body_bytes = options->overlay_bytes; /* the only bodies at this port are
+                                                         * overlays */
         config.max_body_flag = "--overlay-bytes";
         config.max_buffered_bytes += options->overlay_bytes;
         config.admin = true;

@@ -1,4 +1,4 @@
-/* What tells about the server: models, info, version, health, metrics. */
+/* Routes about the server itself: models, info, version, health, metrics. */
 #include "engine/clock.h"
 #include "engine/stats.h"
 #include "engine/tokenizer.h"
@@ -25,7 +25,8 @@ static void write_id(struct text *out, const struct server *server,
     json_put_string(out, id);
 }
 
-/* The model, or with overlay the model with the rows of that: MODEL:OVERLAY. */
+/* The entry of the model; with overlay, of MODEL:OVERLAY, the model with the rows of that
+ * overlay. */
 static void write_model(struct text *out, const struct server *server,
                         const struct overlay_info *overlay)
 {
@@ -62,7 +63,7 @@ static void write_model(struct text *out, const struct server *server,
     json_close(out, '}');
 }
 
-/* Whether who asks may use the overlay. */
+/* Whether the client may use the overlay. */
 static bool may_use(const struct api_limits *limits, const char *name)
 {
     bool named = limits->binding == NULL;
@@ -72,7 +73,7 @@ static bool may_use(const struct api_limits *limits, const char *name)
     return named;
 }
 
-/* The model, and with each overlay that who asks may use. */
+/* Lists the model, and the model with each overlay that the client may use. */
 static void list_models(struct server *server, struct exchange *x, const struct api_limits *limits)
 {
     struct text *const out = &x->out;
@@ -213,7 +214,8 @@ void api_live(struct server *server, struct exchange *x)
 {
     struct engine *const engine = atomic_load(&server->engine);
     if (engine == NULL) {
-        write_health(server, x, "loading", 200); /* the process answers: that is all live means */
+        write_health(server, x, "loading", 200); /* the process answers, and being live means no
+                                                  * more than that */
     } else if (engine_state(engine) == ENGINE_FAILED) {
         write_health(server, x, "failed", 503);
     } else if (engine_stalled_ms(engine) >= server->options->stall_live_s * INT64_C(1000)) {
@@ -223,7 +225,7 @@ void api_live(struct server *server, struct exchange *x)
     }
 }
 
-/* Of the server itself, whatever the last deep check found. */
+/* The server's own state, whatever the last deep check found. */
 static const char *running_status(struct server *server)
 {
     struct engine *const engine = atomic_load(&server->engine);
@@ -240,7 +242,7 @@ static const char *running_status(struct server *server)
                                                                                        : "ok";
 }
 
-/* What is known without asking the engine for work. */
+/* What is known without giving the engine work. */
 static const char *ready_status(struct server *server)
 {
     const char *const status = running_status(server);
@@ -252,10 +254,10 @@ static void write_ready(struct server *server, struct exchange *x, const char *s
     write_health(server, x, status, strcmp(status, "ok") == 0 ? 200 : 503);
 }
 
-/* The deep check runs a request of its own, or waits for another's. */
+/* The deep check runs a request of its own, or waits for the one that another check runs. */
 struct deep_work {
     struct server *server;   /* Borrowed */
-    struct request *request; /* Owner: one reference; NULL = another's check is waited for */
+    struct request *request; /* Owner: one reference; NULL = waiting for another's check */
     bool over;               /* probe_end was called */
     int64_t begin_us;
 };
@@ -272,11 +274,11 @@ static void deep_free(void *data)
 
 static void deep_gone(void *data)
 {
-    (void)data; /* the check goes on for the others: it is one token */
+    (void)data; /* the check goes on for the others: it is only one token */
 }
 
-/* The check has no result yet: whether waiting on makes sense. A full server makes steps, but has
- * no seat for the check: readiness does not hang on that. */
+/* The check has no result yet. Whether it makes sense to wait on: a full server completes steps but
+ * has no place for the check, and that must not make it unready. */
 static bool deep_waits(const struct deep_work *work)
 {
     const int64_t age_us = clock_now_us() - work->begin_us;

@@ -1,5 +1,6 @@
-/* GET /memory/counts: how the slots were read since the start, as a file of counts (models/counts.h), in
- * pieces, so that none of a large table lies in memory whole. */
+/* GET /memory/counts: how often each slot was read since the start, as a file of counts
+ * (models/counts.h). It is written in pieces, so that a large table is never in memory as a
+ * whole. */
 #include "engine/pkm_counts.h"
 #include "server/api/routes.h"
 
@@ -17,7 +18,7 @@ enum { PIECE_SLOTS = ANSWER_PIECE_BYTES / 8 };
 
 static void counts_gone(void *data)
 {
-    (void)data; /* the next piece finds nobody to take it */
+    (void)data; /* there is nothing to stop: the next piece is not sent */
 }
 
 /* Adds the next slots; false: there are no more. */

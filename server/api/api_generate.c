@@ -10,7 +10,7 @@ struct generate_work {
     struct server *server; /* Borrowed */
     struct generate_job job;
     struct answer_meta meta;
-    char id[JOB_ID_MAX + 8]; /* meta's, when the dialect puts something in front */
+    char id[JOB_ID_MAX + 8]; /* meta's id, if the dialect puts a prefix before it */
     struct sse sse;
     int n_written; /* items of the whole answer */
 };

@@ -9,7 +9,7 @@
 
 enum { PREFIX_BYTES = sizeof "/memory/overlays/" - 1 };
 
-/* The store; NULL: x holds the error. */
+/* The store of overlays; NULL: there is none, and x holds the error. */
 static struct overlays *store_of(struct server *server, struct exchange *x)
 {
     if (server->limits.overlays == NULL) {
@@ -71,7 +71,7 @@ void api_overlays(struct server *server, struct exchange *x)
     exchange_json(x, 200);
 }
 
-/* Why a file was not taken. */
+/* The answer for a file that was refused. */
 static void refuse_put(struct server *server, struct exchange *x, const struct err *err)
 {
     struct api_error error = {0};

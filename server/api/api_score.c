@@ -13,7 +13,7 @@ _Static_assert((int)SCORE_TEXT == (int)METRICS_FORM_TEXT &&
                    (int)SCORE_PAIRS == (int)METRICS_FORM_PAIRS,
                "forms are counted by their own number");
 
-/* What the two routes do in their own way. */
+/* What differs between the two routes. */
 struct score_route {
     bool (*parse)(struct score_job *job, const char *body, size_t bytes,
                   const struct api_limits *limits, struct api_error *error);
@@ -28,7 +28,7 @@ struct score_work {
     struct score_job job;
     struct answer_meta meta;
     struct score_stream stream;
-    int n_counted; /* results that the metrics know */
+    int n_counted; /* results that are counted in the metrics */
 };
 
 static void work_free(void *data)
@@ -45,7 +45,7 @@ static void work_gone(void *data)
     request_cancel(work->job.request);
 }
 
-/* Counts the results up to n, which are written. */
+/* Counts the results up to n, which have been written. */
 static void count_results(struct score_work *work, int n)
 {
     const struct score_job *const job = &work->job;

@@ -15,7 +15,7 @@
 struct tokenised {
     struct input input;
     bool list, content, pieces;
-    struct input plain; /* the same without the BOS, for the walk over the text */
+    struct input plain; /* the same without the BOS, to walk over the text */
 };
 
 /* Which dialect, its options, and the text as tokens. */
@@ -70,21 +70,23 @@ static bool read_text(struct server *server, struct fields *fields, struct token
     return true;
 }
 
-/* What an answer is written from. One of the two routes; the other's fields are zero. */
+/* What an answer is written from. It belongs to one of the two routes, and the other one's fields
+ * are zero. */
 struct token_work {
     const struct server *server;                              /* Borrowed */
-    bool (*write)(struct token_work *work, struct text *out); /* the next piece; true: the last */
-    bool begun, comma; /* of the list or object that is open between two pieces */
+    bool (*write)(struct token_work *work, struct text *out); /* writes the next piece; true: it was
+                                                               * the last */
+    bool begun, comma; /* entry of the list or object that is open between two pieces */
 
-    json_t *body;       /* Owner: the text lives there */
+    json_t *body;       /* Owner: the text points into it */
     struct tokenised t; /* Owner of ids and offsets */
     int64_t at;         /* the next entry */
     struct answer_walk walk;
-    int64_t start; /* of that entry in the text, in characters */
+    int64_t start; /* where that entry is in the text, in characters */
 
     char *text; /* Owner: [text_bytes] UTF-8 */
     size_t text_bytes, text_at;
-    bool is_content; /* it is written as prompt first, and then as content */
+    bool is_content; /* it is written twice, first as prompt and then as content */
 };
 
 static bool has_room(const struct text *out)
@@ -134,8 +136,8 @@ static bool write_list(struct token_work *work, struct text *out)
     return true;
 }
 
-/* Entry at % n of the list of ids, and where they are asked for of the list of their pieces behind
- * it. */
+/* Entry at % n of the list of ids; then, if pieces were requested, of the list of pieces that
+ * follows. */
 static void write_token(struct token_work *work, struct text *out, int64_t n)
 {
     const struct tokenised *const t = &work->t;
@@ -154,7 +156,7 @@ static void write_token(struct token_work *work, struct text *out, int64_t n)
     }
 }
 
-/* ids with the BOS in front, in either of the two single-text forms. */
+/* Writes the ids, with the BOS in front, in either of the two forms for a single text. */
 static bool write_tokens(struct token_work *work, struct text *out)
 {
     const struct tokenised *const t = &work->t;
@@ -237,7 +239,7 @@ static enum exchange_next work_next(struct exchange *x, void *data)
 
 static void work_gone(void *data)
 {
-    (void)data; /* nothing runs that could be ended */
+    (void)data; /* there is no running work to cancel */
 }
 
 static void work_free(void *data)
@@ -254,7 +256,7 @@ static void work_free(void *data)
 static const struct exchange_work work_ops = {
     .next = work_next, .gone = work_gone, .free = work_free};
 
-/* Owner of the result: the caller. NULL: no memory, and x says so. */
+/* Owner of the result: the caller. NULL: there is no memory, and x has the error. */
 static struct token_work *work_new(struct server *server, struct exchange *x)
 {
     struct token_work *const work = calloc(1, sizeof *work);
@@ -266,7 +268,7 @@ static struct token_work *work_new(struct server *server, struct exchange *x)
     return work;
 }
 
-/* The answer is written by work, or is the error. */
+/* work writes the answer, or there is an error. */
 static void answer(struct server *server, struct exchange *x, struct token_work *work,
                    const struct api_error *error, const char *ignored)
 {
@@ -325,7 +327,7 @@ void api_tokenize(struct server *server, struct exchange *x)
     answer(server, x, work, &error, ignored);
 }
 
-/* The text of the ids that the body has. */
+/* Writes the text of the ids in the body. */
 static bool read_ids(struct server *server, struct fields *fields, struct token_work *work,
                      char ignored[FIELDS_IGNORED_MAX])
 {

@@ -1,4 +1,4 @@
-/* Files that become part of the program when it is built. In assembler, since C11 has no way to embed a
+/* Embeds files into the program when it is built. In assembler, since C11 has no way to embed a
  * file. The Makefile names the files as dependencies of the object. */
 #ifndef SERVER_EMBED_H
 #define SERVER_EMBED_H

@@ -1,5 +1,5 @@
-/* Names of request fields that the server does not read, each logged the first time that it comes:
- * X-Ignored-Fields tells the client's program, but its user mostly sees no headers. */
+/* Names of request fields that the server does not read. Each is logged the first time that it
+ * occurs: X-Ignored-Fields tells the client's program, but its user rarely sees headers. */
 #ifndef SERVER_IGNORED_H
 #define SERVER_IGNORED_H
 

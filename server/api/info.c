@@ -1,5 +1,5 @@
-/* GET /info: what is served, by what, within which limits. The first names are those that text
- * generation clients read; the rest is ours. */
+/* GET /info: the model, the device that computes, and the limits. The first names are those that
+ * text generation clients read; the others are ours. */
 #include "server/api/info.h"
 
 #include "engine/stats.h"

@@ -47,7 +47,7 @@ static int reason_of(int status, const char *code)
 {
     const char *reason = NULL;
     if (code == NULL || strcmp(code, "route_not_found") == 0 ||
-        strcmp(code, "method_not_allowed") == 0) { /* nobody there who could have turned it away */
+        strcmp(code, "method_not_allowed") == 0) { /* there was no route to refuse it */
         return -1;
     }
     if (strcmp(code, "queue_full") == 0 || strcmp(code, "queue_tokens_full") == 0 ||

@@ -48,18 +48,18 @@ void metrics_put_front(struct text *out, const struct metrics *metrics, int n_ro
                        const char *(*route_name)(int route));
 
 long long metrics_get(const atomic_llong *counter);
-/* The lines in front of a metric of ours; name is without "pkmserve_". */
+/* The # lines of one of our metrics; name is without "pkmserve_". */
 void metrics_put_head(struct text *out, const char *name, const char *type, const char *help);
-/* A metric of ours with one value, or a histogram of ours. */
+/* One of our metrics with a single value, or one of our histograms. */
 void metrics_put_one(struct text *out, const char *name, const char *type, const char *help,
                      double value);
 void metrics_put_own_histogram(struct text *out, const char *name, const char *help,
                                const struct histogram *h);
-/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1 for
- * all bounds, 3 for each third, beginning with the first. */
+/* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1
+ * prints all bounds, 3 every third one, beginning with the first. */
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
                            const struct histogram *h, int every);
-/* The counter of ended sequences by reason, likewise. */
+/* The counter of ended sequences by reason, in the same way. */
 void metrics_put_finished(struct text *out, const char *name, const char *labels,
                           const struct engine_stats *stats);
 /* A label's value: quotes, backslashes and line ends escaped. */

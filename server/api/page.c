@@ -15,7 +15,7 @@ EMBED(page_js, EMBED_FILE("server/page/common.js") EMBED_FILE("server/page/token
                            EMBED_FILE("server/page/memory.js") EMBED_FILE("server/page/compare.js")
                                EMBED_FILE("server/page/now.js") EMBED_FILE("server/page/main.js"));
 
-/* Nothing but what this server gives: no inline script or style, no other host, no frame around the page,
+/* Only what this server sends: no inline script or style, no other host, no frame around the page,
  * and no text that becomes HTML. */
 static const char page_policy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -34,7 +34,8 @@ static void page_send(struct exchange *x, const char *type, const char *data, ui
     exchange_header(x, "Content-Security-Policy", "%s", page_policy);
     exchange_header(x, "X-Content-Type-Options", "nosniff");
     exchange_header(x, "Referrer-Policy", "no-referrer");
-    exchange_header(x, "Cache-Control", "no-cache"); /* another version may serve the next visit */
+    exchange_header(x, "Cache-Control", "no-cache"); /* another version may answer the next
+                                                      * request */
 }
 
 bool page_is_wanted(const struct server *server, const struct exchange *x)

@@ -1,5 +1,5 @@
-/* The web page: server/page/, embedded when the program is built (memory-api.md, section 5). It is served
- * at both ports and needs no key; what it asks the server for does. --ui off removes it. */
+/* The web page: server/page/, embedded when the program is built. It is served at both ports and
+ * needs no key, but its requests to the server do. --ui off removes it. */
 #ifndef SERVER_PAGE_H
 #define SERVER_PAGE_H
 

@@ -83,7 +83,7 @@ static bool is_right(const struct probe *probe, const struct item *item, struct 
     return true;
 }
 
-/* A check was done: what is known from now on. */
+/* A check has ended: stores what is known from now on. */
 static void learn(struct probe *probe, const struct item *item)
 {
     struct err err = {0};

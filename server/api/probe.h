@@ -1,12 +1,14 @@
 /* The deep health check: a real forward pass with a known result.
  *
- * The tokens that the model's model.sha256 has results of are scored, and compared with those; where it
- * has none, one token is drawn greedily from one token. The first answer after start-up is known
- * too, and every later answer must have its bits (with --deterministic off it need only be there:
- * the company it keeps may change it). The result is kept for 10 s, and only one check runs at a
- * time: others wait for it. A wrong result keeps the server not ready until a check finds a right
- * one. A check that a full server cannot run says nothing against the server: it is not kept, and
- * the answer is that of the plain check. */
+ * If the model's model.sha256 has results, its tokens are scored and compared with them; otherwise
+ * one token is drawn greedily after a single token. The first answer after start-up is kept, and
+ * every later answer must have the same bits (with --deterministic off an answer is enough, because
+ * other requests in the step may change its bits).
+ *
+ * The result is kept for 10 s, and only one check runs at a time: others wait for it. A wrong
+ * result keeps the server not ready until a check finds a right one. If a full server cannot run a
+ * check, that does not count against the server: nothing is kept, and the answer is that of the
+ * plain check. */
 #ifndef SERVER_PROBE_H
 #define SERVER_PROBE_H
 
@@ -17,7 +19,8 @@
 
 enum {
     PROBE_KEEP_US = 10 * 1000000,
-    PROBE_SEAT_US = 500000, /* to begin, while the engine makes steps for others */
+    PROBE_SEAT_US = 500000, /* time for the check to begin, while the engine makes steps for
+                             * others */
     PROBE_TIMEOUT_US = 5 * 1000000,
 };
 
@@ -34,13 +37,15 @@ struct probe {
 void probe_begin(struct probe *probe, bool exact);
 
 enum probe_state { PROBE_OK, PROBE_WRONG, PROBE_RUNNING, PROBE_YOURS };
-/* What is known now. PROBE_YOURS: nothing fresh; the caller runs the check and calls probe_end. */
+/* The result as known now. PROBE_YOURS: there is none that is recent; the caller runs the check and
+ * calls probe_end. */
 enum probe_state probe_ask(struct probe *probe);
 /* Whether the last check that had a result had a wrong one. */
 bool probe_is_wrong(struct probe *probe);
 /* The check's request, ready to submit; NULL if out of memory. */
 struct request *probe_request(const struct probe *probe, const struct model_info *info);
-/* The check is over; NULL = it could not run. One without a result, given up, leaves nothing. */
+/* The check is over; NULL = it could not run. A check that was given up without a result changes
+ * nothing. */
 void probe_end(struct probe *probe, const struct request *request);
 
 #endif

@@ -93,7 +93,8 @@ static int routes_find(const char *path)
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-/* The error as this server tells it: when to come again, and the status of an overload. */
+/* Completes the error as this server reports it: when to try again, and the status of an
+ * overload. */
 static struct api_error routes_told(struct server *server, const struct api_error *given)
 {
     struct api_error error = *given;
@@ -145,10 +146,10 @@ static bool routes_enter(struct server *server, struct exchange *x, struct api_e
 bool routes_submit(struct server *server, struct exchange *x, struct request *request,
                    int64_t parse_us)
 {
-    /* The parser counted the request's time from its own beginning; it began with the head. */
+    /* The parser counted the request's time from its own start; it must count from the head. */
     request->deadline_us -= parse_us - x->begin_us;
     struct engine *const engine = atomic_load(&server->engine);
-    const int id_max = (int)sizeof request->id - 1; /* the log can do with its beginning */
+    const int id_max = (int)sizeof request->id - 1; /* the log is useful even with a part of it */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
     request->client = x->knows_client ? x->client : 0;
     if (server->keys != NULL) {
@@ -270,20 +271,21 @@ enum exchange_next routes_broken(struct server *server, struct exchange *x,
 
 /* ---- before and after ---------------------------------------------------------------------- */
 
-/* The dialect that this request is a generation in, or NULL. */
+/* The dialect in which this request is a generation, or NULL. */
 static const struct generate_dialect *routes_dialect(const struct exchange *x)
 {
     return x->route >= 0 && x->is_post ? table[x->route].dialect : NULL;
 }
 
-/* What holds for this request: a generation gives the engine work, whatever a GET of its path does. */
+/* The flags that hold for this request: a generation gives the engine work, whatever a GET of the
+ * same path does. */
 static int routes_flags(const struct exchange *x)
 {
     const int flags = x->route >= 0 ? table[x->route].flags : ROUTE_OPEN;
     return routes_dialect(x) != NULL ? (flags & ~ROUTE_OPEN) | ROUTE_ENGINE | ROUTE_WORK : flags;
 }
 
-/* Whether the route is at the port that the request came to. */
+/* Whether the route exists at the port that the request came in by. */
 static bool routes_is_here(const struct server *server, const struct exchange *x, int flags)
 {
     if ((flags & ROUTE_ADMIN) != 0) {
@@ -295,13 +297,13 @@ static bool routes_is_here(const struct server *server, const struct exchange *x
     return !x->admin || (flags & ROUTE_OPEN) != 0;
 }
 
-/* Whether a browser asks what pages from elsewhere may do here, and is to be told. */
+/* Whether this is a browser's question which pages may call this route, and --cors answers it. */
 static bool routes_is_preflight(const struct server *server, const struct exchange *x)
 {
     return server->options->cors[0] != '\0' && strcmp(x->method, "OPTIONS") == 0;
 }
 
-/* Lets pages of the origin that --cors names read the answer, or those of any with "*". */
+/* Lets pages of the origin that --cors names read the answer; "*" allows all pages. */
 static void routes_cors(const struct server *server, struct exchange *x)
 {
     const char *const origin = server->options->cors;
@@ -320,12 +322,12 @@ static void routes_cors(const struct server *server, struct exchange *x)
     }
 }
 
-/* Whether the sender has the key that the route asks for. */
+/* Whether the client sent the key that the route requires. */
 static bool routes_allow(struct server *server, struct exchange *x, int flags,
                          const char *authorization, struct api_error *error)
 {
     const bool free_metrics = (flags & ROUTE_METRICS) != 0 && !server->options->metrics_auth;
-    /* A browser sends no key with the question whether it may send one. */
+    /* Browsers ask first whether they may send a key, and send none with that question. */
     const bool has_key =
         server->keys != NULL && keys_allow(server->keys, authorization, &x->client);
     x->knows_client = x->knows_client || has_key;
@@ -357,7 +359,7 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     const struct generate_dialect *const dialect = routes_dialect(x);
     x->errors = dialect != NULL ? dialect->errors : NULL;
     routes_cors(server, x);
-    /* Where no key is asked for, what is sent may not take the room of those who have one. */
+    /* At routes without a key, a body must not use memory that belongs to those who have one. */
     x->drops_body = (flags & ROUTE_ENGINE) == 0 ||
                     !(routes_takes(x, flags) && (x->is_post || (x->is_put && x->admin)));
     return routes_allow(server, x, flags, authorization, error) &&
@@ -402,7 +404,7 @@ static void routes_refuse_method(struct server *server, struct exchange *x, int 
     routes_refuse(server, x, 405, "method_not_allowed", advice);
 }
 
-/* What stands in the way of running the route; true = it was answered. */
+/* Checks everything that may prevent the route from running; true = the request was answered. */
 static bool routes_blocked(struct server *server, struct exchange *x, int flags)
 {
     if (!routes_takes(x, flags)) {
@@ -438,7 +440,7 @@ static bool routes_blocked(struct server *server, struct exchange *x, int flags)
     return false;
 }
 
-/* Says what was probably meant: an OpenAI client whose base_url lacks /v1. */
+/* Says what was probably meant: for instance by an OpenAI client whose base_url lacks /v1. */
 static void routes_unknown(struct exchange *x)
 {
     char path[EXCHANGE_PATH_MAX + 8];
@@ -449,8 +451,9 @@ static void routes_unknown(struct exchange *x)
                     route >= 0 ? " is there: end the client's base_url with /v1" : "");
 }
 
-/* How long the request may take, without reading it as JSON: for one that has waited for a thread to
- * read it. Of several timeout_ms the longest counts; a text that holds one spells its quotes otherwise. */
+/* How long the request may take, without parsing its JSON: for a request that has waited for a
+ * thread to read it. If timeout_ms occurs several times, the longest counts; in a text the quotes
+ * would be escaped. */
 static int64_t routes_patience_ms(const struct server *server, const struct exchange *x)
 {
     static const char name[] = "\"timeout_ms\"";
@@ -473,8 +476,8 @@ static int64_t routes_patience_ms(const struct server *server, const struct exch
     return longest >= 0 ? longest : server->options->timeout_ms;
 }
 
-/* A long body that waited for a thread to read it: counts the time, and refuses what is late. true = it
- * was answered. */
+/* A long body has waited for a thread to read it: counts the time, and refuses the request if it is
+ * late. true = it was answered. */
 static bool routes_late(struct server *server, struct exchange *x)
 {
     if (x->wait_us == 0) {

@@ -19,18 +19,18 @@
 struct server {
     const struct options *options; /* Borrowed */
     struct http *http;             /* Owner: serve.c */
-    struct http *admin;            /* Owner: serve.c; NULL = all is at the one port */
+    struct http *admin;            /* Owner: serve.c; NULL = there is only the main port */
     struct usage *usage;           /* Owner: serve.c; set before engine; NULL = no memories */
-    struct keys *keys;             /* Owner: serve.c; NULL = no keys are asked for */
+    struct keys *keys;             /* Owner: serve.c; NULL = no keys are required */
     _Atomic(struct engine *)
         engine;             /* Owner: serve.c. NULL while it loads; limits are set before */
     struct clients clients; /* Owner: serve.c */
     struct proxies proxies;
     struct api_limits limits;
-    _Atomic(const char *) phase; /* while loading: static text */
+    _Atomic(const char *) phase; /* while loading: the phase, a static text */
     atomic_int progress_permille;
     atomic_bool draining;      /* a signal came: not ready, connections close */
-    _Atomic int64_t closed_us; /* what arrives from then on is not taken; 0 = not yet */
+    _Atomic int64_t closed_us; /* requests that arrive later are refused; 0 = not yet */
     int64_t begin_us;          /* start of the process */
     int64_t created;           /* the same in seconds since 1970 */
     struct metrics metrics;
@@ -49,28 +49,30 @@ const char *routes_name(int route);
 
 /* ---- for the api_*.c ----------------------------------------------------------------------- */
 
-/* Makes the request known to the engine, which wakes x; its parsing began at parse_us. false: x holds
- * the error. */
+/* Hands the request to the engine, which wakes x; its parsing began at parse_us. false: x holds the
+ * error. */
 bool routes_submit(struct server *server, struct exchange *x, struct request *request,
                    int64_t parse_us);
-/* The limits of who asks: the server's, and the overlays that its key is bound to, which *binding holds. */
+/* The limits of this client: the server's, and the overlays that its key is bound to, which
+ * *binding holds. */
 struct api_limits routes_limits(struct server *server, const struct exchange *x,
                                 struct overlay_names *binding);
-/* After submit: names the ignored fields ("" = none) in a header and in the log, and says what the answer will
- * tell besides its results. id: the one that the client gave, "" = x's. */
+/* After submit: names the ignored fields ("" = none) in a header and in the log. Returns what the
+ * answer says besides its results. id: the one that the client gave, "" = x's. */
 struct answer_meta routes_accept(struct server *server, struct exchange *x,
                                  const struct request *request, const char *id,
                                  const char *ignored);
-/* Whether the client has left: then request is cancelled, and what is answered is for the log. */
+/* Whether the client has left: then request is cancelled, and the answer only goes to the log. */
 bool routes_gone(struct exchange *x, struct request *request);
 /* Answers with error and the headers that go with its code. */
 void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
-/* A piece of a whole answer is in x->out; done: it is the last. request: what was computed for it; NULL =
- * nothing. An answer that is complete with its
- * first piece goes out with its length, any other in chunks, so that none lies in memory whole. */
+/* x->out holds a piece of a whole answer; done: it is the last. request: what was computed for it;
+ * NULL = nothing. An answer that is complete with its first piece is sent with its length, any
+ * other in chunks, so that it is never in memory as a whole. */
 enum { ANSWER_PIECE_BYTES = 64 * 1024 };
 enum exchange_next routes_piece(struct exchange *x, const struct request *request, bool done);
-/* The answer cannot be written: answers with error, or if its head is out cuts the connection. */
+/* The answer cannot be written: answers with error, or cuts the connection if the head has been
+ * sent. */
 enum exchange_next routes_broken(struct server *server, struct exchange *x,
                                  const struct api_error *error);
 /* Queue, inference and total time in whole milliseconds, and the token counts. */

@@ -98,7 +98,8 @@ void usage_close(struct usage *usage)
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* What was computed last; asks for more if it is old. Returns the positions that it is of. */
+/* The last results; starts a new computation if they are old. Returns the positions that they are
+ * about. */
 static int64_t usage_look(struct usage *usage, struct pkm_stats *stats)
 {
     const int64_t now_us = clock_now_us();
@@ -149,7 +150,7 @@ void usage_write(struct text *out, struct usage *usage)
                 "pkmserve_memory_sampled_positions %lld\n",
                 (long long)n_sampled);
     if (n_sampled == 0) {
-        return; /* there is nothing to tell yet */
+        return; /* there are no results yet */
     }
     double used[MODEL_PKM_MAX];
     double kl[2][MODEL_PKM_MAX];

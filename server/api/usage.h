@@ -13,11 +13,11 @@ enum { USAGE_EVERY_S = 5 };
 
 struct usage;
 
-/* NULL is what a model without memories gets. The engine must outlive it. */
+/* A model without memories gets NULL. The engine must outlive it. */
 enum err_code usage_open(struct usage **usage, const struct engine *engine, struct err *err);
 void usage_close(struct usage *usage); /* NULL is fine */
 
-/* Writes the metrics, and asks for newer ones. NULL is fine. */
+/* Writes the metrics, and starts computing newer ones. NULL is fine. */
 void usage_write(struct text *out, struct usage *usage);
 
 #endif

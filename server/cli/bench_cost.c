@@ -48,12 +48,12 @@ static double search_params(const struct model_info *info)
     return params;
 }
 
-/* Bytes per element of the value tables: read in place (no resident bytes) they keep the file's
- * type. Both counts have a table that several memories read once. */
+/* Bytes per element of the value tables: tables that are read in place (no resident bytes) keep the
+ * file's type. A table that several memories read is in both counts once. */
 static double value_elem_bytes(const struct model_info *info)
 {
     if (info->value_bytes == 0) {
-        /* A byte of Q4 is two of them. */
+        /* A byte of Q4 holds two elements. */
         return (double)dtype_bytes(info->value_dtype) / (info->value_dtype == DTYPE_Q4 ? 2 : 1);
     }
     return (double)info->value_bytes / (double)info->n_param_values;
@@ -71,7 +71,7 @@ static double row_values(const struct model_info *info)
     return n;
 }
 
-/* Positions that a row at position pos attends to, of all layers together. */
+/* Positions that a row at position pos attends to, over all layers. */
 static double attended(const struct model_info *info, double pos)
 {
     const double all = pos * info->n_layer;
@@ -87,7 +87,7 @@ struct bench_cost bench_cost_of(const struct model_info *info, const struct benc
     const double vocabulary = d * info->n_vocab;
     const double cache_row = 2 * kv_width(info) * (double)dtype_bytes(info->cache_dtype);
     const double persistent = (double)info->n_persistent * info->n_layer;
-    /* The rows of one sequence share its cache; a prefill's mean row sees half of it. */
+    /* The rows of one sequence share its cache; on average a row of a prefill sees half of it. */
     const double cached = shape->n_tok == shape->n_seq ? shape->mean_pos : 2 * shape->mean_pos;
     const double values = shape->values_apart ? 0 : row_values(info) * value_elem_bytes(info);
     struct bench_cost cost;

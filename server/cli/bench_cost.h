@@ -10,11 +10,12 @@ struct bench_shape {
     int n_out; /* rows whose next-token distribution is wanted */
     int n_seq;
     double mean_pos;   /* positions that a row attends to, on average */
-    bool values_apart; /* value rows come from other memory than all else: not in its bytes */
+    bool values_apart; /* value rows are read from another memory than everything else, and are not
+                        * in its bytes */
 };
 
 struct bench_cost {
-    double bytes; /* each weight once, each row's memory values unless values_apart, each
+    double bytes; /* each weight once; each row's memory values, unless values_apart; each
                    * sequence's cache once */
     double flops; /* two per multiply-add */
 };

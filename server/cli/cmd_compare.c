@@ -92,7 +92,7 @@ static enum err_code open_overlay(struct side *side, const struct options *optio
     return overlays_take(side->overlays, names, 1, &side->taken, err);
 }
 
-/* The vocabularies name the same tokens, as far as both are there. */
+/* The vocabularies must name the same tokens, as far as both exist. */
 static enum err_code check_pieces(const struct comparison *it, struct err *err)
 {
     struct tokenizer *other = NULL;
@@ -113,7 +113,7 @@ static enum err_code check_pieces(const struct comparison *it, struct err *err)
     return code;
 }
 
-/* What the same ids ask of two models must be the same. */
+/* The same ids must be valid for both models, and mean the same. */
 static enum err_code check_alike(const struct comparison *it, struct err *err)
 {
     const struct model_info *const a = it->side.info;
@@ -238,7 +238,7 @@ struct rows {
     const int32_t *id; /* [n_row+1] the last one is only predicted */
     int64_t pos;
     int n_row;
-    int first_out; /* the rows from here on count */
+    int first_out; /* rows from this one on count */
     int lang;
 };
 
@@ -340,7 +340,7 @@ static enum err_code compare_texts(struct comparison *it, struct err *err)
 
 /* ---- results ------------------------------------------------------------------------------- */
 
-/* Not close: also what is NaN. */
+/* Not close enough; NaN is not, either. */
 static bool is_kl_close(const struct options *options, const struct compare_figures *f)
 {
     return f->kl_mean <= options->max_kl;
@@ -428,8 +428,8 @@ static enum err_code judge(const struct comparison *it, const struct compare_fig
 
 /* ---- a sweep ------------------------------------------------------------------------------- */
 
-/* The figures with one memory switched off, or with head >= 0 one head of it, besides what --ablate
- * names; with memory -1 that alone. */
+/* The figures with one memory switched off, or if head >= 0 with one head of it, in addition to
+ * what --ablate names; with memory -1, with --ablate alone. */
 static enum err_code sweep_one(struct comparison *it, int memory, int head, struct text *out,
                                struct err *err)
 {

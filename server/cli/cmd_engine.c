@@ -12,9 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A tool scores whole corpora: memory is its limit. Far from where sums would overflow. */
+/* A tool scores whole corpora, so the only limit is memory. Far below the point where sums would
+ * overflow. */
 static const int64_t tokens_unlimited = INT64_C(1) << 40;
-/* Of address space; what is not used costs nothing. */
+/* Bytes of address space; what is not used costs nothing. */
 static const int64_t trace_unlimited = INT64_C(1) << 36;
 
 enum { LOOK_MS = 100, READ_BYTES = 1 << 14 };
@@ -110,7 +111,7 @@ void cmd_engine_wait(struct cmd_engine *ce)
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
     sem_timedwait(&ce->wake, &until);
-    while (sem_trywait(&ce->wake) == 0) { /* several wakes are one look */
+    while (sem_trywait(&ce->wake) == 0) { /* several wakes count as one */
     }
 }
 
@@ -160,7 +161,7 @@ enum err_code cmd_refused(const struct api_error *error, struct err *err)
     if (flag == NULL) {
         return err_set(err, ERR_FORMAT, "%s", message);
     }
-    /* The parser begins its sentence with the field; who typed a command knows it by its flag. */
+    /* The parser's message begins with the field; the user of a command knows it by its flag. */
     const size_t bytes = strlen(error->param);
     const bool leads = strncmp(message, error->param, bytes) == 0;
     return leads ? err_set(err, ERR_ARGUMENT, "--%s%s", flag, message + bytes)
@@ -301,7 +302,8 @@ static bool ends_with(const char *path, const char *ending)
     return n >= n_ending && strcmp(path + n - n_ending, ending) == 0;
 }
 
-/* Whether each line of text that is not blank is a JSON object, as far as its ends tell. */
+/* Whether each line of text that is not blank looks like a JSON object, judging by its first and
+ * last character. */
 static bool is_json_lines(const struct text *text)
 {
     static const char blanks[] = " \t\r";
@@ -326,7 +328,7 @@ static bool is_json_lines(const struct text *text)
     return some;
 }
 
-/* Files that a perplexity says nothing about: empty ones, and JSON that holds texts. */
+/* Refuses files whose perplexity would mean nothing: empty ones, and JSON that contains texts. */
 static enum err_code check_text(const struct text *text, const char *path, bool as_text,
                                 struct err *err)
 {

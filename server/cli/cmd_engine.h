@@ -19,34 +19,34 @@ struct cmd_engine {
     struct overlay_names overlay; /* of --overlay: applies to every request */
 };
 
-/* Lifts the limits that a server needs and a tool does not. */
+/* Raises the limits that protect a server, which a tool does not need. */
 void cmd_lift_limits(struct api_limits *limits);
 /* Text needs a tokenizer: without one, options must say that ids are given. */
 enum err_code cmd_check_tokenizer(const struct options *options, const struct tokenizer *tokenizer,
                                   struct err *err);
 
-/* --overlay with a model without memories. */
+/* Refuses --overlay with a model without memories. */
 enum err_code cmd_no_overlay(const struct options *options, struct err *err);
 
-/* Opens the engine that options describe, with limits that a server needs and a tool does not
- * lifted. A progress bar shows the loading. */
+/* Opens the engine that options describe, with the limits that protect a server raised. A progress
+ * bar shows the loading. */
 enum err_code cmd_engine_open(struct cmd_engine *ce, const struct options *options,
                               struct err *err);
 void cmd_engine_close(struct cmd_engine *ce); /* zeroed is fine */
 
-/* Submits request and waits until all of its items are over, calling look every time something was
+/* Submits request and waits until all of its items are over, calling look whenever results were
  * published, and at least ten times a second. */
 enum err_code cmd_engine_run(struct cmd_engine *ce, struct request *request,
                              void (*look)(void *ctx), void *ctx, struct err *err);
 
-/* Waits until something was published, for a tenth of a second at most. */
+/* Waits until results were published, but no longer than a tenth of a second. */
 void cmd_engine_wait(struct cmd_engine *ce);
 
 /* What a printed answer says besides its results. */
 struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
-/* What a parser or writer has against the options (ERR_ARGUMENT) or the input, as err. */
+/* An error of a parser or writer as err: about the options (ERR_ARGUMENT) or about the input. */
 enum err_code cmd_refused(const struct api_error *error, struct err *err);
-/* Prints out, or with an error hands that on instead; frees out. */
+/* Prints out; or, if there is an error, returns that instead. Frees out. */
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err);
 
 /* Appends the file (or with "-" standard input) to text. */
@@ -57,7 +57,8 @@ enum err_code cmd_read_file(struct text *text, const char *path, struct err *err
  */
 enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
                             const char *path, struct err *err);
-/* How texts are cut and what else options say of every /score request. */
+/* Writes the fields that say how texts are cut, and whatever else the options say about every
+ * /score request. */
 void cmd_put_score_options(struct text *body, const struct options *options);
 /* "language", if options name one. */
 void cmd_put_language(struct text *body, const struct options *options);
@@ -73,8 +74,8 @@ enum err_code cmd_read_score(struct score_job *job, const struct options *option
                              const struct api_limits *limits, const char *const *path, int n,
                              struct err *err);
 
-/* Warns on standard error where more than one token in a hundred is unknown to the vocabulary, and
- * says what to do: figures over unknown tokens are good and mean little. */
+/* Warns on standard error if more than one token in a hundred is unknown to the vocabulary, and
+ * says what to do: such figures look good and mean little. */
 void cmd_warn_unknown(int64_t n_unk, int64_t n_tokens, const struct tokenizer *tokenizer);
 
 #endif

@@ -37,7 +37,7 @@ static enum err_code put_prompt(struct text *body, const struct options *options
     return code;
 }
 
-/* What was not given is left out, and the model's recommendation holds. */
+/* An option that was not given is left out, so that the model's recommendation holds. */
 static void put_given(struct text *body, const char *name, double value)
 {
     if (value > OPTION_NOT_GIVEN) {
@@ -105,12 +105,12 @@ static void print_text(struct generation *it, int n_out, enum finish state)
     text_free(&out);
 }
 
-/* Prints what came since the last look. */
+/* Prints what has come since the last look. */
 static void look(void *ctx)
 {
     struct generation *const it = ctx;
     const struct item *const item = &it->job.request->item[0];
-    /* The state first: what it ends is then all there. */
+    /* Read the state first: if it says the end, all results are there. */
     const enum finish state = (enum finish)atomic_load(&item->state);
     const int n_out = atomic_load(&item->n_out);
     if (!it->streams) {
@@ -138,8 +138,8 @@ static enum err_code print_json(const struct generation *it, int64_t begin_us, s
     return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 
-/* The end of what was streamed; on standard error the seed that was drawn, on a terminal
- * how it went. */
+/* Ends the streamed text; prints on standard error the seed that was drawn and, on a terminal, how
+ * the generation went. */
 static enum err_code print_end(const struct generation *it, struct err *err)
 {
     const struct request *const request = it->job.request;

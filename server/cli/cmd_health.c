@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 enum {
-    HEALTH_ANSWER_MAX = 4096, /* the head and a body of one line; what is longer is not read */
+    HEALTH_ANSWER_MAX = 4096, /* the head and a body of one line; more is not read */
     HEALTH_SHOWN_MAX = 200,   /* bytes of the body that the line shows */
 };
 
@@ -198,7 +198,7 @@ static enum err_code health_check_options(const struct options *options, struct 
     return ERR_OK;
 }
 
-/* What is asked, as far as a URL says so: HOST[:PORT][/PATH], with or without http://. */
+/* Reads the operand like a URL: HOST[:PORT][/PATH], with or without http://. */
 struct target {
     char host[OPTIONS_NAME_MAX];
     int port;
@@ -231,8 +231,8 @@ static enum err_code target_from_url(struct target *target, const char *url, str
     return ERR_OK;
 }
 
-/* The options with what the operand says in their place. The wildcards that a server listens on are,
- * for who asks, this machine. */
+/* The options, overruled by the operand. If the host is a wildcard that a server listens on, this
+ * machine is asked. */
 static enum err_code resolve_target(struct target *target, const struct options *options,
                                     struct err *err)
 {

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/* Parameters by what they are for. The first row whose mark stands in a tensor's name takes it;
- * rows of one name follow one another and are one kind. */
+/* Parameters by purpose. A tensor belongs to the first row whose mark occurs in its name;
+ * neighbouring rows of the same name are one kind. */
 struct kind {
     const char *mark;
     const char *name;

@@ -15,7 +15,7 @@
 
 /* ---- add ------------------------------------------------------------------------------------ */
 
-/* Adds the file to sum, which the first one begins. */
+/* Adds the file to sum; the first file begins the sum. */
 static enum err_code add_file(struct counts *sum, const char *path, struct err *err)
 {
     struct counts more;
@@ -50,7 +50,7 @@ int cmd_memory_add(const struct options *options)
 
 /* ---- lists of slots ------------------------------------------------------------------------- */
 
-/* The slots of a table that are chosen. */
+/* The slots of a table that were chosen. */
 struct list {
     int32_t *slot; /* Owner: this. [n] ascending */
     double *score; /* Owner: this. [n] */
@@ -65,7 +65,7 @@ static void lists_free(struct list *list)
     }
 }
 
-/* Room for n slots; n is at least 1. */
+/* Allocates space for n slots; n is at least 1. */
 static enum err_code list_new(struct list *list, int64_t n, struct err *err)
 {
     list->slot = malloc((size_t)n * sizeof *list->slot);
@@ -117,16 +117,17 @@ static enum err_code lists_write(const struct list *list, const struct counts *c
 
 static double sum_reads(const struct counts_memory *memory)
 {
-    int64_t sum = 0; /* counts_parse has seen that it fits */
+    int64_t sum = 0; /* counts_parse has checked that it fits */
     for (int64_t i = 0; i < memory->n_slot; i++) {
         sum += memory->reads[i];
     }
     return (double)sum;
 }
 
-/* Adds to score [n_slot] what one memory says of the slots that the task reads. tfidf is the formula of
- * "Continual Learning via Sparse Memory Finetuning" (arXiv 2510.15103), with texts as its batches. For
- * kl, p · log(p / q), the background has one read of each slot more, so that q is never 0. */
+/* Adds to score [n_slot] what one memory contributes for the slots that the task reads. tfidf is
+ * the formula of "Continual Learning via Sparse Memory Finetuning" (arXiv 2510.15103), where a text
+ * stands for a batch. For kl, p · log(p / q), each slot of the background counts one read more, so
+ * that q is never 0. */
 static void add_scores(double *score, const struct counts_memory *task,
                        const struct counts_memory *background, int64_t n_document, bool tfidf)
 {
@@ -163,14 +164,14 @@ static enum err_code table_scores(double **score, const struct counts *task,
     return ERR_OK;
 }
 
-/* The best of all tables: a heap whose first entry is the worst of them. */
+/* The best slots of all tables: a heap whose first entry is the worst of them. */
 struct best {
     double score;
     int32_t slot;
     int table;
 };
 
-/* Whether a goes before b: a higher score, or of equal ones the earlier slot. */
+/* Whether a goes before b: a higher score, or among equals the earlier slot. */
 static bool is_better(const struct best *a, const struct best *b)
 {
     if (a->score > b->score || a->score < b->score) {
@@ -203,8 +204,8 @@ static void sift_up(struct best *heap, int64_t at)
     }
 }
 
-/* Keeps the slots of a table that are among the top so far. Slots that the task reads no more than
- * texts of any kind, score 0 or below, are none. */
+/* Keeps the slots of a table that are among the best so far. Slots that the task reads no more
+ * often than texts of any kind do, with a score of 0 or below, are left out. */
 static void keep_best(struct best *heap, int64_t *n, int64_t top, const double *score,
                       int64_t n_slot, int table)
 {
@@ -266,7 +267,7 @@ static enum err_code rank_all(struct list *list, const struct counts *task,
     return code;
 }
 
-/* Of the task's and of the background's reads of a table, the shares that go to the list. */
+/* The shares of the task's and of the background's reads of a table that the listed slots have. */
 static enum err_code shares_of(double share[2], const struct list *list,
                                const struct counts *const counts[2], int table, struct err *err)
 {
@@ -383,8 +384,8 @@ static int64_t slots_of(double share, int64_t n_slot)
     return n < 1 ? 1 : n;
 }
 
-/* The shares of reads of a table's hottest slots, and the list of the hottest n; slots that nobody read
- * are none. */
+/* The shares of reads that a table's hottest slots have, and the list of the hottest n; slots that
+ * nobody read are left out. */
 static enum err_code hot_table(struct list *list, double share[N_PERCENT], int64_t *n_read,
                                const struct counts *counts, int table, double wanted,
                                struct err *err)
@@ -413,7 +414,8 @@ static enum err_code hot_table(struct list *list, double share[N_PERCENT], int64
     }
     int64_t n = slots_of(wanted, n_slot);
     n = n < *n_read ? n : *n_read;
-    /* Of slots with as many reads as the last one of the list, the first ones come into it. */
+    /* Several slots may have as many reads as the last one of the list: the first of them are
+     * taken. */
     const int64_t least = n > 0 ? sorted[n - 1] : 0;
     int64_t n_least = 0;
     for (int64_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
-/* `pkmserve memory count`: which slots texts read. Each file is a text, or with --jsonl each line; they
- * run as `score` runs them, and each position of a text counts once, whatever its windows. What is kept
- * are the counts alone, 28 bytes a slot, and the texts on their way. */
+/* `pkmserve memory count`: which slots texts read. Each file is a text, or with --jsonl each line;
+ * they run as in `score`, and each position of a text counts once, however many windows contain it.
+ * Only the counts are kept, 28 bytes for each slot, and the texts that are being computed. */
 #include "models/counts.h"
 #include "server/cli/texts.h"
 
@@ -10,8 +10,8 @@ enum { GROUP_BYTES = 1 << 20 };
 
 struct tally {
     struct counts counts;
-    /* Owner: this. [n_slot] the number, from 1, of the last text that read the slot; only its low 32
-     * bits, which suffices for the 4 billion texts before it. */
+    /* Owner: this. [n_slot] the number, from 1, of the last text that read the slot: its low 32
+     * bits, which are enough for 4 billion texts. */
     uint32_t *seen[MODEL_PKM_MAX];
 };
 
@@ -95,7 +95,7 @@ int cmd_memory_count(const struct options *options)
     int status = -1;
     const struct texts texts = {
         .doing = "counting", .group_bytes = GROUP_BYTES, .take = tally_text, .ctx = &tally};
-    own.memory = true; /* the traces that are counted */
+    own.memory = true; /* the traces are what is counted */
     enum err_code code = tally_new(&tally, options->model, &err);
     if (code == ERR_OK) {
         code = texts_run(&texts, &own, &status, &err);

@@ -9,8 +9,9 @@
 #include <string.h>
 
 enum {
-    GROUP_BYTES = 1 << 16, /* every look-up of the texts is kept: a kilobyte a token, say */
-    SLOT_MAX = 4096,       /* that can be asked for at once */
+    GROUP_BYTES = 1 << 16, /* texts at once: all of their look-ups are kept, about a kilobyte a
+                            * token */
+    SLOT_MAX = 4096,       /* slots that can be asked for at once */
     BEFORE = 24,           /* tokens of context */
     AFTER = 12,
 };
@@ -30,8 +31,8 @@ struct target {
     int32_t slot;
     int64_t reads;
     double weight;
-    struct place
-        *place; /* Owner: this. [n_place] the best so far, in order; room for most and one */
+    /* Owner: this. [n_place] the best so far, in order; there is room for one more than --most */
+    struct place *place;
     int n_place;
 };
 
@@ -40,7 +41,8 @@ struct examples {
     struct target *target; /* Owner: this. [n] */
     int n;
     int32_t *index
-        [MODEL_PKM_MAX]; /* Owner: this. [n_slot] the slot's target + 1; NULL: no slots of it */
+        [MODEL_PKM_MAX]; /* Owner: this. [n_slot] the number + 1 of the slot's target; NULL: none of
+                          * its slots was asked for */
     struct model_info info;
     const struct tokenizer *tokenizer; /* Borrowed, while the engine is open */
 };
@@ -91,7 +93,7 @@ static enum err_code add_target(struct examples *it, int m, int64_t slot, struct
                : err_set(err, ERR_MEMORY, "--most %d: no memory", it->options->most);
 }
 
-/* The number at text, from 0; *end is behind it. -1: there is none. */
+/* The number at text, 0 or more; *end is behind it. -1: there is none. */
 static int64_t number_at(const char *text, const char **end)
 {
     int64_t n = 0;
@@ -143,7 +145,7 @@ static enum err_code read_slots(struct examples *it, struct err *err)
 
 /* ---- places --------------------------------------------------------------------------------- */
 
-/* What tokens from .. to-1 spell, as a JSON string. */
+/* The text of tokens from .. to-1 as a JSON string. */
 static void put_words(struct text *out, const struct examples *it, const struct item *item,
                       int64_t from, int64_t to)
 {
@@ -194,7 +196,8 @@ static enum err_code fill_place(struct place *place, const struct examples *it,
                                                 : err_set(err, ERR_MEMORY, "no memory for a place");
 }
 
-/* Puts the place among the target's best, if it is one: the larger weight first, of equals the earlier. */
+/* Adds the place to the target's best ones if it is one of them: larger weights first, among equals
+ * the earlier place. */
 static enum err_code add_place(struct target *target, const struct examples *it,
                                const struct texts_item *text, struct place place, struct err *err)
 {
@@ -220,7 +223,7 @@ static enum err_code add_place(struct target *target, const struct examples *it,
     return code;
 }
 
-/* Of the look-ups of one position in memory m, those of slots that are asked for. */
+/* Looks for the slots that were asked for among the look-ups of one position in memory m. */
 static enum err_code look_at(struct examples *it, const struct texts_item *text, int m, int64_t p,
                              int64_t position, struct err *err)
 {
@@ -234,7 +237,8 @@ static enum err_code look_at(struct examples *it, const struct texts_item *text,
         const int target = it->index[m][slot[j]] - 1;
         struct place place = {.position = position};
         bool told = target < 0;
-        for (int64_t i = 0; i < n_hit && !told; i++) { /* once, at its first look-up */
+        for (int64_t i = 0; i < n_hit && !told; i++) { /* the slot counts once, at its first
+                                                        * look-up */
             told = slot[i] == slot[j] && i < j;
             if (slot[i] == slot[j]) {
                 place.weight += (double)share[i];

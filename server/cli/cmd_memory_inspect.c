@@ -1,5 +1,5 @@
-/* `pkmserve memory inspect`: what is in a file of counts or in an overlay. An overlay is held against the
- * model it was made for, if that is the one given or, without --model, the one shipped. */
+/* `pkmserve memory inspect`: describes a file of counts or an overlay. An overlay is compared with
+ * the model that it was made for, if that is the one given, or without --model the one shipped. */
 #include "models/counts.h"
 #include "models/table.h"
 #include "server/cli/cmd.h"
@@ -106,7 +106,7 @@ struct inspection {
     struct overlay overlay;
     struct model_info *info; /* Owner: this */
     struct tensors *tensors; /* Owner: this. The base; NULL = it is not known */
-    struct counts counts;    /* n_memory 0 = none are asked for */
+    struct counts counts;    /* n_memory 0 = no counts were given */
 };
 
 static bool model_is_given(const struct options *options)
@@ -114,7 +114,8 @@ static bool model_is_given(const struct options *options)
     return options->model != options->model_path;
 }
 
-/* Opens the base. What the shipped model has against an overlay only says that it is not its base. */
+/* Opens the base. If the shipped model does not fit an overlay, that only means that it is not its
+ * base. */
 static enum err_code open_base(struct inspection *it, struct err *err)
 {
     char hash[MODEL_PKM_MAX][SHA256_HEX] = {0};
@@ -158,15 +159,15 @@ static enum err_code open_counts(struct inspection *it, struct err *err)
                           : code;
 }
 
-/* What is told of one row. */
+/* What is printed about one row. */
 struct row {
-    double norm;   /* of the row that is read in place of the base's */
-    double change; /* of the difference to the base's, relative to the base's */
-    double cosine; /* to the base's; NaN where either is zero */
+    double norm;   /* norm of the row that is read in place of the base's */
+    double change; /* norm of the difference to the base's, relative to the base's */
+    double cosine; /* cosine with the base's row; NaN if either is zero */
     int64_t reads; /* -1 = not asked for */
 };
 
-/* change and cosine are of no use without a base. base, row and sum are working memory, [cols]. */
+/* change and cosine mean nothing without a base. base, row and sum are scratch, [cols]. */
 static struct row row_of(const struct inspection *it, const struct overlay_memory *part, int64_t i,
                          const struct table *table, float *base, float *row)
 {
@@ -199,7 +200,7 @@ struct told {
     int64_t reads;
 };
 
-/* Of all memories that read the table: how often each of the overlay's slots was read. */
+/* Over all memories that read the table: how often each of the overlay's slots was read. */
 static int64_t slot_reads(const struct counts *counts, int table, int64_t slot)
 {
     int64_t sum = 0;
@@ -356,7 +357,7 @@ static enum err_code inspect_overlay(const struct mapped *file, const struct opt
     return code;
 }
 
-/* Which of the two it is, as far as its header says. */
+/* Which of the two the file is, judging by its header. */
 static enum err_code is_counts(bool *counts, const struct mapped *file, struct err *err)
 {
     struct safetensors st;

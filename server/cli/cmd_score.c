@@ -76,7 +76,8 @@ static void print_row(const struct score_figures *figures, const char *name)
     printf("  %s\n", name);
 }
 
-/* Under --windows: the figures that the evaluator prints, under its own names and with its digits. */
+/* With --windows: the figures that the evaluator prints, with its names and its number of
+ * digits. */
 static void print_evaluator(const struct scoring *it, const struct score_figures *pool)
 {
     switch (it->job.scheme) {
@@ -165,8 +166,8 @@ static bool is_alike(const struct model_info *info, int a, int b)
            info->memory[a].shape.k_top == info->memory[b].shape.k_top;
 }
 
-/* An array's name: what it is, then _T of text T where there are several, and _mM where memories differ in
- * shape, M being the first of its shape. */
+/* The name of an array: what it contains; then _T for text number T if there are several, and _mM
+ * for the memories that have the same shape as memory M, the first of them, if shapes differ. */
 static void slots_name(char *name, size_t bytes, const struct scoring *it, const char *what,
                        int text, int memory)
 {
@@ -211,7 +212,7 @@ static enum err_code put_lookups(struct npz *npz, const struct scoring *it, int 
     return npz_end(npz, err);
 }
 
-/* The arrays of a text: for memories of each shape their numbers, slots and weights. */
+/* The arrays of a text: for the memories of each shape their numbers, slots and weights. */
 static enum err_code put_text(struct npz *npz, const struct scoring *it, int text, struct err *err)
 {
     const struct model_info *const info = it->ce.limits.info;

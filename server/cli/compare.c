@@ -40,7 +40,8 @@ bool compare_add(struct compare_sums *sums, const float *model, const float *ref
         sum += exp(b);
         distance += weight > 0 ? weight * (a - b) : 0;
     }
-    if (!isfinite(sum) || !isfinite(reference_sum)) { /* a top that is no number, or a NaN below */
+    if (!isfinite(sum) || !isfinite(reference_sum)) { /* the largest is no number, or another one is
+                                                       * NaN */
         return false;
     }
     const double kl = distance / reference_sum + log(sum) - log(reference_sum);

@@ -6,17 +6,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What was added up so far. Zeroed, with kl and n_max set, it is empty. */
+/* Sums over the positions so far. Zeroed, with kl and n_max set, it is empty. */
 struct compare_sums {
     double *kl; /* Borrowed. [n_max], of each position in nats */
     int64_t n, n_max;
     int64_t n_same;                    /* positions where both have the same best token */
-    double logprob, reference_logprob; /* sums of those of the tokens that came */
+    double logprob, reference_logprob; /* sums of the log-probabilities of the actual tokens */
 };
 
-/* Adds a position: both models' logits, [n_vocab], and the token that came. A constant that is
- * added to all logits of a row changes nothing, so log-probabilities will do. false: a row is no
- * distribution (NaN, +infinity, or -infinity alone); nothing was added. */
+/* Adds a position: both models' logits, [n_vocab], and the actual token. A constant that is added
+ * to all logits of a row changes nothing, so log-probabilities will do. false: a row is no
+ * distribution (NaN, +infinity, or -infinity alone), and nothing was added. */
 bool compare_add(struct compare_sums *sums, const float *model, const float *reference, int n_vocab,
                  int32_t target);
 

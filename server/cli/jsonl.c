@@ -12,9 +12,10 @@
 
 enum {
     READER_MAX = 4,
-    CORES_PER_READER = 8, /* one reader's tokenising feeds so many */
+    CORES_PER_READER = 8, /* one reader tokenises fast enough for so many */
 };
-/* Of lines that were read and not yet written: texts, ids, results. One line may be larger. */
+/* Limit for lines that were read and not yet written: their texts, ids and results. A single line
+ * may exceed it. */
 static const int64_t bytes_max = INT64_C(64) << 20;
 
 enum slot_state { SLOT_READ, SLOT_BAD, SLOT_SUBMITTED };
@@ -45,8 +46,8 @@ struct jsonl {
     pthread_t reader[READER_MAX];
     int n_reader;
     pthread_mutex_t reading; /* one at a time; held before mutex */
-    struct jsonl_in in;      /* Guard: reading. Its files and total are fixed after open */
-    struct err in_error;     /* Guard: reading. Why nothing more comes */
+    struct jsonl_in in;      /* Guard: reading. Its files and total do not change after open */
+    struct err in_error;     /* Guard: reading. Why no more lines are read */
 
     pthread_mutex_t mutex;
     pthread_cond_t room;
@@ -54,12 +55,12 @@ struct jsonl {
     struct slot *slot;  /* Owner: this. [CMD_QUEUE], a ring */
     int64_t head, tail; /* lines written, lines read */
     int64_t bytes;      /* of those between them */
-    bool over, stop;    /* nothing more comes; nothing more is wanted */
+    bool over, stop;    /* no more lines will come; no more are wanted */
 };
 
 /* ---- one line -------------------------------------------------------------------------------- */
 
-/* Makes a request of a line that is no request: its text, and its id if it has a plain one. */
+/* Makes a request from a line that is not one: its text, and its id if it has a simple one. */
 static bool take_text(const struct jsonl *it, const struct slot *slot, struct text *body,
                       struct api_error *error)
 {
@@ -125,7 +126,7 @@ static enum slot_state submit(struct jsonl *it, struct slot *slot)
     struct request *const request = it->kind->request(&slot->job);
     request->wake = wake;
     request->wake_ctx = &it->ce.wake;
-    /* Nobody waits for one line more than for another: first come, first served. */
+    /* All lines are equally urgent: first come, first served. */
     request->priority = PRIORITY_INTERACTIVE;
     (void)snprintf(request->id, sizeof request->id, "cli");
     struct err err = {0};
@@ -140,7 +141,7 @@ static enum slot_state submit(struct jsonl *it, struct slot *slot)
     return SLOT_BAD;
 }
 
-/* Waits until a line may be read. false: none is wanted any more. */
+/* Waits until another line may be read. false: no more are wanted. */
 static bool wait_for_room(struct jsonl *it)
 {
     pthread_mutex_lock(&it->mutex);
@@ -274,7 +275,7 @@ static void free_slot(struct jsonl *it, struct slot *slot)
     text_free(&slot->line);
 }
 
-/* Writes what is done, in order. *left: lines on their way, or still to come. */
+/* Writes the finished lines in order. *left: lines are still being computed or still to come. */
 static enum err_code write_done(struct jsonl *it, bool *left, struct err *err)
 {
     enum err_code code = ERR_OK;
@@ -350,7 +351,7 @@ static enum err_code run(struct jsonl *it, struct err *err)
     stop_readers(it);
     progress_end(&it->progress);
     struct err late;
-    /* What is done is kept, whatever has happened. */
+    /* Finished lines are kept, whatever has happened. */
     const enum err_code flushed = jsonl_out_flush(&it->out, true, code == ERR_OK ? err : &late);
     if (code == ERR_OK) {
         code = flushed;

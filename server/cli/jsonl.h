@@ -1,8 +1,8 @@
-/* `score --jsonl` and `generate --jsonl`: each line of the input is one request in the form of the route,
- * and gets one line of output, in the same order.
+/* `score --jsonl` and `generate --jsonl`: each line of the input is one request in the form of the
+ * route, and gets one line of output, in the same order.
  *
- * Threads read lines, parse them and hand them to the engine, whose steps they share whatever line they
- * are of; the main thread writes what is done. What is on its way is bounded. */
+ * Threads read lines, parse them and hand them to the engine, whose steps mix rows of all lines;
+ * the main thread writes the finished ones. The memory of unfinished lines is bounded. */
 #ifndef SERVER_JSONL_H
 #define SERVER_JSONL_H
 
@@ -28,9 +28,9 @@ struct jsonl_kind {
     bool (*write)(struct text *out, const union jsonl_job *job, uint64_t fields,
                   const struct api_limits *limits, const struct answer_meta *meta,
                   struct api_error *error);
-    /* In place of write, for a command whose lines give no output: takes what it wants of a request
-     * that is over, in the order of the lines: number is its line of the file. Any error ends the run.
-     * ctx is this struct's. */
+    /* Replaces write in a command whose lines have no output: takes what it needs from a request
+     * that is over, in the order of the lines; number is the line's number in the file. Any error
+     * ends the run. ctx belongs to this struct. */
     enum err_code (*take)(void *ctx, const union jsonl_job *job, const char *path, int64_t number,
                           struct err *err);
     /* Called once the engine is open. May be NULL. */

@@ -1,8 +1,8 @@
 /* The files of `score --jsonl` and `generate --jsonl`: lines in, results and faults out.
  *
- * The output is the record of what is done: results stand in the order of their lines, and the fault of a
- * line is in OUTPUT.errors before any result of a later line is written. So after a kill at any moment
- * the two files together tell at which line to go on (jsonl_out_resume). */
+ * The output records what is finished: results are in the order of their lines, and the fault of a
+ * line is in OUTPUT.errors before any result of a later line is written. So after a kill at any
+ * moment the two files together tell at which line to go on (jsonl_out_resume). */
 #ifndef SERVER_JSONL_FILES_H
 #define SERVER_JSONL_FILES_H
 
@@ -13,7 +13,8 @@
 
 /* ---- lines in -------------------------------------------------------------------------------- */
 
-/* Of all lines that are not blank, those whose number from 0 leaves `index` when divided by `of`. */
+/* Takes those lines that are not blank whose number, from 0, leaves `index` when divided by
+ * `of`. */
 struct jsonl_shard {
     int64_t index, of;
 };
@@ -22,17 +23,17 @@ struct jsonl_in {
     const char *const *path; /* Borrowed: [n]; "-" = standard input */
     int n;
     struct jsonl_shard shard;
-    size_t line_max; /* bytes; of a longer line the rest is skipped */
+    size_t line_max; /* bytes; what a longer line has beyond it is skipped */
 
     /* The line that jsonl_in_next found. */
-    struct text line; /* Owner: this; whoever needs it may exchange it for another text */
+    struct text line; /* Owner: this. The user may exchange it for another text */
     bool too_long;
     int file;       /* path[file] it is in */
     int64_t number; /* its, from 1 in its file */
-    int64_t taken;  /* bytes of all files that were read until then, as they are on the disk */
-    int64_t total;  /* that there are; 0 = unknown */
+    int64_t taken;  /* bytes of all files that had been read by then, as they are on the disk */
+    int64_t total;  /* bytes of all files; 0 = unknown */
 
-    bool again;                  /* the next line is this one once more */
+    bool again;                  /* the next call returns this line once more */
     int next;                    /* file to open */
     int fd;                      /* of the open file */
     struct codec_reader *reader; /* Owner: this; NULL = none is open */
@@ -42,13 +43,13 @@ struct jsonl_in {
     size_t at, filled;
 };
 
-/* Opens the first file, so that a wrong name is told before a model is loaded. */
+/* Opens the first file, so that a wrong name is reported before a model is loaded. */
 enum err_code jsonl_in_open(struct jsonl_in *in, const char *const *path, int n,
                             struct jsonl_shard shard, size_t line_max, struct err *err);
-/* The next line of the shard that is not blank. *more is false behind the last one. */
+/* The next line of the shard that is not blank. *more is false after the last one. */
 enum err_code jsonl_in_next(struct jsonl_in *in, bool *more, struct err *err);
 void jsonl_in_close(struct jsonl_in *in); /* zeroed is fine */
-/* How messages call path[file]. */
+/* The name of path[file] in messages. */
 const char *jsonl_in_name(const struct jsonl_in *in, int file);
 
 /* ---- results out ----------------------------------------------------------------------------- */
@@ -64,20 +65,21 @@ struct jsonl_out {
     int64_t written_us, ended_us;
 };
 
-/* Opens the output for writing; in is for refusing to overwrite an input. What it holds stays until
- * jsonl_out_resume or jsonl_out_begin decides. */
+/* Opens the output for writing; in is needed to refuse overwriting an input. What the file holds
+ * stays until jsonl_out_resume or jsonl_out_begin decides. */
 enum err_code jsonl_out_open(struct jsonl_out *out, const char *path, const struct jsonl_in *in,
                              struct err *err);
 /* Empties both files. */
 enum err_code jsonl_out_begin(struct jsonl_out *out, struct err *err);
-/* Cuts off what a kill left half written, and moves in past the lines that are done. */
+/* Cuts off what a kill left half written, and moves in past the finished lines. */
 enum err_code jsonl_out_resume(struct jsonl_out *out, struct jsonl_in *in, struct err *err);
-/* Adds the result, a line without its end, which is taken. */
+/* Adds the result, a line without its line feed; takes it over. */
 enum err_code jsonl_out_add(struct jsonl_out *out, const struct text *result, struct err *err);
-/* Adds what is wrong with line `number` of the file called name. */
+/* Adds the fault of line `number` of the file called name. */
 enum err_code jsonl_out_add_bad(struct jsonl_out *out, const char *name, int64_t number,
                                 const char *message, struct err *err);
-/* Writes what waits for too long; end: everything, and closes the compressed member. */
+/* Writes results that have waited too long; end: writes everything and closes the compressed
+ * member. */
 enum err_code jsonl_out_flush(struct jsonl_out *out, bool end, struct err *err);
 void jsonl_out_close(struct jsonl_out *out); /* writes nothing; zeroed is fine */
 

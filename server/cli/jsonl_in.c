@@ -44,7 +44,7 @@ static void close_file(struct jsonl_in *in)
     in->fd = -1;
 }
 
-/* Faults name a file and stand on one line each. */
+/* Faults name a file and are one line each. */
 static enum err_code check_name(const char *path, struct err *err)
 {
     for (const char *c = path; *c != '\0'; c++) {
@@ -90,7 +90,7 @@ void jsonl_in_close(struct jsonl_in *in)
     }
 }
 
-/* Adds a part of a line, as far as it may be. */
+/* Adds a part of a line, up to the limit. */
 static void add_part(struct jsonl_in *in, const char *data, size_t n)
 {
     const size_t room = in->line_max - in->line.n;
@@ -111,7 +111,7 @@ static enum err_code read_line(struct jsonl_in *in, bool *more, struct err *err)
                 return err->code;
             }
             in->taken = in->taken_before + codec_taken(in->reader);
-            if (in->filled == 0) { /* a last line without its end is a line */
+            if (in->filled == 0) { /* a last line without a line feed is a line */
                 *more = some;
                 break;
             }
@@ -132,7 +132,8 @@ static enum err_code read_line(struct jsonl_in *in, bool *more, struct err *err)
                            : ERR_OK;
 }
 
-/* Takes a byte order mark and the blanks behind the line off. Whether anything is left. */
+/* Removes a byte order mark and the blanks at the end of the line. Returns whether anything is
+ * left. */
 static bool strip(struct jsonl_in *in)
 {
     static const char mark[] = "\xef\xbb\xbf";

@@ -14,9 +14,10 @@
 
 enum {
     BUFFER_BYTES = 1 << 16,
-    MEMBER_BYTES = 1 << 20, /* of results in one compressed member */
-    WRITE_US = 200000,      /* a result waits no longer in a plain file */
-    MEMBER_US = 5000000,    /* nor a member for being full: what a kill loses at most */
+    MEMBER_BYTES = 1 << 20, /* bytes of results in one compressed member */
+    WRITE_US = 200000,      /* time after which a result is written to a plain file */
+    MEMBER_US = 5000000,    /* time after which a member is ended: at most this much is lost by a
+                             * kill */
     PREFIX_MAX = 4200,
 };
 
@@ -124,13 +125,14 @@ static int64_t count_feeds(const char *data, size_t n, size_t *behind_last)
     return count;
 }
 
-/* What of the output is whole. */
+/* The part of the output that is complete. */
 struct whole {
     int64_t bytes;  /* of the file */
     int64_t n_line; /* in them */
 };
 
-/* Reads on and moves *whole. In a plain file a line is whole, in a compressed one a member. */
+/* Reads on and moves *whole. The unit is a line in a plain file, and a member in a compressed
+ * one. */
 static enum err_code read_results(struct jsonl_out *out, struct codec_reader *reader, char *data,
                                   struct whole *whole, struct err *err)
 {
@@ -149,7 +151,7 @@ static enum err_code read_results(struct jsonl_out *out, struct codec_reader *re
         if (plain && behind > 0) {
             *whole = (struct whole){n_byte + (int64_t)behind, n_line + n_new};
         } else if (!plain && end.made == n_byte && end.taken > whole->bytes && ends_line) {
-            *whole = (struct whole){end.taken, n_line}; /* it ended before this data */
+            *whole = (struct whole){end.taken, n_line}; /* the file ended before this data */
         }
         n_line += n_new;
         n_byte += (int64_t)got;
@@ -162,7 +164,7 @@ static enum err_code read_results(struct jsonl_out *out, struct codec_reader *re
     return ERR_OK;
 }
 
-/* Counts the whole results and cuts off what stands behind them. */
+/* Counts the complete results and cuts off what follows them. */
 static enum err_code count_results(struct jsonl_out *out, struct err *err)
 {
     struct codec_reader *reader = NULL;
@@ -180,13 +182,13 @@ static enum err_code count_results(struct jsonl_out *out, struct err *err)
     return code == ERR_OK ? cut(out->fd, whole.bytes, out->path, err) : code;
 }
 
-/* The faults that are there already, one after another. */
+/* The faults of an earlier run, one after another. */
 struct faults {
     FILE *file;
     char *line; /* Owner: this */
     size_t capacity;
-    ssize_t n;    /* bytes of line; -1 = no more whole ones */
-    int64_t keep; /* bytes of the file in front of line */
+    ssize_t n;    /* bytes of line; -1 = there are no more complete lines */
+    int64_t keep; /* bytes of the file before line */
 };
 
 static void next_fault(struct faults *faults)
@@ -204,8 +206,8 @@ static size_t put_place(char place[PREFIX_MAX], const char *name, int64_t number
     return (size_t)n;
 }
 
-/* Whether the line that was just read is the one that the next fault is about; then goes on to the one
- * behind it. */
+/* Whether the next fault is about the line that was just read; if so, moves on to the next
+ * fault. */
 static bool take_fault(struct faults *faults, const struct jsonl_in *in)
 {
     char place[PREFIX_MAX];
@@ -218,8 +220,8 @@ static bool take_fault(struct faults *faults, const struct jsonl_in *in)
     return true;
 }
 
-/* Moves in past all lines that have a result or a fault. Each line in front of the last result has one
- * of the two; faults behind it are kept as far as no line is missing in between. */
+/* Moves in past all lines that have a result or a fault. Every line before the last result has one
+ * or the other; of the faults after it, those are kept that follow without a missing line. */
 static enum err_code skip_done(struct jsonl_out *out, struct jsonl_in *in, struct faults *faults,
                                struct err *err)
 {
@@ -283,7 +285,7 @@ enum err_code jsonl_out_flush(struct jsonl_out *out, bool end, struct err *err)
     if (out->results.failed || out->errors.failed) {
         return err_set(err, ERR_MEMORY, "no memory for the results");
     }
-    /* The faults first: jsonl_out_resume counts on it. */
+    /* Faults are written first: jsonl_out_resume relies on it. */
     const char *const errors_path = out->errors_path != NULL ? out->errors_path : "standard error";
     if (codec_put(out->errors_fd, out->errors.data, out->errors.n, errors_path, err) != ERR_OK ||
         codec_write(out->writer, out->results.data, out->results.n, err) != ERR_OK) {

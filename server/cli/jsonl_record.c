@@ -13,7 +13,7 @@
 
 enum {
     PIECE_BYTES = 1 << 12,
-    WHOLE_BYTES = 64 << 20, /* of a larger file samples are taken: */
+    WHOLE_BYTES = 64 << 20, /* a larger file is sampled: */
     N_PIECE = 512,
     FILE_MAX = 4096,
     PATH_BYTES = OPTIONS_PATH_MAX + 512,
@@ -38,7 +38,8 @@ static bool is_of_model(const char *name)
     return is && name[0] != '.';
 }
 
-/* Adds name, size and all pieces, or some that are spread evenly, the first and the last among them. */
+/* Adds name, size and either all pieces or some that are spread evenly, the first and the last
+ * among them. */
 static enum err_code add_file(struct sha256 *sum, const char *path, const char *name,
                               struct err *err)
 {
@@ -150,7 +151,7 @@ struct lines {
     size_t n[N_LINE];
 };
 
-/* false: it is not a whole record. */
+/* false: it is not a complete record. */
 static bool split(struct lines *lines, const char *text, size_t bytes)
 {
     static const char *const begin[N_LINE] = {"pkmserve ", "model ", "options ", "input", "shard "};
@@ -174,7 +175,7 @@ static bool same(const struct lines *a, const struct lines *b, enum line line)
     return a->n[line] == b->n[line] && memcmp(a->at[line], b->at[line], a->n[line]) == 0;
 }
 
-/* What follows the slash of "shard I/N", and whether both have the same. */
+/* The part after the slash of "shard I/N", and whether both have the same. */
 static bool same_count(const struct lines *a, const struct lines *b)
 {
     const char *const slash_a = memchr(a->at[LINE_SHARD], '/', a->n[LINE_SHARD]);
@@ -229,7 +230,7 @@ enum err_code jsonl_record_compare(const struct text *record, const char *other,
 
 /* ---- files ------------------------------------------------------------------------------------- */
 
-/* Reads what is there and compares; a file that is not there, or empty, says nothing. */
+/* Reads the record that is there and compares it; a missing or empty file is accepted. */
 static enum err_code compare_file(const struct text *record, const char *path, bool is_own,
                                   struct err *err)
 {
@@ -267,7 +268,7 @@ static enum err_code compare_shards(const struct text *record, const char *own, 
     return code;
 }
 
-/* Whole or not at all, so that a kill leaves no half of it. */
+/* Completely or not at all, so that a kill leaves no half of it. */
 static enum err_code write_file(const struct text *record, const char *path, struct err *err)
 {
     char draft[PATH_BYTES + 8];

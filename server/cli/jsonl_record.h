@@ -1,12 +1,13 @@
-/* OUT.run beside the output of `score --jsonl` and `generate --jsonl`: what its lines were computed with.
+/* OUT.run beside the output of `score --jsonl` and `generate --jsonl`: what its lines were computed
+ * with.
  *
- * A corpus is finished by several processes: those that go on after a kill (--resume) and those of other
- * shards (--shard), often on other machines. Each writes its record before its first line and compares
- * it with the one that is there and with those of the other shards in the same folder, so that lines of
- * two models or of other options never get into one set without a word.
+ * Several processes may work on one corpus: those that go on after a kill (--resume) and those of
+ * other shards (--shard), often on other machines. Each writes its record before its first line,
+ * and compares it with the record that is already there and with those of the other shards in the
+ * same folder. So results of two models or of different options never get into one set unnoticed.
  *
- * A record has a line for each of: the command, the sum of the model, the options, the inputs' names,
- * the shard. */
+ * A record has a line for each of: the command, the hash of the model, the options, the inputs'
+ * names, the shard. */
 #ifndef SERVER_JSONL_RECORD_H
 #define SERVER_JSONL_RECORD_H
 
@@ -22,13 +23,13 @@ enum { RECORD_BYTES_MAX = 1 << 16 };
 enum err_code jsonl_record_make(struct text *record, const char *doing,
                                 const struct options *options, const struct text *defaults,
                                 const struct jsonl_in *in, struct err *err);
-/* Compares the record of this run with another one, whose bytes may be anything; path is of that one.
- * is_own: it belongs to the same output. Otherwise one that is not of another shard of the same corpus
- * is none of ours. ERR_FORMAT says in what they differ. */
+/* Compares the record of this run with another one, whose bytes may be anything; path is the other
+ * one's. is_own: it belongs to the same output; otherwise it is ignored unless it is of another
+ * shard of the same corpus. ERR_FORMAT says how they differ. */
 enum err_code jsonl_record_compare(const struct text *record, const char *other, size_t bytes,
                                    bool is_own, const char *path, struct err *err);
 /* Compares with the records that are there, then writes the record of an open output that is a
- * regular file. Nothing for standard output. */
+ * regular file. Does nothing for standard output. */
 enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out, bool resume,
                                struct err *err);
 

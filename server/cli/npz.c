@@ -10,10 +10,10 @@
 #include <string.h>
 
 enum { LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, NPY_HEAD = 128 };
-/* Version 1.0, and as many more bytes of header. */
+/* Version 1.0, followed by the length of the header. */
 static const unsigned char magic[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, NPY_HEAD - 10, 0};
 
-enum { DOS_DATE = 33 /* 1980-01-01: the same arrays make the same file */ };
+enum { DOS_DATE = 33 /* 1980-01-01: the same arrays always make the same file */ };
 
 static uint32_t crc_add(uint32_t crc, const unsigned char *data, size_t n)
 {
@@ -117,7 +117,7 @@ void npz_add(struct npz *npz, const void *data, int64_t n)
 {
     struct npz_array *const array = &npz->array[npz->n - 1];
     array->crc = crc_add(array->crc, data, (size_t)n * 4);
-    (void)fwrite(data, 4, (size_t)n, npz->file); /* npz_end asks whether it was */
+    (void)fwrite(data, 4, (size_t)n, npz->file); /* npz_end reports failures */
 }
 
 enum err_code npz_end(struct npz *npz, struct err *err)

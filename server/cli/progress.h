@@ -18,10 +18,10 @@ struct progress {
 void progress_begin(struct progress *progress, const char *unit, double unit_total);
 /* share 0 .. 1 of what label says is done. */
 void progress_show(struct progress *progress, const char *label, double share);
-/* So many documents with so many units are done; share -1: of nobody knows how many. */
+/* n documents with so many units are done; share -1: the total is not known. */
 void progress_count(struct progress *progress, const char *label, int64_t n_document,
                     int64_t n_unit, double share);
-/* Wipes the bar, so that the result stands on a clean line. */
+/* Removes the bar, so that the result begins on an empty line. */
 void progress_end(struct progress *progress);
 
 /* The progress callback of struct model_options; ctx is a struct progress. */

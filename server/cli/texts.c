@@ -14,7 +14,7 @@ static enum err_code take_all(const struct texts *texts, const struct request *r
     enum err_code code = ERR_OK;
     for (int i = 0; i < request->n_item && code == ERR_OK; i++) {
         const struct item *const item = &request->item[i];
-        /* An ending that was scored after BOS alone too is traced once. */
+        /* A continuation that was also scored after BOS alone is traced once. */
         if (item->trace != NULL && item->trace[0].n_position > 0) {
             const struct texts_item it = {request, item, path[line > 0 ? 0 : i], line};
             code = texts->take(texts->ctx, &it, err);

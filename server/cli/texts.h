@@ -1,5 +1,5 @@
-/* Texts that run through a model as `score` runs them, for the commands that look at the slots which they
- * read: files, each of which is a text, or with --jsonl lines, which are requests of /score. */
+/* Runs texts through a model as `score` does, for the commands that look at the slots that the
+ * texts read. A text is a file, or with --jsonl a line, which is a request of /score. */
 #ifndef SERVER_TEXTS_H
 #define SERVER_TEXTS_H
 
@@ -15,16 +15,17 @@ struct texts_item {
 
 struct texts {
     const char *doing;   /* for the progress bar */
-    int64_t group_bytes; /* of files that run together, so that short ones share steps */
+    int64_t group_bytes; /* files that run together, so that short ones share steps */
     /* Called once the model is open. May be NULL. */
     enum err_code (*begin)(void *ctx, const struct cmd_engine *ce, struct err *err);
-    /* Called for each text, in order. Those of which no position was traced are left out. */
+    /* Called for each text, in order. Texts of which no position was traced are left out. */
     enum err_code (*take)(void *ctx, const struct texts_item *item, struct err *err);
     void *ctx;
 };
 
-/* Opens the engine and runs all texts. options must ask for a trace (memory or slots). *status: what the
- * command returns, after messages were printed, or -1: nothing went wrong, or code says what. */
+/* Opens the engine and runs all texts. options must ask for a trace (memory or slots). *status: the
+ * command's exit status if messages were printed; -1: all went well, or the returned code says what
+ * is wrong. */
 enum err_code texts_run(const struct texts *texts, const struct options *options, int *status,
                         struct err *err);
 

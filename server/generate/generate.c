@@ -66,7 +66,7 @@ bool generate_walk_prompt(const struct generate_job *job, int item_index, int64_
         return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the answer");
     }
     for (int64_t i = from; i < item->n_ids; i++) {
-        const bool own = i >= input->n_bos; /* the server's BOS is in front of the text */
+        const bool own = i >= input->n_bos; /* the server's BOS comes before the text */
         const int64_t offset = own ? answer_walk_next(&walk, i - input->n_bos, item->ids[i])
                                : tokenizer != NULL ? 0
                                                    : -1;
@@ -412,7 +412,7 @@ static bool event_token(struct text *out, const struct generate_job *job,
     return true;
 }
 
-/* A choice is over; the last one takes the figures of the whole request along. */
+/* Ends a choice; the last one brings the figures of the whole request. */
 static bool event_end(struct text *out, const struct generate_job *job,
                       const struct generate_event *event, const struct api_limits *limits,
                       const struct answer_meta *meta, struct api_error *error)

@@ -55,15 +55,16 @@ struct generate_job {
     } tgi;
 };
 
-/* What there is to say about a choice at some moment of a stream. */
+/* What can be reported about a choice at some moment of a stream. */
 struct generate_event {
     int item;
-    bool first;              /* nothing was said about it before: with echo the prompt comes now */
+    bool first;              /* nothing was reported about it before: with echo the prompt comes
+                              * now */
     int token;               /* index of a new token; -1 = none */
-    int64_t offset;          /* its, in characters of the continuation; -1 = unknown */
+    int64_t offset;          /* its offset, in characters of the continuation; -1 = unknown */
     int64_t n_before;        /* characters of the echoed prompt */
     const struct text *text; /* what the token let out */
-    const char *fresh;       /* the characters that the token completed: [n_fresh] */
+    const char *fresh;       /* [n_fresh] the characters that the token completed */
     size_t n_fresh;
     bool last;               /* the choice is over */
     const struct text *rest; /* last: what was held back until then */
@@ -77,8 +78,9 @@ struct generate_dialect {
     /* Reads and checks all fields, tokenises. *sampling is zero. false: error says why. */
     bool (*read)(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                  const struct api_limits *limits);
-    /* Appends an item to the whole answer of a request whose items all ended well; before the first what
-     * stands in front of all, behind the last what follows them. false: what was written is useless. */
+    /* Appends an item to the whole answer of a request whose items all ended well; the first one
+     * with what precedes all of them, the last one with what follows them. false: what was written
+     * is useless. */
     bool (*write)(struct text *out, const struct generate_job *job, int item,
                   const struct api_limits *limits, const struct answer_meta *meta,
                   struct api_error *error);
@@ -104,8 +106,8 @@ bool generate_write_items(struct text *out, const struct generate_job *job, int 
                           const struct answer_meta *meta, struct api_error *error);
 
 /* Reads and checks everything, tokenises, fills the request (all but id and wake). false: error
- * says why. The job must be freed in either case. A body that says so is read in another dialect
- * than the given one: job->dialect tells, also after an error. */
+ * says why. The job must be freed in either case. A body in another dialect than the given one is
+ * read in its own: job->dialect tells which, also after an error. */
 bool generate_parse(struct generate_job *job, const struct generate_dialect *dialect,
                     const char *body, size_t bytes, const struct api_limits *limits,
                     struct api_error *error);
@@ -125,7 +127,7 @@ struct generate_sink {
     void *ctx;
 };
 
-/* The tokens of the prompt from number from on, those that the server added counted. */
+/* Walks over the tokens of the prompt from number from on, counting those that the server added. */
 bool generate_walk_prompt(const struct generate_job *job, int item, int64_t from,
                           const struct tokenizer *tokenizer, const struct generate_sink *sink,
                           struct api_error *error);
@@ -141,14 +143,15 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
 /* "finish_reason" and "stop_reason" of an item that is over. */
 void generate_write_finish(struct text *out, const struct item *item,
                            const struct sampling *sampling);
-/* "memory" of an event, if it was asked for: slots of the positions that were read since the event of the
- * token before. last: the choice is over, and token the number of those that other events have told. */
+/* Writes "memory" of an event, if it was requested: the slots of the positions read since the event
+ * of the token before. last: the choice is over, and token is the number of tokens that other
+ * events have reported. */
 bool generate_write_memory(struct text *out, const struct generate_job *job,
                            const struct item *item, int token, bool last,
                            const struct api_limits *limits, struct api_error *error);
 /* A list of ids under its name. */
 void generate_write_ids(struct text *out, const char *name, const int32_t *ids, int64_t n);
-/* One event around a JSON object. */
+/* Begin and end one event around a JSON object. */
 void generate_event_open(struct text *out);
 void generate_event_close(struct text *out);
 

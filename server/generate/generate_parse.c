@@ -43,11 +43,11 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     const int priority = input_priority(fields);
     job->priority = priority < 0 ? PRIORITY_INTERACTIVE : (enum priority)priority;
     job->deadline_us = input_deadline(fields, limits);
-    /* A stream tells each token's log-probability. */
+    /* A stream reports each token's log-probability. */
     job->n_top = job->logprobs < 0 && job->stream ? 0 : job->logprobs;
 }
 
-/* max_tokens under one of its three names, which is *used. -1 = none was given. */
+/* max_tokens under one of its three names; *used becomes the name. -1 = none was given. */
 static int read_max_tokens(struct fields *fields, const char **used)
 {
     static const char *const names[] = {"max_tokens", "max_new_tokens", "n_predict"};
@@ -112,7 +112,7 @@ static bool make_request(struct generate_job *job, struct request *request,
     int64_t slot_bytes = 0;
     for (int i = 0; i < request->n_item; i++) {
         struct input *const input = &job->inputs.input[i / job->n_sample];
-        /* A default that not every prompt leaves room for: each gets what it would get alone. */
+        /* The default does not fit after every prompt: each item gets what it would get alone. */
         const int64_t room = engine_context(limits->context) - input->n_ids;
         const bool short_of_room = room < request->sampling.max_tokens;
         request->item[i].max_tokens = short_of_room ? (int)room : 0;

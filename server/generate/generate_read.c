@@ -35,7 +35,7 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
     fields_bool(fields, "ignore_eos", NULL, &s->ignore_eos);
     if (!fields_u64(fields, "seed", &s->seed)) {
         CHECK(getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed);
-        /* Many JSON readers keep 53 bits: a seed of ours survives them all. */
+        /* Many JSON readers keep only 53 bits: a seed that we draw survives them. */
         s->seed &= (UINT64_C(1) << 53) - 1;
     }
 }
@@ -268,7 +268,7 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
 {
     int64_t longest = 0;
     int64_t shortest = INT64_MAX;
-    char which[32] = "the prompt"; /* of several the longest: the one to shorten */
+    char which[32] = "the prompt"; /* if there are several, the longest: it is the one to shorten */
     for (int i = 0; i < job->inputs.n; i++) {
         const int64_t n_ids = job->inputs.input[i].n_ids;
         shortest = n_ids < shortest ? n_ids : shortest;

@@ -1,7 +1,7 @@
 /* The fields that the requests of several dialects share: one reader each.
  *
  * Called by the read functions of the dialects (generate.h). Errors go to fields->error, which
- * keeps the first; only functions that go on with what was read say whether there was one. */
+ * keeps the first one; only functions that use what was read return whether there was one. */
 #ifndef SERVER_GENERATE_READ_H
 #define SERVER_GENERATE_READ_H
 
@@ -21,15 +21,17 @@ void generate_read_ids(struct fields *fields, struct sampling *sampling,
 void generate_read_n(struct fields *fields, struct generate_job *job,
                      const struct sampling *sampling);
 
-/* best_of, which must be n: drawing more than is shown would need a choice among them. After n. */
+/* best_of, which must equal n: drawing more samples than are shown would require choosing among
+ * them. After n. */
 void generate_read_best_of(struct fields *fields, const struct generate_job *job);
 
 /* The prompts in field name, tokenised, with a BOS if the model has one and bos is set. false:
- * there is an error, perhaps an earlier one: wrong requests are not tokenised, that is dear. */
+ * there is an error, perhaps an earlier one: tokenising is expensive, and wrong requests are not
+ * worth it. */
 bool generate_read_prompt(struct fields *fields, struct generate_job *job, const char *name,
                           bool bos, const struct api_limits *limits);
-/* max_tokens: as asked for in field name, or if asked is -1 the fallback, or what the context
- * leaves to the shortest prompt if that is less: the others' items get less in turn. min_tokens
+/* max_tokens: the number given in field name, or if asked is -1 the fallback; or, if that is less,
+ * what the context leaves after the shortest prompt. Items with longer prompts get less. min_tokens
  * must have been read. */
 bool generate_fit(struct fields *fields, struct generate_job *job, struct sampling *sampling,
                   const struct api_limits *limits, const char *name, int asked, int fallback);

@@ -33,7 +33,7 @@ static void read_stream(struct fields *fields, struct generate_job *job,
     }
 }
 
-/* What is told about tokens. */
+/* What is reported about tokens. */
 static void read_shape(struct fields *fields, struct generate_job *job,
                        const struct api_limits *limits)
 {
@@ -81,7 +81,8 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     (void)input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &job->lang);
     job->deadline_us = input_deadline(fields, limits);
-    (void)fields_string(fields, "user", NULL); /* for the provider's own records: we keep none */
+    (void)fields_string(fields, "user", NULL); /* for the provider's own records: this server keeps
+                                                * none */
     bool special = true;
     int max_tokens = -1;
     fields_bool(fields, "add_special_tokens", NULL, &special);

@@ -14,7 +14,10 @@
 
 #include <stdlib.h>
 
-enum { SSE_PIECE_BYTES = 64 * 1024 /* enough for one call: the rest follows when this is taken */ };
+enum {
+    SSE_PIECE_BYTES = 64 * 1024 /* enough for one call: the rest follows when the client has
+                                 * taken this */
+};
 
 bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits)
 {
@@ -44,7 +47,7 @@ void sse_end(struct sse *sse)
     sse->choice = NULL;
 }
 
-/* Counts what echo puts in front of a choice's text. */
+/* Counts the characters that echo puts in front of a choice's text. */
 static bool sse_count_prompt(struct sse *sse, int i, struct api_error *error)
 {
     const struct generate_job *const job = sse->job;
@@ -56,7 +59,7 @@ static bool sse_count_prompt(struct sse *sse, int i, struct api_error *error)
     return ok;
 }
 
-/* Tells the token that was taken, if there is one, and the end of the choice, if this is it. */
+/* Reports the token that was taken, if there is one, and the end of the choice, if this is it. */
 static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
                      const struct answer_meta *meta, struct api_error *error)
 {
@@ -91,7 +94,7 @@ static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
     return ok;
 }
 
-/* Everything that choice i has to say now. false: error. */
+/* Reports everything about choice i that is new. false: error. */
 static bool sse_choice_next(struct sse *sse, int i, struct text *out,
                             const struct answer_meta *meta, struct api_error *error)
 {
@@ -132,7 +135,7 @@ static bool sse_failed(const struct request *request)
     return false;
 }
 
-/* Decides about the head. true: the stream is open. */
+/* Decides whether the head can be sent. true: the stream is open. */
 static bool sse_open(struct sse *sse, struct exchange *x)
 {
     const struct request *const request = sse->job->request;
@@ -169,7 +172,7 @@ enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct an
     const bool failed = sse_failed(request);
     x->wake_at_us = sse->ping_us;
     if (failed && !over) {
-        return EXCHANGE_WAIT; /* the others end in the same step or soon after */
+        return EXCHANGE_WAIT; /* the other choices end in the same step or soon after */
     }
     if (failed) {
         (void)answer_check(request, error);

@@ -8,10 +8,10 @@
 
 struct sse_choice {
     struct text_stream gen;
-    struct text text; /* what the token taken last let out */
+    struct text text; /* the text that the last token completed */
     int64_t offset;   /* its */
     int64_t n_before; /* characters that echo put in front */
-    bool pending;     /* a token was taken and not yet told */
+    bool pending;     /* a token was taken and not yet reported */
     bool begun, ended;
 };
 

@@ -31,7 +31,7 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
     job->tgi.sampled = do_sample || draws(sampling);
 }
 
-/* What is told about tokens. */
+/* What is reported about tokens. */
 static void read_shape(struct fields *fields, struct generate_job *job,
                        const struct api_limits *limits)
 {
@@ -55,7 +55,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     job->tgi.tops = n_top > 0;
 }
 
-/* "parameters", or without them the defaults. -1, or max_new_tokens. */
+/* Reads "parameters", or sets the defaults if there is none. Returns max_new_tokens or -1. */
 static int read_parameters(struct fields *fields, struct generate_job *job,
                            struct sampling *sampling, int *truncate,
                            const struct api_limits *limits)

@@ -29,8 +29,8 @@ void answer_head(struct text *out, const struct answer_meta *meta, const char *o
     overlay_put(out, meta->overlays);
 }
 
-/* A window's overlap with another one may be cached as well: an item has no more tokens than it
- * has. */
+/* The overlap of a window with another one may be cached as well: an item counts no more tokens
+ * than it has. */
 static int64_t answer_n_cached(const struct request *request, int64_t n_prompt)
 {
     int64_t n = 0;
@@ -71,7 +71,8 @@ struct answer_times answer_times_of(const struct request *request, int64_t begin
     const int64_t start_us = atomic_load(&request->start_us);
     const int64_t first_us = atomic_load(&request->first_us);
     const int64_t done_us = atomic_load(&request->done_us);
-    const int64_t filled_us = first_us != 0 ? first_us : done_us; /* nothing drawn: prefill only */
+    const int64_t filled_us = first_us != 0 ? first_us : done_us; /* no token was drawn: prefill
+                                                                   * only */
     const bool scoring = request->kind == REQUEST_SCORE;
     return (struct answer_times){.queue_ms = answer_ms(submit_us, start_us),
                                  .prefill_ms = answer_ms(start_us, scoring ? done_us : filled_us),
@@ -110,8 +111,8 @@ static void answer_engine_error(const struct err *err, struct api_error *error)
     } else if (err->code == ERR_MEMORY) {
         (void)api_error_set(error, 500, "out_of_memory", NULL, "%s", err->message);
     } else if (err->code == ERR_DEVICE) {
-        /* Whether it would have worked elsewhere, nobody knows: unlike what comes after it and gets
-         * 503 engine_failed, this request may be what the device failed at. */
+        /* Nobody knows whether this request would succeed elsewhere: unlike the requests after it,
+         * which get 503 engine_failed, it may be what made the device fail. */
         (void)api_error_set(error, 500, "internal_error", NULL, "the device failed: %s",
                             err->message);
     } else {
@@ -157,7 +158,7 @@ void answer_put_logprob(struct text *out, float value)
     }
 }
 
-/* The bytes of a token behind the token before. */
+/* The bytes of a token after the token before. */
 struct token_bytes {
     const char *at; /* [n]; NULL: out of memory */
     size_t n;
@@ -347,7 +348,7 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
 
 /* ---- memory telemetry ---------------------------------------------------------------------- */
 
-/* Positions, heads, and for each the slots and shares, best first. */
+/* Positions, heads, and for each the slots and weights, best first. */
 static void answer_memory_tokens(struct text *out, const struct pkm_trace *trace,
                                  const struct pkm_shape *shape)
 {

@@ -14,14 +14,15 @@ struct answer_meta {
     const char *model;
     int64_t created;                         /* seconds since 1970 */
     int64_t begin_us;                        /* when the request arrived, by clock_now_us() */
-    const struct request_overlays *overlays; /* Borrowed: that it was computed with; NULL = none */
+    const struct request_overlays *overlays; /* Borrowed: overlays that it was computed with; NULL =
+                                              * none */
 };
 
 /* "id", "object", "created", "model", in the contract's order, and "overlay" where there are some. */
 void answer_head(struct text *out, const struct answer_meta *meta, const char *object);
-/* "usage". Cached are the prompt tokens whose computation an earlier text saved; of the samples of
- * a prompt the first counts, as the prompt itself counts once. While a request runs they are not
- * known: give NULL for it. */
+/* "usage". Cached tokens are the prompt tokens that did not have to be computed, because an earlier
+ * text had them; of the samples of a prompt the first counts, as the prompt itself counts once.
+ * They are not known while a request runs: then give NULL for it. */
 void answer_usage(struct text *out, const struct request *request, int64_t n_prompt,
                   int64_t n_completion);
 
@@ -42,10 +43,10 @@ bool answer_check(const struct request *request, struct api_error *error);
 /* One entry of native log-probabilities. */
 struct answer_token {
     int32_t id;
-    int32_t before; /* the id in front of it, -1 = none: after "da@@" no space stands */
+    int32_t before; /* the id before it, -1 = none: after "da@@" there is no space */
     int64_t offset; /* characters of the text before it; -1 = unknown */
     bool first;     /* nothing predicts it: logprob and rank are null */
-    bool added;     /* the server put it in front: no part of the text */
+    bool added;     /* the server put it in front: not part of the text */
     float logprob;
     bool has_rank, has_entropy, has_bytes;
     int32_t rank;
@@ -58,8 +59,8 @@ struct answer_token {
 };
 void answer_put_token(struct text *out, const struct tokenizer *tokenizer,
                       const struct answer_token *token);
-/* What a token looks like behind the token before (-1 = none): a control token as it is spelled,
- * bytes that are no character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
+/* How a token is shown after the token before (-1 = none): a control token by its name, bytes that
+ * are no character as U+FFFD, without a tokenizer token_id:N. Appends a JSON string. */
 void answer_put_spelling(struct text *out, const struct tokenizer *tokenizer, int32_t id,
                          int32_t before);
 /* "id" and "piece", which is null without a tokenizer. */
@@ -67,11 +68,11 @@ void answer_put_piece(struct text *out, const struct tokenizer *tokenizer, int32
 /* "logprob" of value: a number, or null and "impossible" for minus infinity. */
 void answer_put_logprob(struct text *out, float value);
 
-/* Walks over the tokens of an input and tells each one's offset in characters. */
+/* Walks over the tokens of an input and returns the offset of each in characters. */
 struct answer_walk {
     const struct input *input;         /* Borrowed */
     const struct tokenizer *tokenizer; /* Borrowed; NULL: all offsets are unknown */
-    size_t byte;                       /* text: the walk has counted the characters before it */
+    size_t byte;                       /* text: the characters before it have been counted */
     int64_t n_char;
     struct detok detok; /* ids */
     char *buffer;       /* Owner: this. [buffer_max] */
@@ -89,8 +90,8 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
 
 /* ---- memory telemetry ---------------------------------------------------------------------- */
 
-/* "memory":{"layers":[...]} of an item that is over, with MEMORY_SLOTS "slots" too, of the positions from
- * `from` on: a stream has told those before. false: error. */
+/* "memory":{"layers":[...]} of an item that is over; with MEMORY_SLOTS "slots" too, for the
+ * positions from `from` on: a stream has already sent those before. false: error. */
 bool answer_memory(struct text *out, const struct request *request, const struct item *item,
                    const struct model_info *info, enum input_memory memory,
                    const struct slots_wish *slots, int64_t from, struct api_error *error);

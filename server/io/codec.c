@@ -53,7 +53,7 @@ struct codec_reader {
     struct codec_mark end;
 };
 
-/* Reads what there is until wanted bytes wait, or the file is over. */
+/* Reads until wanted bytes are there, or the file is over. */
 static enum err_code refill(struct codec_reader *r, size_t wanted, struct err *err)
 {
     if (r->at > 0) {
@@ -268,7 +268,7 @@ enum err_code codec_writer_open(struct codec_writer **writer, int fd, enum codec
     return ok ? ERR_OK : no_memory(path, err);
 }
 
-/* Compresses data; end: and ends the member. */
+/* Compresses data; end: also ends the member. */
 static enum err_code deflate_all(struct codec_writer *w, const char *data, size_t n, bool end,
                                  struct err *err)
 {

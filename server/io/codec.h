@@ -1,7 +1,7 @@
-/* Files as they are, or compressed by gzip or Zstandard: reading and writing front to back.
+/* Files that are plain or compressed by gzip or Zstandard: reading and writing front to back.
  *
- * A compressed file is a sequence of members (gzip) or frames (zstd), each of which can be read alone.
- * Whoever writes one and may be killed ends members where a reader can go on (codec_end). The formats
+ * A compressed file is a sequence of members (gzip) or frames (zstd), each of which can be read
+ * alone. A writer that may be killed ends members where a reader can go on (codec_end). The formats
  * are those of RFC 1952 and RFC 8878. */
 #ifndef SERVER_IO_CODEC_H
 #define SERVER_IO_CODEC_H

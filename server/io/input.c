@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* FNV-1a over what decides about the numbers, as far as it can be told without reading all weights.
- */
+/* FNV-1a over everything that determines the numbers, as far as it can be known without reading all
+ * weights. */
 static void input_fingerprint(struct api_limits *limits, const struct backend *backend)
 {
     const struct model_info *const info = limits->info;
@@ -167,7 +167,7 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
 {
     char param[API_PARAM_MAX];
     const int32_t bos_id = marks.prefix > 0 ? marks.prefix : info->bos_id;
-    /* There must be something to run: of an empty text BOS, which nobody sees. */
+    /* There must be something to compute: for an empty text BOS, which no answer shows. */
     const bool empty = input->text != NULL && input->n_ids == 0 && !marks.eos;
     const bool bos = input->text != NULL ? marks.bos_text || (empty && bos_id >= 0) : marks.bos_ids;
     const bool eos = marks.eos;
@@ -323,7 +323,7 @@ void input_model(struct fields *fields, const struct api_limits *limits)
 {
     const char *const model = fields_string(fields, "model", NULL);
     const size_t n = strlen(limits->model_name);
-    /* MODEL:OVERLAY is the model, too; io/overlay.c reads what follows. */
+    /* MODEL:OVERLAY names the model, too; io/overlay.c reads what follows the colon. */
     if (model != NULL && (strncmp(model, limits->model_name, n) != 0 ||
                           (model[n] != '\0' && (model[n] != ':' || limits->overlays == NULL)))) {
         (void)api_error_set(fields->error, 404, "model_not_found", "model",
@@ -433,7 +433,8 @@ bool input_id(struct fields *fields, char *id, size_t id_max)
     return false;
 }
 
-/* What is left out on purpose, on all routes. off: the number that asks for nothing. */
+/* Fields that are not implemented on purpose, on all routes. off: the number that asks for
+ * nothing. */
 static const struct {
     const char *name;
     double off;
@@ -485,13 +486,13 @@ static const struct {
     {"bad_words", 0},
     {"logits_processors", 0},
     {"logprob_token_ids", 0},
-    /* another prompt than the given one */
+    /* another prompt than the one given */
     {"suffix", 0},
     {"truncate", 0},
     {"truncate_prompt_tokens", 0},
 };
 
-/* Clients send what they do not want as false, empty, "none" or a neutral value. */
+/* Clients send fields that they do not need as false, empty, "none" or a neutral value. */
 static bool input_asks_nothing(const json_t *value, double off)
 {
     const char *const word = fields_word(value);

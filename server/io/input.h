@@ -15,7 +15,7 @@ struct input_limit {
     const char *flag; /* static: the option that sets it, for errors */
 };
 
-/* --memory-trace: none, "summary" alone, all. */
+/* --memory-trace: none, only "summary", or all. */
 enum input_memory_limit { MEMORY_TRACE_OFF, MEMORY_TRACE_SUMMARY, MEMORY_TRACE_ON };
 
 /* Fixed once the engine is open. All pointers are borrowed and outlive every request. */
@@ -23,23 +23,23 @@ struct api_limits {
     const struct model_info *info;
     const struct tokenizer *tokenizer; /* NULL = the model takes ids only */
     const char *model_name;
-    /* Requests are lines of a file: what they leave out, and their ids may be integers. NULL = they come
-     * by a route. */
+    /* Requests are lines of a file: the values for fields that they leave out, and their ids may be
+     * integers. NULL = they come by a route. */
     const struct fields *defaults;
     int context;                     /* positions, of at most ENGINE_TEXT_MAX; 0 = no limit */
     struct request_memory *requests; /* what the arrays of requests are counted in */
-    struct input_limit trace_bytes;  /* memory telemetry of one request */
-    struct input_limit max_trace;    /* bytes of slots that one request may be told */
+    struct input_limit trace_bytes;  /* bytes of memory traces of one request */
+    struct input_limit max_trace;    /* bytes of slots in the answer of one request */
     struct input_limit max_items, max_score_items, max_score_tokens, max_score_positions;
     int max_logprobs;
     int default_max_tokens;
     int timeout_ms, max_timeout_ms;
-    int64_t ping_us;                      /* between the comments of a silent stream */
+    int64_t ping_us;                      /* time between the comments of a silent stream */
     bool strict;                          /* unknown fields are errors */
     enum input_memory_limit memory_trace; /* what "memory" may be */
     bool echo_bos;                        /* unless a completion says otherwise */
     struct overlays *overlays;            /* NULL: there are none */
-    const struct overlay_names *binding;  /* of who asks; NULL = not bound to any overlay */
+    const struct overlay_names *binding;  /* of the client's key; NULL = not bound to any overlay */
     char fingerprint[24]; /* of model and build: equal ones give equal answers to equal seeds */
 };
 
@@ -48,8 +48,8 @@ struct api_limits input_limits(const struct options *options, const struct engin
 
 /* Bounds of what a request may hold in memory besides its tokens. */
 enum {
-    /* Bytes of text for each token that is allowed: no text that is worth its tokens comes near, and
-     * one that has more is refused before it is tokenised. */
+    /* Bytes of text for each allowed token. Real texts stay far below this, and a text that has
+     * more is refused before it is tokenised. */
     INPUT_BYTES_PER_TOKEN = 64,
     INPUT_TRACE_POSITIONS_MAX = 512, /* positions of an item with "memory":"tokens" */
 };
@@ -64,8 +64,8 @@ struct input {
     int n_bos;    /* ids that the server put in front: 0 or 1, more only for blocks of scoring */
     int n_eos;    /* ids that it put behind: 0 or 1 */
     bool special; /* as input_marks says */
-    size_t
-        *offsets; /* Owner: this. [n_ids - n_bos - n_eos] first byte of each token; NULL for ids */
+    /* Owner: this. [n_ids - n_bos - n_eos] first byte of each token; NULL for ids */
+    size_t *offsets;
 };
 
 struct input_list {
@@ -75,16 +75,16 @@ struct input_list {
 
 void input_list_free(struct input_list *list);
 
-/* What request_set_item said. Returns false. */
+/* Passes on the error of request_set_item. Returns false. */
 bool input_item_error(struct api_error *error, const struct err *err);
-/* The telemetry of the request's n items takes too much. Returns false. */
+/* The traces of the request's n items take too much memory. Returns false. */
 bool input_too_much_telemetry(struct api_error *error, int n, const struct api_limits *limits);
 
-/* Whether BOS goes in front of texts and of ids, EOS behind either. */
+/* Whether BOS is put before texts and before ids, and EOS after either. */
 struct input_marks {
     bool bos_text, bos_ids, eos;
-    int32_t prefix; /* the token in BOS's place; 0 = BOS */
-    bool special;   /* special tokens that a text spells are these tokens */
+    int32_t prefix; /* the token used in place of BOS; 0 = BOS */
+    bool special;   /* special tokens that a text spells become those tokens */
 };
 
 /* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.

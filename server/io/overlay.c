@@ -32,7 +32,7 @@ static bool is_bound_to(const struct overlay_names *binding, const char *name)
     return false;
 }
 
-/* Adds what the field param names. */
+/* Adds the names in the field param. */
 static bool add(struct fields *fields, const struct api_limits *limits, const char *param,
                 const char *name, struct overlay_wish *wish)
 {

@@ -1,4 +1,4 @@
-/* The field "overlay" of requests: whose rows are read instead of the base's. */
+/* The field "overlay" of requests: which overlays' rows are read instead of the base's. */
 #ifndef SERVER_OVERLAY_H
 #define SERVER_OVERLAY_H
 
@@ -15,7 +15,7 @@ void overlay_give(struct request *request, struct request_overlays *taken);
 
 /* "name", "version" and "sha256" of an object that is open. */
 void overlay_put_info(struct text *out, const struct overlay_info *info);
-/* "overlay": [...] of a request that has some; else nothing. */
+/* "overlay": [...] for a request that has overlays; otherwise nothing. */
 void overlay_put(struct text *out, const struct request_overlays *taken);
 
 #endif

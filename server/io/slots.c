@@ -124,7 +124,7 @@ bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_li
 /* Words on their way into a JSON string. */
 struct base64 {
     struct text *out;
-    unsigned char rest[3]; /* [n] bytes that no group of four letters holds yet */
+    unsigned char rest[3]; /* [n] bytes that are not yet encoded: base64 takes three at a time */
     int n;
 };
 
@@ -153,7 +153,7 @@ static void base64_word(struct base64 *b, uint32_t word)
     }
 }
 
-/* Memories of a block, which are of the shape of the first. */
+/* The memories of a block, which have the same shape as the first. */
 struct block {
     int memory[MODEL_PKM_MAX];
     int n;
@@ -213,7 +213,8 @@ static int by_weight(const void *a, const void *b)
                                     : (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* Sums of one memory's look-ups first .. first+n-1 by slot, into sum [n]. Returns how many. */
+/* Adds up one memory's look-ups first .. first+n-1 by slot, into sum [n]. Returns how many slots
+ * there are. */
 static int64_t sum_slots(struct slot_sum *sum, const struct pkm_trace *trace, int memory,
                          int64_t first, int64_t n)
 {
@@ -307,7 +308,7 @@ static void put_place(struct text *out, const struct block *block, int64_t start
     }
 }
 
-/* The block of all wanted memories that have the shape; NULL = any. */
+/* The block of all requested memories that have the shape; NULL = any. */
 static void gather(struct block *block, const struct model_info *info,
                    const struct slots_wish *wish, const struct pkm_shape *shape)
 {

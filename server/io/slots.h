@@ -19,17 +19,17 @@ enum { SLOTS_TOP_MAX = 4096 };
 /* Reads "memory_slots"; memory is what "memory" said. */
 void slots_read(struct fields *fields, const struct api_limits *limits, enum input_memory memory,
                 struct slots_wish *wish);
-/* Bytes of what is told about a text of n positions: its arrays, before they are text. */
+/* Bytes of what is sent about a text of n positions: its arrays, before base64. */
 int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n);
 /* The request's n positions or items take more than the limit. Returns false. */
 bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_limits *limits);
-/* What text of so many bytes takes in an answer, base64: to be counted with its results. */
+/* The bytes that these take in an answer, in base64: to be counted with its results. */
 static inline int64_t slots_text_bytes(int64_t bytes)
 {
     return (bytes + 2) / 3 * 4;
 }
 
-/* The position of the text that is the first of the item's trace. */
+/* The position of the text that the item's trace begins with. */
 int64_t slots_first(const struct request *request, const struct item *item);
 
 /* "slots":[...], a block for each shape of memory: positions from .. end-1 of the item's text, as far as

@@ -52,7 +52,7 @@ bool fields_open(struct fields *fields, const char *body, size_t bytes, struct a
     json_error_t why;
     fields->object = json_loadb(body, bytes, strict, &why);
     if (fields->object == NULL && json_error_code(&why) == json_error_numeric_overflow) {
-        /* An integer above 63 bits. As a real it reaches the field's own check, which names it. */
+        /* An integer above 63 bits becomes a real, and the field's own check names it. */
         fields->object = json_loadb(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why);
     }
     if (fields->object == NULL) {

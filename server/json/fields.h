@@ -25,9 +25,10 @@ struct fields {
     struct json_t *object; /* Owner: this */
     const char *body;      /* Borrowed: the text that object came from */
     size_t body_bytes;
-    const char *parent;            /* static: the field that object is; NULL = the body */
-    const struct fields *defaults; /* Borrowed: says what this object leaves out; NULL = nobody */
-    const char *seen[FIELDS_SEEN_MAX]; /* static names that a parser asked for */
+    const char *parent;                /* static: the field that object is; NULL = the body */
+    const struct fields *defaults;     /* Borrowed: values for what this object leaves out; NULL =
+                                        * none */
+    const char *seen[FIELDS_SEEN_MAX]; /* static names that the parser has asked for */
     int n_seen;
     struct api_error *error; /* Borrowed */
 };
@@ -42,8 +43,8 @@ bool fields_open_in(struct fields *inner, struct fields *fields, const char *nam
 /* The value of name, or NULL if it is absent or null and has no default. alias may be NULL; both given
  * is an error. */
 struct json_t *fields_get(struct fields *fields, const char *name, const char *alias);
-/* Whether name has a value, for telling dialects apart: that is not asking for it, but a null is
- * settled with it. */
+/* Whether name has a value; used to tell dialects apart, so it does not count as asking for the
+ * field. If the value is null, the field is not reported as ignored. */
 bool fields_has(struct fields *fields, const char *name);
 
 /* Whether a parser has asked for name before. */
@@ -66,7 +67,7 @@ void fields_bool(struct fields *fields, const char *name, const char *alias, boo
 bool fields_u64(struct fields *fields, const char *name, uint64_t *value);
 /* A string of closed choices; returns the index, or -1 if absent. choices ends with NULL. */
 int fields_choice(struct fields *fields, const char *name, const char *const *choices);
-/* A name or a word, NULL if absent; U+0000 in it is an error. Texts, which may hold it, are read
+/* A name or a word, NULL if absent; U+0000 in it is an error. Texts, which may contain it, are read
  * with json_string_length. */
 const char *fields_string(struct fields *fields, const char *name, const char *alias);
 /* The same of a value: NULL if it is no string or holds U+0000. */
@@ -82,10 +83,10 @@ const char *fields_type_name(const struct json_t *value);
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
 bool fields_is_integer(const struct json_t *value, int64_t *integer);
 
-/* Appends the names nobody asked for to the list ignored, percent-escaped and comma-separated
- * (unchanged if there are none; ends with "..." if too long); with strict the first is an error.
- * Their values are freed: a request lives on with the texts in its body, and small values may take
- * fifty times the bytes that they came in. */
+/* Appends the names that nobody asked for to the list ignored, percent-escaped and comma-separated
+ * (unchanged if there are none; ends with "..." if too long); with strict the first one is an
+ * error. Their values are freed: the request keeps the texts in its body, and small JSON values may
+ * take fifty times the bytes that they had in the body. */
 void fields_finish(struct fields *fields, bool strict, char ignored[FIELDS_IGNORED_MAX]);
 
 #endif

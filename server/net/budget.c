@@ -1,5 +1,5 @@
-/* Memory charged to those who take it: see budget.h. There is a share for each connection with a request
- * under way, a thousand or so, and the bound is met seldom: plain lists do. */
+/* Memory charged to those who use it: see budget.h. There is a share for each connection with a
+ * request, a thousand or so, and the bound is rarely reached: so plain lists are enough. */
 #include "server/net/budget.h"
 
 #include "kernels/err.h"

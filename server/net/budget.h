@@ -1,10 +1,10 @@
-/* The memory that bodies and answers take, charged to those who take it.
+/* The memory that bodies and answers take, charged to those who use it.
  *
- * Each exchange has a share: the bytes of its body until that is read, then those of its answer until
- * the client has taken them. All shares together are bounded. Who would exceed the bound is not
- * refused; instead the share that holds most is ended: of the client whose shares are the largest
- * together, its largest one, of equal ones the oldest. So a stalled upload or an unread answer costs
- * its own client a connection, and nobody else anything. Any thread. */
+ * Each exchange has a share: the bytes of its body until the body is read, then those of its answer
+ * until the client has taken them. The sum of all shares is bounded. When it would exceed the
+ * bound, the request that needs the memory is not refused; instead the largest share is ended, of
+ * the client whose shares are the largest together (among equals the oldest). So a stalled upload
+ * or an unread answer costs its own client a connection, and other clients nothing. Any thread. */
 #ifndef SERVER_BUDGET_H
 #define SERVER_BUDGET_H
 
@@ -14,9 +14,9 @@
 
 struct budget_share {
     struct budget_share *next, *previous; /* the budget's, from the oldest on */
-    uint64_t client;                      /* 0 = unknown: a client of its own */
+    uint64_t client;                      /* 0 = unknown: counts as a client of its own */
     int64_t bytes;
-    bool ended; /* it has been told to end; its bytes no longer count */
+    bool ended; /* it has been told to end, and its bytes no longer count */
 };
 
 struct budget {
@@ -32,8 +32,8 @@ void budget_close(struct budget *budget); /* no share may be left */
 
 void budget_join(struct budget *budget, struct budget_share *share, uint64_t client);
 void budget_leave(struct budget *budget, struct budget_share *share);
-/* From now on the share holds so many bytes; ends the largest shares, perhaps this one, until all of
- * them fit. */
+/* From now on the share has so many bytes; ends the largest shares, perhaps this one, until all
+ * fit. */
 void budget_hold(struct budget *budget, struct budget_share *share, int64_t bytes);
 int64_t budget_used(struct budget *budget);
 

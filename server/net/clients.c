@@ -1,5 +1,5 @@
-/* Requests under way by client: see clients.h. A thousand places are looked through in less than a
- * microsecond, so a plain list does. */
+/* Requests in progress by client: see clients.h. Searching a thousand entries takes less than a
+ * microsecond, so a plain list is enough. */
 #include "server/net/clients.h"
 
 #include <stdlib.h>

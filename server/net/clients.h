@@ -1,7 +1,7 @@
-/* How many requests each client has under way, for --max-client-requests.
+/* How many requests each client has in progress, for --max-client-requests.
  *
- * A client is an API key, or without keys the address it comes from; both are told apart by a
- * 64-bit hash. The table has a place for every connection, so it cannot be full. Any thread. */
+ * A client is an API key, or without keys the address it comes from; both are identified by a
+ * 64-bit hash. The table has an entry for every connection, so it cannot be full. Any thread. */
 #ifndef SERVER_CLIENTS_H
 #define SERVER_CLIENTS_H
 
@@ -13,14 +13,15 @@
 
 struct clients {
     pthread_mutex_t mutex;
-    uint64_t *client; /* Owner: this. [n_place], the first n_used: one for each request under way */
+    uint64_t *client; /* Owner: this. [n_place], the first n_used: one for each request in
+                       * progress */
     int n_place, n_used;
 };
 
 enum err_code clients_open(struct clients *clients, int n_place, struct err *err);
 void clients_close(struct clients *clients); /* zeroed is fine */
 
-/* One more request, unless the client has max already. */
+/* Counts one more request, unless the client has max already. */
 bool clients_enter(struct clients *clients, uint64_t client, int max);
 void clients_leave(struct clients *clients, uint64_t client);
 

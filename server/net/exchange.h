@@ -93,8 +93,8 @@ struct exchange {
     size_t sent_bytes;
     atomic_bool gone; /* the client left before the answer was complete */
     bool cut;         /* the server ended before the answer was complete */
-    _Atomic(const char *)
-        end_code; /* why the server hung up on this client: static; NULL = it did not */
+    /* why the server hung up on this client: static; NULL = it did not */
+    _Atomic(const char *) end_code;
 };
 
 /* Adds an answer header; value is formatted. More than EXCHANGE_HEADER_MAX is a bug. */

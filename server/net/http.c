@@ -16,7 +16,7 @@
 
 /* ---- the body ------------------------------------------------------------------------------ */
 
-/* The share holds more than all others: its connection ends, whatever it is doing. */
+/* The share is the largest: its connection ends, whatever it is doing. */
 static void http_end(struct budget_share *share)
 {
     struct http_exchange *const hx =
@@ -55,7 +55,7 @@ static void http_take_body(struct http_exchange *hx, const char *data, size_t n)
         return;
     } else {
         budget_hold(&http->budget, &hx->share, (int64_t)hx->body_seen);
-        if (watch_refused(hx->conn)) { /* it was this one that held most */
+        if (watch_refused(hx->conn)) { /* this connection itself had the largest share */
             text_free(body);
             return;
         }
@@ -145,7 +145,7 @@ static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
     return result;
 }
 
-/* Asks the work until it sleeps or answers. */
+/* Calls the work until it sleeps or has an answer. */
 static enum MHD_Result http_advance(struct http_exchange *hx)
 {
     struct exchange *const x = &hx->x;
@@ -172,8 +172,8 @@ static void http_handle(struct http_exchange *hx)
     http_drop_body(hx);
 }
 
-/* On the worker thread. The connection sleeps until the last line. Of a client that left nothing is
- * read: it may have sent the same again, and others wait behind it. */
+/* On the worker thread. The connection sleeps until the last line. If the client has left, its body
+ * is not read: the client may have sent the same again, and others are waiting. */
 static void http_handle_long(struct worker_task *task)
 {
     struct http_exchange *const hx =
@@ -214,7 +214,7 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         }
         hx->handled = true;
         hx->x.body_us = clock_now_us();
-        /* A file that is put may wait for others, whatever its size. */
+        /* A file that is put may have to wait for others, whatever its size. */
         if (hx->x.body.n >= HTTP_LONG_BYTES || (hx->x.is_put && !hx->x.drops_body)) {
             hx->task.run = http_handle_long;
             hx->task.bytes = hx->x.body.n;
@@ -240,7 +240,8 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
         return;
     }
     watch_idle(hx->conn);
-    /* A refused request is over when its client hangs up; any other that breaks off was left. */
+    /* A refused request is over when its client hangs up; in any other case the client has left the
+     * request. */
     if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued) &&
         atomic_load(&hx->x.end_code) == NULL) {
         if (!atomic_load(&http->cutting)) {
@@ -407,7 +408,7 @@ int http_stop(struct http *http, int64_t deadline_us)
     }
     if (http->daemon != NULL) {
         http_refuse_connections(http);
-        /* Uploads would only be refused; they have time to read that, and no more. */
+        /* Uploads would only be refused; their clients get the time to read that. */
         const int64_t upload_us = clock_now_us() + HTTP_REFUSAL_US;
         while (clock_now_us() < deadline_us &&
                watch_n_exchange(http->watch, clock_now_us() >= upload_us) > 0) {

@@ -3,11 +3,12 @@
  * It owns the port, the http threads, the connections and their deadlines, and turns the library's
  * callbacks into exchanges (exchange.h). It knows no routes. Used by serve.c alone.
  *
- * What it promises beyond the library: a request with two Content-Length headers is refused; a body
- * is refused by its declared size before it is read, and by its counted size when it is chunked;
- * slow heads and bodies end at a deadline; a client that leaves a waiting request is noticed at
- * once; bodies and answers together are bounded, and who holds most of them is ended first
- * (budget.h); who takes next to nothing of an answer is given up; http_stop never aborts on a sleeping connection. */
+ * What it guarantees beyond the library: a request with two Content-Length headers is refused; a
+ * body is refused by its declared size before it is read, and by its counted size when it is
+ * chunked; slow heads and bodies end at a deadline; a client that leaves a waiting request is
+ * noticed at once; bodies and answers together are bounded, and the client with most of them is cut
+ * off first (budget.h); a client that reads an answer too slowly is cut off; http_stop never aborts
+ * on a sleeping connection. */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
 
@@ -28,7 +29,8 @@ struct http_config {
     int read_window_s;
     int body_threads;              /* read long bodies */
     const struct proxies *proxies; /* Borrowed */
-    int overload_status; /* of a refusal because bodies and answers are too large together */
+    int overload_status;           /* for a refusal because bodies and answers take too much memory
+                                    * together */
     int keepalive_s, header_timeout_s, body_timeout_s;
     bool admin; /* for its exchanges; one thread is enough */
     /* A head is here: whether to go on. Else error is answered, before the body is read. */

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a proxy in front and this server must read alike: where the body ends, and whose it is. */
+/* What this server and a proxy in front of it must understand alike: where the body ends, and whose
+ * it is. */
 struct http_framing {
     int n_length, n_encoding, n_host;
     bool chunked;
@@ -32,8 +33,8 @@ static enum MHD_Result http_see_framing(void *cls, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* A body whose end two readers could see in two places is how requests are smuggled past a proxy;
- * the library takes the first length, or the encoding before the length. */
+/* If two readers can disagree about where a body ends, requests can be smuggled past a proxy; the
+ * library takes the first length, or the encoding before the length. */
 static bool http_check_framing(struct http_exchange *hx, const char *version,
                                struct api_error *error)
 {
@@ -66,11 +67,11 @@ static bool http_check_framing(struct http_exchange *hx, const char *version,
     return true;
 }
 
-/* What the head alone decides. false: refused. */
+/* Checks everything that depends on the head alone. false: refused. */
 static bool http_check_head(struct http_exchange *hx, const char *version, struct api_error *error)
 {
     const struct http_config *const config = &hx->http->config;
-    /* First the route, which decides about the form of errors and is counted. */
+    /* First the route, which determines the form of errors and is counted. */
     if (!config->head(
             config->ctx, &hx->x,
             MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
@@ -127,7 +128,7 @@ static enum MHD_Result http_see_forwarded(void *cls, enum MHD_ValueKind kind, co
     return MHD_YES;
 }
 
-/* Whose request it is, as far as addresses tell. */
+/* Whose request it is, judging by addresses. */
 static void http_see_client(struct http_exchange *hx)
 {
     const struct proxies *const proxies = hx->http->config.proxies;
@@ -153,7 +154,7 @@ struct http_exchange *http_begin(struct http *http, struct MHD_Connection *mhd, 
     struct watch_conn *const conn = info != NULL ? info->socket_context : NULL;
     struct http_exchange *const hx = conn != NULL ? calloc(1, sizeof *hx) : NULL;
     if (hx == NULL) {
-        return NULL; /* the table is full, or memory: the connection closes */
+        return NULL; /* the table is full, or there is no memory: the connection closes */
     }
     hx->http = http;
     hx->conn = conn;

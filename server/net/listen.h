@@ -9,10 +9,11 @@
 enum err_code listen_open(int *listen_fd, int *bound_port, const char *host, int port,
                           struct err *err);
 
-/* Descriptors used up: the listening socket stays readable, and its threads would ask for a connection
- * again and again. Then the connections that wait are taken with the descriptor *reserve_fd, which is
- * kept for that, and closed. Called once before the first connection, which opens the reserve, and then a
- * few times per second; *reserve_fd is -1 at first and is owned by the caller. */
+/* If no descriptor is free, the listening socket stays readable, and its threads would try to
+ * accept a connection again and again. Then the waiting connections are accepted with the
+ * descriptor *reserve_fd, which is kept for that, and closed. Called once before the first
+ * connection, which opens the reserve, and then a few times per second; *reserve_fd is -1 at first
+ * and is owned by the caller. */
 void listen_shed(int listen_fd, int *reserve_fd);
 
 /* Raises the limit of open files for n_conn connections, if that is needed and allowed. */

@@ -129,7 +129,7 @@ bool proxies_client(const struct proxies *proxies, const struct sockaddr *peer,
         }
         struct proxies_address before;
         if (!from_entry(&before, begin, end)) {
-            break; /* nobody can tell who that was: the proxy that wrote it stands for it */
+            break; /* nobody can tell who that was: the proxy that wrote it counts as the client */
         }
         *client = before;
         end = begin > forwarded ? begin - 1 : begin;

@@ -26,9 +26,10 @@ struct proxies {
 /* Reads "10.0.0.0/8,fd00::/8,192.0.2.7"; "" is none. ERR_ARGUMENT names the part that is no range. */
 enum err_code proxies_parse(struct proxies *proxies, const char *list, struct err *err);
 
-/* The client's address: of the chain from the peer back through X-Forwarded-For (NULL = none) the first
- * that is no trusted proxy, or the last if all are. Whatever a client wrote there itself stands before
- * the address that our proxy saw, and is not reached. false: the peer has no IP address. */
+/* The client's address: going back from the peer through X-Forwarded-For (NULL = none), the first
+ * address that is no trusted proxy, or the last one if all are. Anything that the client wrote
+ * there itself comes before the address that our proxy saw, and is not reached. false: the peer has
+ * no IP address. */
 bool proxies_client(const struct proxies *proxies, const struct sockaddr *peer,
                     const char *forwarded, struct proxies_address *client);
 

@@ -31,7 +31,7 @@ struct watch_conn {
     struct watch *watch; /* Borrowed */
     uint32_t index;
     pthread_mutex_t mutex;
-    uint32_t generation; /* counts uses of the slot: late epoll events are told apart */
+    uint32_t generation; /* counts uses of the entry: late epoll events are told apart */
     enum conn_state state;
     int fd;
     bool surplus;
@@ -43,7 +43,8 @@ struct watch_conn {
     bool asleep, woken;
     bool detached;   /* asleep, and another thread works on x: nothing here may touch it */
     bool left;       /* the client hung up while its exchange was awake */
-    int64_t read_us; /* ANSWER: since then bytes wait in the kernel for the client, 0 = none do */
+    int64_t read_us; /* ANSWER: since when bytes have been waiting in the kernel for the client, 0 =
+                      * none are */
     uint64_t read_bytes; /* what the client had taken then */
 };
 
@@ -54,7 +55,7 @@ struct watch {
     int epoll_fd, stop_fd;
     pthread_t thread;
     bool has_thread;
-    atomic_int search; /* where the search for a free slot begins */
+    atomic_int search; /* where the search for a free entry begins */
 };
 
 /* ---- life of a connection ------------------------------------------------------------------ */
@@ -228,7 +229,7 @@ bool watch_refused(struct watch_conn *conn)
 
 /* ---- sleeping and waking ------------------------------------------------------------------- */
 
-/* The exchange would wait, but nobody waits for it. Under the mutex. */
+/* The exchange would wait, but the client has left. Under the mutex. */
 static void watch_give_up(struct watch_conn *conn)
 {
     atomic_store(&conn->x->gone, true);
@@ -306,8 +307,8 @@ void exchange_wake(void *waker)
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-/* The client hung up. One that has its answer already may do so; whether this one has, the exchange
- * finds out when it would sleep. Under the mutex. */
+/* The client hung up. That is no fault if it already has its answer; the exchange finds that out
+ * when it would sleep. Under the mutex. */
 static void watch_left(struct watch_conn *conn)
 {
     conn->left = true;
@@ -325,8 +326,7 @@ static uint64_t watch_received(int fd)
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_bytes_received : 0;
 }
 
-/* Gives up a client that takes next to nothing of an answer which waits for it. Under the mutex, while
- * ANSWER. */
+/* Gives up a client that reads its answer too slowly. Under the mutex, while ANSWER. */
 static void watch_reader(struct watch_conn *conn, int64_t now_us)
 {
     const struct watch_config *const config = &conn->watch->config;
@@ -381,7 +381,8 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
                             "the request's body did not arrive within %d s",
                             config->body_timeout_s);
         watch_refuse_locked(conn, &error);
-    } else { /* a slow head, or a refused client that goes on sending: the library sees the end */
+    } else { /* a slow head, or a refused client that goes on sending: shutting the socket makes the
+              * library see the end */
         conn->deadline_us = 0;
         (void)shutdown(conn->fd, SHUT_RDWR);
     }

@@ -1,15 +1,15 @@
 /* Watches the connections that the HTTP library does not: sleeping ones and slow ones.
  *
- * Found by trying: a suspended connection is not polled, so its client's leaving goes unseen; the
+ * Found by trying: a suspended connection is not polled, so nobody sees that its client leaves; the
  * library's timeouts count inactivity, so one header line per second keeps a connection open for
  * ever. One thread here owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and
  * every quarter of a second looks at all deadlines.
  *
- * Each connection has a slot of a table that lives as long as the server, and the slot's mutex
- * guards its fields. Sleeping and waking use the flag protocol: the http thread suspends and sets
- * `asleep` under the mutex; a waker resumes only if it finds `asleep`, else it leaves `woken` for
- * the sleeper to find. A wake that comes when the exchange is long over therefore wakes nobody, or
- * the next exchange once too often, which is harmless. */
+ * Each connection has an entry of a table that lives as long as the server, and the entry's mutex
+ * guards its fields. Sleeping and waking use a protocol of flags: the http thread suspends and sets
+ * `asleep` under the mutex; a waker resumes only if it finds `asleep`, and otherwise sets `woken`
+ * for the sleeper to find. A late wake is harmless: it finds no sleeper, or causes one spurious
+ * wake-up of the entry's next exchange. */
 #ifndef SERVER_WATCH_H
 #define SERVER_WATCH_H
 
@@ -19,12 +19,12 @@ struct watch;
 struct watch_conn;
 
 struct watch_config {
-    int n_conn;          /* slots */
-    int max_connections; /* those above are to be told so */
+    int n_conn;          /* entries */
+    int max_connections; /* further ones are told so and closed */
     int header_timeout_s, body_timeout_s;
     int min_read_rate; /* bytes per second that a reader must take, 0 = any, ... */
     int read_window_s; /* ... over so long, while there is more for it */
-    /* The library's calls. connection is what watch_sleep was given. Under the slot's mutex. */
+    /* The library's calls. connection is what watch_sleep was given. Under the entry's mutex. */
     void (*suspend)(void *connection);
     void (*resume)(void *connection);
     void (*tick)(void *ctx); /* every quarter of a second, on the watcher's thread */

@@ -23,7 +23,8 @@ struct worker {
     bool closing;
 };
 
-/* The first task that the thread may take, out of the queue; NULL if there is none. Under the mutex. */
+/* The first task that the thread may take, removed from the queue; NULL if there is none. Under the
+ * mutex. */
 static struct worker_task *worker_take(struct worker *worker, bool only_short)
 {
     struct worker_task **at = &worker->first;
@@ -46,7 +47,7 @@ static void *worker_run(void *arg)
         struct worker_task *const task = worker_take(worker, thread->only_short);
         if (task != NULL) {
             pthread_mutex_unlock(&worker->mutex);
-            task->run(task); /* which may be the last that is seen of it */
+            task->run(task); /* after this call the task may no longer exist */
             pthread_mutex_lock(&worker->mutex);
             worker->n_task--;
         } else if (worker->closing) {

@@ -1,12 +1,13 @@
-/* Threads for requests whose reading takes long.
+/* Threads for requests that take long to read.
  *
- * Parsing and tokenising megabytes takes seconds; done on an http thread it would hold up the other
+ * Parsing and tokenising megabytes takes seconds; on an http thread this would hold up the other
  * connections of that thread, health checks among them. http.c detaches such connections and hands
  * their exchanges to these threads.
  *
- * Short bodies go first, but none waits for ever: a body counts as if it had come later by the time
- * that it takes to read, so whatever comes after that time comes behind it. Of several threads one
- * takes no body above WORKER_SHORT_BYTES, so that a row of the longest holds up nobody else. */
+ * Short bodies go first, but none waits for ever: a body is queued as if it had come later by the
+ * time that it takes to read, so bodies that come after that time are read after it. If there are
+ * several threads, one of them takes no body above WORKER_SHORT_BYTES, so that a series of very
+ * long ones does not hold up all others. */
 #ifndef SERVER_WORKER_H
 #define SERVER_WORKER_H
 
@@ -35,7 +36,7 @@ enum err_code worker_open(struct worker **worker, int n_thread, struct err *err)
 /* Runs what is queued, then ends the threads. NULL is fine. */
 void worker_close(struct worker *worker);
 void worker_push(struct worker *worker, struct worker_task *task);
-/* Takes a task back that no thread has begun; false: one has, or it was never pushed. */
+/* Takes back a task that no thread has begun; false: a thread has, or it was never pushed. */
 bool worker_remove(struct worker *worker, struct worker_task *task);
 /* Tasks that wait or run. Any thread. */
 int worker_n_task(struct worker *worker);

@@ -30,7 +30,7 @@ enum command {
     COMMAND_MEMORY_EXAMPLES = 16384,
 };
 
-/* Numbers without a default that were not given: below every number that can be. */
+/* The value of a number without a default that was not given: below every allowed number. */
 #define OPTION_NOT_GIVEN (-1e300)
 enum { OPTION_INT_NOT_GIVEN = INT_MIN };
 
@@ -103,7 +103,7 @@ struct options {
     int min_read_rate;
     int read_window_s;
     int keepalive_s;
-    double ping_s; /* a stream that has nothing to say sends a comment so often */
+    double ping_s; /* a stream that has been silent for so long sends a comment */
     int header_timeout_s;
     int body_timeout_s;
     int stall_ready_s;
@@ -200,7 +200,7 @@ const char *options_flag(const char *name);
 enum { OPTIONS_POSITIONS_PER_TOKEN = 64 };
 int64_t options_score_positions(const struct options *options);
 
-/* One line per PKMSERVE_ variable that no option reads: most likely a typing error. */
+/* Writes one line for each PKMSERVE_ variable that no option reads: most likely a typing error. */
 void options_warn_environment(FILE *out);
 
 /* Writes the flags of command, or with 0 the list of commands. */

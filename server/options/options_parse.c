@@ -354,7 +354,7 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
     return ERR_OK;
 }
 
-/* What must stand in a file, and the operands without which a command of memory does nothing. */
+/* Options that are files, and operands, without which a command of memory could do nothing. */
 static enum err_code check_memory(const struct options *options, enum command command,
                                   struct err *err)
 {
@@ -383,7 +383,8 @@ static enum err_code check_memory(const struct options *options, enum command co
     return ERR_OK;
 }
 
-/* What no row can say alone. Options of other commands have their defaults, which agree. */
+/* Conditions that no single row can express. Options of other commands have their defaults, which
+ * fulfil them. */
 static enum err_code check_together(const struct options *options, enum command command,
                                     struct err *err)
 {
@@ -453,8 +454,8 @@ static enum err_code check_together(const struct options *options, enum command 
     return check_memory(options, command, err);
 }
 
-/* Of commands that take one model, their operand is its directory. before: what the environment says,
- * which an operand overrules as a flag does. */
+/* If a command takes one model, its operand is the model's directory. before: the model that the
+ * environment names, which an operand overrules as a flag does. */
 static enum err_code take_model(struct options *options, enum command command, const char *before,
                                 struct err *err)
 {

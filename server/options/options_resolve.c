@@ -77,7 +77,7 @@ static void name_model(struct options *options)
     options->served_model_name = name;
 }
 
-/* What is given in the place of a directory. Other faults of a model its reader names. */
+/* Refuses what is no directory. Other faults of a model are found by its reader. */
 static enum err_code check_model(const char *model, struct err *err)
 {
     struct stat status;
@@ -113,7 +113,7 @@ enum err_code options_resolve(struct options *options, struct err *err)
     return ERR_OK;
 }
 
-/* For auto any will do: value_auto overrules it. */
+/* With auto this value does not matter: value_auto overrules it. */
 static enum placement placement_of(const char *name)
 {
     if (strcmp(name, "device") == 0) {

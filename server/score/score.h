@@ -21,7 +21,7 @@ enum { SCORE_ID_MAX = 129, SCORE_BATCH_MAX = 65536 };
 /* The forms of input, in the order of enum metrics_form. */
 enum score_form { SCORE_TEXT, SCORE_IDS, SCORE_RANKING, SCORE_PAIRS };
 
-/* Whose windows: the request's own, or those of an evaluator (score_windows.c). */
+/* Whose windows are used: the request's own, or those of an evaluator (score_windows.c). */
 enum score_scheme {
     SCORE_SCHEME_OWN,
     SCORE_SCHEME_LM_EVAL,
@@ -43,7 +43,8 @@ struct score_windows {
 /* What a result is about. */
 struct score_entry {
     int64_t words, bytes;      /* "units": override of the normalisers; -1 = counted */
-    int64_t first;             /* the result is about ids[first ..]; BOS and context stand before */
+    int64_t first;             /* the result is about ids[first ..]; before them are BOS and
+                                * context */
     int64_t block, block_used; /* of its item (engine/request.h) */
     const char *ending;        /* Borrowed from the body: a continuation given as text; else NULL */
     size_t ending_bytes;
@@ -92,7 +93,7 @@ void score_windows_read(struct fields *fields, struct score_windows *windows,
 /* Cuts the job's inputs into blocks, where the scheme does so. */
 bool score_windows_cut(struct score_job *job, const struct score_windows *windows,
                        const struct api_limits *limits, struct api_error *error);
-const char *score_scheme_name(enum score_scheme scheme); /* NULL of the request's own */
+const char *score_scheme_name(enum score_scheme scheme); /* NULL for the request's own */
 /* Whether the text is scored in blocks, of which not every token is predicted. */
 bool score_scheme_blocks(enum score_scheme scheme);
 /* Makes the input's own text of two parts. *total is the sum over the request, which is bounded. */
@@ -107,8 +108,8 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
 /* The request of all inputs, without its items. */
 bool score_new_request(struct score_job *job, const int32_t *target, int64_t n_target,
                        const struct api_limits *limits, struct api_error *error);
-/* What depends on the positions that all items together make the engine compute: the limit, and the
- * class where priority is -1. All items are set. */
+/* Sets what depends on the number of positions that all items together make the engine compute: the
+ * limit, and the class if priority is -1. All items are set. */
 bool score_set_priority(struct score_job *job, int priority, const struct api_limits *limits,
                         struct api_error *error);
 bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
@@ -123,7 +124,7 @@ struct score_figures {
     int64_t n_unk;  /* of n_tokens: unknown to the vocabulary */
     int64_t n_best; /* of n_scored: the most probable token */
     double sum_logprob, min_logprob;
-    double unconditional; /* sum after BOS alone; NaN = not asked for */
+    double unconditional; /* sum after BOS alone; NaN = not requested */
     bool is_greedy, impossible, nan;
     double mean_nll, perplexity, bits_per_token, accuracy;
     double bits_per_byte, bits_per_char, byte_perplexity, word_perplexity;
@@ -135,11 +136,11 @@ bool score_figures_item(struct score_figures *figures, const struct score_job *j
 void score_figures_add(struct score_figures *pool, const struct score_figures *item);
 void score_figures_derive(struct score_figures *figures);
 
-/* Tokens that the vocabulary does not know, of a result; the end token that was appended is not
- * looked at. */
+/* The number of a result's tokens that the vocabulary does not know; the end token that was
+ * appended does not count. */
 int64_t score_n_unk(const struct score_job *job, int result, const struct model_info *info);
 
-/* The best ending by each measure; the first of equals. */
+/* The best continuation by each measure; the first of equals. */
 enum score_measure {
     SCORE_SUM,
     SCORE_PER_TOKEN,
@@ -169,7 +170,7 @@ struct score_writer {
     struct score_figures pool;
     struct score_ranking ranking;
 
-    bool begun;      /* what stands in front of the results is written */
+    bool begun;      /* what precedes the results is written */
     bool list_comma; /* of the list of results, between two pieces */
 
     /* Of the open result. */
@@ -185,7 +186,7 @@ void score_writer_end(struct score_writer *writer); /* zeroed is fine */
  * writer.result has moved on. The result's items are over and ended well. false: error. */
 bool score_writer_next(struct score_writer *writer, struct text *out, size_t enough,
                        struct api_error *error);
-/* What follows the results, once all are written: ranking, aggregate, usage, timings. */
+/* What follows the results, when all are written: ranking, aggregate, usage, timings. */
 void score_writer_tail(struct score_writer *writer, struct text *out,
                        const struct answer_meta *meta);
 

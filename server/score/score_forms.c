@@ -91,7 +91,7 @@ static bool side_tokenise(struct pair_side *side, size_t bytes, const struct pla
 
 /* ---- pairs --------------------------------------------------------------------------------- */
 
-/* What holds for all pairs of a request. */
+/* What applies to all pairs of a request. */
 struct pair_rules {
     struct input_marks marks;
     bool separate, joint; /* as asked for; neither: joint where both halves are text */
@@ -101,7 +101,7 @@ struct pair_rules {
     size_t n_byte;
 };
 
-/* A context that has been read serves all its continuations. */
+/* A context is read once for all of its continuations. */
 static bool pair_context(struct pair_side *context, json_t *value, const struct place *place,
                          const struct pair_rules *rules, struct api_error *error)
 {
@@ -130,7 +130,7 @@ static bool pair_context(struct pair_side *context, json_t *value, const struct 
                          "%s is empty: give at least one token, or set add_bos", place->name);
 }
 
-/* The ids and offsets of two halves, one behind the other. */
+/* The ids and offsets of two parts, one after the other. */
 static bool pair_append(struct input *input, const struct pair_side *context,
                         const struct pair_side *ending)
 {
@@ -399,7 +399,7 @@ static bool choose_form(struct fields *fields, struct score_job *job, json_t *va
     return true;
 }
 
-/* What goes around and between the tokens. */
+/* Fields about what is put before, after and between the tokens. */
 static void read_rules(struct fields *fields, const struct score_job *job,
                        const struct score_windows *windows, struct pair_rules *rules)
 {
@@ -410,7 +410,7 @@ static void read_rules(struct fields *fields, const struct score_job *job,
     fields_bool(fields, "append_eos", NULL, &rules->marks.eos);
     rules->marks.bos_text = add_bos;
     rules->marks.bos_ids = add_bos && json_is_true(json_object_get(fields->object, "add_bos"));
-    if (windows->scheme != SCORE_SCHEME_OWN) { /* blocks get what stands around them later */
+    if (windows->scheme != SCORE_SCHEME_OWN) { /* with blocks, that is added later */
         const bool first = windows->scheme == SCORE_SCHEME_LM_EVAL &&
                            (job->form == SCORE_TEXT || job->form == SCORE_IDS);
         rules->marks = (struct input_marks){.bos_text = first, .bos_ids = first};

@@ -98,7 +98,7 @@ static bool read_units(struct fields *fields, struct score_job *job)
 
 /* ---- the rest ----------------------------------------------------------------------------- */
 
-/* What the answer would hold: bounded, so that no request can exhaust memory. */
+/* The size of the answer: bounded, so that no request can exhaust memory. */
 static bool check_sizes(const struct score_job *job, const struct score_windows *windows,
                         bool has_targets, const struct api_limits *limits, struct api_error *error)
 {
@@ -170,7 +170,7 @@ bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
            input_item_error(error, &err);
 }
 
-/* The ending of an item after BOS alone. */
+/* The continuation of an item after BOS alone. */
 static bool set_unconditional(struct score_job *job, int i, const struct item *item,
                               const struct api_limits *limits, struct api_error *error)
 {
@@ -229,7 +229,7 @@ void score_read_targets(struct fields *fields, const char *name, const struct ap
     (void)input_ids(value, name, NULL, limits->info->n_vocab, target, n_target, fields->error);
 }
 
-/* What is asked for besides the sums. */
+/* What is requested besides the sums. */
 struct score_options {
     bool entropy;
     int32_t *target; /* Owner: parse_fields. [n_target] or NULL */
@@ -303,7 +303,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     score_windows_read(fields, &windows, limits);
     job->scheme = windows.scheme;
     job->bptt = windows.bptt;
-    /* Tokenising is the dear part: not for a request that is wrong already. */
+    /* Tokenising is the expensive part: it is not done for a request that is already wrong. */
     if (error->status != 0 || !score_read_forms(fields, job, &windows, limits) ||
         !score_windows_cut(job, &windows, limits, error) || !read_units(fields, job) ||
         !check_sizes(job, &windows, asked->n_target > 0, limits, error)) {

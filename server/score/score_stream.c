@@ -47,7 +47,7 @@ static void line_close(const struct score_stream *stream, struct text *out)
 
 /* ---- lines --------------------------------------------------------------------------------- */
 
-/* The next window of a long text, if it is done. */
+/* The next window of a long text, if it is computed. */
 static bool window_line(struct score_stream *stream, struct text *out)
 {
     const struct score_job *const job = stream->writer.job;
@@ -149,7 +149,8 @@ static enum exchange_next stream_break(struct score_stream *stream, struct excha
     }
     x->code = error->code;
     if (midway) {
-        x->out.failed = true; /* half a line is out: all that is left is to cut the connection */
+        x->out.failed = true; /* half a line has been sent: all that is left is to cut the
+                               * connection */
         return EXCHANGE_END;
     }
     line_open(stream, &x->out);
