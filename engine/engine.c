@@ -274,10 +274,10 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     engine->active = calloc(n_seq, sizeof *engine->active);
     engine->plan = calloc(n_seq, sizeof *engine->plan);
     engine->hit_slots = calloc(n_hit, sizeof *engine->hit_slots);
-    engine->hit_shares = calloc(n_hit, sizeof *engine->hit_shares);
+    engine->hit_weights = calloc(n_hit, sizeof *engine->hit_weights);
     engine->text = malloc(engine->text_max);
     if (engine->sequence == NULL || engine->free == NULL || engine->active == NULL ||
-        engine->plan == NULL || engine->hit_slots == NULL || engine->hit_shares == NULL ||
+        engine->plan == NULL || engine->hit_slots == NULL || engine->hit_weights == NULL ||
         engine->text == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower --max-seqs",
                        o->max_seqs);
@@ -470,7 +470,7 @@ void engine_close(struct engine *engine)
     free(engine->active);
     free(engine->plan);
     free(engine->hit_slots);
-    free(engine->hit_shares);
+    free(engine->hit_weights);
     free(engine->text);
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);

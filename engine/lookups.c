@@ -11,17 +11,17 @@ static void trace_step(struct engine *engine)
     }
     for (int m = 0; wanted && m < info->n_memory; m++) {
         struct tensor slots;
-        struct tensor shares;
-        model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
-        CHECK(slots.cols <= engine->n_hit_column && slots.cols == shares.cols);
+        struct tensor weights;
+        model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &weights);
+        CHECK(slots.cols <= engine->n_hit_column && slots.cols == weights.cols);
         for (int i = 0; i < engine->n_active; i++) {
             const struct sequence *const seq = engine->active[i];
             if (seq->n_row > 0 && seq->item->traced) {
                 const struct tensor rows = tensor_rows(slots, seq->row_first, seq->n_row);
                 engine->be->op->download(engine->be, engine->hit_slots, rows);
-                engine->be->op->download(engine->be, engine->hit_shares,
-                                         tensor_rows(shares, seq->row_first, seq->n_row));
-                sequence_trace(seq, m, engine->hit_slots, engine->hit_shares, (int)slots.cols);
+                engine->be->op->download(engine->be, engine->hit_weights,
+                                         tensor_rows(weights, seq->row_first, seq->n_row));
+                sequence_trace(seq, m, engine->hit_slots, engine->hit_weights, (int)slots.cols);
             }
         }
     }
@@ -46,8 +46,8 @@ static void count_overlays(struct engine *engine)
         }
         for (int m = 0; m < info->n_memory; m++) {
             struct tensor slots;
-            struct tensor shares;
-            model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &shares);
+            struct tensor weights;
+            model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &weights);
             const int row = seq->row_first + seq->n_row - 1;
             engine->be->op->download(engine->be, engine->hit_slots, tensor_rows(slots, row, 1));
             overlays_count(engine->overlays, overlays, model_table_of(info, m), engine->hit_slots,
@@ -65,12 +65,12 @@ static void count_slots(struct engine *engine)
     const int n_tok = engine->step->n_tok;
     for (int m = 0; m < info->n_memory; m++) {
         struct tensor slots;
-        struct tensor shares;
-        model_pkm_hits(engine->model, m, n_tok, &slots, &shares);
-        CHECK(slots.stride == slots.cols && shares.stride == shares.cols);
+        struct tensor weights;
+        model_pkm_hits(engine->model, m, n_tok, &slots, &weights);
+        CHECK(slots.stride == slots.cols && weights.stride == weights.cols);
         if (!is_host) {
             engine->be->op->download(engine->be, engine->hit_slots, tensor_head(slots, n_tok));
-            engine->be->op->download(engine->be, engine->hit_shares, tensor_head(shares, n_tok));
+            engine->be->op->download(engine->be, engine->hit_weights, tensor_head(weights, n_tok));
         }
         for (int i = 0; i < engine->n_active; i++) {
             const struct sequence *const seq = engine->active[i];
@@ -78,7 +78,8 @@ static void count_slots(struct engine *engine)
             if (seq->n_row > 0) {
                 pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence),
                                (is_host ? (const int32_t *)slots.data : engine->hit_slots) + first,
-                               (is_host ? (const float *)shares.data : engine->hit_shares) + first,
+                               (is_host ? (const float *)weights.data : engine->hit_weights) +
+                                   first,
                                seq->n_row * slots.cols);
             }
         }

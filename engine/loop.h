@@ -36,7 +36,7 @@ struct engine {
     bool has_interactive;                   /* interactive sequences run */
     int n_in_a_row;          /* interactive sequences admitted since the last bulk one */
     int32_t *hit_slots;      /* [n_tok_max, n_hit_column] memory look-ups of a step */
-    float *hit_shares;       /* same */
+    float *hit_weights;      /* same */
     int n_hit_column;        /* widest memory; 0 = none */
     uint32_t n_overlay_step; /* steps with overlays */
     char *text;              /* [text_max] scratch of the detokeniser */

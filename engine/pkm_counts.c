@@ -68,13 +68,13 @@ void pkm_counts_begin(struct pkm_counts *counts, const struct model_info *info, 
 }
 
 void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, int m, int seq,
-                    const int32_t *slots, const float *shares, int64_t n_hit)
+                    const int32_t *slots, const float *weights, int64_t n_hit)
 {
     const int64_t n_slot = info->memory[m].n_slot;
     uint64_t *const seen = counts->seen[m] + (size_t)seq * words_of(&info->memory[m]);
     for (int64_t i = 0; i < n_hit; i++) {
         const int32_t slot = slots[i];
-        if (isnan(shares[i])) {
+        if (isnan(weights[i])) {
             continue; /* a NaN would stay in the sum for ever */
         }
         CHECK(slot >= 0 && slot < n_slot);
@@ -82,7 +82,7 @@ void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, in
         const long long reads = atomic_load_explicit(&count->reads, memory_order_relaxed);
         const double weight = atomic_load_explicit(&count->weight, memory_order_relaxed);
         atomic_store_explicit(&count->reads, reads + 1, memory_order_relaxed);
-        atomic_store_explicit(&count->weight, weight + (double)shares[i], memory_order_relaxed);
+        atomic_store_explicit(&count->weight, weight + (double)weights[i], memory_order_relaxed);
         const uint64_t bit = UINT64_C(1) << slot % BITS;
         if ((seen[slot / BITS] & bit) == 0) {
             seen[slot / BITS] |= bit;

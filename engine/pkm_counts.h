@@ -32,9 +32,9 @@ void pkm_counts_close(struct pkm_counts *counts); /* zeroed ones are fine */
 
 /* Engine thread, as of the next two: sequence seq, of 0 .. n_seq-1, begins. */
 void pkm_counts_begin(struct pkm_counts *counts, const struct model_info *info, int seq);
-/* Rows of a step that sequence seq has: slots and shares [n_hit] of memory m. */
+/* Rows of a step that sequence seq has: slots and weights [n_hit] of memory m. */
 void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, int m, int seq,
-                    const int32_t *slots, const float *shares, int64_t n_hit);
+                    const int32_t *slots, const float *weights, int64_t n_hit);
 /* n positions were looked up in all memories. */
 void pkm_counts_end_step(struct pkm_counts *counts, int n_tok);
 

@@ -94,7 +94,7 @@ enum err_code pkm_stats_of(const struct pkm_trace *trace, int64_t n_slot, struct
         sums[n_slot + i] = trace->count[i];
     }
     for (int64_t i = 0; trace->count == NULL && i < trace->lookups; i++) {
-        sums[trace->slots[i]] += (double)trace->shares[i]; /* in the order of the look-ups */
+        sums[trace->slots[i]] += (double)trace->weights[i]; /* in the order of the look-ups */
         sums[n_slot + trace->slots[i]] += 1;
     }
     pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);

@@ -1,5 +1,5 @@
 /* How a memory was used: the definitions of the reference evaluator and of the paper's section 4.2.
- * Called by the front ends on traces that the engine filled. With z the shares of a slot, summed
+ * Called by the front ends on traces that the engine filled. With z the weights of a slot, summed
  * over all lookups and divided by the total (by weight), or the same with every access counting 1
  * (by count), in double:
  *   used  = share of the slots with z != 0

@@ -6,7 +6,7 @@
 
 /* Written by the engine thread alone. */
 struct pkm_total {
-    _Atomic double weight; /* sum of shares */
+    _Atomic double weight; /* sum over its look-ups */
     atomic_llong count;    /* accesses */
 };
 
@@ -24,8 +24,8 @@ enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info
         const size_t n_slot = (size_t)info->memory[m].n_slot;
         totals->total[m] = calloc(n_slot, sizeof *totals->total[m]);
         totals->slots[m] = malloc(n_hit * sizeof *totals->slots[m]);
-        totals->shares[m] = malloc(n_hit * sizeof *totals->shares[m]);
-        if (totals->total[m] == NULL || totals->slots[m] == NULL || totals->shares[m] == NULL) {
+        totals->weights[m] = malloc(n_hit * sizeof *totals->weights[m]);
+        if (totals->total[m] == NULL || totals->slots[m] == NULL || totals->weights[m] == NULL) {
             pkm_totals_close(totals);
             return err_set(err, ERR_MEMORY, "no memory for the totals of %zu memory slots", n_slot);
         }
@@ -38,7 +38,7 @@ void pkm_totals_close(struct pkm_totals *totals)
     for (int m = 0; m < MODEL_PKM_MAX; m++) {
         free(totals->total[m]);
         free(totals->slots[m]);
-        free(totals->shares[m]);
+        free(totals->weights[m]);
     }
     *totals = (struct pkm_totals){0};
 }
@@ -61,10 +61,10 @@ void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct
     const int64_t first = (int64_t)(place * (uint64_t)(n_tok - n + 1) >> 32);
     for (int m = 0; m < info->n_memory; m++) {
         struct tensor slots;
-        struct tensor shares;
-        model_pkm_hits(model, m, n_tok, &slots, &shares);
+        struct tensor weights;
+        model_pkm_hits(model, m, n_tok, &slots, &weights);
         be->op->download(be, totals->slots[m], tensor_rows(slots, first, n));
-        be->op->download(be, totals->shares[m], tensor_rows(shares, first, n));
+        be->op->download(be, totals->weights[m], tensor_rows(weights, first, n));
     }
     totals->n_row = n;
 }
@@ -74,16 +74,16 @@ void pkm_totals_add(struct pkm_totals *totals, const struct model_info *info)
     for (int m = 0; m < info->n_memory; m++) {
         const size_t n_hit = (size_t)totals->n_row * column_of(&info->memory[m]);
         for (size_t i = 0; i < n_hit; i++) {
-            const float share = totals->shares[m][i];
+            const float sampled = totals->weights[m][i];
             const int32_t slot = totals->slots[m][i];
-            if (isnan(share)) {
+            if (isnan(sampled)) {
                 continue; /* a NaN would stay in the sum for ever */
             }
             CHECK(slot >= 0 && slot < info->memory[m].n_slot);
             struct pkm_total *const total = &totals->total[m][slot];
             const double weight = atomic_load_explicit(&total->weight, memory_order_relaxed);
             const long long count = atomic_load_explicit(&total->count, memory_order_relaxed);
-            atomic_store_explicit(&total->weight, weight + (double)share, memory_order_relaxed);
+            atomic_store_explicit(&total->weight, weight + (double)sampled, memory_order_relaxed);
             atomic_store_explicit(&total->count, count + 1, memory_order_relaxed);
         }
     }

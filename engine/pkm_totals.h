@@ -18,7 +18,7 @@ struct pkm_total;
 struct pkm_totals {
     struct pkm_total *total[MODEL_PKM_MAX]; /* Owner: this. [n_slot] */
     int32_t *slots[MODEL_PKM_MAX];          /* Owner: this. [TOTALS_ROW_MAX, n_column] */
-    float *shares[MODEL_PKM_MAX];           /* same */
+    float *weights[MODEL_PKM_MAX];          /* same */
     int n_row;                              /* rows downloaded and not yet added */
     int n_due;                              /* positions computed since the last sample */
     uint32_t turn;                          /* samples taken: places the next one */

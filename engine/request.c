@@ -181,7 +181,7 @@ static void lay_traces(struct item *item, const struct model_info *info, int64_t
         struct pkm_trace *const trace = &item->trace[m];
         if (keeps_lookups(memory, n_position, tokens)) {
             trace->slots = (int32_t *)(void *)at;
-            trace->shares =
+            trace->weights =
                 (float *)(void *)(trace->slots + (size_t)n_position * trace_columns(memory));
         } else {
             trace->weight = (double *)(void *)at;

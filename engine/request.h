@@ -81,9 +81,9 @@ struct pkm_trace {
     int64_t n_position;
     /* Either sums per slot or, if that is less or was asked for, every look-up. The other is NULL. */
     uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
-    double *weight;  /* [n_slot] sum of shares */
+    double *weight;  /* [n_slot] sum of weights */
     int32_t *slots;  /* [position_max, n_head·k_top] */
-    float *shares;   /* same shape */
+    float *weights;  /* same shape */
 };
 
 /* One prompt and sample, or one document to score. */

@@ -246,7 +246,7 @@ void sequence_fill(struct sequence *seq, struct step *step, int n_row)
 
 /* ---- results out of a step ----------------------------------------------------------------- */
 
-void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
+void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *weights,
                     int n_column)
 {
     struct pkm_trace *const trace = &seq->item->trace[m];
@@ -258,15 +258,15 @@ void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, con
         CHECK(at == trace->n_position); /* each position of the text once, in order */
         const size_t from = (size_t)r * (size_t)n_column;
         for (int j = 0; trace->count != NULL && j < n_column; j++) {
-            const float share = shares[from + (size_t)j];
+            const float weight = weights[from + (size_t)j];
             const int32_t slot = slots[from + (size_t)j];
             trace->count[slot]++;
-            trace->weight[slot] += (double)share;
+            trace->weight[slot] += (double)weight;
         }
         if (trace->slots != NULL) {
             const size_t to = (size_t)at * (size_t)n_column;
             memcpy(trace->slots + to, slots + from, (size_t)n_column * sizeof *slots);
-            memcpy(trace->shares + to, shares + from, (size_t)n_column * sizeof *shares);
+            memcpy(trace->weights + to, weights + from, (size_t)n_column * sizeof *weights);
         }
         trace->lookups += n_column;
         trace->n_position++;

@@ -83,9 +83,9 @@ int sequence_fit(const struct sequence *seq, const struct step *step, int n_row)
 /* Appends its next n_row rows and their outputs to step. */
 void sequence_fill(struct sequence *seq, struct step *step, int n_row);
 
-/* Adds the look-ups of memory m for its rows of the step to the item's trace. slots and shares:
+/* Adds the look-ups of memory m for its rows of the step to the item's trace. slots and weights:
  * [n_row, n_column], its own rows. Before sequence_consume. */
-void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *shares,
+void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *weights,
                     int n_column);
 
 struct sequence_result {

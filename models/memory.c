@@ -361,12 +361,12 @@ int64_t memory_query_width(const struct memories *memories)
     return width;
 }
 
-/* Slots and shares have a place per memory, since model_pkm_hits reads them after the step. */
+/* Slots and weights have a place per memory, since model_pkm_hits reads them after the step. */
 void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_tok,
                     struct tensor query)
 {
     int64_t hidden = 0;
-    int64_t weight = 0;
+    int64_t expert = 0;
     int64_t value = 0;
     int64_t gate = 0;
     int64_t input = 0;
@@ -374,9 +374,9 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
         struct memory *const memory = &memories->memory[m];
         const int64_t n_hit = (int64_t)memory->shape.n_head * memory->shape.k_top;
         memory->slots = arena_take(arena, n_tok, n_hit, DTYPE_I32);
-        memory->shares = arena_take(arena, n_tok, n_hit, DTYPE_F32);
+        memory->weights = arena_take(arena, n_tok, n_hit, DTYPE_F32);
         hidden = max_i64(hidden, hidden_width(&memory->query));
-        weight = max_i64(weight, memory->experts != NULL ? n_hit : 0);
+        expert = max_i64(expert, memory->experts != NULL ? n_hit : 0);
         value = max_i64(value, memory->project.weight != NULL ? memory->d_value : 0);
         gate = max_i64(gate, memory->gate.weight != NULL ? memory->d_value : 0);
         gate = max_i64(gate, memory->out_gate.weight != NULL ? GATE_AT + memory->d_gate : 0);
@@ -385,7 +385,7 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
     CHECK(query.cols >= memory_query_width(memories));
     memories->query = query;
     memories->hidden = arena_take(arena, n_tok, hidden, DTYPE_F32);
-    memories->weight = arena_take(arena, n_tok, weight, DTYPE_F32);
+    memories->expert_weights = arena_take(arena, n_tok, expert, DTYPE_F32);
     memories->value = arena_take(arena, n_tok, value, DTYPE_F32);
     memories->gate = arena_take(arena, n_tok, gate, DTYPE_F32);
     memories->input = arena_take(arena, n_tok, input, DTYPE_F32);
@@ -441,9 +441,9 @@ static void run_output_gate(const struct memories *all, const struct memory *mem
     op_gate(be, y, y, gate, GATE_SIGMOID);
 }
 
-/* Slots and shares of x, kept in the memory. */
+/* Slots and weights of x, kept in the memory. */
 static void search(const struct memories *all, const struct memory *memory, struct tensor slots,
-                   struct tensor shares, struct tensor x, const struct model_tap *tap)
+                   struct tensor weights, struct tensor x, const struct model_tap *tap)
 {
     struct backend *const be = all->be;
     const struct tensor query = run_query(all, &memory->query, x);
@@ -454,12 +454,12 @@ static void search(const struct memories *all, const struct memory *memory, stru
     if (memory->query_norm.kind != NORM_NONE) {
         run_query_norm(be, memory, query);
     }
-    op_pkm_search(be, slots, shares, query, memory->keys, &memory->shape);
+    op_pkm_search(be, slots, weights, query, memory->keys, &memory->shape);
     if (memory->shape.scores) {
-        op_pkm_rescore(be, slots, shares, memory->slot_map, &memory->rescore);
+        op_pkm_rescore(be, slots, weights, memory->slot_map, &memory->rescore);
     }
     model_see(tap, "slots", memory->index, &slots);
-    model_see(tap, "shares", memory->index, &shares);
+    model_see(tap, "weights", memory->index, &weights);
 }
 
 /* Only steps in which a sequence has a knock-out list run this op. */
@@ -485,36 +485,36 @@ void memory_run(const struct memories *memories, const struct memory *memory, st
     const struct tensor x =
         is_normed ? tensor_make(memories->input.data, n, memory->d_model, DTYPE_F32) : in;
     const struct tensor slots = tensor_head(memory->slots, n);
-    const struct tensor shares = tensor_head(memory->shares, n);
+    const struct tensor weights = tensor_head(memory->weights, n);
     const struct tensor value =
         is_projected ? tensor_make(memories->value.data, n, memory->d_value, DTYPE_F32) : y;
     const struct pkm_redirect other = {step, memory->owner};
     const struct pkm_redirect *const redirect = step->n_redirect > 0 ? &other : NULL;
-    struct tensor weight = shares;
+    struct tensor used = weights;
     if (is_normed) {
         run_norm(be, &memory->input_norm, &memory->input_norm_by, x, in);
     }
-    search(memories, memory, slots, shares, x, tap);
+    search(memories, memory, slots, weights, x, tap);
     if (memory->experts != NULL) {
-        weight = tensor_make(memories->weight.data, n, shares.cols, DTYPE_F32);
-        op_pkm_experts(be, weight, shares, slots, x, memory->experts, redirect);
+        used = tensor_make(memories->expert_weights.data, n, weights.cols, DTYPE_F32);
+        op_pkm_experts(be, used, weights, slots, x, memory->experts, redirect);
     }
-    ablate(memories, memory, shares, slots, step);
+    ablate(memories, memory, weights, slots, step);
     if (memory->experts != NULL) {
-        ablate(memories, memory, weight, slots, step);
+        ablate(memories, memory, used, slots, step);
     }
     if (residual.data != NULL) {
         CHECK(!is_gated && !is_projected && !is_scaled);
         if (tap != NULL) { /* so that the tap sees the memory's own result */
             const struct tensor part =
                 tensor_make(memories->query.data, n, memory->d_model, DTYPE_F32);
-            op_pkm_read(be, part, NO_TENSOR, slots, weight, memory->values, redirect);
+            op_pkm_read(be, part, NO_TENSOR, slots, used, memory->values, redirect);
             model_see(tap, "memory_out", memory->index, &part);
         }
-        op_pkm_read(be, y, residual, slots, weight, memory->values, redirect);
+        op_pkm_read(be, y, residual, slots, used, memory->values, redirect);
         return;
     }
-    op_pkm_read(be, value, NO_TENSOR, slots, weight, memory->values, redirect);
+    op_pkm_read(be, value, NO_TENSOR, slots, used, memory->values, redirect);
     if (is_gated) {
         const struct tensor gate = tensor_make(memories->gate.data, n, memory->d_value, DTYPE_F32);
         linear_run(be, gate, x, &memory->gate, ACT_NONE);

@@ -8,10 +8,10 @@
  *             layer norm of each half, each head or all of q                            (option)
  *   search    the k_top best slots of each head, and the softmax of their scores: op pkm_search
  *   rescore   slot map, modulo, temperature, subtraction, normalisation: op pkm_rescore (options)
- *   experts   each share multiplied by gelu(x·expert)                                   (option)
- *   ablate    shares of what a request switches off or scales: op pkm_ablate        (request)
- *   read      v = Σ share·values[slot] over all heads: op pkm_read; an overlay's rows in place of the
- *             table's, for requests that have one (step.redirect)
+ *   experts   each weight multiplied by gelu(x·expert)                                  (option)
+ *   ablate    scales the weights that a request names: op pkm_ablate                   (request)
+ *   read      v = Σ weight·values[slot] over all heads: op pkm_read. Requests with an overlay read its
+ *             rows in place of the table's (step.redirect)
  *   gate      v = v * silu(W_s·x + b_s)                                                 (option)
  *   project   v = W_v·v + b_v                                                           (option)
  *   out gate  v = v · a number, v · sigmoid(w_g·x + b_g), or with two layers
@@ -67,7 +67,7 @@ struct memory {
     struct linear out_gate;       /* [1, d_model or width] */
     struct tensor out_factor;     /* [1, 1] in its place; data NULL = none */
     int64_t d_model, d_value;
-    struct tensor slots, shares; /* [n_tok_max, n_head·k_top]; kept until the next step */
+    struct tensor slots, weights; /* [n_tok_max, n_head·k_top]; kept until the next step */
 };
 
 /* All memories of a model, in order of execution, and the working memory they share. */
@@ -77,12 +77,12 @@ struct memories {
     int n;
     struct memory memory[MODEL_PKM_MAX];
     /* Views of the workspace buffer, as long as the largest step. */
-    struct tensor query;  /* [n_tok, memory_query_width] */
-    struct tensor hidden; /* [n_tok, widest hidden layer of a query network] */
-    struct tensor weight; /* [n_tok, n_head·k_top] shares of experts */
-    struct tensor value;  /* [n_tok, d_value] before the projection */
-    struct tensor gate;   /* [n_tok, d_value] */
-    struct tensor input;  /* [n_tok, d_model] normed */
+    struct tensor query;          /* [n_tok, memory_query_width] */
+    struct tensor hidden;         /* [n_tok, widest hidden layer of a query network] */
+    struct tensor expert_weights; /* [n_tok, n_head·k_top] */
+    struct tensor value;          /* [n_tok, d_value] before the projection */
+    struct tensor gate;           /* [n_tok, d_value] */
+    struct tensor input;          /* [n_tok, d_model] normed */
 };
 
 /* Loads the memories of a configuration, whose tensors are below "memories.<layer>_<place>". */
@@ -100,7 +100,7 @@ void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_to
                     struct tensor query);
 
 /* y = residual + memory(in); residual may be y, or data NULL. in, y [n_tok, d_model], all rows of step,
- * whose knock-out lists and redirections apply; the shares kept are those used, without an expert's
+ * whose knock-out lists and redirections apply; the weights kept are those used, without an expert's
  * gelu. y is not in, and there is no residual, unless the memory is a plain sum of values (no gates, no
  * projection). */
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,

@@ -10,7 +10,7 @@
  *   memory:     y = Σ_heads Σ_k softmax(scores)·values, its heads added up; of r = RMS(x)
  *               with a value gate ("Memory+", section 3.1): y = y * silu(W_s·r + b_s)
  *               with a value projection:                    y = W_v·y + b_v
- *               of experts (PEER, He 2024): each share times gelu(r · expert)
+ *               of experts (PEER, He 2024): each weight times gelu(r · expert)
  *               with an output gate:                        y = y · sigmoid(w_g·r + b_g)
  *               with a norm of its own first:               r = RMS or layer norm of its input
  *               and what else memory.h tells

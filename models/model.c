@@ -149,11 +149,11 @@ void model_forward(struct model *model, struct step *step, const struct model_ta
 }
 
 void model_pkm_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
-                    struct tensor *shares)
+                    struct tensor *weights)
 {
     CHECK(model->reserved && m >= 0 && m < model->info.n_memory);
     CHECK(n_tok <= model->limits.n_tok_max);
     const struct memory *const memory = &model->net->memories.memory[m];
     *slots = tensor_head(memory->slots, n_tok);
-    *shares = tensor_head(memory->shares, n_tok);
+    *weights = tensor_head(memory->weights, n_tok);
 }

@@ -204,7 +204,7 @@ enum err_code model_reserve(struct model *model, const struct step_limits *limit
 /* Sees intermediate results by name; the tensor is in the backend's address space. Used by tests.
  * Results have the same bits with and without a tap, but with a tap some ops run separately that
  * otherwise are fused. Names: "hidden" (layer -1: embedding after its norm; i: output of layer i,
- * with an "after" memory), "query", "slots", "shares", "memory_out" (layer = index of the memory),
+ * with an "after" memory), "query", "slots", "weights", "memory_out" (layer = index of the memory),
  * "logits" (layer = first output row of the chunk). */
 struct model_tap {
     void (*see)(void *ctx, const char *name, int layer, const struct tensor *t);
@@ -216,8 +216,8 @@ struct model_tap {
 void model_forward(struct model *model, struct step *step, const struct model_tap *tap);
 
 /* After finish: what memory m (index into pkm_info) looked up for the step's rows:
- * slots I32 and shares F32, [n_tok, n_head·k_top], in the backend's address space. */
+ * slots I32 and weights F32, [n_tok, n_head·k_top], in the backend's address space. */
 void model_pkm_hits(const struct model *model, int m, int n_tok, struct tensor *slots,
-                    struct tensor *shares);
+                    struct tensor *weights);
 
 #endif

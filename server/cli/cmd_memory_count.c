@@ -76,7 +76,7 @@ static enum err_code tally_text(void *ctx, const struct texts_item *text, struct
     for (int m = 0; m < tally->counts.n_memory; m++) {
         const struct pkm_trace *const trace = &traces[m];
         for (int64_t j = 0; trace->slots != NULL && j < trace->lookups; j++) {
-            add_reads(tally, m, trace->slots[j], 1, (double)trace->shares[j]);
+            add_reads(tally, m, trace->slots[j], 1, (double)trace->weights[j]);
         }
         for (int64_t s = 0; trace->count != NULL && s < tally->counts.memory[m].n_slot; s++) {
             if (trace->count[s] > 0) {

@@ -231,7 +231,7 @@ static enum err_code look_at(struct examples *it, const struct texts_item *text,
     const struct pkm_trace *const trace = &text->item->trace[m];
     const int64_t n_hit = (int64_t)shape->n_head * shape->k_top;
     const int32_t *const slot = trace->slots + p * n_hit;
-    const float *const share = trace->shares + p * n_hit;
+    const float *const share = trace->weights + p * n_hit;
     enum err_code code = ERR_OK;
     for (int64_t j = 0; j < n_hit && code == ERR_OK; j++) {
         const int target = it->index[m][slot[j]] - 1;

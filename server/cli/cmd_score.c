@@ -205,7 +205,7 @@ static enum err_code put_lookups(struct npz *npz, const struct scoring *it, int 
         for (int i = 0; i < n; i++) {
             const struct pkm_trace *const trace = &item->trace[memory[i]];
             const int64_t at = p * n_hit;
-            npz_add(npz, is_weights ? (const void *)(trace->shares + at) : trace->slots + at,
+            npz_add(npz, is_weights ? (const void *)(trace->weights + at) : trace->slots + at,
                     n_hit);
         }
     }

@@ -369,7 +369,7 @@ static void answer_memory_tokens(struct text *out, const struct pkm_trace *trace
             json_key(out, "weights");
             json_open(out, '[');
             for (int64_t j = 0; j < k; j++) {
-                json_put_float(out, trace->shares[first + j]);
+                json_put_float(out, trace->weights[first + j]);
             }
             json_close(out, ']');
             json_close(out, '}');

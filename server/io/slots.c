@@ -174,7 +174,7 @@ static void put_array(struct text *out, const char *name, const struct item *ite
             for (size_t j = at; j < at + (size_t)block->n_hit; j++) {
                 uint32_t word = (uint32_t)trace->slots[j];
                 if (is_weights) {
-                    memcpy(&word, &trace->shares[j], sizeof word);
+                    memcpy(&word, &trace->weights[j], sizeof word);
                 }
                 base64_word(&b, word);
             }
@@ -219,8 +219,8 @@ static int64_t sum_slots(struct slot_sum *sum, const struct pkm_trace *trace, in
                          int64_t first, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        sum[i] =
-            (struct slot_sum){memory, trace->slots[first + i], i, (double)trace->shares[first + i]};
+        sum[i] = (struct slot_sum){memory, trace->slots[first + i], i,
+                                   (double)trace->weights[first + i]};
     }
     if (n > 0) {
         qsort(sum, (size_t)n, sizeof *sum, by_slot);

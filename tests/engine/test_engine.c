@@ -94,7 +94,8 @@ static void compare_traces(const char *how, const struct pkm_trace *a, const str
     assert_int_equal(a->lookups, b->lookups);
     assert_int_equal(a->n_position, b->n_position);
     compare_array(how, "trace.slots", a->slots, b->slots, (size_t)a->lookups, sizeof *a->slots);
-    compare_array(how, "trace.shares", a->shares, b->shares, (size_t)a->lookups, sizeof *a->shares);
+    compare_array(how, "trace.weights", a->weights, b->weights, (size_t)a->lookups,
+                  sizeof *a->weights);
 }
 
 static void compare_requests(const char *how, const struct request *a, const struct request *b)
@@ -354,7 +355,7 @@ static void traces_count_each_position_once(void **state)
         double total = 0;
         int64_t n_count = 0;
         for (int64_t i = 0; i < trace->lookups; i++) {
-            total += (double)trace->shares[i];
+            total += (double)trace->weights[i];
             n_count++;
         }
         assert_null(trace->count); /* the sums are made of the look-ups */
@@ -362,7 +363,7 @@ static void traces_count_each_position_once(void **state)
         assert_int_equal(n_count, trace->lookups);
         for (int64_t i = 0; i < trace->lookups; i++) {
             assert_in_range(trace->slots[i], 0, TINY_SLOT - 1);
-            assert_true(i % TINY_K_TOP == 0 || trace->shares[i] <= trace->shares[i - 1]);
+            assert_true(i % TINY_K_TOP == 0 || trace->weights[i] <= trace->weights[i - 1]);
         }
         request_release(request);
     }

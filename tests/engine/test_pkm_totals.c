@@ -48,7 +48,7 @@ static void totals_are_those_of_the_sample(void **state)
         const size_t first = (size_t)((uint64_t)place * TOTALS_EVERY >> 32) * N_COLUMN;
         const struct pkm_trace *const trace = &request->item[0].trace[0];
         for (size_t i = first; i < first + N_COLUMN; i++) {
-            weight[trace->slots[i]] += (double)trace->shares[i];
+            weight[trace->slots[i]] += (double)trace->weights[i];
             count[trace->slots[i]]++;
         }
         sampled.lookups += N_COLUMN;
