@@ -50,7 +50,7 @@ enum err_code request_memory_open(struct request_memory **memory, int64_t arrays
             const size_t wanted = new->arena_bytes;
             free(new);
             return err_set(err, ERR_MEMORY,
-                           "cannot reserve %zu bytes for memory traces: lower memory_trace_bytes",
+                           "cannot reserve %zu bytes for memory traces: lower --memory-trace-bytes",
                            wanted);
         }
         new->arena = arena;

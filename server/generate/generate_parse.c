@@ -133,7 +133,7 @@ static bool make_request(struct generate_job *job, struct request *request,
         }
         trace_bytes += traces ? request_trace_bytes(info, n_position, request->trace_tokens) : 0;
         if (trace_bytes > (size_t)limits->trace_bytes.most) {
-            return input_too_much_telemetry(error, request->n_item, limits);
+            return input_traces_too_large(error, request->n_item, limits);
         }
         int32_t *ids = malloc((size_t)input->n_ids * sizeof *ids);
         if (ids == NULL) {

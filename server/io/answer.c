@@ -346,7 +346,7 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
     return true;
 }
 
-/* ---- memory telemetry ---------------------------------------------------------------------- */
+/* ---- memory traces ---------------------------------------------------------------------- */
 
 /* Positions, heads, and for each the slots and weights, best first. */
 static void answer_memory_tokens(struct text *out, const struct pkm_trace *trace,

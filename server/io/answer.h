@@ -88,7 +88,7 @@ void answer_walk_end(struct answer_walk *walk);
 bool answer_input_text(struct text *out, const struct input *input, const int32_t *ids,
                        const struct tokenizer *tokenizer, struct api_error *error);
 
-/* ---- memory telemetry ---------------------------------------------------------------------- */
+/* ---- memory traces ---------------------------------------------------------------------- */
 
 /* "memory":{"layers":[...]} of an item that is over; with MEMORY_SLOTS "slots" too, for the
  * positions from `from` on: a stream has already sent those before. false: error. */

@@ -71,10 +71,10 @@ bool input_item_error(struct api_error *error, const struct err *err)
     return api_error_set(error, 400, "invalid_value", NULL, "%s", err->message);
 }
 
-bool input_too_much_telemetry(struct api_error *error, int n, const struct api_limits *limits)
+bool input_traces_too_large(struct api_error *error, int n, const struct api_limits *limits)
 {
     return api_error_set(error, 400, "too_many_items", "memory",
-                         "the memory telemetry of %d items takes more than %lld bytes, the limit "
+                         "the memory traces of %d items take more than %lld bytes, the limit "
                          "(%s): send fewer at once",
                          n, (long long)limits->trace_bytes.most, limits->trace_bytes.flag);
 }

@@ -78,7 +78,7 @@ void input_list_free(struct input_list *list);
 /* Passes on the error of request_set_item. Returns false. */
 bool input_item_error(struct api_error *error, const struct err *err);
 /* The traces of the request's n items take too much memory. Returns false. */
-bool input_too_much_telemetry(struct api_error *error, int n, const struct api_limits *limits);
+bool input_traces_too_large(struct api_error *error, int n, const struct api_limits *limits);
 
 /* Whether BOS is put before texts and before ids, and EOS after either. */
 struct input_marks {

@@ -52,7 +52,7 @@ static enum err_code parse_binding(struct overlay_names *binding, const char *li
             binding->n == OVERLAYS_OF_REQUEST) {
             return err_set(
                 err, ERR_FORMAT,
-                "%s: line %d: behind a key and a blank stand the names of its overlays, "
+                "%s: line %d: after a key and a blank come the names of its overlays, "
                 "%d at most, each 1 to %d of a-z, 0-9, \".\", \"_\" and \"-\", separated by "
                 "commas",
                 path, number, OVERLAYS_OF_REQUEST, OVERLAY_NAME_MAX - 1);

@@ -127,11 +127,11 @@ const struct option_row option_rows[] = {
          "The memory that the tokens and results of all requests may take until they are read. "
          "Further requests get status 429."),
     LONG("max-trace-bytes", max_trace_bytes, SERVE, "67108864", 0, 1LL << 40,
-         "The most bytes of slots and weights that one request with \"memory\": \"slots\" may be "
-         "told."),
+         "The most bytes of slots and weights that the answer to one request with \"memory\": "
+         "\"slots\" may have."),
     LONG("memory-trace-bytes", memory_trace_bytes, SERVE, "268435456", 0, 1LL << 40,
-         "The memory for the telemetry of requests with the field memory, reserved at start. "
-         "Requests wait for it, and none may ask for more."),
+         "The memory for the traces of requests with the field memory, reserved at start. "
+         "Requests wait until there is enough of it, and none may need more."),
     TEXT("overlay-dir", overlay_dir, SERVE, "",
          "Read each NAME.safetensors of this directory at start as the overlay NAME: rows that a "
          "request with \"overlay\": \"NAME\" reads in place of the memories' own."),
@@ -162,7 +162,7 @@ const struct option_row option_rows[] = {
         "The longest timeout_ms that a request may set."),
     FLAG("strict", strict, SERVE | SCORE | GENERATE | READ,
          "Refuse unknown request fields instead of listing them in a header. With --jsonl also: "
-         "exit with status 1 if a line is bad."),
+         "exit with status 1 if a line has an error."),
 
     FLAG("echo-bos", echo_bos, SERVE,
          "On /v1/completions, list a BOS token that the server added among the echoed "
@@ -175,8 +175,7 @@ const struct option_row option_rows[] = {
         "The port to listen on; for health, the port to ask. 0 uses a free one."),
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
         "Serve /metrics and /memory/overlays, and health checks too, on this port. 0 serves "
-        "everything on the "
-        "main port."),
+        "everything on the main port."),
     TEXT("api-key-file", api_key_file, SERVE, "",
          "A file with the accepted API keys, one per line; the names of overlays behind a key, "
          "separated by commas, apply to all its requests. SIGHUP reads it again. Without it "
@@ -248,34 +247,33 @@ const struct option_row option_rows[] = {
          "tensor's bytes, then of its scales if it is quantised, then of the experts likewise."),
     FLAG("jsonl", jsonl, SCORE | GENERATE | READ,
          "Each line of the files is one request as POST /score or POST /generate takes it; score "
-         "and generate print one answer a line in the same order. Files may be compressed by gzip "
-         "or zstd. Options "
-         "hold where a line says nothing."),
+         "and generate print one answer a line in the same order. Files may be compressed by "
+         "gzip or zstd. Options apply to fields that a line does not have."),
     TEXT("output", output, SCORE | GENERATE | COUNT | ADD | RANK | HOT | DIFF | APPLY, "",
-         "Write to this file, or the directory to be made; -o is short for it. score and generate "
-         "take it with --jsonl: "
-         "compressed if it ends in .gz or .zst, and what is wrong with bad lines goes to this "
-         "name with .errors; without it, to standard output and standard error."),
+         "The file to write, or the directory to make; -o is short for it. score and generate "
+         "take it with --jsonl: the file is compressed if its name ends in .gz or .zst, and "
+         "errors in lines go to this name with .errors. Without it, answers go to standard "
+         "output and errors to standard error."),
     FLAG("resume", resume, SCORE | GENERATE,
-         "With --jsonl: go on where an earlier run into the same --output stopped, with the same "
-         "files, model and options."),
+         "With --jsonl: continue where an earlier run with the same --output stopped. Files, "
+         "model and options must be the same."),
     TEXT("text-field", text_field, SCORE | GENERATE | READ, "",
-         "With --jsonl: lines are no requests; take the text from this field, and id."),
+         "With --jsonl: lines are not requests; take the text from this field, and the field id."),
     TEXT("fields", fields, SCORE, "",
          "With --jsonl: print only these fields of each result, for example "
          "perplexity,bits_per_byte,n_unk."),
     TEXT("shard", shard, SCORE | GENERATE | READ, "",
          "With --jsonl: I/N takes every Nth line, beginning with line I, counted from 0."),
     LONG("max-line-bytes", max_line_bytes, SCORE | GENERATE | READ, "268435456", 1024, 1 << 30,
-         "With --jsonl: a longer line is bad."),
+         "With --jsonl: the longest line. A longer one is an error."),
     FLAG("ids", ids, SCORE | COMPARE | GENERATE | READ,
          "The input, and generated output, consists of token ids."),
     FLAG("memory", memory, SCORE, "Print how the memory layers were used."),
     TEXT("slots", slots, SCORE | EXAMPLES, "",
-         "For score: write which memory slots each position read, and their weights, to this .npz "
-         "file. For memory examples: the slots that are asked for, as 17,99; 2:17 is slot 17 of "
-         "memory 2 alone."),
-    INT("most", most, EXAMPLES, "50", 1, 10000, "The number of places told for each slot."),
+         "For score: write which memory slots each position read, and their weights, to this "
+         ".npz file. For memory examples: the slots to look for, such as 17,99; 2:17 is slot 17 "
+         "of memory 2 alone."),
+    INT("most", most, EXAMPLES, "50", 1, 10000, "The number of places printed for each slot."),
     INT("max-context", max_context, SCORE | COMPARE | READ, "0", 0, 1 << 20,
         "The number of positions in a scoring window. 0 uses the longest possible."),
     INT("stride", stride, SCORE | COMPARE | READ, "0", 0, 1 << 20,
@@ -331,8 +329,8 @@ const struct option_row option_rows[] = {
          "Divide positive logits of tokens that have occurred by this, and multiply negative "
          "ones."),
     REAL("typical-p", typical_p, GENERATE, "1", 0, 1, OPEN_MIN,
-         "Draw from the tokens, of this share of the probability together, whose "
-         "log-probabilities are nearest to their mean. 1 switches it off."),
+         "Draw from the tokens whose log-probabilities are nearest to their mean, as many as "
+         "have this much probability together. 1 turns this off."),
     REAL("presence-penalty", presence_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
          "Subtract this from the logits of generated tokens."),
     REAL("frequency-penalty", frequency_penalty, GENERATE, "0", -2, 2, OPEN_NONE,
@@ -354,16 +352,17 @@ const struct option_row option_rows[] = {
         "The number of rounds; medians are printed. 0 runs one round for each line of "
         "standard input and prints it as a line of JSON."),
     TEXT("background", background, RANK, "",
-         "The counts of texts of any kind, which those of the task are compared with."),
+         "The counts of texts of any kind, with which the task's counts are compared."),
     INT("top", top, RANK, "500", 1, 1 << 30, "The number of slots in the list, of all memories."),
     CHOICE("by", by, RANK, "tfidf", "tfidf|kl",
-           "How slots are ranked. tfidf: the slot's share of the task's reads times the logarithm "
-           "of the number of texts of the background over that of those that read it. kl: its "
-           "part of the Kullback-Leibler divergence of the task's reads from the background's."),
+           "How slots are ranked. tfidf: the slot's share of the task's reads, times the "
+           "logarithm of the number of background texts divided by the number of those that read "
+           "it. kl: the slot's part of the Kullback-Leibler divergence of the task's reads from "
+           "the background's."),
     REAL("share", share, HOT, "0.1", 0, 1, OPEN_MIN,
-         "The share of a table's slots that the list of hot ones has."),
+         "The size of the list of hot slots, as a share of the table's slots."),
     TEXT("counts", counts, MEMORY_INSPECT, "",
-         "Of an overlay: tell how often its slots were read in this counts file."),
+         "For an overlay: print how often its slots were read, according to this counts file."),
     TEXT("path", path, HEALTH, "/health/ready", "The path to ask for. Status 200 means healthy."),
     INT("timeout-s", timeout_s, HEALTH, "5", 1, 3600, "The time for the whole check."),
 };
@@ -401,11 +400,13 @@ const struct option_command option_commands[] = {
      "make a model directory with the rows of an overlay in it", 2},
     {"memory examples", COMMAND_MEMORY_EXAMPLES,
      "pkmserve memory examples [--model DIR] --slots N,N [--most N] [--jsonl] [FILE... | -]",
-     "where in texts slots have the largest weight, with the words around them, as JSON", INT_MAX},
+     "print the places in texts where slots have the largest weight, with the words around them, "
+     "as JSON",
+     INT_MAX},
     {"memory inspect", COMMAND_MEMORY_INSPECT,
      "pkmserve memory inspect FILE [--model DIR] [--counts COUNTS] [--json]",
      "what is in a file of counts or in an overlay", 1},
     {"health", COMMAND_HEALTH, "pkmserve health [URL] [--host HOST] [--port N] [--path PATH]",
-     "ask the server that listens there: exit status 0 if it is ready", 1},
+     "ask a running server: exit status 0 if it is ready", 1},
 };
 const int option_n_command = (int)(sizeof option_commands / sizeof option_commands[0]);

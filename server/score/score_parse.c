@@ -146,7 +146,7 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
             trace_bytes += request_trace_bytes(limits->info, n_ids, job->memory >= MEMORY_TOKENS);
         }
         if (trace_bytes > (size_t)limits->trace_bytes.most) {
-            return input_too_much_telemetry(error, job->inputs.n, limits);
+            return input_traces_too_large(error, job->inputs.n, limits);
         }
     }
     const int64_t n_entry = n_listed * (1 + job->logprobs);

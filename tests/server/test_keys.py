@@ -168,7 +168,7 @@ def test_hangup_signal_reads_the_keys_again_and_keeps_them_if_it_cannot(tmp_path
         assert (status("old"), status("new")) == (401, 200)
         reload("two WORDS\n", 2)
         assert (status("old"), status("new")) == (401, 200)
-        assert "line 1: behind a key and a blank" in server.read_log()
+        assert "line 1: after a key and a blank" in server.read_log()
         assert get(server, "/metrics").status_code == 401
         assert get(server, "/metrics", **bearer("new")).status_code == 200
 
@@ -288,7 +288,7 @@ def test_admin_port_takes_the_metrics_and_gives_no_work(key_file):
 
 
 @pytest.mark.parametrize("text, wanted", [
-    (None, "No such file"), ("\n# none\n", "no key in it"), ("a B\n", "line 1: behind a key and a blank"),
+    (None, "No such file"), ("\n# none\n", "no key in it"), ("a B\n", "line 1: after a key and a blank"),
     ("ok\n" + "k" * 257, "line 2 has 257 bytes"), ("k\n" * 1025, "more than 1024 keys"),
     ("schl\u00fcssel\n", "not printable ASCII")])
 def test_a_key_file_that_cannot_be_taken_ends_the_start(tmp_path, text, wanted):
