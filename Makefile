@@ -28,7 +28,7 @@ CLIENT_PYTHON ?= python3
 
 WARN     := -Wall -Wextra -Wconversion -Wshadow -Werror
 # -ffp-contract=off: the compiler must not fuse a multiply and an add in one loop and not in its twin,
-# or a row's bits would depend on its company. Kernels that want an fma say so.
+# or a row's bits would depend on the other rows of its step. Kernels that use an fma say so.
 COMMON   := $(OPT) -I. -pthread -ffp-contract=off -fno-omit-frame-pointer -D_GNU_SOURCE $(WARN) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all) -MMD -MP
 CFLAGS_ALL   = -std=c11 $(COMMON) $(CFLAGS)

@@ -3,10 +3,10 @@
  * The warm-up: some backends prepare each shape of a decode step when it first runs; that time is
  * spent here, so that no request waits for it.
  *
- * The self-test: a fixed short text is computed whole, in chunks, and beside another text. All must
- * be finite and agree to the bit, or the results of this machine, build or model would depend on
- * the company a request keeps, and the engine does not start. With fast_math they may depend on it;
- * then finite is all they must be.
+ * The self-test: a fixed short text is computed whole, in chunks, and together with another text.
+ * All results must be finite and agree to the bit; otherwise the results of this machine, build or
+ * model would depend on which other requests run, and the engine does not start. With fast_math they
+ * may depend on that, and only have to be finite.
  *
  * The probe of model.sha256: what the model computed when it was made, against what it computes
  * here. */
@@ -26,10 +26,10 @@ struct selftest {
     bool fast_math;
 };
 
-/* Runs a decode step of each size that the backend prepares when it first meets it (capture_max).
- * The backend's error, if any. */
+/* Runs a decode step of each size that the backend prepares on its first use (capture_max). The
+ * backend's error, if any. */
 enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
-/* Whether the backend computes the same bits for a text whole, in chunks and beside another, all of
+/* Whether the backend computes the same bits for a text whole, in chunks and together with another, all of
  * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
 /* Compares the results of the first n tokens with the stored ones, see identity_compare; as many of

@@ -18,7 +18,7 @@
 struct range {
     atomic_uintptr_t first;
     atomic_size_t bytes;
-    atomic_bool cut; /* a read has met the file's new end */
+    atomic_bool cut; /* a read went past the new end of the file */
 };
 
 static struct range ranges[MAPPED_MAX];

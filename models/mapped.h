@@ -26,7 +26,7 @@ struct mapped {
 enum err_code mapped_open(struct mapped *mapped, const char *path, size_t bytes_min,
                           struct err *err);
 void mapped_close(struct mapped *mapped); /* a zeroed one is fine */
-/* ERR_IO, and names the file, once a read has met its new end. Costs nothing; any thread. */
+/* ERR_IO, and names the file, once a read went past its new end. Costs nothing; any thread. */
 enum err_code mapped_check_reads(const struct mapped *mapped, struct err *err);
 /* The same, and also when its size or its time of change is another than when it was mapped. */
 enum err_code mapped_check(const struct mapped *mapped, struct err *err);

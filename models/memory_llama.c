@@ -3,7 +3,7 @@
  * may share.
  *
  *   x[t] = tokens[id]
- *   per layer:  x = x + W_out·attention(RMS(x))        queries and keys turned by their position
+ *   per layer:  x = x + W_out·attention(RMS(x))        rotary positions in queries and keys
  *               x = x + (network or memory)(RMS(x)) + memory beside it(RMS(x))
  *               x = x + memory after the layer(x)
  *   network:    W_down (silu(W_gate·r) * W_up·r)
@@ -18,7 +18,7 @@
  *
  * Several query heads may share one head of keys and values (grouped queries). Without memories this is
  * the decoder of Llama (Touvron et al. 2023), and with its options that of Mistral, Qwen2 and Qwen3:
- * linear layers may have biases, each head of the queries and keys an RMS norm before it is turned,
+ * linear layers may have biases, each head of the queries and keys an RMS norm before it is rotated,
  * and the frequencies of the positions may be scaled (struct rope_scaling).
  *
  * The file reads top down: configuration, parameters, binding table, workspace, forward. */

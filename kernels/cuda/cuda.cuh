@@ -273,12 +273,12 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 
-/* pkm_rescore.cu */
+/* norm.cu, pkm_rescore.cu */
 void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);
 void cuda_pkm_rescore(struct cuda *cu, struct tensor slots, struct tensor weights,
                       struct tensor slot_map, const struct pkm_rescore *rescore);
 
-/* gated.cu */
+/* norm.cu, rope.cu, gate.cu, pkm_experts.cu */
 void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,
                    struct tensor r, struct tensor gamma, float eps);
 void cuda_head_norm(struct cuda *cu, struct tensor x, struct tensor gamma, int n_head, float eps);

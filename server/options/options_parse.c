@@ -354,7 +354,7 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
     return ERR_OK;
 }
 
-/* Options that are files, and operands, without which a command of memory could do nothing. */
+/* Options and operands without which a command of memory could do nothing. */
 static enum err_code check_memory(const struct options *options, enum command command,
                                   struct err *err)
 {

@@ -60,7 +60,7 @@ static struct request *subject(const struct engine *engine, int kind)
     return request;
 }
 
-/* Work of all kinds to keep it company. */
+/* Other requests of all kinds, which run at the same time. */
 static struct request *company(const struct engine *engine, int salt)
 {
     struct request *request = NULL;
