@@ -1,7 +1,7 @@
 /* config.json, read and validated. model_open reads it once; families see only this struct, in
  * which every number is within its bounds and no field contradicts another, so that sizes computed
  * from it in 64 bits do not overflow. The fields and their bounds are tabled in config.c and
- * explained in models/README.md. */
+ * explained in models/FORMAT.md. */
 #ifndef MODELS_CONFIG_H
 #define MODELS_CONFIG_H
 

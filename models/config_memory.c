@@ -1,5 +1,5 @@
 /* A memory's entry in config.json: its table of fields, and what must hold between them. See
- * config.h; the keys are explained in models/README.md and models/MEMORY.md. */
+ * config.h; the keys are explained in models/FORMAT.md and models/MEMORY.md. */
 #include "models/config_memory.h"
 #include "models/family.h"
 #include "models/read.h"

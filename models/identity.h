@@ -1,5 +1,5 @@
 /* model.sha256: what a model directory contained, and what the model computed, when it was made.
- * models/convert/identity.py writes it; models/README.md describes it. Two things can be compared:
+ * models/convert/identity.py writes it; models/FORMAT.md describes it. Two things can be compared:
  *
  *   the files     by lines in sha256sum's form, "64 digits, two spaces, name"
  *   the results   by a probe in lines that sha256sum ignores: token ids, the log-probability of

@@ -1,7 +1,7 @@
 /* A model: configuration, weights and one forward pass.
  *
  * Made by model_open from a directory (config.json, model.safetensors or shards with
- * model.safetensors.index.json; models/README.md documents both), immutable after model_reserve.
+ * model.safetensors.index.json; models/FORMAT.md documents both), immutable after model_reserve.
  * The engine fills a struct step, calls model_forward and then the backend's finish. Prefill,
  * decode and scoring are the same function with another number of rows.
  *

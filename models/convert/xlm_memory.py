@@ -2,7 +2,7 @@
 
 xlm.py asks for a memory's shapes and its entry of config.json (expect), and, once all tensors are
 there, has the query networks, slot maps and shared value tables brought into the one form that
-models/README.md documents (arrange). Nothing is computed: rows are put one after the other.
+models/FORMAT.md documents (arrange). Nothing is computed: rows are put one after the other.
 """
 
 import numpy as np

@@ -21,7 +21,7 @@ struct plan_shape {
     bool is_llama;  /* of Memory Layers at Scale, gated memories that share values */
     int kv_heads;   /* of those, heads of keys and values; 0 = heads */
     bool tied;      /* of those, the output matrix is the embeddings */
-    bool has_codes; /* of those, the values have 4 bits (models/README.md's Q4) */
+    bool has_codes; /* of those, the values have 4 bits (models/FORMAT.md's Q4) */
 };
 
 /* Model A of the performance notes: 12 layers of 1024, one memory of 512² slots in layer 6. */

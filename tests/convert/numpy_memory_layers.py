@@ -47,7 +47,7 @@ class MemoryLlama:
         return y + self.w[name + ".bias"] if kind == "layer" else y
 
     def frequencies(self):
-        """[d_head/2] of the pairs of a head, scaled as models/README.md says."""
+        """[d_head/2] of the pairs of a head, scaled as models/FORMAT.md says."""
         frequency = self.config["rope_theta"] ** -(np.arange(0, self.d_head, 2) / self.d_head)
         scaling = self.config.get("rope_scaling")
         if scaling is None:
