@@ -1,5 +1,5 @@
 """make check-containers: builds the image and holds it, and two of it behind each balancer, to what
-docker/README.md promises. Prints its figures; exit status 0 if all holds.
+docker/OPERATING.md promises. Prints its figures; exit status 0 if all holds.
 
     python3 tests/docker/check.py [--requests 10000] [--balancers haproxy,nginx] [--processes]
 

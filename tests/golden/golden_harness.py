@@ -116,7 +116,7 @@ def run_program(*args, text=""):
 
 
 def distribution(z):
-    """KL to uniform, gini and the slots that cover 50, 90 and 99 %, as server/README.md defines."""
+    """KL to uniform, gini and the slots that cover 50, 90 and 99 %, as engine/pkm_stats.h defines."""
     z = np.asarray(z, np.float64)
     if (z < 0).any():  # no distribution
         return dict.fromkeys(("kl", "gini", "top50", "top90", "top99"))
