@@ -24,6 +24,16 @@ finding() {
 
 clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep 'error:' | finding "format (make fmt)"
 
+# The lines of a comment begin below its "/*". Where one does not, the formatter has cut or moved it.
+awk 'FNR == 1 { open = 0 }
+     open { match($0, /^ */)
+            if (RLENGTH != open || substr($0, RLENGTH + 1, 1) != "*") print FILENAME ":" FNR ": " $0
+            if (index($0, "*/")) open = 0
+            next }
+     { at = index($0, "/*"); before = substr($0, 1, at - 1)
+       if (at && !index(substr($0, at), "*/") && gsub(/"/, "", before) % 2 == 0) open = at }' \
+    "${sources[@]}" | finding "a comment whose lines do not begin below each other"
+
 # Includes go server → engine → models → kernels, from the repository's root.
 rank() {
     case $1 in kernels) echo 0 ;; models) echo 1 ;; engine) echo 2 ;; server) echo 3 ;; *) echo 9 ;; esac
@@ -70,6 +80,19 @@ grep -nE '\b(fprintf|printf|fputs|puts|perror)\(' "${product[@]}" /dev/null | gr
 # The contract, ref and host know no other backend; backend.c opens them by name.
 grep -nE '#include "kernels/(cpu|cuda)/' "${product[@]}" /dev/null | grep -E '^kernels/(ref|host|[a-z0-9_]*\.)' |
     grep -vE '^kernels/backend\.c:' | finding "ref/, host/ and the contract know no other backend"
+
+# "Where is rope?" has one answer: an op's files have the same name in ref/, cpu/, cpu/simd/ and cuda/,
+# or in the last begin with it. Drawing needs no vectors of its own; the linear layer is gemm* there.
+for file in kernels/ref/*.c; do
+    stem=$(basename "$file" .c)
+    case $stem in ref | weight) continue ;; esac
+    [ -f "kernels/cpu/$stem.c" ] || echo "kernels/cpu/$stem.c"
+    compgen -G "kernels/cuda/$stem*.cu" >/dev/null || echo "kernels/cuda/$stem.cu"
+    case $stem in linear | sample) continue ;; esac
+    [ -f "kernels/cpu/simd/$stem.c" ] || echo "kernels/cpu/simd/$stem.c"
+done | finding "an op of kernels/ref without a file of its name"
+
+grep -nE 'CHECK\((false|0)\)' "${product[@]}" /dev/null | finding "a place that only a bug reaches: UNREACHABLE()"
 
 # shellcheck disable=SC2126 # the count is not wanted
 grep -nE '\b(TODO|FIXME|XXX)\b' "${product[@]}" /dev/null | finding "a leftover: write an issue"
