@@ -34,6 +34,19 @@ awk 'FNR == 1 { open = 0 }
        if (at && !index(substr($0, at), "*/") && gsub(/"/, "", before) % 2 == 0) open = at }' \
     "${sources[@]}" | finding "a comment whose lines do not begin below each other"
 
+# A file that a comment names is there. (CUDA's own header is not ours.)
+awk -v names="${everything[*]##*/}" \
+    'BEGIN { n = split(names, list, " "); for (i = 1; i <= n; i++) is[list[i]] = 1; is["cuda_bf16.h"] = 1 }
+     /^ *#include/ { next }
+     { rest = $0
+       while (match(rest, /[A-Za-z0-9_-]+\.(cuh|cu|cc|c|h|md|py|sh)($|[^A-Za-z0-9_*.])/)) {
+           name = substr(rest, RSTART, RLENGTH); before = substr(rest, RSTART - 1, 1)
+           sub(/[^A-Za-z0-9_.-]$/, "", name)
+           if (!(name in is) && before !~ /[.*>]/) print FILENAME ":" FNR ": " name
+           rest = substr(rest, RSTART + RLENGTH - 1)
+           if (RLENGTH < 2) break
+       } }' "${product[@]}" | finding "a comment names a file that is not there"
+
 # Includes go server → engine → models → kernels, from the repository's root.
 rank() {
     case $1 in kernels) echo 0 ;; models) echo 1 ;; engine) echo 2 ;; server) echo 3 ;; *) echo 9 ;; esac

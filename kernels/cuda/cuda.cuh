@@ -224,7 +224,7 @@ static inline bool cuda_shared(struct cuda *cu, K *kernel, size_t bytes, const c
 
 /* ---- ops: one function each, by file -------------------------------------------------------- */
 
-/* embed.cu, norm.cu, rope.cu, gate.cu */
+/* embed.cu, norm.cu, outputs_gather.cu, attention_store.cu */
 void cuda_embed(struct cuda *cu, struct tensor y, const struct step_view *view,
                 const struct weight *tok, const struct weight *pos, const struct weight *lang);
 void cuda_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor gamma,
@@ -299,10 +299,10 @@ void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, str
                    struct tensor weights, const struct weight *values, const struct step_view *view,
                    int memory);
 
-/* softmax.cu */
+/* outputs_softmax.cu */
 void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base);
 
-/* sample.cu, logprobs.cu */
+/* sample.cu, outputs.cu */
 void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
                  const struct step_scratch *scratch, int first);
 void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view *view,

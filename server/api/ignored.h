@@ -14,7 +14,7 @@ struct ignored {
 };
 
 void ignored_begin(struct ignored *ignored);
-/* Logs the new names of a list as fields_finish makes it, "a, b.c" (fields.h). After IGNORED_N_MAX
+/* Logs the new names of a list as fields_finish makes it, "a, b.d" (fields.h). After IGNORED_N_MAX
  * names one last line says that no more are logged. Any thread. */
 void ignored_note(struct ignored *ignored, const char *path, const char *list);
 

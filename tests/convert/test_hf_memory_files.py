@@ -1,7 +1,7 @@
 """What convert.py refuses of memories beside Hugging Face directories, by key, file or tensor; and what it
 takes that the cases of tests/golden/hf-memory leave out.
 
-Rerun one: /usr/bin/python3 -m pytest tests/convert/test_hf_memory.py -k gate
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_hf_memory_files.py -k gate
 """
 
 import json
