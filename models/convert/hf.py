@@ -230,6 +230,8 @@ def read_text(model, tokenizer, settings):
         _name_tokens(p, config, {}, settings)
         return None, "no tokenizer beside the weights"
     read = text_files.read_tokenizer(path, p.n_vocab, source)
+    if "merges.txt" in [name for _, name in read.files]:
+        hf_params.check_pair(os.path.dirname(path), p.kind)
     _name_tokens(p, config, read.ids, settings)
     begins = hf_params.begins_texts(p.folder)
     if "bos_token_id" in config and ("bos_token_id" in read.ids if begins is None else begins):

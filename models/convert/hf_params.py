@@ -13,6 +13,7 @@ from fault import Refused, show
 from json_file import Fields, load
 
 NAME, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+ADDED = "added_tokens.json"
 BYTES_MAX, TOKENIZER_MAX = 1 << 20, 16 << 20  # the latter may list all added tokens
 WIDTH_MAX, COUNT_MAX, FF_MAX, POSITION_MAX, VOCAB_MAX = 1 << 16, 1024, 1 << 20, 1 << 20, 1 << 24
 THETA_MAX, FACTOR_MAX = 1e12, 1e6
@@ -51,6 +52,7 @@ KINDS = {
         architecture="Qwen3ForCausalLM", defaults={**QWEN, "head_dim": 128}, qkv_bias="attention_bias",
         out_bias="attention_bias", ffn_bias=False, norms=True, window="layers"),
 }
+TOKENIZER_OF = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 # Of generation_config.json: name, whether a number is in the server's bounds, and these.
 SAMPLING = (("temperature", lambda x: 0 <= x <= 2, "0 <= number <= 2"),
             ("top_p", lambda x: 0 < x <= 1, "0 < number <= 1"),
@@ -293,11 +295,35 @@ def read(folder):
     return p
 
 
+def _tokenizer_fields(folder):
+    """Of tokenizer_config.json, or None without one."""
+    path = os.path.join(folder, TOKENIZER)
+    known = {"add_bos_token": None, "add_prefix_space": False, "tokenizer_class": None}
+    return Fields(load(path, TOKENIZER_MAX), TOKENIZER, known) if os.path.isfile(path) else None
+
+
 def begins_texts(folder):
     """Whether tokenizer_config.json says that the tokenizer puts the id that begins a text before each;
     None where it does not say."""
-    path = os.path.join(folder, TOKENIZER)
-    if not os.path.isfile(path):
-        return None
-    f = Fields(load(path, TOKENIZER_MAX), TOKENIZER, {"add_bos_token": None})
-    return None if f.get("add_bos_token") is None else f.flag("add_bos_token")
+    f = _tokenizer_fields(folder)
+    return None if f is None or f.get("add_bos_token") is None else f.flag("add_bos_token")
+
+
+def check_pair(folder, kind):
+    """vocab.json and merges.txt do not say how a text is cut and which tokens were added, and are read as
+    GPT-2's: refused where what stands beside them, or the kind of model, says that they are another's."""
+    f, due = _tokenizer_fields(folder), "GPT2Tokenizer"
+    name = None if f is None else f.get("tokenizer_class")
+    if name is None and kind in TOKENIZER_OF:
+        raise Refused("vocab.json with merges.txt is read as GPT-2's, but a %s model has a %s: its tokenizer.json"
+                      " is needed" % (kind, TOKENIZER_OF[kind]))
+    if name is not None and str(name).removesuffix("Fast") != due:
+        f.refuse("tokenizer_class", "%s expected beside vocab.json with merges.txt, got %s: the tokenizer.json of"
+                 " that one is needed" % (due, show(name)))
+    if f is not None and f.get("add_prefix_space") not in (None, False):
+        f.refuse("add_prefix_space", "%s: a space before each text is not served" % show(f.get("add_prefix_space")))
+    path = os.path.join(folder, ADDED)
+    others = sorted(set(load(path, TOKENIZER_MAX)) - {"<|endoftext|>"}) if os.path.isfile(path) else []
+    if others:
+        raise Refused("%s: %s and %d others: tokens that were added to vocab.json are served from a tokenizer.json,"
+                      " which is needed" % (ADDED, show(others[0]), len(others) - 1))

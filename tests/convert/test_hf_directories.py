@@ -235,6 +235,19 @@ def test_text_by_byte_level_bpe_beside_the_weights(case, n_token, settings, due,
         assert not (tmp_path / "model" / "vocab.json").exists()
 
 
+@pytest.mark.parametrize("kind, settings", [
+    ("llama", None), ("llama", {"add_prefix_space": False}), ("qwen2", {"tokenizer_class": "GPT2TokenizerFast"})])
+def test_text_by_gpt2s_vocabulary_and_merges(kind, settings, folder, tmp_path):
+    hw.tiny(folder, kind, {})
+    for name, data in (("vocab.json", json.dumps({chr(33 + i): i for i in range(hw.VOCAB)})),
+                       ("merges.txt", "#version: 0.2\n"), ("added_tokens.json", '{"<|endoftext|>": 2}'),
+                       ("tokenizer_config.json", json.dumps(settings))):
+        if data != "null":
+            (folder / name).write_text(data)
+    assert "text by byte-level BPE" in made(tmp_path, folder)[2]
+    assert (tmp_path / "model" / "merges.txt").is_file()
+
+
 def test_set_gives_ids_that_are_not_there(folder, tmp_path):
     hw.tiny(folder, "qwen2", {"bos_token_id": None, "eos_token_id": None})
     config = made(tmp_path, folder, "--set", "bos_token_id=4", "--set", "eos_token_id=5")[0]

@@ -255,3 +255,22 @@ def test_text_that_does_not_fit(folder, tmp_path, refused):
     (folder / "tokenizer.model").write_bytes(spm(n=hw.VOCAB))
     (folder / "tokenizer_config.json").write_text('{"add_bos_token": 1}')
     refused(folder, "tokenizer_config.json", "add_bos_token", "got 1")
+
+
+@pytest.mark.parametrize("kind, beside, words", [
+    ("qwen2", {}, ["vocab.json", "qwen2", "Qwen2Tokenizer", "tokenizer.json is needed"]),
+    ("qwen3", {"tokenizer_config.json": {"add_bos_token": False}}, ["qwen3", "Qwen2Tokenizer"]),
+    ("llama", {"tokenizer_config.json": {"tokenizer_class": "Qwen2TokenizerFast"}},
+     ["tokenizer_config.json: tokenizer_class", "GPT2Tokenizer expected", "'Qwen2TokenizerFast'"]),
+    ("llama", {"tokenizer_config.json": {"add_prefix_space": True}}, ["add_prefix_space: true"]),
+    ("llama", {"added_tokens.json": {"<|endoftext|>": 2, "<|im_end|>": 3, "<think>": 4}},
+     ["added_tokens.json", "'<think>' and 1 others", "tokenizer.json"])])
+def test_another_tokenizers_vocabulary_and_merges(kind, beside, words, folder, refused):
+    """These two files are GPT-2's, unless something says that they are cut or completed otherwise."""
+    hw.tiny(folder, kind, {})
+    (folder / "vocab.json").write_text(json.dumps({chr(33 + i): i for i in range(20)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    for name, content in beside.items():
+        (folder / name).write_text(json.dumps(content))
+    refused(folder, *words)
+    refused(folder, *words, args=("--tokenizer", folder / "vocab.json"))
