@@ -274,10 +274,6 @@ static enum err_code check_values(const struct pkm_info *info, const struct conf
                        "%s: %sexperts take neither value_gate nor value_projection", at->path,
                        at->prefix);
     }
-    if (info->value_gate && !info->value_projection) {
-        return err_set(err, ERR_FORMAT, "%s: %svalue_gate needs value_projection", at->path,
-                       at->prefix);
-    }
     if (info->d_value != config->d_model && !info->value_projection) {
         return err_set(err, ERR_FORMAT,
                        "%s: %sd_value is %lld, d_model %d: without value_projection they must be "

@@ -75,7 +75,6 @@ def _read_values(f, m, names, entries, index):
     m.has_gate, m.has_projection = f.flag("value_gate"), f.flag("value_projection")
     for key in ("value_gate", "value_projection"):
         _needs(f, key, not m.has_experts, "values, not with experts")
-    _needs(f, "value_gate", m.has_projection, "value_projection")
     m.values_of = None
     if f.get("values_of") is not None:
         m.values_of = f.count("values_of", 0, MEMORY_MAX - 1)

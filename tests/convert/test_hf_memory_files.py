@@ -90,7 +90,7 @@ REFUSED = [
     ({"gate": "mlp"}, {"gate.0.weight": (3, 8)}, ["memories.0.gate.2.weight", "[1, 3]", "missing"]),
     ({"gate_activation": "gelu"}, {}, ["gate_activation", "gate mlp"]),
     ({"gate": "mlp", "gate_activation": "silu"}, {}, ["gate_activation", "relu gelu", "silu"]),
-    ({"value_gate": True}, {}, ["value_gate", "value_projection"]),
+    ({"value_gate": True}, {}, ["tensor 'memories.0.value_gate.weight' is missing", "[8, 8] expected"]),
     ({"value_projection": True}, {}, ["memories.0.value_proj.weight", "missing"]),
     ({"experts": True, "value_projection": True}, {}, ["value_projection", "not with experts"]),
     ({"experts": True}, {}, ["memories.0.experts.weight", "missing"]),

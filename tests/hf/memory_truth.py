@@ -245,6 +245,9 @@ CASES = {
     "peer": ("llama", "peer", "pt", [
         {"layer": 0, "place": "replace", **SMALL},
         {"layer": 1, "place": "beside", **SMALL, "scores": "relu", "input_norm": "rms"}]),
+    "gated-or-projected": ("llama", "plain", "safetensors", [
+        {"layer": 0, "place": "beside", **SMALL, "value_gate": True},
+        {"layer": 1, "place": "replace", **SMALL, "value_projection": True, "query_norm": "rms"}]),
 }
 
 
@@ -298,8 +301,9 @@ def random_case(rng):
                      "sizes": (one(4, 6, 9), one(4, 6, 10), one(6, 8)), "scores": "softmax"}
             if place == "after":
                 entry["input_norm"] = "none"
-            if names in ("plain", "hashing-memory") and one(True, False):
-                entry.update(PLUS)
+            if names in ("plain", "hashing-memory"):
+                entry.update({key: value for key, value in PLUS.items() if one(True, False)}
+                             if names == "plain" else one(PLUS, {}))
             entry.update(random_options(names, entry, one))
             entries.append(entry)
     entries = entries or [{"layer": 0, "place": "beside", "n_head": 1, "k_top": 2, "sizes": (4, 6, 6),
