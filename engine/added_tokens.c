@@ -124,6 +124,9 @@ bool added_search_next(struct added_search *search, struct added_match *match)
         while (token->rstrip && end < bytes && is_space(text, bytes, end)) {
             end += (size_t)utf8_next(text + end, bytes - end).bytes;
         }
+        if (token->lstrip && end <= search->plain) {
+            continue; /* white space that the token before has swallowed already */
+        }
         search->at = at;
         search->plain = end;
         *match = (struct added_match){first, end, token->id};

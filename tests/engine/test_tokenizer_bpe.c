@@ -367,6 +367,25 @@ static void test_flags(void **state)
     check_folder("flags", 0);
 }
 
+/* A token of white space that takes what stands on both sides takes it once. */
+static void test_white_space_that_is_swallowed(void **state)
+{
+    (void)state;
+    json_t *const file = load("gpt2/", "tokenizer.json");
+    json_t *const added = json_object_get(file, "added_tokens");
+    json_array_append_new(added, json_pack("{s:i,s:s,s:b,s:b}", "id", 1001, "content", "\n\n",
+                                           "lstrip", 1, "rstrip", 1));
+    struct tokenizer *const t = from_json(file, 1002);
+    static const char text[] = "a \n\n\n\n\n b\n\n\n\nc";
+    struct encoded e = encode(t, text, sizeof text - 1, false);
+    json_t *const due = json_pack("[i,i,i,i,i]", 64, 1001, 65, 1001, 66);
+    expect_ids(&e, due, "white space", 0);
+    encoded_free(&e);
+    json_decref(due);
+    json_decref(file);
+    tokenizer_close(t);
+}
+
 /* The same tokenizer from vocab.json and merges.txt, and from OpenAI's names of them. */
 static void test_vocab_and_merges(void **state)
 {
@@ -969,6 +988,7 @@ int main(void)
         cmocka_unit_test(test_llama3),
         cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_white_space_that_is_swallowed),
         cmocka_unit_test(test_vocab_and_merges),
         cmocka_unit_test(test_merging),
         cmocka_unit_test(test_long_pieces),
