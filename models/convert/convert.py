@@ -153,13 +153,18 @@ def open_directory(folder, family, memory):
     return TorchFile(weights), "memory-layers"
 
 
+def file_in(path, family):
+    """What messages name as the source: of a folder of sparse-memory-lm the file that holds its weights."""
+    if not os.path.isdir(path) or family not in ("auto", "sparse-memory-lm"):
+        return path
+    found = sparse_memory_lm.source_in(path)
+    if found is None and family == "sparse-memory-lm":
+        raise Refused("a directory without %s or %s" % (sparse_memory_lm.REST, sparse_memory_lm.WHOLE))
+    return found or path
+
+
 def open_source(path, family, memory):
     """The checkpoint and its family. memory: of HfDirectory or None."""
-    if os.path.isdir(path) and family in ("auto", "sparse-memory-lm"):
-        found = sparse_memory_lm.source_in(path)
-        if found is None and family == "sparse-memory-lm":
-            raise Refused("a directory without %s or %s" % (sparse_memory_lm.REST, sparse_memory_lm.WHOLE))
-        path = found or path
     if os.path.isdir(path):
         return open_directory(path, family, memory)
     if family == "hf":
@@ -401,9 +406,11 @@ def convert(args):
     for option, path in (("--tokenizer", args.tokenizer), ("--codes", args.codes)):
         if path is not None and os.path.getsize(path) == 0:
             raise Refused("%s %s is empty" % (option, path))
+    source = args.source
     try:
+        source = file_in(source, args.family)
         memory = None if args.memory is None else (args.memory, args.memory_config, args.memory_names)
-        file, family = open_source(args.source, args.family, memory)
+        file, family = open_source(source, args.family, memory)
         if memory is not None and family != "hf":
             raise Refused("--memory %s: memories are added to models in Hugging Face form alone, this is"
                           " one of the %s family" % (args.memory, family))
@@ -416,7 +423,7 @@ def convert(args):
             choose_values(model, args.values)
         written = save(args, model, text)
     except Refused as fault:
-        raise Refused("%s: %s" % (args.source, fault))
+        raise Refused("%s: %s" % (source, fault))
     print(summary(args, family, model, text, written))
 
 

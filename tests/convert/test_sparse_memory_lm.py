@@ -190,6 +190,14 @@ def test_files_that_do_not_belong_together(tmp_path, folder):
     assert "values_q4.bin is not beside rest.pt" in refused(folder, tmp_path / "model")
 
 
+def test_the_file_of_a_folder_is_named(tmp_path, folder):
+    """What is wrong inside it, and a file that is none."""
+    rewrite(folder, configure(mem_knn=65))
+    assert "%s: model_config: mem_knn" % (folder / "rest.pt") in refused(folder, tmp_path / "model")
+    (folder / "rest.pt").write_bytes(b"PK")
+    assert "convert: %s: " % (folder / "rest.pt") in refused(folder, tmp_path / "model")
+
+
 def test_scales_are_numbers(tmp_path, folder):
     scales = np.fromfile(SET / "scales_q4.bin", "<f2")
     scales[77] = np.inf
