@@ -48,7 +48,8 @@ NAMES = {
     "product-key-memory": _names(
         query="to_queries", query_norm="norm", batch_norm="norm.fn", input_norm="pre_layernorm",
         are_keys_first=True, norm_of="half",
-        refused={"values.0.weight": "concat_values_and_combine", "output_norm.weight": "norm_output"}),
+        refused={"values.0.weight": "concat_values_and_combine", "output_norm.weight": "norm_output",
+                 "maybe_concat_combine.2.weight": "concat_values_and_combine"}),
     "peer": _names(
         query="to_queries.0", expert_values="weight_up_embed.weight", experts="weight_down_embed.weight",
         gamma="norm.gamma", are_keys_first=True, norm_of="half", has_experts=True),

@@ -125,7 +125,8 @@ def test_lists_of_memories_are_checked(case, root, words):
 def test_modules_that_compute_something_else_are_refused(case):
     halves = {"keys": (H, N, 2, K // 2), "to_queries.weight": (H * K, hw.D), "norm.weight": (K // 2,),
               "norm.bias": (K // 2,)}
-    for name, option in (("values.0.weight", "concat_values_and_combine"), ("output_norm.weight", "norm_output")):
+    for name, option in (("values.0.weight", "concat_values_and_combine"), ("output_norm.weight", "norm_output"),
+                         ("maybe_concat_combine.2.weight", "concat_values_and_combine")):
         done = case.run({**MEMORY, "query_norm": "layer"}, arrays({**halves, name: (16, 3)}),
                         "--memory-names", "product-key-memory")
         assert done.status == 1 and name in done.err and option in done.err

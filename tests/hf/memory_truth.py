@@ -179,7 +179,7 @@ class ProductKey(Halves):
 
     def forward(self, x):
         x = self.pre_layernorm(x) if hasattr(self, "pre_layernorm") else x
-        slots, shares = self.slots(self.to_queries(x), self.o["k_top"])
+        slots, shares = self.slots(self.to_queries(x), self.o["k_top"], self.o.get("scores"))
         y = self.values(slots.flatten(0, 1).flatten(1), per_sample_weights=shares.flatten(0, 1).flatten(1))
         return y.view(x.shape)
 
@@ -314,7 +314,7 @@ def random_case(rng):
 def random_options(names, entry, one):
     if names == "product-key-memory":
         norm = one("layer", "batch")
-        return {"query_norm": norm, **({"batch": entry["sizes"][1] // 2} if norm == "batch" else {})}
+        return {"query_norm": norm, "scores": one("softmax", "relu"), **({"batch": entry["sizes"][1] // 2} if norm == "batch" else {})}
     if names == "peer":
         return {"scores": one("softmax", "relu")}
     if names == "hashing-memory":
