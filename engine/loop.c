@@ -196,6 +196,7 @@ static bool lets_others_pass(struct job *job)
 static void admit(struct engine *engine, int64_t now_us)
 {
     bool traces = true; /* so far there was memory for all of their traces */
+    size_t trace_wait_bytes = 0;
     queue_try_pages(&engine->queue);
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
@@ -217,6 +218,7 @@ static void admit(struct engine *engine, int64_t now_us)
         }
         if (!request_take_traces(job[priority]->request, model_info(engine->model))) {
             traces = false; /* it goes first when others release theirs; requests without go on */
+            trace_wait_bytes = job[priority]->request->trace_bytes;
             continue;
         }
         if (!admit_sequence(engine, job[priority], now_us)) {
@@ -229,6 +231,8 @@ static void admit(struct engine *engine, int64_t now_us)
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
     atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),
+                          memory_order_relaxed);
+    atomic_store_explicit(&engine->stats.trace_wait_bytes, (long long)trace_wait_bytes,
                           memory_order_relaxed);
 }
 

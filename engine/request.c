@@ -42,6 +42,15 @@ struct request *request_new(enum request_kind kind, int n_item)
     return request;
 }
 
+int64_t request_uncount(struct request *request)
+{
+    const int64_t bytes = atomic_exchange_explicit(&request->bytes, 0, memory_order_relaxed);
+    if (request->memory != NULL) {
+        request_memory_uncount(request->memory, bytes);
+    }
+    return bytes;
+}
+
 static void free_request(struct request *request)
 {
     for (int i = 0; i < request->n_item; i++) {
@@ -61,7 +70,7 @@ static void free_request(struct request *request)
     }
     if (request->memory != NULL) {
         request_memory_give(request->memory, &request->traces);
-        request_memory_uncount(request->memory, request->bytes);
+        (void)request_uncount(request);
         request_memory_drop(request->memory);
     }
     request_ablate_free(&request->ablate);
@@ -297,9 +306,9 @@ static enum err_code count_arrays(struct request *request, const struct item *it
     if (request->memory == NULL) {
         return ERR_OK;
     }
-    if (!request_memory_count(request->memory, bytes)) {
-        const int64_t most = request_memory_arrays_max(request->memory);
-        const bool never = bytes > most - request->bytes;
+    const int64_t most = request_memory_arrays_max(request->memory);
+    const bool never = most > 0 && bytes > most - request->bytes;
+    if (never || !request_memory_count(request->memory, bytes)) {
         return err_set(err, never ? ERR_ARGUMENT : ERR_QUEUE_MEMORY,
                        never
                            ? "the results of this request would take %lld bytes or more, the limit "

@@ -167,7 +167,7 @@ struct request {
     struct item *item; /* Owner: the request. [n_item] */
 
     struct request_memory *memory; /* a reference, or NULL: nothing is bounded yet */
-    int64_t bytes;                 /* of ids and result arrays, counted there */
+    atomic_llong bytes;            /* of ids and result arrays, as long as they are counted there */
     size_t trace_bytes;            /* that the traces of all items will take; request_set_item */
     struct memory_block traces;    /* Guard: the engine thread until the end, then who frees */
 
@@ -210,6 +210,9 @@ int64_t request_positions(const struct request *request);
  * a wake in progress, so do not hold a lock that wake takes. NULL is fine. */
 void request_release(struct request *request);
 void request_cancel(struct request *request);
+/* Counts the arrays no longer, ahead of the release of a request that is over. Returns their bytes. Any
+ * thread. */
+int64_t request_uncount(struct request *request);
 
 /* Bytes of the memory traces of one item: per memory the least of sums per slot and all look-ups, or
  * with tokens all look-ups. */

@@ -14,8 +14,10 @@
 struct request_memory {
     atomic_int refs;
     atomic_llong counted;
-    int64_t arrays_max; /* 0 = any */
-    char *arena;        /* Owner: this. [arena_bytes], mapped */
+    int64_t arrays_max;                        /* 0 = any */
+    void (*relieve)(void *ctx, int64_t bytes); /* NULL: nobody */
+    void *relieve_ctx;
+    char *arena; /* Owner: this. [arena_bytes], mapped */
     size_t arena_bytes;
     pthread_mutex_t mutex;
     struct memory_block *first; /* Guard: mutex. In the order of addresses */
@@ -82,16 +84,34 @@ void request_memory_drop(struct request_memory *memory)
 
 /* ---- arrays -------------------------------------------------------------------------------- */
 
-bool request_memory_count(struct request_memory *memory, int64_t bytes)
+void request_memory_relieved_by(struct request_memory *memory,
+                                void (*relieve)(void *ctx, int64_t bytes), void *ctx)
+{
+    memory->relieve = relieve;
+    memory->relieve_ctx = ctx;
+}
+
+/* Bytes that are lacking; 0: they were counted. */
+static int64_t count(struct request_memory *memory, int64_t bytes)
 {
     long long now = atomic_load_explicit(&memory->counted, memory_order_relaxed);
     do {
         if (memory->arrays_max > 0 && bytes > memory->arrays_max - now) {
-            return false;
+            return bytes - (memory->arrays_max - now);
         }
     } while (!atomic_compare_exchange_weak_explicit(&memory->counted, &now, now + bytes,
                                                     memory_order_relaxed, memory_order_relaxed));
-    return true;
+    return 0;
+}
+
+bool request_memory_count(struct request_memory *memory, int64_t bytes)
+{
+    const int64_t lacking = count(memory, bytes);
+    if (lacking > 0 && memory->relieve != NULL) {
+        memory->relieve(memory->relieve_ctx, lacking);
+        return count(memory, bytes) == 0;
+    }
+    return lacking == 0;
 }
 
 void request_memory_uncount(struct request_memory *memory, int64_t bytes)

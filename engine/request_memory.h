@@ -32,6 +32,10 @@ enum err_code request_memory_open(struct request_memory **memory, int64_t arrays
 struct request_memory *request_memory_keep(struct request_memory *memory); /* one more reference */
 void request_memory_drop(struct request_memory *memory);                   /* NULL is fine */
 
+/* Who may make room: relieve is called, without a lock, when arrays do not fit, with the bytes that are
+ * lacking. Set before the first request. */
+void request_memory_relieved_by(struct request_memory *memory,
+                                void (*relieve)(void *ctx, int64_t bytes), void *ctx);
 /* Counts bytes of arrays; false: they would exceed the bound. */
 bool request_memory_count(struct request_memory *memory, int64_t bytes);
 void request_memory_uncount(struct request_memory *memory, int64_t bytes);

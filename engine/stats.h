@@ -24,7 +24,8 @@ void histogram_add(struct histogram *h, double value);
 enum stats_stage { STAGE_QUEUED, STAGE_PREFILL, STAGE_DECODE, STAGE_SCORE, STAGE_N };
 
 struct engine_stats {
-    atomic_llong running, waiting, waiting_tokens;               /* gauges */
+    atomic_llong running, waiting, waiting_tokens; /* gauges */
+    atomic_llong trace_wait_bytes; /* of the traces that a request waits for; 0 = none does */
     atomic_llong kv_pages_used, kv_pages;                        /* gauges */
     atomic_llong prompt_tokens, generation_tokens;               /* counters */
     atomic_llong success_stop, success_length, aborted, errored; /* sequences by finish */

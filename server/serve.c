@@ -18,6 +18,8 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
+#include "engine/request_memory.h"
+#include "engine/stats.h"
 #include "server/api/info.h"
 #include "server/api/routes.h"
 #include "server/api/usage.h"
@@ -102,6 +104,23 @@ static void *loader_run(void *arg)
     }
     raise_fd(loader->done_fd);
     return NULL;
+}
+
+/* Requests may not be kept waiting by answers that nobody reads. */
+static void relieve_results(void *ctx, int64_t bytes)
+{
+    const struct server *const server = ctx;
+    http_relieve(server->http, false, bytes);
+}
+
+static void relieve_traces(void *ctx)
+{
+    struct server *const server = ctx;
+    struct engine *const engine = atomic_load(&server->engine);
+    const int64_t bytes = engine != NULL ? atomic_load(&engine_stats(engine)->trace_wait_bytes) : 0;
+    if (bytes > 0) {
+        http_relieve(server->http, true, bytes);
+    }
 }
 
 /* The address for clients on this machine: a server may listen on a wildcard, but a client cannot
@@ -337,6 +356,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
     }
     server->limits = input_limits(server->options, engine);
     server->probe.compared = engine_identity(engine);
+    request_memory_relieved_by(engine_request_memory(engine), relieve_results, server);
     atomic_store(&server->engine, engine);
     log_ready(server, engine);
     notify_manager("READY=1");
@@ -397,6 +417,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
         .head = routes_head,
         .handle = routes_handle,
         .done = routes_done,
+        .tick = relieve_traces,
         .ctx = server};
     enum err_code code = http_start(&server->http, &config, err);
     if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
@@ -407,6 +428,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
         config.max_body_flag = "--overlay-bytes";
         config.max_buffered_bytes += options->overlay_bytes;
         config.admin = true;
+        config.tick = NULL;
         code = http_start(&server->admin, &config, err);
         if (code != ERR_OK) {
             (void)http_stop(server->http, 0);

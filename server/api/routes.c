@@ -163,6 +163,7 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     struct err err = {0};
     const enum err_code code = engine_submit(engine, request, &err);
     if (code == ERR_OK) {
+        atomic_store(&x->request, request);
         return true;
     }
     struct api_error error = {0};

@@ -40,29 +40,28 @@ void budget_leave(struct budget *budget, struct budget_share *share)
     pthread_mutex_unlock(&budget->mutex);
 }
 
-/* What the client of a share holds in all. Under the mutex. */
-static int64_t client_bytes(const struct budget *budget, const struct budget_share *of)
+/* What the client of a share holds in all. */
+static int64_t client_bytes(const struct budget_share *first, const struct budget_share *of)
 {
     int64_t bytes = 0;
-    for (const struct budget_share *s = budget->first; s != NULL; s = s->next) {
+    for (const struct budget_share *s = first; s != NULL; s = s->next) {
         const bool same = s == of || (of->client != 0 && s->client == of->client);
         bytes += same && !s->ended ? s->bytes : 0;
     }
     return bytes;
 }
 
-/* The share to end, or NULL if all have ended. Under the mutex. */
-static struct budget_share *largest(const struct budget *budget)
+struct budget_share *budget_largest(struct budget_share *first)
 {
     struct budget_share *best = NULL;
     int64_t best_client = 0;
-    for (struct budget_share *s = budget->first; s != NULL; s = s->next) {
+    for (struct budget_share *s = first; s != NULL; s = s->next) {
         if (s->ended || s->bytes == 0) {
             continue;
         }
         /* Of one client only the largest share is compared with those of others. */
         const bool same = best != NULL && s->client != 0 && s->client == best->client;
-        const int64_t bytes = same ? best_client : client_bytes(budget, s);
+        const int64_t bytes = same ? best_client : client_bytes(first, s);
         if (best == NULL || bytes > best_client || (same && s->bytes > best->bytes)) {
             best = s;
             best_client = bytes;
@@ -77,7 +76,7 @@ void budget_hold(struct budget *budget, struct budget_share *share, int64_t byte
     budget->used += share->ended ? 0 : bytes - share->bytes;
     share->bytes = bytes;
     while (budget->used > budget->most) {
-        struct budget_share *const victim = largest(budget);
+        struct budget_share *const victim = budget_largest(budget->first);
         CHECK(victim != NULL);
         victim->ended = true;
         budget->used -= victim->bytes;

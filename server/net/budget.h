@@ -37,4 +37,7 @@ void budget_leave(struct budget *budget, struct budget_share *share);
 void budget_hold(struct budget *budget, struct budget_share *share, int64_t bytes);
 int64_t budget_used(struct budget *budget);
 
+/* The share to end next of a list, of any owner; NULL if all have ended or hold nothing. */
+struct budget_share *budget_largest(struct budget_share *first);
+
 #endif

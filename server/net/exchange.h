@@ -85,6 +85,8 @@ struct exchange {
     /* Work. */
     const struct exchange_work *work;
     void *work_data;
+    _Atomic(struct request *)
+        request;        /* Borrowed from work: what the engine computes for it. NULL = nothing */
     int64_t wake_at_us; /* next is called then at the latest; 0 = no such time */
 
     /* For the log. */

@@ -318,6 +318,9 @@ static void http_tick(void *ctx)
         listen_shed(http->listen_fd, &http->reserve_fd);
     }
     pthread_mutex_unlock(&http->listen_mutex);
+    if (http->config.tick != NULL) {
+        http->config.tick(http->config.ctx);
+    }
 }
 
 enum err_code http_start(struct http **http, const struct http_config *config, struct err *err)
@@ -377,6 +380,11 @@ int http_connections(const struct http *http)
 int64_t http_buffered(struct http *http)
 {
     return budget_used(&http->budget);
+}
+
+void http_relieve(struct http *http, bool traces, int64_t bytes)
+{
+    watch_relieve(http->watch, traces, bytes);
 }
 
 int http_n_unread(const struct http *http)

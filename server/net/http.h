@@ -39,7 +39,8 @@ struct http_config {
     void (*handle)(void *ctx, struct exchange *x);
     /* The exchange is over, answered or not: for log and metrics. On an http thread. */
     void (*done)(void *ctx, const struct exchange *x);
-    void *ctx; /* Borrowed */
+    void (*tick)(void *ctx); /* four times a second, on a thread of its own; NULL = nothing */
+    void *ctx;               /* Borrowed */
 };
 
 /* Listens and answers at once. ERR_IO names the address if it is taken or impossible. */
@@ -48,6 +49,8 @@ int http_port(const struct http *http);
 int http_connections(const struct http *http);
 /* Bytes of bodies and answers that wait to be read. */
 int64_t http_buffered(struct http *http);
+/* Ends unread answers whose results, or memory traces, others lack: watch_relieve. Any thread. */
+void http_relieve(struct http *http, bool traces, int64_t bytes);
 /* Long bodies that have arrived and are not yet read: they wait for a worker, or one reads them. */
 int http_n_unread(const struct http *http);
 

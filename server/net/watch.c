@@ -3,6 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/engine.h"
+#include "server/net/budget.h"
 
 #include <linux/sockios.h>
 #include <linux/tcp.h>
@@ -22,6 +23,8 @@ enum {
     WATCH_TICK_MS = 250,
     WATCH_EVENTS = 64,
     WATCH_LINGER_S = 5, /* for a refused client to stop sending and read why */
+    WATCH_READ_US =
+        1000000, /* in which nobody gives up results that others want, for its client to read them */
 };
 
 enum conn_state { CONN_FREE, CONN_HEAD, CONN_BODY, CONN_REFUSED, CONN_ANSWER, CONN_IDLE };
@@ -217,6 +220,60 @@ void watch_end(struct watch_conn *conn, const struct api_error *error)
         watch_end_locked(conn, error->code);
     }
     pthread_mutex_unlock(&conn->mutex);
+}
+
+/* Bytes of results, or of traces, of a request that was over a while ago and whose answer is not read yet.
+ * Under the mutex. */
+static int64_t watch_unread(const struct watch_conn *conn, bool traces, int64_t now_us)
+{
+    const struct request *const request =
+        conn->state == CONN_ANSWER ? atomic_load(&conn->x->request) : NULL;
+    const int64_t done_us = request != NULL ? atomic_load(&request->done_us) : 0;
+    if (done_us == 0 || now_us - done_us < WATCH_READ_US) {
+        return 0;
+    }
+    return traces ? (int64_t)request->trace_bytes : atomic_load(&request->bytes);
+}
+
+/* What becomes free. */
+static int64_t watch_end_unread(struct watch_conn *conn, bool traces, int64_t now_us)
+{
+    pthread_mutex_lock(&conn->mutex);
+    const int64_t bytes = watch_unread(conn, traces, now_us); /* it may have been read meanwhile */
+    if (bytes > 0) {
+        (void)request_uncount(atomic_load(&conn->x->request));
+        watch_end_locked(conn, "buffers_full");
+    }
+    pthread_mutex_unlock(&conn->mutex);
+    return bytes;
+}
+
+void watch_relieve(struct watch *watch, bool traces, int64_t bytes)
+{
+    const int n_conn = watch->config.n_conn;
+    const int64_t now_us = clock_now_us();
+    struct budget_share *const share = calloc((size_t)n_conn, sizeof *share);
+    struct budget_share *first = NULL;
+    for (int i = 0; share != NULL && i < n_conn; i++) {
+        struct watch_conn *const conn = &watch->conn[i];
+        pthread_mutex_lock(&conn->mutex);
+        const int64_t unread = watch_unread(conn, traces, now_us);
+        if (unread > 0 && atomic_load(&conn->x->end_code) != NULL) {
+            bytes -= unread; /* about to be free */
+        } else if (unread > 0) {
+            share[i].bytes = unread;
+            share[i].client = conn->x->knows_client ? conn->x->client : 0;
+            share[i].next = first;
+            first = &share[i];
+        }
+        pthread_mutex_unlock(&conn->mutex);
+    }
+    struct budget_share *largest = NULL;
+    while (bytes > 0 && (largest = budget_largest(first)) != NULL) {
+        largest->ended = true;
+        bytes -= watch_end_unread(&watch->conn[largest - share], traces, now_us);
+    }
+    free(share);
 }
 
 bool watch_refused(struct watch_conn *conn)

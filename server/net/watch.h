@@ -56,6 +56,11 @@ bool watch_refused(struct watch_conn *conn);
  * up, and then x->end_code is error's code. */
 void watch_end(struct watch_conn *conn, const struct api_error *error);
 
+/* Ends answers whose results were complete a while ago and are not read, until bytes of results, or with
+ * traces of memory traces, become free: as budget.h says, those first who hold most. Results then count no
+ * more (request_uncount). */
+void watch_relieve(struct watch *watch, bool traces, int64_t bytes);
+
 /* Sleeps unless woken since the last call; true if the connection is suspended now. */
 bool watch_sleep(struct watch_conn *conn, void *connection);
 

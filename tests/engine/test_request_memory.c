@@ -35,6 +35,36 @@ static void arrays_are_bounded_together(void **state)
     request_memory_drop(memory);
 }
 
+struct relief {
+    struct request_memory *memory;
+    int64_t has, asked; /* what may be uncounted; the bytes that were lacking the last time */
+};
+
+static void relieve(void *ctx, int64_t bytes)
+{
+    struct relief *const relief = ctx;
+    relief->asked = bytes;
+    request_memory_uncount(relief->memory, relief->has);
+    relief->has = 0;
+}
+
+/* Who can make room is asked for what is lacking, once, and only then. */
+static void room_is_made_for_what_does_not_fit(void **state)
+{
+    (void)state;
+    struct relief relief = {.memory = open_memory(100, 0), .has = 30};
+    request_memory_relieved_by(relief.memory, relieve, &relief);
+    assert_true(request_memory_count(relief.memory, 80));
+    assert_int_equal(relief.asked, 0);
+    assert_true(request_memory_count(relief.memory, 45));
+    assert_int_equal(relief.asked, 25);
+    assert_int_equal(request_memory_counted(relief.memory), 95);
+    assert_false(request_memory_count(relief.memory, 6));
+    assert_int_equal(relief.asked, 1);
+    request_memory_uncount(relief.memory, 95);
+    request_memory_drop(relief.memory);
+}
+
 /* Blocks are zeroed and apart, and the first gap is used again. */
 static void blocks_fill_the_gaps(void **state)
 {
@@ -146,6 +176,7 @@ int main(void)
     page = (size_t)sysconf(_SC_PAGESIZE);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arrays_are_bounded_together),
+        cmocka_unit_test(room_is_made_for_what_does_not_fit),
         cmocka_unit_test(blocks_fill_the_gaps),
         cmocka_unit_test(given_pages_return_to_the_system),
         cmocka_unit_test(traces_grow_with_the_look_ups),

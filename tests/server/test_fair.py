@@ -2,10 +2,11 @@
 
 import json
 import re
+import socket
 
 import pytest
 
-from server_harness import PROGRAM, Server, error_of, eventually, head, read_answer
+from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, head
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -108,3 +109,25 @@ def test_unread_results_are_counted_and_bounded():
             s.counted('requests_rejected_total{reason="queue_memory_full"}', 1)
         eventually(lambda: s.metric('request_memory_bytes{kind="results"}') == 0, "an end")
         assert s.post("/score", body).status_code == 200
+
+
+@pytest.mark.parametrize("flag,body", [
+    ("--max-request-bytes", {"logprobs": 20, "entropy": True, "memory": "tokens"}),
+    ("--memory-trace-bytes", {"memory": "tokens", "logprobs": 20})])
+def test_unread_results_keep_nobody_out(flag, body):
+    """What a client has asked for and does not read is given up once others need its memory."""
+    most = {"--max-request-bytes": 600000, "--memory-trace-bytes": 3 << 20}[flag]  # of one such request, not of two
+    body = {"text": [TEXT * 40] * 5, **body}
+    with Server(flag, str(most), "--min-read-rate", "0") as s, socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.settimeout(PATIENCE)
+        unread.connect(("127.0.0.1", s.port))
+        unread.sendall(head("/score", json.dumps(body).encode()))
+        unread.recv(1, socket.MSG_PEEK)
+        kind = "traces" if "trace" in flag else "results"
+        assert s.metric('request_memory_bytes{kind="%s"}' % kind) > most / 2
+        assert s.metric('requests_rejected_total{reason="buffers_full"}') == 0
+        eventually(lambda: s.post("/score", {**body, "timeout_ms": 20000}).status_code == 200, "room for others", 60)
+        s.counted('requests_rejected_total{reason="buffers_full"}', 1)
+        eventually(lambda: any("path=\"/score\"" in line and "code=buffers_full" in line
+                               for line in s.read_log().splitlines()), "a line of the log")
