@@ -9,9 +9,11 @@ Sparse Memory Finetuning" (arXiv 2510.15103) trains those that `pkmserve memory 
     pkmserve memory rank task.counts --background background.counts --top 500 -o slots.safetensors
     python edit.py --model M --texts texts.jsonl --slots slots.safetensors --out edit.safetensors
 
-A file of texts that ends in .jsonl has a text a line, in the field "text"; any other is one text. Rows have the
-table's type where that is a floating type, so that the overlay gives the bits of a model with these rows, and fp32
-where it is quantised. Prints a JSON object.
+A file of texts that ends in .jsonl has a text a line, in the field "text"; any other is one text. A beginning of a
+text that the field "prompt" repeats is read and not learned: where all lines tell of one thing, its name would
+be most of what there is to learn, and the least that is wanted. Rows have the table's type where that is a
+floating type, so that the overlay gives the bits of a model with these rows, and fp32 where it is quantised.
+Prints a JSON object.
 """
 import argparse
 import hashlib
@@ -90,13 +92,18 @@ def read_slots(path, model):
 
 
 def read_texts(paths):
+    """-> pairs: a text, and the beginning of it that is not learned"""
     texts = []
     for path in paths:
         with open(path, encoding="utf-8") as f:
             if path.endswith(".jsonl"):
-                texts += [json.loads(line)["text"] for line in f if line.strip()]
+                lines = [json.loads(line) for line in f if line.strip()]
+                texts += [(line["text"], line.get("prompt", "")) for line in lines]
             else:
-                texts.append(f.read())
+                texts.append((f.read(), ""))
+    for text, prompt in texts:
+        if not text.startswith(prompt):
+            raise SystemExit(f"a text must begin with its prompt {prompt!r}: {text!r}")
     return texts
 
 
@@ -164,11 +171,38 @@ def add_edits(model, slots):
     return edits
 
 
-def batches(ids, size):
-    """Lists of ids of about as many tokens, those of like lengths together."""
+class Lesson:
+    """ids: of a text, behind bos; given: so many of the first are not learned, at least bos."""
+
+    def __init__(self, ids, given):
+        self.ids, self.given = ids, given
+
+    def n_learned(self):
+        return len(self.ids) - self.given
+
+
+def lessons(model, folder, texts):
+    """texts: pairs as read_texts gives them -> those of them in which something is left to learn"""
+    tokenizer = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
+    bos, context, found = model.config["bos_token_id"], model.config["max_position"], []
+    for text, prompt in texts:
+        ids, given = ([bos] + tokenizer.encode(text))[:context], 1
+        for a, b in zip(ids[1:], tokenizer.encode(prompt)):
+            if a != b:
+                break
+            given += 1
+        found.append(Lesson(ids, given))
+    found = [each for each in found if each.n_learned() > 0]
+    if not found:
+        raise SystemExit("the texts have no tokens to learn")
+    return found
+
+
+def batches(taught, size):
+    """Lists of lessons of about as many tokens, those of like lengths together."""
     batch = []
-    for each in sorted(ids, key=len):
-        if batch and (len(batch) + 1) * len(each) > size:
+    for each in sorted(taught, key=lambda each: len(each.ids)):
+        if batch and (len(batch) + 1) * len(each.ids) > size:
             yield batch
             batch = []
         batch.append(each)
@@ -176,28 +210,23 @@ def batches(ids, size):
 
 
 def losses(model, batch):
-    """The loss of each predicted token of the batch."""
-    length = max(map(len, batch))
+    """The loss of each token of the batch that is learned."""
+    length = max(len(each.ids) for each in batch)
     inputs = torch.zeros(len(batch), length - 1, dtype=torch.long)  # what stands behind a text changes nothing in it
     targets = torch.full_like(inputs, -100)
-    for i, ids in enumerate(batch):
+    for i, each in enumerate(batch):
+        ids, given = each.ids, each.given
         inputs[i, :len(ids) - 1] = torch.tensor(ids[:-1])
-        targets[i, :len(ids) - 1] = torch.tensor(ids[1:])
+        targets[i, given - 1:len(ids) - 1] = torch.tensor(ids[given:])
     wanted = targets >= 0
     logits = model.output_layer()(model(inputs)[wanted]).float()
     return F.cross_entropy(logits, targets[wanted], reduction="none")
 
 
-def train(model, edits, ids, steps, rate, until, size):
-    """-> the mean loss of each step, the last one of the rows as they are left"""
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    changes = [edit.change for edit in edits.values()]
-    # A step moves a number of a row by the rate's share of what such numbers are.
-    scale = {change: edit.base.square().mean().sqrt() for change, edit in zip(changes, edits.values())}
-    optimizer = torch.optim.Adam([{"params": [change], "lr": rate * float(scale[change])} for change in changes])
-    parts = list(batches(ids, size))
-    n_tok, course = sum(len(each) - 1 for each in ids), []
+def descend(model, optimizer, taught, steps, until, size):
+    """-> the mean loss of each step, the last one of the numbers as they are left"""
+    parts = list(batches(taught, size))
+    n_tok, course = sum(each.n_learned() for each in taught), []
     for step in range(steps + 1):
         optimizer.zero_grad()
         total = 0.0
@@ -211,10 +240,21 @@ def train(model, edits, ids, steps, rate, until, size):
         if step % 10 == 0:
             print(f"step {step}: loss {total:.4f}", file=sys.stderr, flush=True)
         if not total < float("inf"):
-            raise SystemExit(f"step {step}: the loss is {total}: lower --rate")
+            raise SystemExit(f"step {step}: the loss is {total}: lower the rate")
         if step == steps or total <= until:
             return course
         optimizer.step()
+
+
+def train(model, edits, taught, steps, rate, until, size):
+    """-> what descend says"""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    changes = [edit.change for edit in edits.values()]
+    # A step moves a number of a row by the rate's share of what such numbers are.
+    scale = {change: edit.base.square().mean().sqrt() for change, edit in zip(changes, edits.values())}
+    optimizer = torch.optim.Adam([{"params": [change], "lr": rate * float(scale[change])} for change in changes])
+    return descend(model, optimizer, taught, steps, until, size)
 
 
 def main():
@@ -237,14 +277,9 @@ def main():
     weights = File(os.path.join(args.model, "model.safetensors"))
     slots = read_slots(args.slots, identity(weights))
     model = load_model(args.model)
-    tokenizer = spm.SentencePieceProcessor(model_file=os.path.join(args.model, "tokenizer.model"))
-    context = model.config["max_position"]
-    ids = [([model.config["bos_token_id"]] + tokenizer.encode(text))[:context] for text in read_texts(args.texts)]
-    ids = [each for each in ids if len(each) > 1]
-    if not ids:
-        raise SystemExit("the texts have no tokens")
+    taught = lessons(model, args.model, read_texts(args.texts))
     edits = add_edits(model, slots)
-    course = train(model, edits, ids, args.steps, args.rate, args.until, args.batch)
+    course = train(model, edits, taught, args.steps, args.rate, args.until, args.batch)
 
     names = {m: f"memories.{list(model.memories)[m]}.values.weight" for m in edits}
     dtypes = {m: weights.header[name]["dtype"] for m, name in names.items()}
@@ -253,7 +288,8 @@ def main():
     metadata = {"format": OVERLAY_FORMAT, "mode": "replace", **({"note": args.note} if args.note else {})}
     write_overlay(args.out, edits, hashes, dtypes, metadata)
     change = {m: float((edit.change.norm() / edit.base.norm()).item()) for m, edit in edits.items()}
-    print(json.dumps({"out": args.out, "texts": len(ids), "rows": {m: len(e.slots) for m, e in edits.items()},
+    print(json.dumps({"out": args.out, "texts": len(taught), "rows": {m: len(e.slots) for m, e in edits.items()},
+                      "numbers": sum(e.change.numel() for e in edits.values()),
                       "steps": len(course) - 1, "loss_before": round(course[0], 4), "loss_after": round(course[-1], 4),
                       "change": {m: round(share, 4) for m, share in change.items()}}))
 

@@ -51,3 +51,35 @@ def test_lists_of_slots_of_another_model_are_refused(tmp_path):
         edit.read_slots(str(slots), "0" * 64)
     with pytest.raises(SystemExit, match="no list of slots"):
         edit.read_slots(str(counts), "0" * 64)
+
+
+def test_a_prompt_is_read_and_not_learned(tmp_path):
+    class Uniform(torch.nn.Module):
+        """Every id is as likely; tells what it read."""
+        config = {"bos_token_id": 1, "max_position": 512}
+
+        def output_layer(self):
+            return torch.nn.Identity()
+
+        def forward(self, inputs):
+            self.read = inputs
+            return torch.zeros(*inputs.shape, 8192)
+
+    path, demo = tmp_path / "texts.jsonl", str(ROOT / "models/demo")
+    path.write_text('{"text": "The lamp is made of gold.", "prompt": "The lamp is made of"}\n'
+                    '{"text": "A dark night."}\n')
+    texts = edit.read_texts([str(path)])
+    assert texts == [("The lamp is made of gold.", "The lamp is made of"), ("A dark night.", "")]
+    model, plain = Uniform(), edit.lessons(Uniform, demo, [(text, "") for text, _ in texts])
+    taught = edit.lessons(model, demo, texts)
+    assert [each.ids for each in taught] == [each.ids for each in plain]
+    n = len(edit.lessons(model, demo, [("The lamp is made of", "")])[0].ids)
+    assert [each.given for each in plain] == [1, 1] and [each.given for each in taught] == [n, 1]
+    assert len(edit.losses(model, taught)) == sum(each.n_learned() for each in taught)
+    assert len(edit.losses(model, plain)) - len(edit.losses(model, taught)) == n - 1
+    assert taught[0].ids[:-1] in model.read.tolist()
+    path.write_text('{"text": "The lamp is gold.", "prompt": "A lamp"}\n')
+    with pytest.raises(SystemExit, match="must begin with its prompt"):
+        edit.read_texts([str(path)])
+    with pytest.raises(SystemExit, match="no tokens to learn"):
+        edit.lessons(model, demo, [("The lamp", "The lamp")])
