@@ -1,5 +1,5 @@
-"""What overlays cost: time of the engine's thread per decode step of 32 sequences, without an overlay
-and with one.
+"""What overlays and --memory-counts cost: time of the engine's thread per decode step of 32 sequences,
+without and with each.
 
     python3 tests/bench/overlays.py [--model DIR] [--rows 10000] [--rounds 15] [--against PROGRAM]
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests"))
-from overlay_files import Base  # noqa: E402
+from overlay_files import Base, widened  # noqa: E402
 
 BATCH, TOKENS = 32, 24
 
@@ -63,6 +64,23 @@ class Served:
         self.process.wait()
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as it:
+        return it.getsockname()[1]
+
+
+def rows_of(base, slots):
+    """-> the table's rows in its own type, as Base.overlay takes them, and in f32"""
+    rows, dtype = base.table(0)[slots], base.dtype(0)
+    if dtype == "BF16":
+        return rows, widened(rows)
+    if dtype != "I8":
+        return rows, rows.astype("<f4")
+    begin, end = base.place(base.name(0) + ".scale")
+    scale = np.frombuffer(base.data[begin:end], "<f4")[slots]
+    return (rows, scale), rows * scale[:, None]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default=os.path.join(ROOT, "models", "demo"))
@@ -75,15 +93,14 @@ def main():
     table = base.table(0)
     slots = np.sort(np.random.default_rng(1).choice(len(table), min(asked.rows, len(table)), replace=False))
     with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "x.safetensors"), "wb") as file:
-            file.write(base.overlay({0: (slots, base.dtype(0), table[slots])}))
-        with open(os.path.join(folder, "f32.safetensors"), "wb") as file:
-            wide = (table[slots].astype("<u4") << np.uint32(16)).view("<f4") if base.dtype(0) == "BF16" \
-                else table[slots].astype("<f4")
-            file.write(base.overlay({0: (slots, "F32", wide)}))
+        for name, dtype, rows in zip(("x", "f32"), (base.dtype(0), "F32"), rows_of(base, slots)):
+            with open(os.path.join(folder, name + ".safetensors"), "wb") as file:
+                file.write(base.overlay({0: (slots, dtype, rows)}))
         ours = Served(asked.program, asked.model, "--overlay-dir", folder)
     kinds = {"without": (ours, {}), "with %d rows" % len(slots): (ours, {"overlay": "x"}),
-             "the same in f32": (ours, {"overlay": "f32"})}
+             "the same in f32": (ours, {"overlay": "f32"}),
+             "--memory-counts on": (Served(asked.program, asked.model, "--memory-counts", "on",
+                                         "--admin-port", str(free_port())), {})}
     if asked.against:
         kinds = {"the other build": (Served(asked.against, asked.model), {}), **kinds}
     times = {kind: [] for kind in kinds}
