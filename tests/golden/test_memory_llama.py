@@ -166,7 +166,6 @@ def test_text_is_served_as_the_authors_compute_it(case):
     ({"rope_theta": "10000"}, ["rope_theta", "a number"]),
     ({"activation": "gelu"}, ["unknown key", "activation"]),
     ({"adaptive_cutoffs": [3]}, ["unknown key", "adaptive_cutoffs"]),
-    (memories(1, value_gate=True), ["memories[0].value_gate", "value_projection"]),
     (memories(1, experts=True, value_projection=True), ["memories[0].experts", "value_projection"]),
     (memories(1, d_value=7), ["memories[0].d_value is 7", "d_model 24", "value_projection"]),
     (memories(1, kind="flat"), ["unknown key", "memories[0].kind"]),
