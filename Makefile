@@ -72,8 +72,14 @@ NO_FAKE_STACK := $(if $(findstring address,$(SANITIZE)),\
                    $(if $(findstring clang,$(CC)),,--param=asan-use-after-return=0))
 ISA_avx512 := -DISA_AVX512 -march=x86-64-v4 -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16 -mamx-int8 $(NO_FAKE_STACK)
 ISA_avx2   := -DISA_AVX2 -march=x86-64-v3
+ISA_neon_bf16 := -DISA_NEON -DISA_NEON_DOT -DISA_NEON_BF16 -march=armv8.2-a+dotprod+bf16
+ISA_neon_dot  := -DISA_NEON -DISA_NEON_DOT -march=armv8.2-a+dotprod
+ISA_neon   := -DISA_NEON
 ISA_plain  := -DISA_PLAIN
-SIMD_OBJ   := $(foreach isa,avx512 avx2 plain,$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
+ISAS_x86_64  := avx512 avx2
+ISAS_aarch64 := neon_bf16 neon_dot neon
+ISAS       := $(ISAS_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))) plain
+SIMD_OBJ   := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
 # Sanitizers slow the vector kernels tenfold. The kernels' tests run them so; whatever runs a model
 # gets them as they are: of the build BARE, which has them, or compiled once more.
 BARE       ?=
@@ -103,7 +109,7 @@ $(B)/%.$(1).bare.o: %.c
 	$$(call say,C)
 	$$(Q)$$(CC) $$(CFLAGS_ALL) -O2 -fno-sanitize=all $$(ISA_$(1)) -c -o $$@ $$<
 endef
-$(foreach isa,avx512 avx2 plain,$(eval $(call SIMD_RULE,$(isa))))
+$(foreach isa,$(ISAS),$(eval $(call SIMD_RULE,$(isa))))
 
 $(B)/server/api/openapi.o: server/api/openapi.json
 $(B)/server/api/page.o: $(wildcard server/page/*)
@@ -247,4 +253,4 @@ help: ## list the targets
 # The image of docker/ is built without the tests.
 -include tests/tests.mk tests/cuda_host/rules.mk
 
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -name '*.d' -type f 2>/dev/null)

@@ -69,7 +69,7 @@ struct backend_ops {
 
 struct backend {
     const struct backend_ops *op;
-    char name[32];         /* "ref", "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-plain", "cuda" */
+    char name[32];         /* "ref", "cpu-amx", "cpu-avx512", "cpu-neon", "cpu-plain", "cuda" */
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
     char note[384];    /* one line for the log, or "": why "auto" chose this backend, or what was
                         * asked for and is not there */
@@ -93,7 +93,8 @@ struct backend_options {
 
 /* Opens the best backend that options allow. "auto" takes the GPU where there is one, else the CPU.
  * The CPU's instruction set is the best of the machine, or what PKMSERVE_ISA names (amx, avx512,
- * avx2, plain, ref); a set the machine lacks or an unknown name is ERR_UNSUPPORTED / ERR_ARGUMENT.
+ * avx2; on ARM64 neon-bf16, neon-dot, neon; plain, ref); a set the machine lacks or an unknown name
+ * is ERR_UNSUPPORTED / ERR_ARGUMENT.
  * Owner of *be: the caller, who ends it with backend_close. */
 enum err_code backend_open(struct backend **be, const struct backend_options *options,
                            struct err *err);

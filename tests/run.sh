@@ -6,7 +6,7 @@
 # one test file of it (kernels/test_pool, server/test_life.py); without any, all run. The last line is "N passed, N failed"; the exit
 # status is 0 if something passed and nothing failed. Python tests find the build in the environment:
 # B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
-# alone, else on ref and cpu. TEST_JOBS areas run side by side (1); each is shown when it is over. The Python tests of the
+# alone, else on ref and cpu. RUN is a command that runs the C programs: an emulator. TEST_JOBS areas run side by side (1); each is shown when it is over. The Python tests of the
 # server mostly wait for it: WORKERS of their files run side by side where pytest-xdist is installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -45,7 +45,8 @@ report() {
 # A cmocka program, and what to call this run of it. One that dies without a summary is one failure.
 run_c() {
     local program=$build/tests/$1 p f s
-    "$program" >"$output" 2>&1
+    # shellcheck disable=SC2086 # a command and its arguments
+    ${RUN:-} "$program" >"$output" 2>&1
     local status=$?
     p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s).*/\1/p' "$output" | tail -1)
     f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s).*/\1/p' "$output" | tail -1)

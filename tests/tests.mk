@@ -209,3 +209,22 @@ check-chart: all ## Helm chart, Job and examples against the schemas that are to
 	    $(B)/chart/bin/pip install -q kubernetes jsonschema pyyaml pytest requests; }
 	@PKMSERVE=$(abspath $(B)/pkmserve) $(if $(CRDS),CRDS=$(abspath $(CRDS))) PATH=$$PATH:$(abspath build/tools) \
 	    $(B)/chart/bin/python -m pytest -q -rs -p no:cacheprovider tests/docker/test_chart.py tests/docker/test_files.py
+
+# ---- on ARM64 ------------------------------------------------------------------------------------
+
+# Built by Debian's cross compiler with arm64's libraries in a root of their own, and run by qemu, whose processor has
+# every instruction. What qemu takes says nothing of an ARM's speed. The C tests, of the models and the engine on the
+# CPU backend; a case of each op for each instruction set.
+ARM64       := build/arm64
+ARM64_ROOT  := $(abspath $(ARM64)/root)
+ARM64_TESTS := $(patsubst tests/%.c,%,$(filter-out tests/cuda_host/% %/test_cuda_model.c %/test_cuda_rows.c %/test_checker.c,$(TEST_SRC)))
+
+.PHONY: check-arm64 arm64-programs
+arm64-programs: $(B)/pkmserve $(ARM64_TESTS:%=$(B)/tests/%)
+check-arm64: ## cross-compile for ARM64 and run the C tests by qemu; fetches Debian's packages
+	@.ci/arm64-root $(ARM64_ROOT)
+	@$(MAKE) --no-print-directory arm64-programs B=$(ARM64) CUDA=0 CC="aarch64-linux-gnu-gcc --sysroot=$(ARM64_ROOT)" \
+	    CXX="aarch64-linux-gnu-g++ --sysroot=$(ARM64_ROOT)"
+	@tests/arm64.sh $(ARM64) $(ARM64_ROOT)
+	@RUN="qemu-aarch64 -cpu max -L $(ARM64_ROOT)" TEST_FEW=1 TEST_DEVICE=cpu CHECK_PERCENT=1 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	    tests/run.sh $(ARM64) $(ARM64_TESTS)

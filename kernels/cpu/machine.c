@@ -1,14 +1,19 @@
 /* What the machine offers this process: cores, memory, instruction sets, and measured rates. */
 #include "kernels/cpu/cpu.h"
 
-#include <cpuid.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 /* ---- limits -----------------------------------------------------------------------------------*/
 
@@ -60,8 +65,14 @@ size_t machine_memory_bytes(void)
 
 /* ---- instruction sets -------------------------------------------------------------------------*/
 
+static bool is_anywhere(void)
+{
+    return true;
+}
+
 /* Whether the machine has the set. The compiler may use any instruction of the -march of a set's
  * files; machines that have the ones asked for here have the rest of that level too. */
+#if defined(__x86_64__)
 static bool has_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -74,11 +85,6 @@ static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-}
-
-static bool has_plain(void)
-{
-    return true;
 }
 
 /* The matrix unit. A process must ask for its registers, and then all of its threads have them. */
@@ -103,6 +109,17 @@ static bool has_fast_pairs(void)
 {
     return has_avx512() && __builtin_cpu_is("amd");
 }
+#elif defined(__aarch64__)
+static bool has_neon_dot(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+}
+
+static bool has_neon_bf16(void)
+{
+    return has_neon_dot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
+#endif
 
 struct isa {
     const char *name;
@@ -113,23 +130,43 @@ struct isa {
     const char *needs;
 };
 
-static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
-
 /* Best first; among rows with the same name, the first that the machine has. */
+#if defined(__x86_64__)
+#define ISA_NAMES "amx, avx512, avx2, plain or ref"
+static const char needs_avx512[] = "AVX-512 with BF16 and VNNI";
 static const struct isa isas[] = {
     {"amx", &simd_kernels_avx512, has_amx, GEMM_AMX, false, "AVX-512 and AMX with BF16 and INT8"},
     {"avx512", &simd_kernels_avx512, has_fast_pairs, GEMM_PAIRS, false, needs_avx512},
     {"avx512", &simd_kernels_avx512, has_avx512, GEMM_WIDE, false, needs_avx512},
     {"avx2", &simd_kernels_avx2, has_avx2, GEMM_WIDE, false, "AVX2 with FMA"},
-    {"plain", &simd_kernels_plain, has_plain, GEMM_WIDE, false, "nothing"},
+    {"plain", &simd_kernels_plain, is_anywhere, GEMM_WIDE, false, "nothing"},
     {"avx512-pairs", &simd_kernels_avx512, has_avx512, GEMM_PAIRS, true, needs_avx512},
     {"avx512-wide", &simd_kernels_avx512, has_avx512, GEMM_WIDE, true, needs_avx512},
 };
+#elif defined(__aarch64__)
+/* BFDOT is issued as often as an fma, so pairs are never widened where it is. */
+#define ISA_NAMES "neon-bf16, neon-dot, neon, plain or ref"
+static const struct isa isas[] = {
+    {"neon-bf16", &simd_kernels_neon_bf16, has_neon_bf16, GEMM_PAIRS, false,
+     "NEON with dot products of bytes and of BF16"},
+    {"neon-dot", &simd_kernels_neon_dot, has_neon_dot, GEMM_WIDE, false,
+     "NEON with dot products of bytes"},
+    {"neon", &simd_kernels_neon, is_anywhere, GEMM_WIDE, false, "nothing"},
+    {"plain", &simd_kernels_plain, is_anywhere, GEMM_WIDE, false, "nothing"},
+};
+#else
+#define ISA_NAMES "plain or ref"
+static const struct isa isas[] = {
+    {"plain", &simd_kernels_plain, is_anywhere, GEMM_WIDE, false, "nothing"},
+};
+#endif
 
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err)
 {
     const char *needs = NULL;
+#if defined(__x86_64__)
     __builtin_cpu_init();
+#endif
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
         if (isa == NULL ? isas[i].is_named_only : strcmp(isa, isas[i].name) != 0) {
             continue;
@@ -146,8 +183,7 @@ enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err
                        "for the best set there is",
                        isa, needs);
     }
-    return err_set(err, ERR_ARGUMENT,
-                   "PKMSERVE_ISA: %.40s is unknown; use amx, avx512, avx2, plain or ref", isa);
+    return err_set(err, ERR_ARGUMENT, "PKMSERVE_ISA: %.40s is unknown; use " ISA_NAMES, isa);
 }
 
 /* ---- rates ------------------------------------------------------------------------------------*/

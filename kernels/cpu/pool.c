@@ -74,6 +74,8 @@ static void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* waits a few dozen cycles; yield is a no-op on most processors */
 #endif
 }
 

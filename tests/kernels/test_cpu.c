@@ -19,7 +19,13 @@
 
 #include <cmocka.h>
 
-static const char *const isas[] = {"plain", "avx2", "avx512", "avx512-pairs", "avx512-wide", "amx"};
+static const char *const isas[] = {
+#if defined(__aarch64__)
+    "neon", "neon-dot", "neon-bf16",
+#elif defined(__x86_64__)
+    "avx2", "avx512", "avx512-pairs", "avx512-wide", "amx",
+#endif
+    "plain"};
 enum { N_ISA = sizeof isas / sizeof *isas };
 
 /* NULL where the machine lacks the set. */

@@ -13,24 +13,26 @@
 #define TILE_VECS(n) 2
 #elif defined(ISA_AVX2)
 #define TILE_VECS(n) ((n) <= 3 ? 4 : 2)
+#elif defined(ISA_NEON) /* of 32 registers: 6 x 4 sums, 4 words, 1 number */
+#define TILE_VECS(n) ((n) <= 2 ? 8 : 4)
 #else
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
 static ALWAYS_INLINE vf multiply_add(const enum gemm_kind kind, vf in, vf weight, vf sum)
 {
-#if defined(ISA_AVX512)
+#if defined(HAS_DOT_PAIRS)
     if (kind == PAIRS) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)in, (__m512bh)weight);
-    }
-    if (kind == BYTES) {
-        return (vf)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)in, (__m512i)weight);
-    }
-#else
-    if (kind == BYTES) {
-        return (vf)((vi)sum + vi_dot2((vs)in, (vs)weight));
+        return v_dot_pairs(sum, in, weight);
     }
 #endif
+    if (kind == BYTES) {
+#if defined(HAS_DOT_BYTES)
+        return (vf)vi_dot_bytes((vi)sum, (vi)in, (vi)weight);
+#else
+        return (vf)((vi)sum + vi_dot2((vs)in, (vs)weight));
+#endif
+    }
     return v_fma(in, weight, sum);
 }
 
@@ -124,7 +126,7 @@ typedef void tile_fn(const uint32_t *x, const uint32_t *w, int n_word, float *su
             prefetch.n_line = 0;                                                                   \
         }                                                                                          \
     }
-#if defined(ISA_AVX512)
+#if defined(HAS_DOT_PAIRS)
 #define TILE(n) TILE_OF(F32, n) TILE_OF(PAIRS, n) TILE_OF(WIDE, n) TILE_OF(BYTES, n)
 #else
 #define TILE(n) TILE_OF(F32, n) TILE_OF(WIDE, n) TILE_OF(BYTES, n)
@@ -161,6 +163,9 @@ static tile_fn *const tiles[][TILE_ROWS] = {
     [BYTES] = {TILES_12(BYTES)},
 #elif TILE_ROWS == 6
     [F32] = {TILES_6(F32)},
+#if defined(HAS_DOT_PAIRS)
+    [PAIRS] = {TILES_6(PAIRS)},
+#endif
     [WIDE] = {TILES_6(WIDE)},
     [BYTES] = {TILES_6(BYTES)},
 #else

@@ -7,7 +7,7 @@
 /* How a 32-bit word of K is multiplied. */
 enum gemm_kind {
     F32,         /* one float: fused multiply-add */
-    PAIRS,       /* two BF16: VDPBF16PS */
+    PAIRS,       /* two BF16: VDPBF16PS, BFDOT */
     WIDE,        /* two BF16, widened to two floats */
     BYTES,       /* four INT8: dot product, sums are I32 in the place of floats */
     AMX,         /* two BF16 by the matrix unit: gemm_amx.c, as what follows */
@@ -18,7 +18,7 @@ enum gemm_kind {
 
 /* Words of x that a word of W is multiplied by: two where pairs or bytes are widened (bytes where the
  * processor has no dot product of four), or where x is split. */
-#if defined(ISA_AVX512)
+#if defined(HAS_DOT_BYTES)
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == AMX_SPLIT_X ? 2 : 1)
 #else
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == BYTES ? 2 : 1)

@@ -2,16 +2,19 @@
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/int8.h"
 
-/* 2·CHUNK elements as CHUNK pairs. */
+/* LANES floats of a row that has n left, 0 past its end. */
+static ALWAYS_INLINE vf load_left(const float *from, int n)
+{
+    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
+}
+
+/* 2·CHUNK elements as CHUNK pairs; 0 past the end of the row. */
 static void pack_pairs(uint32_t *to, const float *from, int n)
 {
-#if defined(ISA_AVX512)
-    const vf low = n >= LANES ? v_load(from) : v_load_n(from, n);
-    const vf high = n >= 2 * LANES
-                        ? v_load(from + LANES)
-                        : v_load_n(from + (n > LANES ? LANES : 0), n > LANES ? n - LANES : 0);
-    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
-    memcpy(to, &pairs, sizeof pairs);
+#if defined(HAS_DOT_PAIRS)
+    for (int c = 0; c < CHUNK; c += LANES, from += 2 * LANES, n -= 2 * LANES) {
+        v_store(to + c, v_pairs(load_left(from, n), load_left(from + LANES, n - LANES)));
+    }
 #else
     (void)to;
     (void)from;
@@ -37,12 +40,6 @@ static void pack_split(uint32_t *to, uint32_t *to_low, const float *from)
     (void)to_low;
     UNREACHABLE();
 #endif
-}
-
-/* LANES floats of a row that has n left, 0 past its end. */
-static ALWAYS_INLINE vf load_left(const float *from, int n)
-{
-    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
 }
 
 /* CHUNK floats, 0 past the end of the row. */
@@ -72,11 +69,14 @@ static struct int8_scale scale_of(const float *x, int n)
 static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
 {
     enum { INPUTS = 4 * CHUNK_WORDS(BYTES) };
-#if defined(ISA_AVX512)
+#if defined(HAS_DOT_BYTES)
     int8_t *const q = (int8_t *)to;
-    const vb offset = (vb)_mm_set1_epi8(-128);
 #else
     int8_t q[INPUTS];
+#endif
+#if defined(ISA_AVX512)
+    const vb offset = (vb)_mm_set1_epi8(-128);
+#else
     const vb offset = {0};
 #endif
     for (int c = 0; c < INPUTS; c += LANES) {
@@ -84,7 +84,7 @@ static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
         const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
         memcpy(q + c, &bytes, sizeof bytes);
     }
-#if !defined(ISA_AVX512)
+#if !defined(HAS_DOT_BYTES)
     for (int i = 0; i < CHUNK; i++) {
         const int8_t *const at = q + i / 2 * 4 + i % 2;
         to[i] = (uint32_t)(uint16_t)at[0] | (uint32_t)(uint16_t)at[2] << 16;

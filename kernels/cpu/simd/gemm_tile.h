@@ -158,13 +158,14 @@ static ALWAYS_INLINE void pack_outputs(const struct gemm *g, const struct tile_r
 {
     uint32_t *const tile = g->next_words + (size_t)at->row * gemm_row_words(g->n_out);
     const size_t col = (size_t)at->col + (size_t)rect.col;
-#if defined(ISA_AVX512)
-    if (is_pairs(kind)) { /* a row's two vectors are a chunk */
-        uint32_t *const to = tile + (col / PANEL * (size_t)at->n_row + (size_t)rect.row) * CHUNK;
+#if defined(HAS_DOT_PAIRS)
+    if (is_pairs(kind)) { /* a row's part of a panel is a chunk */
+        uint32_t *const to =
+            tile + (col / PANEL * (size_t)at->n_row + (size_t)rect.row) * CHUNK + col % PANEL / 2;
         UNROLL
-        for (int r = 0; r < n_row; r++) {
-            const __m512bh pairs = _mm512_cvtne2ps_pbh(z[r * DONE_VECS + 1], z[r * DONE_VECS]);
-            memcpy(to + r * CHUNK, &pairs, sizeof pairs);
+        for (int i = 0; i < n_row * DONE_VECS; i += 2) {
+            v_store(to + i / DONE_VECS * CHUNK + i % DONE_VECS / 2 * LANES,
+                    v_pairs(z[i], z[i + 1]));
         }
         return;
     }

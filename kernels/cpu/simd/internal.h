@@ -3,13 +3,14 @@
 #ifndef KERNELS_CPU_SIMD_INTERNAL_H
 #define KERNELS_CPU_SIMD_INTERNAL_H
 
+#include "kernels/cpu/simd/dot.h"
 #include "kernels/cpu/simd/kernels.h"
 #include "kernels/cpu/simd/simd.h"
 
 /* Rows of a full register tile: see gemm.c. */
 #if defined(ISA_AVX512)
 #define TILE_ROWS 12
-#elif defined(ISA_AVX2)
+#elif defined(ISA_AVX2) || defined(ISA_NEON)
 #define TILE_ROWS 6
 #else
 #define TILE_ROWS 3
@@ -42,8 +43,14 @@ static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_
 /* The kernels of the table. */
 #define SIMD_DECLARE(kernel) simd_##kernel##_fn SIMD(kernel);
 SIMD_LIST(SIMD_DECLARE)
+#if defined(HAS_DOT_PAIRS)
+SIMD_LIST_PAIRS(SIMD_DECLARE)
+#endif
+#if defined(HAS_DOT_BYTES)
+SIMD_LIST_BYTES(SIMD_DECLARE)
+#endif
 #if defined(ISA_AVX512)
-SIMD_LIST_MORE(SIMD_DECLARE)
+SIMD_LIST_AMX(SIMD_DECLARE)
 #endif
 
 /* More that these files call of each other. gemm_amx.c: gemm_panels for the AMX kinds. */

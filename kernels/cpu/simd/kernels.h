@@ -482,17 +482,26 @@ typedef void simd_peak_amx_int8_fn(int64_t n, double *flops); /* likewise */
     X(logit_end)                                                                                   \
     X(sum_bytes)                                                                                   \
     X(peak_f32)
-#define SIMD_LIST_MORE(X) X(peak_bf16) X(peak_int8) X(peak_amx) X(peak_amx_int8)
+/* Of sets that have the instructions. */
+#define SIMD_LIST_PAIRS(X) X(peak_bf16)
+#define SIMD_LIST_BYTES(X) X(peak_int8)
+#define SIMD_LIST_AMX(X) X(peak_amx) X(peak_amx_int8)
 
 #define SIMD_SLOT(kernel) simd_##kernel##_fn *kernel;
 struct simd_kernels {
     int tile_rows; /* rows of a full register tile, <= TILE_ROWS_MAX */
     SIMD_LIST(SIMD_SLOT)
-    SIMD_LIST_MORE(SIMD_SLOT) /* NULL without the instructions */
+    SIMD_LIST_PAIRS(SIMD_SLOT) /* NULL without the instructions, as those below */
+    SIMD_LIST_BYTES(SIMD_SLOT)
+    SIMD_LIST_AMX(SIMD_SLOT)
 };
 
+/* Of the machine's family only; plain is everywhere. */
 extern const struct simd_kernels simd_kernels_avx512;
 extern const struct simd_kernels simd_kernels_avx2;
+extern const struct simd_kernels simd_kernels_neon_bf16;
+extern const struct simd_kernels simd_kernels_neon_dot;
+extern const struct simd_kernels simd_kernels_neon;
 extern const struct simd_kernels simd_kernels_plain;
 
 #endif

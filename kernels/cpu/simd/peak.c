@@ -6,6 +6,8 @@
 enum { CHAINS = 24 };
 #elif defined(ISA_AVX2)
 enum { CHAINS = 12 };
+#elif defined(ISA_NEON)
+enum { CHAINS = 16 };
 #else
 enum { CHAINS = 8 };
 #endif
@@ -49,7 +51,7 @@ void SIMD(peak_f32)(int64_t n, double *flops)
     *flops = 2.0 * LANES * CHAINS * (double)n;
 }
 
-#if defined(ISA_AVX512)
+#if defined(HAS_DOT_PAIRS)
 
 void SIMD(peak_bf16)(int64_t n, double *flops)
 {
@@ -57,11 +59,11 @@ void SIMD(peak_bf16)(int64_t n, double *flops)
     for (int c = 0; c < CHAINS; c++) {
         sum[c] = v_set1(0);
     }
-    const __m512bh a = (__m512bh)_mm512_set1_epi32((int)(0x3f003f00 + (n & 1)));
+    const vf a = v_set1_bits((uint32_t)(0x3f003f00 + (n & 1)));
     for (int64_t i = 0; i < n; i++) {
         UNROLL
         for (int c = 0; c < CHAINS; c++) {
-            sum[c] = _mm512_dpbf16_ps(sum[c], a, a);
+            sum[c] = v_dot_pairs(sum[c], a, a);
         }
     }
     volatile float sink = 0;
@@ -71,22 +73,25 @@ void SIMD(peak_bf16)(int64_t n, double *flops)
     *flops = 4.0 * LANES * CHAINS * (double)n;
 }
 
+#endif
+#if defined(HAS_DOT_BYTES)
+
 void SIMD(peak_int8)(int64_t n, double *flops)
 {
-    __m512i sum[CHAINS];
+    vi sum[CHAINS];
     for (int c = 0; c < CHAINS; c++) {
-        sum[c] = _mm512_setzero_si512();
+        sum[c] = vi_set1(0);
     }
-    const __m512i a = _mm512_set1_epi32((int)(0x01010101 + (n & 1)));
+    const vi a = vi_set1((int32_t)(0x01010101 + (n & 1)));
     for (int64_t i = 0; i < n; i++) {
         UNROLL
         for (int c = 0; c < CHAINS; c++) {
-            sum[c] = _mm512_dpbusd_epi32(sum[c], a, a);
+            sum[c] = vi_dot_bytes(sum[c], a, a);
         }
     }
     volatile int sink = 0;
     for (int c = 0; c < CHAINS; c++) {
-        sink = sink + (_mm512_reduce_add_epi32(sum[c]) & 1);
+        sink = sink + (sum[c][0] & 1);
     }
     *flops = 8.0 * LANES * CHAINS * (double)n;
 }

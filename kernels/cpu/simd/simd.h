@@ -1,9 +1,11 @@
 /* The thin layer between the kernels of this folder and an instruction set.
  *
- * Every .c file here is compiled three times (see the Makefile) with ISA_AVX512, ISA_AVX2 or
- * ISA_PLAIN defined. A kernel is written once over vf, a vector of LANES floats, and vi, as many
- * int32; C's own operators work on both. Functions seen outside a file get the set's suffix from
- * SIMD(). Plain uses the compiler's vectors of 16 bytes and nothing else, so any machine runs it.
+ * Every .c file here is compiled once for each set of the machine's family (see the Makefile) with
+ * ISA_AVX512, ISA_AVX2, ISA_NEON or ISA_PLAIN defined. A kernel is written once over vf, a vector
+ * of LANES floats, and vi, as many int32; C's own operators work on both. Functions seen outside a
+ * file get the set's suffix from SIMD(). Plain uses the compiler's vectors of 16 bytes and nothing
+ * else, so any machine runs it. NEON is what every 64-bit ARM has; ISA_NEON_DOT adds its dot
+ * product of bytes, ISA_NEON_BF16 that of BF16 pairs.
  *
  * v_fma is a fused multiply-add where the set has one, and a multiply and an add elsewhere: the
  * same everywhere within a set, so that full tiles and tails give the same bits. */
@@ -25,12 +27,23 @@ typedef __m512 vf;
 #define SIMD(name) name##_avx2
 #define LANES 8
 typedef __m256 vf;
+#elif defined(ISA_NEON)
+#include <arm_neon.h>
+#if defined(ISA_NEON_BF16)
+#define SIMD(name) name##_neon_bf16
+#elif defined(ISA_NEON_DOT)
+#define SIMD(name) name##_neon_dot
+#else
+#define SIMD(name) name##_neon
+#endif
+#define LANES 4
+typedef float vf __attribute__((vector_size(16)));
 #elif defined(ISA_PLAIN)
 #define SIMD(name) name##_plain
 #define LANES 4
 typedef float vf __attribute__((vector_size(16)));
 #else
-#error "define ISA_AVX512, ISA_AVX2 or ISA_PLAIN"
+#error "define ISA_AVX512, ISA_AVX2, ISA_NEON or ISA_PLAIN"
 #endif
 
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
@@ -244,7 +257,11 @@ static ALWAYS_INLINE uint32_t v_bits(vi mask)
 
 static ALWAYS_INLINE vf v_fma(vf a, vf b, vf c)
 {
+#if defined(ISA_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
     return a * b + c;
+#endif
 }
 
 static ALWAYS_INLINE vf v_max(vf a, vf b)
@@ -278,7 +295,11 @@ static ALWAYS_INLINE void v_store_n(void *to, vf v, int n)
 
 static ALWAYS_INLINE vf v_from_f16(vh h)
 {
+#if defined(ISA_NEON)
+    return (vf)vcvt_f32_f16((float16x4_t)h);
+#else
     return (vf){f16_to_f32(h[0]), f16_to_f32(h[1]), f16_to_f32(h[2]), f16_to_f32(h[3])};
+#endif
 }
 
 static ALWAYS_INLINE uint32_t v_bits(vi mask)
@@ -312,17 +333,6 @@ static ALWAYS_INLINE vf v_round_bf16(vf v)
     return v_select(v == v, rounded, (vf)((bits & 0xffff0000u) | 0x400000u));
 }
 
-/* Sums of the products of pairs; each product fits 16 bits. */
-static ALWAYS_INLINE vi vi_dot2(vs a, vs b)
-{
-#if defined(ISA_AVX2)
-    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-    const vi product = (vi)(a * b);
-    return ((vi)((vu)product << 16) >> 16) + (product >> 16);
-#endif
-}
-
 /* Towards 0. */
 static ALWAYS_INLINE vi vi_from_f32(vf v)
 {
@@ -343,6 +353,12 @@ static ALWAYS_INLINE vb vi_low_bytes(vi v)
 {
 #if defined(ISA_AVX512)
     return (vb)_mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(ISA_NEON)
+    const int16x4_t half = vmovn_s32((int32x4_t)v);
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(half, half));
+    vb low;
+    memcpy(&low, &bytes, sizeof low);
+    return low;
 #else
     return __builtin_convertvector(v, vb);
 #endif
@@ -356,6 +372,11 @@ static ALWAYS_INLINE vf v_from_i8(vb b)
     int64_t low;
     memcpy(&low, &b, sizeof low);
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(low)));
+#elif defined(ISA_NEON)
+    int32_t low;
+    memcpy(&low, &b, sizeof low);
+    const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(low)));
+    return v_from_i32((vi)vmovl_s16(vget_low_s16(wide)));
 #else
     return v_from_i32(__builtin_convertvector(b, vi));
 #endif
@@ -463,11 +484,11 @@ static ALWAYS_INLINE vi vi_count_where(vi count, vm m)
 }
 #endif
 
-/* The number of bits of a mask that are set. ISA_PLAIN, with four lanes, has no instruction for it
- * but the numbers for 0 .. 15 in four bits each. */
+/* The number of bits of a mask that are set. Sets with four lanes have no instruction for it but
+ * the numbers for 0 .. 15 in four bits each. */
 static ALWAYS_INLINE int v_count_bits(uint32_t bits)
 {
-#if defined(ISA_PLAIN)
+#if LANES == 4
     return (int)(0x4332322132212110u >> 4 * bits & 7);
 #else
     return __builtin_popcount(bits);
@@ -521,7 +542,7 @@ static ALWAYS_INLINE float v_sum(vf v)
 /* The same in double. */
 static ALWAYS_INLINE double v_sum_wide(vf v)
 {
-#if defined(ISA_PLAIN)
+#if LANES == 4
     return ((double)v[0] + (double)v[2]) + ((double)v[1] + (double)v[3]);
 #else
 #if defined(ISA_AVX512)

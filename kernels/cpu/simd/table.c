@@ -5,7 +5,13 @@
 
 const struct simd_kernels SIMD(simd_kernels) = {.tile_rows = TILE_ROWS,
                                                 SIMD_LIST(SIMD_ENTRY)
+#if defined(HAS_DOT_PAIRS)
+                                                    SIMD_LIST_PAIRS(SIMD_ENTRY)
+#endif
+#if defined(HAS_DOT_BYTES)
+                                                        SIMD_LIST_BYTES(SIMD_ENTRY)
+#endif
 #if defined(ISA_AVX512)
-                                                    SIMD_LIST_MORE(SIMD_ENTRY)
+                                                            SIMD_LIST_AMX(SIMD_ENTRY)
 #endif
 };

@@ -17,6 +17,8 @@
 #define ATTEND_VECS(n) ((n) <= 6 ? 4 : 2)
 #elif defined(ISA_AVX2)
 #define ATTEND_VECS(n) ((n) <= 3 ? 4 : 2)
+#elif defined(ISA_NEON)
+#define ATTEND_VECS(n) ((n) <= 2 ? 8 : 4)
 #else
 #define ATTEND_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
