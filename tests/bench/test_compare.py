@@ -2,6 +2,7 @@
 figures that come out of the rounds as they should, and programs that are missing as a line. No times are judged."""
 
 import json
+import math
 import os
 import stat
 import struct
@@ -264,7 +265,8 @@ def test_start_and_host_are_measured_for_every_type():
     for row in rows[:n_type]:
         assert 0 < float(row.split("|")[2]) < LIMIT_S
     for row in rows[n_type:]:
-        assert all(-0.5 < float(row.split("|")[k].split()[0]) < 100 for k in (4, 5)), row
+        # Differences of two times: on a busy machine they can be of either sign.
+        assert all(math.isfinite(float(row.split("|")[k].split()[0])) for k in (4, 5)), row
 
 
 def test_a_server_that_does_not_start_is_said_with_its_last_words(tmp_path):
