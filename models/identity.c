@@ -162,7 +162,7 @@ static size_t name_begin(const char *line, size_t bytes)
 static bool is_plain_name(const char *name, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
-        if (name[i] == '/' || (name[i] >= 0 && name[i] < ' ')) {
+        if (name[i] == '/' || (unsigned char)name[i] < ' ') {
             return false;
         }
     }

@@ -111,7 +111,7 @@ static void put_row(char *to, float *scale, const float *row, int64_t cols, enum
     const struct int8_scale rounding = int8_scale_of(int8_from_magnitude(most));
     *scale = rounding.scale;
     for (int64_t c = 0; c < cols; c++) {
-        to[c] = int8_round(row[c], rounding.inverse);
+        to[c] = (char)int8_round(row[c], rounding.inverse);
     }
 }
 
