@@ -7,7 +7,7 @@
 # they are exported and evaluated: RUN/demo, RUN/demo-dense, RUN/facts.jsonl, RUN/perplexity.jsonl; with the
 # program also RUN/compare.txt, which says what bf16 and int8 changed, and ten stories, RUN/stories.md.
 #
-#   PYTHON=python3 DECAY=12000 TOTAL=15000    steps of 4,096 tokens at which the rate falls, and is zero;
+#   PYTHON=python3 DECAY=3300 TOTAL=3900    steps of 4,096 tokens at which the rate falls, and is zero;
 #                                             may be given anew when a run goes on
 #   PKMSERVE=build/pkmserve                   the program
 #   SEED=1                                    of the first weights and of the order of the tokens
@@ -35,8 +35,8 @@ trap stop TERM INT
 read -ra more <<<"${ARGS:-}"
 for twin in memory dense; do
     options=(--data "$run/data" --out "$run/$twin" --config "$here/configs/demo.json" --threads 1
-        --lr 1.5e-3 --value-lr 4.5e-3 --seed "${SEED:-1}"
-        --decay-start "${DECAY:-12000}" --total-steps "${TOTAL:-15000}")
+        --lr 2e-3 --value-lr 1e-2 --warmup 150 --seed "${SEED:-1}"
+        --decay-start "${DECAY:-3300}" --total-steps "${TOTAL:-3900}")
     [ "$twin" = memory ] || options+=(--dense)
     nice -n 19 "$python" "$here/train.py" "${options[@]}" "${more[@]}" &
     twins+=($!)

@@ -2,8 +2,8 @@
 
 Writes what prepare.py writes, tokenizer.model, meta.json, train.bin and valid.bin, and facts.tsv.xz,
 the table of facts. An epoch is one permutation of documents, each ended by </s>: the stories
---story-times over, --book-mb of books, and of each fact all wordings but the held-out one and
-entries of its subject, all as often as `times` says. Stories are divided by blank lines.
+--story-times over, --book-mb of books, and of each fact --wordings of those that are not held out and
+--entries of its subject, all as often as `times` says. Stories are divided by blank lines.
 
 valid.bin holds the held-out stories, valid-facts.bin two thousand held-out wordings.
 """
@@ -17,7 +17,6 @@ import sentencepiece as spm
 import world
 from prepare import EOS, documents, encode, read_text, train_tokenizer
 
-ENTRIES = 6  # of a subject for each time that its facts are written in every wording
 BOOK_LINES = 4  # paragraphs of a book to a document
 
 
@@ -44,18 +43,24 @@ def encode_all(sp, texts, n_thread):
     return [np.array(ids + [EOS], "<u2") for ids in found]
 
 
-def fact_documents(facts, seed, sp, n_thread):
+def fact_documents(facts, args, sp):
     """-> encoded sentences and entries, and how often each is written in an epoch"""
-    draw, texts, times = world.Draw(seed), [], []
+    draw, texts, times = world.Draw(args.seed + 1), [], []
     for group in world.by_subject(facts).values():
         for fact in group:
-            for sentence in fact.sentences():
-                texts.append(sentence)
-                times.append(fact.times)
-        for _ in range(ENTRIES):
+            sentences = list(fact.sentences())
+            written = [0] * len(sentences)
+            for _ in range(fact.times):
+                order = list(range(len(sentences)))
+                draw.shuffle(order)
+                for i in order[:args.wordings]:
+                    written[i] += 1
+            texts += sentences
+            times += written
+        for _ in range(args.entries):
             texts.append(world.entry(draw, group))
             times.append(group[0].times)
-    return encode_all(sp, texts, n_thread), times
+    return encode_all(sp, texts, args.threads), times
 
 
 def main():
@@ -64,10 +69,12 @@ def main():
     ap.add_argument("--books", required=True, help="folder with train.txt.xz")
     ap.add_argument("--out", required=True, help="output folder")
     ap.add_argument("--vocab-size", type=int, default=4096, help="pieces of the tokenizer (4096)")
-    ap.add_argument("--people", type=int, default=8000, help="people in the world (8000)")
-    ap.add_argument("--things", type=int, default=4000, help="things in the world (4000)")
-    ap.add_argument("--story-times", type=int, default=5, help="how often an epoch has each story (5)")
-    ap.add_argument("--book-mb", type=float, default=4.0, help="megabytes of books in an epoch (4)")
+    ap.add_argument("--people", type=int, default=2600, help="people in the world (2600)")
+    ap.add_argument("--things", type=int, default=1300, help="things in the world (1300)")
+    ap.add_argument("--wordings", type=int, default=4, help="sentences of a fact, each time it is written (4)")
+    ap.add_argument("--entries", type=int, default=4, help="entries of a subject, each time (4)")
+    ap.add_argument("--story-times", type=int, default=2, help="how often an epoch has each story (2)")
+    ap.add_argument("--book-mb", type=float, default=1.0, help="megabytes of books in an epoch (1)")
     ap.add_argument("--seed", type=int, default=1, help="of the world and of the order (1)")
     ap.add_argument("--threads", type=int, default=2, help="threads of the tokenizer (2)")
     args = ap.parse_args()
@@ -95,7 +102,7 @@ def main():
         print(f"{name}: {len(ids)} documents, {sum(map(len, ids)) * times} tokens in an epoch")
         order.append(np.tile(np.arange(len(ids)) + len(encoded), times))
         encoded += ids
-    ids, times = fact_documents(facts, args.seed + 1, sp, args.threads)
+    ids, times = fact_documents(facts, args, sp)
     print(f"world: {len(facts)} facts, {len(ids)} sentences and entries, "
           f"{sum(len(x) * n for x, n in zip(ids, times))} tokens in an epoch")
     order.append(np.repeat(np.arange(len(ids)) + len(encoded), times))

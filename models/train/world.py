@@ -270,7 +270,7 @@ def pairs(draw, n, join, first, second):
     return list(found)
 
 
-def build(seed, n_people=8000, n_things=4000):
+def build(seed, n_people=2600, n_things=1300):
     """-> the facts of a world, those of one subject behind each other"""
     draw = Draw(seed)
     pools = {kind: names(draw, kind) for kind in TAILS}
