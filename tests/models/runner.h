@@ -29,7 +29,13 @@ enum { RUNNER_TOK_MAX = 512, RUNNER_SEQ_MAX = 4, RUNNER_PAGE_MAX = RUNNER_POSITI
 /* The backends and instruction sets that are tried; those this machine lacks are skipped. The last
  * is usually the test double, which takes a thousand times as long: tests that are too much for it
  * take the first RUNNER_N_CPU. */
-static const char *const runner_backends[] = {"ref", "plain", "avx2", "avx512", "cuda"};
+#if defined(__aarch64__)
+#define RUNNER_BEST "neon-bf16"
+static const char *const runner_backends[] = {"ref", "plain", "neon", RUNNER_BEST, "cuda"};
+#else
+#define RUNNER_BEST "avx512"
+static const char *const runner_backends[] = {"ref", "plain", "avx2", RUNNER_BEST, "cuda"};
+#endif
 enum { RUNNER_N_CPU = 4, RUNNER_N_BACKEND };
 
 /* Whether TEST_FEW=1 leaves a backend to other tests: sanitizers look at accesses, and those of the
@@ -37,7 +43,7 @@ enum { RUNNER_N_CPU = 4, RUNNER_N_BACKEND };
 static inline bool runner_is_left_out(const char *backend)
 {
     return getenv("TEST_FEW") != NULL && strcmp(backend, "ref") != 0 &&
-           strcmp(backend, "avx512") != 0;
+           strcmp(backend, RUNNER_BEST) != 0;
 }
 
 /* Tokens first .. first+n-1 of the sequence ids, fed into slot. Results go to arrays indexed by

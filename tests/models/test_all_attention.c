@@ -57,7 +57,7 @@ static bool golden_open(struct golden *g, const struct runner_trial *trial)
         g->ids[t] = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
     }
     const bool is_whole =
-        strcmp(trial->backend, "ref") == 0 || strcmp(trial->backend, "avx512") == 0;
+        strcmp(trial->backend, "ref") == 0 || strcmp(trial->backend, RUNNER_BEST) == 0;
     const bool is_slow = !is_whole || getenv("TEST_FEW") != NULL;
     const bool is_cut = is_slow && getenv("TEST_ALL") == NULL && g->n_ids > FEW_TOKENS;
     g->n_run = is_cut ? FEW_TOKENS : g->n_ids;
