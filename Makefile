@@ -200,6 +200,7 @@ install: all ## install program, demo model, converter, documents, completions b
 	$(if $(CUDA_WANTED),install -D -t "$(DESTDIR)$(PREFIX)/lib/pkmserve" $(B)/libpkmserve_cuda.so)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo" $(wildcard models/demo/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-bytes" $(wildcard models/demo-bytes/*)
+	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-dense" $(wildcard models/demo-dense/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/convert" $(wildcard models/convert/*.py)
 	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE CHANGELOG.md
 	for folder in server models models/convert models/python docker docker/batch; do \

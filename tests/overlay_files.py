@@ -33,6 +33,27 @@ def pack(tensors, metadata):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def in_bf16(directory, folder):
+    """A copy of a model directory whose tables of int8, if any, are rounded to BF16: rows can then be given bit for bit."""
+    base, tensors = Base(directory), {}
+    for name, entry in base.header.items():
+        if name == "__metadata__" or name.endswith(".weight.scale"):
+            continue
+        begin, end = base.place(name)
+        array = np.frombuffer(base.data[begin:end], NUMPY[entry["dtype"]]).reshape(entry["shape"])
+        if name + ".scale" in base.header:
+            begin, end = base.place(name + ".scale")
+            array = bf16(array * np.frombuffer(base.data[begin:end], "<f4")[:, None])
+        tensors[name] = ("BF16" if entry["dtype"] == "I8" else entry["dtype"], array)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(pack(tensors, base.header.get("__metadata__", {})))
+    for name in os.listdir(base.directory):
+        if name not in ("model.safetensors", "model.sha256") and os.path.isfile(os.path.join(base.directory, name)):
+            os.symlink(os.path.join(os.path.abspath(base.directory), name), os.path.join(folder, name))
+    return folder
+
+
 class Base:
     """The tensors of a model directory as they stand in its file."""
 

@@ -231,13 +231,13 @@ def test_generate_names_the_seed_that_it_drew():
 
 def test_wrong_ids_are_named_with_their_place(tmp_path):
     path = tmp_path / "ids"
-    for text, wanted in (("5 6\n7 8192\n", "line 2: byte 6 of the file begins a number beyond the token ids 0 ... 8191"),
+    for text, wanted in (("5 6\n7 4096\n", "line 2: byte 6 of the file begins a number beyond the token ids 0 ... 4095"),
                          ("5 6\n\n7 x", "line 3: byte 7 of the file begins no token id"),
                          ("5 99999999999999999999", "line 1: byte 2 of the file begins a number beyond"),
                          (" \n", "holds no token id")):
         path.write_text(text)
         assert "%s: %s" % (path, wanted) in fails(1, "score", "--ids", path)
-    assert "the prompt: line 1: byte 2" in fails(1, "generate", "--ids", "5 8192")
+    assert "the prompt: line 1: byte 2" in fails(1, "generate", "--ids", "5 4096")
 
 
 def test_generate_refuses_more_than_the_context():
@@ -342,7 +342,7 @@ def test_score_writes_slots_that_numpy_reads(tmp_path, files):
     assert sorted(got.files) == ["indices", "memories", "weights"]
     assert got["indices"].dtype == "<i4" and got["weights"].dtype == "<f4"
     assert got["indices"].shape == got["weights"].shape and got["indices"].shape[1:] == (1, 4, 32)
-    assert abs(got["weights"].sum(-1) - 1).max() < 1e-5 and got["indices"].max() < 16384
+    assert abs(got["weights"].sum(-1) - 1).max() < 1e-5 and got["indices"].max() < 65536
     ok("score", "--model", MODEL, "--slots", tmp_path / "t.npz", *files)
     both = numpy.load(tmp_path / "t.npz")
     assert (both["indices_0"] == got["indices"]).all() and len(both.files) == 3 * len(files)

@@ -117,7 +117,7 @@ def test_wrong_usage_is_named(arguments, wanted):
 
 @pytest.mark.parametrize("arguments, wanted", [
     (["generate", "--min-tokens", 6, "--max-tokens", 5, "x"], "--min-tokens 6 is larger than --max-tokens 5"),
-    (["generate", "--top-k", 8193, "x"], "--top-k is 8193, but must be -1 ... 8192"),
+    (["generate", "--top-k", 4097, "x"], "--top-k is 4097, but must be -1 ... 4096"),
     (["generate", "--stop", "x" * 257, "x"], "--stop[0] has 257 bytes, but must have 1 ... 256"),
     (["generate", "--language", "en", "x"], "the model has no language embeddings"),
     (["generate", "--max-seqs", 9, "--max-batch-tokens", 8, "x"], "--max-seqs 9 exceeds --max-batch-tokens 8"),

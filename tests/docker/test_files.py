@@ -28,8 +28,9 @@ def load(name):
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
     folder = tmp_path_factory.mktemp("overlays")
+    import numpy
     base = Base(ROOT / "models" / "demo")
-    (folder / "own.safetensors").write_bytes(base.overlay({0: ([3], "BF16", base.table(0)[[3]])}))
+    (folder / "own.safetensors").write_bytes(base.overlay({0: ([3], "F32", numpy.ones((1, 256)))}))
     replica = Replica(tmp_path_factory.mktemp("replica"), 1, ["--drain-delay-s", "0", "--overlay-dir", str(folder)])
     replica.start()
     replica.wait_ready()

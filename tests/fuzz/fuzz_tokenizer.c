@@ -6,7 +6,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-enum { VOCAB = 8192 };
+enum { VOCAB = 4096 };
 
 static struct tokenizer *open_once(void)
 {

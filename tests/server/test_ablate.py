@@ -78,7 +78,7 @@ WRONG = [
     ([{"memory": True}], "ablate[0].memory"),
     ([{"memory": 0}, {"memory": 0, "head": 4}], "ablate[1].head must be an integer 0 ... 3, not 4"),
     ([{"memory": 0, "slots": 5}], "ablate[0].slots must be a list"),
-    ([{"memory": 0, "slots": [0, 16384]}], "ablate[0].slots[1] must be an integer 0 ... 16383"),
+    ([{"memory": 0, "slots": [0, 65536]}], "ablate[0].slots[1] must be an integer 0 ... 65535"),
     ([{"memory": 0, "slots": list(range(4097))}], "4096"),
     ([{"memory": 0, "scale": -0.1}], "scale"),
     ([{"memory": 0, "scale": 4.1}], "0 ... 4"),

@@ -52,7 +52,7 @@ def test_models(server):
     assert got["object"] == "list" and len(got["data"]) == 1
     model = got["data"][0]
     assert model["id"] == "demo" and model["object"] == "model"
-    assert model["max_model_len"] == 512 and model["meta"]["n_vocab"] == 8192
+    assert model["max_model_len"] == 512 and model["meta"]["n_vocab"] == 4096
     assert server.get("/v1/models/demo").json() == model
     error_of(server.get("/v1/models/other"), 404, "model_not_found")
 
@@ -63,7 +63,7 @@ def test_info_and_version(server):
                  "max_total_tokens", "max_client_batch_size", "version", "router"):
         assert name in got
     assert (got["max_input_tokens"], got["max_total_tokens"]) == (511, 512)
-    assert got["model"]["memories"][0]["slots"] == 16384 and got["backend"]["threads"] >= 1
+    assert got["model"]["memories"][0]["slots"] == 65536 and got["backend"]["threads"] >= 1
     assert got["limits"]["max_score_tokens"] == 262144
     assert got["backend"]["device"] == "auto" and got["backend"]["why"]
     assert got["backend"]["deterministic"] is True
@@ -310,7 +310,7 @@ def test_detokenize_is_the_inverse(server, text):
     ("/detokenize", {}, "missing_field", "tokens"),
     ("/detokenize", {"tokens": "a"}, "invalid_value", "tokens"),
     ("/detokenize", {"tokens": [1.5]}, "invalid_value", "tokens"),
-    ("/detokenize", {"tokens": [8192]}, "token_out_of_range", "tokens"),
+    ("/detokenize", {"tokens": [4096]}, "token_out_of_range", "tokens"),
 ])
 def test_wrong_token_requests(server, path, body, code, param):
     error_of(server.post(path, body), 400, code, param)

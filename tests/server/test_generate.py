@@ -286,7 +286,7 @@ WRONG = [
     ({"prompt": [5, True]}, "invalid_value", "prompt"),
     ({"prompt": [1.5]}, "invalid_value", "prompt"),
     ({"prompt": [-1]}, "token_out_of_range", "prompt"),
-    ({"prompt": [8192]}, "token_out_of_range", "prompt"),
+    ({"prompt": [4096]}, "token_out_of_range", "prompt"),
     ({"prompt": [10**30]}, "token_out_of_range", "prompt"),
     ({"prompt": ["a"] * 65}, "too_many_items", "prompt"),
     ({"prompt": "a", "max_tokens": True}, "invalid_value", "max_tokens"),
@@ -314,7 +314,7 @@ WRONG = [
     ({"prompt": "a", "logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": "1"}}, "invalid_value", "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, "invalid_value", "logit_bias"),
-    ({"prompt": "a", "logit_bias": {"8192": 1}}, "token_out_of_range", "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"4096": 1}}, "token_out_of_range", "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, "conflicting_fields", "logit_bias"),
     ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(301)}}, "invalid_value",
      "logit_bias"),
@@ -366,18 +366,18 @@ def test_the_least_values_are_taken(server):
 
 
 @pytest.mark.parametrize("path, body, message", [
-    ("/generate", {"prompt": [[5], [8192]]}, "prompt[1][0] is 8192, but token ids are 0 ... 8191"),
+    ("/generate", {"prompt": [[5], [4096]]}, "prompt[1][0] is 4096, but token ids are 0 ... 4095"),
     ("/generate", {"prompt": [[], [5]]}, "prompt[0] is an empty list of token ids"),
-    ("/generate", {"prompt": [99999999999999999999]}, "prompt[0] is 1e+20, but token ids are 0 ... 8191"),
-    ("/score", {"tokens": [[5], [6, 8192]]}, "tokens[1][1] is 8192, but token ids are 0 ... 8191"),
-    ("/score", {"pairs": [{"context": "a", "continuation": [5, 8192]}]}, "pairs[0].continuation[1] is 8192, "
-     "but token ids are 0 ... 8191"),
+    ("/generate", {"prompt": [99999999999999999999]}, "prompt[0] is 1e+20, but token ids are 0 ... 4095"),
+    ("/score", {"tokens": [[5], [6, 4096]]}, "tokens[1][1] is 4096, but token ids are 0 ... 4095"),
+    ("/score", {"pairs": [{"context": "a", "continuation": [5, 4096]}]}, "pairs[0].continuation[1] is 4096, "
+     "but token ids are 0 ... 4095"),
     ("/score", {"pairs": [{"context": "a", "continuation": "b", "weight": 1}]},
      "pairs[0].weight: a pair takes context and continuation alone"),
-    ("/v1/score", {"query": [5], "items": [[5], [8192]], "label_token_ids": [5]},
-     "items[1][0] is 8192, but token ids are 0 ... 8191"),
-    ("/v1/score", {"query": [8192], "items": [[5]], "label_token_ids": [5]},
-     "query[0] is 8192, but token ids are 0 ... 8191"),
+    ("/v1/score", {"query": [5], "items": [[5], [4096]], "label_token_ids": [5]},
+     "items[1][0] is 4096, but token ids are 0 ... 4095"),
+    ("/v1/score", {"query": [4096], "items": [[5]], "label_token_ids": [5]},
+     "query[0] is 4096, but token ids are 0 ... 4095"),
     ("/generate", {"prompt": [5], "n_predict": 600}, "the prompt has 1 tokens and n_predict is 600, together 601, "
      "but the model's context is 512 (max_length=512): ask for at most 511"),
     ("/generate", {"prompt": [5], "max_new_tokens": 2, "min_tokens": 3}, "min_tokens is 3, but max_new_tokens is 2"),

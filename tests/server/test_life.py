@@ -59,6 +59,7 @@ def test_loading_answers_503(tmp_path):
 
 def test_ready_line_names_the_port():
     with Server() as s:
+        eventually(lambda: "event=ready" in s.read_log(), "the line is written")
         lines = [line for line in s.read_log().splitlines() if "event=ready" in line]
         assert len(lines) == 1 and " port=%d " % s.port in lines[0]
 

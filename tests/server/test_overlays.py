@@ -13,15 +13,15 @@ from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, err
 from test_keys import bearer, free_port
 
 sys.path.insert(0, ROOT + "/tests")
-from overlay_files import Base, bf16, pack, widened  # noqa: E402
+from overlay_files import Base, bf16, in_bf16, pack, widened  # noqa: E402
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife."
 PROMPT = [7] + [200 + i * 31 % 700 for i in range(50)]
 
 
 @pytest.fixture(scope="module")
-def base():
-    return Base(DEMO)
+def base(tmp_path_factory):
+    return Base(in_bf16(DEMO, tmp_path_factory.mktemp("base") / "demo"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ class Admin(Server):
 
 @pytest.fixture(scope="module")
 def server(base, changed):
-    with Admin("--overlay-bytes", str(64 << 20)) as s:
+    with Admin("--overlay-bytes", str(64 << 20), model=base.directory) as s:
         slots, rows = changed
         s.put("changed", base.overlay({0: (slots, "BF16", rows)}))
         s.put("same", base.overlay({0: (slots, "BF16", base.table(0)[slots])}))
@@ -181,7 +181,7 @@ def test_models_lists_them(server):
 def test_versions_while_requests_run(base, changed):
     """A running request keeps its version; DELETE takes the name away, and the base is as it was."""
     slots, rows = changed
-    with Admin("--overlay-bytes", str(16 << 20)) as s:
+    with Admin("--overlay-bytes", str(16 << 20), model=base.directory) as s:
         plain = scored(s)
         assert s.put("acme", base.overlay({0: (slots, "BF16", rows)}))["version"] == 1
         assert s.put("acme", base.overlay({0: (slots, "BF16", rows)}))["version"] == 1  # the same content
@@ -223,7 +223,7 @@ def hostile(base):
     yield "nan", base.overlay({0: ([3], "BF16", nan)}), "NaN"
     yield "twice", base.overlay({0: ([3, 3], "BF16", table[:2])}), "slot 3 at index 1"
     yield "descending", base.overlay({0: ([5, 3], "BF16", table[:2])}), "slot 3 at index 1"
-    yield "out of range", base.overlay({0: ([16384], "BF16", table[:1])}), "slot 16384"
+    yield "out of range", base.overlay({0: ([65536], "BF16", table[:1])}), "slot 65536"
     yield "negative", base.overlay({0: ([-1], "BF16", table[:1])}), "slot -1"
     yield "width", base.overlay({0: ([3], "BF16", table[:1, :255])}), "columns"
     yield "other base", good.replace(base.hash(0).encode(), b"0" * 64), "made for another base"
@@ -293,7 +293,7 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
     (directory / "notes.txt").write_text("not an overlay")
     keys = tmp_path / "keys"
     keys.write_text("free\ntenant acme\nboth acme, fix-7\nlost [gone]\n")
-    with Server("--overlay-dir", str(directory), "--api-key-file", str(keys)) as s:
+    with Server("--overlay-dir", str(directory), "--api-key-file", str(keys), model=base.directory) as s:
 
         def ask(key, **fields):
             return s.post("/score", {"text": TEXT, "logprobs": 0, **fields}, headers=bearer(key))

@@ -231,7 +231,7 @@ WRONG = [
     ({"continuations": ["a"]}, "missing_field", "context"),
     ({"context": 1, "continuations": ["a"]}, "invalid_value", "context"),
     ({"context": ["a"], "continuations": ["a"]}, "invalid_value", "context"),
-    ({"context": [8192], "continuations": ["a"]}, "token_out_of_range", "context"),
+    ({"context": [4096], "continuations": ["a"]}, "token_out_of_range", "context"),
     ({"context": [], "continuations": [[5]]}, "invalid_value", "context"),
     ({"context": "a", "continuations": "b"}, "invalid_value", "continuations"),
     ({"context": "a", "continuations": []}, "invalid_value", "continuations"),
