@@ -229,6 +229,9 @@ static enum err_code reserve_step(struct engine *engine, const struct step_limit
     const int64_t before = be->op->memory_available(be);
     const enum err_code code = be->op->step_new(be, &engine->step, limits, err);
     const int64_t taken = before - be->op->memory_available(be);
+    if (code == ERR_OK) {
+        engine->step->ops_list = 1; /* the model's forward pass, always the same */
+    }
     if (!be->is_host && taken > 0) {
         engine->stats.workspace_bytes = taken;
     }

@@ -201,7 +201,7 @@ static enum err_code open_fast_math(struct cuda *cu, struct err *err)
     return code;
 }
 
-/* PKMSERVE_CUDA_OVERLAP=1: command.cu. Off while nobody has measured it. A library built for older
+/* PKMSERVE_CUDA_OVERLAP=1: graph.cu. Off while nobody has measured it. A library built for older
  * devices alone is translated for a newer one without its grid_wait: it must not overlap there. */
 static void open_overlap(struct cuda *cu)
 {
@@ -223,11 +223,12 @@ static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err
 {
     enum err_code code = find_device(err);
     code = code == ERR_OK ? read_device(cu, err) : code;
-    code = code == ERR_OK ? command_list_new(cu, err) : code;
+    code = code == ERR_OK ? graphs_new(cu, err) : code;
     if (code != ERR_OK) {
         return code;
     }
     if (!cuda_ok(cu, cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking), "stream") ||
+        !graphs_open(cu) ||
         !cuda_ok(cu, cudaEventCreateWithFlags(&cu->staging_read[0], cudaEventDisableTiming),
                  "event") ||
         !cuda_ok(cu, cudaEventCreateWithFlags(&cu->staging_read[1], cudaEventDisableTiming),
@@ -245,7 +246,7 @@ static void cuda_close(struct backend *be)
     if (cu->stream != NULL) {
         (void)cudaStreamSynchronize(cu->stream);
     }
-    command_list_free(cu);
+    graphs_free(cu);
     linear_release(cu);
     linear_lt_close(cu);
     if (cu->staging != NULL) {
@@ -262,7 +263,7 @@ static void cuda_close(struct backend *be)
     free(cu);
 }
 
-#define RECORD_SLOT(op) .op = record_##op,
+#define LAUNCH_SLOT(op) .op = launch_##op,
 
 static const struct backend_ops cuda_ops = {
     .close = cuda_close,
@@ -280,7 +281,7 @@ static const struct backend_ops cuda_ops = {
     .submit = cuda_step_submit,
     .finish = cuda_step_finish,
     .measure = measure_rates,
-    .compute = {OP_LIST(RECORD_SLOT)},
+    .compute = {OP_LIST(LAUNCH_SLOT)},
 };
 
 static enum err_code cuda_open(struct backend **be, const struct backend_options *options,

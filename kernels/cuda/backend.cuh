@@ -1,71 +1,38 @@
-/* What the files around the kernels share: record.cu makes commands, command.cu runs them, step.cu
- * and resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none
- * of it. */
+/* What the files around the kernels share: launch.cu launches ops, graph.cu says how, step.cu and
+ * resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none of it.
+ */
 #ifndef KERNELS_CUDA_BACKEND_CUH
 #define KERNELS_CUDA_BACKEND_CUH
 
 #include "kernels/cuda/cuda.cuh"
 
-/* ---- commands: command.cu ------------------------------------------------------------------- */
+/* ---- how ops are launched: graph.cu --------------------------------------------------------- */
 
-enum command_op {
-    COMMAND_EMBED,
-    COMMAND_NORM,
-    COMMAND_ADD_NORM,
-    COMMAND_L2_NORM,
-    COMMAND_HEAD_NORM,
-    COMMAND_RMS_NORM,
-    COMMAND_ROPE,
-    COMMAND_GATE,
-    COMMAND_LINEAR,
-    COMMAND_KV_STORE,
-    COMMAND_ATTENTION,
-    COMMAND_SPAN_ATTENTION,
-    COMMAND_PKM_SEARCH,
-    COMMAND_PKM_RESCORE,
-    COMMAND_PKM_EXPERTS,
-    COMMAND_PKM_ABLATE,
-    COMMAND_PKM_READ,
-    COMMAND_GATHER,
-    COMMAND_LOG_SOFTMAX,
-    COMMAND_SAMPLE,
-    COMMAND_LOGPROBS,
-    COMMAND_N
-};
+enum err_code graphs_new(struct cuda *cu, struct err *err);
+/* What needs the device; false after a failure. */
+bool graphs_open(struct cuda *cu);
+void graphs_free(struct cuda *cu); /* NULL is fine */
 
-enum { COMMAND_TENSOR_MAX = 6, COMMAND_WEIGHT_MAX = 3 };
+/* The step's inputs are on their way: decides how its ops run, and starts them all if they have been
+ * recorded. */
+void graphs_begin(struct cuda *cu, const struct step *step);
+/* Whether an op that is called now is to be launched. */
+bool graphs_launch(struct cuda *cu, int64_t rows);
+/* Whether it is then launched once more, into the recording: cu->stream is that until
+ * graphs_recorded. */
+bool graphs_record(struct cuda *cu);
+void graphs_recorded(struct cuda *cu);
+/* The step's ops have been called. */
+void graphs_end(struct cuda *cu);
 
-/* One op with its arguments, in the order of the op's parameters; what an op does not have is 0. */
-struct command {
-    enum command_op op;
-    int n;   /* n_head, n_run, first, act, gate or memory */
-    float f; /* eps or scale */
-    struct pkm_shape shape;
-    struct pkm_rescore rescore;
-    struct pkm_place place;
-    struct span_shape span;
-    const struct cuda_step *step;                    /* Borrowed */
-    const struct weight *weight[COMMAND_WEIGHT_MAX]; /* Borrowed */
-    struct tensor tensor[COMMAND_TENSOR_MAX];
-};
-
-enum err_code command_list_new(struct cuda *cu, struct err *err);
-void command_list_free(struct cuda *cu); /* NULL list is fine */
-
-/* Appends to the list; a full list is run first. */
-void command_append(struct cuda *cu, const struct command *command);
-/* A step's commands begin here. Runs what was appended before, and waits if the device still works.
- */
-void command_begin(struct cuda *cu, const struct cuda_step *step);
-/* Starts the commands of the list, as a graph where the step allows it. */
-void command_submit(struct cuda *cu);
-/* Whether a step has begun, or a command was appended, that has not been submitted. */
-bool command_is_open(const struct cuda *cu);
-/* Starts the commands of the list and waits until the device has nothing left to do. False after a
- * failure, this one's or an earlier one's. */
-bool command_wait(struct cuda *cu);
+/* Whether a step has begun and not ended; whether the device may still have something to do. */
+bool graphs_is_open(const struct cuda *cu);
+bool graphs_is_busy(const struct cuda *cu);
+/* Waits until the device has nothing left to do. False after a failure, this one's or an earlier
+ * one's. */
+bool graphs_wait(struct cuda *cu);
 /* Something whose address a graph may hold is about to be freed: waits, and drops all graphs. */
-void command_forget(struct cuda *cu);
+void graphs_forget(struct cuda *cu);
 
 /* ---- steps: step.cu ------------------------------------------------------------------------- */
 
@@ -100,11 +67,11 @@ enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, co
 enum err_code resource_pinned_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
                                   struct err *err);
 
-/* ---- record.cu, measure.cu --------------------------------------------------------------------- */
+/* ---- launch.cu, measure.cu ------------------------------------------------------------------ */
 
-/* The table's functions: record_linear and so on. */
-#define RECORD_OP(op) op_##op##_fn record_##op;
-OP_LIST(RECORD_OP)
+/* The table's functions: launch_linear and so on. */
+#define LAUNCH_OP(op) op_##op##_fn launch_##op;
+OP_LIST(LAUNCH_OP)
 
 void measure_rates(struct backend *be, struct machine_rate *rate);
 /* The compute capability that the kernels in use were compiled for, before any translation: 90 is

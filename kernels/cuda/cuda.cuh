@@ -1,13 +1,12 @@
 /* The inside of the CUDA backend: what its files share. README.md says which file does what.
  *
- * The table's ops (record.cu) do not launch anything: each appends itself to the command list.
- * submit (and whatever needs the results: finish, download) runs the list, each entry through its
- * cuda_<op> function below, which launches kernels on cu->stream and returns. A list of a step in
- * which every sequence has one row is captured into a CUDA graph at its first run and replayed
- * from then on. Hence the rules for the cuda_<op> functions:
+ * The table's ops (launch.cu) call the cuda_<op> functions below, which launch kernels on
+ * cu->stream and return. A step in which every sequence has one row is recorded as a CUDA graph at
+ * its first run and replayed from then on. Hence the rules for the cuda_<op> functions:
  *   - they depend on their arguments alone; what varies between steps of the same shape (positions,
  *     pages, requested outputs, n_top, list lengths) is read by the kernels from the step_view in
  *     device memory;
+ *   - they have no effect on the host but the launches: while a step is recorded they run twice;
  *   - they never wait, allocate, free or copy to the host, and use no memory beyond their
  *     arguments' and what step_new and weight_new reserved;
  *   - after each launch they call cuda_check(cu, "op").
@@ -165,7 +164,7 @@ static inline size_t cuda_q4_scales(const struct weight *w)
 
 /* ---- the backend ---------------------------------------------------------------------------- */
 
-struct cuda_command_list; /* command.cu */
+struct cuda_graphs; /* graph.cu */
 
 /* Bytes of dynamic shared memory that a kernel has been allowed. */
 struct cuda_kernel_shared {
@@ -184,7 +183,7 @@ struct cuda {
     bool overlaps;               /* kernels: see launch_queue */
     struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
-    struct cuda_command_list *list;
+    struct cuda_graphs *graphs;  /* Owner */
     struct cuda_kernel_shared shared[CUDA_KERNEL_MAX];
     int n_shared;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */
@@ -253,7 +252,7 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
  * (any floating type); row_major with cu->lt. weight_new calls linear_reserve for each
  * matrix: it makes room on the device for the prepared rows of a call of many, at an address that
- * changes when a wider matrix comes, so no command may be waiting then and no graph be kept. close
+ * changes when a wider matrix comes, so the device must be idle then and no graph be kept. close
  * calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act);

@@ -118,7 +118,7 @@ double rate_of(const struct work *work, round_fn *rounds)
     for (int n_run = 0; n_run < 3 && work->cu->failure.code == ERR_OK;) {
         const double start = now_s();
         const double worth = rounds(work, n) * n;
-        (void)command_wait(work->cu);
+        (void)graphs_wait(work->cu);
         const double seconds = now_s() - start;
         if (seconds < RUN_SECONDS && n < 1 << 28) {
             n *= 2;

@@ -6,7 +6,7 @@
  * chunk. A table in host memory is pinned and mapped: kernels read its rows across the bus, in
  * place.
  *
- * Transfers and frees are outside of steps' hot path: each runs what is pending and waits. */
+ * Transfers and frees are outside of steps' hot path: each waits for what was launched. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
@@ -93,7 +93,7 @@ enum err_code resource_buffer_new(struct backend *be, void **data, size_t bytes,
         return code;
     }
     if (!cuda_ok(cu, cudaMemsetAsync(*data, 0, bytes > 0 ? bytes : 1, cu->stream), purpose) ||
-        !command_wait(cu)) {
+        !graphs_wait(cu)) {
         (void)cudaFree(*data);
         *data = NULL;
         if (err != NULL) {
@@ -107,7 +107,7 @@ enum err_code resource_buffer_new(struct backend *be, void **data, size_t bytes,
 void resource_buffer_free(struct backend *be, void *data)
 {
     if (data != NULL) {
-        command_forget(cuda_of(be));
+        graphs_forget(cuda_of(be));
         (void)cudaFree(data);
     }
 }
@@ -120,7 +120,7 @@ static bool copy_rows(struct cuda *cu, struct tensor device, void *to_host, cons
     const size_t row_bytes = static_cast<size_t>(device.cols) * dtype_bytes(device.dtype);
     const size_t stride_bytes = static_cast<size_t>(device.stride) * dtype_bytes(device.dtype);
     const size_t rows = static_cast<size_t>(device.rows);
-    if (!command_wait(cu)) {
+    if (!graphs_wait(cu)) {
         return false;
     }
     if (rows == 0 || row_bytes == 0) {
@@ -131,7 +131,7 @@ static bool copy_rows(struct cuda *cu, struct tensor device, void *to_host, cons
                                             row_bytes, rows, cudaMemcpyDeviceToHost, cu->stream)
                         : cudaMemcpy2DAsync(device.data, stride_bytes, from_host, row_bytes,
                                             row_bytes, rows, cudaMemcpyHostToDevice, cu->stream);
-    return cuda_ok(cu, status, what) && command_wait(cu);
+    return cuda_ok(cu, status, what) && graphs_wait(cu);
 }
 
 void resource_upload(struct backend *be, struct tensor dst, const void *host)
@@ -252,7 +252,7 @@ static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cu
                                      cudaMemcpyHostToDevice, cu->stream),
                      "weight upload");
     }
-    return command_wait(cu) && ok;
+    return graphs_wait(cu) && ok;
 }
 
 static void pack(const struct cuda *cu, void *dst, const struct cuda_weight *w,
@@ -323,7 +323,7 @@ static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
         ok = cuda_ok(cu,
                      cudaMemcpyAsync(w->data, packed, w->bytes, cudaMemcpyHostToDevice, cu->stream),
                      "weight upload") &&
-             command_wait(cu);
+             graphs_wait(cu);
         free(packed);
     }
     if (!ok && err != NULL) {
@@ -363,7 +363,7 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     const struct cuda_source source = {*host, desc->row_scale, desc->row_scale_f16};
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
-        command_forget(cu); /* what is reserved may move */
+        graphs_forget(cu); /* what is reserved may move */
         code = linear_reserve(cu, w->head.cols, err);
     }
     if (code == ERR_OK) {
@@ -383,7 +383,7 @@ void resource_weight_free(struct backend *be, struct weight *weight)
     if (weight == NULL) {
         return;
     }
-    command_forget(cuda_of(be));
+    graphs_forget(cuda_of(be));
     struct cuda_weight *const w = reinterpret_cast<struct cuda_weight *>(weight);
     if (w->pinned != NULL) {
         (void)cudaFreeHost(w->pinned);

@@ -219,7 +219,7 @@ void cuda_step_free(struct backend *be, struct step *step)
     if (step == NULL) {
         return;
     }
-    command_forget(cuda_of(be));
+    graphs_forget(cuda_of(be));
     struct cuda_step *const s = cuda_step_of(step);
     struct step_inside *const in = inside_of(s);
     if (in != NULL) {
@@ -242,7 +242,12 @@ void cuda_step_begin(struct backend *be, struct step *step)
     struct cuda_step *const s = cuda_step_of(step);
     struct step_inside *const in = inside_of(s);
     step_check(step);
-    command_begin(cu, s);
+    if (graphs_is_open(cu)) {
+        graphs_end(cu);
+    }
+    if (graphs_is_busy(cu)) {
+        (void)graphs_wait(cu);
+    }
     in->ready = {INT64_MAX, 0};
     struct pack p = {in->up, in->device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
@@ -259,6 +264,7 @@ void cuda_step_begin(struct backend *be, struct step *step)
             cu, cudaMemcpyAsync(in->device, in->up, up_bytes, cudaMemcpyHostToDevice, cu->stream),
             "step upload");
     }
+    graphs_begin(cu, step);
 }
 
 void step_will_output(const struct step *step, int64_t first, int64_t n)
@@ -272,7 +278,7 @@ void cuda_step_submit(struct backend *be, struct step *step)
 {
     struct cuda *const cu = cuda_of(be);
     const struct step_inside *const in = inside_of(cuda_step_of(step));
-    command_submit(cu);
+    graphs_end(cu);
     if (cu->failure.code == ERR_OK && step->n_out > 0) {
         (void)cuda_ok(cu,
                       cudaMemcpyAsync(in->down, in->device + in->down_first, in->down_bytes,
@@ -319,10 +325,10 @@ static void results_copy(struct step *step, const struct step_inside *in)
 enum err_code cuda_step_finish(struct backend *be, struct step *step, struct err *err)
 {
     struct cuda *const cu = cuda_of(be);
-    if (command_is_open(cu)) {
+    if (graphs_is_open(cu)) {
         cuda_step_submit(be, step);
     }
-    if (!command_wait(cu)) {
+    if (!graphs_wait(cu)) {
         if (err != NULL) {
             *err = cu->failure;
         }

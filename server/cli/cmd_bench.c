@@ -316,6 +316,7 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
     if (bench->be->op->step_new(bench->be, &bench->step, &limits, err) != ERR_OK) {
         return err->code;
     }
+    bench->step->ops_list = 1; /* the model's forward pass, always the same */
     return model_reserve(bench->model, &limits, bench->n_page * bench->n_seq, err);
 }
 

@@ -394,6 +394,7 @@ static void open_model(struct steps *t, const struct bench_rows *decode,
         b->be->op->step_new(b->be, &t->step, &limits, &err) != ERR_OK) {
         bench_die("%s", err.message);
     }
+    t->step->ops_list = 1;
     const struct model_info *const info = model_info(t->model);
     (void)printf("{\"part\":\"model\",\"seconds\":%.2f,\"parameters\":%lld,\"weight_bytes\":%zu,"
                  "\"value_bytes\":%zu}\n",

@@ -181,6 +181,7 @@ static void measure_spread(const struct sweep *s, const struct memory *m)
 {
     struct sweep whole = *s;
     whole.rows = X_ROWS_MIN;
+    s->step->ops_list++;
     s->b->be->op->step_begin(s->b->be, s->step);
     run_query(&whole, 0);
     run_search(&whole, 0);

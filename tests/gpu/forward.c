@@ -221,6 +221,7 @@ static bool run_step(struct forward *f, int first, int last)
     if (step->n_tok == 0) {
         return false;
     }
+    step->ops_list = !f->logits;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {

@@ -413,7 +413,7 @@ static void test_lost_device_stays(void **state)
     norms_free(&n);
 }
 
-/* ---- the list ------------------------------------------------------------------------------- */
+/* ---- ops outside of steps, graphs --------------------------------------------------------------- */
 
 static void expect_normed(const struct norms *n)
 {
@@ -428,7 +428,7 @@ static void expect_normed(const struct norms *n)
     assert_true(sum < 1e-3 && sum > -1e-3 && squares > D * 0.999 && squares < D * 1.001);
 }
 
-static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
+static void test_ops_run_outside_of_steps_and_in_any_number(void **state)
 {
     (void)state;
     need_library();
@@ -436,11 +436,11 @@ static void test_ops_run_outside_of_steps_and_beyond_the_list(void **state)
     op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
     expect_normed(&n);
     struct err err = {0};
-    if (norms_step(&n, 5000, &err) != ERR_OK) { /* a list holds 4096 */
+    if (norms_step(&n, 5000, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }
     expect_normed(&n);
-    /* what is pending runs before its input is written anew, and before it is freed */
+    /* what was launched runs before its input is written anew, and before it is freed */
     float zero[D] = {0};
     op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
     n.be->op->upload(n.be, n.x, zero);
@@ -496,7 +496,7 @@ static void test_a_graph_keeps_its_shared_memory(void **state)
     assert_int_equal(be->op->buffer_new(be, &memory, 64 << 10, "search", NULL), ERR_OK);
     const struct search large = search_new(be, memory, SEARCH_KEYS_MAX, SEARCH_D_MAX);
     const struct search small = search_new(be, memory, 32, 4);
-    step->n_tok = step->n_seq = step->n_out = step->seq_first[1] = 1;
+    step->n_tok = step->n_seq = step->n_out = step->seq_first[1] = step->ops_list = 1;
     step->out_want[0] = OUT_SAMPLE;
     step->sample[0] = (struct sample_params){.top_p = 1, .repetition = 1};
     for (int i = 0; i < 4; i++) {
@@ -532,7 +532,7 @@ int main(void)
         cmocka_unit_test_setup(test_tables_of_any_length_in_both_places, fine_device),
         cmocka_unit_test_setup(test_failed_launch_stays_and_names_the_op, fine_device),
         cmocka_unit_test_setup(test_lost_device_stays, fine_device),
-        cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_beyond_the_list, fine_device),
+        cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_in_any_number, fine_device),
         cmocka_unit_test_setup(test_a_graph_keeps_its_shared_memory, fine_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -195,6 +195,7 @@ static inline void runner_step(struct runner *r, const struct piece *piece, int 
         runner_add(r, &piece[i]);
         is_tapped = is_tapped || piece[i].logits != NULL;
     }
+    r->step->ops_list = !is_tapped;
     r->be->op->step_begin(r->be, r->step);
     model_forward(r->model, r->step, is_tapped ? &tap : NULL);
     if (r->be->op->finish(r->be, r->step, &err) != ERR_OK) {

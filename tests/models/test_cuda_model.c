@@ -19,6 +19,9 @@ struct rig {
     struct backend *be;
     struct model *model;
     struct step *step;
+    const struct model_tap *tap; /* Borrowed: given to each step; NULL in most tests */
+    int ops_list;                /* of each step */
+    bool ablates;                /* each step: one head of the memory, of its last sequence */
 };
 
 static void rig_close(struct rig *r)
@@ -44,10 +47,11 @@ static enum err_code rig_open_cache(struct rig *r, const char *dir, const char *
                                        .n_top_max = N_TOP,
                                        .n_adjust_max = N_SEQ,
                                        .n_allow_max = 1,
+                                       .n_ablate_max = 1,
                                        .n_vocab = N_VOCAB,
                                        .d_model = TINY_D,
                                        .n_head = TINY_HEAD};
-    *r = (struct rig){0};
+    *r = (struct rig){.ops_list = 1};
     enum err_code code = backend_open(&r->be, &backend, err);
     code = code == ERR_OK ? model_open(&r->model, r->be, dir, &options, err) : code;
     code = code == ERR_OK ? model_reserve(r->model, &limits, N_SEQ * N_PAGE, err) : code;
@@ -160,8 +164,13 @@ static enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos, stru
             s->page[i * N_PAGE + p] = p * N_SEQ + i;
         }
     }
+    s->ops_list = r->ops_list;
+    s->n_ablate = r->ablates;
+    memset(s->ablate_first, 0, (size_t)n_seq * sizeof *s->ablate_first);
+    s->ablate_first[n_seq] = s->n_ablate;
+    s->ablate[0] = (struct step_ablate){.memory = 0, .head = 0, .slot = -1, .scale = 0.25f};
     r->be->op->step_begin(r->be, s);
-    model_forward(r->model, s, NULL);
+    model_forward(r->model, s, r->tap);
     r->be->op->submit(r->be, s);
     const enum err_code code = r->be->op->finish(r->be, s, err);
     const size_t n = (size_t)n_seq * 4;
@@ -302,6 +311,101 @@ static void test_overlap_that_the_device_has_not_is_said(void **state)
     }
 }
 
+/* Without a number for its list of ops, nobody has said that a step equals an earlier one. */
+static void test_steps_of_unknown_ops_stay_eager(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err err = {0};
+    struct answer answers[N_STEP];
+    if (!cuda_library_find()) {
+        skip();
+    }
+    assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+    r.ops_list = 0;
+    decode_all(&r, answers);
+    assert_int_equal(r.be->n_prepared, 0);
+    for (int list = 1; list <= 2; list++) { /* of two numbers, each has graphs of its own */
+        r.ops_list = list;
+        decode_all(&r, answers);
+        assert_int_equal(r.be->n_prepared, list * (N_STEP - N_SEQ));
+    }
+    rig_close(&r);
+}
+
+/* A model calls other ops for steps with knock-outs: these are not replayed as those without. */
+static void test_steps_with_knock_outs_have_graphs_of_their_own(void **state)
+{
+    enum { N = 8 };
+    struct answer answers[2][N];
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int graphs = 0; graphs < 2; graphs++) {
+        struct rig r;
+        struct err err = {0};
+        int pos[N_SEQ] = {0};
+        assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", graphs == 0 ? "0" : "1", 1), 0);
+        assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+        for (int i = 0; i < N; i++) {
+            r.ablates = i % 2 != 0;
+            assert_int_equal(decode(&r, i, 2, pos, &answers[graphs][i], &err), ERR_OK);
+        }
+        assert_int_equal(r.be->n_prepared, graphs == 0 ? 0 : N - 2);
+        rig_close(&r);
+    }
+    assert_memory_equal(answers[0], answers[1], sizeof answers[0]);
+}
+
+struct seen {
+    struct backend *be;
+    float x[TINY_D];
+};
+
+static void see_hidden(void *ctx, const char *name, int layer, const struct tensor *t)
+{
+    struct seen *const seen = ctx;
+    if (strcmp(name, "hidden") == 0 && layer == 0) {
+        seen->be->op->download(seen->be, seen->x, tensor_rows(*t, 0, 1));
+    }
+}
+
+/* Who reads results between the ops of a step that is recorded gets them, and steps like it stay
+ * eager, without a warning: it is no fault of the device. */
+static void test_a_recording_that_is_looked_into_ends(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err err = {0};
+    struct answer fine[4];
+    struct answer seen_too[4];
+    float x[4][TINY_D];
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int list = 0; list < 2; list++) {
+        int pos[N_SEQ] = {0};
+        assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+        struct seen seen = {.be = r.be};
+        const struct model_tap tap = {see_hidden, &seen};
+        r.tap = &tap;
+        r.ops_list = list;
+        for (int i = 0; i < 4; i++) {
+            struct answer *const answer = list == 0 ? &fine[i] : &seen_too[i];
+            assert_int_equal(decode(&r, i, 1, pos, answer, &err), ERR_OK);
+            if (list == 0) {
+                memcpy(x[i], seen.x, sizeof seen.x);
+            }
+            assert_memory_equal(x[i], seen.x, sizeof seen.x);
+        }
+        assert_int_equal(r.be->n_prepared, 0);
+        assert_string_equal(r.be->warning, "");
+        rig_close(&r);
+    }
+    assert_memory_equal(fine, seen_too, sizeof fine);
+}
+
 /* A graph names memory by its address: nothing is replayed once anything was freed. */
 static void test_freeing_drops_the_graphs(void **state)
 {
@@ -405,7 +509,7 @@ static void test_any_launch_may_fail(void **state)
     need_double();
     const size_t before = memory_left();
     int n_failed = 0;
-    for (int n = 1; n < 100; n += n < 20 ? 1 : 3) {
+    for (int n = 1; n < 100; n++) { /* every other launch of a recorded step is a recording's */
         struct rig r;
         struct err err = {0};
         struct answer answer;
@@ -437,6 +541,9 @@ int main(void)
         cmocka_unit_test_setup(test_replayed_steps_have_the_bits_of_eager_ones, fine_device),
         cmocka_unit_test_setup(test_overlapping_kernels_give_the_same_bits, fine_device),
         cmocka_unit_test_setup(test_overlap_that_the_device_has_not_is_said, fine_device),
+        cmocka_unit_test_setup(test_steps_of_unknown_ops_stay_eager, fine_device),
+        cmocka_unit_test_setup(test_steps_with_knock_outs_have_graphs_of_their_own, fine_device),
+        cmocka_unit_test_setup(test_a_recording_that_is_looked_into_ends, fine_device),
         cmocka_unit_test_setup(test_freeing_drops_the_graphs, fine_device),
         cmocka_unit_test_setup(test_a_step_that_cannot_be_captured_is_said, fine_device),
         cmocka_unit_test_setup(test_any_allocation_of_the_device_may_fail, fine_device),

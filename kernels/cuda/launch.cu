@@ -1,0 +1,218 @@
+/* The ops of the table, whose arguments kernels/op.c has checked: each launches its kernels, the
+ * cuda_<op> functions, as graph.cu says: once, once more into a recording, or not at all where the
+ * step is replayed. An op without rows has nothing to launch. */
+#include "kernels/cuda/backend.cuh"
+
+/* rows: of the op's result. */
+template <class Launch> static void run(struct backend *be, int64_t rows, const Launch &launch)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (!graphs_launch(cu, rows)) {
+        return;
+    }
+    launch(cu);
+    if (graphs_record(cu)) {
+        launch(cu);
+        graphs_recorded(cu);
+    }
+}
+
+static const struct step_view *view_of(const struct step *step)
+{
+    return cuda_step_of(step)->view;
+}
+
+/* ---- embedding, norms, positions, gates ----------------------------------------------------- */
+
+void launch_embed(struct backend *be, struct tensor y, const struct step *step,
+                  const struct weight *tok, const struct weight *pos, const struct weight *lang)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_embed(cu, y, view_of(step), tok, pos, lang); });
+}
+
+void launch_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
+                 struct tensor beta, float eps)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_norm(cu, y, x, gamma, beta, eps); });
+}
+
+void launch_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
+                     struct tensor gamma, struct tensor beta, float eps)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_add_norm(cu, y, x, r, gamma, beta, eps); });
+}
+
+void launch_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
+                     struct tensor r, struct tensor gamma, float eps)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_rms_norm(cu, y, sum, x, r, gamma, eps); });
+}
+
+void launch_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_l2_norm(cu, y, x, n_run); });
+}
+
+void launch_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
+                      float eps)
+{
+    run(be, x.rows, [&](struct cuda *cu) { cuda_head_norm(cu, x, gamma, n_head, eps); });
+}
+
+void launch_rope(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
+                 int n_head)
+{
+    run(be, x.rows, [&](struct cuda *cu) { cuda_rope(cu, x, table, view_of(step), n_head); });
+}
+
+void launch_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
+                 enum gate_kind kind)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_gate(cu, y, x, g, kind); });
+}
+
+/* ---- linear layers -------------------------------------------------------------------------- */
+
+void launch_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+                   struct tensor bias, enum act act)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act); });
+}
+
+void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
+                const struct ffn *ffn)
+{
+    run(be, y.rows, [&](struct cuda *cu) {
+        cuda_linear(cu, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+        cuda_linear(cu, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
+    });
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+void launch_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages,
+                     struct tensor k, struct tensor v, const struct step *step, int n_head)
+{
+    run(be, k.rows,
+        [&](struct cuda *cu) { cuda_kv_store(cu, k_pages, v_pages, k, v, view_of(step), n_head); });
+}
+
+static bool is_decode(const struct step *step)
+{
+    for (int s = 0; s < step->n_seq; s++) {
+        if (step->seq_first[s + 1] - step->seq_first[s] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* In a step whose sequences have one row each, one kernel stores k and v on its way: each head of a
+ * sequence has one block that reads what is stored. Sequences share pages that earlier steps have
+ * filled and none that this one writes to. */
+void launch_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
+                      struct tensor v_pages, struct tensor k, struct tensor v,
+                      const struct step *step, int n_head, float scale)
+{
+    const struct cuda_step *const s = cuda_step_of(step);
+    const int n_kv_head = static_cast<int>(k_pages.cols / KV_PAGE / (y.cols / n_head));
+    const bool is_apart = k.data != NULL && (n_kv_head != n_head || !is_decode(step));
+    const struct tensor none = {};
+    const struct tensor k_left = is_apart ? none : k;
+    const struct tensor v_left = is_apart ? none : v;
+    run(be, y.rows, [&](struct cuda *cu) {
+        if (is_apart) {
+            cuda_kv_store(cu, k_pages, v_pages, k, v, s->view, n_kv_head);
+        }
+        cuda_attention(cu, y, q, k_pages, v_pages, k_left, v_left, s->view, &s->scratch,
+                       s->step.limits.n_page_max, n_head, scale);
+    });
+}
+
+void launch_span_attention(struct backend *be, struct tensor y, struct tensor q,
+                           struct tensor k_pages, struct tensor v_pages, const struct step *step,
+                           const struct span_shape *shape)
+{
+    run(be, y.rows, [&](struct cuda *cu) {
+        cuda_span_attention(cu, y, q, k_pages, v_pages, view_of(step), shape);
+    });
+}
+
+/* ---- memories ------------------------------------------------------------------------------- */
+
+void launch_pkm_search(struct backend *be, struct tensor slots, struct tensor weights,
+                       struct tensor query, const struct weight *keys,
+                       const struct pkm_shape *shape)
+{
+    run(be, slots.rows,
+        [&](struct cuda *cu) { cuda_pkm_search(cu, slots, weights, query, keys, shape); });
+}
+
+void launch_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
+                        struct tensor slot_map, const struct pkm_rescore *rescore)
+{
+    run(be, slots.rows,
+        [&](struct cuda *cu) { cuda_pkm_rescore(cu, slots, weights, slot_map, rescore); });
+}
+
+static const struct step_view *view_of_redirect(const struct pkm_redirect *redirect)
+{
+    return redirect == NULL ? NULL : view_of(redirect->step);
+}
+
+void launch_pkm_experts(struct backend *be, struct tensor y, struct tensor weights,
+                        struct tensor slots, struct tensor x, const struct weight *experts,
+                        const struct pkm_redirect *redirect)
+{
+    const int memory = redirect == NULL ? 0 : redirect->memory;
+    run(be, y.rows, [&](struct cuda *cu) {
+        cuda_pkm_experts(cu, y, weights, slots, x, experts, view_of_redirect(redirect), memory);
+    });
+}
+
+void launch_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
+                       const struct step *step, const struct pkm_place *place)
+{
+    run(be, weights.rows,
+        [&](struct cuda *cu) { cuda_pkm_ablate(cu, weights, slots, view_of(step), place); });
+}
+
+void launch_pkm_read(struct backend *be, struct tensor y, struct tensor residual,
+                     struct tensor slots, struct tensor weights, const struct weight *values,
+                     const struct pkm_redirect *redirect)
+{
+    const int memory = redirect == NULL ? 0 : redirect->memory;
+    run(be, y.rows, [&](struct cuda *cu) {
+        cuda_pkm_read(cu, y, residual, slots, weights, values, view_of_redirect(redirect), memory);
+    });
+}
+
+/* ---- outputs -------------------------------------------------------------------------------- */
+
+void launch_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
+                   int first)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_gather(cu, y, x, view_of(step), first); });
+}
+
+void launch_log_softmax(struct backend *be, struct tensor y, struct tensor base)
+{
+    run(be, y.rows, [&](struct cuda *cu) { cuda_log_softmax(cu, y, base); });
+}
+
+void launch_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
+{
+    const struct cuda_step *const s = cuda_step_of(step);
+    step_will_output(step, first, logits.rows);
+    run(be, logits.rows, [&](struct cuda *cu) {
+        cuda_sample(cu, logits, s->view, &s->scratch, first);
+        cuda_logprobs(cu, logits, s->view, &s->scratch, first);
+    });
+}
+
+void launch_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,
+                           const struct weight *w, struct tensor bias, struct step *step, int first)
+{
+    launch_linear(be, logits, x, w, bias, ACT_NONE);
+    launch_outputs(be, logits, step, first);
+}
