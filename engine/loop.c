@@ -1,8 +1,9 @@
 /* The engine thread: the only one that touches backend, model, pages and sequences.
  *
  * Each turn: look for requests that were cancelled or are late, admit sequences as there is room,
- * share the step's rows out (plan.c), fill the step, run the model, take the results, wake the
- * front ends. With nothing to do it sleeps on the queue's condition variable. No allocation in
+ * share the turn's rows out (plan.c), fill a step, run the model, take the results, wake the front
+ * ends; where the backend computes drawn tokens apart (phases_apart) with a step of these and one of
+ * the other rows. With nothing to do it sleeps on the queue's condition variable. No allocation in
  * here.
  *
  * Results are taken before the next step is filled, because it feeds on them; the front ends may
@@ -256,12 +257,10 @@ static void number_groups(struct engine *engine)
     }
 }
 
-static void fill_step(struct engine *engine)
+/* Shares the rows of a turn out. */
+static void plan_turn(struct engine *engine)
 {
-    struct step *const step = engine->step;
     number_groups(engine);
-    step->n_tok = step->n_seq = step->n_out = 0;
-    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = step->n_redirect = 0;
     for (int i = 0; i < engine->n_active; i++) {
         struct sequence *const seq = engine->active[i];
         engine->plan[i] = (struct plan_sequence){
@@ -285,13 +284,31 @@ static void fill_step(struct engine *engine)
         if (!seq->decode && seq->priority == PRIORITY_BULK) {
             engine->n_bulk_row += seq->n_take;
         }
-        engine->active[i]->n_row = 0;
-        const int n_take = sequence_fit(engine->active[i], step, engine->plan[i].n_take);
-        if (n_take > 0) {
-            sequence_fill(engine->active[i], step, n_take);
-        }
+        engine->active[i]->n_planned = seq->n_take;
     }
-    CHECK(step->n_tok > 0);
+}
+
+/* Puts planned rows into the step: those of drawn tokens, or all that are left. Whether there are
+ * any. */
+static bool fill_step(struct engine *engine, bool is_drawn)
+{
+    struct step *const step = engine->step;
+    step->n_tok = step->n_seq = step->n_out = 0;
+    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = step->n_redirect = 0;
+    step->is_drawn = is_drawn;
+    for (int i = 0; i < engine->n_active; i++) {
+        struct sequence *const seq = engine->active[i];
+        seq->n_row = 0;
+        if (is_drawn && !sequence_decodes(seq)) {
+            continue;
+        }
+        const int n_take = sequence_fit(seq, step, seq->n_planned);
+        if (n_take > 0) {
+            sequence_fill(seq, step, n_take);
+        }
+        seq->n_planned = 0;
+    }
+    return step->n_tok > 0;
 }
 
 static void count_step(struct engine *engine, int64_t begin_us, int64_t end_us)
@@ -341,7 +358,7 @@ static void take_step(struct engine *engine, int64_t now_us)
         if (result.finish == FINISH_ERROR) {
             kvpages_forget(&engine->pages); /* nobody knows where the failure began */
         } else {
-            prefix_keep(&engine->pages, seq);
+            prefix_keep(&engine->pages, seq, !engine->be->phases_apart);
         }
         if (!result.over) {
             i++;
@@ -375,12 +392,10 @@ static void update_bulk_budget(struct engine *engine, double step_ms)
     }
 }
 
-/* Runs one step over the active sequences. The front ends are woken for the previous step while the
- * device computes. */
-static enum err_code run_step(struct engine *engine, struct err *err)
+/* Runs the step that was filled. The front ends are woken for the previous one while the device
+ * computes. */
+static enum err_code run_step(struct engine *engine, int64_t begin_us, struct err *err)
 {
-    const int64_t begin_us = clock_now_us();
-    fill_step(engine);
     const int64_t filled_us = clock_now_us();
     engine->be->op->step_begin(engine->be, engine->step);
     model_forward(engine->model, engine->step, NULL);
@@ -400,10 +415,29 @@ static enum err_code run_step(struct engine *engine, struct err *err)
     const int64_t end_us = clock_now_us();
     (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
                                     memory_order_relaxed);
-    update_bulk_budget(engine, (double)(end_us - begin_us) * 1e-3);
     lookups_take(engine);
     count_step(engine, begin_us, end_us);
     take_step(engine, end_us);
+    return ERR_OK;
+}
+
+/* The rows of a turn, in one step; or in two, where a step has rows of one kind alone: drawn tokens
+ * first, which somebody waits for, and which a device replays as one piece. */
+static enum err_code run_turn(struct engine *engine, struct err *err)
+{
+    const int64_t begin_us = clock_now_us();
+    plan_turn(engine);
+    const bool has_drawn = engine->be->phases_apart && fill_step(engine, true);
+    if (has_drawn && run_step(engine, begin_us, err) != ERR_OK) {
+        return err->code;
+    }
+    const int64_t second_us = has_drawn ? clock_now_us() : begin_us;
+    const bool has_others = fill_step(engine, false);
+    CHECK(has_drawn || has_others);
+    if (has_others && run_step(engine, second_us, err) != ERR_OK) {
+        return err->code;
+    }
+    update_bulk_budget(engine, (double)(clock_now_us() - begin_us) * 1e-3);
     return ERR_OK;
 }
 
@@ -485,7 +519,7 @@ static bool turn(struct engine *engine)
     struct err error = {.code = ERR_OK};
     const bool stepped = engine->n_active > 0;
     if (check_files(engine, begin_us, &error) != ERR_OK ||
-        (stepped && run_step(engine, &error) != ERR_OK)) {
+        (stepped && run_turn(engine, &error) != ERR_OK)) {
         fail(engine, &error);
         return false;
     }

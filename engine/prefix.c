@@ -75,9 +75,11 @@ bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct se
     }
 }
 
-void prefix_keep(struct kvpages *pages, struct sequence *seq)
+void prefix_keep(struct kvpages *pages, struct sequence *seq, bool drawn)
 {
-    while (pages->shares && seq->shares && (int64_t)(seq->n_kept + 1) * KV_PAGE <= seq->n_done) {
+    const int64_t n_given = seq->item->n_ids - seq->base;
+    const int64_t n_full = drawn || seq->n_done < n_given ? seq->n_done : n_given;
+    while (pages->shares && seq->shares && (int64_t)(seq->n_kept + 1) * KV_PAGE <= n_full) {
         const int i = seq->n_kept++;
         int32_t ids[KV_PAGE];
         for (int r = 0; r < KV_PAGE; r++) {

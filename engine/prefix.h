@@ -3,7 +3,8 @@
  * A sequence comes by pages that it need not compute at two moments: when it is admitted, and
  * before each step in which it still has a prompt or document to run through, because another
  * sequence may have finished some meanwhile. What it computes itself it keeps for others as soon as
- * a page is full, generated tokens included.
+ * a page is full; generated tokens too, unless the backend computes them otherwise than a prompt's
+ * (phases_apart): then a page with one of them is nobody else's.
  *
  * Nothing is shared where a sequence's pages are a ring, in which later positions take the places
  * of earlier ones: kvpages then keep nothing.
@@ -35,7 +36,7 @@ bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct seque
 /* Moves seq past the pages that others have finished since. false: the next page is being filled by
  * another sequence, and seq waits for it. */
 bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct sequence *seq);
-/* Keeps the pages that seq has filled for others. */
-void prefix_keep(struct kvpages *pages, struct sequence *seq);
+/* Keeps the pages that seq has filled for others; with drawn false, those without a drawn token. */
+void prefix_keep(struct kvpages *pages, struct sequence *seq, bool drawn);
 
 #endif

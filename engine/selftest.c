@@ -7,6 +7,8 @@
 
 /* Crosses two page borders; short enough to take no time. */
 enum { SELFTEST_TOKENS = 2 * KV_PAGE + 5, PROBE_MAX = IDENTITY_TOKEN_MAX };
+/* Of these, tokens that are computed as drawn ones: they cross the second border. */
+enum { SELFTEST_DRAWN = 8 };
 
 /* A sequence of the test: n tokens in pages page_first.. */
 struct probe {
@@ -50,6 +52,7 @@ static void clear_step(struct step *step)
 {
     step->n_tok = step->n_seq = step->n_out = 0;
     step->n_top = step->n_adjust = step->n_allow = 0;
+    step->is_drawn = false;
 }
 
 static enum err_code run(const struct selftest *test, struct err *err)
@@ -94,7 +97,8 @@ static enum err_code check_finite(const struct probe *probe, const char *how, st
 
 /* Whether both have the same bits; with fast_math, whether both are finite. */
 static enum err_code compare(const struct selftest *test, const struct probe *whole,
-                             const struct probe *other, const char *how, struct err *err)
+                             const struct probe *other, const char *first, const char *how,
+                             struct err *err)
 {
     if (test->fast_math) {
         return check_finite(other, how, err);
@@ -102,10 +106,10 @@ static enum err_code compare(const struct selftest *test, const struct probe *wh
     for (int i = 0; i < whole->n; i++) {
         if (memcmp(&whole->logprob[i], &other->logprob[i], sizeof(float)) != 0) {
             return err_set(err, ERR_NUMERICAL,
-                           "self-test: position %d has log-probability %.9g when computed whole "
+                           "self-test: position %d has log-probability %.9g when computed %s "
                            "and %.9g %s: this backend does not give reproducible results; try "
                            "another one",
-                           i, shown(whole->logprob[i]), shown(other->logprob[i]), how);
+                           i, shown(whole->logprob[i]), first, shown(other->logprob[i]), how);
         }
     }
     return ERR_OK;
@@ -117,6 +121,7 @@ static enum err_code warm_step(const struct selftest *test, int n_seq, struct er
 {
     struct probe probe;
     clear_step(test->step);
+    test->step->is_drawn = test->be->phases_apart;
     for (int s = 0; s < n_seq; s++) {
         probe_begin(&probe, 1, s, model_info(test->model)->n_vocab, s);
         add_rows(test->step, &probe, 0, 1);
@@ -140,6 +145,54 @@ enum err_code selftest_warm_up(const struct selftest *test, struct err *err)
         }
     }
     return ERR_OK;
+}
+
+/* Drawn tokens, where they are computed apart: the last ones of a text, row by row, alone, or with more
+ * and more other sequences in the step, up to as many as may run, and with rows of a prompt between
+ * the steps. */
+static enum err_code run_drawn(const struct selftest *test, struct probe *probe, bool in_a_crowd,
+                               struct err *err)
+{
+    const int n_page = kvpages_for(probe->n);
+    const int n_vocab = model_info(test->model)->n_vocab;
+    const int first = probe->n > SELFTEST_DRAWN ? probe->n - SELFTEST_DRAWN : 0;
+    const int n_free = test->n_page - n_page; /* the others have a page each */
+    const int n_other_max = n_free < test->max_seqs - 1 ? n_free : test->max_seqs - 1;
+    enum err_code code = run_rows(test, probe, 0, first, err);
+    for (int r = first; r < probe->n && code == ERR_OK; r++) {
+        struct probe other;
+        const int64_t share = (int64_t)n_other_max * (r - first + 1);
+        const int n_other = in_a_crowd ? (int)(share / (probe->n - first)) : 0;
+        clear_step(test->step);
+        test->step->is_drawn = true;
+        for (int s = 0; s < n_other; s++) {
+            probe_begin(&other, 1, n_page + s, n_vocab, r + s);
+            add_rows(test->step, &other, 0, 1);
+        }
+        add_rows(test->step, probe, r, 1);
+        code = run(test, err);
+        probe->logprob[r] = test->step->out_logprob[n_other];
+        if (n_other > 0 && code == ERR_OK) {
+            const int n_row = test->step->limits.n_tok_max < 2 ? 1 : 2;
+            probe_begin(&other, n_row, n_page, n_vocab, r);
+            code = run_rows(test, &other, 0, n_row, err);
+        }
+    }
+    return code;
+}
+
+static enum err_code compare_drawn(const struct selftest *test, int n, struct err *err)
+{
+    struct probe alone;
+    struct probe beside;
+    probe_begin(&alone, n, 0, model_info(test->model)->n_vocab, 1);
+    beside = alone;
+    if (run_drawn(test, &alone, false, err) != ERR_OK ||
+        check_finite(&alone, "when drawn", err) != ERR_OK ||
+        run_drawn(test, &beside, true, err) != ERR_OK) {
+        return err->code;
+    }
+    return compare(test, &alone, &beside, "alone", "drawn beside others", err);
 }
 
 enum err_code selftest_run(const struct selftest *test, struct err *err)
@@ -169,7 +222,8 @@ enum err_code selftest_run(const struct selftest *test, struct err *err)
             return err->code;
         }
     }
-    if (compare(test, &whole, &chunked, "in chunks", err) != ERR_OK) {
+    if (compare(test, &whole, &chunked, "whole", "in chunks", err) != ERR_OK ||
+        (test->be->phases_apart && compare_drawn(test, n, err) != ERR_OK)) {
         return err->code;
     }
 
@@ -188,7 +242,7 @@ enum err_code selftest_run(const struct selftest *test, struct err *err)
         return err->code;
     }
     memcpy(beside.logprob, test->step->out_logprob + n_other, (size_t)n * sizeof(float));
-    return compare(test, &whole, &beside, "beside another text", err);
+    return compare(test, &whole, &beside, "whole", "beside another text", err);
 }
 
 enum err_code selftest_identity(const struct selftest *test, const struct identity *identity,

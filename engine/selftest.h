@@ -3,10 +3,12 @@
  * The warm-up: some backends prepare each shape of a decode step when it first runs; that time is
  * spent here, so that no request waits for it.
  *
- * The self-test: a fixed short text is computed whole, in chunks, and together with another text.
- * All results must be finite and agree to the bit; otherwise the results of this machine, build or
- * model would depend on which other requests run, and the engine does not start. With fast_math they
- * may depend on that, and only have to be finite.
+ * The self-test: a fixed short text is computed whole, in chunks, and together with another text;
+ * where drawn tokens are computed apart, its last tokens also as if they had been drawn, alone and
+ * together with as many others as may run, with rows of prompts in between. All results of a kind
+ * must be finite and agree to the bit; otherwise the results of this machine, build or model would
+ * depend on which other requests run, and the engine does not start. With fast_math they may depend
+ * on that, and only have to be finite.
  *
  * The probe of model.sha256: what the model computed when it was made, against what it computes
  * here. */

@@ -44,6 +44,7 @@ struct sequence {
     struct stop_scan stop;
     int64_t start_us, first_us, last_us;
 
+    int n_planned; /* rows of this turn that no step has had yet */
     /* In the current step. */
     int row_first, n_row;
     int out_first, n_out_row;

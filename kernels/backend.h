@@ -80,9 +80,13 @@ struct backend {
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool has_int8;       /* makes I8 weights */
     bool is_async;       /* the host is free between submit and finish */
-    int capture_max;     /* Steps of up to this many sequences, one row each, are captured as graphs
+    /* It may compute rows of tokens that came in a request otherwise than rows of drawn tokens, so
+     * that a token has other bits as the one than as the other. Hence all rows of a step are of one
+     * kind: step.is_drawn. Within a kind a row's bits depend on the row alone. */
+    bool phases_apart;
+    int capture_max;    /* Steps of up to this many sequences, one row each, are captured as graphs
                           * on first use: run one of each size before serving. 0 = no graphs */
-    int64_t n_prepared;  /* steps so far that ran as a graph. Guard: the engine's thread */
+    int64_t n_prepared; /* steps so far that ran as a graph. Guard: the engine's thread */
 };
 
 struct backend_options {

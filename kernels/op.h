@@ -14,7 +14,8 @@
  *   - Row r of a result depends on row r of the inputs alone (attention: also on the earlier
  *     positions of its own sequence). It is the same BITS whatever other rows share the call,
  *     however a prompt is cut into chunks, and however many threads run. Hence the same request
- *     gives the same answer alone and in a batch.
+ *     gives the same answer alone and in a batch. A backend may compute rows of drawn tokens
+ *     otherwise than those of a request's own (backend.phases_apart), never rows of one kind.
  *   - Compute ops return nothing and may run later; a failure is sticky and the backend's finish
  *     reports the first one, with the op's name. Wrong shapes are bugs and CHECKed.
  *   - No op allocates. Buffers, weights and steps are made before the first step.

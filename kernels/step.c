@@ -154,6 +154,9 @@ void step_check(struct step *step)
     CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
     CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
     CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
+    for (int s = 0; step->is_drawn && s <= step->n_seq; s++) {
+        CHECK(step->seq_first[s] == s);
+    }
     step->bounds = (struct step_bounds){0};
     for (int s = 0; s < step->n_seq; s++) {
         check_sequence(step, s, &step->bounds);

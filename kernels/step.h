@@ -139,6 +139,9 @@ struct step {
     int n_adjust, n_allow; /* used entries of the lists */
     int n_ablate;          /* 0: no sequence has a knock-out list */
     int n_redirect;        /* 0: no sequence has redirections */
+    bool
+        is_drawn; /* of a backend with phases_apart: all rows hold tokens that were drawn, one of each
+                    * sequence; false: none does */
     int ops_list;   /* not 0: steps of this number and as many rows call the same ops with the same
                    * arguments, and read no result before the last one was called. A backend may
                    * replay what it recorded of one of them */

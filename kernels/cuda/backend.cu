@@ -295,6 +295,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.op = &cuda_ops;
     cu->be.n_thread = 1; /* of the host */
     cu->be.is_async = true;
+    cu->be.phases_apart = true;
     cu->be.capture_max = CAPTURE_MAX;
     (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
     const enum err_code code = open_parts(cu, options->fast_math, err);

@@ -4,8 +4,8 @@
  *   RECORD   likewise, and launched once more into a recording, which the step's end makes a graph
  *   REPLAY   one launch of that graph has begun the whole step; ops that are called are only counted
  *
- * Decode steps (each sequence has one row, each row an output) of one batch size launch identical
- * kernels; what differs (positions, pages, requested outputs) is read from device memory. Which
+ * Decode steps (of drawn tokens, each row an output) of one batch size launch identical kernels;
+ * what differs (positions, pages, requested outputs) is read from device memory. Which
  * recorded step a new one equals is said by its key: the step's address, its list of ops (ops_list),
  * its rows, and whether any sequence has knock-outs or redirections, since a model calls other ops
  * or passes other arguments then. Where that holds, a hundred launches become one, which begins as
@@ -185,11 +185,10 @@ void graphs_recorded(struct cuda *cu)
 /* Whether the step's like will come again: a whole decode step of a list of ops that has a number. */
 static bool may_repeat(const struct cuda *cu, const struct step *step)
 {
-    bool repeats = step->ops_list != 0 && step->n_tok == step->n_seq &&
-                   step->n_out == step->n_tok && step->n_tok > 0 &&
-                   step->n_tok <= cu->be.capture_max;
+    bool repeats = step->is_drawn && step->ops_list != 0 && step->n_out == step->n_tok &&
+                   step->n_tok > 0 && step->n_tok <= cu->be.capture_max;
     for (int i = 0; repeats && i < step->n_tok; i++) { /* else a model gathers rows */
-        repeats = step->out_row[i] == i && step->seq_first[i] == i;
+        repeats = step->out_row[i] == i;
     }
     return repeats;
 }

@@ -97,17 +97,7 @@ void launch_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_
         [&](struct cuda *cu) { cuda_kv_store(cu, k_pages, v_pages, k, v, view_of(step), n_head); });
 }
 
-static bool is_decode(const struct step *step)
-{
-    for (int s = 0; s < step->n_seq; s++) {
-        if (step->seq_first[s + 1] - step->seq_first[s] != 1) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* In a step whose sequences have one row each, one kernel stores k and v on its way: each head of a
+/* In a step of drawn tokens, one of each sequence, one kernel stores k and v on its way: each head of a
  * sequence has one block that reads what is stored. Sequences share pages that earlier steps have
  * filled and none that this one writes to. */
 void launch_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
@@ -116,7 +106,7 @@ void launch_attention(struct backend *be, struct tensor y, struct tensor q, stru
 {
     const struct cuda_step *const s = cuda_step_of(step);
     const int n_kv_head = static_cast<int>(k_pages.cols / KV_PAGE / (y.cols / n_head));
-    const bool is_apart = k.data != NULL && (n_kv_head != n_head || !is_decode(step));
+    const bool is_apart = k.data != NULL && (n_kv_head != n_head || !step->is_drawn);
     const struct tensor none = {};
     const struct tensor k_left = is_apart ? none : k;
     const struct tensor v_left = is_apart ? none : v;

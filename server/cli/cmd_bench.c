@@ -60,6 +60,7 @@ static void step_clear(struct step *step)
 {
     step->n_tok = step->n_seq = step->n_out = 0;
     step->n_top = step->n_adjust = step->n_allow = 0;
+    step->is_drawn = false;
     step->seq_first[0] = 0;
 }
 
@@ -139,6 +140,7 @@ static enum err_code run_decode(const struct bench *bench, const struct kind *ki
 {
     struct step *const step = bench->step;
     step_clear(step);
+    step->is_drawn = bench->be->phases_apart;
     for (int s = 0; s < kind->shape.n_seq; s++) {
         step_add(bench, s, pos, 1);
         step_want(step, s, OUT_SAMPLE);
@@ -312,7 +314,8 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
     /* Prefill writes what decode reads: where bits depend on nothing else, a position has one place
      * and a page is filled to its end, the same as was there. */
     const bool is_cut = bench->rows % KV_PAGE != 0 || (context > 0 && bench->rows > context);
-    bench->fill_always = !options->deterministic || bench->info->window > 0 || is_cut;
+    bench->fill_always =
+        !options->deterministic || bench->be->phases_apart || bench->info->window > 0 || is_cut;
     if (bench->be->op->step_new(bench->be, &bench->step, &limits, err) != ERR_OK) {
         return err->code;
     }

@@ -198,6 +198,7 @@ struct step *bench_step(const struct bench *b, int n_seq, int n_row, int last_po
     for (int i = 0; i <= n_seq; i++) {
         s->seq_first[i] = i * n_row;
     }
+    s->is_drawn = b->be->phases_apart && n_row == 1;
     for (int i = 0; i < n_seq * n_page; i++) {
         s->page[i] = i;
     }
@@ -235,6 +236,7 @@ static int32_t some_token(const struct steps *t, int seq, int pos)
 static void step_clear(struct step *step)
 {
     step->n_tok = step->n_seq = step->n_out = 0;
+    step->is_drawn = false;
     step->seq_first[0] = 0;
 }
 
@@ -274,6 +276,7 @@ static void run_decode(void *ctx)
     struct steps *const t = ctx;
     const int pos = t->first + t->at++ % t->span;
     step_clear(t->step);
+    t->step->is_drawn = t->b->be->phases_apart;
     for (int seq = 0; seq < t->rows; seq++) {
         step_add(t, seq, pos, 1, 1);
     }

@@ -227,11 +227,46 @@ static inline void device_begin(struct engine *engine)
     engine->be->is_async = true;
 }
 
-/* What a test's state says: "async" is a device that computes by itself, NULL the plain one. */
+/* ---- a device that computes drawn tokens apart: no step has rows of both kinds ---- */
+
+struct apart {
+    struct backend_ops op;
+    const struct backend_ops *original;
+    const struct engine *engine;
+    atomic_int n_step[2]; /* by step.is_drawn */
+};
+
+static struct apart harness_apart;
+
+static inline void apart_begin_step(struct backend *be, struct step *step)
+{
+    const struct engine *const engine = harness_apart.engine;
+    for (int i = 0; i < engine->n_active; i++) {
+        const struct sequence *const seq = engine->active[i];
+        CHECK(seq->n_row == 0 || sequence_decodes(seq) == step->is_drawn);
+    }
+    (void)atomic_fetch_add(&harness_apart.n_step[step->is_drawn], 1);
+    harness_apart.original->step_begin(be, step);
+}
+
+/* The engine must be idle. */
+static inline void apart_begin(struct engine *engine)
+{
+    harness_apart =
+        (struct apart){.op = *engine->be->op, .original = engine->be->op, .engine = engine};
+    harness_apart.op.step_begin = apart_begin_step;
+    engine->be->op = &harness_apart.op;
+    engine->be->phases_apart = true;
+}
+
+/* What a test's state says: "async" is a device that computes by itself, "apart" one that computes
+ * drawn tokens apart, NULL the plain one. */
 static inline struct engine *harness_open_as(void **state, const struct engine_options *options)
 {
     struct engine *const engine = harness_open(options);
-    if (*state != NULL) {
+    if (*state != NULL && strcmp(*state, "apart") == 0) {
+        apart_begin(engine);
+    } else if (*state != NULL) {
         device_begin(engine);
     }
     return engine;
@@ -240,6 +275,7 @@ static inline struct engine *harness_open_as(void **state, const struct engine_o
 /* A row of the table of tests: once on the plain device, once on one that computes by itself. */
 #define HARNESS_BOTH(test)                                                                         \
     cmocka_unit_test_prestate(test, NULL), cmocka_unit_test_prestate(test, (void *)"async")
+#define HARNESS_APART(test) cmocka_unit_test_prestate(test, (void *)"apart")
 
 /* ---- the gate: a backend whose steps end when the test says so ---- */
 

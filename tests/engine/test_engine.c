@@ -218,6 +218,35 @@ static void same_bits_however_steps_are_cut(void **state)
     free_references();
 }
 
+/* Where drawn tokens are computed apart, a prompt and all samples' first tokens are rows of the request,
+ * each further token a row of a step of drawn ones, in which all sequences that decode share. */
+static void drawn_tokens_have_steps_of_their_own(void **state)
+{
+    enum { N_SAMPLE = 3, N_NEW = 5, N_IDS = 20 };
+    (void)state;
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open(&options);
+    apart_begin(engine);
+    struct request *const request = harness_generation(N_SAMPLE, N_NEW);
+    for (int i = 0; i < N_SAMPLE; i++) {
+        harness_item(engine, request, i, 3, N_IDS);
+        request->item[i].sample_index = i;
+    }
+    harness_run(engine, request);
+    const int n_drawn = atomic_load(&harness_apart.n_step[true]);
+    const int n_given = atomic_load(&harness_apart.n_step[false]);
+    assert_in_range(n_drawn, N_NEW - 1, N_NEW + 1); /* the samples need not start in one step */
+    assert_in_range(n_given, 1, 3);
+    assert_int_equal((int)atomic_load(&engine_stats(engine)->steps), n_drawn + n_given);
+    struct request *const score = harness_score(1, 40, 40);
+    harness_item(engine, score, 0, 4, 30);
+    harness_run(engine, score);
+    assert_int_equal(atomic_load(&harness_apart.n_step[true]), n_drawn);
+    request_release(request);
+    request_release(score);
+    engine_close(engine);
+}
+
 /* Reads along while the engine writes: what was published never changes, and comes in order. */
 static void streamed_results_are_the_final_ones(void **state)
 {
@@ -418,8 +447,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         HARNESS_BOTH(same_bits_in_a_crowd),
+        HARNESS_APART(same_bits_in_a_crowd),
         HARNESS_BOTH(same_bits_however_steps_are_cut),
+        HARNESS_APART(same_bits_however_steps_are_cut),
         HARNESS_BOTH(streamed_results_are_the_final_ones),
+        HARNESS_APART(streamed_results_are_the_final_ones),
+        cmocka_unit_test(drawn_tokens_have_steps_of_their_own),
         HARNESS_BOTH(echo_equals_score),
         HARNESS_BOTH(generated_logprobs_equal_score),
         HARNESS_BOTH(windows_score_like_texts_of_their_own),

@@ -119,13 +119,14 @@ static void self_test_refuses_damaged_weights(void **state)
 /* A backend that computes a little differently when two texts share a step, or when a text comes
  * in chunks: both must be found. */
 static const struct backend_ops *honest;
-static bool errs_beside, errs_in_chunks;
+static bool errs_beside, errs_in_chunks, errs_drawn;
 
 static enum err_code lying_finish(struct backend *be, struct step *step, struct err *err)
 {
     const enum err_code code = honest->finish(be, step, err);
     const bool chunk = step->pos[0] > 0;
-    if ((errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk)) {
+    if ((errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk) ||
+        (errs_drawn && step->is_drawn && step->n_seq == 32)) {
         float *const last = &step->out_logprob[step->n_out - 1];
         *last = nextafterf(*last, 0.0f);
     }
@@ -152,6 +153,30 @@ static void self_test_finds_one_wrong_bit(void **state)
     assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "in chunks"));
     errs_in_chunks = false;
+    engine->be->op = honest;
+    engine_close(engine);
+}
+
+/* Drawn tokens need not have the bits of a prompt's; in a step of max_seqs they have those of a step of
+ * one. */
+static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
+{
+    (void)state;
+    const struct engine_options o = harness_options(harness_dir);
+    struct engine *engine = harness_open(&o);
+    honest = engine->be->op;
+    struct backend_ops lying = *honest;
+    lying.finish = lying_finish;
+    engine->be->op = &lying; /* the engine thread is idle */
+    engine->be->phases_apart = true;
+    const struct selftest test = selftest_of(engine);
+    struct err err = {0};
+    assert_int_equal(test.max_seqs, 32);
+    assert_int_equal(selftest_run(&test, &err), ERR_OK);
+    errs_drawn = true;
+    assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
+    assert_non_null(strstr(err.message, "drawn beside others"));
+    errs_drawn = false;
     engine->be->op = honest;
     engine_close(engine);
 }
@@ -276,6 +301,7 @@ int main(void)
         cmocka_unit_test(max_model_len_is_the_limit_of_requests),
         cmocka_unit_test(self_test_refuses_damaged_weights),
         cmocka_unit_test(self_test_finds_one_wrong_bit),
+        cmocka_unit_test(self_test_finds_one_wrong_bit_of_drawn_tokens),
         cmocka_unit_test(self_test_of_fast_math_wants_finite_numbers_alone),
         cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),

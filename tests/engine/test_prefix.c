@@ -154,6 +154,32 @@ static void follow_ups_reuse_prompt_and_answer(void **state)
     engine_close(engine);
 }
 
+/* Where drawn tokens are computed apart, a follow-up finds its prompt, but no page that has one of them:
+ * as part of a prompt its token has other bits. */
+static void pages_with_drawn_tokens_are_nobody_else_s(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open(&options);
+    apart_begin(engine);
+    struct request *const first = samples(engine, 2, 1);
+    harness_run(engine, first);
+    enum { N = N_IDS + 12 };
+    for (int t = 0; t < 2; t++) { /* the second time it finds its own prompt */
+        int32_t *const ids = malloc(N * sizeof *ids);
+        assert_non_null(ids);
+        memcpy(ids, first->item[0].ids, N_IDS * sizeof *ids);
+        memcpy(ids + N_IDS, first->item[0].out_id, 12 * sizeof *ids);
+        struct request *const next = harness_generation(1, 3);
+        assert_int_equal(request_set_item(next, 0, ids, N, engine_model(engine), NULL), ERR_OK);
+        harness_run(engine, next);
+        assert_int_equal(next->item[0].n_cached, (t == 0 ? N_IDS : N - 2) / KV_PAGE * KV_PAGE);
+        request_release(next);
+    }
+    request_release(first);
+    engine_close(engine);
+}
+
 /* Echoed log-probabilities and traces want every position; others may use what that leaves. */
 static void wanted_positions_are_computed(void **state)
 {
@@ -466,6 +492,7 @@ int main(void)
         HARNESS_BOTH(samples_compute_their_prompt_once),
         HARNESS_BOTH(a_scope_keeps_its_pages_to_itself),
         HARNESS_BOTH(follow_ups_reuse_prompt_and_answer),
+        cmocka_unit_test(pages_with_drawn_tokens_are_nobody_else_s),
         HARNESS_BOTH(wanted_positions_are_computed),
         HARNESS_BOTH(windows_reuse_those_of_an_equal_text),
         HARNESS_BOTH(languages_do_not_share),
@@ -475,6 +502,7 @@ int main(void)
         HARNESS_BOTH(windows_come_in_order),
         HARNESS_BOTH(failures_leave_nothing_behind),
         HARNESS_BOTH(units_come_and_go),
+        HARNESS_APART(units_come_and_go),
     };
     return cmocka_run_group_tests(tests, setup, harness_teardown);
 }

@@ -222,6 +222,7 @@ static bool run_step(struct forward *f, int first, int last)
         return false;
     }
     step->ops_list = !f->logits;
+    step->is_drawn = f->be->phases_apart && step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {

@@ -130,6 +130,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor k = check_in(c, side, "k", rows[1], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
+    step->is_drawn = be->phases_apart && step->n_tok == step->n_seq;
     be->op->step_begin(be, step);
     const bool is_joint = a->span.n_head == 0 && step->n_tok % 4 != 0; /* one op, or two */
     if (!is_joint) {

@@ -497,6 +497,7 @@ static void test_a_graph_keeps_its_shared_memory(void **state)
     const struct search large = search_new(be, memory, SEARCH_KEYS_MAX, SEARCH_D_MAX);
     const struct search small = search_new(be, memory, 32, 4);
     step->n_tok = step->n_seq = step->n_out = step->seq_first[1] = step->ops_list = 1;
+    step->is_drawn = true;
     step->out_want[0] = OUT_SAMPLE;
     step->sample[0] = (struct sample_params){.top_p = 1, .repetition = 1};
     for (int i = 0; i < 4; i++) {

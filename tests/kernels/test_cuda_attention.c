@@ -162,6 +162,7 @@ static void fill_step(struct side *side, const struct crowd *c, const int *first
         }
         step->seq_first[++step->n_seq] = step->n_tok;
     }
+    step->is_drawn = side->be->phases_apart && step->n_tok == step->n_seq;
 }
 
 static void store(struct side *side, const struct crowd *c, const int *first, const int *end)

@@ -196,6 +196,7 @@ static inline void runner_step(struct runner *r, const struct piece *piece, int 
         is_tapped = is_tapped || piece[i].logits != NULL;
     }
     r->step->ops_list = !is_tapped;
+    r->step->is_drawn = r->be->phases_apart && r->step->n_tok == r->step->n_seq;
     r->be->op->step_begin(r->be, r->step);
     model_forward(r->model, r->step, is_tapped ? &tap : NULL);
     if (r->be->op->finish(r->be, r->step, &err) != ERR_OK) {

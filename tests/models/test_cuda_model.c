@@ -164,6 +164,7 @@ static enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos, stru
             s->page[i * N_PAGE + p] = p * N_SEQ + i;
         }
     }
+    s->is_drawn = true;
     s->ops_list = r->ops_list;
     s->n_ablate = r->ablates;
     memset(s->ablate_first, 0, (size_t)n_seq * sizeof *s->ablate_first);
