@@ -33,12 +33,14 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
 }
 
 /* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
- * In CUDA's numbering these are neighbours (700 an illegal address .. 719 a failed launch), but for
- * 701, which a launch itself returns; and there is 214, broken memory. */
+ * In CUDA's numbering these are neighbours (700 an illegal address .. 721 leaked tensor memory), but
+ * for 701, which a launch itself returns, and 720, which a cooperative launch does; and there are
+ * broken hardware's: 214 memory, 220 NVLink, 226 a fault that the device has contained. */
 static bool is_late(cudaError_t status)
 {
     const int number = static_cast<int>(status);
-    return number == 214 || (number >= 700 && number <= 719 && number != 701);
+    return number == 214 || number == 220 || number == 226 ||
+           (number >= 700 && number <= 721 && number != 701 && number != 720);
 }
 
 bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op)
@@ -166,6 +168,16 @@ static enum err_code read_device(struct cuda *cu, struct err *err)
                        "cuda: %.60s cannot be used: %s (%s); see nvidia-smi for who holds it",
                        prop.name, cudaGetErrorString(status), cudaGetErrorName(status));
     }
+    status = measure_code_version(&cu->code_version);
+    if (status != cudaSuccess) { /* else the first op would fail, and say less */
+        (void)cudaGetLastError();
+        return err_set(err, ERR_UNSUPPORTED,
+                       "cuda: this library has no code for %.60s, of compute capability %d.%d: %s; "
+                       "build it for this device (make cuda CUDA_ARCH=%d), or use another GPU or "
+                       "the CPU (device cpu)",
+                       prop.name, prop.major, prop.minor, cudaGetErrorString(status),
+                       cu->sm_version);
+    }
     int driver = 0;
     (void)cudaDriverGetVersion(&driver);
     cu->be.memory_bytes = static_cast<size_t>(resource_memory_available(&cu->be));
@@ -209,7 +221,7 @@ static void open_overlap(struct cuda *cu)
     if (setting == NULL || strcmp(setting, "1") != 0) {
         return;
     }
-    cu->overlaps = cu->sm_version >= SM_OVERLAP_MIN && measure_code_version(cu) >= SM_OVERLAP_MIN;
+    cu->overlaps = cu->sm_version >= SM_OVERLAP_MIN && cu->code_version >= SM_OVERLAP_MIN;
     if (!cu->overlaps) {
         const size_t used = strlen(cu->be.note);
         (void)snprintf(cu->be.note + used, sizeof cu->be.note - used,

@@ -75,7 +75,7 @@ OP_LIST(LAUNCH_OP)
 
 void measure_rates(struct backend *be, struct machine_rate *rate);
 /* The compute capability that the kernels in use were compiled for, before any translation: 90 is
- * 9.0. 0 after a failure. */
-int measure_code_version(struct cuda *cu);
+ * 9.0. An error where the library has none for the device. */
+cudaError_t measure_code_version(int *version);
 
 #endif

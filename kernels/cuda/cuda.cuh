@@ -178,6 +178,7 @@ struct cuda {
     int device;
     int n_sm;
     int sm_version;    /* 90 = compute capability 9.0 */
+    int code_version;  /* that the kernels in use were compiled for, before any translation */
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */

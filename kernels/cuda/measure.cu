@@ -132,12 +132,12 @@ double rate_of(const struct work *work, round_fn *rounds)
 
 } // namespace
 
-int measure_code_version(struct cuda *cu)
+cudaError_t measure_code_version(int *version)
 {
     cudaFuncAttributes attributes = {};
-    return cuda_ok(cu, cudaFuncGetAttributes(&attributes, fma_kernel), "kernel query")
-               ? attributes.ptxVersion
-               : 0;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, fma_kernel);
+    *version = attributes.ptxVersion;
+    return status;
 }
 
 void measure_rates(struct backend *be, struct machine_rate *rate)

@@ -40,6 +40,8 @@ constexpr struct error_text error_texts[] = {
      "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
@@ -47,6 +49,8 @@ constexpr struct error_text error_texts[] = {
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
      "too many resources requested for launch"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorContained, "cudaErrorContained",
+     "Invalid access of peer GPU memory over nvlink or a hardware error"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
@@ -221,8 +225,10 @@ size_t dynamic_shared_max(const void *kernel)
 cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes)
 {
     API_BEGIN;
-    attributes->ptxVersion = environment_get()->code;
-    return api_end(cudaSuccess);
+    const struct environment *const environment = environment_get();
+    attributes->ptxVersion = environment->code;
+    return api_end(environment->code > environment->sm ? cudaErrorNoKernelImageForDevice
+                                                       : cudaSuccess);
 }
 
 cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr, int value)

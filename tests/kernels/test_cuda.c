@@ -18,6 +18,7 @@ static const char *const variables[] = {
     "CUDA_HOST_DRIVER",      "CUDA_HOST_SM",          "CUDA_HOST_MEMORY",
     "CUDA_HOST_FAIL_SYNC",   "CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
     "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
+    "CUDA_HOST_CODE",
 };
 
 /* Each test begins with a fine device, and is skipped without a library. */
@@ -143,6 +144,16 @@ static void test_old_device(void **state)
     (void)state;
     need_double("CUDA_HOST_SM", "75");
     expect_refusal(ERR_UNSUPPORTED, "compute capability 7.5, at least 8.0 is needed");
+}
+
+static void test_a_library_without_code_for_the_device_is_refused(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_SM", "80");
+    need_double("CUDA_HOST_CODE", "90");
+    expect_refusal(ERR_UNSUPPORTED,
+                   "no code for test double, of compute capability 8.0: no kernel image");
+    expect_refusal(ERR_UNSUPPORTED, "make cuda CUDA_ARCH=80");
 }
 
 static void test_failing_allocations_while_opening(void **state)
@@ -390,10 +401,9 @@ static void test_failed_launch_stays_and_names_the_op(void **state)
     norms_free(&n);
 }
 
-static void test_lost_device_stays(void **state)
+static void lose_device(const char *sync, const char *words)
 {
-    (void)state;
-    need_double("CUDA_HOST_FAIL_SYNC", "30");
+    need_double("CUDA_HOST_FAIL_SYNC", sync);
     struct norms n = norms_new(fine_open());
     struct err err = {0};
     int n_fine = 0;
@@ -402,7 +412,7 @@ static void test_lost_device_stays(void **state)
     }
     assert_in_range(n_fine, 1, 29);
     expect_words(&err, "cuda: a kernel failed, noticed in ");
-    expect_words(&err, "unspecified launch failure (cudaErrorLaunchFailure)");
+    expect_words(&err, words);
     void *data = NULL;
     struct err refused = {0};
     assert_int_equal(n.be->op->buffer_new(n.be, &data, 64, "late", &refused), ERR_DEVICE);
@@ -411,6 +421,13 @@ static void test_lost_device_stays(void **state)
     assert_int_equal(norms_step(&n, 1, &refused), ERR_DEVICE);
     assert_string_equal(refused.message, err.message);
     norms_free(&n);
+}
+
+static void test_lost_device_stays(void **state)
+{
+    (void)state;
+    lose_device("30", "unspecified launch failure (cudaErrorLaunchFailure)");
+    lose_device("30:226", "or a hardware error (cudaErrorContained)");
 }
 
 /* ---- ops outside of steps, graphs --------------------------------------------------------------- */
@@ -525,6 +542,7 @@ int main(void)
         cmocka_unit_test_setup(test_old_driver, fine_device),
         cmocka_unit_test_setup(test_no_device, fine_device),
         cmocka_unit_test_setup(test_old_device, fine_device),
+        cmocka_unit_test_setup(test_a_library_without_code_for_the_device_is_refused, fine_device),
         cmocka_unit_test_setup(test_failing_allocations_while_opening, fine_device),
         cmocka_unit_test_setup(test_fast_math_opens, fine_device),
         cmocka_unit_test_setup(test_full_device_is_named_and_stays_usable, fine_device),

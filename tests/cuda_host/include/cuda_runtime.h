@@ -127,6 +127,7 @@ enum cudaError {
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
     cudaErrorUnsupportedPtxVersion = 222,
+    cudaErrorContained = 226,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
