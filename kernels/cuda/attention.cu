@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a,
                                      }
                                  }
                              });
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         const unsigned n = static_cast<unsigned>(min(n_part, n_split));
+        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
         is_last = atomicAdd(&p.n_arrived[item], 1u) == n - 1;
     }
     __syncthreads();

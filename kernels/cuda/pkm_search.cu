@@ -247,10 +247,10 @@ __global__ void __launch_bounds__(split_threads<T>)
                 rank_of_score(sum[t]);
         }
     }
-    __threadfence();
     __syncthreads();
     unsigned *const arrived = scratch.arrived + blockIdx.z * gridDim.y + head;
     if (threadIdx.x == 0) {
+        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
         is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
     }
     __syncthreads();
