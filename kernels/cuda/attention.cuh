@@ -34,8 +34,8 @@ constexpr int SPLIT_EACH = SPLIT / SPLIT_LANES;
 constexpr int BLOCK = 128; /* threads, of all attention kernels */
 constexpr int BLOCK_WARPS = BLOCK / 32;
 constexpr int D_HEAD_MAX = 256;
-/* Dynamic shared memory of a block: the smaller devices have 99 KB, some of it for static use. */
-constexpr size_t SHARED_BYTES_MAX = 96 << 10;
+/* Dynamic shared memory of a block: the smaller devices have 99 KB, up to 4 of them for static use. */
+constexpr size_t SHARED_BYTES_MAX = 95 << 10;
 /* Wider heads have one buffer for the keys and then the values of a split: two would not fit. */
 constexpr int D_HEAD_TWO_BUFFERS = 128;
 constexpr int ROW_COLS = D_HEAD_MAX / BLOCK; /* columns that a thread sums for a single row */
