@@ -131,8 +131,10 @@ CUDA_CODE  := $(if $(filter native,$(CUDA_ARCH)),-arch=native,\
                 $(foreach arch,$(CUDA_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                 -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH)))
 # -fmad=false is -ffp-contract=off for the device.
-NVCC_WARN  ?= -Werror all-warnings
-NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. $(CUDA_CODE) $(if $(word 2,$(CUDA_ARCH)),--compress-mode=size) $(NVCC_WARN) \
+# Another nvcc than ours has other warnings: who changes the kernels adds NVCC_WARN="-Werror all-warnings".
+# -lineinfo costs no speed; profilers and compute-sanitizer then name lines.
+NVCC_WARN  ?=
+NVCC_FLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. $(CUDA_CODE) $(if $(word 2,$(CUDA_ARCH)),--compress-mode=size) $(NVCC_WARN) \
               -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
 # CUDA's folder is where nvcc stands; cuBLASLt is found there even if the system does not know.
 CUDA_LIB    = $(abspath $(dir $(NVCC))../lib64)
