@@ -249,6 +249,7 @@ static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err
     }
     cu->staging_bytes = STAGING_BYTES;
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
+    code = code == ERR_OK ? trace_open(cu, err) : code;
     return code == ERR_OK && fast_math ? open_fast_math(cu, err) : code;
 }
 
@@ -259,6 +260,7 @@ static void cuda_close(struct backend *be)
         (void)cudaStreamSynchronize(cu->stream);
     }
     graphs_free(cu);
+    trace_close(cu);
     linear_release(cu);
     linear_lt_close(cu);
     if (cu->staging != NULL) {
@@ -315,8 +317,8 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cuda_close(&cu->be);
         return code;
     }
-    if (getenv("PKMSERVE_CUDA_GRAPHS") != NULL &&
-        strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0) {
+    if (cu->trace != NULL || (getenv("PKMSERVE_CUDA_GRAPHS") != NULL &&
+                              strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0)) {
         cu->be.capture_max = 0;
     }
     open_overlap(cu);

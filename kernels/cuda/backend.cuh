@@ -67,6 +67,20 @@ enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, co
 enum err_code resource_pinned_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
                                   struct err *err);
 
+/* ---- what the device works on: trace.cu --------------------------------------------------------- */
+
+/* As the environment asks for, which trace.cu says. close takes what open has left. */
+enum err_code trace_open(struct cuda *cu, struct err *err);
+void trace_close(struct cuda *cu);
+/* Around the launches of an op, which is named by a constant; w may be NULL. */
+void trace_begin(struct cuda *cu, const char *op, struct tensor y, const struct weight *w);
+void trace_end(struct cuda *cu);
+/* Around all ops of a step that are launched in one go. */
+void trace_list_begin(struct cuda *cu);
+void trace_list_end(struct cuda *cu);
+/* The device has nothing left to do: reads the times of what it did. */
+void trace_collect(struct cuda *cu);
+
 /* ---- launch.cu, measure.cu ------------------------------------------------------------------ */
 
 /* The table's functions: launch_linear and so on. */

@@ -165,6 +165,7 @@ static inline size_t cuda_q4_scales(const struct weight *w)
 /* ---- the backend ---------------------------------------------------------------------------- */
 
 struct cuda_graphs; /* graph.cu */
+struct cuda_trace;  /* trace.cu */
 
 /* Bytes of dynamic shared memory that a kernel has been allowed. */
 struct cuda_kernel_shared {
@@ -185,6 +186,8 @@ struct cuda {
     struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_graphs *graphs;  /* Owner */
+    struct cuda_trace *trace;    /* Owner: trace.cu's own; NULL unless ops are timed */
+    bool names_ops;              /* for a profiler */
     struct cuda_kernel_shared shared[CUDA_KERNEL_MAX];
     int n_shared;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */

@@ -222,6 +222,7 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     g->is_busy = true; /* with the step's inputs */
     g->mode = STEP_EAGER;
     g->n_op = 0;
+    trace_list_begin(cu);
     if (cu->failure.code != ERR_OK || !may_repeat(cu, step)) {
         return;
     }
@@ -255,6 +256,7 @@ bool graphs_launch(struct cuda *cu, int64_t rows)
 void graphs_end(struct cuda *cu)
 {
     struct cuda_graphs *const g = cu->graphs;
+    trace_list_end(cu);
     if (g->mode == STEP_RECORD) {
         record_end(cu, cu->failure.code == ERR_OK);
     }
@@ -283,8 +285,10 @@ bool graphs_wait(struct cuda *cu)
         record_end(cu, false);
     }
     g->is_busy = false;
-    return cuda_ok(cu, cudaStreamSynchronize(cu->stream), "the wait for a step") &&
-           cu->failure.code == ERR_OK;
+    trace_list_end(cu);
+    const bool is_good = cuda_ok(cu, cudaStreamSynchronize(cu->stream), "the wait for a step");
+    trace_collect(cu);
+    return is_good && cu->failure.code == ERR_OK;
 }
 
 void graphs_forget(struct cuda *cu)

@@ -3,18 +3,22 @@
  * step is replayed. An op without rows has nothing to launch. */
 #include "kernels/cuda/backend.cuh"
 
-/* rows: of the op's result. */
-template <class Launch> static void run(struct backend *be, int64_t rows, const Launch &launch)
+/* y: the op's result; w: its weight or NULL; both, like its name, for profilers. */
+template <class Launch>
+static void run(struct backend *be, const char *op, struct tensor y, const struct weight *w,
+                const Launch &launch)
 {
     struct cuda *const cu = cuda_of(be);
-    if (!graphs_launch(cu, rows)) {
+    if (!graphs_launch(cu, y.rows)) {
         return;
     }
+    trace_begin(cu, op, y, w);
     launch(cu);
     if (graphs_record(cu)) {
         launch(cu);
         graphs_recorded(cu);
     }
+    trace_end(cu);
 }
 
 static const struct step_view *view_of(const struct step *step)
@@ -27,48 +31,53 @@ static const struct step_view *view_of(const struct step *step)
 void launch_embed(struct backend *be, struct tensor y, const struct step *step,
                   const struct weight *tok, const struct weight *pos, const struct weight *lang)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_embed(cu, y, view_of(step), tok, pos, lang); });
+    run(be, "embed", y, tok,
+        [&](struct cuda *cu) { cuda_embed(cu, y, view_of(step), tok, pos, lang); });
 }
 
 void launch_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
                  struct tensor beta, float eps)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_norm(cu, y, x, gamma, beta, eps); });
+    run(be, "norm", y, NULL, [&](struct cuda *cu) { cuda_norm(cu, y, x, gamma, beta, eps); });
 }
 
 void launch_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                      struct tensor gamma, struct tensor beta, float eps)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_add_norm(cu, y, x, r, gamma, beta, eps); });
+    run(be, "add_norm", y, NULL,
+        [&](struct cuda *cu) { cuda_add_norm(cu, y, x, r, gamma, beta, eps); });
 }
 
 void launch_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
                      struct tensor r, struct tensor gamma, float eps)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_rms_norm(cu, y, sum, x, r, gamma, eps); });
+    run(be, "rms_norm", y, NULL,
+        [&](struct cuda *cu) { cuda_rms_norm(cu, y, sum, x, r, gamma, eps); });
 }
 
 void launch_l2_norm(struct backend *be, struct tensor y, struct tensor x, int n_run)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_l2_norm(cu, y, x, n_run); });
+    run(be, "l2_norm", y, NULL, [&](struct cuda *cu) { cuda_l2_norm(cu, y, x, n_run); });
 }
 
 void launch_head_norm(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
                       float eps)
 {
-    run(be, x.rows, [&](struct cuda *cu) { cuda_head_norm(cu, x, gamma, n_head, eps); });
+    run(be, "head_norm", x, NULL,
+        [&](struct cuda *cu) { cuda_head_norm(cu, x, gamma, n_head, eps); });
 }
 
 void launch_rope(struct backend *be, struct tensor x, struct tensor table, const struct step *step,
                  int n_head)
 {
-    run(be, x.rows, [&](struct cuda *cu) { cuda_rope(cu, x, table, view_of(step), n_head); });
+    run(be, "rope", x, NULL,
+        [&](struct cuda *cu) { cuda_rope(cu, x, table, view_of(step), n_head); });
 }
 
 void launch_gate(struct backend *be, struct tensor y, struct tensor x, struct tensor g,
                  enum gate_kind kind)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_gate(cu, y, x, g, kind); });
+    run(be, "gate", y, NULL, [&](struct cuda *cu) { cuda_gate(cu, y, x, g, kind); });
 }
 
 /* ---- linear layers -------------------------------------------------------------------------- */
@@ -76,16 +85,14 @@ void launch_gate(struct backend *be, struct tensor y, struct tensor x, struct te
 void launch_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act); });
+    run(be, "linear", y, w, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act); });
 }
 
 void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
                 const struct ffn *ffn)
 {
-    run(be, y.rows, [&](struct cuda *cu) {
-        cuda_linear(cu, hidden, x, ffn->up, ffn->up_bias, ffn->act);
-        cuda_linear(cu, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
-    });
+    launch_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+    launch_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -93,7 +100,7 @@ void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struc
 void launch_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_pages,
                      struct tensor k, struct tensor v, const struct step *step, int n_head)
 {
-    run(be, k.rows,
+    run(be, "kv_store", k, NULL,
         [&](struct cuda *cu) { cuda_kv_store(cu, k_pages, v_pages, k, v, view_of(step), n_head); });
 }
 
@@ -110,10 +117,10 @@ void launch_attention(struct backend *be, struct tensor y, struct tensor q, stru
     const struct tensor none = {};
     const struct tensor k_left = is_apart ? none : k;
     const struct tensor v_left = is_apart ? none : v;
-    run(be, y.rows, [&](struct cuda *cu) {
-        if (is_apart) {
-            cuda_kv_store(cu, k_pages, v_pages, k, v, s->view, n_kv_head);
-        }
+    if (is_apart) {
+        launch_kv_store(be, k_pages, v_pages, k, v, step, n_kv_head);
+    }
+    run(be, "attention", y, NULL, [&](struct cuda *cu) {
         cuda_attention(cu, y, q, k_pages, v_pages, k_left, v_left, s->view, &s->scratch,
                        s->step.limits.n_page_max, n_head, scale);
     });
@@ -123,7 +130,7 @@ void launch_span_attention(struct backend *be, struct tensor y, struct tensor q,
                            struct tensor k_pages, struct tensor v_pages, const struct step *step,
                            const struct span_shape *shape)
 {
-    run(be, y.rows, [&](struct cuda *cu) {
+    run(be, "span_attention", y, NULL, [&](struct cuda *cu) {
         cuda_span_attention(cu, y, q, k_pages, v_pages, view_of(step), shape);
     });
 }
@@ -134,14 +141,14 @@ void launch_pkm_search(struct backend *be, struct tensor slots, struct tensor we
                        struct tensor query, const struct weight *keys,
                        const struct pkm_shape *shape)
 {
-    run(be, slots.rows,
+    run(be, "pkm_search", slots, keys,
         [&](struct cuda *cu) { cuda_pkm_search(cu, slots, weights, query, keys, shape); });
 }
 
 void launch_pkm_rescore(struct backend *be, struct tensor slots, struct tensor weights,
                         struct tensor slot_map, const struct pkm_rescore *rescore)
 {
-    run(be, slots.rows,
+    run(be, "pkm_rescore", slots, NULL,
         [&](struct cuda *cu) { cuda_pkm_rescore(cu, slots, weights, slot_map, rescore); });
 }
 
@@ -155,7 +162,7 @@ void launch_pkm_experts(struct backend *be, struct tensor y, struct tensor weigh
                         const struct pkm_redirect *redirect)
 {
     const int memory = redirect == NULL ? 0 : redirect->memory;
-    run(be, y.rows, [&](struct cuda *cu) {
+    run(be, "pkm_experts", y, experts, [&](struct cuda *cu) {
         cuda_pkm_experts(cu, y, weights, slots, x, experts, view_of_redirect(redirect), memory);
     });
 }
@@ -163,7 +170,7 @@ void launch_pkm_experts(struct backend *be, struct tensor y, struct tensor weigh
 void launch_pkm_ablate(struct backend *be, struct tensor weights, struct tensor slots,
                        const struct step *step, const struct pkm_place *place)
 {
-    run(be, weights.rows,
+    run(be, "pkm_ablate", weights, NULL,
         [&](struct cuda *cu) { cuda_pkm_ablate(cu, weights, slots, view_of(step), place); });
 }
 
@@ -172,7 +179,7 @@ void launch_pkm_read(struct backend *be, struct tensor y, struct tensor residual
                      const struct pkm_redirect *redirect)
 {
     const int memory = redirect == NULL ? 0 : redirect->memory;
-    run(be, y.rows, [&](struct cuda *cu) {
+    run(be, "pkm_read", y, values, [&](struct cuda *cu) {
         cuda_pkm_read(cu, y, residual, slots, weights, values, view_of_redirect(redirect), memory);
     });
 }
@@ -182,22 +189,23 @@ void launch_pkm_read(struct backend *be, struct tensor y, struct tensor residual
 void launch_gather(struct backend *be, struct tensor y, struct tensor x, const struct step *step,
                    int first)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_gather(cu, y, x, view_of(step), first); });
+    run(be, "gather", y, NULL,
+        [&](struct cuda *cu) { cuda_gather(cu, y, x, view_of(step), first); });
 }
 
 void launch_log_softmax(struct backend *be, struct tensor y, struct tensor base)
 {
-    run(be, y.rows, [&](struct cuda *cu) { cuda_log_softmax(cu, y, base); });
+    run(be, "log_softmax", y, NULL, [&](struct cuda *cu) { cuda_log_softmax(cu, y, base); });
 }
 
 void launch_outputs(struct backend *be, struct tensor logits, struct step *step, int first)
 {
     const struct cuda_step *const s = cuda_step_of(step);
     step_will_output(step, first, logits.rows);
-    run(be, logits.rows, [&](struct cuda *cu) {
-        cuda_sample(cu, logits, s->view, &s->scratch, first);
-        cuda_logprobs(cu, logits, s->view, &s->scratch, first);
-    });
+    run(be, "sample", logits, NULL,
+        [&](struct cuda *cu) { cuda_sample(cu, logits, s->view, &s->scratch, first); });
+    run(be, "logprobs", logits, NULL,
+        [&](struct cuda *cu) { cuda_logprobs(cu, logits, s->view, &s->scratch, first); });
 }
 
 void launch_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,

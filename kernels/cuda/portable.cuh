@@ -83,6 +83,12 @@ __device__ __forceinline__ void prefetch_l2(const void *global)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
 }
 
+/* Half a microsecond, for a thread that looks again and again. */
+__device__ __forceinline__ void device_pause()
+{
+    __nanosleep(500);
+}
+
 /* T *const name: the block's dynamic shared memory, 16-byte aligned. */
 #define DYN_SHARED(T, name)                                                                        \
     extern __shared__ __align__(16) unsigned char dyn_shared_bytes[];                              \

@@ -23,6 +23,7 @@ struct cuda_host_call {
     int n_ref;
     dim3 grid, block;
     size_t shared_bytes;
+    const char *range; /* of NVTX, that it was launched in */
 };
 
 /* For cuBLASLt's double too, which is a library of its own. */
@@ -82,7 +83,7 @@ cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cud
     }
     auto *const call =
         new (memory) call_type{{cuda_host_run<P...>, reinterpret_cast<const void *>(kernel), name,
-                                file, line, queue.overlaps, 1, grid, block, shared_bytes},
+                                file, line, queue.overlaps, 1, grid, block, shared_bytes, ""},
                                kernel,
                                std::tuple<P...>(args...)};
     int i = 0;
@@ -108,6 +109,10 @@ static inline void grid_wait(CUDA_HOST_HERE)
 static inline void prefetch_l2(const void *global)
 {
     (void)*static_cast<const volatile unsigned char *>(global);
+}
+
+static inline void device_pause()
+{
 }
 
 /* ---- dynamic shared memory ------------------------------------------------------------------ */

@@ -8,6 +8,7 @@
  *   graph.cc        captured work
  *   block.cc        runs the threads of a block: order, barriers, diagnosis
  *   warp.cc         shuffles, votes, reductions, the matrix instruction; asynchronous copies
+ *   trace.cc        what was asked for, for who counts it
  *   fiber.cc        stacks and switching between them
  *   cublaslt.cc     matrix products
  *
@@ -40,8 +41,10 @@ struct environment {
     int code; /* that kernels were compiled for */
     size_t memory_bytes;
     enum thread_order order;
-    uint64_t random;  /* state */
-    const char *hang; /* waits take as long as this file is there. NULL: none does */
+    uint64_t random;   /* state */
+    const char *hang;  /* waits take as long as this file is there. NULL: none does */
+    const char *trace; /* trace.cc's file. NULL: none */
+    bool is_idle;      /* nothing is run, copied or filled */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;
@@ -113,6 +116,16 @@ void stream_run_all(void);
 /* Whether a stream is being captured, when much is forbidden: the capture then ends with an error.
  */
 bool stream_spoils_capture(void);
+
+/* ---- trace.cc ------------------------------------------------------------------------------- */
+
+/* The innermost range that is open; "" without. Kept for ever. */
+const char *trace_range(void);
+void trace_launch(const struct cuda_host_call *call);
+void trace_graph(size_t n_launch);
+void trace_copy(int kind, size_t bytes);
+void trace_fill(size_t bytes);
+void trace_wait(void);
 
 /* ---- block.cc ------------------------------------------------------------------------------- */
 

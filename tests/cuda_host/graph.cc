@@ -86,6 +86,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
             error = launch_error(node.call);
         }
     }
+    if (error == cudaSuccess) {
+        trace_graph(exec->graph.nodes.size());
+    }
     for (const struct work &node : exec->graph.nodes) {
         if (error == cudaSuccess) {
             struct work work = work_share(&node);

@@ -56,7 +56,9 @@ cudaError_t region_new(void **data, size_t bytes, enum memory_kind kind)
     if (posix_memalign(&memory, 256, bytes) != 0) {
         return cudaErrorMemoryAllocation;
     }
-    memory_fill(memory, POISON, bytes);
+    if (!environment_get()->is_idle) {
+        memory_fill(memory, POISON, bytes);
+    }
     regions.push_back({static_cast<char *>(memory), bytes, kind});
     if (kind == MEMORY_DEVICE) {
         device_bytes += bytes;

@@ -37,6 +37,11 @@ void run_until(const struct mark *mark);
 
 void work_run(const struct work *work)
 {
+    const bool moves =
+        work->kind == WORK_CALL || work->kind == WORK_COPY || work->kind == WORK_FILL;
+    if (moves && environment_get()->is_idle) {
+        return;
+    }
     switch (work->kind) {
     case WORK_CALL: block_run_grid(work->call, work->bank); break;
     case WORK_COPY: {
@@ -60,7 +65,7 @@ void run_first(struct cuda_host_stream *stream)
     struct work work = stream->queue.front();
     stream->queue.pop_front();
     memory_open();
-    if (work.kind == WORK_CALL && !stream->queue.empty()) {
+    if (work.kind == WORK_CALL && !stream->queue.empty() && !environment_get()->is_idle) {
         struct work *const next = &stream->queue.front();
         if (next->kind == WORK_CALL && next->call->overlaps) {
             next->bank = block_begin(next->call, work.bank != 0);
@@ -180,6 +185,9 @@ cudaError_t stream_append(struct cuda_host_stream *stream, struct work *work)
     } else if (stream->is_blocking) {
         stream_run(&default_stream);
     }
+    if (work->kind == WORK_CALL) {
+        trace_launch(work->call);
+    }
     stream->queue.push_back(*work);
     return cudaSuccess;
 }
@@ -187,6 +195,7 @@ cudaError_t stream_append(struct cuda_host_stream *stream, struct work *work)
 cudaError_t stream_wait_begin(void)
 {
     hang();
+    trace_wait();
     const cudaError_t error = inject(INJECT_SYNC);
     if (api_refused() != cudaSuccess) {
         lose(&default_stream);

@@ -67,6 +67,7 @@ cudaError_t copy(struct work *work, enum cudaMemcpyKind kind, struct cuda_host_s
         }
         memory_copy(work->staged, work->src, src_bytes);
     }
+    trace_copy(kind, work->width * work->height);
     const cudaError_t error = stream_append(stream, work);
     if (error == cudaSuccess && dst == MEMORY_PAGEABLE && stream->capture == nullptr) {
         stream_run(stream);
@@ -99,6 +100,7 @@ cudaError_t cuda_host_launch(struct cuda_host_call *call, cudaStream_t stream)
     struct work work = {};
     work.kind = WORK_CALL;
     work.call = call;
+    call->range = trace_range();
     cudaError_t error = api_refused();
     if (error == cudaSuccess) {
         error = inject(INJECT_LAUNCH);
@@ -156,5 +158,6 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     work.dst = static_cast<char *>(dst);
     work.width = bytes;
     work.value = value;
+    trace_fill(bytes);
     return api_end(stream_append(stream_of(stream), &work));
 }

@@ -9,8 +9,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -18,7 +20,8 @@ static const char *const variables[] = {
     "CUDA_HOST_DRIVER",      "CUDA_HOST_SM",          "CUDA_HOST_MEMORY",
     "CUDA_HOST_FAIL_SYNC",   "CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
     "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
-    "CUDA_HOST_CODE",
+    "CUDA_HOST_CODE",        "CUDA_HOST_TRACE",       "PKMSERVE_CUDA_TRACE",
+    "NVTX_INJECTION64_PATH",
 };
 
 /* Each test begins with a fine device, and is skipped without a library. */
@@ -430,6 +433,64 @@ static void test_lost_device_stays(void **state)
     lose_device("30:226", "or a hardware error (cudaErrorContained)");
 }
 
+/* ---- names and times of ops ----------------------------------------------------------------- */
+
+static void test_times_of_ops_are_written_when_the_backend_is_closed(void **state)
+{
+    (void)state;
+    need_library();
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    assert_int_equal(setenv("PKMSERVE_CUDA_TRACE", path, 1), 0);
+    struct norms n = norms_new(fine_open());
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(norms_step(&n, 2, NULL), ERR_OK);
+    }
+    norms_free(&n);
+    char text[1000] = "";
+    const ssize_t length = read(file, text, sizeof text - 1);
+    (void)close(file);
+    (void)unlink(path);
+    assert_true(length > 0);
+    char due[100];
+    (void)snprintf(due, sizeof due, "\"op\":\"norm\",\"rows\":1,\"cols\":%d,\"inner\":0", D);
+    if (strstr(text, due) == NULL || strstr(text, "\"n\":6,") == NULL ||
+        strstr(text, "\"op\":\"nothing\"") == NULL || strstr(text, "\"n\":3,") == NULL) {
+        fail_msg("6 norms in 3 steps were traced as: %s", text);
+    }
+    assert_int_equal(setenv("PKMSERVE_CUDA_TRACE", "/no/such/folder/trace", 1), 0);
+    struct backend *be = NULL;
+    struct err err = {0};
+    assert_int_equal(cuda_open(&be, false, &err), ERR_ARGUMENT);
+    expect_words(&err, "PKMSERVE_CUDA_TRACE=/no/such/folder/trace cannot be written");
+}
+
+static void test_a_profiler_is_told_the_ops(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    need_double("CUDA_HOST_TRACE", path);
+    assert_int_equal(setenv("NVTX_INJECTION64_PATH", "a tool", 1), 0);
+    struct norms n = norms_new(fine_open());
+    assert_int_equal(norms_step(&n, 2, NULL), ERR_OK);
+    norms_free(&n);
+    FILE *const lines = fdopen(file, "r");
+    assert_non_null(lines);
+    char line[500];
+    char due[100];
+    int n_norm = 0;
+    (void)snprintf(due, sizeof due, "\tnorm rows=1 cols=%d\t", D);
+    while (fgets(line, sizeof line, lines) != NULL) {
+        n_norm += strncmp(line, "launch\t", 7) == 0 && strstr(line, due) != NULL;
+    }
+    (void)fclose(lines);
+    (void)unlink(path);
+    assert_int_equal(n_norm, 2);
+}
+
 /* ---- ops outside of steps, graphs --------------------------------------------------------------- */
 
 static void expect_normed(const struct norms *n)
@@ -552,6 +613,9 @@ int main(void)
         cmocka_unit_test_setup(test_failed_launch_stays_and_names_the_op, fine_device),
         cmocka_unit_test_setup(test_lost_device_stays, fine_device),
         cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_in_any_number, fine_device),
+        cmocka_unit_test_setup(test_times_of_ops_are_written_when_the_backend_is_closed,
+                               fine_device),
+        cmocka_unit_test_setup(test_a_profiler_is_told_the_ops, fine_device),
         cmocka_unit_test_setup(test_a_graph_keeps_its_shared_memory, fine_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
