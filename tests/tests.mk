@@ -20,6 +20,26 @@ gpu-programs: $(GPU_PROGRAMS) # for a rehearsal, and its test
 check-gpu: ## on a machine with a GPU: build, check, measure, write a report (8 minutes)
 	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/check.py $(CHECK_GPU)
 
+# What a GPU would do, counted without one: what the double is asked to launch, and what ptxas says of the kernels.
+# GPU_COUNT="--write kernels/cuda/COUNT.md" renews the table there.
+.PHONY: gpu-count
+GPU_COUNT_ARCH ?= 90 100
+GPU_COUNT_USAGE := $(if $(NVCC),$(foreach arch,$(GPU_COUNT_ARCH),$(patsubst %.cu,$(B)/gpu-count/sm_$(arch)/%.usage,\
+    $(wildcard kernels/cuda/*.cu))))
+gpu-count: cuda-host $(B)/tests/bench/bench_device $(GPU_COUNT_USAGE) ## count a GPU's launches, bytes, registers; no GPU needed
+	@$(PYTHON) tests/gpu/count.py --build $(B) --arch "$(GPU_COUNT_ARCH)" $(GPU_COUNT)
+define GPU_COUNT_RULE
+$(B)/gpu-count/sm_$(1)/%.ptx: %.cu
+	@mkdir -p $$(@D)
+	$$(call say,ptx)
+	$$(Q)$$(NVCC) $$(filter-out -lineinfo --compress-mode=size,$$(filter-out $$(CUDA_CODE),$$(NVCC_FLAGS))) \
+	    -arch=compute_$(1) -ptx -MMD -MP -o $$@ $$<
+$(B)/gpu-count/sm_$(1)/%.usage: $(B)/gpu-count/sm_$(1)/%.ptx
+	$$(Q)$$(dir $$(NVCC))ptxas -arch=sm_$(1) -O3 -v $$< -o /dev/null >$$@.new 2>&1 && mv $$@.new $$@
+.PRECIOUS: $(B)/gpu-count/sm_$(1)/%.ptx
+endef
+$(foreach arch,$(GPU_COUNT_ARCH),$(eval $(call GPU_COUNT_RULE,$(arch))))
+
 # ---- tests -------------------------------------------------------------------------------------
 
 # C tests: tests/<layer>/test_*.c, one cmocka program each, linked with the layers it may include.

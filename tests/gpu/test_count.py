@@ -1,0 +1,88 @@
+"""make gpu-count on a small model: what the double was asked for, what ptxas says, and what follows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("B", "build")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import count  # noqa: E402
+
+PTXAS = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN3a_cu1kIfEvv' for 'sm_90'
+ptxas info    : Function properties for _ZN3a_cu1kIfEvv
+    16 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 63 registers, used 1 barriers, 2048 bytes smem
+ptxas info    : Compiling entry function '_ZN3a_cu1lEv' for 'sm_90'
+ptxas info    : Function properties for _ZN3a_cu1lEv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 22 registers, used 0 barriers
+"""
+PTX = """.entry _ZN3a_cu1kIfEvv(
+mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}
+.entry _ZN3a_cu1lEv(
+ret;
+"""
+
+
+def test_words_of_ptxas_are_read():
+    found = count.parse_usage(PTXAS, PTX)
+    assert found == {"_ZN3a_cu1kIfEvv": count.Usage(63, 2048, 16, True), "_ZN3a_cu1lEv": count.Usage(22, 0, 0, False)}
+
+
+@pytest.mark.parametrize("registers,static,threads,dynamic,due", [
+    (63, 0, 128, 70336, 3),     # shared memory
+    (79, 0, 128, 22528, 6),     # registers
+    (254, 0, 64, 33792, 4),     # registers, in eights
+    (16, 0, 1024, 0, 2),        # threads
+    (16, 0, 32, 0, 32),         # blocks
+    (16, 2048, 128, 229376 - 4096, 1),
+])
+def test_blocks_on_a_multiprocessor(registers, static, threads, dynamic, due):
+    assert count.blocks_per_sm(count.Usage(registers, static, 0, False), threads, dynamic) == due
+
+
+@pytest.mark.parametrize("demangled,due", [
+    ("(anonymous namespace)::part_kernel<unsigned short, false>((anonymous namespace)::parts)",
+     "part_kernel<unsigned short, false>"),
+    ("void _GLOBAL__N__f5_12_attention_cu_37::kernel<float, (int)4>(float const*, int)", "kernel<float, (int)4>"),
+    ("rope(tensor, int)", "rope"),
+])
+def test_both_compilers_names_are_one(demangled, due):
+    assert count.bare_name(demangled) == due
+
+
+def test_an_ops_work_is_its_products_and_not_its_preparations():
+    rounding, product = ("linear_round", (1, 1024, 1), 128, 0), ("gemm", (8, 24, 1), 256, 65536)
+    op = count.Op("linear", 1024, 3072, 1024, "bf16", (rounding, product), 12)
+    assert count.main_launch(op, {}) == product
+    sample = (("groups", (30, 1, 1), 256, 0), ("rows", (1, 1, 1), 512, 0))
+    op = count.Op("sample", 1, 60000, 0, "f32", sample, 1)
+    assert count.main_launch(op, {}) == sample[0]
+    usage = {"rows": count.Usage(64, 0, 0, True)}
+    assert count.main_launch(op, usage) == sample[1]
+
+
+def test_a_small_models_steps_are_counted(tmp_path):
+    if not (BUILD / "libpkmserve_cudahost.so").exists():
+        pytest.skip("no double: make cuda-host")
+    path = tmp_path / "count.md"
+    done = subprocess.run([sys.executable, "tests/gpu/count.py", "--build", BUILD, "--arch", "", "--small", "--write",
+                           path], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = path.read_text()
+    assert "**Counted, not measured**" in text
+    for step, kind in (("decode of 1", "graph"), ("decode of 2", "graph"), ("prefill of 32", "eager"),
+                       ("score of 32", "eager")):
+        nodes = int(re.search(r"^\| %s \| (\d+) \| %s \|" % (step, kind), text, re.M).group(1))
+        rows = text.split("## %s, op by op" % step.capitalize())[1].split("\n## ")[0].splitlines()[4:]
+        assert sum(int(row.split("|")[2]) for row in rows if row) == nodes > 0, step
+        assert sum(row.startswith("| attention | 3 |") for row in rows) == 1, rows
+        assert sum(row.startswith("| pkm_search | 1 |") for row in rows) == 1, rows
+    assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer
