@@ -84,8 +84,9 @@ struct backend {
      * that a token has other bits as the one than as the other. Hence all rows of a step are of one
      * kind: step.is_drawn. Within a kind a row's bits depend on the row alone. */
     bool phases_apart;
-    int capture_max;    /* Steps of up to this many sequences, one row each, are captured as graphs
-                          * on first use: run one of each size before serving. 0 = no graphs */
+    /* Steps of up to this many sequences, one row each, are captured as graphs on first use: run
+     * one of each size before serving. 0 = no graphs. */
+    int capture_max;
     int64_t n_prepared; /* steps so far that ran as a graph. Guard: the engine's thread */
 };
 

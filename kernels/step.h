@@ -139,17 +139,18 @@ struct step {
     int n_adjust, n_allow; /* used entries of the lists */
     int n_ablate;          /* 0: no sequence has a knock-out list */
     int n_redirect;        /* 0: no sequence has redirections */
-    bool
-        is_drawn; /* of a backend with phases_apart: all rows hold tokens that were drawn, one of each
-                    * sequence; false: none does */
-    int ops_list;   /* not 0: steps of this number and as many rows call the same ops with the same
-                   * arguments, and read no result before the last one was called. A backend may
-                   * replay what it recorded of one of them */
-    int32_t *token; /* [n_tok] */
-    int32_t *pos;   /* [n_tok] position in its own sequence = index into its cache */
-    int32_t *lang;  /* [n_tok] language id; 0 where the model has no languages */
+    /* Of a backend with phases_apart: all rows hold tokens that were drawn, one of each sequence;
+     * false: none does. */
+    bool is_drawn;
+    /* Not 0: steps of this number and as many rows call the same ops with the same arguments, and
+     * read no result before the last one was called. A backend may replay what it recorded of one
+     * of them. */
+    int ops_list;
+    int32_t *token;     /* [n_tok] */
+    int32_t *pos;       /* [n_tok] position in its own sequence = index into its cache */
+    int32_t *lang;      /* [n_tok] language id; 0 where the model has no languages */
     int32_t *seq_first; /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
-                            * their positions are consecutive; seq_first[n_seq] = n_tok */
+                         * their positions are consecutive; seq_first[n_seq] = n_tok */
     int32_t *page;      /* [n_seq, n_page_max] cache pages: step_page says of which positions */
     int32_t *out_row;   /* [n_out] row of this output, ascending */
     uint8_t *out_want;  /* [n_out] enum out_want, never 0 */
