@@ -125,8 +125,8 @@ static enum err_code lying_finish(struct backend *be, struct step *step, struct 
 {
     const enum err_code code = honest->finish(be, step, err);
     const bool chunk = step->pos[0] > 0;
-    if ((errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk) ||
-        (errs_drawn && step->is_drawn && step->n_seq == 32)) {
+    if (step->is_drawn ? errs_drawn && step->n_seq == 32
+                       : (errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk)) {
         float *const last = &step->out_logprob[step->n_out - 1];
         *last = nextafterf(*last, 0.0f);
     }
