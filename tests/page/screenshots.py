@@ -20,7 +20,7 @@ WIDTH = 1080
 HEIGHTS = {"write": 720, "score": 840, "memory": 960, "now": 860}
 BYTES_MAX = 300 * 1024  # of all pictures, since they are in the repository
 SAMPLES = 31            # of the plots: a minute
-PROMPTS = ["It was a dark night, and", "The old man", "She said that", "In the morning"]
+PROMPTS = ["Once upon a time", "One day, Tom", "She said that", "In the morning"]
 
 
 def work(server, over, seed):
