@@ -229,13 +229,16 @@ static void reload_keys(struct server *server)
 }
 
 /* Large blocks are mapped by themselves, so that the system has them back when they are freed, and few
- * heaps are kept; what is free in those goes back in memory_trim. */
+ * heaps are kept; what is free in those goes back in memory_trim. That gives back all but the end of a
+ * heap, which free() gives back when a block joins it; so blocks join at once, and do not wait in fast
+ * bins for a trim that would be too late for them. */
 static void memory_begin(void)
 {
 #ifdef __GLIBC__
     (void)mallopt(M_MMAP_THRESHOLD, 64 << 10);
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 20);
     (void)mallopt(M_ARENA_MAX, 4);
+    (void)mallopt(M_MXFAST, 0);
 #endif
 }
 
