@@ -90,6 +90,7 @@ static struct step_limits step_limits_of(const struct engine_options *o,
         .d_model = info->d_attention,
         .n_head = info->n_head,
         .n_span_max = model_span_max(info),
+        .n_fetch_bytes = lookups_fetch_bytes(info, o->max_batch_tokens),
     };
 }
 
@@ -253,6 +254,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
                          o->overlay_dir, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
+        lookups_open(&engine->lookups, o->max_seqs, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
         pkm_counts_open(&engine->counts, info, o->model_dir, o->memory_counts ? o->max_seqs : 0,
                         err) != ERR_OK ||
@@ -265,23 +267,15 @@ static enum err_code reserve(struct engine *engine, struct err *err)
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
     engine->bulk_budget[0].rows = engine->bulk_budget[1].rows = o->max_batch_tokens;
-    for (int m = 0; m < info->n_memory; m++) {
-        const int n = info->memory[m].shape.n_head * info->memory[m].shape.k_top;
-        engine->n_hit_column = n > engine->n_hit_column ? n : engine->n_hit_column;
-    }
     const size_t n_seq = (size_t)o->max_seqs;
-    const size_t n_hit = (size_t)limits.n_tok_max * (size_t)engine->n_hit_column + 1;
     engine->text_max = engine->tokenizer != NULL ? tokenizer_bytes_max(engine->tokenizer) + 16 : 1;
     engine->sequence = calloc(n_seq, sizeof *engine->sequence);
     engine->free = calloc(n_seq, sizeof *engine->free);
     engine->active = calloc(n_seq, sizeof *engine->active);
     engine->plan = calloc(n_seq, sizeof *engine->plan);
-    engine->hit_slots = calloc(n_hit, sizeof *engine->hit_slots);
-    engine->hit_weights = calloc(n_hit, sizeof *engine->hit_weights);
     engine->text = malloc(engine->text_max);
     if (engine->sequence == NULL || engine->free == NULL || engine->active == NULL ||
-        engine->plan == NULL || engine->hit_slots == NULL || engine->hit_weights == NULL ||
-        engine->text == NULL) {
+        engine->plan == NULL || engine->text == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for %d sequences: lower --max-seqs",
                        o->max_seqs);
     }
@@ -472,8 +466,7 @@ void engine_close(struct engine *engine)
     free(engine->free);
     free(engine->active);
     free(engine->plan);
-    free(engine->hit_slots);
-    free(engine->hit_weights);
+    lookups_close(&engine->lookups);
     free(engine->text);
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);

@@ -1,100 +1,175 @@
 /* What becomes of a step's memory look-ups: see lookups.h. */
-#include "engine/lookups.h"
+#include "engine/loop.h"
 
-/* Copies the memory look-ups into the traces of the sequences that keep one. */
-static void trace_step(struct engine *engine)
+#include <stdlib.h>
+
+static int64_t column_of(const struct pkm_info *memory)
 {
-    const struct model_info *const info = model_info(engine->model);
-    bool wanted = false;
-    for (int i = 0; i < engine->n_active; i++) {
-        wanted = wanted || (engine->active[i]->n_row > 0 && engine->active[i]->item->traced);
+    return (int64_t)memory->shape.n_head * memory->shape.k_top;
+}
+
+enum err_code lookups_open(struct lookups *lookups, int max_seqs, struct err *err)
+{
+    *lookups = (struct lookups){0};
+    lookups->range = calloc((size_t)max_seqs + 2, sizeof *lookups->range);
+    return lookups->range != NULL
+               ? ERR_OK
+               : err_set(err, ERR_MEMORY, "no memory for the look-ups of %d sequences", max_seqs);
+}
+
+void lookups_close(struct lookups *lookups)
+{
+    free(lookups->range);
+    *lookups = (struct lookups){0};
+}
+
+/* All rows may be traced; the sample and the overlays' count have rows of their own beside them. */
+int64_t lookups_fetch_bytes(const struct model_info *info, int n_tok_max)
+{
+    int64_t n_column = 0;
+    for (int m = 0; m < info->n_memory; m++) {
+        n_column += column_of(&info->memory[m]);
     }
-    for (int m = 0; wanted && m < info->n_memory; m++) {
-        struct tensor slots;
-        struct tensor weights;
-        model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &weights);
-        CHECK(slots.cols <= engine->n_hit_column && slots.cols == weights.cols);
-        for (int i = 0; i < engine->n_active; i++) {
-            const struct sequence *const seq = engine->active[i];
-            if (seq->n_row > 0 && seq->item->traced) {
-                const struct tensor rows = tensor_rows(slots, seq->row_first, seq->n_row);
-                engine->be->op->download(engine->be, engine->hit_slots, rows);
-                engine->be->op->download(engine->be, engine->hit_weights,
-                                         tensor_rows(weights, seq->row_first, seq->n_row));
-                sequence_trace(seq, m, engine->hit_slots, engine->hit_weights, (int)slots.cols);
-            }
-        }
+    const int64_t bytes = (int64_t)sizeof(int32_t) + (int64_t)sizeof(float);
+    return ((int64_t)n_tok_max + TOTALS_ROW_MAX + 1) * n_column * bytes;
+}
+
+/* ---- choosing rows -------------------------------------------------------------------------- */
+
+static void want(struct lookups *lookups, int first, int n)
+{
+    if (n > 0) {
+        struct lookup_range *const range = &lookups->range[lookups->n_range++];
+        range->first = first;
+        range->n = n;
     }
 }
 
-/* In one of so many steps with overlays, counts how many look-ups of one row were answered by an
- * overlay. */
-static void count_overlays(struct engine *engine)
+static void want_traced(struct engine *engine)
 {
-    enum { EVERY = 16 };
-    const struct model_info *const info = model_info(engine->model);
-    if (engine->step->n_redirect == 0 || engine->n_overlay_step++ % EVERY != 0) {
-        return;
-    }
-    for (int i = 0; i < engine->n_active; i++) { /* the sequences take turns */
-        const int at =
-            (int)((engine->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)engine->n_active);
-        const struct sequence *const seq = engine->active[at];
-        const struct request_overlays *const overlays = &seq->job->request->overlays;
-        if (seq->n_row == 0 || overlays->n == 0) {
+    struct lookups *const lookups = &engine->lookups;
+    for (int i = 0; i < engine->n_active; i++) {
+        const struct sequence *const seq = engine->active[i];
+        if (seq->n_row == 0 || !seq->item->traced) {
             continue;
         }
-        for (int m = 0; m < info->n_memory; m++) {
-            struct tensor slots;
-            struct tensor weights;
-            model_pkm_hits(engine->model, m, engine->step->n_tok, &slots, &weights);
-            const int row = seq->row_first + seq->n_row - 1;
-            engine->be->op->download(engine->be, engine->hit_slots, tensor_rows(slots, row, 1));
-            overlays_count(engine->overlays, overlays, model_table_of(info, m), engine->hit_slots,
-                           (int)slots.cols);
+        struct lookup_range *const last =
+            lookups->n_range > 0 ? &lookups->range[lookups->n_range - 1] : NULL;
+        if (last != NULL && last->first + last->n == seq->row_first) {
+            last->n += seq->n_row;
+        } else {
+            want(lookups, seq->row_first, seq->n_row);
         }
-        return;
     }
 }
 
-/* Adds the step's look-ups to the counts of all traffic. */
-static void count_slots(struct engine *engine)
+/* In one of so many steps with overlays, whose last row shows how many look-ups overlays answer: the
+ * sequences take turns. */
+static struct sequence *choose_overlaid(struct engine *engine)
 {
+    enum { EVERY = 16 };
+    struct lookups *const lookups = &engine->lookups;
+    struct sequence *chosen = NULL;
+    for (int i = 0; chosen == NULL && i < engine->n_active; i++) {
+        const uint32_t at =
+            (lookups->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)engine->n_active;
+        struct sequence *const seq = engine->active[at];
+        chosen = seq->n_row > 0 && seq->job->request->overlays.n > 0 ? seq : NULL;
+    }
+    return chosen != NULL && lookups->n_overlay_step++ % EVERY == 0 ? chosen : NULL;
+}
+
+void lookups_ask(struct engine *engine)
+{
+    struct lookups *const lookups = &engine->lookups;
     const struct model_info *const info = model_info(engine->model);
-    const bool is_host = engine->be->is_host;
-    const int n_tok = engine->step->n_tok;
+    struct step *const step = engine->step;
+    lookups->n_range = 0;
+    if (info->n_memory == 0) {
+        return;
+    }
+    lookups->n_sampled = pkm_totals_due(&engine->totals, step->n_tok, &lookups->sampled_first);
+    lookups->overlaid = choose_overlaid(engine);
+    if (engine->be->is_host ||
+        engine->counts.n_seq > 0) { /* where it costs nothing, or all count */
+        want(lookups, 0, step->n_tok);
+    } else {
+        want_traced(engine);
+        want(lookups, lookups->sampled_first, lookups->n_sampled);
+        if (lookups->overlaid != NULL) {
+            want(lookups, lookups->overlaid->row_first + lookups->overlaid->n_row - 1, 1);
+        }
+    }
     for (int m = 0; m < info->n_memory; m++) {
         struct tensor slots;
         struct tensor weights;
-        model_pkm_hits(engine->model, m, n_tok, &slots, &weights);
-        CHECK(slots.stride == slots.cols && weights.stride == weights.cols);
-        if (!is_host) {
-            engine->be->op->download(engine->be, engine->hit_slots, tensor_head(slots, n_tok));
-            engine->be->op->download(engine->be, engine->hit_weights, tensor_head(weights, n_tok));
-        }
-        for (int i = 0; i < engine->n_active; i++) {
-            const struct sequence *const seq = engine->active[i];
-            const int64_t first = seq->row_first * slots.cols;
-            if (seq->n_row > 0) {
-                pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence),
-                               (is_host ? (const int32_t *)slots.data : engine->hit_slots) + first,
-                               (is_host ? (const float *)weights.data : engine->hit_weights) +
-                                   first,
-                               seq->n_row * slots.cols);
-            }
+        model_pkm_hits(engine->model, m, step->n_tok, &slots, &weights);
+        CHECK(slots.cols == column_of(&info->memory[m]) && weights.cols == slots.cols);
+        for (int i = 0; i < lookups->n_range; i++) {
+            struct lookup_range *const range = &lookups->range[i];
+            range->slots[m] =
+                engine->be->op->fetch(engine->be, step, tensor_rows(slots, range->first, range->n));
+            range->weights[m] = engine->be->op->fetch(engine->be, step,
+                                                      tensor_rows(weights, range->first, range->n));
         }
     }
-    pkm_counts_end_step(&engine->counts, n_tok);
+}
+
+/* ---- taking them ---------------------------------------------------------------------------- */
+
+/* The look-ups of rows first .. first+n-1 in memory m, which were asked for. */
+static void find(const struct engine *engine, int m, int first, int n, const int32_t **slots,
+                 const float **weights)
+{
+    const struct lookups *const lookups = &engine->lookups;
+    const struct lookup_range *range = lookups->range;
+    while (range < lookups->range + lookups->n_range &&
+           (first < range->first || first + n > range->first + range->n)) {
+        range++;
+    }
+    CHECK(range < lookups->range + lookups->n_range);
+    const int64_t at = (first - range->first) * column_of(&model_info(engine->model)->memory[m]);
+    *slots = range->slots[m] + at;
+    *weights = range->weights[m] + at;
 }
 
 void lookups_take(struct engine *engine)
 {
-    trace_step(engine);
-    if (engine->counts.n_seq > 0) {
-        count_slots(engine);
+    struct lookups *const lookups = &engine->lookups;
+    const struct model_info *const info = model_info(engine->model);
+    const bool counts = engine->counts.n_seq > 0;
+    const int32_t *slots = NULL;
+    const float *weights = NULL;
+    for (int m = 0; m < info->n_memory; m++) {
+        const int n_column = (int)column_of(&info->memory[m]);
+        for (int i = 0; i < engine->n_active; i++) {
+            const struct sequence *const seq = engine->active[i];
+            if (seq->n_row == 0 || !(counts || seq->item->traced)) {
+                continue;
+            }
+            find(engine, m, seq->row_first, seq->n_row, &slots, &weights);
+            if (seq->item->traced) {
+                sequence_trace(seq, m, slots, weights, n_column);
+            }
+            if (counts) {
+                pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence), slots,
+                               weights, (int64_t)seq->n_row * n_column);
+            }
+        }
+        if (lookups->n_sampled > 0) {
+            find(engine, m, lookups->sampled_first, lookups->n_sampled, &slots, &weights);
+            pkm_totals_take(&engine->totals, info, m, lookups->n_sampled, slots, weights);
+        }
+        if (lookups->overlaid != NULL) {
+            const struct sequence *const seq = lookups->overlaid;
+            find(engine, m, seq->row_first + seq->n_row - 1, 1, &slots, &weights);
+            overlays_count(engine->overlays, &seq->job->request->overlays, model_table_of(info, m),
+                           slots, n_column);
+        }
     }
-    pkm_totals_take(&engine->totals, engine->be, engine->model, engine->step->n_tok);
-    count_overlays(engine);
+    if (counts) {
+        pkm_counts_end_step(&engine->counts, engine->step->n_tok);
+    }
 }
 
 /* ---- for other threads ---------------------------------------------------------------------- */

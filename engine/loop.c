@@ -400,6 +400,7 @@ static enum err_code run_step(struct engine *engine, int64_t begin_us, struct er
     engine->be->op->step_begin(engine->be, engine->step);
     model_forward(engine->model, engine->step, NULL);
     engine->be->op->submit(engine->be, engine->step);
+    lookups_ask(engine);
     publish_wake(&engine->publisher);
     pkm_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
     if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK ||

@@ -4,6 +4,7 @@
 #define ENGINE_LOOP_H
 
 #include "engine/kvpages.h"
+#include "engine/lookups.h"
 #include "engine/pkm_counts.h"
 #include "engine/pkm_totals.h"
 #include "engine/engine.h"
@@ -34,12 +35,9 @@ struct engine {
     struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
     int n_bulk_row;                         /* in the current step */
     bool has_interactive;                   /* interactive sequences run */
-    int n_in_a_row;          /* interactive sequences admitted since the last bulk one */
-    int32_t *hit_slots;      /* [n_tok_max, n_hit_column] memory look-ups of a step */
-    float *hit_weights;      /* same */
-    int n_hit_column;        /* widest memory; 0 = none */
-    uint32_t n_overlay_step; /* steps with overlays */
-    char *text;              /* [text_max] scratch of the detokeniser */
+    int n_in_a_row;         /* interactive sequences admitted since the last bulk one */
+    struct lookups lookups; /* of the current step */
+    char *text;             /* [text_max] scratch of the detokeniser */
     size_t text_max;
     int64_t files_us;                /* when the model's files are checked next */
     bool backlog;                    /* the last admission left requests in the queue */

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Written by the engine thread alone. */
 struct pkm_total {
@@ -43,29 +44,28 @@ void pkm_totals_close(struct pkm_totals *totals)
     *totals = (struct pkm_totals){0};
 }
 
-void pkm_totals_take(struct pkm_totals *totals, struct backend *be, const struct model *model,
-                     int n_tok)
+int pkm_totals_due(struct pkm_totals *totals, int n_tok, int *first)
 {
-    const struct model_info *const info = model_info(model);
-    CHECK(totals->n_row == 0);
     totals->n_due += n_tok;
     int n = totals->n_due / TOTALS_EVERY;
     totals->n_due %= TOTALS_EVERY;
-    if (n == 0 || info->n_memory == 0) {
-        return;
-    }
     n = n < TOTALS_ROW_MAX ? n : TOTALS_ROW_MAX;
     n = n < n_tok ? n : n_tok;
-    /* Multiples of the golden ratio are spread evenly, whatever the sizes of the steps. */
-    const uint64_t place = (uint64_t)(totals->turn++ * 2654435769u);
-    const int64_t first = (int64_t)(place * (uint64_t)(n_tok - n + 1) >> 32);
-    for (int m = 0; m < info->n_memory; m++) {
-        struct tensor slots;
-        struct tensor weights;
-        model_pkm_hits(model, m, n_tok, &slots, &weights);
-        be->op->download(be, totals->slots[m], tensor_rows(slots, first, n));
-        be->op->download(be, totals->weights[m], tensor_rows(weights, first, n));
+    if (n >
+        0) { /* multiples of the golden ratio are spread evenly, whatever the sizes of the steps */
+        const uint64_t place = (uint64_t)(totals->turn++ * 2654435769u);
+        *first = (int)(place * (uint64_t)(n_tok - n + 1) >> 32);
     }
+    return n;
+}
+
+void pkm_totals_take(struct pkm_totals *totals, const struct model_info *info, int m, int n,
+                     const int32_t *slots, const float *weights)
+{
+    const size_t n_hit = (size_t)n * column_of(&info->memory[m]);
+    CHECK(totals->n_row == 0 || (m > 0 && totals->n_row == n));
+    memcpy(totals->slots[m], slots, n_hit * sizeof *slots);
+    memcpy(totals->weights[m], weights, n_hit * sizeof *weights);
     totals->n_row = n;
 }
 

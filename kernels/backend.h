@@ -58,6 +58,10 @@ struct backend_ops {
     /* Starts the ops since step_begin where they do not run as they are called (is_async), and
      * returns without waiting for them. */
     void (*submit)(struct backend *be, struct step *step);
+    /* Brings src to the host with the step's results, without a wait of its own. After submit and
+     * before finish. src has no gaps between rows; of one step at most limits.n_fetch_bytes are
+     * fetched. Returns where they are from finish until the next step_begin. Borrowed. */
+    const void *(*fetch)(struct backend *be, struct step *step, struct tensor src);
     /* Submits if that has not been done, waits for all ops since step_begin, makes the results
      * readable, reports the first failure. */
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);

@@ -33,6 +33,7 @@ struct step_limits {
     int n_span_max; /* keys that a head of span_attention sees: its window and the persistent ones;
                      * 0 = never called. Where it is set, a sequence's pages are a ring of
                      * n_page_max: see step_page */
+    int64_t n_fetch_bytes; /* what a device keeps room for beside the results: backend.h, fetch */
 };
 
 /* One token's correction of its logit. Applied in this order, z being the logit (OpenAI's and the

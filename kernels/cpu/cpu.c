@@ -125,6 +125,7 @@ static const struct backend_ops cpu_ops = {
     .memory_available = host_memory_available,
     .step_begin = cpu_step_begin,
     .submit = host_submit,
+    .fetch = host_fetch,
     .finish = host_finish,
     .measure = cpu_measure,
     .compute = {OP_LIST(CPU_SLOT)},

@@ -293,6 +293,7 @@ static const struct backend_ops cuda_ops = {
     .memory_available = resource_memory_available,
     .step_begin = cuda_step_begin,
     .submit = cuda_step_submit,
+    .fetch = cuda_step_fetch,
     .finish = cuda_step_finish,
     .measure = measure_rates,
     .compute = {OP_LIST(LAUNCH_SLOT)},

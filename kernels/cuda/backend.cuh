@@ -41,6 +41,7 @@ enum err_code cuda_step_new(struct backend *be, struct step **step,
 void cuda_step_free(struct backend *be, struct step *step);
 void cuda_step_begin(struct backend *be, struct step *step);
 void cuda_step_submit(struct backend *be, struct step *step);
+const void *cuda_step_fetch(struct backend *be, struct step *step, struct tensor src);
 enum err_code cuda_step_finish(struct backend *be, struct step *step, struct err *err);
 
 /* Outputs first .. first+n-1 will have been computed when the step ends: finish hands them out. */

@@ -11,7 +11,8 @@
  *
  * out_token goes both ways: a target may be a token drawn earlier. Only the view's own address is
  * fixed; it says where the arrays are in this step. After the ops, one copy brings the results into
- * a second pinned block, and finish hands those out that were asked for and computed.
+ * a second pinned block, and finish hands those out that were asked for and computed. Behind them in
+ * that block is what is fetched, a copy each, in the same wait.
  *
  * One block each way suffices: begin waits if the device still works, so what it packs over has
  * been read, and results are handed out before the next begin. */
@@ -28,11 +29,12 @@ struct out_range {
 };
 
 struct step_inside {
-    char *device;                  /* Owner */
-    char *up;                      /* Owner: pinned, what is uploaded */
-    char *down;                    /* Owner: pinned, what was downloaded */
-    size_t bytes;                  /* of device and up; down needs less and has as much */
-    struct step_view view;         /* of this step */
+    char *device;          /* Owner */
+    char *up;              /* Owner: pinned, what is uploaded */
+    char *down;            /* Owner: pinned, what was downloaded */
+    size_t bytes;          /* of device and up; down has as much, and limits.n_fetch_bytes */
+    size_t fetched;        /* bytes of these in this step */
+    struct step_view view; /* of this step */
     size_t down_first, down_bytes; /* of this step, in device */
     struct out_range ready;
 };
@@ -171,7 +173,9 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
         in->up = static_cast<char *>(up);
     }
     if (code == ERR_OK) {
-        code = resource_pinned_new(cu, &down, in->bytes, "the step's download", err);
+        code =
+            resource_pinned_new(cu, &down, in->bytes + static_cast<size_t>(limits->n_fetch_bytes),
+                                "the step's download", err);
         in->down = static_cast<char *>(down);
     }
     if (code == ERR_OK) {
@@ -249,6 +253,7 @@ void cuda_step_begin(struct backend *be, struct step *step)
         (void)graphs_wait(cu);
     }
     in->ready = {INT64_MAX, 0};
+    in->fetched = 0;
     struct pack p = {in->up, in->device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
     in->view = pack_step(&p, step, n_page, &in->down_first);
@@ -285,6 +290,25 @@ void cuda_step_submit(struct backend *be, struct step *step)
                                       cudaMemcpyDeviceToHost, cu->stream),
                       "step download");
     }
+}
+
+/* After a failure it is 0: nobody shall read what was never written. */
+const void *cuda_step_fetch(struct backend *be, struct step *step, struct tensor src)
+{
+    struct cuda *const cu = cuda_of(be);
+    struct step_inside *const in = inside_of(cuda_step_of(step));
+    const size_t bytes =
+        static_cast<size_t>(src.rows) * static_cast<size_t>(src.cols) * dtype_bytes(src.dtype);
+    CHECK(src.stride == src.cols && !graphs_is_open(cu));
+    CHECK(in->fetched + bytes <= static_cast<size_t>(step->limits.n_fetch_bytes));
+    char *const host = in->down + in->bytes + in->fetched;
+    in->fetched += bytes;
+    if (cu->failure.code != ERR_OK ||
+        !cuda_ok(cu, cudaMemcpyAsync(host, src.data, bytes, cudaMemcpyDeviceToHost, cu->stream),
+                 "fetch")) {
+        memset(host, 0, bytes);
+    }
+    return host;
 }
 
 /* The address of an array of the device's block in the downloaded copy. */

@@ -42,6 +42,14 @@ void host_submit(struct backend *be, struct step *step)
     (void)step;
 }
 
+const void *host_fetch(struct backend *be, struct step *step, struct tensor src)
+{
+    (void)be;
+    (void)step;
+    CHECK(src.stride == src.cols);
+    return src.data;
+}
+
 enum err_code host_finish(struct backend *be, struct step *step, struct err *err)
 {
     (void)be;

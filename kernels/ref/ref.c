@@ -93,6 +93,7 @@ static const struct backend_ops ref_ops = {
     .memory_available = host_memory_available,
     .step_begin = host_step_begin,
     .submit = host_submit,
+    .fetch = host_fetch,
     .finish = host_finish,
     .measure = ref_measure,
     .compute = {OP_LIST(REF_SLOT)},

@@ -347,8 +347,11 @@ struct norms {
 
 static struct norms norms_new(struct backend *be)
 {
-    const struct step_limits limits = {
-        .n_tok_max = 1, .n_seq_max = 1, .n_page_max = 1, .n_out_max = 1};
+    const struct step_limits limits = {.n_tok_max = 1,
+                                       .n_seq_max = 1,
+                                       .n_page_max = 1,
+                                       .n_out_max = 1,
+                                       .n_fetch_bytes = 2 * D * (int64_t)sizeof(float)};
     struct norms n = {.be = be};
     float host[4][D];
     for (int c = 0; c < D; c++) {
@@ -491,6 +494,65 @@ static void test_a_profiler_is_told_the_ops(void **state)
     assert_int_equal(n_norm, 2);
 }
 
+/* ---- what is fetched ---------------------------------------------------------------------------- */
+
+static int count_lines(FILE *lines, const char *begin)
+{
+    char line[500];
+    int n = 0;
+    rewind(lines);
+    while (fgets(line, sizeof line, lines) != NULL) {
+        n += strncmp(line, begin, strlen(begin)) == 0;
+    }
+    return n;
+}
+
+static void test_what_is_fetched_costs_no_wait(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    need_double("CUDA_HOST_TRACE", path);
+    struct norms n = norms_new(fine_open());
+    FILE *const lines = fdopen(file, "r");
+    assert_non_null(lines);
+    assert_int_equal(norms_step(&n, 1, NULL), ERR_OK);
+    const int before = count_lines(lines, "wait");
+    assert_int_equal(norms_step(&n, 1, NULL), ERR_OK);
+    const int plain = count_lines(lines, "wait") - before;
+    n.be->op->step_begin(n.be, n.step);
+    op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    n.be->op->submit(n.be, n.step);
+    const float *const y = n.be->op->fetch(n.be, n.step, n.y);
+    const float *const x = n.be->op->fetch(n.be, n.step, n.x);
+    assert_int_equal(n.be->op->finish(n.be, n.step, NULL), ERR_OK);
+    assert_int_equal(count_lines(lines, "wait") - before, 2 * plain);
+    (void)fclose(lines);
+    (void)unlink(path);
+    float normed[D];
+    n.be->op->download(n.be, normed, n.y);
+    assert_memory_equal(y, normed, sizeof normed);
+    assert_true(x[6] == 6 && x[D - 1] == (float)((D - 1) % 7));
+    norms_free(&n);
+}
+
+static void test_nothing_is_fetched_after_a_failure(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_FAIL_LAUNCH", "1");
+    struct norms n = norms_new(fine_open());
+    n.be->op->step_begin(n.be, n.step);
+    op_norm(n.be, n.y, n.x, n.gamma, n.beta, 1e-5f);
+    n.be->op->submit(n.be, n.step);
+    const float *const x = n.be->op->fetch(n.be, n.step, n.x);
+    assert_int_equal(n.be->op->finish(n.be, n.step, NULL), ERR_DEVICE);
+    for (int c = 0; c < D; c++) {
+        assert_true(x[c] == 0);
+    }
+    norms_free(&n);
+}
+
 /* ---- ops outside of steps, graphs --------------------------------------------------------------- */
 
 static void expect_normed(const struct norms *n)
@@ -613,6 +675,8 @@ int main(void)
         cmocka_unit_test_setup(test_failed_launch_stays_and_names_the_op, fine_device),
         cmocka_unit_test_setup(test_lost_device_stays, fine_device),
         cmocka_unit_test_setup(test_ops_run_outside_of_steps_and_in_any_number, fine_device),
+        cmocka_unit_test_setup(test_what_is_fetched_costs_no_wait, fine_device),
+        cmocka_unit_test_setup(test_nothing_is_fetched_after_a_failure, fine_device),
         cmocka_unit_test_setup(test_times_of_ops_are_written_when_the_backend_is_closed,
                                fine_device),
         cmocka_unit_test_setup(test_a_profiler_is_told_the_ops, fine_device),
