@@ -1,6 +1,8 @@
 /* Opening cuBLASLt: lt_library.cuh. Called once by linear_lt.cu, where fast math is allowed. */
 #include "kernels/cuda/lt_library.cuh"
 
+#if LT_IS_BUILT
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
@@ -51,3 +53,5 @@ enum err_code lt_library_open(struct lt_library *lt, struct err *err)
 #undef LT_FIND
     return ERR_OK;
 }
+
+#endif

@@ -49,6 +49,19 @@ $(CUDA_C:%.c=$(B)/%.host.o): $(B)/%.host.o: %.c
 	$(call say,C)
 	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<
 
+# The backend as a toolkit without cuBLASLt's headers makes it: the files that look for them, compiled once more.
+CUDA_NO_LT    := $(B)/tests/cuda_host/no_lt
+CUDA_NO_LT_CU := linear_lt linear_lt_none lt_library
+$(CUDA_NO_LT)/%.o: kernels/cuda/%.cu
+	@mkdir -p $(@D)
+	$(call say,C++)
+	$(Q)$(CXX) $(CUDA_HOST_CUDA) $(CUDA_HOST_FLAGS) '-DLT_HEADER=<no/cublasLt.h>' -c -o $@ $<
+$(CUDA_NO_LT)/libpkmserve_cudahost.so: $(CUDA_NO_LT_CU:%=$(CUDA_NO_LT)/%.o) \
+    $(filter-out $(CUDA_NO_LT_CU:%=$(B)/kernels/cuda/%.host.o),$(CUDA_HOST_CU)) $(filter-out %/cublaslt.o,$(CUDA_HOST_OBJ)) \
+    $(CUDA_C:%.c=$(B)/%.host.o)
+	$(call say,link)
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $^ $(CUDA_HOST_LINK) $(LDFLAGS) -Wl,-soname,$(@F)
+
 # The double's own test, plain and with what each sanitizer must find: the double is the same objects.
 CUDA_CASES := $(addprefix $(B)/tests/cuda_host/cases.,plain asan tsan)
 CUDA_CASES_plain :=
@@ -75,5 +88,5 @@ $(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.o,cases
 	$(call say,link)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $^ $(CUDA_HOST_LINK) $(LDFLAGS)
 ifeq ($(SANITIZE),)
-tests: $(CUDA_CASES)
+tests: $(CUDA_CASES) $(CUDA_NO_LT)/libpkmserve_cudahost.so
 endif

@@ -54,14 +54,17 @@ def library_environment(run):
     """The environment in which the CUDA library builds and opens.
 
     cuBLASLt's header and library belong to the toolkit; where only PyTorch has them, they are taken
-    from there. The library is opened when fast math is measured, from where LD_LIBRARY_PATH says.
+    from there, and where nobody has, the library builds without. The library is opened when fast math is measured, from where LD_LIBRARY_PATH says.
     """
     toolkit = Path(run.machine["nvcc"]).resolve().parents[1]
     folders = [str(p) for p in (toolkit / "lib64", toolkit / "lib") if p.exists()]
     env = {"NVCC": str(Path(run.machine["nvcc"]).resolve())}  # the Makefile looks beside it
     if not list(toolkit.glob("**/cublasLt.h")):
-        env["CPATH"] = ":".join(torch_folders("include"))
-        run.note("cublasLt.h is not in the toolkit: PyTorch's is taken")
+        torch = [p for p in torch_folders("include") if os.path.exists(os.path.join(p, "cublasLt.h"))]
+        run.note("cublasLt.h is not in the toolkit: " + (
+            "PyTorch's is taken" if torch else "the library is built without, fast math is left out"))
+        if torch:
+            env["CPATH"] = ":".join(torch_folders("include"))
     folders += torch_folders("lib")
     env["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), *folders]))
     return env

@@ -108,6 +108,16 @@ def test_fast_math_without_cublaslt_serves_and_says_what_is_missing(tmp_path):
     assert done.returncode == 0 and "cublasLt" not in done.stderr, "not asked for, not missed"
 
 
+def test_built_without_cublaslts_headers_it_serves_and_says_so():
+    """A toolkit may come without them: the library builds, and works as without fast math."""
+    done = run("serve", "--check", "--device", "cuda", "--deterministic", "off", *SMALL,
+               PKMSERVE_CUDA_LIBRARY=os.path.join(BUILD, "tests/cuda_host/no_lt/libpkmserve_cudahost.so"))
+    assert done.returncode == 0, done.stderr
+    why = json.loads(done.stdout)["backend"]["why"]
+    assert why.startswith("fast math is left out, own kernels multiply: this library was built without cuBLASLt; "
+                          "install its headers (cublasLt.h)"), why
+
+
 def test_values_are_not_read_in_place_from_the_file():
     line, _ = refused("--memory-placement", "mmap")
     assert "use device, or host" in line, line
