@@ -3,8 +3,8 @@
     check.py [--build build/gpu-check] [--budget 470] [--report FILE] [--only PART,...] [--no-build]
     check.py --rehearse DEVICE --build BUILD [...]     the same with tiny sizes on any backend
 
-Needs nvcc, a GPU, a C compiler, make, Python with NumPy; PyTorch for the comparison; no network. The parts
-run one after the other, each within a budget, all within --budget seconds; the report is written after each,
+Needs nvcc, a GPU, a C compiler, make, Python; NumPy for golden and bits, PyTorch for the comparison; no network.
+The parts run one after the other, each within a budget, all within --budget seconds; the report is written after each,
 so a part that fails, hangs or is cut costs the others nothing. Beside it, as FILE with the suffix .log,
 stands all that each command said. Exit status: 0 all is well, 1 something failed, 2 the check could not start
 (then there is neither).
@@ -19,7 +19,10 @@ import time
 import traceback
 from pathlib import Path
 
+import machine
+import ops
 import report
+import speed
 from run import ROOT, Run, say
 
 # part -> its budget in seconds, in the order of running; what one leaves, the later ones may use. The sum is
@@ -54,12 +57,24 @@ def require(run):
             run.fail("%s is not there" % (run.build / name))
 
 
-def parts(run, options):
-    import golden  # needs NumPy, which is checked before
-    import speed
-    table = {"build": build, "prepare": golden.prepare, "ops": golden.check_ops,
-             "golden": golden.check_golden, "bits": golden.check_bits,
-             "sanitizers": golden.check_sanitizers, "speed": speed.check_speed,
+def with_numpy(part):
+    """A part of golden.py: not run where this Python has no NumPy."""
+    def call(run):
+        try:
+            import golden
+        except ModuleNotFoundError as e:
+            if e.name != "numpy":
+                raise
+            run.note("not run: %s has no NumPy; PYTHON names another Python" % run.python)
+            return
+        getattr(golden, part)(run)
+    return call
+
+
+def parts(options):
+    table = {"build": build, "prepare": with_numpy("prepare"), "ops": ops.check_ops,
+             "golden": with_numpy("check_golden"), "bits": with_numpy("check_bits"),
+             "sanitizers": ops.check_sanitizers, "speed": speed.check_speed,
              "torch": speed.check_torch}
     wanted = options.only.split(",") if options.only else list(table)
     for name in set(wanted) - set(table):
@@ -69,7 +84,7 @@ def parts(run, options):
 
 
 def run_parts(run, options, path):
-    for name, part in parts(run, options):
+    for name, part in parts(options):
         run.begin(name, BUDGETS[name] * (options.patience if run.small else 1))
         try:
             part(run)
@@ -105,13 +120,6 @@ def start(options):
     device, small = options.rehearse or "cuda", options.rehearse is not None
     budget = options.budget * (options.patience if small else 1)
     run = Run(options.build, device, small, sys.executable, time.monotonic() + budget)
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        print("check-gpu: %s has no NumPy: name a Python that has, with PYTHON" % sys.executable,
-              file=sys.stderr)
-        return None
-    import machine
     run.begin("machine", BUDGETS["machine"], quiet=True)
     missing = machine.query(run)
     if missing is not None and not small:

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
 OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
+LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 
 
@@ -36,11 +37,16 @@ class Done:
     def good(self):
         return self.status == 0
 
+    @property
+    def late(self):
+        """Cut or never started since its time was over: that is no failure of what it checks."""
+        return self.status == 124
+
     def why(self):
         """The end of what it said, for a line of the report."""
         lines = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
         said = (self.err.strip().splitlines() or lines or ["it said nothing"])[-1]
-        how = "its time (%.0f s) was over" % self.seconds if self.status == 124 else (
+        how = "its time (%.0f s) was over" % self.seconds if self.late else (
             "exit status %d" % self.status)
         return "%s: %s" % (how, said[:300])
 
@@ -82,6 +88,7 @@ class Run:
     tables: dict = field(default_factory=dict)    # part -> list of Markdown rows of its own
     records: list = field(default_factory=list)   # JSON lines of the benchmarks
     seconds: dict = field(default_factory=dict)   # part -> time taken
+    late: list = field(default_factory=list)      # what the time of the running part did not suffice for
     log: Path = None                # where all that commands say is kept; before it is known, in early
     early: list = field(default_factory=list)
     part: str = ""
@@ -101,6 +108,10 @@ class Run:
 
     def end(self):
         self.seconds[self.part] += time.monotonic()
+        if self.late:
+            more = ["and %d more" % (len(self.late) - LATE_MAX)] if len(self.late) > LATE_MAX else []
+            self.note("not run, the part's time was over: " + "; ".join(self.late[:LATE_MAX] + more))
+        self.late = []
 
     def left(self):
         return self.part_end - time.monotonic()
@@ -114,6 +125,14 @@ class Run:
         with self.lock:
             self.notes.append((self.part, text))
         say("  " + text)
+
+    def lose(self, what, done, said=""):
+        """A command that did not end well has failed; but what its time did not suffice for is not run."""
+        if not done.late:
+            self.fail("%s: %s" % (what, said or done.why()))
+            return
+        with self.lock:
+            self.late.append(what + (" (cut after %.0f s)" % done.seconds if done.seconds > 0 else ""))
 
     # ---- the log -----------------------------------------------------------------------------
 

@@ -60,21 +60,19 @@ def check_speed(run):
     usual = ["--device", run.device]
     usual += [*SMALL, "--seconds", "0.001", "--cold-mb", "0"] if run.small else ["--seconds", "0.15"]
     for tag, flags, parts, env in SMALL_RUNS if run.small else RUNS:
+        name = "bench_device " + " ".join(flags + parts)
         done = run.command([run.program("tests/bench/bench_device"), *usual, *flags, *parts],
                            env=env)
         if env == OVERLAP and "do not overlap" in done.err:  # what was measured is not it
-            run.note("bench_device %s: %s" % (" ".join(flags + parts), done.why()))
+            run.note("%s: %s" % (name, done.why()))
             continue
         run.records += [{**record, "tag": tag} for record in done.records()]
         for rows in eager_steps(done.records()):
-            run.fail("bench_device %s: no decode step of %d rows ran as a graph: %s" % (
-                " ".join(flags + parts), rows, graph_line(done.err)))
-        if done.status == 124:
-            run.note("cut: bench_device %s: %s" % (" ".join(flags + parts), done.why()))
-        elif not done.good:
-            run.fail("bench_device %s: %s" % (" ".join(flags + parts), done.why()))
+            run.fail("%s: no decode step of %d rows ran as a graph: %s" % (name, rows, graph_line(done.err)))
+        if not done.good:
+            run.lose(name, done)
         elif "fast math" in done.err:  # there is no cuBLASLt: what was measured is not it
-            run.note("bench_device %s: %s" % (" ".join(flags + parts), done.why()))
+            run.note("%s: %s" % (name, done.why()))
 
 
 def check_torch(run):

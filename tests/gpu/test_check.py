@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("B", "build")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import golden  # noqa: E402
+import ops  # noqa: E402
 import report  # noqa: E402
 from run import Run  # noqa: E402
 
@@ -85,7 +85,7 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert re.search(r"\| pkm12 \| \d\.\de-\d\d \|", section(text, "Golden cases"))
     assert re.search(r"\| swilu-shared \| \d\.\de-\d\d \|", section(text, "Golden cases"))
     assert "12 of 12" in section(text, "The same bits however the work is cut")
-    assert section(text, "Ops against ref").count("0 failed") == 2 * len(golden.OPS)
+    assert section(text, "Ops against ref").count("0 failed") == 2 * len(ops.OPS)
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert "--tool memcheck" in (tmp_path / "sanitized").read_text()
     assert "A rehearsal with tiny sizes" in text
@@ -139,6 +139,45 @@ def test_a_failing_part_costs_the_others_nothing(tools, tmp_path):
     assert "not measured" in section(text, "Aims")
 
 
+def test_what_needs_numpy_is_not_run_without_it(tools, tmp_path):
+    """A bare machine's Python often has none: ops, sanitizers and speed do without."""
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "numpy.py").write_text("raise ModuleNotFoundError('none here', name='numpy')\n")
+    done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,golden,bits,sanitizers",
+                          PYTHONPATH=str(tmp_path / "bare"))
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    notes = section(text, "Not run, and notes")
+    for part in ("prepare", "golden", "bits"):
+        assert "- %s: not run: %s has no NumPy" % (part, sys.executable) in notes, notes
+    assert section(text, "compute-sanitizer").count("3 of 3") == 1, text
+
+
+def test_what_no_time_is_left_for_is_not_run_and_no_failure(tools, tmp_path):
+    done, text = rehearse(tools, tmp_path, "cpu", "--only", "prepare,ops,golden,bits,speed", "--patience", "0.0001")
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert "None of what was run." in section(text, "Failures")
+    notes = section(text, "Not run, and notes")
+    for line in ("prepare: not run, the part's time was over: converting the golden checkpoints",
+                 "ops: not run, the part's time was over: op linear against ref; op attention against ref;",
+                 "golden: not run, the part's time was over: ",
+                 "bits: not run, the part's time was over: forward, ",
+                 "speed: not run, the part's time was over: bench_device --keys 32 rates"):
+        assert "- " + line in notes, line + "\n" + notes
+    assert "| linear | not run |" in section(text, "Ops against ref")
+
+
+def test_sanitizers_run_the_most_telling_first(tmp_path):
+    run = Run(tmp_path, "cuda", False, sys.executable, time.monotonic())
+    run.machine["sanitizer"] = "compute-sanitizer"
+    run.begin("sanitizers", 10)
+    ops.check_sanitizers(run)
+    run.end()
+    telling = [f"{tool} of {op}" for tool in ("memcheck", "racecheck", "synccheck")
+               for op in ("model", "linear", "attention", "pkm_search", "sample")]
+    assert run.failures == [] and len(run.notes) == 1
+    assert run.notes[0][1].startswith("not run, the part's time was over: %s; memcheck of transfer;" % "; ".join(telling))
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_sanitizer_that_cannot_run_is_a_note(tools, tmp_path, status):
     fake(tools, "compute-sanitizer", "echo '========= COMPUTE-SANITIZER'\n"
@@ -168,6 +207,14 @@ def test_what_outlasts_its_time_is_cut_and_said(tmp_path):
     assert "its time" in done.why()
     late = run.command(["true"])
     assert late.status == 124 and "no time was left" in late.why()
+    run.lose("sleep", done)
+    run.lose("true", late)
+    run.end()
+    assert run.failures == [] and run.late == []
+    assert run.notes == [("part", "not run, the part's time was over: sleep (cut after 1 s); true")]
+    run.begin("next", 30)
+    run.lose("false", run.command(["false"]))
+    assert run.failures == [("next", "false: exit status 1: it said nothing")] and run.late == []
 
 
 def test_the_log_keeps_all_that_commands_said(tmp_path):
