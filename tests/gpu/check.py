@@ -1,13 +1,15 @@
 """make check-gpu: builds the engine on a machine with a GPU, checks it there, measures it, writes a report.
 
-    check.py [--build build/gpu-check] [--budget 470] [--report FILE] [--only PART,...] [--no-build]
+    check.py [--build build/gpu-check] [--part right|fast|rest] [--only PART,...]
+             [--budget SECONDS] [--report FILE] [--no-build]
     check.py --rehearse DEVICE --build BUILD [...]     the same with tiny sizes on any backend
 
 Needs nvcc, a GPU, a C compiler, make, Python; NumPy for golden and bits, PyTorch for the comparison; no network.
-The parts run one after the other, each within a budget, all within --budget seconds; the report is written after each,
-so a part that fails, hangs or is cut costs the others nothing. Beside it, as FILE with the suffix .log,
-stands all that each command said. Exit status: 0 all is well, 1 something failed, 2 the check could not start
-(then there is neither).
+The parts run one after the other, each within a budget, all of them within eight minutes, or those of one --part,
+with twice the budgets, within nine. The report is written after each, so a part that fails, hangs or is cut
+costs the others nothing; it goes to the folder that the environment's OUT names, if there is one, else to
+tests/bench/results. Beside it, as FILE with the suffix .log, stands all that each command said. Exit status:
+0 all is well, 1 something failed, 2 the check could not start (then there is neither).
 """
 
 import argparse
@@ -27,8 +29,13 @@ from run import ROOT, Run, say
 
 # part -> its budget in seconds, in the order of running; what one leaves, the later ones may use. The sum is
 # below eight minutes.
-BUDGETS = {"machine": 10, "build": 120, "prepare": 10, "ops": 45, "golden": 40, "bits": 35,
+BUDGETS = {"machine": 10, "build": 120, "prepare": 10, "ops": 45, "bits": 35, "golden": 40,
            "sanitizers": 45, "speed": 105, "torch": 60}
+# The same as three commands, for a machine that lends ten minutes at a time; each builds what is not built.
+GROUPS = {"right": ["build", "prepare", "ops", "bits"],
+          "fast": ["build", "speed"],
+          "rest": ["build", "prepare", "golden", "sanitizers", "torch"]}
+BUDGET, GROUP_BUDGET, GROUP_PATIENCE = 470, 520, 2
 PROGRAMS = ["pkmserve-engine", "tests/kernels/run_check", "tests/gpu/forward",
             "tests/bench/bench_device"]
 
@@ -73,19 +80,19 @@ def with_numpy(part):
 
 def parts(options):
     table = {"build": build, "prepare": with_numpy("prepare"), "ops": ops.check_ops,
-             "golden": with_numpy("check_golden"), "bits": with_numpy("check_bits"),
+             "bits": with_numpy("check_bits"), "golden": with_numpy("check_golden"),
              "sanitizers": ops.check_sanitizers, "speed": speed.check_speed,
              "torch": speed.check_torch}
-    wanted = options.only.split(",") if options.only else list(table)
+    wanted = options.only.split(",") if options.only else GROUPS.get(options.part, list(table))
     for name in set(wanted) - set(table):
         sys.exit("check-gpu: no part %s; there are %s" % (name, ", ".join(table)))
     return [(name, table[name]) for name in table
             if name in wanted and not (name == "build" and options.no_build)]
 
 
-def run_parts(run, options, path):
-    for name, part in parts(options):
-        run.begin(name, BUDGETS[name] * (options.patience if run.small else 1))
+def run_parts(run, options, table, path):
+    for name, part in table:
+        run.begin(name, BUDGETS[name] * patience(options))
         try:
             part(run)
             if name == "build":
@@ -106,7 +113,8 @@ def summary(run, path):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=Path("build/gpu-check"))
-    parser.add_argument("--budget", type=float, default=470)
+    parser.add_argument("--part", choices=GROUPS)
+    parser.add_argument("--budget", type=float)
     parser.add_argument("--report", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--no-build", action="store_true")
@@ -115,10 +123,24 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
+def patience(options):
+    """What budgets are multiplied with."""
+    return (GROUP_PATIENCE if options.part else 1) * (options.patience if options.rehearse else 1)
+
+
+def report_path(options):
+    """A part has a report of its own."""
+    out = os.environ.get("OUT", "")
+    folder = Path(out) if os.path.isdir(out) else Path("tests/bench/results")
+    name = "gpu-" + time.strftime("%Y-%m-%d") + ("-" + options.part if options.part else "")
+    return options.report or folder / (name + ".md")
+
+
 def start(options):
     """A Run on this machine, or None after one line that says why not."""
     device, small = options.rehearse or "cuda", options.rehearse is not None
-    budget = options.budget * (options.patience if small else 1)
+    budget = options.budget or (GROUP_BUDGET if options.part else BUDGET)
+    budget *= options.patience if small else 1
     run = Run(options.build, device, small, sys.executable, time.monotonic() + budget)
     run.begin("machine", BUDGETS["machine"], quiet=True)
     missing = machine.query(run)
@@ -126,7 +148,7 @@ def start(options):
         print("check-gpu: " + missing, file=sys.stderr)
         return None
     run.gpu = missing is None and not small
-    run.machine["command"] = "make check-gpu" + " ".join(["", *map(shlex.quote, sys.argv[1:])])
+    run.machine["command"] = shlex.join(["tests/gpu/check.py", *sys.argv[1:]])
     if run.gpu:
         os.environ.update(machine.library_environment(run))
         library = (options.build / "libpkmserve_cuda.so").absolute()
@@ -138,10 +160,12 @@ def start(options):
 def main(argv):
     os.chdir(ROOT)
     options = parse(argv)
+    table = parts(options)
     run = start(options)
     if run is None:
         return 2
-    path = options.report or Path("tests/bench/results/gpu-%s.md" % time.strftime("%Y-%m-%d"))
+    run.wanted = [name for name, _ in table]
+    path = report_path(options)
     run.log_to(path.with_suffix(".log"))
 
     def cut(number, frame):
@@ -151,7 +175,7 @@ def main(argv):
         os._exit(1)
     signal.signal(signal.SIGTERM, cut)
     signal.signal(signal.SIGINT, cut)
-    run_parts(run, options, path)
+    run_parts(run, options, table, path)
     summary(run, path)
     return 1 if run.failures else 0
 

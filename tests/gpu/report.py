@@ -249,7 +249,7 @@ def head_lines(run, f):
         m.get("gpu", "no GPU"), m.get("memory"), "driver " + m.get("driver", "-"),
         "CUDA " + m.get("cuda", "-"), "PyTorch " + f.rates.get("torch", {}).get("torch", "-")])),
         "- backend: %s" % (own["description"] if own else "not measured"),
-        "- command: `%s`, commit %s" % (m.get("command", "make check-gpu"), m.get("commit"))]
+        "- command: `%s`, commit %s" % (m.get("command", "tests/gpu/check.py"), m.get("commit"))]
     if run.log is not None:
         lines.append("- log: `%s` beside this report: all that each command said" % run.log.name)
     for name, (rate, who), unit, scale in ((COPY, f.bandwidth(), "TB/s", 1e12),
@@ -273,29 +273,40 @@ def write(run, path):
         ["- %s: %s" % (part, text) for part, text in run.failures] or ["None of what was run."])
     lines += ["", "## Not run, and notes", ""] + (
         ["- %s: %s" % (part, text) for part, text in run.notes] or ["Nothing."])
-    lines += ["", "## Aims"] + aim_lines(f)
-    lines += ["", "Bytes and operations are the least a step must move and compute (server/cli/bench_cost.c): "
-              "each weight once, each row's values, the cache in the weights' type. Model: 12 layers of 1024, 60k "
-              "vocabulary, one memory of 512² slots in layer 6, bf16, unless a row says otherwise; "
-              "decode at the middle of a context of 512; prompts of 512 tokens. A step ends when its "
-              "results are on the host."]
+    if is_wanted(run, "speed", "torch"):
+        lines += aim_section(f)
     sections = [
-        ("Decode, one token of each sequence", step_lines(f, "decode", "bytes")),
-        ("Prefill", step_lines(f, "prefill", "flops")),
-        ("Scoring, every row through the vocabulary", step_lines(f, "score", "flops")),
-        ("The memory layer alone", memory_lines(f) + (MEMORY_NOTE if f.rows("memory") else [])),
-        ("Slots, depth, width", shape_lines(f)),
-        ("Variants", variant_lines(f)),
-        ("Single ops", op_lines(f)),
-        ("Golden cases", table(
+        ("speed torch", "Decode, one token of each sequence", step_lines(f, "decode", "bytes")),
+        ("speed torch", "Prefill", step_lines(f, "prefill", "flops")),
+        ("speed torch", "Scoring, every row through the vocabulary", step_lines(f, "score", "flops")),
+        ("speed torch", "The memory layer alone", memory_lines(f) + (MEMORY_NOTE if f.rows("memory") else [])),
+        ("speed torch", "Slots, depth, width", shape_lines(f)),
+        ("speed", "Variants", variant_lines(f)),
+        ("speed", "Single ops", op_lines(f)),
+        ("golden", "Golden cases", table(
             ["case", "log-probability error, F32", "memory weight error", "device - CPU, F32",
              "KL(F32, BF16), nats", "perplexity F32", "BF16"], sorted(run.tables.get("golden", [])))),
-        ("The same bits however the work is cut", table(
+        ("bits", "The same bits however the work is cut", table(
             ["case", "type", "ways that give the same bits"], sorted(run.tables.get("bits", [])))),
-        ("Ops against ref", table(["op", "cases"], run.tables.get("ops", []))),
-        ("compute-sanitizer", table(["tool", "clean"], run.tables.get("sanitizers", []))),
+        ("ops", "Ops against ref", table(["op", "cases"], run.tables.get("ops", []))),
+        ("sanitizers", "compute-sanitizer", table(["tool", "clean"], run.tables.get("sanitizers", []))),
     ]
-    for title, body in sections:
-        lines += ["", "## " + title, *(body or ["", "Not measured."])]
+    for parts, title, body in sections:
+        if is_wanted(run, *parts.split()):
+            lines += ["", "## " + title, *(body or ["", "Not measured."])]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+
+
+def is_wanted(run, *parts):
+    """Whether this check is to run one of them."""
+    return any(part in run.wanted for part in parts)
+
+
+def aim_section(f):
+    return ["", "## Aims", *aim_lines(f), "",
+            "Bytes and operations are the least a step must move and compute (server/cli/bench_cost.c): "
+            "each weight once, each row's values, the cache in the weights' type. Model: 12 layers of 1024, 60k "
+            "vocabulary, one memory of 512² slots in layer 6, bf16, unless a row says otherwise; "
+            "decode at the middle of a context of 512; prompts of 512 tokens. A step ends when its "
+            "results are on the host."]

@@ -82,6 +82,7 @@ class Run:
     python: str
     deadline: float                 # time.monotonic()
     gpu: bool = False               # a real one
+    wanted: list = field(default_factory=list)    # the names of all parts
     machine: dict = field(default_factory=dict)
     failures: list = field(default_factory=list)  # (part, text)
     notes: list = field(default_factory=list)     # (part, text): not run, or worth knowing

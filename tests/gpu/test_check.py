@@ -233,6 +233,33 @@ def test_the_log_keeps_all_that_commands_said(tmp_path):
     assert "first\n" in log and "\n[...]\n" in log and "last\n" in log and len(log) < 300000
 
 
+@pytest.mark.parametrize("part, titles", [
+    ("right", ["Ops against ref", "The same bits however the work is cut"]),
+    ("fast", ["Aims", "Decode, one token of each sequence", "Variants", "Single ops"]),
+    ("rest", ["Golden cases", "compute-sanitizer"])])
+def test_a_part_has_a_report_of_its_own_in_the_folder_that_is_fetched_back(tools, tmp_path, part, titles):
+    (tmp_path / "out").mkdir()
+    done = check(tools, "--rehearse", "cpu", "--build", BUILD, "--no-build", "--part", part, "--patience", "0.0001",
+                 OUT=str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report_, log = sorted((tmp_path / "out").iterdir(), reverse=True)
+    assert re.fullmatch(r"gpu-\d{4}-\d\d-\d\d-%s\.md" % part, report_.name) and log.name == report_.stem + ".log"
+    found = re.findall(r"^## (.*)$", report_.read_text(), re.M)
+    assert set(titles) <= set(found), found
+    others = {"Ops against ref", "Aims", "compute-sanitizer"} - set(titles)
+    assert not others & set(found) or part == "rest", found
+    assert re.search(r"^- command: `tests/gpu/check.py .*--part %s" % part, report_.read_text(), re.M)
+
+
+def test_three_commands_cover_all_and_each_ends_within_nine_minutes():
+    import check as script
+    assert sum(script.BUDGETS.values()) <= script.BUDGET <= 8 * 60 and script.GROUP_BUDGET < 9 * 60
+    assert set(script.BUDGETS) == {"machine"}.union(*script.GROUPS.values())
+    for group in script.GROUPS.values():
+        needed = script.BUDGETS["machine"] + sum(script.BUDGETS[part] for part in group[1:])
+        assert script.BUDGETS["build"] + script.GROUP_PATIENCE * needed <= script.GROUP_BUDGET, group
+
+
 def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tools, tmp_path):
     path = tmp_path / "report.md"
     (tools / "nvidia-smi").unlink()
