@@ -2,7 +2,8 @@
  * memory layer alone, and each op. One JSON line per figure on standard output.
  *
  *   bench_device [--device cuda] [--threads 0] [--deterministic on|off] [--placement device|host]
- *                [--seconds 0.2] [--clock wall|cpu] [--cold-mb 160] [--layers 12] ... PART...
+ *                [--seconds 0.2] [--clock wall|cpu] [--cold-mb 160] [--top-p 1] [--layers 12] ...
+ *                PART...
  *
  *   rates                the backend's own measure of its machine
  *   decode:1,8,32        steps of so many sequences, one token each, in the middle of the context
@@ -11,7 +12,8 @@
  *   memory:1,32          the memory layer alone, its parts, and the feed-forward it replaces
  *   ops:1,32             each op of the model
  *
- * --layers and its like are the flags of make_model; the model defaults to its model A in bf16. The
+ * --layers and its like are the flags of make_model; the model defaults to its model A in bf16.
+ * --top-p below 1 draws at temperature 1 in steps, which are greedy otherwise. The
  * clock is the host's, from step_begin to the return of finish: what a caller of the backend sees;
  * with --clock cpu the processor time in between, for one thread on a machine that has other work.
  * tests/gpu/check.py runs it on a GPU; on a CPU it works as well:
@@ -258,7 +260,10 @@ static void step_add(const struct steps *t, int seq, int pos, int n, int n_want)
             step->out_want[o] = (uint8_t)t->want;
             step->target[o] =
                 t->want == OUT_LOGPROB ? some_token(t, seq, pos + i + 1) : TARGET_SAMPLED;
-            step->sample[o] = (struct sample_params){.top_p = 1, .repetition = 1};
+            step->sample[o] = (struct sample_params){.u = 0.5,
+                                                     .temperature = t->b->top_p < 1 ? 1 : 0,
+                                                     .top_p = t->b->top_p,
+                                                     .repetition = 1};
         }
     }
     step->seq_first[++step->n_seq] = step->n_tok;
@@ -489,6 +494,8 @@ static void parse_flag(struct bench *b, struct backend_options *options, const c
         b->seconds = strtod(value, NULL);
     } else if (strcmp(flag, "--cold-mb") == 0) {
         b->cold_bytes = strtol(value, NULL, 10) << 20;
+    } else if (strcmp(flag, "--top-p") == 0) {
+        b->top_p = strtof(value, NULL);
     } else if (!plan_argument(&b->shape, flag, value)) {
         bench_die("%s %s is not an option or out of bounds", flag, value);
     }
@@ -500,6 +507,7 @@ int main(int argc, char **argv)
                       .values = PLACEMENT_DEVICE,
                       .deterministic = true,
                       .seconds = 0.2,
+                      .top_p = 1,
                       .cold_bytes = (int64_t)160 << 20};
     b.shape.dtype = DTYPE_BF16;
     struct backend_options options = {.device = "cuda"};

@@ -11,6 +11,7 @@ struct bench {
     enum placement values; /* of the value table */
     bool deterministic;
     double seconds; /* that a measurement takes */
+    float top_p;    /* of steps: 1 draws greedily, less at temperature 1 */
     bool cpu_clock; /* samples are processor time, not wall time */
     int64_t
         cold_bytes; /* ops sweep over at least so many bytes of weights: more than a cache holds */

@@ -38,7 +38,7 @@ def check_ops(run):
 N_TELLING = 5  # the steps and the first four of OPS come first, under all tools
 SANITIZER_TOOLS = ["memcheck", "racecheck", "synccheck"]
 # A small model's steps, captured and not, beside the ops.
-STEPS = [*SMALL, "--keys", "32", "--seconds", "0.001", "--cold-mb", "0", "decode:1,3", "prefill:5,70", "score:5"]
+STEPS = [*SMALL, "--seconds", "0.001", "--cold-mb", "0", "decode:1,3", "prefill:5,70", "score:5"]
 
 
 def sanitizer_front(program, tool):

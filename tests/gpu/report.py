@@ -2,6 +2,8 @@
 
 import time
 
+import machine
+
 COPY, MATRIX = "copy bandwidth", "matrix rate"
 
 
@@ -167,7 +169,8 @@ def variant_lines(f):
     """What placement, graphs, determinism and type cost."""
     base, rows = f.base(), []
     for tag, name in (("host", "values in pinned host memory"), ("eager", "no captured graphs"),
-                      ("overlap", "kernels overlap"), ("fast", "--deterministic off"), ("f32", "F32 weights"),
+                      ("overlap", "kernels overlap"), ("top_p", "drawn with top_p 0.9"),
+                      ("long", "in the middle of a long context"), ("fast", "--deterministic off"), ("f32", "F32 weights"),
                       ("f32 fast", "F32 weights, --deterministic off")):
         for part in ("decode", "prefill", "memory"):
             op = "layer" if part == "memory" else "step"
@@ -250,6 +253,7 @@ def head_lines(run, f):
         "CUDA " + m.get("cuda", "-"), "PyTorch " + f.rates.get("torch", {}).get("torch", "-")])),
         "- backend: %s" % (own["description"] if own else "not measured"),
         "- command: `%s`, commit %s" % (m.get("command", "tests/gpu/check.py"), m.get("commit"))]
+    lines += machine.lines(m)
     if run.log is not None:
         lines.append("- log: `%s` beside this report: all that each command said" % run.log.name)
     for name, (rate, who), unit, scale in ((COPY, f.bandwidth(), "TB/s", 1e12),
@@ -283,6 +287,7 @@ def write(run, path):
         ("speed torch", "Slots, depth, width", shape_lines(f)),
         ("speed", "Variants", variant_lines(f)),
         ("speed", "Single ops", op_lines(f)),
+        ("optimes", "Times of ops on the device", optimes_section(run)),
         ("golden", "Golden cases", table(
             ["case", "log-probability error, F32", "memory weight error", "device - CPU, F32",
              "KL(F32, BF16), nats", "perplexity F32", "BF16"], sorted(run.tables.get("golden", [])))),
@@ -296,6 +301,14 @@ def write(run, path):
             lines += ["", "## " + title, *(body or ["", "Not measured."])]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+
+
+def optimes_section(run):
+    lines = table(["step", "op", "result", "runs in a step", "µs each", "µs in a step", "share"],
+                  run.tables.get("optimes", []))
+    return lines and lines + ["", "Eager steps, an event before and after each op, less what two events take with nothing "
+                              "between them (kernels/cuda/trace.cu). What lies between ops, and what graphs or overlap "
+                              "save, is the difference to the steps above."]
 
 
 def is_wanted(run, *parts):

@@ -191,9 +191,14 @@ class Run:
                         out.read().decode(errors="replace"), err.read().decode(errors="replace"),
                         time.monotonic() - begun)
 
+    @property
+    def is_exclusive(self):
+        """Whether the device takes one process at a time."""
+        return self.machine.get("compute mode", "").startswith("Exclusive")
+
     def parallel(self, jobs, n_at_once):
         """Calls job() of each (key, job), some at once; (key, result) in the order of the jobs."""
-        with ThreadPoolExecutor(n_at_once) as pool:
+        with ThreadPoolExecutor(1 if self.is_exclusive else n_at_once) as pool:
             futures = [(key, pool.submit(job)) for key, job in jobs]
             return [(key, future.result()) for key, future in futures]
 

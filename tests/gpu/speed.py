@@ -4,10 +4,13 @@ bench_device measures the engine's backend, baseline.py the same model in PyTorc
 all end up in run.records. The report puts them beside one another.
 """
 
+import json
+
+import machine
 from run import EAGER, OVERLAP
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
-         "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32"]
+         "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
 KEYS = [128, 256, 1024, 2048]  # per half; 512 is model A's own
 FLAT_KEYS = [128 ** 2, 256 ** 2, 512 ** 2]
 DEEP = ["--layers", "24", "--memory-layer", "-1"]
@@ -20,13 +23,15 @@ PROMPTS = "512,1024,2048,4096,8192,16384"
 RUNS = [
     ("", [], ["rates", "decode:1,8,32,128,256", "prefill:" + PROMPTS, "score:" + PROMPTS,
               MEMORY_ROWS], {}),
+    ("overlap", [], ["decode:1,8,32"], OVERLAP),
     ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
+    ("long", ["--positions", "16384"], ["decode:1,8"], {}),
     ("host", ["--placement", "host"], ["decode:1,8,32", "memory:1,32,256"], {}),
     *[("", ["--keys", str(n)], ["decode:1,32", "prefill:4096", "memory:1,32,1024"], {})
       for n in KEYS],
     ("fast", ["--deterministic", "off"], ["decode:1,32,256", "prefill:512,4096,16384"], {}),
-    ("overlap", [], ["decode:1,8,32"], OVERLAP),
     ("eager", [], ["decode:1,8,32"], EAGER),
+    ("top_p", ["--top-p", "0.9"], ["decode:1,32"], {}),
     ("", WIDE, ["decode:1,32", "prefill:4096"], {}),
     ("", WIDE + DEEP, ["decode:1,32", "prefill:4096"], {}),
     *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})
@@ -36,12 +41,14 @@ RUNS = [
     ("ops", [], ["ops:1,32,256,2048"], {}),
 ]
 SMALL_RUNS = [
-    ("", ["--keys", "32"], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
-    ("", ["--keys", "32", "--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
-    ("host", ["--keys", "32", "--placement", "host"], ["decode:1"], {}),
-    ("overlap", ["--keys", "32"], ["decode:1,2"], OVERLAP),
+    ("", [], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
+    ("overlap", [], ["decode:1,2"], OVERLAP),
+    ("", ["--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
+    ("long", ["--positions", "128"], ["decode:1"], {}),
+    ("host", ["--placement", "host"], ["decode:1"], {}),
+    ("top_p", ["--top-p", "0.9"], ["decode:1"], {}),
     ("", ["--kind", "flat", "--keys", "64"], ["memory:1"], {}),
-    ("ops", ["--keys", "32"], ["ops:1"], {}),
+    ("ops", [], ["ops:1"], {}),
 ]
 
 
@@ -56,13 +63,22 @@ def graph_line(text):
                 "the backend does not say why")
 
 
+def bench(run, seconds, *arguments):
+    """A command of bench_device; arguments overrule the rehearsal's sizes."""
+    small = [*SMALL, "--seconds", "0.001", "--cold-mb", "0"]
+    return [run.program("tests/bench/bench_device"), "--device", run.device,
+            *(small if run.small else ["--seconds", seconds]), *arguments]
+
+
+def look_at_load(run):
+    """The device's clocks, and what holds them back, while it has work of two seconds."""
+    machine.watch(run, lambda: run.command(bench(run, "2", "prefill:64" if run.small else "prefill:4096")))
+
+
 def check_speed(run):
-    usual = ["--device", run.device]
-    usual += [*SMALL, "--seconds", "0.001", "--cold-mb", "0"] if run.small else ["--seconds", "0.15"]
     for tag, flags, parts, env in SMALL_RUNS if run.small else RUNS:
         name = "bench_device " + " ".join(flags + parts)
-        done = run.command([run.program("tests/bench/bench_device"), *usual, *flags, *parts],
-                           env=env)
+        done = run.command(bench(run, "0.15", *flags, *parts), env=env)
         if env == OVERLAP and "do not overlap" in done.err:  # what was measured is not it
             run.note("%s: %s" % (name, done.why()))
             continue
@@ -73,6 +89,48 @@ def check_speed(run):
             run.lose(name, done)
         elif "fast math" in done.err:  # there is no cuBLASLt: what was measured is not it
             run.note("%s: %s" % (name, done.why()))
+        if "rates" in parts:  # the first run
+            look_at_load(run)
+
+
+# ---- the time of each op ------------------------------------------------------------------------
+
+# Steps whose ops the device times one by one: part, rows.
+TRACED = [("decode", 1), ("decode", 32), ("prefill", 1024)]
+SMALL_TRACED = [("decode", 2), ("prefill", 64)]
+
+
+def trace_lines(records, part, rows):
+    """Rows of the report: the ops of a step of so many rows, the longest first; [] without a step. Decode has filled
+    the cache before, in steps of other rows. What two events take with nothing between them is no op's time."""
+    ops = [r for r in records if r["op"] != "nothing" and (part == "prefill" or r["rows"] == rows)]
+    steps = sum(r["n"] for r in ops if r["op"] == "embed" and r["rows"] == rows)
+    nothing = next((r["us"] for r in records if r["op"] == "nothing"), 0)
+    found = [(round(r["n"] / steps), max(0, r["us"] - nothing), r) for r in ops] if steps else []
+    total = sum(n * us for n, us, _ in found)
+    step, lines = "%s of %d" % (part, rows), []
+    for n, us, r in sorted(found, key=lambda f: -f[0] * f[1]):
+        shape = "%d x %d" % (r["rows"], r["cols"]) + (" of %d %s" % (r["inner"], r["dtype"]) if r["inner"] else "")
+        share = "%.0f %%" % (100 * n * us / total) if total else ""
+        lines.append("| %s | %s | %s | %d | %.2f | %.1f | %s |" % (step, r["op"], shape, n, us, n * us, share))
+    return lines + ["| %s | all | | %d | | %.1f | |" % (step, sum(f[0] for f in found), total)] if found else []
+
+
+def check_optimes(run):
+    """kernels/cuda/trace.cu writes the times when the backend is closed; steps are eager then."""
+    for part, rows in SMALL_TRACED if run.small else TRACED:
+        path = run.build.absolute() / "gpu-out" / ("trace.%s.%d" % (part, rows))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        done = run.command(bench(run, "0.3", "%s:%d" % (part, rows)), env={"PKMSERVE_CUDA_TRACE": str(path)})
+        if not done.good:
+            run.lose("times of ops, %s of %d" % (part, rows), done)
+            continue
+        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = trace_lines(records, part, rows)
+        if not lines:
+            run.note("times of ops, %s of %d: the backend gave none" % (part, rows))
+        run.tables.setdefault("optimes", []).extend(lines)
 
 
 def check_torch(run):

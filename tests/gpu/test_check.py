@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +28,56 @@ PROGRAMS = ["pkmserve-engine", "tests/gpu/forward", "tests/kernels/run_check",
 LIMIT_S = 600  # on a busy machine
 
 
+# Some of what nvidia-smi -q says of a GPU.
+STATE = """
+==============NVSMI LOG==============
+
+Driver Version                            : 580.0
+Attached GPUs                             : 1
+GPU 00000000:19:00.0
+    Product Name                          : NVIDIA Fake
+    Persistence Mode                      : Disabled
+    MIG Mode
+        Current                           : Disabled
+        Pending                           : Enabled
+    PCI
+        Bus Id                            : 00000000:19:00.0
+        GPU Link Info
+            PCIe Generation
+                Max                       : 5
+                Current                   : 4
+                Device Current            : 3
+            Link Width
+                Max                       : 16x
+                Current                   : 8x
+    Clocks Event Reasons
+        Idle                              : Not Active
+        SW Power Cap                      : Active
+        HW Slowdown                       : Not Active
+            HW Thermal Slowdown           : Active
+    Compute Mode                          : Default
+    ECC Mode
+        Current                           : Enabled
+        Pending                           : Disabled
+    Temperature
+        GPU Current Temp                  : 61 C
+    GPU Power Readings
+        Average Power Draw                : N/A
+        Instantaneous Power Draw          : 690.12 W
+        Current Power Limit               : 700.00 W
+        Default Power Limit               : 650.00 W
+    Module Power Readings
+        Current Power Limit               : 1000.00 W
+    Clocks
+        Graphics                          : 1400 MHz
+        SM                                : 1410 MHz
+        Memory                            : 2619 MHz
+    Max Clocks
+        SM                                : 1980 MHz
+        Memory                            : 2620 MHz
+"""
+
+
 def fake(folder, name, script):
     path = folder / name
     path.write_text("#!/bin/sh\n" + script)
@@ -39,7 +90,8 @@ def tools(tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     fake(folder, "nvcc", 'echo "Cuda compilation tools, release 13.0, V13.0.88"\n')
-    fake(folder, "nvidia-smi", 'echo "NVIDIA Fake, 9.0, 580.0, 1000 MiB"\n')
+    (folder / "state").write_text(STATE)
+    fake(folder, "nvidia-smi", 'case $1 in -q) cat "${0%/*}/state" ;; *) echo "NVIDIA Fake, 9.0, 580.0, 1000 MiB" ;; esac\n')
     fake(folder, "compute-sanitizer", "echo \"$@\" >>%s\nwhile [ \"$1\" != \"${1#--}\" ]; do shift 2; done\n"
          "exec \"$@\"\n" % (tmp_path / "sanitized"))
     return folder
@@ -77,6 +129,11 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr + text
     assert "None of what was run." in section(text, "Failures")
     assert "NVIDIA Fake" in text and "driver 580.0" in text and "CUDA 13.0" in text
+    assert ("- device: compute mode Default, persistence Disabled, MIG Disabled, ECC Enabled, power limit 700.00 W, "
+            "PCIe generation 4 of 5, PCIe width 8x of 16x, NUMA node ") in text, text
+    assert ("- device under load: SM 1410 MHz of 1980 MHz, memory 2619 MHz, 690.12 W, 61 C; held back by: "
+            "SW Power Cap, HW Thermal Slowdown\n") in text, text
+    assert "Attached GPUs" in path_of_log(text, tmp_path).read_text()
     for title in ("Decode, one token of each sequence", "Prefill",
                   "Scoring, every row through the vocabulary", "The memory layer alone",
                   "Slots, depth, width", "Variants", "Single ops", "Golden cases",
@@ -102,18 +159,31 @@ def test_a_backend_that_runs_lists_is_measured_too(tools, tmp_path):
     assert "None of what was run." in section(text, "Failures")
 
 
+def test_times_of_ops_are_listed_for_a_step(tools, tmp_path):
+    library = BUILD / "libpkmserve_cudahost.so"
+    if not library.exists():
+        pytest.skip("no double: make cuda-host")
+    done, text = rehearse(tools, tmp_path, "cuda", "--only", "optimes", CUDA_HOST_IDLE="1",
+                          PKMSERVE_CUDA_LIBRARY=str(library))
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    ops_of = section(text, "Times of ops on the device")
+    assert re.search(r"\| decode of 2 \| linear \| 2 x 192 of 64 bf16 \| 3 \| \d+\.\d\d \| \d+\.\d \| \d+ % \|", ops_of), text
+    assert re.search(r"\| prefill of 64 \| linear \| 64 x 192 of 64 bf16 \| 3 \|", ops_of), text
+    assert re.search(r"\| decode of 2 \| all \| +\| 2\d \| +\| \d+\.\d \|", ops_of), text
+
+
 def test_decode_without_graphs_is_a_failure(tools, tmp_path):
     library = BUILD / "libpkmserve_cudahost.so"
     if not library.exists():
         pytest.skip("no double: make cuda-host")
     done, text = rehearse(tools, tmp_path, "cuda", "--only", "speed", CUDA_HOST_FAIL_CAPTURE="1",
-                          PKMSERVE_CUDA_LIBRARY=str(library))
+                          CUDA_HOST_IDLE="1", PKMSERVE_CUDA_LIBRARY=str(library))
     assert done.returncode == 1, done.stdout + done.stderr + text
     assert re.search(r"no decode step of 1 rows ran as a graph: cuda: a decode step cannot become a "
                      r"graph: operation failed due to a previous error during capture;",
                      section(text, "Failures")), text
     done, text = rehearse(tools, tmp_path, "cuda", "--only", "speed", CUDA_HOST_FAIL_CAPTURE="1",
-                          PKMSERVE_CUDA_GRAPHS="0", PKMSERVE_CUDA_LIBRARY=str(library))
+                          CUDA_HOST_IDLE="1", PKMSERVE_CUDA_GRAPHS="0", PKMSERVE_CUDA_LIBRARY=str(library))
     assert done.returncode == 0, done.stdout + done.stderr + text
 
 
@@ -161,9 +231,26 @@ def test_what_no_time_is_left_for_is_not_run_and_no_failure(tools, tmp_path):
                  "ops: not run, the part's time was over: op linear against ref; op attention against ref;",
                  "golden: not run, the part's time was over: ",
                  "bits: not run, the part's time was over: forward, ",
-                 "speed: not run, the part's time was over: bench_device --keys 32 rates"):
+                 "speed: not run, the part's time was over: bench_device rates decode:1,2 prefill:64 score:64 memory:1,2; "
+                 "bench_device decode:1,2; "):
         assert "- " + line in notes, line + "\n" + notes
     assert "| linear | not run |" in section(text, "Ops against ref")
+
+
+def test_an_exclusive_device_gets_one_process_at_a_time(tmp_path):
+    run = Run(tmp_path, "cuda", False, sys.executable, time.monotonic() + 60)
+    for mode, most in (("Default", 2), ("Exclusive_Process", 1)):
+        run.machine["compute mode"], now, seen = mode, [], []
+        both = threading.Barrier(2)
+
+        def job():
+            now.append(1)
+            seen.append(len(now))
+            if most == 2:
+                both.wait(30)  # until the other is there too
+            now.pop()
+        run.parallel([(i, job) for i in range(2)], 6)
+        assert max(seen) == most, mode
 
 
 def test_sanitizers_run_the_most_telling_first(tmp_path):
