@@ -92,6 +92,8 @@ def parts(options):
 
 def run_parts(run, options, table, path):
     for name, part in table:
+        if name != "build":
+            run.hold()
         run.begin(name, BUDGETS[name] * patience(options))
         try:
             part(run)
@@ -102,6 +104,7 @@ def run_parts(run, options, table, path):
             run.fail("the check itself: %s: %s" % (type(e).__name__, e))
         run.end()
         report.write(run, path)
+    run.release()
 
 
 def summary(run, path):

@@ -1,16 +1,21 @@
 /* Runs token sequences through a model on any backend, cut into steps in any way, and writes
  * everything that comes out, for tests/gpu/golden.py to compare.
  *
- *   forward MODEL SEQUENCES OUTPUT [--device cuda] [--dtype auto|f32|bf16] [--placement
- * device|host]
- *           [--deterministic on|off] [--rows 0] [--together] [--top 8] [--logits]
+ *   forward MODEL SEQUENCES OUTPUT [--device cuda] [--dtype auto|f32|bf16]
+ *           [--placement device|host] [--deterministic on|off] [--rows 0] [--together] [--top 8]
+ *           [--logits] [--set NAME=VALUE]...
+ *   forward --cases FILE     a case per line: these arguments, separated by blanks
+ *   forward --hold DEVICE    keeps the device open until standard input ends
  *
  * SEQUENCES holds one sequence per line: its language id, then its token ids. --rows N,M,... are
  * the rows that sequences 0, 1, ... take per step (in turn; 0: all at once). Alone, a step has one
- * sequence;
- * --together puts all into each step, so that prompts and single tokens mix. With single rows and
- * without
- * --logits a GPU runs captured graphs.
+ * sequence; --together puts all into each step, so that prompts and single tokens mix. With single
+ * rows and without --logits a GPU runs captured graphs. --set sets an environment variable for this
+ * case.
+ *
+ * A GPU needs seconds for a process's context, and anew when no process has one: hence many cases
+ * in one process, each with a backend of its own, and --hold. After each case of a FILE, its OUTPUT
+ * is a line on standard output; the first that fails ends the process with status 1.
  *
  * OUTPUT is a series of arrays: a line "NAME DTYPE ROWS COLUMNS", then the raw elements. Of
  * sequence s: s.logprob (of the next token; after the last, of the drawn one), s.rank, s.drawn
@@ -21,15 +26,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEQ_MAX = 64, IDS_MAX = 1 << 16, ROWS_MAX = 8 };
+enum { SEQ_MAX = 64, IDS_MAX = 1 << 16, ROWS_MAX = 8, WORD_MAX = 64, SETTING_MAX = 8 };
 
 struct sequence {
-    int32_t *ids; /* Owner: main, as of the results */
+    int32_t *ids; /* Owner: run_case, as of the results */
     int n_ids, lang, done;
     float *logprob, *entropy, *top_logprob, *logits;
     int32_t *rank, *drawn, *top_id;
     int32_t *slots[MODEL_PKM_MAX];
     float *shares[MODEL_PKM_MAX];
+};
+
+/* What the environment had before the case. */
+struct setting {
+    char *name, *old; /* Owner: this; old NULL: nothing */
 };
 
 struct forward {
@@ -43,6 +53,8 @@ struct forward {
     int n_top;
     bool together, logits;
     int row_seq[IDS_MAX], row_pos[IDS_MAX]; /* of the running step */
+    struct setting setting[SETTING_MAX];
+    int n_setting;
 };
 
 static _Noreturn void die(const char *what, const char *why)
@@ -115,6 +127,25 @@ static void read_sequences(struct forward *f, const char *path)
     (void)fclose(file);
     if (f->n_seq == 0) {
         die(path, "holds no sequence");
+    }
+}
+
+static void free_sequences(struct forward *f)
+{
+    for (int i = 0; i < f->n_seq; i++) {
+        const struct sequence *const s = &f->seq[i];
+        free(s->ids);
+        free(s->logprob);
+        free(s->entropy);
+        free(s->rank);
+        free(s->drawn);
+        free(s->top_id);
+        free(s->top_logprob);
+        free(s->logits);
+        for (int m = 0; m < MODEL_PKM_MAX; m++) {
+            free(s->slots[m]);
+            free(s->shares[m]);
+        }
     }
 }
 
@@ -304,6 +335,33 @@ static void write_all(const struct forward *f, const char *path)
     }
 }
 
+/* ---- settings ------------------------------------------------------------------------------- */
+
+static void set(struct forward *f, const char *text)
+{
+    const char *const equals = strchr(text, '=');
+    if (equals == NULL || f->n_setting == SETTING_MAX) {
+        die(text, "is not NAME=VALUE, or one too many");
+    }
+    struct setting *const s = &f->setting[f->n_setting++];
+    s->name = strndup(text, (size_t)(equals - text));
+    const char *const old = s->name == NULL ? NULL : getenv(s->name);
+    s->old = old == NULL ? NULL : strdup(old);
+    if (s->name == NULL || setenv(s->name, equals + 1, 1) != 0) {
+        die(text, "cannot be set");
+    }
+}
+
+static void settings_undo(struct forward *f)
+{
+    while (f->n_setting > 0) {
+        struct setting *const s = &f->setting[--f->n_setting];
+        (void)(s->old == NULL ? unsetenv(s->name) : setenv(s->name, s->old, 1));
+        free(s->name);
+        free(s->old);
+    }
+}
+
 /* ---- arguments ------------------------------------------------------------------------------ */
 
 struct arguments {
@@ -321,6 +379,8 @@ static void parse_flag(struct forward *f, struct arguments *a, const char *flag,
         a->model.value_placement = strcmp(value, "host") == 0 ? PLACEMENT_HOST : PLACEMENT_DEVICE;
     } else if (strcmp(flag, "--deterministic") == 0) {
         a->backend.fast_math = strcmp(value, "off") == 0;
+    } else if (strcmp(flag, "--set") == 0) {
+        set(f, value);
     } else if (strcmp(flag, "--top") == 0) {
         f->n_top = atoi(value);
     } else if (strcmp(flag, "--rows") == 0) {
@@ -334,40 +394,101 @@ static void parse_flag(struct forward *f, struct arguments *a, const char *flag,
     }
 }
 
-int main(int argc, char **argv)
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+static void parse(struct forward *f, struct arguments *a, int n_word, char **word)
+{
+    if (n_word < 3) {
+        die("usage", "forward MODEL SEQUENCES OUTPUT [--FLAG VALUE]... [--together] [--logits]");
+    }
+    f->n_rows = 1;
+    f->n_top = 8;
+    for (int i = 3; i < n_word; i++) {
+        if (strcmp(word[i], "--together") == 0) {
+            f->together = true;
+        } else if (strcmp(word[i], "--logits") == 0) {
+            f->logits = true;
+        } else if (i + 1 < n_word) {
+            parse_flag(f, a, word[i], word[i + 1]);
+            i++;
+        } else {
+            die(word[i], "needs a value");
+        }
+    }
+}
+
+static void run_case(int n_word, char **word)
 {
     struct forward *const f = calloc(1, sizeof *f);
     struct arguments a = {.backend = {.device = "cuda"},
                           .model = {.dtype = "auto", .value_placement = PLACEMENT_DEVICE}};
     struct err err = {0};
-    if (f == NULL || argc < 4) {
-        die("usage", "forward MODEL SEQUENCES OUTPUT [--FLAG VALUE]... [--together] [--logits]");
+    if (f == NULL) {
+        die("memory", "not enough for a case");
     }
-    f->n_rows = 1;
-    f->n_top = 8;
-    for (int i = 4; i < argc; i++) {
-        if (strcmp(argv[i], "--together") == 0) {
-            f->together = true;
-        } else if (strcmp(argv[i], "--logits") == 0) {
-            f->logits = true;
-        } else if (i + 1 < argc) {
-            parse_flag(f, &a, argv[i], argv[i + 1]);
-            i++;
-        } else {
-            die(argv[i], "needs a value");
-        }
-    }
+    parse(f, &a, n_word, word);
     if (backend_open(&f->be, &a.backend, &err) != ERR_OK ||
-        model_open(&f->model, f->be, argv[1], &a.model, &err) != ERR_OK) {
-        die(argv[1], err.message);
+        model_open(&f->model, f->be, word[0], &a.model, &err) != ERR_OK) {
+        die(word[0], err.message);
     }
     f->info = model_info(f->model);
-    read_sequences(f, argv[2]);
+    read_sequences(f, word[1]);
     reserve(f);
     run_all(f);
-    write_all(f, argv[3]);
+    write_all(f, word[2]);
+    free_sequences(f);
     f->be->op->step_free(f->be, f->step);
     model_close(f->model);
-    backend_close(f->be); /* what else was allocated goes with the process */
+    backend_close(f->be);
+    settings_undo(f);
+    free(f);
+}
+
+static void run_cases(const char *path)
+{
+    FILE *const file = fopen(path, "r");
+    char *line = NULL;
+    size_t bytes = 0;
+    if (file == NULL) {
+        die(path, "cannot be opened");
+    }
+    while (getline(&line, &bytes, file) > 0) {
+        char *word[WORD_MAX];
+        char *save = NULL;
+        int n_word = 0;
+        for (char *w = strtok_r(line, " \n", &save); w != NULL && n_word < WORD_MAX;
+             w = strtok_r(NULL, " \n", &save)) {
+            word[n_word++] = w;
+        }
+        run_case(n_word, word);
+        (void)puts(word[2]);
+        (void)fflush(stdout);
+    }
+    free(line);
+    (void)fclose(file);
+}
+
+static void hold(const char *device)
+{
+    const struct backend_options options = {.device = device};
+    struct backend *be = NULL;
+    struct err err = {0};
+    if (backend_open(&be, &options, &err) != ERR_OK) {
+        die(device, err.message);
+    }
+    while (getchar() != EOF) {
+    }
+    backend_close(be);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--cases") == 0) {
+        run_cases(argv[2]);
+    } else if (argc == 3 && strcmp(argv[1], "--hold") == 0) {
+        hold(argv[2]);
+    } else {
+        run_case(argc - 1, argv + 1);
+    }
     return 0;
 }

@@ -7,7 +7,7 @@ and pkmserve-engine, the whole engine from token ids to text.
 
 import json
 import sys
-import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,31 +36,40 @@ def read_arrays(path):
 
 
 def write_sequences(path, items):
-    lines = ["%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
-             for item in items]
-    # Several jobs write the same file: none may see a half of it.
-    own = path.with_name("%s.%d" % (path.name, threading.get_ident()))
-    own.write_text("".join(lines))
-    own.replace(path)
+    path.write_text("".join("%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
+                            for item in items))
 
 
-def forward(run, model, sequences, name, *flags, device=None, env=None, prefix=()):
-    """The arrays that forward writes, or None after a failure, which is reported."""
-    out = run.build / "gpu-out" / name
-    done = run.command([*prefix, run.program("tests/gpu/forward"), model, sequences, out, "--device",
-                        device or run.device, *flags], env=env)
-    if not done.good:
-        run.lose("forward, %s" % name, done)
-        return None
-    return read_arrays(out)
+def forward(run, model, sequences, *cases):
+    """name -> arrays of cases (name, flags, environment), all in one process, as a GPU's context takes seconds. One
+    that fails is reported and missing; a new process goes on behind it."""
+    lines = [(name, str(run.build / "gpu-out" / name), flags, env) for name, flags, env in cases]
+    found = {}
+    while lines:
+        path = run.build / "gpu-out" / (lines[0][0] + ".cases")
+        path.write_text("".join("%s\n" % " ".join(
+            [str(model), str(sequences), out, "--device", run.device, *flags,
+             *("--set %s=%s" % setting for setting in env.items())]) for _, out, flags, env in lines))
+        done = run.command([run.program("tests/gpu/forward"), "--cases", path])
+        for said in done.out.splitlines():
+            name, out, _, _ = lines.pop(0)
+            assert said == out, done.out
+            found[name] = read_arrays(out)
+        if lines:
+            run.lose("forward, " + lines.pop(0)[0], done)
+        if done.late:
+            for name, _, _, _ in lines:
+                run.lose("forward, " + name, replace(done, seconds=0))
+            return found
+    return found
 
 
 def model_directory(run, case):
     return run.build / "golden" / case
 
 
-def case_sequences(run, case):
-    path = run.build / "gpu-out" / (case + ".sequences")
+def case_sequences(run, case, job):
+    path = run.build / "gpu-out" / ("%s.%s.sequences" % (case, job))
     items = gd.expected(case)["sequences"]
     if run.small:
         items = items[:2]
@@ -132,16 +141,22 @@ def perplexity(got, n):
     return float(np.exp(-logprob.astype(np.float64).mean()))
 
 
+F32, BF16 = ["--dtype", "f32"], ["--dtype", "bf16"]
+
+
+def golden_runs(case, cpu_dtype):
+    """On the device in both types, and on the CPU."""
+    return [(case + ".f32", [*F32, "--logits"], {}), (case + ".bf16", [*BF16, "--logits"], {}),
+            (case + ".cpu", ["--dtype", cpu_dtype, "--device", "cpu"], {})]
+
+
 def check_case(run, case):
     """A row of the report's table."""
-    sequences, items = case_sequences(run, case)
+    sequences, items = case_sequences(run, case, "golden")
     n, model = len(items), model_directory(run, case)
     info = {"logprob": 0.0, "weight": 0.0}
-    f32 = forward(run, model, sequences, case + ".f32", "--dtype", "f32", "--logits")
-    cpu = forward(run, model, sequences, case + ".cpu", "--dtype", "f32", device="cpu")
-    bf16 = forward(run, model, sequences, case + ".bf16", "--dtype", "bf16", "--logits")
-    overlapping = forward(run, model, sequences, case + ".overlap", "--dtype", "f32", "--logits",
-                          env=OVERLAP)
+    got = forward(run, model, sequences, *golden_runs(case, "f32"), (case + ".overlap", [*F32, "--logits"], OVERLAP))
+    f32, cpu, bf16, overlapping = (got.get(case + way) for way in (".f32", ".cpu", ".bf16", ".overlap"))
     if f32 is None or cpu is None or bf16 is None:
         return
     wrong = differences(f32, overlapping) if overlapping is not None else []
@@ -186,12 +201,11 @@ def layer_errors(case, due, got, info):
 
 def check_layers(run, case):
     """A row of the report's table."""
-    sequences, items = case_sequences(run, case)
+    sequences, items = case_sequences(run, case, "golden")
     n, model = len(items), model_directory(run, case)
     info = {"logprob": 0.0, "weight": 0.0, "n": n}
-    f32 = forward(run, model, sequences, case + ".f32", "--dtype", "f32", "--logits")
-    cpu = forward(run, model, sequences, case + ".cpu", "--dtype", "f32", device="cpu")
-    bf16 = forward(run, model, sequences, case + ".bf16", "--dtype", "bf16", "--logits")
+    got = forward(run, model, sequences, *golden_runs(case, "f32"))
+    f32, cpu, bf16 = (got.get(case + way) for way in (".f32", ".cpu", ".bf16"))
     if f32 is None or cpu is None or bf16 is None:
         return
     for error in layer_errors(case, gd.expected(case), f32, info):
@@ -212,16 +226,20 @@ def check_engine(run, case):
     due, folder = gd.expected(case), run.build / "gpu-out"
     common = ["--model", model_directory(run, case), "--device", run.device, "--dtype", "f32",
               "--ids", "--json"]
+    by_language = {}
     for s, item in enumerate(due["sequences"][:2 if run.small else None]):
         path = folder / ("%s.%d.ids" % (case, s))
         path.write_text(" ".join(map(str, item["ids"])))
-        done = run.command([run.program("pkmserve-engine"), "score", *common, *language(item), path])
+        by_language.setdefault(tuple(language(item)), []).append((s, item["nll_f64"], path))
+    for chosen, scored in by_language.items():
+        done = run.command([run.program("pkmserve-engine"), "score", *common, *chosen, *(path for _, _, path in scored)])
         if not done.good:
-            run.lose("%s: score of sequence %d" % (case, s), done)
+            run.lose("%s: score of sequences %s" % (case, ", ".join(str(s) for s, _, _ in scored)), done)
             continue
-        got = json.loads(done.out)["results"][0]["sum_logprob"]
-        if not abs(-got - item["nll_f64"]) <= gd.NLL:
-            run.fail("%s: score of sequence %d: nll %.6f is due, got %.6f" % (case, s, item["nll_f64"], -got))
+        for (s, nll, _), result in zip(scored, json.loads(done.out)["results"]):
+            if not abs(-result["sum_logprob"] - nll) <= gd.NLL:
+                run.fail("%s: score of sequence %d: nll %.6f is due, got %.6f" % (
+                    case, s, nll, -result["sum_logprob"]))
     for g, item in enumerate(due["greedy"]):
         done = run.command([run.program("pkmserve-engine"), "generate", *common, *language(item),
                             "--temperature", "0", "--ignore-eos", "--max-tokens",
@@ -248,9 +266,8 @@ def check_demo(run):
     items = json.loads((model / "parity.json").read_text())["cases"]
     sequences = run.build / "gpu-out" / "demo.sequences"
     write_sequences(sequences, items)
-    f32 = forward(run, model, sequences, "demo.f32", "--dtype", "f32", "--logits")
-    bf16 = forward(run, model, sequences, "demo.bf16", "--dtype", "bf16", "--logits")
-    cpu = forward(run, model, sequences, "demo.cpu", "--dtype", "bf16", device="cpu")
+    got = forward(run, model, sequences, *golden_runs("demo", "bf16"))
+    f32, bf16, cpu = (got.get("demo" + way) for way in (".f32", ".bf16", ".cpu"))
     if f32 is None or bf16 is None or cpu is None:
         return
     n = len(items)
@@ -305,12 +322,15 @@ def differences(a, b):
 
 
 def check_ways(run, case, dtype):
-    sequences, _ = case_sequences(run, case)
-    model, name = model_directory(run, case), "%s.%s" % (case, dtype)
-    whole = forward(run, model, sequences, name + ".whole", "--dtype", dtype)
+    sequences, _ = case_sequences(run, case, dtype)
+    usual, name = ["--dtype", dtype], "%s.%s" % (case, dtype)
+    found = forward(run, model_directory(run, case), sequences, (name + ".whole", usual, {}),
+                    *(("%s.%d" % (name, i), usual + flags, env) for i, (_, flags, env) in enumerate(WAYS)),
+                    (name + ".fast", [*usual, "--rows", "1,5,64,0", "--together", "--deterministic", "off"], {}))
+    whole, fast = found.get(name + ".whole"), found.get(name + ".fast")
     same = n_run = 0
-    for i, (way, flags, env) in enumerate(WAYS if whole is not None else []):
-        got = forward(run, model, sequences, "%s.%d" % (name, i), "--dtype", dtype, *flags, env=env)
+    for i, (way, _, _) in enumerate(WAYS if whole is not None else []):
+        got = found.get("%s.%d" % (name, i))
         wrong = differences(whole, got) if got is not None else []
         if wrong:
             run.fail("%s in %s, %s: bits differ from whole sequences alone: %s"
@@ -319,8 +339,6 @@ def check_ways(run, case, dtype):
         same += got is not None and not wrong
     run.tables.setdefault("bits", []).append("| %s | %s | %d of %d%s |" % (
         case, dtype, same, len(WAYS), "" if n_run == len(WAYS) else ", %d without a result" % (len(WAYS) - n_run)))
-    fast = forward(run, model, sequences, name + ".fast", "--dtype", dtype, "--rows", "1,5,64,0",
-                   "--together", "--deterministic", "off")
     if whole is not None and fast is not None:
         n = sum(key.endswith(".logprob") for key in whole)
         apart = float(np.abs(together(whole, "logprob", n) - together(fast, "logprob", n)).max())

@@ -94,6 +94,7 @@ class Run:
     early: list = field(default_factory=list)
     part: str = ""
     part_end: float = field(default_factory=time.monotonic)
+    holder: subprocess.Popen = None
     running: set = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -190,6 +191,24 @@ class Run:
             return Done(args, status if status >= 0 else 128 - status,
                         out.read().decode(errors="replace"), err.read().decode(errors="replace"),
                         time.monotonic() - begun)
+
+    def hold(self):
+        """Keeps a process with a context on the device until release: without a persistence daemon the driver starts
+        anew, for seconds, for each process that finds no other. Not where the device takes one process alone."""
+        if self.holder is None and not self.is_exclusive and os.access(self.program("tests/gpu/forward"), os.X_OK):
+            self.holder = subprocess.Popen([self.program("tests/gpu/forward"), "--hold", self.device], cwd=ROOT,
+                                           stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.DEVNULL)  # why it fails, the commands will say
+
+    def release(self):
+        if self.holder is not None:
+            self.holder.stdin.close()
+            try:
+                self.holder.wait(10)
+            except subprocess.TimeoutExpired:
+                self.holder.kill()
+                self.holder.wait()
+            self.holder = None
 
     @property
     def is_exclusive(self):

@@ -237,6 +237,37 @@ def test_what_no_time_is_left_for_is_not_run_and_no_failure(tools, tmp_path):
     assert "| linear | not run |" in section(text, "Ops against ref")
 
 
+def test_a_case_that_fails_costs_the_others_nothing_and_settings_are_its_own(tmp_path):
+    pytest.importorskip("numpy")
+    import golden
+    run = Run(BUILD, "cpu", True, sys.executable, time.monotonic() + 60)
+    run.begin("bits", 60)
+    golden.prepare(run)
+    sequences, _ = golden.case_sequences(run, "pkm12", "test")
+    found = golden.forward(run, golden.model_directory(run, "pkm12"), sequences, ("test.first", golden.F32, {}),
+                           ("test.other", golden.F32, {"PKMSERVE_ISA": "ref"}), ("test.again", golden.F32, {}),
+                           ("test.wrong", golden.F32, {"PKMSERVE_ISA": "nonsense"}), ("test.last", golden.F32, {}))
+    assert list(found) == ["test.first", "test.other", "test.again", "test.last"]
+    assert len(run.failures) == 1 and run.failures[0][1].startswith("forward, test.wrong: exit status 1: "), run.failures
+    assert "nonsense" in run.failures[0][1]
+    assert golden.differences(found["test.first"], found["test.again"]) == []
+    assert golden.differences(found["test.first"], found["test.last"]) == []
+    assert golden.differences(found["test.first"], found["test.other"]) != [], "the setting had no effect"
+
+
+def test_the_device_is_held_until_it_is_released():
+    run = Run(BUILD, "cpu", True, sys.executable, time.monotonic() + 60)
+    run.machine["compute mode"] = "Exclusive_Process"
+    run.hold()
+    assert run.holder is None, "it would have the only place"
+    run.machine["compute mode"] = "Default"
+    run.hold()
+    holder = run.holder
+    assert Path(os.readlink("/proc/%d/exe" % holder.pid)).name == "forward" and holder.poll() is None
+    run.release()
+    assert holder.returncode == 0 and run.holder is None
+
+
 def test_an_exclusive_device_gets_one_process_at_a_time(tmp_path):
     run = Run(tmp_path, "cuda", False, sys.executable, time.monotonic() + 60)
     for mode, most in (("Default", 2), ("Exclusive_Process", 1)):
