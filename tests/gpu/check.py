@@ -1,10 +1,11 @@
 """make check-gpu: builds the engine on a machine with a GPU, checks it there, measures it, writes a report.
 
-    check.py [--build build/gpu-check] [--part right|fast|rest] [--only PART,...]
+    check.py [--build build/gpu-check] [--part right|fast|rest|cores] [--only PART,...]
              [--budget SECONDS] [--report FILE] [--no-build]
     check.py --rehearse DEVICE --build BUILD [...]     the same with tiny sizes on any backend
 
 Needs nvcc, a GPU, a C compiler, make, Python; NumPy for golden and bits, PyTorch for the comparison; no network.
+--part cores, which measures the CPU backend by threads, needs no GPU and no nvcc.
 The parts run one after the other, each within a budget, all of them within eight minutes, or those of one --part,
 with twice the budgets, within nine. The report is written after each, so a part that fails, hangs or is cut
 costs the others nothing; it goes to the folder that the environment's OUT names, if there is one, else to
@@ -21,36 +22,54 @@ import time
 import traceback
 from pathlib import Path
 
+import cores
 import machine
 import ops
 import report
 import speed
 from run import ROOT, Run, say
 
-# part -> its budget in seconds, in the order of running; what one leaves, the later ones may use. The sum is
-# below eight minutes.
+# part -> its budget in seconds, in the order of running; what one leaves, the later ones may use. The sum of all
+# but cores is below eight minutes.
 BUDGETS = {"machine": 10, "build": 120, "prepare": 10, "ops": 45, "bits": 35, "golden": 40,
-           "sanitizers": 45, "speed": 100, "optimes": 15, "torch": 50}
+           "sanitizers": 45, "speed": 100, "optimes": 15, "torch": 50, "cores": 190}
 # The same as three commands, for a machine that lends ten minutes at a time; each builds what is not built.
 GROUPS = {"right": ["build", "prepare", "ops", "bits"],
           "fast": ["build", "speed", "optimes"],
-          "rest": ["build", "prepare", "golden", "sanitizers", "torch"]}
+          "rest": ["build", "prepare", "golden", "sanitizers", "torch"],
+          "cores": ["build", "cores"]}
 BUDGET, GROUP_BUDGET, GROUP_PATIENCE = 470, 520, 2
 PROGRAMS = ["pkmserve-engine", "tests/kernels/run_check", "tests/gpu/forward",
             "tests/bench/bench_device"]
 
 
+def needs_gpu(run):
+    return not set(run.wanted) <= {"build", "cores"}
+
+
+def programs(run):
+    return PROGRAMS if needs_gpu(run) else [cores.PROGRAM]
+
+
+def make(run, *arguments):
+    # Other compilers have other warnings: they are for the development machine.
+    return run.command(["make", "-k", "-j%d" % (os.cpu_count() or 1), "B=%s" % run.build, "WARN=-Wall", *arguments])
+
+
 def build(run):
     """Everything that is needed, in one make: what fails to build does not hold up the rest."""
+    if not needs_gpu(run):
+        fail_on_errors(run, make(run, "CUDA=0", *(str(run.build / name) for name in programs(run))))
+        return
     libraries = run.command(["sh", ".ci/engine-libs"], 20)
     if not libraries.good:
         run.fail("build: " + libraries.why())
     targets = [str(run.build / name) for name in ["libpkmserve_cuda.so", *PROGRAMS]]
-    # Other compilers have other warnings: they are for the development machine.
-    done = run.command(["make", "-k", "-j%d" % (os.cpu_count() or 1), "B=%s" % run.build,
-                        "WARN=-Wall", "NVCC_WARN=", "CUDA=1",
-                        "CUDA_ARCH=" + run.machine["arch"],
-                        *libraries.out.split(), *targets])
+    fail_on_errors(run, make(run, "NVCC_WARN=", "CUDA=1", "CUDA_ARCH=" + run.machine["arch"], *libraries.out.split(), *targets))
+
+
+def fail_on_errors(run, done):
+    """What the compilers say, if anything is wrong."""
     if not done.good:
         wrong = [line for line in (done.err + done.out).splitlines()
                  if "rror" in line or "undefined" in line]
@@ -59,7 +78,7 @@ def build(run):
 
 def require(run):
     """Notes programs that are missing; the parts that use them will fail by name."""
-    for name in PROGRAMS:
+    for name in programs(run):
         if not (run.build / name).exists():
             run.fail("%s is not there" % (run.build / name))
 
@@ -82,8 +101,9 @@ def parts(options):
     table = {"build": build, "prepare": with_numpy("prepare"), "ops": ops.check_ops,
              "bits": with_numpy("check_bits"), "golden": with_numpy("check_golden"),
              "sanitizers": ops.check_sanitizers, "speed": speed.check_speed,
-             "optimes": speed.check_optimes, "torch": speed.check_torch}
-    wanted = options.only.split(",") if options.only else GROUPS.get(options.part, list(table))
+             "optimes": speed.check_optimes, "torch": speed.check_torch,
+             "cores": cores.check_cores}
+    wanted = options.only.split(",") if options.only else GROUPS.get(options.part, [p for p in table if p != "cores"])
     for name in set(wanted) - set(table):
         sys.exit("check-gpu: no part %s; there are %s" % (name, ", ".join(table)))
     return [(name, table[name]) for name in table
@@ -92,7 +112,7 @@ def parts(options):
 
 def run_parts(run, options, table, path):
     for name, part in table:
-        if name != "build":
+        if name != "build" and needs_gpu(run):
             run.hold()
         run.begin(name, BUDGETS[name] * patience(options))
         try:
@@ -139,15 +159,16 @@ def report_path(options):
     return options.report or folder / (name + ".md")
 
 
-def start(options):
-    """A Run on this machine, or None after one line that says why not."""
+def start(options, wanted):
+    """A Run of the wanted parts on this machine, or None after one line that says why not."""
     device, small = options.rehearse or "cuda", options.rehearse is not None
     budget = options.budget or (GROUP_BUDGET if options.part else BUDGET)
     budget *= options.patience if small else 1
     run = Run(options.build, device, small, sys.executable, time.monotonic() + budget)
+    run.wanted = wanted
     run.begin("machine", BUDGETS["machine"], quiet=True)
     missing = machine.query(run)
-    if missing is not None and not small:
+    if missing is not None and not small and needs_gpu(run):
         print("check-gpu: " + missing, file=sys.stderr)
         return None
     run.gpu = missing is None and not small
@@ -164,10 +185,9 @@ def main(argv):
     os.chdir(ROOT)
     options = parse(argv)
     table = parts(options)
-    run = start(options)
+    run = start(options, [name for name, _ in table])
     if run is None:
         return 2
-    run.wanted = [name for name, _ in table]
     path = report_path(options)
     run.log_to(path.with_suffix(".log"))
 

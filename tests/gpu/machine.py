@@ -3,6 +3,7 @@ libraries stand."""
 
 import glob
 import os
+import platform
 import re
 import shutil
 import sysconfig
@@ -20,6 +21,7 @@ def query(run):
     """Fills run.machine. Returns None, or one line that says what is missing for a check on a GPU."""
     machine = run.machine
     machine["commit"] = commit(run)
+    machine["cpu"] = cpu()
     machine["nvcc"] = find_nvcc()
     if machine["nvcc"] is None:
         return "no nvcc here: install the CUDA toolkit, or name NVCC"
@@ -37,6 +39,17 @@ def query(run):
     machine["sanitizer"] = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path=str(Path(machine["nvcc"]).resolve().parent))
     return None
+
+
+def cpu():
+    """Model, processors that this process may use, and how they belong together."""
+    name = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    shared = len(re.findall(r"\d+", siblings.read_text())) if siblings.exists() else 0
+    nodes = len(glob.glob("/sys/devices/system/node/node[0-9]*"))
+    return "%s, %d processors%s%s" % (
+        name.group(1) if name else platform.machine(), len(os.sched_getaffinity(0)),
+        ", %d to a core" % shared if shared else "", ", %d NUMA node%s" % (nodes, "s"[:nodes > 1]) if nodes else "")
 
 
 def commit(run):
@@ -155,7 +168,7 @@ def watch(run, work):
 
 def lines(machine):
     """For the report's head."""
+    processor = ["- CPU: " + machine["cpu"]] if "cpu" in machine else []
     names = ("compute mode", "persistence", "MIG", "ECC", "power limit", "PCIe generation", "PCIe width", "NUMA node")
     idle = ", ".join("%s %s" % (name, machine[name]) for name in names if name in machine)
-    return (["- device: " + idle] if idle else []) + (
-        ["- device under load: " + machine["load"]] if "load" in machine else [])
+    return processor + (["- device: " + idle] if idle else []) + (        ["- device under load: " + machine["load"]] if "load" in machine else [])

@@ -244,18 +244,26 @@ MEMORY_NOTE = ["", "Weights, keys and rows come from memory: a run sweeps over c
 
 def head_lines(run, f):
     m = run.machine
-    own = f.own_rates()
     lines = ["# Check on a GPU, %s" % time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), ""]
     if run.small:
         lines += ["**A rehearsal with tiny sizes: no figure below means anything.**", ""]
     lines += ["- machine: %s" % ", ".join(filter(None, [
         m.get("gpu", "no GPU"), m.get("memory"), "driver " + m.get("driver", "-"),
         "CUDA " + m.get("cuda", "-"), "PyTorch " + f.rates.get("torch", {}).get("torch", "-")])),
-        "- backend: %s" % (own["description"] if own else "not measured"),
         "- command: `%s`, commit %s" % (m.get("command", "tests/gpu/check.py"), m.get("commit"))]
     lines += machine.lines(m)
     if run.log is not None:
         lines.append("- log: `%s` beside this report: all that each command said" % run.log.name)
+    if is_wanted(run, "speed", "torch"):
+        lines += rate_lines(f)
+    lines.append("- time: " + ", ".join("%s %.0f s" % (part, s) for part, s in run.seconds.items()
+                                        if s >= 0))
+    return lines
+
+
+def rate_lines(f):
+    own = f.own_rates()
+    lines = ["- backend: %s" % (own["description"] if own else "not measured")]
     for name, (rate, who), unit, scale in ((COPY, f.bandwidth(), "TB/s", 1e12),
                                            (MATRIX, f.matrix(), "TFLOP/s", 1e12)):
         lines.append("- %s: %s (%s)" % (
@@ -264,8 +272,6 @@ def head_lines(run, f):
         lines.append("- the backend's own measure: read %.2f TB/s, F32 %.1f, BF16 %.0f TFLOP/s" % (
             own["read_bytes_per_s"] / 1e12, own["flops_f32_per_s"] / 1e12,
             own["flops_bf16_per_s"] / 1e12))
-    lines.append("- time: " + ", ".join("%s %.0f s" % (part, s) for part, s in run.seconds.items()
-                                        if s >= 0))
     return lines
 
 
@@ -294,6 +300,7 @@ def write(run, path):
         ("bits", "The same bits however the work is cut", table(
             ["case", "type", "ways that give the same bits"], sorted(run.tables.get("bits", [])))),
         ("ops", "Ops against ref", table(["op", "cases"], run.tables.get("ops", []))),
+        ("cores", "The CPU backend by threads", cores_section(run)),
         ("sanitizers", "compute-sanitizer", table(["tool", "clean"], run.tables.get("sanitizers", []))),
     ]
     for parts, title, body in sections:
@@ -309,6 +316,13 @@ def optimes_section(run):
     return lines and lines + ["", "Eager steps, an event before and after each op, less what two events take with nothing "
                               "between them (kernels/cuda/trace.cu). What lies between ops, and what graphs or overlap "
                               "save, is the difference to the steps above."]
+
+
+def cores_section(run):
+    lines = table(["threads", "step", "ms", "", "times 1 thread", "of the plain read (decode), of the peak"],
+                  run.tables.get("cores", []))
+    return lines and lines + ["", "Decode moves bytes, prefill and scoring multiply: each beside the rate that as many "
+                              "threads reached in the same run, with nothing else to do."]
 
 
 def is_wanted(run, *parts):
