@@ -63,7 +63,7 @@ def build(run):
         return
     libraries = run.command(["sh", ".ci/engine-libs"], 20)
     if not libraries.good:
-        run.fail("build: " + libraries.why())
+        run.fail(libraries.why())
     targets = [str(run.build / name) for name in ["libpkmserve_cuda.so", *PROGRAMS]]
     fail_on_errors(run, make(run, "NVCC_WARN=", "CUDA=1", "CUDA_ARCH=" + run.machine["arch"], *libraries.out.split(), *targets))
 
@@ -73,7 +73,7 @@ def fail_on_errors(run, done):
     if not done.good:
         wrong = [line for line in (done.err + done.out).splitlines()
                  if "rror" in line or "undefined" in line]
-        run.fail("build: %s" % (" / ".join(wrong[:4])[:600] or done.why()))
+        run.fail(" / ".join(wrong[:4])[:600] or done.why())
 
 
 def require(run):

@@ -72,7 +72,7 @@ def bench(run, seconds, *arguments):
 
 def look_at_load(run):
     """The device's clocks, and what holds them back, while it has work of two seconds."""
-    machine.watch(run, lambda: run.command(bench(run, "2", "prefill:64" if run.small else "prefill:4096")))
+    machine.watch(run, lambda: run.command(bench(run, "2", "decode:1" if run.small else "prefill:4096")))
 
 
 def check_speed(run):

@@ -268,6 +268,23 @@ def test_the_device_is_held_until_it_is_released():
     assert holder.returncode == 0 and run.holder is None
 
 
+def test_without_cublaslts_header_the_report_says_what_is_built(tmp_path, monkeypatch):
+    import machine
+    for folder in ("toolkit/bin", "torch"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "toolkit/bin/nvcc").touch()
+    run = Run(tmp_path, "cuda", False, sys.executable, time.monotonic() + 60)
+    run.machine["nvcc"] = str(tmp_path / "toolkit/bin/nvcc")
+    monkeypatch.setattr(machine, "torch_folders", lambda kind: [str(tmp_path / "torch")])
+    assert "CPATH" not in machine.library_environment(run)
+    assert run.notes.pop()[1].endswith("the library is built without, fast math is left out")
+    (tmp_path / "torch/cublasLt.h").touch()
+    assert machine.library_environment(run)["CPATH"] == str(tmp_path / "torch")
+    assert run.notes.pop()[1].endswith("PyTorch's is taken")
+    (tmp_path / "toolkit/cublasLt.h").touch()
+    assert "CPATH" not in machine.library_environment(run) and run.notes == []
+
+
 def test_an_exclusive_device_gets_one_process_at_a_time(tmp_path):
     run = Run(tmp_path, "cuda", False, sys.executable, time.monotonic() + 60)
     for mode, most in (("Default", 2), ("Exclusive_Process", 1)):
