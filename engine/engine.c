@@ -2,6 +2,7 @@
  * itself is in loop.c. */
 #include "engine/loop.h"
 
+#include "engine/bounds.h"
 #include "engine/clock.h"
 #include "engine/log.h"
 #include "engine/selftest.h"
@@ -11,88 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- bounds -------------------------------------------------------------------------------- */
-
-static enum err_code check_option(int64_t value, int64_t low, int64_t high, const char *name,
-                                  struct err *err)
-{
-    return value >= low && value <= high
-               ? ERR_OK
-               : err_set(err, ERR_ARGUMENT, "%s is %lld, accepted are %lld to %lld", name,
-                         (long long)value, (long long)low, (long long)high);
-}
-
-/* Checks the options against each other and the model, and resolves max_model_len. */
-static enum err_code resolve_options(struct engine_options *o, const struct model_info *info,
-                                     struct err *err)
-{
-    const int longest = engine_context(info->context);
-    if (check_option(o->max_model_len, 0, longest, "--max-model-len", err) != ERR_OK ||
-        check_option(o->max_seqs, 1, 4096, "--max-seqs", err) != ERR_OK ||
-        check_option(o->max_batch_tokens, 1, 1 << 20, "--max-batch-tokens", err) != ERR_OK ||
-        check_option(o->bulk_step_ms, 0, 1 << 20, "--bulk-step-ms", err) != ERR_OK ||
-        check_option(o->max_queue, 1, 1 << 20, "--max-queue", err) != ERR_OK ||
-        check_option(o->max_queue_tokens, 1, INT64_MAX / 2, "--max-queue-tokens", err) != ERR_OK ||
-        check_option(o->max_logprobs, 0, 1024, "--max-logprobs", err) != ERR_OK ||
-        check_option(o->max_request_bytes, 0, INT64_MAX / 2, "--max-request-bytes", err) !=
-            ERR_OK ||
-        check_option(o->memory_trace_bytes, 0, INT64_C(1) << 40, "--memory-trace-bytes", err) !=
-            ERR_OK ||
-        check_option(o->overlay_bytes, 0, INT64_C(1) << 40, "--overlay-bytes", err) != ERR_OK ||
-        check_option(o->kv_tokens, 0, (int64_t)1 << 32, "--kv-tokens", err) != ERR_OK) {
-        return ERR_ARGUMENT;
-    }
-    if (o->max_seqs > o->max_batch_tokens) {
-        return err_set(
-            err, ERR_ARGUMENT,
-            "--max-seqs %d exceeds --max-batch-tokens %d: each running sequence takes one "
-            "token per step; lower the first or raise the second",
-            o->max_seqs, o->max_batch_tokens);
-    }
-    o->max_model_len = o->max_model_len > 0 ? o->max_model_len : info->context;
-    /* A ring's pages are overwritten: nobody else can use them. */
-    o->prefix_cache = o->prefix_cache && info->window == 0;
-    o->max_logprobs = o->max_logprobs < info->n_vocab ? o->max_logprobs : info->n_vocab;
-    return ERR_OK;
-}
-
-/* Pages that the longest text holds. In a model whose tokens see only a window of earlier
- * positions, that is a ring: the window plus the rows of one step, because all rows of a step are
- * stored before any of them is attended to. */
-static int pages_of_text(const struct engine_options *o, const struct model_info *info)
-{
-    const int64_t context = engine_context(o->max_model_len);
-    const int64_t ring = (int64_t)info->window + o->max_batch_tokens;
-    return kvpages_for(info->window > 0 && ring < context ? ring : context);
-}
-
-static struct step_limits step_limits_of(const struct engine_options *o,
-                                         const struct model_info *info)
-{
-    /* A product of int bounds checked above: 4096 sequences of at most 2^24 positions each would
-     * not fit into int, and not into memory either. */
-    const int64_t n_adjust = (int64_t)o->max_seqs *
-                             sampling_entries_max(engine_context(o->max_model_len), info->n_vocab);
-    return (struct step_limits){
-        .n_tok_max = o->max_batch_tokens,
-        .n_seq_max = o->max_seqs,
-        .n_page_max = pages_of_text(o, info),
-        /* Scoring requests outputs of every row, and of one row several: see sequence_fit. */
-        .n_out_max = o->max_batch_tokens + TARGET_MAX,
-        .n_top_max = o->max_logprobs,
-        .n_adjust_max = n_adjust < INT_MAX ? (int)n_adjust : INT_MAX,
-        .n_allow_max = o->max_seqs * ALLOW_MAX,
-        .n_ablate_max = info->n_memory > 0 ? o->max_seqs * ABLATE_MAX : 0,
-        .n_redirect_max =
-            o->overlay_bytes > 0 ? o->max_seqs * OVERLAYS_OF_REQUEST * info->n_memory : 0,
-        .n_vocab = info->n_vocab,
-        .d_model = info->d_attention,
-        .n_head = info->n_head,
-        .n_span_max = model_span_max(info),
-        .n_fetch_bytes = lookups_fetch_bytes(info, o->max_batch_tokens),
-    };
-}
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -199,6 +118,21 @@ static void log_backend(const struct engine *engine)
     }
 }
 
+/* The log line that says that weights are not computed with in their files' type. */
+static void log_dtype(const struct model_info *info, const char *wanted)
+{
+    if (info->dtype == info->file_dtype) {
+        return;
+    }
+    const bool chosen = strcmp(wanted, "auto") == 0;
+    const bool loses = info->dtype == DTYPE_BF16 && info->file_dtype != DTYPE_I8;
+    log_event(LEVEL_INFO, "dtype", "files=%s weights=%s why=\"%s\"", dtype_name(info->file_dtype),
+              dtype_name(info->dtype),
+              !chosen ? "it was asked for"
+              : loses ? "this device multiplies it many times as fast; --dtype f32 loses no bits"
+                      : "this device does not compute in the files' type");
+}
+
 static enum err_code load_model(struct engine *engine, struct err *err)
 {
     const struct engine_options *const o = &engine->options;
@@ -213,6 +147,7 @@ static enum err_code load_model(struct engine *engine, struct err *err)
     log_backend(engine);
     engine->options.backend.n_thread = engine->be->n_thread;
     const struct model_info *const info = model_info(engine->model);
+    log_dtype(info, o->model.dtype);
     engine->stats.weight_bytes = (int64_t)info->weight_bytes;
     engine->stats.value_bytes = (int64_t)info->value_bytes;
     if (identity_read(&engine->identity, o->model_dir, err) != ERR_OK) {
@@ -244,7 +179,7 @@ static enum err_code reserve(struct engine *engine, struct err *err)
 {
     struct engine_options *const o = &engine->options;
     const struct model_info *const info = model_info(engine->model);
-    const struct step_limits limits = step_limits_of(o, info);
+    const struct step_limits limits = bounds_of_step(o, info);
     int n_page = 0;
     /* Requests that ended with one step are released when the next one has begun. */
     const struct queue_limits queue_limits = {
@@ -385,6 +320,10 @@ static enum err_code prepare(struct engine *engine, struct err *err)
     }
     const int64_t warm_us = clock_now_us();
     engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
+    if (!engine->be->is_host) { /* its driver takes memory for graphs and for code that it loads */
+        log_event(LEVEL_INFO, "warm", "available_bytes=%lld",
+                  (long long)engine->be->op->memory_available(engine->be));
+    }
     begin_phase(engine, "selftest");
     enum err_code code = selftest_run(&test, err);
     if (code == ERR_OK) {
@@ -414,7 +353,7 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
     atomic_init(&new->state, ENGINE_LOADING);
     engine_stats_begin(&new->stats);
     if (load_model(new, e) != ERR_OK ||
-        resolve_options(&new->options, model_info(new->model), e) != ERR_OK ||
+        bounds_resolve(&new->options, model_info(new->model), new->be->n_tok_good, e) != ERR_OK ||
         plan_memory(new, e) != ERR_OK || prepare(new, e) != ERR_OK) {
         goto fail;
     }

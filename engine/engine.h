@@ -22,7 +22,7 @@ struct engine_options {
     struct model_options model;
     int max_model_len;        /* 0 = the model's context; still 0 = it has no limit */
     int max_seqs;             /* sequences running at once */
-    int max_batch_tokens;     /* rows of one step */
+    int max_batch_tokens;     /* rows of one step; 0 = what suits the backend */
     int bulk_step_ms;         /* target time of a step that mixes bulk and interactive work; 0 =
                                * none */
     int max_queue;            /* waiting requests */

@@ -141,13 +141,19 @@ enum err_code backend_open(struct backend **be, const struct backend_options *op
         return err_set(err, ERR_ARGUMENT, "threads: %d is below 0 (0 = one per core)",
                        options->n_thread);
     }
-    if (strcmp(device, "auto") == 0) {
+    const bool names_gpu = options->gpu != NULL && options->gpu[0] != '\0';
+    if (names_gpu && strcmp(device, "auto") != 0 && strcmp(device, "cuda") != 0) {
+        return err_set(err, ERR_ARGUMENT,
+                       "gpu: %.40s is named, and device %.40s uses none; leave one of the two out",
+                       options->gpu, device);
+    }
+    if (strcmp(device, "auto") == 0 && !names_gpu) {
         return open_auto(be, options, err);
     }
     if (strcmp(device, "cpu") == 0) {
         return open_cpu(be, options->n_thread, err);
     }
-    if (strcmp(device, "cuda") == 0) {
+    if (strcmp(device, "cuda") == 0 || names_gpu) {
         return open_cuda(be, options, err);
     }
     if (strcmp(device, "ref") == 0) {

@@ -83,6 +83,8 @@ struct backend {
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool has_int8;       /* makes I8 weights */
+    bool prefers_bf16;   /* products of BF16 weights are many times as fast as those of F32 */
+    int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */
     bool is_async;       /* the host is free between submit and finish */
     /* It may compute rows of tokens that came in a request otherwise than rows of drawn tokens, so
      * that a token has other bits as the one than as the other. Hence all rows of a step are of one
@@ -98,6 +100,7 @@ struct backend_options {
     const char *device; /* "auto", "cpu", "cuda"; "ref" for tests */
     int n_thread;       /* 0 = one per core available to the process */
     bool fast_math;     /* matrix products may depend on how many rows share the call */
+    const char *gpu;    /* a number, or a bus id as nvidia-smi shows it; NULL or "" = the first */
 };
 
 /* Opens the best backend that options allow. "auto" takes the GPU where there is one, else the CPU.

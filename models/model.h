@@ -166,7 +166,8 @@ static inline int model_span_max(const struct model_info *info)
 
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, I8 → int8 where the backend has_int8, else
-                        * bf16; others → f32), "f32", "bf16", "int8" */
+                        * bf16; others → bf16 where the backend prefers_bf16, else f32),
+                        * "f32", "bf16", "int8" */
     const char *cache_dtype; /* "auto" or NULL (F32 beside F32 weights and where heads have an odd
                               * number of columns, else BF16), "f32", "bf16" */
     double int8_max_loss;    /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */

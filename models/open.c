@@ -56,15 +56,15 @@ enum err_code model_info_read(struct model_info *info, const char *dir, struct e
     return code;
 }
 
-/* The dtype to compute with. F16 files are computed in F32: the CPU has no F16 products that
- * accumulate in F32, and BF16 would lose three of their bits. */
+/* The dtype to compute with. F16 files are computed in F32 where that is not much slower: no backend
+ * has F16 products, and BF16 loses three of their bits. */
 static enum err_code choose_dtype(struct model_info *info, const struct backend *be,
                                   const char *wanted, struct err *err)
 {
     if (strcmp(wanted, "auto") == 0) {
-        info->dtype = info->file_dtype == DTYPE_I8     ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
-                      : info->file_dtype == DTYPE_BF16 ? DTYPE_BF16
-                                                       : DTYPE_F32;
+        info->dtype = info->file_dtype == DTYPE_I8 ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
+                      : info->file_dtype == DTYPE_BF16 || be->prefers_bf16 ? DTYPE_BF16
+                                                                           : DTYPE_F32;
     } else if (strcmp(wanted, "f32") == 0) {
         info->dtype = DTYPE_F32;
     } else if (strcmp(wanted, "bf16") == 0) {

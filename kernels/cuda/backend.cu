@@ -14,10 +14,13 @@ extern "C" {
 #include <string.h>
 
 enum {
-    SM_MIN = 80,             /* BF16 matrix instructions and cp.async */
-    SM_OVERLAP_MIN = 90,     /* programmatic dependent launch */
-    CAPTURE_MAX = 256,       /* sequences of a decode step that becomes a graph */
-    STAGING_BYTES = 16 << 20 /* two halves, each long enough for the bus's full rate */
+    SM_MIN = 80,              /* BF16 matrix instructions and cp.async */
+    SM_OVERLAP_MIN = 90,      /* programmatic dependent launch */
+    CAPTURE_MAX = 256,        /* sequences of a decode step that becomes a graph */
+    STAGING_BYTES = 16 << 20, /* two halves, each long enough for the bus's full rate */
+    TOK_PER_SM = 32,          /* rows with which products fill the device: n_tok_good, */
+    TOK_MIN = 512,            /* a power of two from this */
+    TOK_MAX = 8192,           /* to this */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */
@@ -139,6 +142,41 @@ static enum err_code find_device(struct err *err)
     return ERR_OK;
 }
 
+/* The device that is asked for: a number, or the address of its bus. */
+static enum err_code choose_device(struct cuda *cu, const char *gpu, struct err *err)
+{
+    int n = 0;
+    (void)cudaGetDeviceCount(&n);
+    if (gpu == NULL || gpu[0] == '\0') {
+        cu->device = 0;
+        return ERR_OK;
+    }
+    char *end = NULL;
+    const long number = strtol(gpu, &end, 10);
+    if (*end == '\0' && number >= 0 && number < n) {
+        cu->device = static_cast<int>(number);
+        return ERR_OK;
+    }
+    if (*end != '\0' && cudaDeviceGetByPCIBusId(&cu->device, gpu) == cudaSuccess) {
+        return ERR_OK;
+    }
+    (void)cudaGetLastError();
+    return err_set(err, ERR_ARGUMENT,
+                   "gpu: there is no %.40s; give a number from 0 to %d, or a bus id as nvidia-smi "
+                   "shows it",
+                   gpu, n - 1);
+}
+
+/* Rows of a step that keep n_sm multiprocessors busy. */
+static int n_tok_good(int n_sm)
+{
+    int n = TOK_MIN;
+    while (n < TOK_MAX && 2 * n <= TOK_PER_SM * n_sm) {
+        n *= 2;
+    }
+    return n;
+}
+
 /* Reads what kernels need to know of the device, and describes it. */
 static enum err_code read_device(struct cuda *cu, struct err *err)
 {
@@ -181,10 +219,14 @@ static enum err_code read_device(struct cuda *cu, struct err *err)
     int driver = 0;
     (void)cudaDriverGetVersion(&driver);
     cu->be.memory_bytes = static_cast<size_t>(resource_memory_available(&cu->be));
+    cu->be.n_tok_good = n_tok_good(cu->n_sm);
     (void)snprintf(cu->be.description, sizeof cu->be.description,
-                   "%.50s, sm_%d, %d SMs, %zu of %zu MiB free, driver for CUDA %.8s", prop.name,
-                   cu->sm_version, cu->n_sm, free_bytes >> 20, total >> 20,
-                   version_text(driver).text);
+                   "%.50s at %04x:%02x:%02x.0, sm_%d, %d SMs, %zu of %zu MiB free, driver for CUDA "
+                   "%.8s",
+                   prop.name, static_cast<unsigned>(prop.pciDomainID) & 0xffff,
+                   static_cast<unsigned>(prop.pciBusID) & 0xff,
+                   static_cast<unsigned>(prop.pciDeviceID) & 0xff, cu->sm_version, cu->n_sm,
+                   free_bytes >> 20, total >> 20, version_text(driver).text);
     return ERR_OK;
 }
 
@@ -231,9 +273,11 @@ static void open_overlap(struct cuda *cu)
     }
 }
 
-static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err)
+static enum err_code open_parts(struct cuda *cu, const struct backend_options *options,
+                                struct err *err)
 {
     enum err_code code = find_device(err);
+    code = code == ERR_OK ? choose_device(cu, options->gpu, err) : code;
     code = code == ERR_OK ? read_device(cu, err) : code;
     code = code == ERR_OK ? graphs_new(cu, err) : code;
     if (code != ERR_OK) {
@@ -250,7 +294,7 @@ static enum err_code open_parts(struct cuda *cu, bool fast_math, struct err *err
     cu->staging_bytes = STAGING_BYTES;
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
     code = code == ERR_OK ? trace_open(cu, err) : code;
-    return code == ERR_OK && fast_math ? open_fast_math(cu, err) : code;
+    return code == ERR_OK && options->fast_math ? open_fast_math(cu, err) : code;
 }
 
 static void cuda_close(struct backend *be)
@@ -311,9 +355,10 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.n_thread = 1; /* of the host */
     cu->be.is_async = true;
     cu->be.phases_apart = true;
+    cu->be.prefers_bf16 = true;
     cu->be.capture_max = CAPTURE_MAX;
     (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
-    const enum err_code code = open_parts(cu, options->fast_math, err);
+    const enum err_code code = open_parts(cu, options, err);
     if (code != ERR_OK) {
         cuda_close(&cu->be);
         return code;

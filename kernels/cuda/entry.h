@@ -8,7 +8,7 @@
 
 /* Raised whenever anything in backend.h, op.h, step.h, weight.h, tensor.h or err.h changes that the
  * two sides share. */
-enum { CUDA_ENTRY_ABI = 15 };
+enum { CUDA_ENTRY_ABI = 16 };
 
 #define CUDA_ENTRY_SYMBOL "pkmserve_cuda_entry"
 
@@ -17,9 +17,9 @@ struct cuda_entry {
     uint32_t table_size;   /* its sizeof(struct backend_ops) */
     uint32_t step_size;    /* its sizeof(struct step) */
     uint32_t backend_size; /* its sizeof(struct backend) */
-    /* Opens device 0 of those that CUDA_VISIBLE_DEVICES leaves. ERR_UNSUPPORTED: no driver, too old
-     * a driver, no device, one too old; ERR_DEVICE, ERR_MEMORY. The message says which and what to
-     * do. */
+    /* Opens the device that options name, of those that CUDA_VISIBLE_DEVICES leaves. ERR_UNSUPPORTED:
+     * no driver, too old a driver, no device, one too old; ERR_ARGUMENT: no such device; ERR_DEVICE,
+     * ERR_MEMORY. The message says which and what to do. */
     enum err_code (*open)(struct backend **be, const struct backend_options *options,
                           struct err *err);
 };

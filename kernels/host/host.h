@@ -5,6 +5,8 @@
 
 #include "kernels/backend.h"
 
+enum { HOST_TOK_GOOD = 512 }; /* backend.n_tok_good */
+
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
 /* Zero-filled memory, aligned for vectors; NULL if there is not enough. Owner: the caller, until

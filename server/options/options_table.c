@@ -74,12 +74,16 @@ const struct option_row option_rows[] = {
     CHOICE("device", device, ALL, "auto", "auto|cpu|cuda|ref",
            "Where to compute. auto uses a GPU if there is one; ref is the slow specification "
            "in plain C."),
+    TEXT("gpu", gpu, ALL, "",
+         "Which GPU: its number, or the bus id that nvidia-smi shows. Without it, the first of "
+         "those "
+         "that CUDA_VISIBLE_DEVICES leaves."),
     SWITCH("deterministic", deterministic, RUN | BENCH | COMPARE, "on",
            "on: the same request always gives the same bits. off: faster matrix products on a "
            "GPU, but results then depend on the requests that share a step."),
     CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
            "The type of the weights during computation. auto uses bf16 for bf16 files, int8 "
-           "for int8 files on the CPU, and f32 for all others."),
+           "for int8 files on the CPU, and for all others f32 on the CPU and bf16 on a GPU."),
     CHOICE("kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
            "The type of cached keys and values. auto uses bf16 together with bf16 and int8 "
            "weights, and f32 otherwise."),
@@ -106,8 +110,9 @@ const struct option_row option_rows[] = {
         "The longest sequence, in positions. 0 uses the model's context, if it has one."),
     INT("max-seqs", max_seqs, RUN, "32", 1, 1024,
         "The number of sequences that run at the same time."),
-    INT("max-batch-tokens", max_batch_tokens, RUN, "512", 1, 16384,
-        "The number of rows (tokens) in one step."),
+    INT("max-batch-tokens", max_batch_tokens, RUN, "0", 0, 16384,
+        "The number of rows (tokens) in one step. 0 is 512 on the CPU, and on a GPU 512 to 8192, "
+        "32 for each of its multiprocessors."),
     LONG("kv-tokens", kv_tokens, RUN, "0", 0, 1e9,
          "The number of positions in the KV cache. 0 reserves max-seqs times the context, or "
          "less if memory is short."),

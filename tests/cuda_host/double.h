@@ -38,6 +38,7 @@ enum injection {
 struct environment {
     enum driver driver;
     int sm;   /* 90 = compute capability 9.0 */
+    int n_sm; /* multiprocessors */
     int code; /* that kernels were compiled for */
     size_t memory_bytes;
     enum thread_order order;

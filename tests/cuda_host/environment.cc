@@ -92,6 +92,7 @@ void environment_read(void)
     is_read = true;
     state.memory_bytes = read_size("CUDA_HOST_MEMORY", static_cast<size_t>(1) << 30);
     state.sm = static_cast<int>(read_size("CUDA_HOST_SM", 90));
+    state.n_sm = static_cast<int>(read_size("CUDA_HOST_SMS", 8));
     state.code = static_cast<int>(read_size("CUDA_HOST_CODE", static_cast<size_t>(state.sm)));
     read_driver();
     read_order();

@@ -9,6 +9,8 @@
 namespace
 {
 
+enum { PCI_BUS = 0x3b };
+
 pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 thread_local cudaError_t last_error;
 cudaError_t failure; /* that stays */
@@ -178,6 +180,20 @@ cudaError_t cudaGetDeviceCount(int *n)
     return cudaSuccess;
 }
 
+/* Domains are written with four digits or more, and letters are small or large. */
+cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *id)
+{
+    API_BEGIN;
+    unsigned domain, bus, slot, function;
+    char more;
+    if (sscanf(id, "%x:%x:%x.%x%c", &domain, &bus, &slot, &function, &more) != 4 || domain != 0 ||
+        bus != PCI_BUS || slot != 0 || function != 0) {
+        return api_end(cudaErrorInvalidValue);
+    }
+    *device = 0;
+    return api_end(cudaSuccess);
+}
+
 cudaError_t cudaSetDevice(int device)
 {
     API_BEGIN;
@@ -203,10 +219,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
     prop->major = environment->sm / 10;
     prop->minor = environment->sm % 10;
-    prop->multiProcessorCount = 8;
+    prop->multiProcessorCount = environment->n_sm;
     prop->canMapHostMemory = 1;
     prop->unifiedAddressing = 1;
     prop->l2CacheSize = 4 << 20;
+    prop->pciBusID = PCI_BUS;
     return api_end(cudaSuccess);
 }
 

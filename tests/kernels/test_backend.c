@@ -13,7 +13,7 @@
 
 static void expect_error(const char *device, int n_thread, enum err_code code, const char *words)
 {
-    const struct backend_options options = {device, n_thread, false};
+    const struct backend_options options = {device, n_thread, false, NULL};
     struct backend *be = (struct backend *)&options; /* anything but NULL */
     struct err err = {0};
     assert_int_equal(backend_open(&be, &options, &err), code);
@@ -33,7 +33,7 @@ static int clear_environment(void **state)
 static void test_ref_opens(void **state)
 {
     (void)state;
-    const struct backend_options options = {"ref", 0, false};
+    const struct backend_options options = {"ref", 0, false, NULL};
     struct backend *be = NULL;
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     assert_string_equal(be->name, "ref");
@@ -44,7 +44,7 @@ static void test_ref_opens(void **state)
 static void test_auto_opens_the_cpu_and_says_why(void **state)
 {
     (void)state;
-    const struct backend_options options = {"auto", 1, false};
+    const struct backend_options options = {"auto", 1, false, NULL};
     struct backend *be = NULL;
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     assert_memory_equal(be->name, "cpu-", 4);
@@ -55,7 +55,7 @@ static void test_auto_opens_the_cpu_and_says_why(void **state)
 static void test_what_was_named_needs_no_note(void **state)
 {
     (void)state;
-    const struct backend_options options = {"cpu", 1, false};
+    const struct backend_options options = {"cpu", 1, false, NULL};
     struct backend *be = NULL;
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     assert_string_equal(be->note, "");
@@ -68,7 +68,7 @@ static void test_environment_forces_the_instruction_set(void **state)
     static const char *const sets[][2] = {{"ref", "ref"}, {"plain", "cpu-plain"}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         assert_int_equal(setenv("PKMSERVE_ISA", sets[i][0], 1), 0);
-        const struct backend_options options = {"cpu", 1, false};
+        const struct backend_options options = {"cpu", 1, false, NULL};
         struct backend *be = NULL;
         assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
         assert_string_equal(be->name, sets[i][1]);
@@ -85,7 +85,7 @@ static void expect_no_library(const char *library, const char *words)
 {
     assert_int_equal(setenv("PKMSERVE_CUDA_LIBRARY", library, 1), 0);
     expect_error("cuda", 0, ERR_UNSUPPORTED, words);
-    const struct backend_options options = {"auto", 1, false};
+    const struct backend_options options = {"auto", 1, false, NULL};
     struct backend *be = NULL;
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     assert_memory_equal(be->name, "cpu-", 4);

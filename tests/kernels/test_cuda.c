@@ -56,7 +56,7 @@ static void need_double(const char *name, const char *value)
 
 static enum err_code cuda_open(struct backend **be, bool fast_math, struct err *err)
 {
-    const struct backend_options options = {"cuda", 0, fast_math};
+    const struct backend_options options = {"cuda", 0, fast_math, NULL};
     return backend_open(be, &options, err);
 }
 
@@ -86,7 +86,7 @@ static void expect_refusal(enum err_code code, const char *words)
     assert_int_equal(cuda_open(&be, false, &err), code);
     assert_null(be);
     expect_words(&err, words);
-    const struct backend_options options = {"auto", 1, false};
+    const struct backend_options options = {"auto", 1, false, NULL};
     assert_int_equal(backend_open(&be, &options, &err), ERR_OK);
     assert_memory_equal(be->name, "cpu-", 4);
     assert_non_null(strstr(be->note, words));
@@ -107,11 +107,40 @@ static void test_opens_and_describes_the_device(void **state)
     backend_close(be);
 }
 
+static void test_the_device_is_chosen_by_number_or_bus(void **state)
+{
+    (void)state;
+    need_double("CUDA_HOST_SM", "90");
+    static const char *const good[] = {"", "0", "0000:3b:00.0", "00000000:3B:00.0"};
+    static const char *const bad[] = {"1", "-1", "0x0", "0000:3c:00.0", "GPU"};
+    static const char *const devices[] = {"cuda", "auto"};
+    struct backend *be = NULL;
+    for (size_t d = 0; d < 2; d++) {
+        for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+            const struct backend_options options = {devices[d], 0, false, good[i]};
+            assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+            assert_non_null(strstr(be->description, "test double at 0000:3b:00.0, "));
+            backend_close(be);
+        }
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+            struct err err = {0};
+            const struct backend_options options = {devices[d], 0, false, bad[i]};
+            assert_int_equal(backend_open(&be, &options, &err), ERR_ARGUMENT);
+            expect_words(&err, bad[i]);
+            expect_words(&err, "give a number from 0 to 0, or a bus id");
+        }
+    }
+    struct err err = {0};
+    const struct backend_options options = {"cpu", 0, false, "0"};
+    assert_int_equal(backend_open(&be, &options, &err), ERR_ARGUMENT);
+    expect_words(&err, "gpu: 0 is named, and device cpu uses none");
+}
+
 static void test_auto_takes_the_device_and_says_so(void **state)
 {
     (void)state;
     need_library();
-    const struct backend_options options = {"auto", 0, false};
+    const struct backend_options options = {"auto", 0, false, NULL};
     struct backend *be = NULL;
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     assert_string_equal(be->name, "cuda");
@@ -660,6 +689,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_opens_and_describes_the_device, fine_device),
+        cmocka_unit_test_setup(test_the_device_is_chosen_by_number_or_bus, fine_device),
         cmocka_unit_test_setup(test_auto_takes_the_device_and_says_so, fine_device),
         cmocka_unit_test_setup(test_no_driver, fine_device),
         cmocka_unit_test_setup(test_old_driver, fine_device),

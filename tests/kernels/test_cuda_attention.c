@@ -103,7 +103,7 @@ static struct tensor pages_new(struct backend *be, const struct crowd *c)
 static struct side side_new(const char *device, const struct crowd *c)
 {
     const int d = c->n_head * c->d_head;
-    const struct backend_options options = {device, 1, false};
+    const struct backend_options options = {device, 1, false, NULL};
     const struct step_limits limits = {.n_tok_max = c->n_position,
                                        .n_seq_max = c->n_seq,
                                        .n_page_max = c->n_page_max,

@@ -141,7 +141,7 @@ static struct backend *cuda_open(bool fast_math)
     }
     struct backend *be = NULL;
     struct err err = {0};
-    const struct backend_options options = {"cuda", 0, fast_math};
+    const struct backend_options options = {"cuda", 0, fast_math, NULL};
     if (backend_open(&be, &options, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }

@@ -92,7 +92,7 @@ static void test_norms_of_wide_rows(void **state)
     static float got[N_ROW * D_MAX];
     struct backend *ref = NULL;
     struct backend *cuda = NULL;
-    const struct backend_options options = {"cuda", 1, false};
+    const struct backend_options options = {"cuda", 1, false, NULL};
     assert_int_equal(ref_open(&ref, NULL), ERR_OK);
     assert_int_equal(backend_open(&cuda, &options, NULL), ERR_OK);
     for (size_t i = 0; i < 2 * sizeof widths / sizeof *widths; i++) {
@@ -217,7 +217,7 @@ static void test_pages_hold_what_was_stored(void **state)
         skip();
     }
     struct backend *cuda = NULL;
-    const struct backend_options options = {"cuda", 1, false};
+    const struct backend_options options = {"cuda", 1, false, NULL};
     assert_int_equal(backend_open(&cuda, &options, NULL), ERR_OK);
     for (int d_head = 2; d_head <= STORE_D_MAX / STORE_HEAD; d_head += 2) {
         for (int shift = 0; shift <= 4; shift += 2) { /* views start at any 4 bytes */

@@ -65,7 +65,7 @@ static enum err_code subject_open(struct backend **be, const struct subject *sub
     }
     (void)setenv("CUDA_HOST_ORDER", subject->order, 1);
     (void)setenv("PKMSERVE_CUDA_OVERLAP", subject->overlap, 1);
-    const struct backend_options options = {"cuda", n_thread, false};
+    const struct backend_options options = {"cuda", n_thread, false, NULL};
     return backend_open(be, &options, err);
 }
 
@@ -181,7 +181,7 @@ static void test_rates_are_measured(void **state)
 {
     (void)state;
     struct backend *be = NULL;
-    const struct backend_options options = {"cpu", 1, false};
+    const struct backend_options options = {"cpu", 1, false, NULL};
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
     struct machine_rate rate = {0};
     be->op->measure(be, &rate);

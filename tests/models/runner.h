@@ -76,7 +76,7 @@ static inline enum err_code runner_backend(struct backend **be, const char *name
     if (strcmp(name, "cuda") != 0) {
         return cpu_open(be, name, 2, err);
     }
-    const struct backend_options options = {"cuda", 0, false};
+    const struct backend_options options = {"cuda", 0, false, NULL};
     return cuda_library_find() ? backend_open(be, &options, err) : ERR_UNSUPPORTED;
 }
 

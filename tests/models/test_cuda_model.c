@@ -37,7 +37,7 @@ static void rig_close(struct rig *r)
 static enum err_code rig_open_cache(struct rig *r, const char *dir, const char *cache_dtype,
                                     struct err *err)
 {
-    const struct backend_options backend = {"cuda", 0, false};
+    const struct backend_options backend = {"cuda", 0, false, NULL};
     const struct model_options options = {
         .dtype = "f32", .cache_dtype = cache_dtype, .value_auto = true};
     const struct step_limits limits = {.n_tok_max = 16,
@@ -116,7 +116,7 @@ static void set_count(const char *name, int n)
 /* Memory of the device that nobody holds. */
 static size_t memory_left(void)
 {
-    const struct backend_options options = {"cuda", 0, false};
+    const struct backend_options options = {"cuda", 0, false, NULL};
     struct backend *be = NULL;
     (void)fine_device(NULL);
     assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
@@ -293,7 +293,7 @@ static void test_overlap_that_the_device_has_not_is_said(void **state)
     } machines[] = {{"80", "80", false},  {"89", "86", false}, {"90", "80", false},
                     {"120", "89", false}, {"90", "90", true},  {"100", "90", true},
                     {"120", "120", true}};
-    const struct backend_options options = {"cuda", 0, false};
+    const struct backend_options options = {"cuda", 0, false, NULL};
     struct backend *be = NULL;
     (void)state;
     need_double();

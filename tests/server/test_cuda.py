@@ -26,7 +26,8 @@ BUILD = os.path.join(ROOT, os.environ.get("B", "build"))
 LIBRARY = os.path.join(BUILD, "libpkmserve_cudahost.so")
 MODEL = os.path.join(BUILD, "golden", "pkm12")
 SMALL = ["--max-seqs", "3", "--max-batch-tokens", "24", "--max-model-len", "64"]
-CUDA = ["--device", "cuda"] + SMALL
+F32 = ["--dtype", "f32"]
+CUDA = ["--device", "cuda"] + F32 + SMALL
 PROMPT = [5, 17, 33, 99, 150, 7]
 GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 SCORE = {"tokens": [[(7 * i + s) % 199 + 1 for i in range(40)] for s in range(2)], "logprobs": 1,
@@ -41,8 +42,13 @@ def environment(**more):
     return {"PKMSERVE_CUDA_LIBRARY": LIBRARY, **more}
 
 
+def of_this_dtype(flags):
+    """In F32, which is exact, where the flags do not say otherwise."""
+    return ["--device", "cuda", *SMALL, *([] if "--dtype" in flags else F32), *flags]
+
+
 def gpu(*flags, **env):
-    return Server(*CUDA, *flags, model=MODEL, env=environment(**env))
+    return Server(*of_this_dtype(flags), model=MODEL, env=environment(**env))
 
 
 def run(command, *flags, **env):
@@ -53,7 +59,7 @@ def run(command, *flags, **env):
 
 def refused(*flags, **env):
     """The error line of a server that must not start, and what it logged before."""
-    done = run("serve", "--check", *CUDA, *flags, **env)
+    done = run("serve", "--check", *of_this_dtype(flags), **env)
     assert done.returncode == 1, (done.returncode, done.stderr)
     lines = done.stderr.splitlines()
     errors = [line for line in lines if line.startswith("pkmserve: ")]
@@ -142,7 +148,7 @@ def test_memory_that_runs_out_is_planned_and_named(flags, env, wanted):
 
 
 def test_the_cache_shrinks_to_what_the_device_has():
-    flags = ["serve", "--check", "--device", "cuda", "--max-seqs", "8", "--max-batch-tokens", "8"]
+    flags = ["serve", "--check", "--device", "cuda", *F32, "--max-seqs", "8", "--max-batch-tokens", "8"]
     roomy, tight = (json.loads(run(*flags, CUDA_HOST_MEMORY=m).stdout) for m in ("1G", "20M"))
     assert roomy["limits"]["kv_tokens"] == 8 * 512
     assert 512 <= tight["limits"]["kv_tokens"] < 8 * 512
@@ -209,6 +215,33 @@ def test_a_cache_in_bf16(alone, flags):
     for one, f32 in zip(got[1], alone[0][1]):  # of 39 tokens; rounding also picks other slots
         assert one["sum_logprob"] != f32["sum_logprob"]
         assert one["sum_logprob"] == pytest.approx(f32["sum_logprob"], abs=0.5)
+
+
+def test_files_in_f32_are_computed_in_bf16_by_default():
+    done = run("serve", "--check", "--device", "cuda", *SMALL)
+    model = json.loads(done.stdout)["model"]
+    assert (model["file_dtype"], model["dtype"], model["kv_cache_dtype"]) == ("f32", "bf16", "bf16")
+    lines = [line for line in done.stderr.splitlines() if "event=dtype" in line]
+    assert len(lines) == 1 and "files=f32 weights=bf16" in lines[0] and "--dtype f32 loses no bits" in lines[0]
+    assert "event=dtype" not in run("serve", "--check", *CUDA).stderr
+    said = json.loads(run("serve", "--check", "--device", "cpu").stdout)["model"]
+    assert (said["file_dtype"], said["dtype"]) == ("f32", "f32")
+
+
+def test_steps_hold_more_rows_on_a_larger_device():
+    """512 on the CPU and on a small GPU; more if so many sequences may run."""
+    for flags, rows in ((["--device", "cpu"], 512), (["--device", "cuda"], 512),
+                        (["--device", "cuda", "--max-seqs", "600"], 600), (["--device", "cuda"], 4096)):
+        done = run("serve", "--check", "--max-model-len", "64", *flags, CUDA_HOST_IDLE="1",
+                   CUDA_HOST_SMS="132" if rows == 4096 else "8")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["limits"]["max_batch_tokens"] == rows
+
+
+def test_what_the_driver_has_taken_is_logged():
+    log = run("serve", "--check", *CUDA).stderr
+    warm = [line for line in log.splitlines() if "event=warm" in line]
+    assert len(warm) == 1 and 0 < int(warm[0].split("available_bytes=")[1]) < 1 << 30
 
 
 def test_the_tools_take_the_gpu():
