@@ -46,6 +46,7 @@ struct check {
     bool is_double;  /* the backend runs on the test double: rows of the host alone are left out */
     bool has_failed; /* the running case; its later failures are not reported */
     int n_case, n_failed;
+    int n_near; /* slots that searches chose instead of ref's, whose scores rounding cannot tell apart */
     char message[1024]; /* the first failure, "" without */
 
     /* what the running case has taken; given back at its end */
@@ -201,6 +202,7 @@ void check_ffn(struct check *c);
 void check_attention(struct check *c); /* check_attention.c */
 void check_span_attention(struct check *c);
 void check_pkm_search(struct check *c); /* check_pkm.c */
+void check_pkm_search_many(struct check *c);
 void check_pkm_ties(struct check *c);
 void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);

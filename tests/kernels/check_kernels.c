@@ -20,6 +20,7 @@ const struct check_row check_rows[] = {
     {"attention", check_attention, 30, false}, /* with kv_store */
     {"span_attention", check_span_attention, 40, false},
     {"pkm_search", check_pkm_search, 60, false},
+    {"pkm_search_many", check_pkm_search_many, 20, false},
     {"pkm_ties", check_pkm_ties, 60, false},
     {"pkm_nan", check_pkm_nan, 20, false},
     {"l2_norm", check_l2_norm, 40, false},

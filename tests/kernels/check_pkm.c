@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_TOK_MAX = 24, N_TOK_MANY = 40 };
+enum { N_TOK_MAX = 24, N_TOK_MANY = 40, N_TOK_VERY_MANY = 136 };
 
 struct search_case {
     struct pkm_shape shape;
@@ -61,6 +61,23 @@ static struct search_case search_new(struct check *c)
                 k.is_shared ? "shared " : "", k.is_split ? "split " : "",
                 is_product ? "product" : "flat", k.n, k.shape.n_head, k.shape.n_key, k.shape.k_top,
                 k.shape.d_key, k.shape.scores ? ", scores" : "");
+    return k;
+}
+
+/* More rows than a backend takes at a time, of keys that may be split. */
+static struct search_case search_new_many(struct check *c)
+{
+    struct search_case k = {.n = check_int(c, N_TOK_VERY_MANY - 7, N_TOK_VERY_MANY),
+                            .is_split = true};
+    const bool is_large = !c->is_double && check_chance(c, 0.2);
+    k.shape.kind = PKM_PRODUCT;
+    k.shape.n_head = check_int(c, 1, 2);
+    k.shape.n_key = is_large ? check_int(c, 510, 515) * check_int(c, 1, 3) : check_dim(c, 140);
+    k.shape.d_key = 2 * check_dim(c, is_large ? 16 : check_chance(c, 0.3) ? 170 : 40);
+    k.shape.k_top = check_int(c, 1, k.shape.n_key < 32 ? k.shape.n_key : 32);
+    k.n_col = k.shape.n_head * k.shape.k_top;
+    check_shape(c, "split product, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d", k.n,
+                k.shape.n_head, k.shape.n_key, k.shape.k_top, k.shape.d_key);
     return k;
 }
 
@@ -153,6 +170,7 @@ static void compare_head(struct check *c, const struct search_case *k, int r, in
         return;
     }
     for (int j = 0; j < k->shape.k_top; j++) {
+        c->n_near += slots[j] != ref_slots[j];
         double magnitude[2];
         const double ref_score = slot_score(k, r, h, ref_slots[j], &magnitude[0]);
         const double score = slot_score(k, r, h, slots[j], &magnitude[1]);
@@ -207,13 +225,22 @@ static void search_compare(struct check *c, const struct search_case *k, bool is
     check_invariance(c, search_run, k, k->n, (int)n_word, got);
 }
 
-void check_pkm_search(struct check *c)
+static void check_search(struct check *c, struct search_case k)
 {
-    struct search_case k = search_new(c);
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_BF16);
     search_keys(c, &k, check_host_tensor(c, key_rows(&k), key_cols(&k), source, 0.5f));
     k.query = check_normal(c, (size_t)k.n * (size_t)k.shape.n_head * (size_t)k.shape.d_key, 1);
     search_compare(c, &k, false);
+}
+
+void check_pkm_search(struct check *c)
+{
+    check_search(c, search_new(c));
+}
+
+void check_pkm_search_many(struct check *c)
+{
+    check_search(c, search_new_many(c));
 }
 
 void check_pkm_ties(struct check *c)

@@ -147,9 +147,9 @@ static void test_subject(void **state)
                   percent * (scale == NULL ? 1 : atoi(scale)));
     }
     const int n_failed = c->n_failed;
-    print_message("%s%s%s: %d cases, %d failed\n", c->side[SIDE_ONE]->name,
-                  subject->order == NULL ? "" : ", threads ",
-                  subject->order == NULL ? "" : subject->order, c->n_case, n_failed);
+    print_message("%s%s%s: %d cases, %d failed; %d slots other than ref's, as near as rounding\n",
+                  c->side[SIDE_ONE]->name, subject->order == NULL ? "" : ", threads ",
+                  subject->order == NULL ? "" : subject->order, c->n_case, n_failed, c->n_near);
     sides_close(c);
     free(c);
     assert_int_equal(n_failed, 0);
