@@ -20,7 +20,7 @@
 #include "tests/cuda_host/cuda_host.h"
 
 enum { POISON = 0xfd, WARP = 32, BLOCK_MAX = 1024, WARP_MAX = BLOCK_MAX / WARP };
-enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 };
+enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 }; /* bytes; what a device has at most */
 
 /* ---- environment.cc ------------------------------------------------------------------------- */
 

@@ -200,6 +200,16 @@ cudaError_t cudaSetDevice(int device)
     return api_end(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
+/* Bytes that a block may opt into, by compute capability. */
+static int shared_optin(void)
+{
+    const int sm = environment_get()->sm;
+    if (sm == 86 || sm == 89 || sm >= 120) {
+        return 99 << 10;
+    }
+    return sm < 90 ? 163 << 10 : SHARED_OPTIN;
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 {
     API_BEGIN;
@@ -211,7 +221,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     snprintf(prop->name, sizeof prop->name, "test double");
     prop->totalGlobalMem = environment->memory_bytes;
     prop->sharedMemPerBlock = SHARED_DEFAULT;
-    prop->sharedMemPerBlockOptin = SHARED_OPTIN;
+    prop->sharedMemPerBlockOptin = static_cast<size_t>(shared_optin());
     prop->regsPerBlock = 65536;
     prop->warpSize = WARP;
     prop->maxThreadsPerBlock = BLOCK_MAX;
@@ -254,7 +264,8 @@ cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttrib
     if (attr == cudaFuncAttributePreferredSharedMemoryCarveout) {
         return api_end(value >= -1 && value <= 100 ? cudaSuccess : cudaErrorInvalidValue);
     }
-    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > SHARED_OPTIN) {
+    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+        value > shared_optin()) {
         return api_end(cudaErrorInvalidValue);
     }
     for (struct kernel_limit &limit : limits) {
