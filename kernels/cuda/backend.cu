@@ -273,6 +273,13 @@ static void open_overlap(struct cuda *cu)
     }
 }
 
+/* PKMSERVE_CUDA_SPLIT=1: pkm_search_mma.cu. Off while nobody has measured it. */
+static bool wants_split(void)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_SPLIT");
+    return setting != NULL && strcmp(setting, "1") == 0;
+}
+
 static enum err_code open_parts(struct cuda *cu, const struct backend_options *options,
                                 struct err *err)
 {
@@ -367,6 +374,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
                               strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0)) {
         cu->be.capture_max = 0;
     }
+    cu->splits = wants_split();
     open_overlap(cu);
     *be = &cu->be;
     return ERR_OK;

@@ -138,6 +138,7 @@ struct cuda_weight {
     void *data;         /* device address, also for HOST (mapped pinned memory) */
     void *pinned;       /* Owner with HOST: the host address of data; else NULL */
     size_t bytes;       /* of data, padding included */
+    size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
     /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow. Of Q4 rows of
      * cols / 2 bytes, and behind them, at cuda_q4_scales, the fp16 scale of each.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
@@ -183,6 +184,7 @@ struct cuda {
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
+    bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
     struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_graphs *graphs;  /* Owner */
@@ -275,6 +277,12 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
                      struct tensor query, const struct weight *keys, const struct pkm_shape *shape);
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct cuda_source *source, int n_group);
+
+/* pkm_search_mma.cu: keys once more, as sums of two BF16 numbers, and what their search works in. At a
+ * multiple of 16 bytes. Not of every shape. */
+bool keys_can_split(int64_t rows, int64_t cols, int n_group);
+size_t keys_split_bytes(int64_t rows, int64_t cols, int n_group);
+void keys_split_pack(void *dst, const struct cuda_source *source, int n_group);
 
 /* norm.cu, pkm_rescore.cu */
 void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run);

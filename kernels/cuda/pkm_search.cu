@@ -16,7 +16,7 @@
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
  * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_generic.cu
- * does the rest.
+ * does the rest. Split keys of these shapes are pkm_search_mma.cu's, with bits of its own.
  *
  * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then a selection of
  * about 40 dependent warp operations per half and 30 for the sums. Bytes: split reads the keys once
@@ -317,6 +317,8 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
     if (is_shared || s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
         search_any(cu, &s);
+    } else if (cuda_weight_of(keys)->split_at > 0) {
+        search_mma(cu, &s, cuda_weight_of(keys));
     } else if (query.rows <= 4) {
         launch_split<1>(cu, &s);
     } else if (query.rows <= SPLIT_ROWS) {

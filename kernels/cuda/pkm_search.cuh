@@ -40,10 +40,11 @@ __device__ __forceinline__ void load_pairs(uint16_t *to, const struct pairs &lis
     }
 }
 
-/* best[0 .. k-1] ← the best of the n_key ranks, by one warp. V·32 >= n_key. */
+/* best[0 .. k-1] ← the best of the n_key ranks, by one warp, whose lane j < k gets the j-th. V·32 >=
+ * n_key. */
 template <int V>
-__device__ __forceinline__ void select_keys(struct candidate *best, const volatile uint32_t *ranks,
-                                            int n_key, int k)
+__device__ __forceinline__ struct candidate
+select_keys(struct candidate *best, const volatile uint32_t *ranks, int n_key, int k)
 {
     const int lane = threadIdx.x % SELECT_WARP;
     uint32_t rank[V];
@@ -54,7 +55,7 @@ __device__ __forceinline__ void select_keys(struct candidate *best, const volati
         rank[v] = key < n_key ? ranks[key] : SELECT_NONE;
         number[v] = static_cast<uint32_t>(key);
     }
-    (void)warp_best<V>(rank, number, k, best);
+    return warp_best<V>(rank, number, k, best);
 }
 
 /* Slots and weights of one row and head from the best keys of both halves, by one warp. */
@@ -87,5 +88,8 @@ static __device__ void select_slots(const struct search *s, const struct candida
         static_cast<float *>(s->weights.data)[row * s->weights.stride + column] = weight;
     }
 }
+
+/* pkm_search_mma.cu: the same search, by tensor cores, of keys that are split. */
+void search_mma(struct cuda *cu, const struct search *s, const struct cuda_weight *keys);
 
 #endif

@@ -260,7 +260,12 @@ static void pack(const struct cuda *cu, void *dst, const struct cuda_weight *w,
 {
     switch (w->head.kind) {
     case WEIGHT_MATRIX: linear_pack(dst, host, w->head.dtype, cu->lt != NULL); break;
-    case WEIGHT_KEYS: keys_pack(dst, host, w->head.n_group); break;
+    case WEIGHT_KEYS:
+        keys_pack(dst, host, w->head.n_group);
+        if (w->split_at > 0) {
+            keys_split_pack(static_cast<char *>(dst) + w->split_at, host, w->head.n_group);
+        }
+        break;
     case WEIGHT_TABLE:
         table_rows(dst, host, w->head.dtype, 0, w->head.rows);
         if (w->head.dtype == DTYPE_Q4) {
@@ -275,7 +280,10 @@ static size_t weight_size(const struct cuda_weight *w)
 {
     switch (w->head.kind) {
     case WEIGHT_MATRIX: return linear_bytes(w->head.rows, w->head.cols, w->head.dtype);
-    case WEIGHT_KEYS: return keys_bytes(w->head.rows, w->head.cols, w->head.n_group);
+    case WEIGHT_KEYS:
+        return w->split_at > 0
+                   ? w->split_at + keys_split_bytes(w->head.rows, w->head.cols, w->head.n_group)
+                   : keys_bytes(w->head.rows, w->head.cols, w->head.n_group);
     case WEIGHT_TABLE: break;
     }
     return w->head.dtype == DTYPE_Q4
@@ -359,6 +367,10 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
         return err_set(err, ERR_MEMORY, "%s: no host memory left for this weight", name);
     }
     w->head = head;
+    if (head.kind == WEIGHT_KEYS && desc->is_split && cu->splits &&
+        keys_can_split(head.rows, head.cols, head.n_group)) {
+        w->split_at = (keys_bytes(head.rows, head.cols, head.n_group) + 15) / 16 * 16;
+    }
     w->bytes = weight_size(w);
     const struct cuda_source source = {*host, desc->row_scale, desc->row_scale_f16};
     enum err_code code = ERR_OK;

@@ -21,7 +21,7 @@ static const char *const variables[] = {
     "CUDA_HOST_FAIL_SYNC",   "CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
     "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
     "CUDA_HOST_CODE",        "CUDA_HOST_TRACE",       "PKMSERVE_CUDA_TRACE",
-    "NVTX_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH", "PKMSERVE_CUDA_SPLIT",
 };
 
 /* Each test begins with a fine device, and is skipped without a library. */
@@ -685,6 +685,111 @@ static void test_a_graph_keeps_its_shared_memory(void **state)
     backend_close(be);
 }
 
+/* The score of the only slot of a memory whose query and keys are all x. */
+static float only_score(bool is_split, float x)
+{
+    struct backend *const be = fine_open();
+    float *memory = NULL;
+    struct weight *keys = NULL;
+    const float both[2] = {x, x};
+    const struct tensor host = tensor_make((void *)(uintptr_t)both, 2, 1, DTYPE_F32);
+    const struct weight_desc desc = {.kind = WEIGHT_KEYS,
+                                     .dtype = DTYPE_F32,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 2,
+                                     .is_split = is_split};
+    const struct pkm_shape shape = {PKM_PRODUCT, 1, 1, 1, 2, true};
+    assert_int_equal(be->op->weight_new(be, &keys, &host, &desc, "keys", NULL), ERR_OK);
+    assert_int_equal(be->op->buffer_new(be, (void **)&memory, 64, "search", NULL), ERR_OK);
+    const struct tensor query = tensor_make(memory, 1, 2, DTYPE_F32);
+    const struct tensor score = tensor_make(memory + 2, 1, 1, DTYPE_F32);
+    be->op->upload(be, query, both);
+    op_pkm_search(be, tensor_make(memory + 3, 1, 1, DTYPE_I32), score, query, keys, &shape);
+    float got = 0;
+    be->op->download(be, &got, score);
+    be->op->buffer_free(be, memory);
+    be->op->weight_free(be, keys);
+    backend_close(be);
+    return got;
+}
+
+/* Of 1 + 2^-12 + 2^-23 two BF16 numbers hold 1 + 2^-12. */
+static void test_keys_are_split_where_they_may_be_and_if_asked(void **state)
+{
+    (void)state;
+    need_library();
+    const float x = 1 + 0x1p-12f + 0x1p-23f;
+    const float split = 2 + 0x1p-10f;
+    const float whole = 2 * (x * x);
+    assert_true(only_score(true, x) == whole);
+    assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", "1", 1), 0);
+    assert_true(only_score(true, x) == split);
+    assert_true(only_score(false, x) == whole);
+}
+
+enum { WIDE_ROWS = 130, WIDE_FEW = 128, WIDE_D = 12, WIDE_K = 9 };
+
+/* Slots and weights of rows first .. first+n-1 of a search among n_key keys, as words [n, 2, K]. */
+static void wide_rows(struct backend *be, const struct weight *keys, int n_key, float *memory,
+                      int first, int n, uint32_t *out)
+{
+    const struct pkm_shape shape = {PKM_PRODUCT, 1, WIDE_K, n_key, 2 * WIDE_D, false};
+    float *const behind = memory + WIDE_ROWS * 2 * WIDE_D;
+    const struct tensor query =
+        tensor_make(memory + (size_t)first * 2 * WIDE_D, n, 2 * WIDE_D, DTYPE_F32);
+    const struct tensor both = tensor_make(behind, n, 2 * WIDE_K, DTYPE_I32);
+    struct tensor weights = tensor_cols(both, WIDE_K, WIDE_K);
+    weights.dtype = DTYPE_F32;
+    op_pkm_search(be, tensor_cols(both, 0, WIDE_K), weights, query, keys, &shape);
+    be->op->download(be, out, both);
+}
+
+/* Rows are searched a hundred and more at a time in another way than few, and again in another where
+ * the device's shared memory does not hold their scores. */
+static void test_many_rows_are_searched_to_the_bits_of_few(void **state)
+{
+    static const char *const devices[] = {"90", "89"};
+    static const int n_keys[] = {40, 600, 1400};
+    static float numbers[2 * 1400 * WIDE_D];
+    static uint32_t got[2][3][WIDE_ROWS * 2 * WIDE_K];
+    static uint32_t few[WIDE_ROWS * 2 * WIDE_K];
+    (void)state;
+    need_library();
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        numbers[i] = (float)(i * 2654435761u % 10007) / 5003 - 1;
+    }
+    assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", "1", 1), 0);
+    for (int d = 0; d < (is_double() ? 2 : 1); d++) {
+        assert_int_equal(setenv("CUDA_HOST_SM", devices[d], 1), 0);
+        struct backend *const be = fine_open();
+        float *memory = NULL;
+        assert_int_equal(be->op->buffer_new(be, (void **)&memory, 64 << 10, "search", NULL),
+                         ERR_OK);
+        be->op->upload(be, tensor_make(memory, WIDE_ROWS, 2 * WIDE_D, DTYPE_F32), numbers + 5);
+        for (int i = 0; i < 3; i++) {
+            const struct tensor host = tensor_make(numbers, 2 * n_keys[i], WIDE_D, DTYPE_F32);
+            const struct weight_desc desc = {.kind = WEIGHT_KEYS,
+                                             .dtype = DTYPE_F32,
+                                             .placement = PLACEMENT_DEVICE,
+                                             .n_group = 2,
+                                             .is_split = true};
+            struct weight *keys = NULL;
+            assert_int_equal(be->op->weight_new(be, &keys, &host, &desc, "keys", NULL), ERR_OK);
+            wide_rows(be, keys, n_keys[i], memory, 0, WIDE_ROWS, got[d][i]);
+            wide_rows(be, keys, n_keys[i], memory, 0, WIDE_FEW, few);
+            wide_rows(be, keys, n_keys[i], memory, WIDE_FEW, WIDE_ROWS - WIDE_FEW,
+                      few + WIDE_FEW * 2 * WIDE_K);
+            assert_memory_equal(got[d][i], few, sizeof few);
+            be->op->weight_free(be, keys);
+        }
+        be->op->buffer_free(be, memory);
+        backend_close(be);
+    }
+    if (is_double()) {
+        assert_memory_equal(got[0], got[1], sizeof got[0]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -711,6 +816,8 @@ int main(void)
                                fine_device),
         cmocka_unit_test_setup(test_a_profiler_is_told_the_ops, fine_device),
         cmocka_unit_test_setup(test_a_graph_keeps_its_shared_memory, fine_device),
+        cmocka_unit_test_setup(test_keys_are_split_where_they_may_be_and_if_asked, fine_device),
+        cmocka_unit_test_setup(test_many_rows_are_searched_to_the_bits_of_few, fine_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,12 +34,12 @@ static void rig_close(struct rig *r)
     *r = (struct rig){0};
 }
 
-static enum err_code rig_open_cache(struct rig *r, const char *dir, const char *cache_dtype,
-                                    struct err *err)
+static enum err_code rig_open_types(struct rig *r, const char *dir, const char *dtype,
+                                    const char *cache_dtype, struct err *err)
 {
     const struct backend_options backend = {"cuda", 0, false, NULL};
     const struct model_options options = {
-        .dtype = "f32", .cache_dtype = cache_dtype, .value_auto = true};
+        .dtype = dtype, .cache_dtype = cache_dtype, .value_auto = true};
     const struct step_limits limits = {.n_tok_max = 16,
                                        .n_seq_max = N_SEQ,
                                        .n_page_max = N_PAGE,
@@ -64,7 +64,7 @@ static enum err_code rig_open_cache(struct rig *r, const char *dir, const char *
 
 static enum err_code rig_open(struct rig *r, const char *dir, struct err *err)
 {
-    return rig_open_cache(r, dir, "f32", err);
+    return rig_open_types(r, dir, "f32", "f32", err);
 }
 
 /* ---- fixture -------------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static int fine_device(void **state)
                                             "CUDA_HOST_FAIL_LAUNCH",  "CUDA_HOST_FAIL_SYNC",
                                             "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS",
                                             "PKMSERVE_CUDA_OVERLAP",  "CUDA_HOST_SM",
-                                            "CUDA_HOST_CODE"};
+                                            "CUDA_HOST_CODE",         "PKMSERVE_CUDA_SPLIT"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         (void)unsetenv(variables[i]);
@@ -210,7 +210,7 @@ static void check_replayed_steps(const char *cache_dtype)
     struct answer eager[N_STEP];
     struct answer replayed[N_STEP];
     assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", "0", 1), 0);
-    if (rig_open_cache(&r, model_dir, cache_dtype, &err) != ERR_OK) {
+    if (rig_open_types(&r, model_dir, "f32", cache_dtype, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }
     assert_int_equal(r.be->capture_max, 0);
@@ -218,7 +218,7 @@ static void check_replayed_steps(const char *cache_dtype)
     assert_int_equal(r.be->n_prepared, 0);
     rig_close(&r);
     assert_int_equal(unsetenv("PKMSERVE_CUDA_GRAPHS"), 0);
-    assert_int_equal(rig_open_cache(&r, model_dir, cache_dtype, &err), ERR_OK);
+    assert_int_equal(rig_open_types(&r, model_dir, "f32", cache_dtype, &err), ERR_OK);
     assert_true(r.be->capture_max >= N_SEQ);
     decode_all(&r, replayed);
     assert_int_equal(r.be->n_prepared, N_STEP - N_SEQ);
@@ -251,7 +251,7 @@ static void decode_new(const char *cache_dtype, const char *overlap, const char 
     struct err err = {0};
     assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", overlap, 1), 0);
     assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", graphs, 1), 0);
-    if (rig_open_cache(&r, model_dir, cache_dtype, &err) != ERR_OK) {
+    if (rig_open_types(&r, model_dir, "f32", cache_dtype, &err) != ERR_OK) {
         fail_msg("%s", err.message);
     }
     decode_all(&r, answers);
@@ -283,6 +283,44 @@ static void test_overlapping_kernels_give_the_same_bits(void **state)
             }
         }
     }
+}
+
+/* Opens the model, takes its decode steps and gives its weights' bytes. */
+static size_t decode_split(const char *split, const char *dtype, bool is_eager,
+                           struct answer *answers)
+{
+    struct rig r;
+    struct err err = {0};
+    assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", split, 1), 0);
+    assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", is_eager ? "0" : "1", 1), 0);
+    assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", is_eager ? "0" : "1", 1), 0);
+    if (rig_open_types(&r, model_dir, dtype, "f32", &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    decode_all(&r, answers);
+    const size_t bytes = model_info(r.model)->weight_bytes;
+    rig_close(&r);
+    return bytes;
+}
+
+/* Keys are split where the weights are not F32, and if that is asked for; replayed and overlapping
+ * steps then have the bits of eager ones, and with F32 weights nothing changes. */
+static void test_split_keys_are_searched_alike_in_graphs(void **state)
+{
+    struct answer whole[N_STEP];
+    struct answer split[N_STEP];
+    struct answer replayed[N_STEP];
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    const size_t bytes = decode_split("0", "f32", true, whole);
+    assert_true(decode_split("1", "f32", true, split) == bytes);
+    assert_memory_equal(split, whole, sizeof whole);
+    const size_t bf16_bytes = decode_split("0", "bf16", true, whole);
+    assert_true(decode_split("1", "bf16", true, split) > bf16_bytes);
+    assert_true(decode_split("1", "bf16", false, replayed) > bf16_bytes);
+    assert_memory_equal(replayed, split, sizeof split);
 }
 
 static void test_overlap_that_the_device_has_not_is_said(void **state)
@@ -541,6 +579,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_replayed_steps_have_the_bits_of_eager_ones, fine_device),
         cmocka_unit_test_setup(test_overlapping_kernels_give_the_same_bits, fine_device),
+        cmocka_unit_test_setup(test_split_keys_are_searched_alike_in_graphs, fine_device),
         cmocka_unit_test_setup(test_overlap_that_the_device_has_not_is_said, fine_device),
         cmocka_unit_test_setup(test_steps_of_unknown_ops_stay_eager, fine_device),
         cmocka_unit_test_setup(test_steps_with_knock_outs_have_graphs_of_their_own, fine_device),
