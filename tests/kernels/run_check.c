@@ -8,7 +8,9 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * Prints one line per op. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
+ * A GPU can search keys in two ways: without PKMSERVE_CUDA_SPLIT in the environment both are checked.
+ *
+ * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
 #include "tests/kernels/check.h"
 
 #include <stdio.h>
@@ -39,44 +41,74 @@ static enum err_code sides_open(struct check *c, const char *name, struct err *e
     return code == ERR_OK ? ref_open(&c->side[SIDE_REF], err) : code;
 }
 
-static void run_row(struct check *c, const struct check_row *row)
+static void sides_close(struct check *c)
+{
+    for (int side = 0; side < SIDE_N; side++) {
+        backend_close(c->side[side]);
+        c->side[side] = NULL;
+    }
+}
+
+static bool is_search(const struct check_row *row)
+{
+    return row->run == check_pkm_search || row->run == check_pkm_search_many ||
+           row->run == check_pkm_ties || row->run == check_pkm_nan;
+}
+
+static void run_row(struct check *c, const struct check_row *row, const char *way)
 {
     const char *const one = setting("CHECK_CASE", NULL);
     const int n_case = c->n_case;
     const int n_failed = c->n_failed;
+    const int n_near = c->n_near;
     if (one != NULL) {
         check_run_case(c, row, strtoull(one, NULL, 0));
     } else {
         check_run(c, row->name, strtoull(setting("CHECK_SEED", "1"), NULL, 0),
                   atoi(setting("CHECK_PERCENT", "100")));
     }
-    (void)printf("%s: %d cases, %d failed\n", row->name, c->n_case - n_case,
+    (void)printf("%s%s: %d cases, %d failed", row->name, way, c->n_case - n_case,
                  c->n_failed - n_failed);
+    if (is_search(row)) {
+        (void)printf(", %d slots other than ref's, as near as rounding", c->n_near - n_near);
+    }
+    (void)printf("\n");
     (void)fflush(stdout);
+}
+
+/* All rows, or with split keys those that search. */
+static enum err_code run_rows(struct check *c, const char *name, const char *only, bool is_split,
+                              struct err *err)
+{
+    if (is_split) {
+        (void)setenv("PKMSERVE_CUDA_SPLIT", "1", 1);
+    }
+    const enum err_code code = sides_open(c, name, err);
+    for (const struct check_row *row = check_rows; code == ERR_OK && row->name != NULL; row++) {
+        if ((only == NULL || strcmp(only, row->name) == 0) && (!is_split || is_search(row))) {
+            run_row(c, row, is_split ? ", split keys" : "");
+        }
+    }
+    sides_close(c);
+    return code;
 }
 
 int main(void)
 {
     const char *const name = setting("CHECK_BACKEND", "cuda");
     const char *const only = setting("CHECK_OP", NULL);
+    const bool has_two = strcmp(name, "cuda") == 0 && setting("PKMSERVE_CUDA_SPLIT", NULL) == NULL;
     struct check *const c = calloc(1, sizeof *c);
     struct err err = {0};
-    if (c == NULL || sides_open(c, name, &err) != ERR_OK) {
+    if (c == NULL || run_rows(c, name, only, false, &err) != ERR_OK ||
+        (has_two && run_rows(c, name, only, true, &err) != ERR_OK)) {
         (void)fprintf(stderr, "run_check: %s\n", c == NULL ? "no memory" : err.message);
         free(c);
         return 2;
     }
-    for (const struct check_row *row = check_rows; row->name != NULL; row++) {
-        if (only == NULL || strcmp(only, row->name) == 0) {
-            run_row(c, row);
-        }
-    }
     const bool is_well = c->n_failed == 0 && c->n_case > 0;
     if (c->n_case == 0) {
         (void)fprintf(stderr, "run_check: CHECK_OP=%s names no row\n", only);
-    }
-    for (int side = 0; side < SIDE_N; side++) {
-        backend_close(c->side[side]);
     }
     free(c);
     return is_well ? 0 : 1;
