@@ -75,8 +75,11 @@ static void make_memory(const struct bench *b, struct memory *m, int n_copy, int
     const int64_t d_half = s->flat ? m->shape.d_key : m->shape.d_key / 2;
     const struct weight_desc f32 = {
         .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
-    const struct weight_desc keys = {
-        .kind = WEIGHT_KEYS, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = n_group};
+    const struct weight_desc keys = {.kind = WEIGHT_KEYS,
+                                     .dtype = DTYPE_F32,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = n_group,
+                                     .is_split = s->dtype != DTYPE_F32};
     const struct weight_desc table = {
         .kind = WEIGHT_TABLE, .dtype = s->dtype, .placement = b->values, .n_group = 1};
     struct random_pool *pool = NULL;

@@ -7,7 +7,7 @@ all end up in run.records. The report puts them beside one another.
 import json
 
 import machine
-from run import EAGER, OVERLAP
+from run import EAGER, OVERLAP, SPLIT
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
@@ -24,6 +24,7 @@ RUNS = [
     ("", [], ["rates", "decode:1,8,32,128,256", "prefill:" + PROMPTS, "score:" + PROMPTS,
               MEMORY_ROWS], {}),
     ("overlap", [], ["decode:1,8,32"], OVERLAP),
+    ("split", [], [MEMORY_ROWS], SPLIT),
     ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
     ("long", ["--positions", "16384"], ["decode:1,8"], {}),
     ("host", ["--placement", "host"], ["decode:1,8,32", "memory:1,32,256"], {}),
@@ -43,6 +44,7 @@ RUNS = [
 SMALL_RUNS = [
     ("", [], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
     ("overlap", [], ["decode:1,2"], OVERLAP),
+    ("split", [], ["memory:1,2"], SPLIT),
     ("", ["--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
     ("long", ["--positions", "128"], ["decode:1"], {}),
     ("host", ["--placement", "host"], ["decode:1"], {}),
