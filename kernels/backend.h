@@ -75,10 +75,12 @@ struct backend {
     const struct backend_ops *op;
     char name[32];         /* "ref", "cpu-amx", "cpu-avx512", "cpu-neon", "cpu-plain", "cuda" */
     char description[160]; /* for logs and /info: instruction set or device name, threads, memory */
-    char note[384];    /* one line for the log, or "": why "auto" chose this backend, or what was
-                        * asked for and is not there */
-    char warning[384]; /* one line, or "": what has slowed steps down since the backend was opened.
-                        * Guard: the engine's thread, which logs it and empties it */
+    char note[384];     /* one line for the log, or "": why "auto" chose this backend, or what was
+                         * asked for and is not there */
+    char products[384]; /* one line, or "": what library multiplies matrices by which algorithms,
+                         * where others may give other last bits. Written while weights are made */
+    char warning[384];  /* one line, or "": what has slowed steps down since the backend was opened.
+                         * Guard: the engine's thread, which logs it and empties it */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */

@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Makes the environment name the library, for backend_open. */
+/* Makes the environment name the library, for backend_open. Unless it says otherwise, our own kernels
+ * multiply rows of requests, too: then a row has the same bits in a prompt and drawn. */
 static inline bool cuda_library_find(void)
 {
+    (void)setenv("PKMSERVE_CUDA_LT", "0", 0);
     const char *const named = getenv("PKMSERVE_CUDA_LIBRARY");
     if (named != NULL && named[0] != '\0') {
         return true;

@@ -243,16 +243,32 @@ static enum err_code failed(const struct cuda *cu, struct err *err)
 static enum err_code open_fast_math(struct cuda *cu, struct err *err)
 {
     struct err reason = {ERR_OK, ""};
-    const enum err_code code = linear_lt_open(cu, &reason);
+    const enum err_code code =
+        cu->avoids_lt ? err_set(&reason, ERR_UNSUPPORTED, "PKMSERVE_CUDA_LT=0 asks for own kernels")
+                      : linear_lt_open(cu, &reason);
     if (code == ERR_UNSUPPORTED) {
+        cu->is_fast = false;
+        cu->avoids_lt = true;
         (void)snprintf(cu->be.note, sizeof cu->be.note,
                        "fast math is left out, own kernels multiply: %.330s", reason.message);
+        (void)snprintf(cu->be.products, sizeof cu->be.products, "own kernels: %.330s",
+                       reason.message);
         return ERR_OK;
     }
-    if (code != ERR_OK && err != NULL) {
+    if (code == ERR_OK) {
+        (void)snprintf(cu->be.products, sizeof cu->be.products,
+                       "cuBLASLt, an algorithm for each number of rows");
+    } else if (err != NULL) {
         *err = reason;
     }
     return code;
+}
+
+/* Whether PKMSERVE_CUDA_LT=0 says that own kernels multiply rows of requests, too. */
+static bool wants_own_products(void)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_LT");
+    return setting != NULL && strcmp(setting, "0") == 0;
 }
 
 /* PKMSERVE_CUDA_OVERLAP=1: graph.cu. Off while nobody has measured it. A library built for older
@@ -301,7 +317,7 @@ static enum err_code open_parts(struct cuda *cu, const struct backend_options *o
     cu->staging_bytes = STAGING_BYTES;
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
     code = code == ERR_OK ? trace_open(cu, err) : code;
-    return code == ERR_OK && options->fast_math ? open_fast_math(cu, err) : code;
+    return code == ERR_OK && cu->is_fast ? open_fast_math(cu, err) : code;
 }
 
 static void cuda_close(struct backend *be)
@@ -363,6 +379,8 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.is_async = true;
     cu->be.phases_apart = true;
     cu->be.prefers_bf16 = true;
+    cu->is_fast = options->fast_math;
+    cu->avoids_lt = wants_own_products();
     cu->be.capture_max = CAPTURE_MAX;
     (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
     const enum err_code code = open_parts(cu, options, err);

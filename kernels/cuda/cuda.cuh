@@ -15,7 +15,8 @@
  *
  * Determinism: each element of a result is a fixed function of its own row (attention: sequence):
  * how a sum is split depends on its length, never on the number of rows, so alone, in chunks and in
- * a batch give the same bits. Only with cu->lt, cuBLASLt, may linear choose otherwise. */
+ * a batch give the same bits. Which function it is may depend on cu->is_drawn. Only with fast math
+ * may linear choose otherwise. */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
 
@@ -139,6 +140,7 @@ struct cuda_weight {
     void *pinned;       /* Owner with HOST: the host address of data; else NULL */
     size_t bytes;       /* of data, padding included */
     size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
+    bool is_row_major;  /* of a MATRIX: as cuBLASLt reads it */
     /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow. Of Q4 rows of
      * cols / 2 bytes, and behind them, at cuda_q4_scales, the fp16 scale of each.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
@@ -185,7 +187,10 @@ struct cuda {
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
     bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
-    struct linear_lt *lt;        /* Owner: cuBLASLt, with fast math; NULL: deterministic */
+    bool is_fast;                /* fast math: products may depend on the number of rows */
+    bool avoids_lt;              /* own kernels multiply: asked for, or cuBLASLt fails */
+    bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
+    struct linear_lt *lt;        /* Owner: cuBLASLt; NULL: it is not open */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_graphs *graphs;  /* Owner */
     struct cuda_trace *trace;    /* Owner: trace.cu's own; NULL unless ops are timed */
@@ -256,19 +261,20 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
                          const struct span_shape *shape);
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
- * (any floating type); row_major with cu->lt. weight_new calls linear_reserve for each
- * matrix: it makes room on the device for the prepared rows of a call of many, at an address that
- * changes when a wider matrix comes, so the device must be idle then and no graph be kept. close
- * calls linear_release. */
+ * (any floating type). weight_new calls linear_reserve for each matrix before it is packed: it says
+ * whether it is to be row-major, and makes room on the device for the rows of a call, at addresses
+ * that change when a wider matrix comes, so the device must be idle then and no graph be kept.
+ * close calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
-enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err);
+enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);
 void linear_release(struct cuda *cu);
 
-/* linear_lt.cu. Opens cuBLASLt as cu->lt, before any weight is made; ERR_UNSUPPORTED where there is
- * none, which says what to do about it and leaves cu->lt NULL. close takes NULL. */
+/* linear_lt.cu. Opens cuBLASLt as cu->lt: with fast math before any weight is made, else when the
+ * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do
+ * about it and leaves cu->lt NULL. close takes NULL. */
 enum err_code linear_lt_open(struct cuda *cu, struct err *err);
 void linear_lt_close(struct cuda *cu);
 

@@ -22,7 +22,8 @@ constexpr int GEMM_SLOTS = 4;
 /* ---- BF16 ----------------------------------------------------------------------------------- */
 
 /* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. A slot
- * holds one block of 32 k: weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes,
+ * holds one block of 32 k: weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes
+ * (row-major: [tile][8 outputs, the next 8][32 lanes]),
  * then x [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
 template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct gemm_bf16 {
     static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
@@ -78,8 +79,9 @@ __device__ __forceinline__ void gemm_copy(uint4 *slot, const struct gemm_source<
     }
 }
 
-/* sum += the products of a slot. w, x: the lane's first fragments in it. */
-template <typename shape>
+/* sum += the products of a slot. w, x: the lane's first fragments in it. Of row-major weights a
+ * lane's two pieces are 8 k of output g and of g+8: registers change places. */
+template <typename shape, bool row_major>
 __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
                                               const uint4 *w, const uint4 *x)
 {
@@ -92,8 +94,10 @@ __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n
     for (int i = 0; i < shape::n_mt; i++) {
         const uint4 p = w[i * 64];
         const uint4 q = w[i * 64 + 32];
-        const uint32_t lower[4] = {p.x, p.y, p.z, p.w};
-        const uint32_t upper[4] = {q.x, q.y, q.z, q.w};
+        const uint32_t lower[4] = {p.x, row_major ? q.x : p.y, row_major ? p.y : p.z,
+                                   row_major ? q.y : p.w};
+        const uint32_t upper[4] = {row_major ? p.z : q.x, row_major ? q.z : q.y,
+                                   row_major ? p.w : q.z, q.w};
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_lower[2] = {in_x[j].x, in_x[j].y};
@@ -157,7 +161,7 @@ __device__ __forceinline__ void gemm_store(const struct linear_args &a,
 }
 
 /* Grid (tiles of tokens, tiles of outputs): neighbours share weights, which are read once. */
-template <typename shape>
+template <typename shape, bool row_major>
 __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct linear_args a)
 {
     DYN_SHARED(uint4, ring); /* [GEMM_SLOTS][n_piece] */
@@ -186,7 +190,7 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
         }
         copy_async_commit();
         const int at = block % GEMM_SLOTS * shape::n_piece;
-        gemm_multiply<shape>(sum, w + at, x + at);
+        gemm_multiply<shape, row_major>(sum, w + at, x + at);
         if (block % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1 || block == a.n_block - 1) {
             gemm_border(total, sum);
         }
@@ -333,6 +337,12 @@ void gemm_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struc
     LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cuda_queue(cu), *a);
 }
 
+template <typename shape> void gemm_run_bf16(struct cuda *cu, const struct linear_args *a)
+{
+    gemm_run<shape>(
+        cu, a, a->is_row_major ? gemm_kernel_bf16<shape, true> : gemm_kernel_bf16<shape, false>);
+}
+
 /* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its
  * speed. Speeds are relative, from the bytes that a tile reads per multiply-add. */
 template <typename shape>
@@ -363,11 +373,11 @@ void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
         const int64_t cost[3] = {gemm_cost<large>(cu, args, 64), gemm_cost<medium>(cu, args, 43),
                                  gemm_cost<small>(cu, args, 32)};
         if (cost[0] <= cost[1] && cost[0] <= cost[2]) {
-            gemm_run<large>(cu, args, gemm_kernel_bf16<large>);
+            gemm_run_bf16<large>(cu, args);
         } else if (cost[1] <= cost[2]) {
-            gemm_run<medium>(cu, args, gemm_kernel_bf16<medium>);
+            gemm_run_bf16<medium>(cu, args);
         } else {
-            gemm_run<small>(cu, args, gemm_kernel_bf16<small>);
+            gemm_run_bf16<small>(cu, args);
         }
     }
     cuda_check(cu, "linear");

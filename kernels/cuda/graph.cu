@@ -220,6 +220,7 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     struct cuda_graphs *const g = cu->graphs;
     g->is_open = true;
     g->is_busy = true; /* with the step's inputs */
+    cu->is_drawn = step->is_drawn;
     g->mode = STEP_EAGER;
     g->n_op = 0;
     trace_list_begin(cu);
@@ -263,6 +264,7 @@ void graphs_end(struct cuda *cu)
     CHECK(g->mode != STEP_REPLAY || g->n_op == g->now->n_op);
     g->mode = STEP_EAGER;
     g->is_open = false;
+    cu->is_drawn = false;
 }
 
 bool graphs_is_open(const struct cuda *cu)

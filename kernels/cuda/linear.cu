@@ -1,7 +1,8 @@
 /* The linear layer: packing of weights, choice of the kernel, preparing the rows of many.
  * linear.cuh defines the sum and the layouts; gemv.cu and gemm.cu compute it, each
- * output the same to the bit, so the choice between them is one of speed alone. With cu->lt, hence
- * with fast math, a call of many rows goes to cuBLASLt (linear_lt.cu). */
+ * output the same to the bit, so the choice between them is one of speed alone. Rows of requests go
+ * to cuBLASLt (linear_lt.cu) where it takes the weight, however many they are; drawn tokens never
+ * do. With fast math all calls of many rows do, whatever they hold. */
 #include "kernels/cuda/linear.cuh"
 
 #include "kernels/cuda/backend.cuh"
@@ -16,6 +17,8 @@ enum {
     PASS_ROWS_MAX = 2048, /* of many rows that are prepared at once */
     PASS_ROWS_MIN = 128,
     PASS_BYTES = 64 << 20,
+    LT_PASS_ROWS_MIN = 256, /* of a call of cuBLASLt, where one with more would need more memory */
+    LT_PASS_BYTES = 64 << 20,
     PREPARE_THREADS = 128,
     PACK_COLUMNS = 512, /* of a row that are converted at once; a multiple of 4 */
     DIM_MAX = 65535 * 64
@@ -39,7 +42,7 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype)
            static_cast<size_t>(round_up(n_in, block_k(dtype))) * dtype_bytes(dtype);
 }
 
-static struct linear_map map_of(int64_t n_in, enum dtype dtype, bool row_major)
+struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major)
 {
     const int64_t row_bytes =
         round_up(n_in, block_k(dtype)) * static_cast<int64_t>(dtype_bytes(dtype));
@@ -100,7 +103,7 @@ static void pack_columns(unsigned char *dst, const struct linear_map *map, const
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major)
 {
     const struct tensor *const host = &source->view;
-    const struct linear_map map = map_of(host->cols, dtype, row_major);
+    const struct linear_map map = linear_map_of(host->cols, dtype, row_major);
     memset(dst, 0, linear_bytes(host->rows, host->cols, dtype));
     for (int64_t r = 0; r < host->rows; r++) {
         for (int64_t k = 0; k < host->cols; k += PACK_COLUMNS) {
@@ -129,10 +132,38 @@ static int64_t pass_rows(int64_t n_in)
 {
     const int64_t rows = PASS_BYTES / prepared_row_bytes(n_in);
     const int64_t least = rows > PASS_ROWS_MIN ? rows : static_cast<int64_t>(PASS_ROWS_MIN);
-    return least < PASS_ROWS_MAX ? least : static_cast<int64_t>(PASS_ROWS_MAX);
+    return (least < PASS_ROWS_MAX ? least : static_cast<int64_t>(PASS_ROWS_MAX)) / LT_ROWS *
+           LT_ROWS;
 }
 
-enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err)
+/* Of a call of cuBLASLt without fast math: as many as keep all multiprocessors busy. Each number of
+ * rows up to this is tried when the weight is made, with memory for all results. */
+static int64_t lt_pass_rows(const struct cuda *cu, int64_t n_in, int64_t n_out)
+{
+    const int64_t fit = LT_PASS_BYTES / (n_out * static_cast<int64_t>(sizeof(float)));
+    const int64_t least = fit > LT_PASS_ROWS_MIN ? fit : static_cast<int64_t>(LT_PASS_ROWS_MIN);
+    const int64_t busy = static_cast<int64_t>(cu->n_sm) * LT_ROWS;
+    const int64_t rows = least < busy ? least / LT_ROWS * LT_ROWS : busy;
+    const int64_t most = pass_rows(n_in);
+    return rows < most ? rows : most;
+}
+
+/* At least so many bytes at *data; what was there is given back first. */
+static enum err_code reserve(struct cuda *cu, void **data, size_t *bytes, int64_t wanted,
+                             const char *purpose, struct err *err)
+{
+    if (static_cast<size_t>(wanted) <= *bytes) {
+        return ERR_OK;
+    }
+    (void)cudaFree(*data);
+    *bytes = 0;
+    const enum err_code code =
+        resource_device_new(cu, data, static_cast<size_t>(wanted), purpose, err);
+    *bytes = code == ERR_OK ? static_cast<size_t>(wanted) : 0;
+    return code;
+}
+
+enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err)
 {
     if (cu->linear == NULL) {
         cu->linear = static_cast<struct linear_state *>(calloc(1, sizeof *cu->linear));
@@ -141,15 +172,20 @@ enum err_code linear_reserve(struct cuda *cu, int64_t n_in, struct err *err)
         }
     }
     struct linear_state *const state = cu->linear;
-    const size_t bytes = static_cast<size_t>(pass_rows(n_in) * prepared_row_bytes(n_in));
-    if (bytes <= state->x_bytes) {
-        return ERR_OK;
+    const int64_t n_in = w->head.cols;
+    const int64_t n_out = w->head.rows;
+    enum err_code code =
+        reserve(cu, &state->x, &state->x_bytes, pass_rows(n_in) * prepared_row_bytes(n_in),
+                "rows of matrix products", err);
+    w->is_row_major = cu->is_fast;
+    if (code == ERR_OK && !cu->is_fast && w->head.dtype == DTYPE_BF16) {
+        code = linear_lt_takes(cu, &w->head, lt_pass_rows(cu, n_in, n_out), &w->is_row_major, err);
     }
-    (void)cudaFree(state->x);
-    state->x_bytes = 0;
-    const enum err_code code =
-        resource_device_new(cu, &state->x, bytes, "rows of matrix products", err);
-    state->x_bytes = code == ERR_OK ? bytes : 0;
+    if (code == ERR_OK && w->is_row_major && !cu->is_fast) {
+        code = reserve(cu, &state->y, &state->y_bytes,
+                       LT_ROWS * n_out * static_cast<int64_t>(sizeof(float)),
+                       "few rows of matrix products", err);
+    }
     return code;
 }
 
@@ -157,6 +193,7 @@ void linear_release(struct cuda *cu)
 {
     if (cu->linear != NULL) {
         (void)cudaFree(cu->linear->x);
+        (void)cudaFree(cu->linear->y);
         free(cu->linear);
         cu->linear = NULL;
     }
@@ -167,10 +204,10 @@ void linear_release(struct cuda *cu)
 namespace
 {
 
-/* to[n_tok, n_piece·8] BF16 ← x[n_tok, n_in] rounded, zeros after n_in. One thread per 8 values.
- * Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level cache. */
-__global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_in, int n_piece,
-                             bool x_is_aligned)
+/* to[rows of the grid, n_piece·8] BF16 ← x[n_tok, n_in] rounded, zeros after n_in and n_tok. One
+ * thread per 8 values. Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level cache. */
+__global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_tok, int n_in,
+                             int n_piece, bool x_is_aligned)
 {
     const int piece = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     grid_wait();
@@ -179,9 +216,10 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
     }
     const int64_t r = blockIdx.y;
     const int first = piece * 8;
+    const int n_col = r < n_tok ? n_in : 0;
     const float *const in = x + r * x_stride + first;
     float v[8];
-    if (x_is_aligned && first + 8 <= n_in) {
+    if (x_is_aligned && first + 8 <= n_col) {
         const float4 lo = *reinterpret_cast<const float4 *>(in);
         const float4 hi = *reinterpret_cast<const float4 *>(in + 4);
         v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
@@ -189,7 +227,7 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            v[i] = first + i < n_in ? in[i] : 0;
+            v[i] = first + i < n_col ? in[i] : 0;
         }
     }
     to[r * n_piece + piece] = make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]),
@@ -221,12 +259,14 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
 {
     const float *const x = static_cast<const float *>(args->x);
     const int n_piece = k_padded / (round ? 8 : 4);
+    const int64_t n_row =
+        round && args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok;
     const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
-                    static_cast<unsigned>(args->n_tok));
+                    static_cast<unsigned>(n_row));
     if (round) {
         LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
-               static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece,
-               args->x_is_aligned);
+               static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_tok, args->n_in,
+               n_piece, args->x_is_aligned);
     } else {
         LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
                static_cast<float4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece);
@@ -266,6 +306,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
                                   const struct weight *w, struct tensor bias, enum act act)
 {
     const int64_t k_step = block_k(w->dtype);
+    const bool is_row_major = cuda_weight_of(w)->is_row_major;
     CHECK(w->rows <= DIM_MAX && w->cols <= DIM_MAX); /* a grid holds 65535 tiles of outputs */
     return {
         .y = static_cast<float *>(y.data),
@@ -274,14 +315,14 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .x_stride = x.stride,
         .bias = static_cast<const float *>(bias.data),
         .w = static_cast<const unsigned char *>(cuda_weight_of(w)->data),
-        .map = map_of(w->cols, w->dtype, cu->lt != NULL),
+        .map = linear_map_of(w->cols, w->dtype, is_row_major),
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),
         .n_out = static_cast<int>(w->rows),
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
-        .is_row_major = cu->lt != NULL,
+        .is_row_major = is_row_major,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
         .starts_early = cu->overlaps,
     };
@@ -298,22 +339,24 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
 }
 
 /* As many rows as the memory for prepared ones holds. */
-static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dtype dtype, bool few)
+static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dtype dtype, bool few,
+                        bool by_lt)
 {
     struct linear_args prepared = *args;
-    if (!few) {
+    if (by_lt) {
         prepare(cu, &prepared, dtype, false);
-        if (cu->lt == NULL) {
-            gemm(cu, &prepared, dtype);
-            return;
-        }
         if (linear_lt_run(cu, &prepared, dtype)) {
             return;
         }
-        prepared = *args; /* no algorithm: slower, but it takes any number of rows */
+        prepared = *args; /* slower, but right */
     }
-    prepare(cu, &prepared, dtype, true);
-    gemv(cu, &prepared, dtype);
+    const bool for_few = few || (dtype == DTYPE_F32 && args->is_row_major);
+    prepare(cu, &prepared, dtype, for_few);
+    if (for_few) {
+        gemv(cu, &prepared, dtype);
+    } else {
+        gemm(cu, &prepared, dtype);
+    }
 }
 
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
@@ -321,12 +364,14 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
 {
     const struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
-    const int64_t n_pass = pass_rows(w->cols);
+    const bool by_lt = call.is_row_major && !cu->avoids_lt && (cu->is_fast ? !few : !cu->is_drawn);
+    const int64_t n_pass =
+        by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
           cu->linear->x_bytes >= static_cast<size_t>(n_pass * prepared_row_bytes(w->cols)));
     for (int64_t first = 0; first < y.rows; first += n_pass) {
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
-        linear_pass(cu, &part, w->dtype, few);
+        linear_pass(cu, &part, w->dtype, few, by_lt && !cu->avoids_lt);
     }
 }

@@ -27,22 +27,24 @@
  *     is (lane / 4, lane % 4), of instruction i has outputs g and g+8 at k', k'+1, then both at
  *     k'+2, k'+3, where k' = 8t + 4i in the block: the mma's fragment, in its registers' order.
  *   - F32, packed: [n_out/16][n_in/4][16 outputs][4 k].
- *   - row-major: [n_out][n_in], with cuBLASLt, which knows no layout that the packed ones are. Of
- *     BF16 read directly, a lane's two 16 bytes are k 8t to 8t+7 of output g and of g+8, and
- *     registers change places; F32 is packed on its way into shared memory. */
+ *   - row-major: [n_out][n_in], of weights that cuBLASLt multiplies by, which knows no layout that
+ *     the packed ones are. Of BF16 read directly, a lane's two 16 bytes are k 8t to 8t+7 of output
+ *     g and of g+8, and registers change places; F32 is packed on its way into shared memory, by
+ *     the kernels for few rows alone. */
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
 #include "kernels/cuda/cuda.cuh"
 
 enum {
-    LINEAR_TILE = 16,              /* outputs of one tile of packed weights */
-    LINEAR_BLOCK_BF16 = 32,        /* k of a block */
-    LINEAR_BLOCK_F32 = 16,         /* likewise */
-    LINEAR_CHUNK_BF16 = 256,       /* k of a chunk */
-    LINEAR_CHUNK_F32 = 64,         /* likewise */
-    LINEAR_CHUNK_BLOCKS = 8,       /* blocks of a chunk of BF16 */
-    LINEAR_TILE_BLOCK_BYTES = 1024 /* of a tile in one block: BF16 and F32 alike */
+    LINEAR_TILE = 16,               /* outputs of one tile of packed weights */
+    LINEAR_BLOCK_BF16 = 32,         /* k of a block */
+    LINEAR_BLOCK_F32 = 16,          /* likewise */
+    LINEAR_CHUNK_BF16 = 256,        /* k of a chunk */
+    LINEAR_CHUNK_F32 = 64,          /* likewise */
+    LINEAR_CHUNK_BLOCKS = 8,        /* blocks of a chunk of BF16 */
+    LINEAR_TILE_BLOCK_BYTES = 1024, /* of a tile in one block: BF16 and F32 alike */
+    LT_ROWS = 16                    /* calls of cuBLASLt have a multiple of so many rows */
 };
 
 /* Where 16 bytes of weights are stored: of tile i, block b, half h (outputs g or g+8; packed BF16:
@@ -81,17 +83,27 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
-/* gemv.cu, gemm.cu: whole calls on args; gemm reads x as prepared. */
+struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major); /* linear.cu */
+
+/* gemv.cu, gemm.cu: whole calls on args; gemm reads x as prepared, and no row-major F32 weights. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
-/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as gemm reads it, W row-major. False if
- * cuBLASLt has no algorithm for the shape: nothing was launched. */
+/* linear_choose.cu, without fast math: whether cuBLASLt multiplies rows of requests by BF16 weights of
+ * w's shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens cuBLASLt at the first weight and
+ * says in be.products how it is, and who multiplies by each shape. The device is idle. */
+enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n_max, bool *takes,
+                              struct err *err);
+/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as gemm reads it, W row-major. Without fast math
+ * x has zeros up to a multiple of LT_ROWS. False: it could not, and y is to be computed by other
+ * kernels. */
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
 struct linear_state {
     void *x; /* Owner: device memory for a pass of prepared rows */
     size_t x_bytes;
+    void *y; /* Owner: device memory for LT_ROWS rows of F32 results, with cuBLASLt */
+    size_t y_bytes;
 };
 
 #endif

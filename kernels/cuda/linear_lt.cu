@@ -1,57 +1,43 @@
-/* Linear with many rows by cuBLASLt, where sums may depend on the number of rows (fast_math): wgmma
- * and its tiles are out of reach of mma.sync. BF16 weights multiply rows rounded to BF16; F32 ones
- * rows in F32, every product and sum of them in F32 (CUBLAS_COMPUTE_32F: no TF32, which has 10 bits
- * of fraction and is not what F32 was asked for). Bias and ReLU are done by its epilogue (whose
- * ReLU may keep a NaN that ours makes 0); GELU by a pass over y after it, as cuBLASLt's GELU is the
- * approximation by tanh.
+/* Matrix products of rows of requests by cuBLASLt: wgmma and its tiles are out of reach of mma.sync.
+ *
+ * By weights of BF16 rows, rounded to BF16, are multiplied by one algorithm for each shape of a
+ * weight, chosen when the first weight of that shape is made (linear_choose.cu says how) and used for any
+ * number of rows, so that a row's bits depend on the row alone. Weights for which no algorithm is good
+ * enough are packed for our own kernels, which then compute all of their products.
+ * A call has a multiple of LT_ROWS rows, so that cuBLASLt never sees a row alone: the rows that are
+ * left over are multiplied together with those before them, once more and to the same bits; fewer than
+ * LT_ROWS, filled up with zeros, in memory of ours. Where a call fails, our own kernels compute this
+ * product and all later ones: of weights that lie as cuBLASLt wants them, too.
+ *
+ * With fast math (--deterministic off) the algorithm is chosen anew for each number of rows, may split
+ * sums, and multiplies many drawn tokens, too. F32 weights then go to cuBLASLt as well, every product
+ * and sum in F32 (CUBLAS_COMPUTE_32F: no TF32, which has 10 bits of fraction and is not what F32 was
+ * asked for).
+ *
+ * Bias and ReLU are done by its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass
+ * over y after it, as cuBLASLt's GELU is the approximation by tanh.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
- * a, x the b. Asking for an algorithm takes the host longer than a launch, so what was found is
+ * a, x the b. Describing a product takes the host longer than a launch, so what was described is
  * kept in a small table by shape, a newer shape replacing an older one in the same place. */
 #include "kernels/cuda/backend.cuh"
-#include "kernels/cuda/linear.cuh"
-#include "kernels/cuda/lt_library.cuh"
+#include "kernels/cuda/linear_lt.cuh"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #if LT_IS_BUILT
 
-enum { LT_PLANS = 128, LT_WORKSPACE_BYTES = 32 << 20 };
-
-struct lt_key {
-    enum dtype dtype; /* of weights and rows */
-    int n_tok, n_out, k;
-    int x_alignment, y_alignment, bias_alignment; /* bytes */
-    int64_t x_stride, y_stride;
-    cublasLtEpilogue_t epilogue;
-};
-
-struct lt_plan {
-    bool is_set, is_possible;
-    struct lt_key key;
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t w, x, y;
-    cublasLtMatmulAlgo_t algo;
-};
-
-struct linear_lt {
-    struct lt_library library;
-    cublasLtHandle_t handle;
-    void *workspace; /* Owner: device memory */
-    size_t workspace_bytes;
-    struct lt_plan plan[LT_PLANS];
-};
-
-static void plan_clear(const struct lt_library *lt, struct lt_plan *plan)
+void lt_plan_clear(const struct linear_lt *lt, struct lt_plan *plan)
 {
     if (plan->product != NULL) {
-        (void)lt->cublasLtMatmulDescDestroy(plan->product);
+        (void)lt->library.cublasLtMatmulDescDestroy(plan->product);
     }
     cublasLtMatrixLayout_t const layouts[3] = {plan->w, plan->x, plan->y};
     for (cublasLtMatrixLayout_t const layout : layouts) {
         if (layout != NULL) {
-            (void)lt->cublasLtMatrixLayoutDestroy(layout);
+            (void)lt->library.cublasLtMatrixLayoutDestroy(layout);
         }
     }
     memset(plan, 0, sizeof *plan);
@@ -70,8 +56,11 @@ static enum err_code start(struct cuda *cu, struct linear_lt *lt, struct err *er
         lt->handle = NULL;
         return err_set(err, ERR_UNSUPPORTED,
                        "cuBLASLt does not start: %.100s; install that of the driver's version, or "
-                       "do without (deterministic on)",
+                       "do without",
                        lt->library.cublasLtGetStatusString(status));
+    }
+    if (!lt->is_fast) { /* no workspace, hence no sums that are put together there */
+        return ERR_OK;
     }
     lt->workspace_bytes = LT_WORKSPACE_BYTES;
     return resource_device_new(cu, &lt->workspace, lt->workspace_bytes,
@@ -84,6 +73,7 @@ enum err_code linear_lt_open(struct cuda *cu, struct err *err)
     if (cu->lt == NULL) {
         return err_set(err, ERR_MEMORY, "linear: no host memory left for its plans");
     }
+    cu->lt->is_fast = cu->is_fast;
     const enum err_code code = start(cu, cu->lt, err);
     if (code != ERR_OK) {
         linear_lt_close(cu);
@@ -98,7 +88,7 @@ void linear_lt_close(struct cuda *cu)
         return;
     }
     for (struct lt_plan &plan : lt->plan) {
-        plan_clear(&lt->library, &plan);
+        lt_plan_clear(lt, &plan);
     }
     if (lt->handle != NULL) {
         (void)lt->library.cublasLtDestroy(lt->handle);
@@ -159,9 +149,12 @@ static bool attribute_set(const struct lt_library *lt, struct lt_plan *plan,
            CUBLAS_STATUS_SUCCESS;
 }
 
-/* Describes the product; false if cuBLASLt refuses. */
-static bool plan_describe(const struct lt_library *lt, struct lt_plan *plan, const float *bias)
+bool lt_plan_describe(const struct linear_lt *lt, struct lt_plan *plan,
+                      const struct linear_args *args, enum dtype dtype)
 {
+    const struct lt_library *const library = &lt->library;
+    memset(plan, 0, sizeof *plan);
+    plan->key = key_of(args, dtype);
     const struct lt_key *const key = &plan->key;
     const cublasOperation_t turned = CUBLAS_OP_T;
     const cudaDataType_t f32 = CUDA_R_32F;
@@ -169,20 +162,21 @@ static bool plan_describe(const struct lt_library *lt, struct lt_plan *plan, con
     const uint64_t k = static_cast<uint64_t>(key->k);
     const uint64_t n_out = static_cast<uint64_t>(key->n_out);
     const uint64_t n_tok = static_cast<uint64_t>(key->n_tok);
-    bool ok = lt->cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+    bool ok = library->cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
               CUBLAS_STATUS_SUCCESS;
-    ok = ok && attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned) &&
-         attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &key->epilogue,
+    ok = ok && attribute_set(library, plan, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned) &&
+         attribute_set(library, plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &key->epilogue,
                        sizeof key->epilogue);
-    if (ok && bias != NULL) {
-        ok = attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32, sizeof f32) &&
-             attribute_set(lt, plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (ok && args->bias != NULL) {
+        ok = attribute_set(library, plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32, sizeof f32) &&
+             attribute_set(library, plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias,
+                           sizeof args->bias);
     }
-    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->w, type, k, n_out, static_cast<int64_t>(k)) ==
+    ok = ok && library->cublasLtMatrixLayoutCreate(
+                   &plan->w, type, k, n_out, static_cast<int64_t>(k)) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && library->cublasLtMatrixLayoutCreate(&plan->x, type, k, n_tok, key->x_stride) ==
                    CUBLAS_STATUS_SUCCESS;
-    ok = ok && lt->cublasLtMatrixLayoutCreate(&plan->x, type, k, n_tok, key->x_stride) ==
-                   CUBLAS_STATUS_SUCCESS;
-    return ok && lt->cublasLtMatrixLayoutCreate(&plan->y, f32, n_out, n_tok, key->y_stride) ==
+    return ok && library->cublasLtMatrixLayoutCreate(&plan->y, f32, n_out, n_tok, key->y_stride) ==
                      CUBLAS_STATUS_SUCCESS;
 }
 
@@ -200,6 +194,12 @@ static bool wish_fill(const struct linear_lt *lt, cublasLtMatmulPreference_t wis
     bool ok = lt->library.cublasLtMatmulPreferenceSetAttribute(
                   wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
                   sizeof lt->workspace_bytes) == CUBLAS_STATUS_SUCCESS;
+    if (ok && !lt->is_fast) {
+        const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+        ok = lt->library.cublasLtMatmulPreferenceSetAttribute(
+                 wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                 sizeof reductions) == CUBLAS_STATUS_SUCCESS;
+    }
     for (const auto &alignment : alignments) {
         const uint32_t bytes = static_cast<uint32_t>(alignment.bytes);
         ok = ok && lt->library.cublasLtMatmulPreferenceSetAttribute(
@@ -208,21 +208,43 @@ static bool wish_fill(const struct linear_lt *lt, cublasLtMatmulPreference_t wis
     return ok;
 }
 
-static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
+const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k)
+{
+    for (int i = 0; i < lt->n_shape; i++) {
+        if (lt->shape[i].n_out == n_out && lt->shape[i].k == k) {
+            return &lt->shape[i];
+        }
+    }
+    return NULL;
+}
+
+int lt_recommend(const struct linear_lt *lt, const struct lt_plan *plan, int n,
+                 cublasLtMatmulHeuristicResult_t *found)
 {
     cublasLtMatmulPreference_t wish = NULL;
     if (lt->library.cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS) {
-        return false;
+        return 0;
     }
-    cublasLtMatmulHeuristicResult_t found;
-    memset(&found, 0, sizeof found);
     int n_found = 0;
     const bool ok = wish_fill(lt, wish, &plan->key) &&
                     lt->library.cublasLtMatmulAlgoGetHeuristic(
-                        lt->handle, plan->product, plan->w, plan->x, plan->y, plan->y, wish, 1,
-                        &found, &n_found) == CUBLAS_STATUS_SUCCESS &&
-                    n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS;
+                        lt->handle, plan->product, plan->w, plan->x, plan->y, plan->y, wish, n,
+                        found, &n_found) == CUBLAS_STATUS_SUCCESS;
     (void)lt->library.cublasLtMatmulPreferenceDestroy(wish);
+    return ok ? n_found : 0;
+}
+
+static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
+{
+    if (!lt->is_fast) {
+        const struct lt_shape *const shape = lt_shape_find(lt, plan->key.n_out, plan->key.k);
+        CHECK(shape != NULL && shape->is_taken);
+        plan->algo = shape->algo;
+        return true;
+    }
+    cublasLtMatmulHeuristicResult_t found;
+    memset(&found, 0, sizeof found);
+    const bool ok = lt_recommend(lt, plan, 1, &found) == 1 && found.state == CUBLAS_STATUS_SUCCESS;
     plan->algo = found.algo;
     return ok;
 }
@@ -233,10 +255,9 @@ static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args 
     const struct lt_key key = key_of(a, dtype);
     struct lt_plan *const plan = &lt->plan[place_of(&key)];
     if (!plan->is_set || memcmp(&plan->key, &key, sizeof key) != 0) {
-        plan_clear(&lt->library, plan);
+        lt_plan_clear(lt, plan);
+        plan->is_possible = lt_plan_describe(lt, plan, a, dtype) && plan_choose(lt, plan);
         plan->is_set = true;
-        plan->key = key;
-        plan->is_possible = plan_describe(&lt->library, plan, a->bias) && plan_choose(lt, plan);
     }
     return plan;
 }
@@ -257,36 +278,128 @@ __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
     }
 }
 
+/* y = from, as linear_gelu. */
+__global__ void linear_copy(float *y, int64_t y_stride, const float *from, int n_out)
+{
+    const int out = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    grid_wait();
+    if (out < n_out) {
+        y[blockIdx.y * y_stride + out] = from[static_cast<int64_t>(blockIdx.y) * n_out + out];
+    }
+}
+
 } // namespace
 
-bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+static dim3 grid_by_rows(int n_out, int n_tok)
 {
-    struct linear_lt *const lt = cu->lt;
-    struct lt_plan *const plan = plan_find(lt, args, dtype);
-    if (!plan->is_possible) {
-        return false;
-    }
+    return dim3(static_cast<unsigned>((n_out + 255) / 256), static_cast<unsigned>(n_tok));
+}
+
+cublasStatus_t lt_multiply(const struct cuda *cu, const struct lt_plan *plan,
+                           const struct linear_args *args)
+{
+    const struct linear_lt *const lt = cu->lt;
     const float one = 1;
     const float zero = 0;
+    return lt->library.cublasLtMatmul(lt->handle, plan->product, &one, args->w, plan->w, args->x,
+                                      plan->x, &zero, args->y, plan->y, args->y, plan->y,
+                                      &plan->algo, lt->workspace, lt->workspace_bytes, cu->stream);
+}
+
+/* All rows of args in one call, but for GELU. NOT_SUPPORTED: nothing was launched. */
+static cublasStatus_t run_rows(const struct cuda *cu, const struct linear_args *args,
+                               enum dtype dtype)
+{
+    struct linear_lt *const lt = cu->lt;
+    const struct lt_plan *const plan = plan_find(lt, args, dtype);
+    if (!plan->is_possible) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (args->bias != NULL) {
         status = lt->library.cublasLtMatmulDescSetAttribute(
             plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias, sizeof args->bias);
     }
+    return status == CUBLAS_STATUS_SUCCESS ? lt_multiply(cu, plan, args) : status;
+}
+
+/* Rows first .. first+LT_ROWS-1, those behind the last one being zeros, by way of our own memory. */
+static cublasStatus_t run_apart(struct cuda *cu, const struct linear_args *args, enum dtype dtype,
+                                int first)
+{
+    const int left = args->n_tok - first;
+    struct linear_args part = *args;
+    part.x = static_cast<const uint16_t *>(args->x) + first * args->x_stride;
+    part.y = static_cast<float *>(cu->linear->y);
+    part.y_stride = args->n_out;
+    part.n_tok = LT_ROWS;
+    const cublasStatus_t status = run_rows(cu, &part, dtype);
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = lt->library.cublasLtMatmul(
-            lt->handle, plan->product, &one, args->w, plan->w, args->x, plan->x, &zero, args->y,
-            plan->y, args->y, plan->y, &plan->algo, lt->workspace, lt->workspace_bytes, cu->stream);
+        LAUNCH(linear_copy, grid_by_rows(args->n_out, left < LT_ROWS ? left : +LT_ROWS), dim3(256),
+               0, cuda_queue(cu), args->y + first * args->y_stride, args->y_stride, part.y,
+               args->n_out);
+        cuda_check(cu, "linear");
     }
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        cuda_fail(cu, ERR_DEVICE, "linear", lt->library.cublasLtGetStatusString(status));
+    return status;
+}
+
+/* All rows in calls of multiples of LT_ROWS. */
+static cublasStatus_t run_padded(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+{
+    const int n_whole = args->n_tok / LT_ROWS * LT_ROWS;
+    const bool is_aligned =
+        reinterpret_cast<uintptr_t>(args->y) % 16 == 0 && args->y_stride % 4 == 0;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (!is_aligned || n_whole == 0) {
+        for (int i = 0; i < args->n_tok && status == CUBLAS_STATUS_SUCCESS; i += LT_ROWS) {
+            status = run_apart(cu, args, dtype, i);
+        }
+        return status;
+    }
+    struct linear_args part = *args;
+    part.n_tok = n_whole;
+    status = run_rows(cu, &part, dtype);
+    if (status == CUBLAS_STATUS_SUCCESS && n_whole < args->n_tok) {
+        const int first = args->n_tok - LT_ROWS;
+        part.x = static_cast<const uint16_t *>(args->x) + first * args->x_stride;
+        part.y = args->y + first * args->y_stride;
+        part.n_tok = LT_ROWS;
+        status = run_rows(cu, &part, dtype);
+    }
+    return status;
+}
+
+/* Without fast math: own kernels from now on. What is wrong with the device they will find, too. */
+static void give_up(struct cuda *cu, const struct linear_args *args, cublasStatus_t status)
+{
+    cu->avoids_lt = true;
+    (void)cudaGetLastError();
+    (void)snprintf(cu->be.warning, sizeof cu->be.warning,
+                   "cuda: cuBLASLt fails in a product of %d rows by %dx%d weights: %.60s; own "
+                   "kernels multiply from now on: what was computed before may have other last "
+                   "bits; restart the server to have all alike",
+                   args->n_tok, args->n_out, args->n_in,
+                   cu->lt->library.cublasLtGetStatusString(status));
+}
+
+bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+{
+    const bool is_fast = cu->lt->is_fast;
+    const cublasStatus_t status = is_fast ? run_rows(cu, args, dtype) : run_padded(cu, args, dtype);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED && is_fast) {
+        return false;
+    }
+    if (status != CUBLAS_STATUS_SUCCESS && is_fast) {
+        cuda_fail(cu, ERR_DEVICE, "linear", cu->lt->library.cublasLtGetStatusString(status));
         return true;
     }
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        give_up(cu, args, status);
+        return false;
+    }
     if (args->act == ACT_GELU) {
-        const dim3 grid(static_cast<unsigned>((args->n_out + 255) / 256),
-                        static_cast<unsigned>(args->n_tok));
-        LAUNCH(linear_gelu, grid, dim3(256), 0, cuda_queue(cu), args->y, args->y_stride,
-               args->n_out);
+        LAUNCH(linear_gelu, grid_by_rows(args->n_out, args->n_tok), dim3(256), 0, cuda_queue(cu),
+               args->y, args->y_stride, args->n_out);
         cuda_check(cu, "linear");
     }
     return true;

@@ -1,4 +1,4 @@
-/* Opening cuBLASLt: lt_library.cuh. Called once by linear_lt.cu, where fast math is allowed. */
+/* Opening cuBLASLt: lt_library.cuh. Called once by linear_lt.cu. */
 #include "kernels/cuda/lt_library.cuh"
 
 #if LT_IS_BUILT
@@ -17,7 +17,7 @@ static enum err_code refuse(const char *reason, struct err *err)
 {
     return err_set(err, ERR_UNSUPPORTED,
                    "cuBLASLt does not load: %.160s; install " LT_NAME " (CUDA " LT_MAJOR
-                   ") beside libpkmserve_cuda.so, or do without (deterministic on)",
+                   ") beside libpkmserve_cuda.so, or do without",
                    reason != NULL ? reason : LT_NAME);
 }
 

@@ -1,5 +1,5 @@
-/* cuBLASLt as a library that is opened when it is asked for: half a gigabyte that only fast math
- * has a use for, so libpkmserve_cuda.so is not linked with it. All calls go through this table. */
+/* cuBLASLt as a library that is opened where it is found: half a gigabyte that a machine may do
+ * without, so libpkmserve_cuda.so is not linked with it. All calls go through this table. */
 #ifndef KERNELS_CUDA_LT_LIBRARY_CUH
 #define KERNELS_CUDA_LT_LIBRARY_CUH
 
@@ -20,7 +20,9 @@ extern "C" {
     DO(cublasLtCreate)                                                                             \
     DO(cublasLtDestroy)                                                                            \
     DO(cublasLtGetStatusString)                                                                    \
+    DO(cublasLtGetVersion)                                                                         \
     DO(cublasLtMatmul)                                                                             \
+    DO(cublasLtMatmulAlgoConfigGetAttribute)                                                       \
     DO(cublasLtMatmulAlgoGetHeuristic)                                                             \
     DO(cublasLtMatmulDescCreate)                                                                   \
     DO(cublasLtMatmulDescDestroy)                                                                  \

@@ -255,11 +255,10 @@ static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cu
     return graphs_wait(cu) && ok;
 }
 
-static void pack(const struct cuda *cu, void *dst, const struct cuda_weight *w,
-                 const struct cuda_source *host)
+static void pack(void *dst, const struct cuda_weight *w, const struct cuda_source *host)
 {
     switch (w->head.kind) {
-    case WEIGHT_MATRIX: linear_pack(dst, host, w->head.dtype, cu->lt != NULL); break;
+    case WEIGHT_MATRIX: linear_pack(dst, host, w->head.dtype, w->is_row_major); break;
     case WEIGHT_KEYS:
         keys_pack(dst, host, w->head.n_group);
         if (w->split_at > 0) {
@@ -305,7 +304,7 @@ static enum err_code place_on_host(struct cuda *cu, struct cuda_weight *w,
         }
         return cu->failure.code;
     }
-    pack(cu, w->pinned, w, host);
+    pack(w->pinned, w, host);
     return ERR_OK;
 }
 
@@ -327,7 +326,7 @@ static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
             return err_set(err, ERR_MEMORY, "%s: no %zu bytes of host memory left to pack it in",
                            name, w->bytes);
         }
-        pack(cu, packed, w, host);
+        pack(packed, w, host);
         ok = cuda_ok(cu,
                      cudaMemcpyAsync(w->data, packed, w->bytes, cudaMemcpyHostToDevice, cu->stream),
                      "weight upload") &&
@@ -376,7 +375,7 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
         graphs_forget(cu); /* what is reserved may move */
-        code = linear_reserve(cu, w->head.cols, err);
+        code = linear_reserve(cu, w, err);
     }
     if (code == ERR_OK) {
         code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, &source, name, err)

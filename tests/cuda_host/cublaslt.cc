@@ -5,11 +5,17 @@
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
  * epilogue. Inputs both F32 or both BF16, F32 output, F32 arithmetic (no TF32). A call is
  * refused where addresses are less aligned than its algorithm was asked for with (256 bytes where
- * nothing was said). The sum is made of as many parts as there are columns
- * of d, up to four: like the real library's, its bits depend on how many columns share the call. */
+ * nothing was said).
+ *
+ * There are the algorithms below; they differ in how many parts an element's sum is made of. The
+ * first, and best, takes as many as there are columns of d, up to four for few and five for many: like
+ * the real library's, its bits depend on how many columns share the call. CUDA_HOST_LT names those there
+ * are by their letters; all where it is not set. With CUDA_HOST_LT_FAIL every product fails. */
 #include "tests/cuda_host/double.h"
 
 #include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
 
 struct cuda_host_lt {
     int unused;
@@ -37,6 +43,25 @@ struct cuda_host_preference {
 namespace
 {
 
+/* What cuBLASLt recommends, the best first. */
+struct algorithm {
+    char letter;
+    int split, reduction; /* as it says itself */
+};
+const struct algorithm algorithms[] = {
+    {'v', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with the number of columns */
+    {'l', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* likewise, from 100 columns on */
+    {'p', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with a column's place */
+    {'a', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with the address of d */
+    {'s', 4, CUBLASLT_REDUCTION_SCHEME_NONE},    /* splits its sums */
+    {'r', 1, CUBLASLT_REDUCTION_SCHEME_INPLACE}, /* likewise, and says it otherwise */
+    {'n', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* refuses 100 columns or more */
+    {'w', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong */
+    {'b', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong with bias */
+    {'g', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is good */
+};
+enum { N_ALGORITHM = sizeof algorithms / sizeof *algorithms, MANY = 100, PART_MAX = 5 };
+
 struct matrix {
     const void *data;
     cudaDataType type;
@@ -51,6 +76,7 @@ struct product {
     int64_t m, n, k, c_ld, d_ld;
     float alpha, beta;
     bool relu;
+    char letter; /* of the algorithm */
 };
 
 inline float value(const struct matrix &matrix, int64_t row, int64_t col)
@@ -63,16 +89,30 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
                            << 16);
 }
 
+/* Of a column's sums. */
+int part_count(const struct product &p, int64_t col)
+{
+    const int few = p.n < 4 ? static_cast<int>(p.n) : 4;
+    switch (p.letter) {
+    case 'v': return p.n < 64 ? few : +PART_MAX;
+    case 'l': return p.n < MANY ? 2 : 3;
+    case 'p': return col % 32 < 16 ? 2 : 3;
+    case 'a': return reinterpret_cast<uintptr_t>(p.d) % 32 == 0 ? 2 : 3;
+    default: return 2;
+    }
+}
+
 void product_run(const struct product p)
 {
-    const int n_part = p.n < 4 ? static_cast<int>(p.n) : 4;
+    const float error = p.letter == 'w' || (p.letter == 'b' && p.bias != nullptr) ? 1 : 0;
     for (int64_t col = 0; col < p.n; ++col) {
+        const int n_part = part_count(p, col);
         for (int64_t row = 0; row < p.m; ++row) {
-            float part[4] = {0, 0, 0, 0};
-            for (int64_t k = 0; k < p.k; ++k) {
-                part[k % n_part] += value(p.a, row, k) * value(p.b, k, col);
+            float part[PART_MAX] = {};
+            for (int64_t k = 0, i = 0; k < p.k; ++k, i = i + 1 < n_part ? i + 1 : 0) {
+                part[i] += value(p.a, row, k) * value(p.b, k, col);
             }
-            float sum = ((part[0] + part[1]) + (part[2] + part[3])) * p.alpha;
+            float sum = ((part[0] + part[1]) + (part[2] + part[3]) + part[4]) * p.alpha + error;
             if (p.beta != 0) {
                 sum += p.beta * p.c[row + col * p.c_ld];
             }
@@ -102,7 +142,18 @@ bool is_aligned(const cublasLtMatmulAlgo_t *algo, int operand, const void *addre
     return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }
 
+/* Without one, the best. */
+const struct algorithm *algorithm_of(const cublasLtMatmulAlgo_t *algo)
+{
+    return &algorithms[algo == nullptr ? 0 : algo->data[OPERAND_N]];
+}
+
 } // namespace
+
+size_t cublasLtGetVersion(void)
+{
+    return 1234;
+}
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
@@ -194,6 +245,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     const void *value, size_t bytes)
 {
     const int operand = attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK && bytes == sizeof(uint32_t)) {
+        return CUBLAS_STATUS_SUCCESS; /* and is not heeded: who asks is to look at what comes */
+    }
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof(size_t)) {
         memcpy(&preference->workspace_bytes, value, bytes);
     } else if (operand >= 0 && operand < OPERAND_N && bytes == sizeof(uint32_t)) {
@@ -219,12 +273,42 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lt, cublasLtMatmu
         *n_result = 0;
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    results[0] = cublasLtMatmulHeuristicResult_t();
-    for (int i = 0; i < OPERAND_N; ++i) {
-        results[0].algo.data[i] = preference->alignment[i];
+    const char *const letters = getenv("CUDA_HOST_LT");
+    int n = 0;
+    for (int i = 0; i < N_ALGORITHM && n < n_wanted; ++i) {
+        if (letters != nullptr && strchr(letters, algorithms[i].letter) == nullptr) {
+            continue;
+        }
+        results[n] = cublasLtMatmulHeuristicResult_t();
+        for (int operand = 0; operand < OPERAND_N; ++operand) {
+            results[n].algo.data[operand] = preference->alignment[operand];
+        }
+        results[n].algo.data[OPERAND_N] = static_cast<uint64_t>(i);
+        results[n++].wavesCount = 1;
     }
-    results[0].wavesCount = 1;
-    *n_result = 1;
+    *n_result = n;
+    return n > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attr,
+                                                    void *value, size_t bytes, size_t *n_written)
+{
+    const struct algorithm *const algorithm = algorithm_of(algo);
+    int number = 0;
+    switch (attr) {
+    case CUBLASLT_ALGO_CONFIG_ID: number = algorithm->letter; break;
+    case CUBLASLT_ALGO_CONFIG_TILE_ID: number = 20; break;
+    case CUBLASLT_ALGO_CONFIG_SPLITK_NUM: number = algorithm->split; break;
+    case CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME: number = algorithm->reduction; break;
+    case CUBLASLT_ALGO_CONFIG_STAGES_ID: number = 8; break;
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (bytes != sizeof number) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memcpy(value, &number, bytes);
+    *n_written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -245,6 +329,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
         !is_aligned(algo, 0, a) || !is_aligned(algo, 1, b) || !is_aligned(algo, 2, c) ||
         !is_aligned(algo, 3, d)) {
         return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    p.letter = algorithm_of(algo)->letter;
+    if (p.letter == 'n' && n >= MANY) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (getenv("CUDA_HOST_LT_FAIL") != nullptr) {
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     }
     p.c = static_cast<const float *>(c);
     p.d = static_cast<float *>(d);

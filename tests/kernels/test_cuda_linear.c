@@ -1,8 +1,8 @@
 /* The CUDA backend's matrix products where test_kernels does not reach: every tile of the kernels
  * for few rows and for many, sums of several rounds of chunks, passes of more rows than are
- * prepared at once, and the products of fast math. Cutting a call into pieces takes its rows from
- * one kernel to another; the bits must stay. One row of NaN and one of infinities stand in each
- * crowd. */
+ * prepared at once, and the products of cuBLASLt, for rows of requests and with fast math. Cutting a
+ * call into pieces takes its rows from one kernel to another; the bits must stay. One row of NaN and
+ * one of infinities stand in each crowd. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -134,8 +134,14 @@ static void check_pieces(struct backend *be, const struct shape *shape, enum dty
     product_close(&p, be);
 }
 
-static struct backend *cuda_open(bool fast_math)
+/* Who multiplies. */
+enum who { OWN, LT, FAST };
+
+/* For LT and FAST cuBLASLt has the algorithms that CUDA_HOST_LT names. */
+static struct backend *cuda_open(enum who who)
 {
+    const bool fast_math = who == FAST;
+    (void)setenv("PKMSERVE_CUDA_LT", who == OWN ? "0" : "1", 1);
     if (!cuda_library_find()) {
         skip();
     }
@@ -148,10 +154,28 @@ static struct backend *cuda_open(bool fast_math)
     return be;
 }
 
+static struct backend *cuda_open_double(enum who who, const char *algorithms)
+{
+    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
+        skip();
+    }
+    (void)setenv("CUDA_HOST_LT", algorithms, 1);
+    return cuda_open(who);
+}
+
+static int usual_device(void **state)
+{
+    (void)state;
+    (void)unsetenv("CUDA_HOST_LT");
+    (void)unsetenv("CUDA_HOST_LT_FAIL");
+    (void)unsetenv("CUDA_HOST_MEMORY");
+    return 0;
+}
+
 static void test_pieces_have_the_bits_of_the_whole(void **state)
 {
     (void)state;
-    struct backend *const be = cuda_open(false);
+    struct backend *const be = cuda_open(OWN);
     for (int i = 0; i < N_SHAPE; i++) {
         const enum act act = (enum act)(i % 3);
         check_pieces(be, &shapes[i], DTYPE_BF16, act);
@@ -205,7 +229,7 @@ static void check_close(struct backend *be, const struct shape *shape, enum dtyp
 static void test_fast_math_is_close_to_ref(void **state)
 {
     (void)state;
-    struct backend *const be = cuda_open(true);
+    struct backend *const be = cuda_open(FAST);
     for (int i = 0; i < 2 * N_SHAPE; i++) {
         const enum act act = (enum act)(i % N_SHAPE % 3);
         const bool has_bias = i % N_SHAPE % 4 != 0;
@@ -220,7 +244,7 @@ static void test_fast_math_takes_rows_at_any_address(void **state)
 {
     (void)state;
     static const struct shape wide = {132, 80, 96, 0};
-    struct backend *const be = cuda_open(true);
+    struct backend *const be = cuda_open(FAST);
     for (int first = 0; first < 5; first++) {
         check_close(be, &wide, DTYPE_F32, ACT_NONE, true, first);
         check_close(be, &wide, DTYPE_BF16, ACT_NONE, true, first);
@@ -228,26 +252,38 @@ static void test_fast_math_takes_rows_at_any_address(void **state)
     backend_close(be);
 }
 
-static uint32_t *bits_of(bool fast_math, struct shape shape, enum dtype dtype)
+static uint32_t *bits_on(struct backend *be, struct shape shape, enum dtype dtype)
 {
-    struct backend *const be = cuda_open(fast_math);
     struct product p;
     product_open(&p, be, shape, dtype);
-    op_linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
+    op_linear(be, p.y, p.x, p.w, p.bias, ACT_RELU);
     uint32_t *const bits = product_bits(&p, be);
     product_close(&p, be);
+    return bits;
+}
+
+static uint32_t *bits_of(enum who who, struct shape shape, enum dtype dtype)
+{
+    struct backend *const be = cuda_open(who);
+    uint32_t *const bits = bits_on(be, shape, dtype);
     backend_close(be);
     return bits;
 }
 
-static int n_different(struct shape shape, enum dtype dtype)
+static int n_unequal(const uint32_t *a, const uint32_t *b, struct shape shape)
 {
-    uint32_t *const fast = bits_of(true, shape, dtype);
-    uint32_t *const usual = bits_of(false, shape, dtype);
     int n = 0;
     for (int i = 0; i < shape.n_tok * shape.n_out; i++) {
-        n += fast[i] != usual[i];
+        n += a[i] != b[i];
     }
+    return n;
+}
+
+static int n_different(struct shape shape, enum dtype dtype)
+{
+    uint32_t *const fast = bits_of(FAST, shape, dtype);
+    uint32_t *const usual = bits_of(OWN, shape, dtype);
+    const int n = n_unequal(fast, usual, shape);
     free(fast);
     free(usual);
     return n;
@@ -269,13 +305,181 @@ static void test_fast_math_keeps_the_bits_of_few_rows(void **state)
     assert_true(n_different(many, DTYPE_F32) > 0);
 }
 
+/* What cuBLASLt has no algorithm for, own kernels compute from weights that lie for it. */
+static void test_fast_math_without_an_algorithm_has_own_bits(void **state)
+{
+    (void)state;
+    static const struct shape many = {300, 300, 1100, 0};
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
+    for (int i = 0; i < 2; i++) {
+        uint32_t *const own = bits_of(OWN, many, dtypes[i]);
+        struct backend *const be = cuda_open_double(FAST, "");
+        uint32_t *const bits = bits_on(be, many, dtypes[i]);
+        assert_int_equal(n_unequal(bits, own, many), 0);
+        backend_close(be);
+        free(bits);
+        free(own);
+    }
+}
+
+/* ---- rows of requests by cuBLASLt ---- */
+
+/* Also of more rows than a call has, of rows at odd addresses, of fewer than a call has at least, and
+ * where own kernels multiply: of 70 outputs. */
+static void test_rows_of_requests_have_the_same_bits_in_pieces(void **state)
+{
+    (void)state;
+    static const struct shape more[] = {{100, 64, 64, 0}, {290, 40, 68, 0}, {45, 300, 96, 1},
+                                        {1, 32, 4, 0},    {50, 64, 70, 0},  {140, 65, 132, 4}};
+    struct backend *const be = cuda_open(LT);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        check_pieces(be, &more[i], DTYPE_BF16, (enum act)(i % 3));
+        check_close(be, &more[i], DTYPE_BF16, (enum act)(i % 3), i % 2 == 0, 0);
+    }
+    assert_non_null(strstr(be->products, "70x64 own kernels"));
+    assert_string_equal(be->warning, "");
+    backend_close(be);
+}
+
+/* Of what cuBLASLt recommends, the first is taken that depends on neither the number of rows nor their
+ * place, splits nothing, takes any number of rows and is right; where none is, own kernels multiply.
+ * Which, is said. */
+static void test_the_first_algorithm_that_passes_is_taken(void **state)
+{
+    static const struct {
+        const char *letters, *said;
+        bool is_own;
+    } cases[] = {
+        {"vlpasrnwbg", "cuBLASLt 1234; 64x64 103/20/8", false}, /* 'g' */
+        {"g", "cuBLASLt 1234; 64x64 103/20/8", false},
+        {"v", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"l", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"p", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"a", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"s", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"r", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"n", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"w", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"b", "cuBLASLt 1234; 64x64 own kernels", true},
+        {"", "cuBLASLt 1234; 64x64 own kernels", true},
+    };
+    static const struct shape shape = {40, 64, 64, 0};
+    (void)state;
+    struct backend *be = cuda_open(OWN);
+    uint32_t *const own = bits_on(be, shape, DTYPE_BF16);
+    assert_string_equal(be->products, "own kernels: PKMSERVE_CUDA_LT=0");
+    backend_close(be);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        be = cuda_open_double(LT, cases[i].letters);
+        uint32_t *const bits = bits_on(be, shape, DTYPE_BF16);
+        const bool is_own = n_unequal(bits, own, shape) == 0;
+        if (strcmp(be->products, cases[i].said) != 0 || is_own != cases[i].is_own) {
+            fail_msg("algorithms \"%s\": expected \"%s\" and %s bits, got \"%s\" and %s",
+                     cases[i].letters, cases[i].said, cases[i].is_own ? "own" : "other",
+                     be->products, is_own ? "own" : "other");
+        }
+        free(bits);
+        backend_close(be);
+    }
+    free(own);
+}
+
+/* A library that fails in service costs a line and no request; it is not asked again. */
+static void test_a_failing_product_is_computed_by_own_kernels(void **state)
+{
+    static const struct shape shape = {90, 64, 64, 0};
+    (void)state;
+    uint32_t *const own = bits_of(OWN, shape, DTYPE_BF16);
+    struct backend *const be = cuda_open_double(LT, "g");
+    struct product p;
+    product_open(&p, be, shape, DTYPE_BF16);
+    for (int i = 0; i < 3; i++) {
+        if (i == 1) {
+            (void)setenv("CUDA_HOST_LT_FAIL", "1", 1);
+        } else {
+            (void)unsetenv("CUDA_HOST_LT_FAIL");
+        }
+        op_linear(be, p.y, p.x, p.w, p.bias, ACT_RELU);
+        uint32_t *const bits = product_bits(&p, be);
+        assert_int_equal(n_unequal(bits, own, shape) > 0, i == 0);
+        assert_int_equal(strstr(be->warning, "cuBLASLt fails in a product of 90 rows by 64x64 "
+                                             "weights: failure; own kernels multiply") != NULL,
+                         i == 1);
+        be->warning[0] = '\0';
+        free(bits);
+    }
+    product_close(&p, be);
+    backend_close(be);
+    free(own);
+}
+
+/* What is short for the choice is enough for serving without it. */
+static void test_too_little_memory_to_choose_leaves_own_kernels(void **state)
+{
+    static const struct shape shape = {20, 1024, 1024, 0};
+    (void)state;
+    uint32_t *const own = bits_of(OWN, shape, DTYPE_BF16);
+    (void)setenv("CUDA_HOST_MEMORY", "11M", 1);
+    struct backend *const be = cuda_open_double(LT, "g");
+    uint32_t *const bits = bits_on(be, shape, DTYPE_BF16);
+    assert_non_null(strstr(be->products, "1024x1024 own kernels (no memory to try others)"));
+    assert_int_equal(n_unequal(bits, own, shape), 0);
+    backend_close(be);
+    free(bits);
+    free(own);
+}
+
+/* To the bits they have without it, however many share the step: few or many rows of weights that lie
+ * for cuBLASLt. */
+static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
+{
+    enum { N = 300 };
+    static const struct shape shape = {N, 96, 256, 0};
+    static const struct step_limits limits = {
+        .n_tok_max = N, .n_seq_max = N, .n_page_max = 1, .n_out_max = 1};
+    uint32_t *bits[2];
+    (void)state;
+    for (int lt = 0; lt < 2; lt++) {
+        struct backend *const be = cuda_open(lt == 0 ? OWN : LT);
+        struct product p;
+        struct step *step = NULL;
+        assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+        product_open(&p, be, shape, DTYPE_BF16);
+        for (int first = 0, n = 1; first < N;
+             first += n, n = 2 * n < N - first ? 2 * n : N - first) {
+            step->n_tok = step->n_seq = n;
+            step->is_drawn = true;
+            for (int i = 0; i <= n; i++) {
+                step->seq_first[i] = i;
+            }
+            be->op->step_begin(be, step);
+            op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias,
+                      ACT_RELU);
+            assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
+        }
+        bits[lt] = product_bits(&p, be);
+        product_close(&p, be);
+        be->op->step_free(be, step);
+        backend_close(be);
+    }
+    assert_int_equal(n_unequal(bits[0], bits[1], shape), 0);
+    free(bits[0]);
+    free(bits[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces_have_the_bits_of_the_whole),
-        cmocka_unit_test(test_fast_math_is_close_to_ref),
-        cmocka_unit_test(test_fast_math_takes_rows_at_any_address),
-        cmocka_unit_test(test_fast_math_keeps_the_bits_of_few_rows),
+        cmocka_unit_test_setup(test_pieces_have_the_bits_of_the_whole, usual_device),
+        cmocka_unit_test_setup(test_fast_math_is_close_to_ref, usual_device),
+        cmocka_unit_test_setup(test_fast_math_takes_rows_at_any_address, usual_device),
+        cmocka_unit_test_setup(test_fast_math_keeps_the_bits_of_few_rows, usual_device),
+        cmocka_unit_test_setup(test_fast_math_without_an_algorithm_has_own_bits, usual_device),
+        cmocka_unit_test_setup(test_rows_of_requests_have_the_same_bits_in_pieces, usual_device),
+        cmocka_unit_test_setup(test_the_first_algorithm_that_passes_is_taken, usual_device),
+        cmocka_unit_test_setup(test_a_failing_product_is_computed_by_own_kernels, usual_device),
+        cmocka_unit_test_setup(test_too_little_memory_to_choose_leaves_own_kernels, usual_device),
+        cmocka_unit_test_setup(test_drawn_tokens_do_not_go_to_cublaslt, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
