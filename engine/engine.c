@@ -112,6 +112,11 @@ static void log_backend(const struct engine *engine)
               log_quote(why, sizeof why,
                         engine->be->note[0] != '\0' ? engine->be->note : "it was asked for"),
               o->backend.fast_math ? "off" : "on");
+    if (engine->be->products[0] != '\0') {
+        char products[2 * sizeof engine->be->products];
+        log_event(LEVEL_INFO, "products", "what=%s",
+                  log_quote(products, sizeof products, engine->be->products));
+    }
     if (o->backend.fast_math) {
         log_event(LEVEL_WARN, "not_deterministic",
                   "what=\"results may depend on which requests share a step\"");

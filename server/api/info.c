@@ -144,6 +144,7 @@ void info_write(struct text *out, struct engine *engine, const struct options *o
     json_field_string(out, "device", limits->backend.device);
     json_field_string(out, "why", backend->note[0] != '\0' ? backend->note : NULL);
     json_field_bool(out, "deterministic", !limits->backend.fast_math);
+    json_field_string(out, "products", backend->products[0] != '\0' ? backend->products : NULL);
     json_close(out, '}');
     json_key(out, "memory");
     json_open(out, '{');

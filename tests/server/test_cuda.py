@@ -7,6 +7,7 @@ double is not built.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,32 @@ def test_fast_math_without_cublaslt_serves_and_says_what_is_missing(tmp_path):
         said = [line for line in done.stderr.splitlines() if "event=backend" in line]
         assert len(said) == 1 and "install libcublasLt.so." in said[0], done.stderr
     done = run("serve", "--check", *CUDA, PKMSERVE_CUDA_LIBRARY=str(alone))
-    assert done.returncode == 0 and "cublasLt" not in done.stderr, "not asked for, not missed"
+    assert done.returncode == 0 and "cublasLt" not in done.stderr, "F32 weights: not asked for, not missed"
+
+
+def products(done):
+    """What /info and the log say of a server that has been checked."""
+    assert done.returncode == 0 and "no option reads" not in done.stderr, done.stderr
+    what = json.loads(done.stdout)["backend"]["products"]
+    said = [line for line in done.stderr.splitlines() if "event=products" in line]
+    assert [line.partition("what=")[2].strip('"') for line in said] == ([what] if what else [])
+    return what
+
+
+def test_who_multiplies_prompts_is_said(tmp_path):
+    check = ["serve", "--check", *CUDA, "--dtype", "bf16"]
+    assert products(run("serve", "--check", *CUDA)) is None, "F32 weights"
+    library, *shapes = products(run(*check)).split("; ")
+    assert library == "cuBLASLt 1234" and len(shapes) > 3
+    assert all(re.fullmatch(r"\d+x\d+ (103/20/8|own kernels)", shape) for shape in shapes), shapes
+    assert sum("103/20/8" in shape for shape in shapes) > 2
+    _, *shapes = products(run(*check, CUDA_HOST_LT="vlpa")).split("; ")
+    assert len(shapes) > 3 and all(shape.endswith(" own kernels") for shape in shapes), shapes
+    assert products(run(*check, PKMSERVE_CUDA_LT="0")) == "own kernels: PKMSERVE_CUDA_LT=0"
+    alone = tmp_path / "libpkmserve_cudahost.so"
+    alone.symlink_to(os.path.abspath(LIBRARY))
+    why = products(run(*check, PKMSERVE_CUDA_LIBRARY=str(alone)))
+    assert why.startswith("own kernels: cuBLASLt does not load") and "install libcublasLt.so." in why
 
 
 def test_built_without_cublaslts_headers_it_serves_and_says_so():
