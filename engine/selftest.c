@@ -195,13 +195,38 @@ static enum err_code compare_drawn(const struct selftest *test, int n, struct er
     return compare(test, &alone, &beside, "alone", "drawn beside others", err);
 }
 
+/* Tokens of the text. */
+static int text_length(const struct selftest *test)
+{
+    const int budget = test->step->limits.n_tok_max;
+    const int n = SELFTEST_TOKENS < budget ? SELFTEST_TOKENS : budget;
+    return n < test->context ? n : test->context;
+}
+
+enum err_code selftest_apart(const struct selftest *test, float *difference, struct err *err)
+{
+    const int n = text_length(test);
+    const int first = n > SELFTEST_DRAWN ? n - SELFTEST_DRAWN : 0;
+    struct probe prompt;
+    probe_begin(&prompt, n, 0, model_info(test->model)->n_vocab, 1);
+    struct probe drawn = prompt;
+    if (run_rows(test, &prompt, 0, n, err) != ERR_OK ||
+        run_drawn(test, &drawn, false, err) != ERR_OK) {
+        return err->code;
+    }
+    float sum = 0;
+    for (int i = first; i < n; i++) {
+        sum += fabsf(prompt.logprob[i] - drawn.logprob[i]);
+    }
+    *difference = sum / (float)(n - first);
+    return ERR_OK;
+}
+
 enum err_code selftest_run(const struct selftest *test, struct err *err)
 {
     const int n_vocab = model_info(test->model)->n_vocab;
     const int budget = test->step->limits.n_tok_max;
-    const int context = test->context;
-    int n = SELFTEST_TOKENS < budget ? SELFTEST_TOKENS : budget;
-    n = n < context ? n : context;
+    const int n = text_length(test);
     const int n_page = kvpages_for(n);
     const int apart = test->n_page >= 2 * n_page ? n_page : 0;
 

@@ -65,6 +65,8 @@ struct backend_ops {
     /* Submits if that has not been done, waits for all ops since step_begin, makes the results
      * readable, reports the first failure. */
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
+    /* Where be->uses_library: ends that, for its own kernels. No step is open. Nothing elsewhere. */
+    void (*fall_back)(struct backend *be);
     /* Measures for about half a second. */
     void (*measure)(struct backend *be, struct machine_rate *rate);
 
@@ -81,6 +83,7 @@ struct backend {
                          * where others may give other last bits. Written while weights are made */
     char warning[384];  /* one line, or "": what has slowed steps down since the backend was opened.
                          * Guard: the engine's thread, which logs it and empties it */
+    bool uses_library;  /* for rows of tokens that came in a request: see products */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */

@@ -276,6 +276,7 @@ void linear_release(struct cuda *cu);
  * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do
  * about it and leaves cu->lt NULL. close takes NULL. */
 enum err_code linear_lt_open(struct cuda *cu, struct err *err);
+void linear_lt_fall_back(struct backend *be); /* of the table */
 void linear_lt_close(struct cuda *cu);
 
 /* pkm_search.cu */

@@ -379,6 +379,7 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
     say_choice(cu, shape, code == ERR_OK ? "" : " (no memory to try others)");
     lt->n_shape++;
     *takes = shape->is_taken;
+    cu->be.uses_library = cu->be.uses_library || *takes;
     return ERR_OK;
 }
 

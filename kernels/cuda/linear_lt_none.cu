@@ -28,6 +28,10 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *, int64_t, b
     return ERR_OK;
 }
 
+void linear_lt_fall_back(struct backend *)
+{
+}
+
 bool linear_lt_run(struct cuda *, const struct linear_args *, enum dtype)
 {
     return false;

@@ -31,9 +31,11 @@ enum err_code host_step_new(struct backend *be, struct step **step,
                             const struct step_limits *limits, struct err *err);
 void host_step_free(struct backend *be, struct step *step);
 void host_step_begin(struct backend *be, struct step *step);
-/* Nothing is left to start, to bring or to wait for, and nothing can have failed. */
+/* Nothing is left to start, to bring or to wait for, nothing can have failed, and no library is
+ * used. */
 void host_submit(struct backend *be, struct step *step);
 const void *host_fetch(struct backend *be, struct step *step, struct tensor src);
 enum err_code host_finish(struct backend *be, struct step *step, struct err *err);
+void host_fall_back(struct backend *be);
 
 #endif

@@ -57,3 +57,8 @@ enum err_code host_finish(struct backend *be, struct step *step, struct err *err
     (void)err;
     return ERR_OK;
 }
+
+void host_fall_back(struct backend *be)
+{
+    (void)be;
+}

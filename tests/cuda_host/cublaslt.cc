@@ -59,6 +59,8 @@ const struct algorithm algorithms[] = {
     {'w', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong */
     {'b', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong with bias */
     {'g', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is good */
+    {'x', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong where a value of b exceeds 1 */
+    {'y', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with the number of columns there */
 };
 enum { N_ALGORITHM = sizeof algorithms / sizeof *algorithms, MANY = 100, PART_MAX = 5 };
 
@@ -89,6 +91,16 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
                            << 16);
 }
 
+/* Whether a column of b has a value above 1: numbers that algorithms are tried with may have none. */
+bool is_large(const struct product &p, int64_t col)
+{
+    bool is_above = false;
+    for (int64_t k = 0; k < p.k && !is_above; ++k) {
+        is_above = value(p.b, k, col) > 1;
+    }
+    return is_above;
+}
+
 /* Of a column's sums. */
 int part_count(const struct product &p, int64_t col)
 {
@@ -97,6 +109,7 @@ int part_count(const struct product &p, int64_t col)
     case 'v': return p.n < 64 ? few : +PART_MAX;
     case 'l': return p.n < MANY ? 2 : 3;
     case 'p': return col % 32 < 16 ? 2 : 3;
+    case 'y': return p.n >= 32 && is_large(p, col) ? 3 : 2;
     case 'a': return reinterpret_cast<uintptr_t>(p.d) % 32 == 0 ? 2 : 3;
     default: return 2;
     }
@@ -104,8 +117,10 @@ int part_count(const struct product &p, int64_t col)
 
 void product_run(const struct product p)
 {
-    const float error = p.letter == 'w' || (p.letter == 'b' && p.bias != nullptr) ? 1 : 0;
     for (int64_t col = 0; col < p.n; ++col) {
+        const bool is_wrong = p.letter == 'w' || (p.letter == 'b' && p.bias != nullptr) ||
+                              (p.letter == 'x' && is_large(p, col));
+        const float error = is_wrong ? 1 : 0;
         const int n_part = part_count(p, col);
         for (int64_t row = 0; row < p.m; ++row) {
             float part[PART_MAX] = {};

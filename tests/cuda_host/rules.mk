@@ -51,7 +51,7 @@ $(CUDA_C:%.c=$(B)/%.host.o): $(B)/%.host.o: %.c
 
 # The backend as a toolkit without cuBLASLt's headers makes it: the files that look for them, compiled once more.
 CUDA_NO_LT    := $(B)/tests/cuda_host/no_lt
-CUDA_NO_LT_CU := linear_lt linear_lt_none lt_library
+CUDA_NO_LT_CU := linear_choose linear_lt linear_lt_none lt_library
 $(CUDA_NO_LT)/%.o: kernels/cuda/%.cu
 	@mkdir -p $(@D)
 	$(call say,C++)

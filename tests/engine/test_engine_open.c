@@ -120,6 +120,7 @@ static void self_test_refuses_damaged_weights(void **state)
  * in chunks: both must be found. */
 static const struct backend_ops *honest;
 static bool errs_beside, errs_in_chunks, errs_drawn;
+static float drawn_apart; /* added to what drawn tokens have */
 
 static enum err_code lying_finish(struct backend *be, struct step *step, struct err *err)
 {
@@ -129,6 +130,9 @@ static enum err_code lying_finish(struct backend *be, struct step *step, struct 
                        : (errs_beside && step->n_seq > 1) || (errs_in_chunks && chunk)) {
         float *const last = &step->out_logprob[step->n_out - 1];
         *last = nextafterf(*last, 0.0f);
+    }
+    if (step->is_drawn) {
+        step->out_logprob[step->n_out - 1] += drawn_apart;
     }
     return code;
 }
@@ -177,6 +181,31 @@ static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
     assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "drawn beside others"));
     errs_drawn = false;
+    engine->be->op = honest;
+    engine_close(engine);
+}
+
+static void self_test_measures_how_far_drawn_tokens_lie_from_prompts(void **state)
+{
+    (void)state;
+    const struct engine_options o = harness_options(harness_dir);
+    struct engine *engine = harness_open(&o);
+    honest = engine->be->op;
+    struct backend_ops lying = *honest;
+    lying.finish = lying_finish;
+    engine->be->op = &lying; /* the engine thread is idle */
+    engine->be->phases_apart = true;
+    const struct selftest test = selftest_of(engine);
+    struct err err = {0};
+    float difference = -1;
+    assert_int_equal(selftest_apart(&test, &difference, &err), ERR_OK);
+    const float before = difference;
+    assert_true(before >= 0 && before < 0.01F);
+    drawn_apart = -0.5F;
+    assert_int_equal(selftest_run(&test, &err), ERR_OK);
+    assert_int_equal(selftest_apart(&test, &difference, &err), ERR_OK);
+    assert_true(fabsf(difference - 0.5F) < 0.01F);
+    drawn_apart = 0;
     engine->be->op = honest;
     engine_close(engine);
 }
@@ -302,6 +331,7 @@ int main(void)
         cmocka_unit_test(self_test_refuses_damaged_weights),
         cmocka_unit_test(self_test_finds_one_wrong_bit),
         cmocka_unit_test(self_test_finds_one_wrong_bit_of_drawn_tokens),
+        cmocka_unit_test(self_test_measures_how_far_drawn_tokens_lie_from_prompts),
         cmocka_unit_test(self_test_of_fast_math_wants_finite_numbers_alone),
         cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),

@@ -125,8 +125,9 @@ def products(done):
 
 
 def test_who_multiplies_prompts_is_said(tmp_path):
-    check = ["serve", "--check", *CUDA, "--dtype", "bf16"]
-    assert products(run("serve", "--check", *CUDA)) is None, "F32 weights"
+    check = ["serve", "--check", "--device", "cuda", "--max-seqs", "1", "--max-batch-tokens", "2", "--max-model-len", "48"]
+    assert products(run(*check, *F32)) is None, "F32 weights"
+    check += ["--dtype", "bf16"]
     library, *shapes = products(run(*check)).split("; ")
     assert library == "cuBLASLt 1234" and len(shapes) > 3
     assert all(re.fullmatch(r"\d+x\d+ (103/20/8|own kernels)", shape) for shape in shapes), shapes
@@ -146,8 +147,22 @@ def test_built_without_cublaslts_headers_it_serves_and_says_so():
                PKMSERVE_CUDA_LIBRARY=os.path.join(BUILD, "tests/cuda_host/no_lt/libpkmserve_cudahost.so"))
     assert done.returncode == 0, done.stderr
     why = json.loads(done.stdout)["backend"]["why"]
-    assert why.startswith("fast math is left out, own kernels multiply: this library was built without cuBLASLt; "
-                          "install its headers (cublasLt.h)"), why
+    assert why.startswith("fast math is left out, own kernels multiply: this library was built without "
+                          "cuBLASLt's headers (cublasLt.h); install them"), why
+
+
+@pytest.mark.parametrize("letter, n_row, why", [
+    ("x", "8", "log-probabilities of prompts and of drawn tokens differ"),
+    ("y", "40", "this backend does not give reproducible results"),
+])
+def test_a_library_that_fails_the_self_test_is_not_used(letter, n_row, why):
+    """Neither errs on the numbers that algorithms are tried with: on those of a model they do."""
+    done = run("serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "1", "--max-batch-tokens", n_row,
+               "--max-model-len", "48", CUDA_HOST_LT=letter)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "event=own_kernels" in line]
+    assert len(said) == 1 and "level=warn" in said[0] and why in said[0], done.stderr
+    assert json.loads(done.stdout)["backend"]["products"] == "own kernels: cuBLASLt 1234 does not pass the self-test"
 
 
 def test_values_are_not_read_in_place_from_the_file():
