@@ -10,8 +10,8 @@
  * SEQUENCES holds one sequence per line: its language id, then its token ids. --rows N,M,... are
  * the rows that sequences 0, 1, ... take per step (in turn; 0: all at once). Alone, a step has one
  * sequence; --together puts all into each step, so that prompts and single tokens mix. With single
- * rows and without --logits a GPU runs captured graphs. --set sets an environment variable for this
- * case.
+ * rows and without --logits a GPU runs captured graphs, unless a library multiplies the rows of
+ * requests for it. --set sets an environment variable for this case.
  *
  * A GPU needs seconds for a process's context, and anew when no process has one: hence many cases
  * in one process, each with a backend of its own, and --hold. After each case of a FILE, its OUTPUT
@@ -253,7 +253,8 @@ static bool run_step(struct forward *f, int first, int last)
         return false;
     }
     step->ops_list = !f->logits;
-    step->is_drawn = f->be->phases_apart && step->n_tok == step->n_seq;
+    /* single tokens are drawn ones where these have the bits of a prompt's */
+    step->is_drawn = f->be->phases_apart && !f->be->uses_library && step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {
