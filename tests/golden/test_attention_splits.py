@@ -110,7 +110,8 @@ def test_a_split_follows_its_definition(tmp_path, monkeypatch, split, device):
     write_model(tmp_path, tensors, **({} if split == "joint" else {"attention": split}))
     ids = np.random.default_rng(3).integers(0, VOCAB, 200)
     due = forward(tensors, ids, split)[np.arange(199), ids[1:]]
-    server = gh.Server(tmp_path, "--device", device, "--max-batch-tokens", "32", "--max-seqs", "2")
+    server = gh.Server(tmp_path, "--device", device, "--dtype", "f32", "--max-batch-tokens", "32",
+                       "--max-seqs", "2")
     got = server.post("/score", {"tokens": ids.tolist(), "logprobs": 0})["results"][0]["tokens"]
     server.stop()
     assert max(abs(t["logprob"] - d) for t, d in zip(got[1:], due)) <= TOLERANCE

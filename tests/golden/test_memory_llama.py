@@ -122,7 +122,8 @@ def test_a_model_follows_its_definition(tmp_path, monkeypatch, case, device):
     gh.write_model(tmp_path, make_tensors(config), config)
     ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)
     due = MemoryLlama(tmp_path).forward(ids)[0][np.arange(CONTEXT - 1), ids[1:]]
-    server = gh.Server(tmp_path, "--device", device, "--max-batch-tokens", "32", "--max-seqs", "2")
+    server = gh.Server(tmp_path, "--device", device, "--dtype", "f32", "--max-batch-tokens", "32",
+                       "--max-seqs", "2")
     got = server.post("/score", {"tokens": ids.tolist(), "logprobs": 0})["results"][0]["tokens"]
     server.stop()
     assert max(abs(t["logprob"] - d) for t, d in zip(got[1:], due, strict=True)) <= TOLERANCE

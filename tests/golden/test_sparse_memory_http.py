@@ -35,7 +35,7 @@ def served(request, tmp_path_factory):
         if device == "cuda":
             patch.setenv("PKMSERVE_CUDA_LIBRARY",
                          str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
-        server = gh.Server(model / "model", "--device", device, "--max-seqs", "4")
+        server = gh.Server(model / "model", "--device", device, "--dtype", "f32", "--max-seqs", "4")
     due = json.loads((GOLDEN / "sparse-memory-lm" / case / "expected.json").read_text())
     yield server, due, GOLDEN / "sparse-memory-lm" / case
     server.stop()
