@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import EAGER, OVERLAP, ROOT
+from run import EAGER, OVERLAP, OWN, ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
@@ -321,11 +321,14 @@ def differences(a, b):
             for name in a if a[name].tobytes() != b[name].tobytes()]
 
 
-def check_ways(run, case, dtype):
+def check_ways(run, case, dtype, products):
+    """products: settings that say who multiplies rows of requests. Where that is a library, a single row is one too,
+    and drawn tokens' kernels and graphs are not seen."""
     sequences, _ = case_sequences(run, case, dtype)
-    usual, name = ["--dtype", dtype], "%s.%s" % (case, dtype)
-    found = forward(run, model_directory(run, case), sequences, (name + ".whole", usual, {}),
-                    *(("%s.%d" % (name, i), usual + flags, env) for i, (_, flags, env) in enumerate(WAYS)),
+    kind = dtype + (", own kernels" if products else "")
+    usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, ".own" if products else "")
+    found = forward(run, model_directory(run, case), sequences, (name + ".whole", usual, products),
+                    *(("%s.%d" % (name, i), usual + flags, {**products, **env}) for i, (_, flags, env) in enumerate(WAYS)),
                     (name + ".fast", [*usual, "--rows", "1,5,64,0", "--together", "--deterministic", "off"], {}))
     whole, fast = found.get(name + ".whole"), found.get(name + ".fast")
     same = n_run = 0
@@ -334,11 +337,11 @@ def check_ways(run, case, dtype):
         wrong = differences(whole, got) if got is not None else []
         if wrong:
             run.fail("%s in %s, %s: bits differ from whole sequences alone: %s"
-                     % (case, dtype, way, ", ".join(wrong[:4])))
+                     % (case, kind, way, ", ".join(wrong[:4])))
         n_run += got is not None
         same += got is not None and not wrong
     run.tables.setdefault("bits", []).append("| %s | %s | %d of %d%s |" % (
-        case, dtype, same, len(WAYS), "" if n_run == len(WAYS) else ", %d without a result" % (len(WAYS) - n_run)))
+        case, kind, same, len(WAYS), "" if n_run == len(WAYS) else ", %d without a result" % (len(WAYS) - n_run)))
     if whole is not None and fast is not None:
         n = sum(key.endswith(".logprob") for key in whole)
         apart = float(np.abs(together(whole, "logprob", n) - together(fast, "logprob", n)).max())
@@ -350,8 +353,8 @@ def check_ways(run, case, dtype):
 
 def check_bits(run):
     cases = BIT_CASES[:1] if run.small else BIT_CASES
-    run.parallel([((case, dtype), lambda c=case, d=dtype: check_ways(run, c, d))
-                  for case in cases for dtype in ("f32", "bf16")], AT_ONCE)
+    run.parallel([((case, dtype, *own), lambda c=case, d=dtype, o=own: check_ways(run, c, d, o))
+                  for case in cases for dtype, own in (("f32", {}), ("bf16", {}), ("bf16", OWN))], AT_ONCE)
 
 
 def prepare(run):
