@@ -226,7 +226,7 @@ check-ray: all ## a corpus on a local Ray of two workers, one of which is killed
 # Prometheus operator, KServe, the Gateway API and its inference extension, has the rest; helm is used where it is installed.
 check-chart: all ## Helm chart, Job and examples against the schemas that are to be had (CRDS=FOLDER)
 	@test -x $(B)/chart/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/chart && \
-	    $(B)/chart/bin/pip install -q kubernetes jsonschema pyyaml pytest requests; }
+	    $(B)/chart/bin/pip install -q kubernetes jsonschema numpy pyyaml pytest requests; }
 	@PKMSERVE=$(abspath $(B)/pkmserve) $(if $(CRDS),CRDS=$(abspath $(CRDS))) PATH=$$PATH:$(abspath build/tools) \
 	    $(B)/chart/bin/python -m pytest -q -rs -p no:cacheprovider tests/docker/test_chart.py tests/docker/test_files.py
 
