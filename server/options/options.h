@@ -49,7 +49,7 @@ struct options {
     const char *tokenizer;         /* "" = the model directory's */
     const char *served_model_name; /* "" is resolved to the last part of model */
     const char *device;            /* auto | cpu | cuda | ref */
-    const char *gpu;               /*  = the first */
+    const char *gpu;               /* "" = the first */
     const char *dtype;             /* auto | f32 | bf16 | int8 */
     const char *kv_cache_dtype;    /* auto | f32 | bf16 */
     const char *memory_placement;  /* auto | device | host | mmap */
