@@ -3,11 +3,6 @@
 
 #include <stdlib.h>
 
-static int64_t column_of(const struct pkm_info *memory)
-{
-    return (int64_t)memory->shape.n_head * memory->shape.k_top;
-}
-
 enum err_code lookups_open(struct lookups *lookups, int max_seqs, struct err *err)
 {
     *lookups = (struct lookups){0};
@@ -28,7 +23,7 @@ int64_t lookups_fetch_bytes(const struct model_info *info, int n_tok_max)
 {
     int64_t n_column = 0;
     for (int m = 0; m < info->n_memory; m++) {
-        n_column += column_of(&info->memory[m]);
+        n_column += model_pkm_columns(&info->memory[m]);
     }
     const int64_t bytes = (int64_t)sizeof(int32_t) + (int64_t)sizeof(float);
     return ((int64_t)n_tok_max + TOTALS_ROW_MAX + 1) * n_column * bytes;
@@ -90,8 +85,7 @@ void lookups_ask(struct engine *engine)
     }
     lookups->n_sampled = pkm_totals_due(&engine->totals, step->n_tok, &lookups->sampled_first);
     lookups->overlaid = choose_overlaid(engine);
-    if (engine->be->is_host ||
-        engine->counts.n_seq > 0) { /* where it costs nothing, or all count */
+    if (engine->be->is_host || engine->counts.n_seq > 0) { /* it costs nothing, or all count */
         want(lookups, 0, step->n_tok);
     } else {
         want_traced(engine);
@@ -104,7 +98,7 @@ void lookups_ask(struct engine *engine)
         struct tensor slots;
         struct tensor weights;
         model_pkm_hits(engine->model, m, step->n_tok, &slots, &weights);
-        CHECK(slots.cols == column_of(&info->memory[m]) && weights.cols == slots.cols);
+        CHECK(slots.cols == model_pkm_columns(&info->memory[m]) && weights.cols == slots.cols);
         for (int i = 0; i < lookups->n_range; i++) {
             struct lookup_range *const range = &lookups->range[i];
             range->slots[m] =
@@ -128,7 +122,8 @@ static void find(const struct engine *engine, int m, int first, int n, const int
         range++;
     }
     CHECK(range < lookups->range + lookups->n_range);
-    const int64_t at = (first - range->first) * column_of(&model_info(engine->model)->memory[m]);
+    const int64_t at =
+        (first - range->first) * model_pkm_columns(&model_info(engine->model)->memory[m]);
     *slots = range->slots[m] + at;
     *weights = range->weights[m] + at;
 }
@@ -141,7 +136,7 @@ void lookups_take(struct engine *engine)
     const int32_t *slots = NULL;
     const float *weights = NULL;
     for (int m = 0; m < info->n_memory; m++) {
-        const int n_column = (int)column_of(&info->memory[m]);
+        const int n_column = (int)model_pkm_columns(&info->memory[m]);
         for (int i = 0; i < engine->n_active; i++) {
             const struct sequence *const seq = engine->active[i];
             if (seq->n_row == 0 || !(counts || seq->item->traced)) {

@@ -11,17 +11,12 @@ struct pkm_total {
     atomic_llong count;    /* accesses */
 };
 
-static size_t column_of(const struct pkm_info *memory)
-{
-    return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
-}
-
 enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info *info,
                               struct err *err)
 {
     *totals = (struct pkm_totals){0};
     for (int m = 0; m < info->n_memory; m++) {
-        const size_t n_hit = TOTALS_ROW_MAX * column_of(&info->memory[m]);
+        const size_t n_hit = TOTALS_ROW_MAX * (size_t)model_pkm_columns(&info->memory[m]);
         const size_t n_slot = (size_t)info->memory[m].n_slot;
         totals->total[m] = calloc(n_slot, sizeof *totals->total[m]);
         totals->slots[m] = malloc(n_hit * sizeof *totals->slots[m]);
@@ -51,8 +46,8 @@ int pkm_totals_due(struct pkm_totals *totals, int n_tok, int *first)
     totals->n_due %= TOTALS_EVERY;
     n = n < TOTALS_ROW_MAX ? n : TOTALS_ROW_MAX;
     n = n < n_tok ? n : n_tok;
-    if (n >
-        0) { /* multiples of the golden ratio are spread evenly, whatever the sizes of the steps */
+    if (n > 0) {
+        /* Multiples of the golden ratio are spread evenly, whatever the sizes of the steps. */
         const uint64_t place = (uint64_t)(totals->turn++ * 2654435769u);
         *first = (int)(place * (uint64_t)(n_tok - n + 1) >> 32);
     }
@@ -62,7 +57,7 @@ int pkm_totals_due(struct pkm_totals *totals, int n_tok, int *first)
 void pkm_totals_take(struct pkm_totals *totals, const struct model_info *info, int m, int n,
                      const int32_t *slots, const float *weights)
 {
-    const size_t n_hit = (size_t)n * column_of(&info->memory[m]);
+    const size_t n_hit = (size_t)n * (size_t)model_pkm_columns(&info->memory[m]);
     CHECK(totals->n_row == 0 || (m > 0 && totals->n_row == n));
     memcpy(totals->slots[m], slots, n_hit * sizeof *slots);
     memcpy(totals->weights[m], weights, n_hit * sizeof *weights);
@@ -72,7 +67,7 @@ void pkm_totals_take(struct pkm_totals *totals, const struct model_info *info, i
 void pkm_totals_add(struct pkm_totals *totals, const struct model_info *info)
 {
     for (int m = 0; m < info->n_memory; m++) {
-        const size_t n_hit = (size_t)totals->n_row * column_of(&info->memory[m]);
+        const size_t n_hit = (size_t)totals->n_row * (size_t)model_pkm_columns(&info->memory[m]);
         for (size_t i = 0; i < n_hit; i++) {
             const float sampled = totals->weights[m][i];
             const int32_t slot = totals->slots[m][i];
@@ -108,7 +103,7 @@ enum err_code pkm_totals_stats(const struct pkm_totals *totals, const struct mod
         sums[n_slot + i] = (double)atomic_load_explicit(&total->count, memory_order_relaxed);
     }
     pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);
-    stats->lookups = n * (int64_t)column_of(&info->memory[m]);
+    stats->lookups = n * model_pkm_columns(&info->memory[m]);
     free(sums);
     return ERR_OK;
 }

@@ -145,27 +145,21 @@ int64_t request_positions(const struct request *request)
     return n;
 }
 
-/* The shape of one memory's trace within the block of an item. */
-static size_t trace_columns(const struct pkm_info *memory)
-{
-    return (size_t)memory->shape.n_head * (size_t)memory->shape.k_top;
-}
-
 /* Whether a trace keeps every look-up of the positions; else it keeps sums per slot. */
 static bool keeps_lookups(const struct pkm_info *memory, int64_t n_position, bool tokens)
 {
     const size_t per_slot = sizeof(double) + sizeof(uint32_t);
     const size_t per_lookup = sizeof(int32_t) + sizeof(float);
-    return tokens || (size_t)n_position <=
-                         (size_t)memory->n_slot * per_slot / per_lookup / trace_columns(memory);
+    return tokens || (size_t)n_position <= (size_t)memory->n_slot * per_slot / per_lookup /
+                                               (size_t)model_pkm_columns(memory);
 }
 
 static size_t trace_bytes(const struct pkm_info *memory, int64_t n_position, bool tokens)
 {
-    const size_t bytes =
-        keeps_lookups(memory, n_position, tokens)
-            ? (size_t)n_position * trace_columns(memory) * (sizeof(int32_t) + sizeof(float))
-            : (size_t)memory->n_slot * (sizeof(double) + sizeof(uint32_t));
+    const size_t bytes = keeps_lookups(memory, n_position, tokens)
+                             ? (size_t)n_position * (size_t)model_pkm_columns(memory) *
+                                   (sizeof(int32_t) + sizeof(float))
+                             : (size_t)memory->n_slot * (sizeof(double) + sizeof(uint32_t));
     return (bytes + sizeof(double) - 1) / sizeof(double) *
            sizeof(double); /* keeps the next aligned */
 }
@@ -191,7 +185,8 @@ static void lay_traces(struct item *item, const struct model_info *info, int64_t
         if (keeps_lookups(memory, n_position, tokens)) {
             trace->slots = (int32_t *)(void *)at;
             trace->weights =
-                (float *)(void *)(trace->slots + (size_t)n_position * trace_columns(memory));
+                (float *)(void *)(trace->slots +
+                                  (size_t)n_position * (size_t)model_pkm_columns(memory));
         } else {
             trace->weight = (double *)(void *)at;
             trace->count = (uint32_t *)(void *)(trace->weight + memory->n_slot);

@@ -153,6 +153,12 @@ static inline int model_table_of(const struct model_info *info, int m)
     return m;
 }
 
+/* Look-ups of one row in a memory. */
+static inline int64_t model_pkm_columns(const struct pkm_info *memory)
+{
+    return (int64_t)memory->shape.n_head * memory->shape.k_top;
+}
+
 /* For step_limits. */
 static inline int model_span_max(const struct model_info *info)
 {
