@@ -137,15 +137,28 @@ static enum err_code lying_finish(struct backend *be, struct step *step, struct 
     return code;
 }
 
+static struct engine *lying_open(const struct engine_options *options)
+{
+    static struct backend_ops lying;
+    struct engine *const engine = harness_open(options);
+    honest = engine->be->op;
+    lying = *honest;
+    lying.finish = lying_finish;
+    engine->be->op = &lying; /* the engine thread is idle */
+    return engine;
+}
+
+static void lying_close(struct engine *engine)
+{
+    engine->be->op = honest;
+    engine_close(engine);
+}
+
 static void self_test_finds_one_wrong_bit(void **state)
 {
     (void)state;
     const struct engine_options o = harness_options(harness_dir);
-    struct engine *engine = harness_open(&o);
-    honest = engine->be->op;
-    struct backend_ops lying = *honest;
-    lying.finish = lying_finish;
-    engine->be->op = &lying; /* the engine thread is idle */
+    struct engine *const engine = lying_open(&o);
     const struct selftest test = selftest_of(engine);
     struct err err = {0};
     assert_int_equal(selftest_run(&test, &err), ERR_OK);
@@ -157,8 +170,7 @@ static void self_test_finds_one_wrong_bit(void **state)
     assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "in chunks"));
     errs_in_chunks = false;
-    engine->be->op = honest;
-    engine_close(engine);
+    lying_close(engine);
 }
 
 /* Drawn tokens need not have the bits of a prompt's; in a step of max_seqs they have those of a step of
@@ -167,11 +179,7 @@ static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
 {
     (void)state;
     const struct engine_options o = harness_options(harness_dir);
-    struct engine *engine = harness_open(&o);
-    honest = engine->be->op;
-    struct backend_ops lying = *honest;
-    lying.finish = lying_finish;
-    engine->be->op = &lying; /* the engine thread is idle */
+    struct engine *const engine = lying_open(&o);
     engine->be->phases_apart = true;
     const struct selftest test = selftest_of(engine);
     struct err err = {0};
@@ -181,19 +189,14 @@ static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
     assert_int_equal(selftest_run(&test, &err), ERR_NUMERICAL);
     assert_non_null(strstr(err.message, "drawn beside others"));
     errs_drawn = false;
-    engine->be->op = honest;
-    engine_close(engine);
+    lying_close(engine);
 }
 
 static void self_test_measures_how_far_drawn_tokens_lie_from_prompts(void **state)
 {
     (void)state;
     const struct engine_options o = harness_options(harness_dir);
-    struct engine *engine = harness_open(&o);
-    honest = engine->be->op;
-    struct backend_ops lying = *honest;
-    lying.finish = lying_finish;
-    engine->be->op = &lying; /* the engine thread is idle */
+    struct engine *const engine = lying_open(&o);
     engine->be->phases_apart = true;
     const struct selftest test = selftest_of(engine);
     struct err err = {0};
@@ -206,8 +209,7 @@ static void self_test_measures_how_far_drawn_tokens_lie_from_prompts(void **stat
     assert_int_equal(selftest_apart(&test, &difference, &err), ERR_OK);
     assert_true(fabsf(difference - 0.5F) < 0.01F);
     drawn_apart = 0;
-    engine->be->op = honest;
-    engine_close(engine);
+    lying_close(engine);
 }
 
 static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
@@ -215,18 +217,13 @@ static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
     (void)state;
     struct engine_options o = harness_options(harness_dir);
     o.backend.fast_math = true;
-    struct engine *engine = harness_open(&o);
-    honest = engine->be->op;
-    struct backend_ops lying = *honest;
-    lying.finish = lying_finish;
-    engine->be->op = &lying; /* the engine thread is idle */
+    struct engine *const engine = lying_open(&o);
     const struct selftest test = selftest_of(engine);
     struct err err = {0};
     errs_beside = errs_in_chunks = true;
     assert_int_equal(selftest_run(&test, &err), ERR_OK);
     errs_beside = errs_in_chunks = false;
-    engine->be->op = honest;
-    engine_close(engine);
+    lying_close(engine);
     char *const sick = tiny_model(HARNESS_VOCAB, 20);
     o.model_dir = sick;
     assert_not_opened(&o, ERR_NUMERICAL, "log-probability nan at position 20");

@@ -133,6 +133,22 @@ static void a_scope_keeps_its_pages_to_itself(void **state)
     engine_close(engine);
 }
 
+enum { N_ANSWER = 12, N_FOLLOW_UP = N_IDS + N_ANSWER };
+
+/* Runs a request that goes on where the first ended, prompt and answer. */
+static struct request *follow_up(struct engine *engine, const struct request *first)
+{
+    int32_t *const ids = malloc(N_FOLLOW_UP * sizeof *ids);
+    assert_non_null(ids);
+    memcpy(ids, first->item[0].ids, N_IDS * sizeof *ids);
+    memcpy(ids + N_IDS, first->item[0].out_id, N_ANSWER * sizeof *ids);
+    struct request *const next = harness_generation(1, 3);
+    assert_int_equal(request_set_item(next, 0, ids, N_FOLLOW_UP, engine_model(engine), NULL),
+                     ERR_OK);
+    harness_run(engine, next);
+    return next;
+}
+
 /* A later request that goes on where one ended finds its prompt and its answer. */
 static void follow_ups_reuse_prompt_and_answer(void **state)
 {
@@ -140,15 +156,8 @@ static void follow_ups_reuse_prompt_and_answer(void **state)
     struct engine *const engine = harness_open_as(state, &options);
     struct request *const first = samples(engine, 2, 1);
     harness_run(engine, first);
-    enum { N = N_IDS + 12 };
-    int32_t *const ids = malloc(N * sizeof *ids);
-    assert_non_null(ids);
-    memcpy(ids, first->item[0].ids, N_IDS * sizeof *ids);
-    memcpy(ids + N_IDS, first->item[0].out_id, 12 * sizeof *ids);
-    struct request *const next = harness_generation(1, 3);
-    assert_int_equal(request_set_item(next, 0, ids, N, engine_model(engine), NULL), ERR_OK);
-    harness_run(engine, next);
-    assert_int_equal(next->item[0].n_cached, (N - 2) / KV_PAGE * KV_PAGE);
+    struct request *const next = follow_up(engine, first);
+    assert_int_equal(next->item[0].n_cached, (N_FOLLOW_UP - 2) / KV_PAGE * KV_PAGE);
     request_release(first);
     request_release(next);
     engine_close(engine);
@@ -164,16 +173,10 @@ static void pages_with_drawn_tokens_are_nobody_else_s(void **state)
     apart_begin(engine);
     struct request *const first = samples(engine, 2, 1);
     harness_run(engine, first);
-    enum { N = N_IDS + 12 };
     for (int t = 0; t < 2; t++) { /* the second time it finds its own prompt */
-        int32_t *const ids = malloc(N * sizeof *ids);
-        assert_non_null(ids);
-        memcpy(ids, first->item[0].ids, N_IDS * sizeof *ids);
-        memcpy(ids + N_IDS, first->item[0].out_id, 12 * sizeof *ids);
-        struct request *const next = harness_generation(1, 3);
-        assert_int_equal(request_set_item(next, 0, ids, N, engine_model(engine), NULL), ERR_OK);
-        harness_run(engine, next);
-        assert_int_equal(next->item[0].n_cached, (t == 0 ? N_IDS : N - 2) / KV_PAGE * KV_PAGE);
+        struct request *const next = follow_up(engine, first);
+        assert_int_equal(next->item[0].n_cached,
+                         (t == 0 ? N_IDS : N_FOLLOW_UP - 2) / KV_PAGE * KV_PAGE);
         request_release(next);
     }
     request_release(first);
