@@ -31,6 +31,7 @@ import ray.data
 
 FIGURES = "n_tokens,n_scored,n_unk,n_bytes,sum_logprob,perplexity,bits_per_byte"
 FAULT = re.compile(r"pkmserve: standard input:(\d+): (.*)")
+BATCHES_PER_FILE = 64  # of the output, at least
 ATTEMPTS = 3  # that a batch gets when pkmserve itself dies over it
 
 
@@ -176,11 +177,12 @@ def main():
     read = ray.data.read_parquet if is_parquet(args.input) else ray.data.read_json
     documents = read(args.input)
     # One core less than it computes with: reading and writing would wait for ever if workers had them all.
-    rows = documents.map_batches(
+    # Ray cuts files by bytes. Workers should get equal work: a batch each, also of one small file.
+    rows = documents.repartition(target_num_rows_per_block=args.batch).map_batches(
         Scorer, fn_constructor_args=(command, args.text_field, figures), batch_format="pyarrow",
         batch_size=args.batch, compute=ray.data.ActorPoolStrategy(size=args.workers),
         num_cpus=args.cpus - 1, num_gpus=args.gpus)
-    rows.write_parquet(args.output)
+    rows.write_parquet(args.output, min_rows_per_file=BATCHES_PER_FILE * args.batch)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_what_ends_pkmserve_is_told(corpus, tmp_path):
 @pytest.mark.skipif("SCALE" not in os.environ, reason="SCALE=1 measures one worker beside two")
 def test_two_workers_beside_one(tmp_path, capsys):
     """Prints; the time that pkmserve's workers compute, Ray's start left out by a second, longer corpus."""
-    sizes = (1000, 6000)
+    sizes = (1024, 5120)
     for n in sizes:
         lines = (json.dumps({"text": "It was a dark night, and the wind %d blew. " % i * 6}) for i in range(n))
         (tmp_path / ("%d.jsonl" % n)).write_text("\n".join(lines))
