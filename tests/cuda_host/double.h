@@ -45,7 +45,7 @@ struct environment {
     uint64_t random;   /* state */
     const char *hang;  /* waits take as long as this file is there. NULL: none does */
     const char *trace; /* trace.cc's file. NULL: none */
-    bool is_idle;      /* nothing is run, copied or filled */
+    bool is_idle;      /* nothing is run, copied or filled; what comes back is zeros */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;

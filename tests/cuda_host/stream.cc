@@ -35,11 +35,24 @@ double now_ms(void)
 
 void run_until(const struct mark *mark);
 
+/* Nothing is run, copied or filled, but what comes back to the host is zeros: they say that every
+ * trial of a kernel went well. */
+void work_run_idle(const struct work *work)
+{
+    if (work->kind != WORK_COPY || memory_kind(work->dst, 1) == MEMORY_DEVICE) {
+        return;
+    }
+    for (size_t i = 0; i < work->height; ++i) {
+        memory_fill(work->dst + i * work->dst_pitch, 0, work->width);
+    }
+}
+
 void work_run(const struct work *work)
 {
     const bool moves =
         work->kind == WORK_CALL || work->kind == WORK_COPY || work->kind == WORK_FILL;
     if (moves && environment_get()->is_idle) {
+        work_run_idle(work);
         return;
     }
     switch (work->kind) {

@@ -45,6 +45,7 @@ SMALL_FLAGS = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", 
                "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
 PARTS = ["prefill:1024", "score:1024", "decode:1,8,32,256"]
 SMALL_PARTS = ["prefill:32", "score:32", "decode:1,2"]
+LIBRARY = "cuBLASLt"  # kernels of its own, of which the double has but the call
 ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "q4": 0.5}
 
 
@@ -201,7 +202,8 @@ def count_steps(build, flags, parts, path):
     path.unlink(missing_ok=True)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PKMSERVE_", "CUDA_HOST_"))}
     env = {**clean, "PKMSERVE_CUDA_LIBRARY": str(library.absolute()), "NVTX_INJECTION64_PATH": "the double",
-           "CUDA_HOST_TRACE": str(path), "CUDA_HOST_IDLE": "1", "CUDA_HOST_MEMORY": "64G"}
+           "CUDA_HOST_TRACE": str(path), "CUDA_HOST_IDLE": "1", "CUDA_HOST_MEMORY": "64G",
+           "CUDA_HOST_SMS": str(constant("sm"))}
     done = subprocess.run([build / "tests/bench/bench_device", "--device", "cuda", "--seconds", "0.001", "--cold-mb",
                            "0", *flags, *parts], env=env, capture_output=True, text=True)
     if done.returncode != 0:
@@ -209,6 +211,8 @@ def count_steps(build, flags, parts, path):
     known = {}
 
     def name_of(name, offset, text):
+        if "libcublasLt" in name:
+            return LIBRARY
         if name not in known:
             known[name] = symbols(build / name)
         return known[name].get(offset, text)
@@ -263,23 +267,24 @@ def main_launch(op, usage):
     """The one that does the work: on tensor cores, or with dynamic shared memory, or else with most threads."""
     def weight(launch):
         kernel, _, threads, dynamic = launch
-        return kernel in usage and usage[kernel].mma, dynamic > 0, blocks_of(launch) * threads
+        on_tensor_cores = kernel == LIBRARY or (kernel in usage and usage[kernel].mma)
+        return on_tensor_cores, dynamic > 0, blocks_of(launch) * threads
     return max(op.launches, key=weight)
 
 
 def op_us(op, record, shape, usage):
     n_sm = constant("sm")
     launch = main_launch(op, usage)
-    n_block = blocks_of(launch)
+    by_library = launch[0] == LIBRARY
+    n_block = n_sm if by_library else blocks_of(launch)
     taken = usage.get(launch[0])
     slots = n_sm * (max(1, blocks_per_sm(taken, launch[2], launch[3])) if taken else 1)
     bytes_, flops = op_cost(op, record, shape)
     bytes_ += (len(op.launches) - 1) * op.rows * max(op.cols, op.inner) * (6 if op.op == "linear" else 0)
     draw = min(constant("bandwidth"), min(n_block, n_sm) * constant("sm_bandwidth"))
-    library = any("cublas" in each[0].lower() for each in op.launches)
-    rate = constant("cublaslt" if library else "mma" if taken and taken.mma else "f32")
+    rate = constant("cublaslt" if by_library else "mma" if taken and taken.mma else "f32")
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
-    work = max(bytes_ / draw, flops / (rate * (1 if library else fill))) * 1e6
+    work = max(bytes_ / draw, flops / (rate * fill)) * 1e6
     fixed = constant("node_us") + constant("latency_us")
     return len(op.launches) * fixed + CHAIN_US.get(op.op, 0) + work, bytes_
 
@@ -305,7 +310,8 @@ def described(op):
 def summary_rows(counted, shape, usage):
     for record, step in counted:
         us, floor = step_us(step, record, shape, usage), floor_us(record)
-        few = sum(op.n * sum(blocks_of(each) < constant("sm") / 2 for each in op.launches) for op in step.ops)
+        few = sum(op.n * sum(each[0] != LIBRARY and blocks_of(each) < constant("sm") / 2 for each in op.launches)
+                  for op in step.ops)
         yield ("%s of %d" % (record["part"], record["rows"]), "%d" % step.nodes, "graph" if step.is_graph else "eager",
                "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f + %.1f" % (step.up / 1e3, step.down / 1e3),
                "%.0f" % floor, "%.0f" % us, "%.0f %%" % (100 * floor / us))
@@ -335,8 +341,8 @@ def op_rows(step, record, shape, usages):
             kernel, grid, threads, dynamic = launch
             taken = [usage.get(kernel) for _, usage in usages]
             is_main = launch is main_launch(op, first)
-            yield (described(op) if i == 0 else "", "%d" % op.n, "`%s`" % kernel, "%s × %d" % (
-                "×".join(str(n) for n in grid if n > 1) or "1", threads),
+            yield (described(op) if i == 0 else "", "%d" % op.n, "`%s`" % kernel,
+                "-" if kernel == LIBRARY else "%s × %d" % ("×".join(str(n) for n in grid if n > 1) or "1", threads),
                 " / ".join("%d" % u.registers if u else "-" for u in taken) or "-",
                 "%.1f" % (((taken[0].shared if taken and taken[0] else 0) + dynamic) / 1024),
                 " / ".join("%d" % u.spills if u else "-" for u in taken) or "-",
@@ -394,7 +400,7 @@ def main(argv):
     else:
         print(text, end="")
     unknown = {launch[0] for _, step in counted for op in step.ops for launch in op.launches
-               if any(usage and launch[0] not in usage for _, usage in usages) and "cublas" not in launch[0].lower()}
+               if any(usage and launch[0] not in usage for _, usage in usages) and launch[0] != LIBRARY}
     if unknown:
         sys.exit("gpu-count: ptxas says nothing of %s: make gpu-count compiles them" % ", ".join(sorted(unknown)))
 
