@@ -260,17 +260,28 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
                          struct tensor v_pages, const struct step_view *view,
                          const struct span_shape *shape);
 
+/* linear.cu. Where a product's result goes: to y, or, as the next product alone reads it, to a room for
+ * rounded rows where there is one. */
+enum linear_result { LINEAR_TO_Y, LINEAR_TO_PRODUCT };
+
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
  * (any floating type). weight_new calls linear_reserve for each matrix before it is packed: it says
  * whether it is to be row-major, and makes room on the device for the rows of a call, at addresses
  * that change when a wider matrix comes, so the device must be idle then and no graph be kept.
  * close calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
-                 struct tensor bias, enum act act);
+                 struct tensor bias, enum act act, enum linear_result result);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);
 void linear_release(struct cuda *cu);
+
+/* Results that only a product reads are left rounded to BF16, as it would round them, by the op that computes
+ * them: in steps of requests, where cuBLASLt multiplies. An op gets room for y's rows [y.rows, y.cols]
+ * without gaps, or NULL: then it leaves them in F32 alone, and the product rounds them. What is in the room
+ * counts for the op that is launched next and for no other: run (launch.cu) calls linear_next. */
+uint16_t *linear_room(struct cuda *cu, struct tensor y);
+void linear_next(struct cuda *cu);
 
 /* linear_lt.cu. Opens cuBLASLt as cu->lt: with fast math before any weight is made, else when the
  * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do

@@ -9,6 +9,7 @@ static void run(struct backend *be, const char *op, struct tensor y, const struc
                 const Launch &launch)
 {
     struct cuda *const cu = cuda_of(be);
+    linear_next(cu);
     if (!graphs_launch(cu, y.rows)) {
         return;
     }
@@ -82,16 +83,22 @@ void launch_gate(struct backend *be, struct tensor y, struct tensor x, struct te
 
 /* ---- linear layers -------------------------------------------------------------------------- */
 
+static void linear_to(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
+                      struct tensor bias, enum act act, enum linear_result result)
+{
+    run(be, "linear", y, w, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act, result); });
+}
+
 void launch_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                    struct tensor bias, enum act act)
 {
-    run(be, "linear", y, w, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act); });
+    linear_to(be, y, x, w, bias, act, LINEAR_TO_Y);
 }
 
 void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
                 const struct ffn *ffn)
 {
-    launch_linear(be, hidden, x, ffn->up, ffn->up_bias, ffn->act);
+    linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act, LINEAR_TO_PRODUCT);
     launch_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
 }
 

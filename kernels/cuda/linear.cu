@@ -177,6 +177,7 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
     enum err_code code =
         reserve(cu, &state->x, &state->x_bytes, pass_rows(n_in) * prepared_row_bytes(n_in),
                 "rows of matrix products", err);
+    const int64_t n_room = round_up(cu->be.n_tok_good, LT_ROWS);
     w->is_row_major = cu->is_fast;
     if (code == ERR_OK && !cu->is_fast && w->head.dtype == DTYPE_BF16) {
         code = linear_lt_takes(cu, &w->head, lt_pass_rows(cu, n_in, n_out), &w->is_row_major, err);
@@ -185,6 +186,13 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
         code = reserve(cu, &state->y, &state->y_bytes,
                        LT_ROWS * n_out * static_cast<int64_t>(sizeof(float)),
                        "few rows of matrix products", err);
+        for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && n_in % LINEAR_BLOCK_BF16 == 0; i++) {
+            void *room = state->room[i];
+            code = reserve(cu, &room, &state->room_bytes[i],
+                           n_room * n_in * static_cast<int64_t>(sizeof(uint16_t)),
+                           "rounded rows of matrix products", err);
+            state->room[i] = static_cast<uint16_t *>(room);
+        }
     }
     return code;
 }
@@ -194,6 +202,9 @@ void linear_release(struct cuda *cu)
     if (cu->linear != NULL) {
         (void)cudaFree(cu->linear->x);
         (void)cudaFree(cu->linear->y);
+        for (uint16_t *room : cu->linear->room) {
+            (void)cudaFree(room);
+        }
         free(cu->linear);
         cu->linear = NULL;
     }
@@ -255,23 +266,32 @@ __global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_i
 
 } // namespace
 
-static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
+static void round_rows(struct cuda *cu, void *to, const struct linear_args *args, int64_t n_row,
+                       int k_padded)
 {
-    const float *const x = static_cast<const float *>(args->x);
-    const int n_piece = k_padded / (round ? 8 : 4);
-    const int64_t n_row =
-        round && args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok;
+    const int n_piece = k_padded / 8;
     const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
                     static_cast<unsigned>(n_row));
-    if (round) {
-        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
-               static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_tok, args->n_in,
-               n_piece, args->x_is_aligned);
-    } else {
-        LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
-               static_cast<float4 *>(cu->linear->x), x, args->x_stride, args->n_in, n_piece);
-    }
+    LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu), static_cast<uint4 *>(to),
+           static_cast<const float *>(args->x), args->x_stride, args->n_tok, args->n_in, n_piece,
+           args->x_is_aligned);
     cuda_check(cu, "linear");
+}
+
+static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
+{
+    if (round) {
+        round_rows(cu, cu->linear->x, args,
+                   args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok, k_padded);
+    } else {
+        const int n_piece = k_padded / 4;
+        const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
+                        static_cast<unsigned>(args->n_tok));
+        LAUNCH(linear_pad, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
+               static_cast<float4 *>(cu->linear->x), static_cast<const float *>(args->x),
+               args->x_stride, args->n_in, n_piece);
+        cuda_check(cu, "linear");
+    }
     args->x = cu->linear->x;
     args->x_stride = k_padded;
     args->x_is_aligned = true;
@@ -288,6 +308,46 @@ static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype,
     if (round || !args->x_is_aligned || !is_whole) {
         prepare_rows(cu, args, round, k_padded);
     }
+}
+
+/* ---- rounded rows ---------------------------------------------------------------------------- */
+
+uint16_t *linear_room(struct cuda *cu, struct tensor y)
+{
+    struct linear_state *const state = cu->linear;
+    if (state == NULL || cu->is_drawn || cu->avoids_lt || y.cols % LINEAR_BLOCK_BF16 != 0) {
+        return NULL;
+    }
+    const int64_t bytes =
+        round_up(y.rows, LT_ROWS) * y.cols * static_cast<int64_t>(sizeof(uint16_t));
+    const int at = state->next_room;
+    if (static_cast<size_t>(bytes) > state->room_bytes[at]) {
+        return NULL;
+    }
+    state->next_room = (at + 1) % LINEAR_ROOMS;
+    state->leaving = {.of = y.data,
+                      .of_stride = y.stride,
+                      .rows = y.rows,
+                      .cols = y.cols,
+                      .data = state->room[at]};
+    return state->room[at];
+}
+
+void linear_next(struct cuda *cu)
+{
+    if (cu->linear != NULL) {
+        cu->linear->ready = cu->linear->leaving;
+        cu->linear->leaving = {};
+    }
+}
+
+/* x rounded, if the op before has left it so. Of x itself nothing is read then. */
+static const uint16_t *rounded_of(const struct linear_state *state, struct tensor x)
+{
+    const struct linear_rounded *const r = &state->ready;
+    const bool is_x = r->of != NULL && r->of == x.data && r->of_stride == x.stride &&
+                      r->rows == x.rows && r->cols == x.cols;
+    return is_x ? r->data : NULL;
 }
 
 /* ---- the op --------------------------------------------------------------------------------- */
@@ -322,6 +382,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
+        .rounded = NULL,
         .is_row_major = is_row_major,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
         .starts_early = cu->overlaps,
@@ -334,44 +395,66 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
     struct linear_args part = *call;
     part.y += first * call->y_stride;
     part.x = static_cast<const float *>(call->x) + first * call->x_stride;
+    part.rounded = call->rounded == NULL ? NULL : call->rounded + first * call->n_out;
     part.n_tok = static_cast<int>(n);
     return part;
 }
 
-/* As many rows as the memory for prepared ones holds. */
-static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dtype dtype, bool few,
-                        bool by_lt)
+/* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or NULL. */
+static void linear_pass(struct cuda *cu, const struct linear_args *args, const uint16_t *x_rounded,
+                        enum dtype dtype, bool few, bool by_lt)
 {
     struct linear_args prepared = *args;
-    if (by_lt) {
+    if (x_rounded != NULL) {
+        prepared.x = x_rounded;
+        prepared.x_stride = args->n_in;
+        prepared.x_is_aligned = true;
+    } else if (by_lt) {
         prepare(cu, &prepared, dtype, false);
-        if (linear_lt_run(cu, &prepared, dtype)) {
-            return;
-        }
-        prepared = *args; /* slower, but right */
     }
+    if (by_lt && linear_lt_run(cu, &prepared, dtype)) {
+        return;
+    }
+    /* Slower, but right. */
     const bool for_few = few || (dtype == DTYPE_F32 && args->is_row_major);
-    prepare(cu, &prepared, dtype, for_few);
-    if (for_few) {
+    if (x_rounded == NULL) {
+        prepared = *args;
+        prepare(cu, &prepared, dtype, for_few);
+    }
+    if (for_few && x_rounded == NULL) {
         gemv(cu, &prepared, dtype);
     } else {
         gemm(cu, &prepared, dtype);
     }
+    if (args->rounded != NULL) {
+        struct linear_args y = *args;
+        y.x = args->y;
+        y.x_stride = args->y_stride;
+        y.n_in = args->n_out;
+        y.x_is_aligned = false;
+        round_rows(cu, args->rounded, &y, args->n_tok, args->n_out);
+    }
 }
 
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
-                 struct tensor bias, enum act act)
+                 struct tensor bias, enum act act, enum linear_result result)
 {
-    const struct linear_args call = args_of(cu, y, x, w, bias, act);
+    struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
     const bool by_lt = call.is_row_major && !cu->avoids_lt && (cu->is_fast ? !few : !cu->is_drawn);
     const int64_t n_pass =
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
           cu->linear->x_bytes >= static_cast<size_t>(n_pass * prepared_row_bytes(w->cols)));
+    const uint16_t *const x_rounded =
+        w->dtype == DTYPE_BF16 ? rounded_of(cu->linear, x) : static_cast<const uint16_t *>(NULL);
+    const bool is_after = by_lt && act == ACT_GELU && y.stride % 4 == 0 &&
+                          reinterpret_cast<uintptr_t>(y.data) % 16 == 0; /* a pass over y */
+    call.rounded = result == LINEAR_TO_PRODUCT && is_after ? linear_room(cu, y) : NULL;
     for (int64_t first = 0; first < y.rows; first += n_pass) {
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
-        linear_pass(cu, &part, w->dtype, few, by_lt && !cu->avoids_lt);
+        linear_pass(cu, &part, x_rounded == NULL ? NULL : x_rounded + first * w->cols, w->dtype,
+                    few, by_lt && !cu->avoids_lt);
     }
 }

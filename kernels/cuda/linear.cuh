@@ -67,6 +67,7 @@ struct linear_args {
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
+    uint16_t *rounded; /* by cuBLASLt, instead of y: [n_tok, n_out] BF16; NULL: to y */
     bool is_row_major; /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
@@ -99,8 +100,22 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
  * kernels. */
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
+/* What an op left in a room for rounded rows: those of a tensor at this address. */
+struct linear_rounded {
+    const void *of; /* NULL: none */
+    int64_t of_stride, rows, cols;
+    const uint16_t *data; /* [rows and what is missing of LT_ROWS, cols] */
+};
+
+enum { LINEAR_ROOMS = 2 }; /* they take turns: an op reads one and fills the other */
+
 struct linear_state {
-    void *x; /* Owner: device memory for a pass of prepared rows */
+    uint16_t *room[LINEAR_ROOMS]; /* Owner: device memory for rounded rows */
+    size_t room_bytes[LINEAR_ROOMS];
+    int next_room;
+    struct linear_rounded ready;   /* by the op before */
+    struct linear_rounded leaving; /* by this op */
+    void *x;                       /* Owner: device memory for a pass of prepared rows */
     size_t x_bytes;
     void *y; /* Owner: device memory for LT_ROWS rows of F32 results, with cuBLASLt */
     size_t y_bytes;

@@ -15,7 +15,8 @@
  * asked for).
  *
  * Bias and ReLU are done by its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass
- * over y after it, as cuBLASLt's GELU is the approximation by tanh.
+ * over y after it, as cuBLASLt's GELU is the approximation by tanh. That pass leaves BF16 where the next
+ * product alone reads it.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Describing a product takes the host longer than a launch, so what was described is
@@ -278,6 +279,19 @@ static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args 
 namespace
 {
 
+/* rounded = gelu(y) as BF16, one thread per four values of a row, rows in grid.y. Moves 6 bytes per value. */
+__global__ void linear_gelu_round(uint2 *rounded, const float *y, int64_t y_stride, int n_out)
+{
+    const int out = 4 * static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    grid_wait();
+    if (out < n_out) {
+        const float4 z = *reinterpret_cast<const float4 *>(y + blockIdx.y * y_stride + out);
+        rounded[(static_cast<int64_t>(blockIdx.y) * n_out + out) / 4] =
+            make_uint2(bf16_pair(linear_finish(z.x, 0, ACT_GELU), linear_finish(z.y, 0, ACT_GELU)),
+                       bf16_pair(linear_finish(z.z, 0, ACT_GELU), linear_finish(z.w, 0, ACT_GELU)));
+    }
+}
+
 /* y = gelu(y), one thread per value of a row, rows in grid.y. Moves 8 bytes per value. */
 __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
 {
@@ -409,7 +423,12 @@ bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype d
         give_up(cu, args, status);
         return false;
     }
-    if (args->act == ACT_GELU) {
+    if (args->rounded != NULL) {
+        LAUNCH(linear_gelu_round, grid_by_rows(args->n_out / 4, args->n_tok), dim3(256), 0,
+               cuda_queue(cu), reinterpret_cast<uint2 *>(args->rounded), args->y, args->y_stride,
+               args->n_out);
+        cuda_check(cu, "linear");
+    } else if (args->act == ACT_GELU) {
         LAUNCH(linear_gelu, grid_by_rows(args->n_out, args->n_tok), dim3(256), 0, cuda_queue(cu),
                args->y, args->y_stride, args->n_out);
         cuda_check(cu, "linear");

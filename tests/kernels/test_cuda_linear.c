@@ -467,9 +467,56 @@ static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
     free(bits[1]);
 }
 
+/* Whether op_ffn's y has the bits of two products one after another, and whether the activation went to the
+ * second rounded to BF16: then its F32 memory still holds the first one's sums, some below GELU's least. */
+static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded)
+{
+    const struct shape back = {shape->n_tok, shape->n_out, shape->n_in, shape->shift};
+    struct product up;
+    struct product down;
+    product_open(&up, be, *shape, DTYPE_BF16);
+    product_open(&down, be, back, DTYPE_BF16);
+    op_linear(be, up.y, up.x, up.w, up.bias, act);
+    op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
+    uint32_t *const apart = product_bits(&down, be);
+    const struct ffn ffn = {
+        .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
+    op_ffn(be, down.y, up.y, up.x, &ffn);
+    uint32_t *const together = product_bits(&down, be);
+    assert_int_equal(n_unequal(apart, together, back), 0);
+    float *const hidden = (float *)product_bits(&up, be);
+    float least = 0;
+    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
+        least = isfinite(hidden[i]) && hidden[i] < least ? hidden[i] : least;
+    }
+    assert_int_equal(least < -0.2f, is_rounded);
+    free(apart);
+    free(together);
+    free(hidden);
+    product_close(&up, be);
+    product_close(&down, be);
+}
+
+/* Few rows, several calls of cuBLASLt, more rows than there is room for, hidden rows at odd addresses or of
+ * a width that has no whole blocks. */
+static void test_an_activation_is_rounded_once(void **state)
+{
+    (void)state;
+    struct backend *const be = cuda_open_double(LT, "g");
+    /* The room is for 512 rows of the widest so far. */
+    check_ffn(be, &(struct shape){600, 32, 64, 0}, ACT_GELU, false);
+    check_ffn(be, &(struct shape){3, 32, 64, 0}, ACT_GELU, true);
+    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_GELU, true);
+    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_RELU, false);
+    check_ffn(be, &(struct shape){20, 32, 64, 1}, ACT_GELU, false);
+    check_ffn(be, &(struct shape){20, 32, 68, 0}, ACT_GELU, false);
+    backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
         cmocka_unit_test_setup(test_pieces_have_the_bits_of_the_whole, usual_device),
         cmocka_unit_test_setup(test_fast_math_is_close_to_ref, usual_device),
         cmocka_unit_test_setup(test_fast_math_takes_rows_at_any_address, usual_device),
