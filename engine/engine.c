@@ -306,56 +306,43 @@ static enum err_code compare_identity(struct engine *engine, const struct selfte
     return ERR_OK;
 }
 
-/* Of log-probabilities of drawn tokens and of the same ones in a prompt, in the mean: last bits, and what
- * roundings to BF16 and slots at the edge of a selection make of them, are far below. */
-static const float APART_MAX = 0.25F;
-
-/* Whether they lie no further apart. */
-static enum err_code compare_kinds(const struct selftest *test, struct err *err)
-{
-    float difference = 0;
-    if (selftest_apart(test, &difference, err) != ERR_OK) {
-        return err->code;
-    }
-    log_event(LEVEL_INFO, "prompts_and_drawn", "mean_difference=%.3g allowed=%.3g",
-              (double)difference, (double)APART_MAX);
-    if (!(difference <= APART_MAX)) {
-        return err_set(err, ERR_NUMERICAL,
-                       "self-test: log-probabilities of prompts and of drawn tokens differ by %.3g "
-                       "in the mean, more than the %.3g of rounding",
-                       (double)difference, (double)APART_MAX);
-    }
-    return ERR_OK;
-}
-
-/* The self-test and the probe. */
+/* The warm-up, the self-test and the probe. */
 static enum err_code test_backend(struct engine *engine, const struct selftest *test,
                                   struct err *err)
 {
-    if (selftest_run(test, err) != ERR_OK ||
-        (test->be->uses_library && compare_kinds(test, err) != ERR_OK)) {
+    const int64_t begin_us = clock_now_us();
+    begin_phase(engine, "warmup");
+    if (selftest_warm_up(test, err) != ERR_OK) {
         return err->code;
     }
-    return compare_identity(engine, test, err);
+    const int64_t warm_us = clock_now_us();
+    engine->stats.startup_warmup_s += (double)(warm_us - begin_us) * 1e-6;
+    begin_phase(engine, "selftest");
+    enum err_code code = selftest_run(test, err);
+    code = code == ERR_OK ? compare_identity(engine, test, err) : code;
+    engine->stats.startup_selftest_s += (double)(clock_now_us() - warm_us) * 1e-6;
+    return code;
 }
 
-/* Likewise; where it fails with a library, once more without. */
+/* Likewise; where it fails with fast paths, once more without. */
 static enum err_code test_backends(struct engine *engine, const struct selftest *test,
                                    struct err *err)
 {
-    struct backend *const be = engine->be;
-    const enum err_code code = test_backend(engine, test, err);
-    if ((code != ERR_NUMERICAL && code != ERR_FORMAT) || !be->uses_library) {
+    const int64_t begin_us = clock_now_us();
+    begin_phase(engine, "selftest");
+    enum err_code code = selftest_fast_paths(test, err);
+    engine->stats.startup_selftest_s = (double)(clock_now_us() - begin_us) * 1e-6;
+    code = code == ERR_OK ? test_backend(engine, test, err) : code;
+    if ((code != ERR_NUMERICAL && code != ERR_FORMAT) || !selftest_leave_fast_paths(test)) {
         return code;
     }
     char why[2 * sizeof err->message];
-    be->op->fall_back(be);
-    log_event(LEVEL_WARN, "own_kernels", "why=%s", log_quote(why, sizeof why, err->message));
+    log_event(LEVEL_WARN, "fast_paths_off", "why=%s", log_quote(why, sizeof why, err->message));
     *err = (struct err){0};
     return test_backend(engine, test, err);
 }
 
-/* Runs the warm-up and the self-test and measures their times. */
+/* Runs what comes before the first request. */
 static enum err_code prepare(struct engine *engine, struct err *err)
 {
     const struct selftest test = {
@@ -367,20 +354,12 @@ static enum err_code prepare(struct engine *engine, struct err *err)
         .context = engine_context(engine->options.max_model_len),
         .fast_math = engine->options.backend.fast_math,
     };
-    const int64_t begin_us = clock_now_us();
-    begin_phase(engine, "warmup");
-    if (selftest_warm_up(&test, err) != ERR_OK) {
-        return err->code;
-    }
-    const int64_t warm_us = clock_now_us();
-    engine->stats.startup_warmup_s = (double)(warm_us - begin_us) * 1e-6;
-    if (!engine->be->is_host) { /* its driver takes memory for graphs and for code that it loads */
+    const enum err_code code = test_backends(engine, &test, err);
+    if (code == ERR_OK &&
+        !engine->be->is_host) { /* its driver takes memory for graphs and for code */
         log_event(LEVEL_INFO, "warm", "available_bytes=%lld",
                   (long long)engine->be->op->memory_available(engine->be));
     }
-    begin_phase(engine, "selftest");
-    const enum err_code code = test_backends(engine, &test, err);
-    engine->stats.startup_selftest_s = (double)(clock_now_us() - warm_us) * 1e-6;
     return code;
 }
 

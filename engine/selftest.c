@@ -1,6 +1,7 @@
 /* What runs before the first request: see selftest.h. */
 #include "engine/selftest.h"
 #include "engine/kvpages.h"
+#include "engine/log.h"
 
 #include <math.h>
 #include <string.h>
@@ -147,6 +148,12 @@ enum err_code selftest_warm_up(const struct selftest *test, struct err *err)
     return ERR_OK;
 }
 
+/* The first of a text's tokens that are drawn ones. */
+static int first_drawn(int n)
+{
+    return n > SELFTEST_DRAWN ? n - SELFTEST_DRAWN : 0;
+}
+
 /* Drawn tokens, where they are computed apart: the last ones of a text, row by row, alone, or with more
  * and more other sequences in the step, up to as many as may run, and with rows of a prompt between
  * the steps. */
@@ -155,7 +162,7 @@ static enum err_code run_drawn(const struct selftest *test, struct probe *probe,
 {
     const int n_page = kvpages_for(probe->n);
     const int n_vocab = model_info(test->model)->n_vocab;
-    const int first = probe->n > SELFTEST_DRAWN ? probe->n - SELFTEST_DRAWN : 0;
+    const int first = first_drawn(probe->n);
     const int n_free = test->n_page - n_page; /* the others have a page each */
     const int n_other_max = n_free < test->max_seqs - 1 ? n_free : test->max_seqs - 1;
     enum err_code code = run_rows(test, probe, 0, first, err);
@@ -203,22 +210,98 @@ static int text_length(const struct selftest *test)
     return n < test->context ? n : test->context;
 }
 
-enum err_code selftest_apart(const struct selftest *test, float *difference, struct err *err)
+/* Of log-probabilities, in the mean: last bits, and what roundings to BF16 and slots at the edge of a
+ * selection make of them, are far below. */
+static const float ROUNDING_MAX = 0.25F;
+
+/* What the text gives with the fast paths in use: as a prompt, and with its last tokens drawn. */
+struct trial {
+    struct probe prompt, drawn;
+};
+
+static enum err_code run_trial(const struct selftest *test, struct trial *trial, struct err *err)
 {
+    const int n_vocab = model_info(test->model)->n_vocab;
     const int n = text_length(test);
-    const int first = n > SELFTEST_DRAWN ? n - SELFTEST_DRAWN : 0;
-    struct probe prompt;
-    probe_begin(&prompt, n, 0, model_info(test->model)->n_vocab, 1);
-    struct probe drawn = prompt;
-    if (run_rows(test, &prompt, 0, n, err) != ERR_OK ||
-        run_drawn(test, &drawn, false, err) != ERR_OK) {
+    probe_begin(&trial->prompt, n, 0, n_vocab, 1);
+    probe_begin(&trial->drawn, n, 0, n_vocab, 1);
+    if (run_rows(test, &trial->prompt, 0, n, err) != ERR_OK) {
         return err->code;
     }
+    return test->be->phases_apart ? run_drawn(test, &trial->drawn, false, err) : ERR_OK;
+}
+
+static float mean_difference(const struct probe *a, const struct probe *b, int first)
+{
     float sum = 0;
-    for (int i = first; i < n; i++) {
-        sum += fabsf(prompt.logprob[i] - drawn.logprob[i]);
+    for (int i = first; i < a->n; i++) {
+        sum += fabsf(a->logprob[i] - b->logprob[i]);
     }
-    *difference = sum / (float)(n - first);
+    return sum / (float)(a->n - first);
+}
+
+/* Whether the path's results are those without it. */
+static bool is_as_without(const struct selftest *test, const struct fast_path *path,
+                          const struct trial *with, const struct trial *without)
+{
+    const size_t bytes = (size_t)with->prompt.n * sizeof(float);
+    const float prompt = mean_difference(&with->prompt, &without->prompt, 0);
+    const float drawn = test->be->phases_apart ? mean_difference(&with->drawn, &without->drawn,
+                                                                 first_drawn(with->drawn.n))
+                                               : 0;
+    const bool has_same_bits = memcmp(with->prompt.logprob, without->prompt.logprob, bytes) == 0 &&
+                               (!test->be->phases_apart ||
+                                memcmp(with->drawn.logprob, without->drawn.logprob, bytes) == 0);
+    const float allowed = path->is_exact ? 0 : ROUNDING_MAX;
+    const bool is_good =
+        path->is_exact ? has_same_bits : prompt <= allowed && drawn <= allowed; /* no NaN */
+    log_event(is_good ? LEVEL_INFO : LEVEL_WARN, is_good ? "fast_path" : "fast_path_off",
+              "name=%s prompts=%.3g drawn=%.3g allowed=%.3g", path->name, (double)prompt,
+              (double)drawn, (double)allowed);
+    return is_good;
+}
+
+bool selftest_leave_fast_paths(const struct selftest *test)
+{
+    struct backend *const be = test->be;
+    bool had_any = false;
+    for (int i = 0; i < be->n_fast_path; i++) {
+        had_any |= be->fast_path[i].is_used;
+        be->op->fast_path_use(be, i, false);
+    }
+    return had_any;
+}
+
+enum err_code selftest_fast_paths(const struct selftest *test, struct err *err)
+{
+    struct backend *const be = test->be;
+    bool is_wanted[FAST_PATH_MAX];
+    bool is_good[FAST_PATH_MAX] = {false};
+    for (int i = 0; i < be->n_fast_path; i++) {
+        is_wanted[i] = be->fast_path[i].is_used;
+    }
+    struct trial without;
+    if (test->fast_math || !selftest_leave_fast_paths(test)) {
+        return ERR_OK;
+    }
+    if (run_trial(test, &without, err) != ERR_OK) {
+        return err->code;
+    }
+    for (int i = 0; i < be->n_fast_path; i++) {
+        struct trial with;
+        if (!is_wanted[i]) {
+            continue;
+        }
+        be->op->fast_path_use(be, i, true);
+        if (run_trial(test, &with, err) != ERR_OK) {
+            return err->code;
+        }
+        is_good[i] = is_as_without(test, &be->fast_path[i], &with, &without);
+        be->op->fast_path_use(be, i, false);
+    }
+    for (int i = 0; i < be->n_fast_path; i++) {
+        be->op->fast_path_use(be, i, is_good[i]);
+    }
     return ERR_OK;
 }
 

@@ -8,9 +8,8 @@
  * together with as many others as may run, with rows of prompts in between. All results of a kind
  * must be finite and agree to the bit; otherwise the results of this machine, build or model would
  * depend on which other requests run, and the engine does not start. With fast_math they may depend
- * on that, and only have to be finite. Where a library multiplies for the backend and this, the
- * distance of drawn tokens from those of prompts or the probe does not pass, the backend falls back to
- * its own kernels, and all is tested again.
+ * on that, and only have to be finite. Before it the fast paths that the backend has are tried one by
+ * one. Where the self-test or the probe does not pass with them, all is tested again without.
  *
  * The probe of model.sha256: what the model computed when it was made, against what it computes
  * here. */
@@ -36,9 +35,13 @@ enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
 /* Whether the backend computes the same bits for a text whole, in chunks and together with another, all of
  * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
-/* Of a backend with phases_apart: how far log-probabilities of drawn tokens lie from those of the same
- * tokens in a prompt, in the mean. Their kernels round otherwise; they do not compute something else. */
-enum err_code selftest_apart(const struct selftest *test, float *difference, struct err *err);
+/* Tries each fast path that the backend uses: a text is computed without any, as a prompt and as drawn
+ * tokens, then by the path. One that is exact must give the same bits, others log-probabilities that differ by
+ * no more in the mean than rounding explains. One that does not is left out, with a line in the log. An
+ * error of the device is returned. */
+enum err_code selftest_fast_paths(const struct selftest *test, struct err *err);
+/* Leaves all of them out; whether there were any. */
+bool selftest_leave_fast_paths(const struct selftest *test);
 /* Compares the results of the first n tokens with the stored ones, see identity_compare; as many of
  * the probe's tokens as a text may have here. */
 enum err_code selftest_identity(const struct selftest *test, const struct identity *identity,

@@ -65,13 +65,22 @@ struct backend_ops {
     /* Submits if that has not been done, waits for all ops since step_begin, makes the results
      * readable, reports the first failure. */
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
-    /* Where be->uses_library: ends that, for its own kernels. No step is open. Nothing elsewhere. */
-    void (*fall_back)(struct backend *be);
+    /* Computes by fast_path[i] from now on, or without it. No step is open. */
+    void (*fast_path_use)(struct backend *be, int i, bool is_used);
     /* Measures for about half a second. */
     void (*measure)(struct backend *be, struct machine_rate *rate);
 
     struct op_table compute; /* called by op.c alone */
 };
+
+/* A faster way to compute than the plainest one, for a device that may turn out to be none for it: the
+ * self-test compares its results with those without it. */
+struct fast_path {
+    const char *name; /* for the log and /info */
+    bool is_exact;    /* results have the same bits with it; else they differ by rounding */
+    bool is_used;
+};
+enum { FAST_PATH_MAX = 8 };
 
 struct backend {
     const struct backend_ops *op;
@@ -83,7 +92,8 @@ struct backend {
                          * where others may give other last bits. Written while weights are made */
     char warning[384];  /* one line, or "": what has slowed steps down since the backend was opened.
                          * Guard: the engine's thread, which logs it and empties it */
-    bool uses_library;  /* for rows of tokens that came in a request: see products */
+    struct fast_path fast_path[FAST_PATH_MAX];
+    int n_fast_path; /* that there are; weights that are made may bring one */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
@@ -100,6 +110,16 @@ struct backend {
     int capture_max;
     int64_t n_prepared; /* steps so far that ran as a graph. Guard: the engine's thread */
 };
+
+/* Whether a fast path is in use after which results differ by rounding. */
+static inline bool backend_rounds_otherwise(const struct backend *be)
+{
+    bool rounds = false;
+    for (int i = 0; i < be->n_fast_path; i++) {
+        rounds |= be->fast_path[i].is_used && !be->fast_path[i].is_exact;
+    }
+    return rounds;
+}
 
 struct backend_options {
     const char *device; /* "auto", "cpu", "cuda"; "ref" for tests */

@@ -127,7 +127,7 @@ static const struct backend_ops cpu_ops = {
     .submit = host_submit,
     .fetch = host_fetch,
     .finish = host_finish,
-    .fall_back = host_fall_back,
+    .fast_path_use = host_fast_path_use,
     .measure = cpu_measure,
     .compute = {OP_LIST(CPU_SLOT)},
 };

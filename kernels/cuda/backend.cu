@@ -230,6 +230,42 @@ static enum err_code read_device(struct cuda *cu, struct err *err)
     return ERR_OK;
 }
 
+/* ---- fast paths ------------------------------------------------------------------------------ */
+
+void cuda_fast_path(struct cuda *cu, const char *name, bool is_exact, bool *field)
+{
+    struct backend *const be = &cu->be;
+    for (int i = 0; i < be->n_fast_path; i++) {
+        if (cu->fast_path[i] == field) {
+            return;
+        }
+    }
+    CHECK(be->n_fast_path < FAST_PATH_MAX);
+    cu->fast_path[be->n_fast_path] = field;
+    be->fast_path[be->n_fast_path++] = {name, is_exact, *field};
+}
+
+void cuda_fast_path_end(struct cuda *cu, bool *field)
+{
+    *field = false;
+    for (int i = 0; i < cu->be.n_fast_path; i++) {
+        cu->be.fast_path[i].is_used = *cu->fast_path[i];
+    }
+}
+
+static void fast_path_use(struct backend *be, int i, bool is_used)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (be->fast_path[i].is_used == is_used) {
+        return;
+    }
+    graphs_forget(cu); /* they were recorded with it, or without */
+    *cu->fast_path[i] = be->fast_path[i].is_used = is_used;
+    if (cu->fast_path[i] == &cu->uses_lt) {
+        linear_lt_say(cu);
+    }
+}
+
 static enum err_code failed(const struct cuda *cu, struct err *err)
 {
     if (err != NULL) {
@@ -244,11 +280,11 @@ static enum err_code open_fast_math(struct cuda *cu, struct err *err)
 {
     struct err reason = {ERR_OK, ""};
     const enum err_code code =
-        cu->avoids_lt ? err_set(&reason, ERR_UNSUPPORTED, "PKMSERVE_CUDA_LT=0 asks for own kernels")
-                      : linear_lt_open(cu, &reason);
+        cu->uses_lt ? linear_lt_open(cu, &reason)
+                    : err_set(&reason, ERR_UNSUPPORTED, "PKMSERVE_CUDA_LT=0 asks for own kernels");
     if (code == ERR_UNSUPPORTED) {
         cu->is_fast = false;
-        cu->avoids_lt = true;
+        cu->uses_lt = false;
         (void)snprintf(cu->be.note, sizeof cu->be.note,
                        "fast math is left out, own kernels multiply: %.330s", reason.message);
         (void)snprintf(cu->be.products, sizeof cu->be.products, "own kernels: %.330s",
@@ -264,36 +300,35 @@ static enum err_code open_fast_math(struct cuda *cu, struct err *err)
     return code;
 }
 
-/* Whether PKMSERVE_CUDA_LT=0 says that own kernels multiply rows of requests, too. */
-static bool wants_own_products(void)
+/* Whether a variable of the environment, 0 or 1, says so. */
+static bool wants(const char *name, bool usual)
 {
-    const char *const setting = getenv("PKMSERVE_CUDA_LT");
-    return setting != NULL && strcmp(setting, "0") == 0;
+    const char *const setting = getenv(name);
+    return setting == NULL ? usual : strcmp(setting, usual ? "0" : "1") != 0 ? usual : !usual;
 }
 
-/* PKMSERVE_CUDA_OVERLAP=1: graph.cu. Off while nobody has measured it. A library built for older
- * devices alone is translated for a newer one without its grid_wait: it must not overlap there. */
-static void open_overlap(struct cuda *cu)
+/* Kernels that begin while the one before them ends: graph.cu. A library built for older devices alone is
+ * translated for a newer one without its grid_wait: it must not overlap there. A kernel that wants another
+ * share of a multiprocessor's memory as shared memory than the one before would have to wait for that to
+ * end, so all want most of it. */
+static enum err_code open_overlap(struct cuda *cu, struct err *err)
 {
-    const char *const setting = getenv("PKMSERVE_CUDA_OVERLAP");
-    if (setting == NULL || strcmp(setting, "1") != 0) {
-        return;
-    }
-    cu->overlaps = cu->sm_version >= SM_OVERLAP_MIN && cu->code_version >= SM_OVERLAP_MIN;
-    if (!cu->overlaps) {
+    const bool is_possible = cu->sm_version >= SM_OVERLAP_MIN && cu->code_version >= SM_OVERLAP_MIN;
+    cu->overlaps = is_possible && wants("PKMSERVE_CUDA_OVERLAP", true);
+    if (!is_possible && wants("PKMSERVE_CUDA_OVERLAP", false)) {
         const size_t used = strlen(cu->be.note);
         (void)snprintf(cu->be.note + used, sizeof cu->be.note - used,
                        "%skernels do not overlap: that needs a device of compute capability %d.%d "
                        "or newer, and a library built for such (CUDA_ARCH)",
                        used > 0 ? "; " : "", SM_OVERLAP_MIN / 10, SM_OVERLAP_MIN % 10);
     }
-}
-
-/* PKMSERVE_CUDA_SPLIT=1: pkm_search_mma.cu. Off while nobody has measured it. */
-static bool wants_split(void)
-{
-    const char *const setting = getenv("PKMSERVE_CUDA_SPLIT");
-    return setting != NULL && strcmp(setting, "1") == 0;
+    if (cu->overlaps) {
+        if (!cuda_ok(cu, cudaDeviceSetCacheConfig(cudaFuncCachePreferShared), "overlap")) {
+            return failed(cu, err);
+        }
+        cuda_fast_path(cu, "overlap", true, &cu->overlaps);
+    }
+    return ERR_OK;
 }
 
 static enum err_code open_parts(struct cuda *cu, const struct backend_options *options,
@@ -317,6 +352,7 @@ static enum err_code open_parts(struct cuda *cu, const struct backend_options *o
     cu->staging_bytes = STAGING_BYTES;
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
     code = code == ERR_OK ? trace_open(cu, err) : code;
+    code = code == ERR_OK ? open_overlap(cu, err) : code;
     return code == ERR_OK && cu->is_fast ? open_fast_math(cu, err) : code;
 }
 
@@ -362,7 +398,7 @@ static const struct backend_ops cuda_ops = {
     .submit = cuda_step_submit,
     .fetch = cuda_step_fetch,
     .finish = cuda_step_finish,
-    .fall_back = linear_lt_fall_back,
+    .fast_path_use = fast_path_use,
     .measure = measure_rates,
     .compute = {OP_LIST(LAUNCH_SLOT)},
 };
@@ -381,7 +417,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.phases_apart = true;
     cu->be.prefers_bf16 = true;
     cu->is_fast = options->fast_math;
-    cu->avoids_lt = wants_own_products();
+    cu->uses_lt = wants("PKMSERVE_CUDA_LT", true);
     cu->be.capture_max = CAPTURE_MAX;
     (void)snprintf(cu->be.name, sizeof cu->be.name, "cuda");
     const enum err_code code = open_parts(cu, options, err);
@@ -393,8 +429,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
                               strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0)) {
         cu->be.capture_max = 0;
     }
-    cu->splits = wants_split();
-    open_overlap(cu);
+    cu->splits = wants("PKMSERVE_CUDA_SPLIT", false);
     *be = &cu->be;
     return ERR_OK;
 }

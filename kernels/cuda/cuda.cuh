@@ -188,7 +188,7 @@ struct cuda {
     bool overlaps;               /* kernels: see launch_queue */
     bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
     bool is_fast;                /* fast math: products may depend on the number of rows */
-    bool avoids_lt;              /* own kernels multiply: asked for, or cuBLASLt fails */
+    bool uses_lt;                /* where it may; else own kernels multiply */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
     struct linear_lt *lt;        /* Owner: cuBLASLt; NULL: it is not open */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
@@ -199,8 +199,9 @@ struct cuda {
     int n_shared;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */
     size_t staging_bytes;
-    cudaEvent_t staging_read[2]; /* recorded when the device has read a half */
-    struct err failure;          /* the first one; code ERR_OK while all is well */
+    cudaEvent_t staging_read[2];    /* recorded when the device has read a half */
+    bool *fast_path[FAST_PATH_MAX]; /* be.fast_path's: the field that says whether it is used */
+    struct err failure;             /* the first one; code ERR_OK while all is well */
 };
 
 static inline struct cuda *cuda_of(struct backend *be)
@@ -220,6 +221,11 @@ bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op);
 /* cuda_ok of cudaGetLastError(): after each launch. */
 void cuda_check(struct cuda *cu, const char *op);
 void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *what);
+
+/* Adds to be.fast_path what field, of cu, says the use of; once. */
+void cuda_fast_path(struct cuda *cu, const char *name, bool is_exact, bool *field);
+/* Ends its use for good. */
+void cuda_fast_path_end(struct cuda *cu, bool *field);
 
 /* Lets op's kernel use so many bytes of dynamic shared memory; false after a failure. What a kernel
  * may use never shrinks: a graph that was captured needs what it needed then. Kernels that may have
@@ -287,7 +293,7 @@ void linear_next(struct cuda *cu);
  * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do
  * about it and leaves cu->lt NULL. close takes NULL. */
 enum err_code linear_lt_open(struct cuda *cu, struct err *err);
-void linear_lt_fall_back(struct backend *be); /* of the table */
+void linear_lt_say(struct cuda *cu); /* who multiplies, in be.products */
 void linear_lt_close(struct cuda *cu);
 
 /* pkm_search.cu */

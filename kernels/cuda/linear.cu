@@ -315,7 +315,7 @@ static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype,
 uint16_t *linear_room(struct cuda *cu, struct tensor y)
 {
     struct linear_state *const state = cu->linear;
-    if (state == NULL || cu->is_drawn || cu->avoids_lt || y.cols % LINEAR_BLOCK_BF16 != 0) {
+    if (state == NULL || cu->is_drawn || !cu->uses_lt || y.cols % LINEAR_BLOCK_BF16 != 0) {
         return NULL;
     }
     const int64_t bytes =
@@ -441,7 +441,7 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
 {
     struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
-    const bool by_lt = call.is_row_major && !cu->avoids_lt && (cu->is_fast ? !few : !cu->is_drawn);
+    const bool by_lt = call.is_row_major && cu->uses_lt && (cu->is_fast ? !few : !cu->is_drawn);
     const int64_t n_pass =
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
@@ -455,6 +455,6 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
         linear_pass(cu, &part, x_rounded == NULL ? NULL : x_rounded + first * w->cols, w->dtype,
-                    few, by_lt && !cu->avoids_lt);
+                    few, by_lt && cu->uses_lt);
     }
 }

@@ -272,17 +272,33 @@ __attribute__((format(printf, 2, 3))) static void say(struct cuda *cu, const cha
     va_end(args);
 }
 
-static void say_choice(struct cuda *cu, const struct lt_shape *shape, const char *why)
+static void say_choice(struct cuda *cu, const struct lt_shape *shape)
 {
     const struct linear_lt *const lt = cu->lt;
     if (!shape->is_taken) {
-        say(cu, "; %dx%d own kernels%s", shape->n_out, shape->k, why);
+        say(cu, "; %dx%d own kernels%s", shape->n_out, shape->k,
+            shape->is_untried ? " (no memory to try others)" : "");
         return;
     }
     say(cu, "; %dx%d %u/%u/%u", shape->n_out, shape->k,
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_ID),
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_TILE_ID),
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_STAGES_ID));
+}
+
+void linear_lt_say(struct cuda *cu)
+{
+    struct linear_lt *const lt = cu->lt;
+    cu->be.products[0] = '\0';
+    if (!cu->uses_lt) {
+        say(cu, "own kernels: cuBLASLt %zu does not pass the self-test",
+            lt->library.cublasLtGetVersion());
+        return;
+    }
+    say(cu, "cuBLASLt %zu", lt->library.cublasLtGetVersion());
+    for (int i = 0; i < lt->n_shape; i++) {
+        say_choice(cu, &lt->shape[i]);
+    }
 }
 
 static void choose(struct cuda *cu, struct lt_shape *shape, struct trial *t)
@@ -310,16 +326,16 @@ static enum err_code need_library(struct cuda *cu, struct err *err)
     if (cu->lt != NULL || cu->be.products[0] != '\0') {
         return ERR_OK;
     }
-    const enum err_code code = cu->avoids_lt
-                                   ? err_set(&reason, ERR_UNSUPPORTED, "PKMSERVE_CUDA_LT=0")
-                                   : linear_lt_open(cu, &reason);
+    const enum err_code code = cu->uses_lt
+                                   ? linear_lt_open(cu, &reason)
+                                   : err_set(&reason, ERR_UNSUPPORTED, "PKMSERVE_CUDA_LT=0");
     if (code == ERR_UNSUPPORTED) {
-        cu->avoids_lt = true;
+        cu->uses_lt = false;
         say(cu, "own kernels: %s", reason.message);
         return ERR_OK;
     }
     if (code == ERR_OK) {
-        say(cu, "cuBLASLt %zu", cu->lt->library.cublasLtGetVersion());
+        linear_lt_say(cu);
     } else if (err != NULL) {
         *err = reason;
     }
@@ -376,10 +392,13 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
     if (code != ERR_OK && code != ERR_MEMORY) {
         return code;
     }
-    say_choice(cu, shape, code == ERR_OK ? "" : " (no memory to try others)");
+    shape->is_untried = code != ERR_OK;
     lt->n_shape++;
+    linear_lt_say(cu);
     *takes = shape->is_taken;
-    cu->be.uses_library = cu->be.uses_library || *takes;
+    if (*takes) {
+        cuda_fast_path(cu, "library", false, &cu->uses_lt);
+    }
     return ERR_OK;
 }
 

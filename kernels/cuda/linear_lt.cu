@@ -99,17 +99,6 @@ void linear_lt_close(struct cuda *cu)
     cu->lt = NULL;
 }
 
-void linear_lt_fall_back(struct backend *be)
-{
-    struct cuda *const cu = cuda_of(be);
-    (void)graphs_wait(cu);
-    cu->avoids_lt = true;
-    be->uses_library = false;
-    (void)snprintf(be->products, sizeof be->products,
-                   "own kernels: cuBLASLt %zu does not pass the self-test",
-                   cu->lt->library.cublasLtGetVersion());
-}
-
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 /* Largest power of two up to 256 that divides the address. */
@@ -397,8 +386,7 @@ static cublasStatus_t run_padded(struct cuda *cu, const struct linear_args *args
 /* Without fast math: own kernels from now on. What is wrong with the device they will find, too. */
 static void give_up(struct cuda *cu, const struct linear_args *args, cublasStatus_t status)
 {
-    cu->avoids_lt = true;
-    cu->be.uses_library = false;
+    cuda_fast_path_end(cu, &cu->uses_lt);
     (void)cudaGetLastError();
     (void)snprintf(cu->be.warning, sizeof cu->be.warning,
                    "cuda: cuBLASLt fails in a product of %d rows by %dx%d weights: %.60s; own "

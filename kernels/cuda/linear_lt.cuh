@@ -35,6 +35,7 @@ struct lt_plan {
 struct lt_shape {
     int n_out, k;  /* k up to the end of its block */
     bool is_taken; /* by cuBLASLt */
+    bool is_untried;
     cublasLtMatmulAlgo_t algo;
 };
 

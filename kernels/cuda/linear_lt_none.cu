@@ -23,12 +23,12 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *, int64_t, b
                               struct err *)
 {
     *takes = false;
-    cu->avoids_lt = true;
+    cu->uses_lt = false;
     (void)snprintf(cu->be.products, sizeof cu->be.products, "own kernels: " WITHOUT);
     return ERR_OK;
 }
 
-void linear_lt_fall_back(struct backend *)
+void linear_lt_say(struct cuda *)
 {
 }
 

@@ -36,6 +36,6 @@ void host_step_begin(struct backend *be, struct step *step);
 void host_submit(struct backend *be, struct step *step);
 const void *host_fetch(struct backend *be, struct step *step, struct tensor src);
 enum err_code host_finish(struct backend *be, struct step *step, struct err *err);
-void host_fall_back(struct backend *be);
+void host_fast_path_use(struct backend *be, int i, bool is_used);
 
 #endif

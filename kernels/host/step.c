@@ -58,7 +58,9 @@ enum err_code host_finish(struct backend *be, struct step *step, struct err *err
     return ERR_OK;
 }
 
-void host_fall_back(struct backend *be)
+void host_fast_path_use(struct backend *be, int i, bool is_used)
 {
     (void)be;
+    (void)i;
+    (void)is_used;
 }

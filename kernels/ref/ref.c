@@ -95,7 +95,7 @@ static const struct backend_ops ref_ops = {
     .submit = host_submit,
     .fetch = host_fetch,
     .finish = host_finish,
-    .fall_back = host_fall_back,
+    .fast_path_use = host_fast_path_use,
     .measure = ref_measure,
     .compute = {OP_LIST(REF_SLOT)},
 };

@@ -145,6 +145,14 @@ void info_write(struct text *out, struct engine *engine, const struct options *o
     json_field_string(out, "why", backend->note[0] != '\0' ? backend->note : NULL);
     json_field_bool(out, "deterministic", !limits->backend.fast_math);
     json_field_string(out, "products", backend->products[0] != '\0' ? backend->products : NULL);
+    json_key(out, "fast_paths");
+    json_open(out, '[');
+    for (int i = 0; i < backend->n_fast_path; i++) {
+        if (backend->fast_path[i].is_used) {
+            json_put_string(out, backend->fast_path[i].name);
+        }
+    }
+    json_close(out, ']');
     json_close(out, '}');
     json_key(out, "memory");
     json_open(out, '{');

@@ -237,6 +237,14 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     return api_end(cudaSuccess);
 }
 
+cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache config)
+{
+    API_BEGIN;
+    return api_end(config == cudaFuncCachePreferNone || config == cudaFuncCachePreferShared
+                       ? cudaSuccess
+                       : cudaErrorInvalidValue);
+}
+
 /* ---- limits of launches --------------------------------------------------------------------- */
 
 size_t dynamic_shared_max(const void *kernel)

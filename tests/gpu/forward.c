@@ -254,7 +254,8 @@ static bool run_step(struct forward *f, int first, int last)
     }
     step->ops_list = !f->logits;
     /* single tokens are drawn ones where these have the bits of a prompt's */
-    step->is_drawn = f->be->phases_apart && !f->be->uses_library && step->n_tok == step->n_seq;
+    step->is_drawn =
+        f->be->phases_apart && !backend_rounds_otherwise(f->be) && step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {

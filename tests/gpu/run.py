@@ -22,6 +22,8 @@ EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
 OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 SPLIT = {"PKMSERVE_CUDA_SPLIT": "1"}
 OWN = {"PKMSERVE_CUDA_LT": "0"}
+# Of all commands but where they say otherwise: the fast paths that each part compares with doing without.
+PLAIN = {"PKMSERVE_CUDA_OVERLAP": "0"}
 LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 
@@ -175,7 +177,7 @@ class Run:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:
                 process = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
-                                           cwd=ROOT, env={**os.environ, **(env or {})},
+                                           cwd=ROOT, env={**os.environ, **PLAIN, **(env or {})},
                                            start_new_session=True)
             except OSError as e:
                 return Done(args, 127, "", str(e), 0.0)

@@ -152,17 +152,34 @@ def test_built_without_cublaslts_headers_it_serves_and_says_so():
 
 
 @pytest.mark.parametrize("letter, n_row, why", [
-    ("x", "8", "log-probabilities of prompts and of drawn tokens differ"),
-    ("y", "40", "this backend does not give reproducible results"),
+    ("x", "8", "event=fast_path_off name=library"),
+    ("y", "40", "event=fast_paths_off"),
 ])
 def test_a_library_that_fails_the_self_test_is_not_used(letter, n_row, why):
     """Neither errs on the numbers that algorithms are tried with: on those of a model they do."""
     done = run("serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "1", "--max-batch-tokens", n_row,
                "--max-model-len", "48", CUDA_HOST_LT=letter)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "event=own_kernels" in line]
-    assert len(said) == 1 and "level=warn" in said[0] and why in said[0], done.stderr
-    assert json.loads(done.stdout)["backend"]["products"] == "own kernels: cuBLASLt 1234 does not pass the self-test"
+    said = [line for line in done.stderr.splitlines() if why in line]
+    assert len(said) == 1 and "level=warn" in said[0], done.stderr
+    backend = json.loads(done.stdout)["backend"]
+    assert backend["products"] == "own kernels: cuBLASLt 1234 does not pass the self-test"
+    assert "library" not in backend["fast_paths"]
+
+
+def test_fast_paths_are_tried_and_said():
+    """Each against a text without it; a setting leaves one out."""
+    check = ["serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "2", "--max-batch-tokens", "40",
+             "--max-model-len", "48"]
+    for setting, paths in ({}, ["overlap", "library"]), ({"PKMSERVE_CUDA_OVERLAP": "0"}, ["library"]), (
+            {"PKMSERVE_CUDA_LT": "0"}, ["overlap"]), ({"CUDA_HOST_SM": "80"}, ["library"]):
+        done = run(*check, **setting)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["backend"]["fast_paths"] == paths
+        tried = re.findall(r"event=fast_path name=(\w+) prompts=(\S+) drawn=(\S+) allowed=(\S+)", done.stderr)
+        assert [name for name, *_ in tried] == paths
+        for name, *differences, allowed in tried:
+            assert (name == "overlap") == (allowed == "0") and max(map(float, differences)) <= float(allowed)
 
 
 def test_values_are_not_read_in_place_from_the_file():

@@ -174,6 +174,11 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
 
+enum cudaFuncCache {
+    cudaFuncCachePreferNone = 0,
+    cudaFuncCachePreferShared = 1,
+};
+
 struct cudaFuncAttributes {
     int ptxVersion;
 };
@@ -216,6 +221,7 @@ cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *id);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache config);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
 cudaError_t cudaDeviceSynchronize(void);
 
