@@ -51,7 +51,7 @@ def write(path, words, n_token, field, lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--tokens", type=int, default=40000)
+    parser.add_argument("--tokens", type=int, default=120000)
     options = parser.parse_args()
     model = ["--model", options.model] if options.model else []
     words = " ".join((ROOT / name).read_text() for name in (
