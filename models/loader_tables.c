@@ -5,22 +5,22 @@
 #include <stdarg.h>
 
 /* The type of a table's rows: their file's, except that they become INT8 where all weights do. A
- * backend without INT8 takes INT8 rows as BF16. */
-static enum dtype table_dtype(const struct loader *loader, enum dtype file)
+ * backend without INT8 takes INT8 rows as BF16, but for those of slots if it can. */
+static enum dtype table_dtype(const struct loader *loader, enum dtype file, bool of_slots)
 {
     if (file == DTYPE_Q4 || loader->info->dtype == DTYPE_I8) {
         return file == DTYPE_Q4 ? DTYPE_Q4 : DTYPE_I8;
     }
     if (file == DTYPE_I8) {
-        return loader->store->be->has_int8 ? DTYPE_I8 : DTYPE_BF16;
+        const struct backend *const be = loader->store->be;
+        return be->has_int8 || (of_slots && be->has_int8_slots) ? DTYPE_I8 : DTYPE_BF16;
     }
     return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-static const struct safetensors_entry *load_table(struct loader *loader,
-                                                  const struct weight **weight, int64_t rows,
-                                                  int64_t cols, const struct name *name,
-                                                  enum placement placement, size_t *bytes)
+static const struct safetensors_entry *
+load_table(struct loader *loader, const struct weight **weight, int64_t rows, int64_t cols,
+           const struct name *name, enum placement placement, bool of_slots, size_t *bytes)
 {
     const struct source source = loader_source(loader, name, rows, cols);
     if (source.entry == NULL) {
@@ -28,7 +28,7 @@ static const struct safetensors_entry *load_table(struct loader *loader,
     }
     const struct tensor host = tensors_view(source.entry, rows, cols);
     const struct weight_desc desc = {.kind = WEIGHT_TABLE,
-                                     .dtype = table_dtype(loader, host.dtype),
+                                     .dtype = table_dtype(loader, host.dtype, of_slots),
                                      .placement = placement,
                                      .n_group = 1,
                                      .row_scale = source.scale,
@@ -89,7 +89,8 @@ void loader_table(struct loader *loader, const struct weight **weight, int64_t r
      * larger; on the host it may stay in the file, like the values. */
     const enum placement placement =
         loader->store->be->is_host ? loader->info->value_placement : PLACEMENT_DEVICE;
-    (void)load_table(loader, weight, rows, cols, &name, placement, &loader->info->weight_bytes);
+    (void)load_table(loader, weight, rows, cols, &name, placement, false,
+                     &loader->info->weight_bytes);
 }
 
 static void load_values(struct loader *loader, const struct weight **weight, int64_t rows,
@@ -98,13 +99,13 @@ static void load_values(struct loader *loader, const struct weight **weight, int
     const struct safetensors_entry *const entry =
         may_be_codes && is_codes(loader, name)
             ? load_codes(loader, weight, rows, cols, name)
-            : load_table(loader, weight, rows, cols, name, loader->info->value_placement,
+            : load_table(loader, weight, rows, cols, name, loader->info->value_placement, true,
                          &loader->info->value_bytes);
     if (entry != NULL) {
         loader->info->n_param_values += rows * cols;
         loader->info->value_dtype = loader->info->value_placement == PLACEMENT_MMAP
                                         ? tensors_dtype(entry)
-                                        : table_dtype(loader, tensors_dtype(entry));
+                                        : table_dtype(loader, tensors_dtype(entry), true);
     }
 }
 

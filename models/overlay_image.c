@@ -18,19 +18,14 @@ static size_t take(struct overlay_image *image, int64_t n, size_t element_bytes)
 }
 
 static enum dtype kept_dtype(const struct overlay *overlay, const struct overlay_rows *rows,
-                             const struct table *base, const struct model_info *info, bool is_host)
+                             const struct model_info *info, bool is_host)
 {
     const enum dtype dtype = rows->rows.dtype;
     if (info->dtype == DTYPE_I8 && info->value_dtype == DTYPE_I8) {
         return DTYPE_I8;
     }
-    if (overlay->add || (dtype == DTYPE_F16 && !is_host)) {
-        return DTYPE_F32;
-    }
-    if (dtype == DTYPE_I8 && !is_host) {
-        return base->dtype == DTYPE_I8 && info->value_dtype == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    }
-    return dtype;
+    const bool is_widened = (dtype == DTYPE_F16 || dtype == DTYPE_I8) && !is_host;
+    return overlay->add || is_widened ? DTYPE_F32 : dtype;
 }
 
 static void plan_rows(struct overlay_image *image, struct overlay_image_rows *to, int64_t n,
@@ -59,13 +54,13 @@ enum err_code overlay_image_plan(struct overlay_image *image, const struct overl
         code = table_open(&to->values.base, tensors, info, from->memory, false, err);
         if (code == ERR_OK) {
             plan_rows(image, &to->values, from->n,
-                      kept_dtype(overlay, &from->values, &to->values.base, info, be->is_host));
+                      kept_dtype(overlay, &from->values, info, be->is_host));
         }
         to->experts.dtype = DTYPE_N;
         if (code == ERR_OK && from->experts.rows.data != NULL) {
             code = table_open(&to->experts.base, tensors, info, from->memory, true, err);
             plan_rows(image, &to->experts, from->n,
-                      kept_dtype(overlay, &from->experts, &to->experts.base, info, be->is_host));
+                      kept_dtype(overlay, &from->experts, info, be->is_host));
         }
     }
     return code;

@@ -149,7 +149,7 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     cpu->base.op = &cpu_ops;
     cpu->base.n_thread = n;
     cpu->base.is_host = true;
-    cpu->base.has_int8 = true;
+    cpu->base.has_int8 = cpu->base.has_int8_slots = true;
     cpu->base.n_tok_good = HOST_TOK_GOOD;
     cpu->base.memory_bytes = machine_memory_bytes();
     cpu->simd = found.simd;

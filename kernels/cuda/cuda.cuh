@@ -133,7 +133,7 @@ __device__ __forceinline__ float warp_sum(float value)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* Of F32, BF16 or Q4, in device memory or in the host's. */
+/* Of F32, BF16, I8 or Q4, in device memory or in the host's. */
 struct cuda_weight {
     struct weight head; /* first: the models' pointer to it is ours */
     void *data;         /* device address, also for HOST (mapped pinned memory) */
@@ -141,8 +141,8 @@ struct cuda_weight {
     size_t bytes;       /* of data, padding included */
     size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
     bool is_row_major;  /* of a MATRIX: as cuBLASLt reads it */
-    /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow. Of Q4 rows of
-     * cols / 2 bytes, and behind them, at cuda_q4_scales, the fp16 scale of each.
+    /* TABLE: row-major, rows of table_row_bytes without gaps, at least 16-byte aligned where cols allow. Of
+     * I8 and Q4, behind them, at cuda_table_scales, the scale of each row: F32, or fp16 of Q4.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
 };
 
@@ -158,11 +158,17 @@ struct cuda_source {
     const uint16_t *row_scale_f16; /* Borrowed: [rows] of Q4, else NULL */
 };
 
-/* The byte of a Q4 table at which its scales begin. */
-static inline size_t cuda_q4_scales(const struct weight *w)
+/* Bytes of a table's row: of Q4 half of one a column. */
+static inline size_t table_row_bytes(const struct weight *w)
 {
-    const size_t codes = static_cast<size_t>(w->rows) * static_cast<size_t>(w->cols / 2);
-    return (codes + 15) / 16 * 16;
+    const int64_t n = w->dtype == DTYPE_Q4 ? w->cols / 2 : w->cols;
+    return static_cast<size_t>(n) * dtype_bytes(w->dtype);
+}
+
+/* The byte of an I8 or Q4 table at which its scales begin. */
+static inline size_t cuda_table_scales(const struct weight *w)
+{
+    return (static_cast<size_t>(w->rows) * table_row_bytes(w) + 15) / 16 * 16;
 }
 
 /* ---- the backend ---------------------------------------------------------------------------- */

@@ -9,11 +9,21 @@
 namespace
 {
 
-/* A warp per slot. Bytes per slot: a row of the table, at a random place. */
+__device__ __forceinline__ float expert_value(int8_t q)
+{
+    return static_cast<float>(q);
+}
+
+template <typename T> __device__ __forceinline__ float expert_value(T value)
+{
+    return widen(value);
+}
+
+/* A warp per slot. Bytes per slot: a row of the table, at a random place. scale: of I8 rows, else NULL. */
 template <typename T, bool redirects>
 __global__ void __launch_bounds__(BLOCK)
     experts_kernel(struct tensor y, struct tensor weights, struct tensor slots, struct tensor x,
-                   const T *experts, const struct step_view *view, int memory)
+                   const T *experts, const float *scale, const struct step_view *view, int memory)
 {
     const int64_t item = my_item();
     const int lane = threadIdx.x % WARP;
@@ -32,10 +42,13 @@ __global__ void __launch_bounds__(BLOCK)
     for (int64_t c = lane; c < x.cols; c += WARP) {
         const float value = redirects && other.data != 0
                                 ? redirected_value(other, static_cast<int>(c))
-                                : widen(expert[c]);
+                                : expert_value(expert[c]);
         dot = fmaf(row_of(x, row)[c], value, dot);
     }
     dot = warp_sum(dot);
+    if (scale != NULL && other.data == 0) {
+        dot *= scale[slot];
+    }
     if (lane == 0) {
         row_of(y, row)[j] = row_of(weights, row)[j] * (0.5f * dot * erfcf(-dot * 0.70710678f));
     }
@@ -48,12 +61,17 @@ void experts_launch(struct cuda *cu, struct tensor y, struct tensor weights, str
 {
     const dim3 grid = grid_of(weights.rows * weights.cols, ITEMS);
     const T *const data = static_cast<const T *>(cuda_weight_of(experts)->data);
+    const float *const scale =
+        experts->dtype != DTYPE_I8
+            ? NULL
+            : reinterpret_cast<const float *>(reinterpret_cast<const char *>(data) +
+                                              cuda_table_scales(experts));
     if (view == NULL) {
         LAUNCH((experts_kernel<T, false>), grid, dim3(BLOCK), 0, cuda_queue(cu), y, weights, slots,
-               x, data, view, memory);
+               x, data, scale, view, memory);
     } else {
         LAUNCH((experts_kernel<T, true>), grid, dim3(BLOCK), 0, cuda_queue(cu), y, weights, slots,
-               x, data, view, memory);
+               x, data, scale, view, memory);
     }
 }
 
@@ -63,7 +81,9 @@ void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, s
                       struct tensor x, const struct weight *experts, const struct step_view *view,
                       int memory)
 {
-    if (experts->dtype == DTYPE_BF16) {
+    if (experts->dtype == DTYPE_I8) {
+        experts_launch<int8_t>(cu, y, weights, slots, x, experts, view, memory);
+    } else if (experts->dtype == DTYPE_BF16) {
         experts_launch<uint16_t>(cu, y, weights, slots, x, experts, view, memory);
     } else {
         experts_launch<float>(cu, y, weights, slots, x, experts, view, memory);

@@ -73,6 +73,26 @@ template <typename T> struct float_table {
     }
 };
 
+/* A table of I8: see int8.h. */
+struct int8_table {
+    const int8_t *data;
+    const float *scale;
+
+    template <bool paired>
+    __device__ __forceinline__ float2 load(int64_t slot, int column, int n_column) const
+    {
+        const int8_t *const row = data + slot * n_column;
+        const float factor = __ldg(scale + slot);
+        if (paired) {
+            const int both = __ldg(reinterpret_cast<const int16_t *>(row + column));
+            return {static_cast<float>(static_cast<int8_t>(both & 255)) * factor,
+                    static_cast<float>(both >> 8) * factor};
+        }
+        return {static_cast<float>(__ldg(row + column)) * factor,
+                column + 1 < n_column ? static_cast<float>(__ldg(row + column + 1)) * factor : 0};
+    }
+};
+
 /* A table of Q4: see q4_code. Its rows are n_column / 2 bytes. */
 struct q4_table {
     const uint8_t *data;
@@ -269,11 +289,20 @@ void launch_floats(struct cuda *cu, const struct read_call *call, const struct w
     launch(cu, call, float_table<T>{data}, paired);
 }
 
+void launch_int8(struct cuda *cu, const struct read_call *call, const struct weight *values)
+{
+    const int8_t *const data = static_cast<const int8_t *>(cuda_weight_of(values)->data);
+    const int8_table table = {data,
+                              reinterpret_cast<const float *>(data + cuda_table_scales(values))};
+    const bool paired = call->y.cols % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % PAIR == 0;
+    launch(cu, call, table, paired);
+}
+
 void launch_q4(struct cuda *cu, const struct read_call *call, const struct weight *values)
 {
     const uint8_t *const data = static_cast<const uint8_t *>(cuda_weight_of(values)->data);
     const q4_table table = {data,
-                            reinterpret_cast<const uint16_t *>(data + cuda_q4_scales(values))};
+                            reinterpret_cast<const uint16_t *>(data + cuda_table_scales(values))};
     const bool paired =
         call->y.cols / 2 % PAIR == 0 && reinterpret_cast<uintptr_t>(data) % PAIR == 0;
     launch(cu, call, table, paired);
@@ -288,6 +317,8 @@ void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, str
     const struct read_call call = {y, residual, slots, weights, {view, memory}};
     if (values->dtype == DTYPE_Q4) {
         launch_q4(cu, &call, values);
+    } else if (values->dtype == DTYPE_I8) {
+        launch_int8(cu, &call, values);
     } else if (values->dtype == DTYPE_BF16) {
         launch_floats<uint16_t>(cu, &call, values);
     } else {

@@ -213,18 +213,27 @@ static void table_rows(void *dst, const struct cuda_source *source, enum dtype d
     }
 }
 
-static size_t table_row_bytes(const struct cuda_weight *w)
+/* Of I8 and Q4 tables: their rows' scales, and the bytes of these; else NULL and 0. */
+struct table_scales {
+    const void *data;
+    size_t bytes;
+};
+
+static struct table_scales scales_of(const struct weight *w, const struct cuda_source *source)
 {
-    const bool is_q4 = w->head.dtype == DTYPE_Q4;
-    return static_cast<size_t>(is_q4 ? w->head.cols / 2 : w->head.cols) *
-           dtype_bytes(w->head.dtype);
+    const size_t rows = static_cast<size_t>(w->rows);
+    switch (w->dtype) {
+    case DTYPE_I8: return {source->row_scale, rows * sizeof(float)};
+    case DTYPE_Q4: return {source->row_scale_f16, rows * sizeof(uint16_t)};
+    default: return {NULL, 0};
+    }
 }
 
 /* Copies a table through the two halves of the staging block: one is filled while the other is
  * read. A row that does not fit a half goes in one block of its own. */
 static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cuda_source *host)
 {
-    const size_t row_bytes = table_row_bytes(w);
+    const size_t row_bytes = table_row_bytes(&w->head);
     const size_t half = cu->staging_bytes / 2;
     const int64_t chunk = static_cast<int64_t>(half / row_bytes);
     bool ok = true;
@@ -244,12 +253,11 @@ static bool table_upload(struct cuda *cu, struct cuda_weight *w, const struct cu
                  cuda_ok(cu, cudaEventRecord(cu->staging_read[i % 2], cu->stream), "weight upload");
         }
     }
-    if (ok && w->head.dtype == DTYPE_Q4) {
+    const struct table_scales scales = scales_of(&w->head, host);
+    if (ok && scales.bytes > 0) {
         ok = cuda_ok(cu,
-                     cudaMemcpyAsync(static_cast<char *>(w->data) + cuda_q4_scales(&w->head),
-                                     host->row_scale_f16,
-                                     static_cast<size_t>(w->head.rows) * sizeof(uint16_t),
-                                     cudaMemcpyHostToDevice, cu->stream),
+                     cudaMemcpyAsync(static_cast<char *>(w->data) + cuda_table_scales(&w->head),
+                                     scales.data, scales.bytes, cudaMemcpyHostToDevice, cu->stream),
                      "weight upload");
     }
     return graphs_wait(cu) && ok;
@@ -265,13 +273,15 @@ static void pack(void *dst, const struct cuda_weight *w, const struct cuda_sourc
             keys_split_pack(static_cast<char *>(dst) + w->split_at, host, w->head.n_group);
         }
         break;
-    case WEIGHT_TABLE:
+    case WEIGHT_TABLE: {
+        const struct table_scales scales = scales_of(&w->head, host);
         table_rows(dst, host, w->head.dtype, 0, w->head.rows);
-        if (w->head.dtype == DTYPE_Q4) {
-            memcpy(static_cast<char *>(dst) + cuda_q4_scales(&w->head), host->row_scale_f16,
-                   static_cast<size_t>(w->head.rows) * sizeof(uint16_t));
+        if (scales.bytes > 0) {
+            memcpy(static_cast<char *>(dst) + cuda_table_scales(&w->head), scales.data,
+                   scales.bytes);
         }
         break;
+    }
     }
 }
 
@@ -285,9 +295,10 @@ static size_t weight_size(const struct cuda_weight *w)
                    : keys_bytes(w->head.rows, w->head.cols, w->head.n_group);
     case WEIGHT_TABLE: break;
     }
-    return w->head.dtype == DTYPE_Q4
-               ? cuda_q4_scales(&w->head) + static_cast<size_t>(w->head.rows) * sizeof(uint16_t)
-               : static_cast<size_t>(w->head.rows) * table_row_bytes(w);
+    const struct cuda_source none = {};
+    const size_t scale_bytes = scales_of(&w->head, &none).bytes;
+    return scale_bytes > 0 ? cuda_table_scales(&w->head) + scale_bytes
+                           : static_cast<size_t>(w->head.rows) * table_row_bytes(&w->head);
 }
 
 static enum err_code place_on_host(struct cuda *cu, struct cuda_weight *w,
@@ -316,7 +327,7 @@ static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
     if (code != ERR_OK) {
         return code;
     }
-    const size_t row_bytes = table_row_bytes(w);
+    const size_t row_bytes = table_row_bytes(&w->head);
     bool ok = false;
     if (w->head.kind == WEIGHT_TABLE && row_bytes <= cu->staging_bytes / 2) {
         ok = table_upload(cu, w, host);
@@ -352,7 +363,8 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
                        "or host",
                        name);
     }
-    CHECK(desc->dtype != DTYPE_I8); /* not has_int8 */
+    CHECK(desc->dtype != DTYPE_I8 || /* not has_int8 */
+          (desc->kind == WEIGHT_TABLE && host->dtype == DTYPE_I8));
     size_t n_value = 0;
     size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(host->rows), static_cast<size_t>(host->cols),

@@ -230,6 +230,16 @@ struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype
     return desc;
 }
 
+struct weight_desc check_slots_desc(struct check *c, enum dtype source)
+{
+    struct weight_desc desc = check_desc(c, WEIGHT_TABLE, source);
+    const struct backend *const be = c->side[SIDE_ONE];
+    if (source == DTYPE_I8 && be->has_int8_slots && !be->has_int8) {
+        desc.dtype = DTYPE_I8;
+    }
+    return desc;
+}
+
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc)
 {

@@ -106,6 +106,8 @@ float check_value(const struct tensor *t, int64_t row, int64_t col);
 /* A description of a weight that the backend takes, and its type as computed with: drawn, but a
  * table keeps its file's precision. */
 struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype source);
+/* Of a table of values or experts. */
+struct weight_desc check_slots_desc(struct check *c, enum dtype source);
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc);
 

@@ -302,7 +302,7 @@ void check_pkm_experts(struct check *c)
     const int n_slot = check_int(c, 1, 90);
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
     const struct tensor host = check_host_tensor(c, n_slot, k.d, source, 1 / sqrtf((float)k.d));
-    const struct weight_desc desc = check_desc(c, WEIGHT_TABLE, source);
+    const struct weight_desc desc = check_slots_desc(c, source);
     for (int side = 0; side < SIDE_N; side++) {
         k.experts[side] = check_weight(c, (enum side)side, &host, &desc);
     }

@@ -389,7 +389,7 @@ void check_pkm_read(struct check *c)
                           .residual = (enum residual)check_int(c, RESIDUAL_NONE, RESIDUAL_Y)};
     const int n_slot = check_dim(c, 400);
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_Q4);
-    const struct weight_desc desc = check_desc(c, WEIGHT_TABLE, source);
+    const struct weight_desc desc = check_slots_desc(c, source);
     const bool is_q4 = source == DTYPE_Q4; /* a byte is two columns */
     k.d += is_q4 ? k.d % 2 : 0;
     const struct tensor values = check_host_tensor(c, n_slot, is_q4 ? k.d / 2 : k.d, source, 1);

@@ -289,10 +289,12 @@ static void read_rows(struct backend *be, const struct weight *w, const int32_t 
     be->op->buffer_free(be, memory);
 }
 
+static const float table_scale = 0.125F;
+
 /* Row r of the table, exact in every type. */
 static float table_value(int64_t r, int64_t c)
 {
-    return (float)((r * 31 + c * 7) % 61 - 30) * 0.125f;
+    return (float)((r * 31 + c * 7) % 61 - 30) * table_scale;
 }
 
 static void *table_host(int64_t rows, enum dtype dtype)
@@ -311,8 +313,12 @@ static void *table_host(int64_t rows, enum dtype dtype)
                        : (uint16_t)((bits >> 16 & 0x8000u) | ((bits >> 23 & 0xffu) - 112) << 10 |
                                     (bits >> 13 & 0x3ffu));
         }
+        const int8_t code = (int8_t)(value / table_scale);
         memcpy(data + (size_t)i * dtype_bytes(dtype),
-               dtype == DTYPE_F32 ? (const void *)&value : &half, dtype_bytes(dtype));
+               dtype == DTYPE_F32  ? (const void *)&value
+               : dtype == DTYPE_I8 ? (const void *)&code
+                                   : &half,
+               dtype_bytes(dtype));
     }
     return data;
 }
@@ -330,8 +336,13 @@ static void test_tables_of_any_length_in_both_places(void **state)
     } tables[] = {
         {DTYPE_F32, DTYPE_F32, 11000},   {DTYPE_F16, DTYPE_F32, 9000},
         {DTYPE_BF16, DTYPE_BF16, 20000}, {DTYPE_F32, DTYPE_BF16, 1},
-        {DTYPE_BF16, DTYPE_BF16, 4096},
+        {DTYPE_BF16, DTYPE_BF16, 4096},  {DTYPE_I8, DTYPE_BF16, 700},
+        {DTYPE_I8, DTYPE_I8, 40000},
     };
+    static float scales[40000];
+    for (size_t r = 0; r < sizeof scales / sizeof *scales; r++) {
+        scales[r] = table_scale;
+    }
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         const int64_t rows = tables[i].rows;
         void *const data = table_host(rows, tables[i].source);
@@ -343,11 +354,13 @@ static void test_tables_of_any_length_in_both_places(void **state)
                                              .dtype = tables[i].dtype,
                                              .placement =
                                                  place == 0 ? PLACEMENT_DEVICE : PLACEMENT_HOST,
+                                             .row_scale = scales,
                                              .n_group = 1};
             struct weight *w = NULL;
             assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "values", NULL), ERR_OK);
             assert_int_equal(be->op->weight_bytes(w),
-                             (size_t)rows * D * dtype_bytes(tables[i].dtype));
+                             (size_t)rows * D * dtype_bytes(tables[i].dtype) +
+                                 (tables[i].dtype == DTYPE_I8 ? (size_t)rows * sizeof(float) : 0));
             read_rows(be, w, row, y[place]);
             be->op->weight_free(be, w);
         }
