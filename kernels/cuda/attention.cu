@@ -1,29 +1,38 @@
-/* Causal attention over the pages of the cache: the op, and the kernel for few rows.
+/* Causal attention over the pages of the cache: the op, and the kernel for drawn tokens and for few
+ * rows of requests.
  *
  * Decode is bound by the bytes of the cache: 8·d_head per position, row and head, half of that in
- * BF16, at 4 flops per column. With few rows, rows × heads does not fill the device, so the splits
- * of a row (attention.cuh) are spread over several blocks, which leave (max, sum, o) of each split
- * in scratch; the last block of a row and head to arrive merges them in ascending order. The grid
- * depends on the number of rows, never on positions, so that a captured step can be replayed:
- * blocks without a split leave.
+ * BF16, at 4 flops per column. Rows × heads seldom fill the device evenly, so the splits of a row
+ * (attention.cuh) are shared out among units, a block of each head to each: step_begin makes them of
+ * the rows' lengths, and they travel with the step. Where a row has several units, their blocks
+ * leave (max, sum, o) of each part in scratch, and the last one of a row and head to arrive merges
+ * them in ascending order. A part is a split, of long drawn rows a run of them: a function of the
+ * row's length alone, which keeps the scratch of a row small whatever the limit of the context is,
+ * so that each drawn row has its own. How parts are shared out changes no bits. The grid depends on
+ * the number of rows, never on positions, so that a captured step can be replayed: blocks whose unit
+ * has no split leave.
  *
- * Many rows go to attention_tile.cu; both give the same bits, so the limit is a matter of speed: up
- * to PART_ROWS rows, a prompt reads its keys once per row, but from the cache of the device. */
+ * Of requests up to PART_ROWS rows are spread, where the scratch holds all their splits: a prompt
+ * reads its keys once per row then, but from the cache of the device. More go to attention_tile.cu;
+ * both give the same bits, so that is a matter of speed. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
 {
 
-constexpr int PART_ROWS = 64;               /* most rows whose splits are spread */
-constexpr size_t PART_BYTES_MAX = 64 << 20; /* of scratch, unless one row needs more */
-constexpr int BLOCKS_PER_SM = 16;           /* wanted: three rounds of what an SM holds at once */
+constexpr int PART_ROWS = 64;               /* most rows of requests whose splits are spread */
+constexpr size_t PART_BYTES_MAX = 64 << 20; /* of scratch for these, unless one row needs more */
+constexpr int BLOCKS_PER_SM = 16;           /* wanted: two rounds of what an SM holds at once */
+constexpr int BLOCK = SPLIT; /* threads: one for each score, so that none is idle meanwhile */
+constexpr int BLOCK_WARPS = BLOCK / 32;
 
 /* What the blocks of a row and head leave for the one that merges. Items are rows × heads. */
 struct parts {
-    struct softmax_part *part; /* [n_item, n_split_max] */
-    float *o;                  /* [n_item, n_split_max, d_head] */
+    const struct attention_unit *unit;
+    struct softmax_part *part; /* [n_item, n_part_max] */
+    float *o;                  /* [n_item, n_part_max, d_head] */
     unsigned *n_arrived;       /* [n_item] 0 between launches */
-    int n_split_max;
+    int n_part_max;
 };
 
 /* Whether t, whose rows are runs of run_bytes, one a head or position, may be accessed piece bytes
@@ -55,42 +64,166 @@ int shared_stride(int d_pad, enum dtype dtype)
     return ((d_pad + group - 1) / group | 1) * group;
 }
 
-int split_count(int n_page)
+/* Most parts of a row. */
+int part_count_max(int n_page_max, bool is_drawn)
 {
-    return (n_page + SPLIT / KV_PAGE - 1) / (SPLIT / KV_PAGE);
+    const int n_split = (n_page_max + SPLIT_PAGES - 1) / SPLIT_PAGES;
+    return is_drawn && n_split > PART_MAX ? PART_MAX : n_split;
 }
 
-/* Of scratch, for one row. */
-size_t part_row_bytes(int n_page_max, int64_t d_model, int n_head)
+/* Of scratch, for the parts of n_row rows. */
+size_t part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int n_head)
 {
-    const size_t n_split = static_cast<size_t>(split_count(n_page_max));
-    const size_t split_bytes = static_cast<size_t>(n_head) * sizeof(struct softmax_part) +
-                               static_cast<size_t>(d_model) * sizeof(float);
-    return n_split * split_bytes + static_cast<size_t>(n_head) * sizeof(unsigned);
+    const size_t one_bytes = static_cast<size_t>(n_head) * sizeof(struct softmax_part) +
+                             static_cast<size_t>(d_model) * sizeof(float);
+    return static_cast<size_t>(n_row) * static_cast<size_t>(n_part_max) * one_bytes;
 }
 
-/* The block that came last merges the splits of its row and head. Factors are computed by a thread
- * per split, each looking at the maxima before its own; then each thread folds its columns. */
+/* ---- a row's splits -------------------------------------------------------------------------- */
+
+/* Shared memory of a block; all 16-byte aligned. */
+template <typename T> struct row_shared {
+    float *q;     /* [stride] */
+    T *k, *v;     /* [SPLIT][kv_stride] */
+    float *score; /* [SPLIT] */
+    float *e;     /* [BLOCK_WARPS][SPLIT]: each warp has its own */
+};
+
+constexpr int ROW_SHARED_FLOATS = SPLIT + BLOCK_WARPS * SPLIT; /* score and e */
+
+/* The sums of the row over the split whose keys are in shared memory, and its e for this warp. */
+template <typename T>
+__device__ __forceinline__ struct softmax_part row_scores(const struct attention_args &a,
+                                                          const row_shared<T> &m, int n_seen)
+{
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const T *const k = m.k + thread * a.kv_stride;
+    float dot = 0;
+#pragma unroll 4
+    for (int c = 0; c < a.d_pad; c += 4) {
+        dot = dot_add(dot, widen_group(m.q + c), widen_group(k + c));
+    }
+    m.score[thread] = dot;
+    __syncthreads();
+    float s[SPLIT_EACH];
+#pragma unroll
+    for (int j = 0; j < SPLIT_EACH; j++) {
+        s[j] = m.score[lane_pos(lane) + SPLIT_LANES * j];
+    }
+    const struct softmax_part part = softmax_split(s, n_seen, a.scale, lane);
+    float *const e = m.e + thread / 32 * SPLIT;
+    if (lane_row(lane) == 0) {
+#pragma unroll
+        for (int j = 0; j < SPLIT_EACH; j++) {
+            e[lane_pos(lane) + SPLIT_LANES * j] = s[j];
+        }
+    }
+    __syncwarp();
+    return part;
+}
+
+/* Column c of o for the split whose values are in shared memory. */
+template <typename T>
+__device__ __forceinline__ float row_weigh(const struct attention_args &a, const row_shared<T> &m,
+                                           int n_seen, int c)
+{
+    const float *const e = m.e + threadIdx.x / 32 * SPLIT;
+    const T *const v = m.v + c;
+    float o = 0;
+    int u = 0;
+#pragma unroll 2
+    for (; u + 4 <= n_seen; u += 4) {
+        const float4 e4 = widen_group(e + u);
+        o = fmaf(e4.x, widen(v[u * a.kv_stride]), o);
+        o = fmaf(e4.y, widen(v[(u + 1) * a.kv_stride]), o);
+        o = fmaf(e4.z, widen(v[(u + 2) * a.kv_stride]), o);
+        o = fmaf(e4.w, widen(v[(u + 3) * a.kv_stride]), o);
+    }
+    for (; u < n_seen; u++) {
+        o = fmaf(e[u], widen(v[u * a.kv_stride]), o);
+    }
+    return o;
+}
+
+/* Calls use(split, part, o) for the unit's splits: o[i] is column threadIdx.x + i·BLOCK, for columns
+ * below d_head. */
+template <bool is_one_buffer, int n_col, typename T, typename Use>
+__device__ __forceinline__ void unit_visit(const struct attention_args &a, const row_shared<T> &m,
+                                           const struct attention_unit &unit, int head, Use use)
+{
+    const float *const q = a.q + unit.row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
+    if (threadIdx.x < 16) {
+        query_load(a, m.q, q, false, static_cast<int>(threadIdx.x));
+    }
+    struct softmax_part part = {};
+    splits_visit<BLOCK_WARPS, is_one_buffer>(
+        a, m.k, m.v, cache_head_of<T>(a, unit.seq, head, unit.n_pos), unit.first, unit.end,
+        [&](int split) { part = row_scores(a, m, min(unit.n_pos - split * SPLIT, SPLIT)); },
+        [&](int split) {
+            float o[n_col];
+#pragma unroll
+            for (int i = 0; i < n_col; i++) {
+                const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
+                o[i] =
+                    c < a.d_head ? row_weigh(a, m, min(unit.n_pos - split * SPLIT, SPLIT), c) : 0;
+            }
+            use(split, part, o);
+        });
+}
+
+/* What a thread keeps of some splits: the sums of its columns, and the row's. */
+template <int n_col> struct fold {
+    struct softmax_part all;
+    float o[n_col];
+};
+
+/* Merges what comes next behind it. */
+template <int n_col>
+__device__ __forceinline__ void fold_in(struct fold<n_col> *fold, struct softmax_part part,
+                                        const float (&o)[n_col])
+{
+    const struct merge_factors f = merge_part(&fold->all, part);
+#pragma unroll
+    for (int i = 0; i < n_col; i++) {
+        fold->o[i] = weigh_in(fold->o[i], o[i], f);
+    }
+}
+
+template <int n_col>
+__device__ __forceinline__ void row_write(const struct attention_args &a, int64_t row, int head,
+                                          const struct fold<n_col> &fold)
+{
+    float *const y = a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head;
+#pragma unroll
+    for (int i = 0; i < n_col; i++) {
+        const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
+        if (c < a.d_head) {
+            y[c] = fold.o[i] / fold.all.sum;
+        }
+    }
+}
+
+/* The block that came last merges the parts of its row and head. Factors are computed by a thread
+ * per part, each looking at the maxima before its own; then each thread folds its columns. */
+template <int n_col>
 __device__ void merge_parts(const struct attention_args &a, const struct parts &p, int64_t item,
-                            int n_split, float *y)
+                            int n_part, struct fold<n_col> *fold)
 {
     __shared__ struct softmax_part part[BLOCK];
     __shared__ struct merge_factors factors[BLOCK];
     const int thread = static_cast<int>(threadIdx.x);
-    float max = -INFINITY; /* of the splits before this round */
-    float sum = 0;
-    float o[ROW_COLS] = {};
-    for (int first = 0; first < n_split; first += BLOCK) {
-        const int n = min(n_split - first, BLOCK);
-        const int64_t at = item * p.n_split_max + first;
+    for (int first = 0; first < n_part; first += BLOCK) {
+        const int n = min(n_part - first, BLOCK);
+        const int64_t at = item * p.n_part_max + first;
         if (thread < n) {
             part[thread] = p.part[at + thread];
         }
         __syncthreads();
-        float before = max;
+        float before = fold->all.max; /* of the parts before this round */
         for (int s = 0; s < n; s++) {
-            max = fmaxf(max, part[s].max);
-            before = s < thread ? max : before;
+            fold->all.max = fmaxf(fold->all.max, part[s].max);
+            before = s < thread ? fold->all.max : before;
         }
         if (thread < n) {
             factors[thread] = merge_factors_of(before, part[thread].max);
@@ -98,31 +231,27 @@ __device__ void merge_parts(const struct attention_args &a, const struct parts &
         __syncthreads();
 #pragma unroll 4
         for (int s = 0; s < n; s++) {
-            sum = weigh_in(sum, part[s].sum, factors[s]);
+            fold->all.sum = weigh_in(fold->all.sum, part[s].sum, factors[s]);
 #pragma unroll
-            for (int i = 0; i < ROW_COLS; i++) {
+            for (int i = 0; i < n_col; i++) {
                 const int c = thread + i * BLOCK;
                 if (c < a.d_head) {
-                    o[i] = weigh_in(o[i], p.o[(at + s) * a.d_head + c], factors[s]);
+                    fold->o[i] = weigh_in(fold->o[i], p.o[(at + s) * a.d_head + c], factors[s]);
                 }
             }
         }
         __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < ROW_COLS; i++) {
-        if (thread + i * BLOCK < a.d_head) {
-            y[thread + i * BLOCK] = o[i] / sum;
-        }
-    }
 }
 
 /* Writes k and v of a row, the last of its sequence, to their place at one head. */
 template <typename T>
-__device__ __forceinline__ void row_store(const struct attention_args &a, int64_t row, int head,
-                                          int pos)
+__device__ __forceinline__ void row_store(const struct attention_args &a,
+                                          const struct attention_unit &unit, int head)
 {
-    const int64_t seq = a.view->row_seq[row];
+    const int64_t row = unit.row;
+    const int pos = unit.n_pos - 1;
+    const int64_t seq = unit.seq;
     const int64_t page = a.view->page[seq * a.view->n_page_max + pos / KV_PAGE];
     const int64_t at = (static_cast<int64_t>(head) * KV_PAGE + pos % KV_PAGE) * a.d_head;
     T *const k = static_cast<T *>(a.k_pages) + page * a.k_page_stride + at;
@@ -134,111 +263,244 @@ __device__ __forceinline__ void row_store(const struct attention_args &a, int64_
     }
 }
 
-/* Grid: heads × parts × rows; part i of a row takes the splits i, i + n_part, .., and who takes the
- * last one, which nobody else reads, stores the row's own k and v before if that is wanted: a
- * launch less in each layer of a decode step. Bytes: 8·d_head (BF16: 4·d_head) per position, row
- * and head; flops: 4·d_head; bound: the memory's bandwidth, and
- * for a row or two the latency of five dependent reads. Share reached: not measured yet. */
-template <typename T, bool is_one_buffer>
-__global__ void __launch_bounds__(BLOCK, 5) part_kernel(struct attention_args a, struct parts p)
+/* Leaves a part for the block that merges. */
+template <int n_col>
+__device__ __forceinline__ void part_write(const struct attention_args &a, const struct parts &p,
+                                           int64_t at, const struct fold<n_col> &part)
 {
-    DYN_SHARED(float, shared);
-    __shared__ __align__(16) float small[ROW_SHARED_FLOATS];
-    __shared__ bool is_last;
-    const int head = static_cast<int>(blockIdx.x);
-    const int first = static_cast<int>(blockIdx.y);
-    const int64_t row = blockIdx.z;
-    const int n_part = static_cast<int>(gridDim.y);
-    grid_wait();
-    const int n_pos = a.view->pos[row] + 1;
-    const int n_split = (n_pos + SPLIT - 1) / SPLIT;
-    if (first >= n_split) {
-        return;
-    }
-    if (a.k != NULL && (n_split - 1) % n_part == first) {
-        row_store<T>(a, row, head, n_pos - 1);
-        __syncthreads(); /* all of it is there before the first copy begins */
-    }
-    const int64_t item = row * a.n_head + head;
-    T *const k = reinterpret_cast<T *>(shared + a.stride);
-    T *const v = k + (is_one_buffer ? 0 : SPLIT * a.kv_stride);
-    const row_shared<T> m = {.q = shared, .k = k, .v = v, .score = small, .e = small + SPLIT};
-    row_visit<is_one_buffer>(a, m, row, head, n_pos, first, n_part,
-                             [&](int split, struct softmax_part part, const float(&o)[ROW_COLS]) {
-                                 const int64_t at = item * p.n_split_max + split;
-                                 if (threadIdx.x == 0) {
-                                     p.part[at] = part;
-                                 }
-#pragma unroll
-                                 for (int i = 0; i < ROW_COLS; i++) {
-                                     const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
-                                     if (c < a.d_head) {
-                                         p.o[at * a.d_head + c] = o[i];
-                                     }
-                                 }
-                             });
-    __syncthreads();
     if (threadIdx.x == 0) {
-        const unsigned n = static_cast<unsigned>(min(n_part, n_split));
-        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
-        is_last = atomicAdd(&p.n_arrived[item], 1u) == n - 1;
+        p.part[at] = part.all;
     }
-    __syncthreads();
-    if (is_last) {
-        __threadfence();
-        merge_parts(a, p, item, n_split,
-                    a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head);
-        if (threadIdx.x == 0) {
-            (void)atomicExch(&p.n_arrived[item], 0u); /* for the next launch */
+#pragma unroll
+    for (int i = 0; i < n_col; i++) {
+        const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
+        if (c < a.d_head) {
+            p.o[at * a.d_head + c] = part.o[i];
         }
     }
 }
 
-/* Where the parts lie in a scratch for n_row_max rows. */
-struct parts parts_of(const struct step_scratch *scratch, const struct attention_args *a,
-                      int n_row_max, int n_split_max)
+/* Whether this block is the last of its row's and head's, and sees then what the others have left.
+ * Fences by one thread are enough: behind a barrier they speak for the block, and each costs all that
+ * is under way. */
+__device__ bool arrive(unsigned *n_arrived, int n_unit)
 {
-    const size_t n_item = static_cast<size_t>(n_row_max) * static_cast<size_t>(a->n_head);
-    const size_t n_part = n_item * static_cast<size_t>(n_split_max);
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicAdd(n_arrived, 1u) == static_cast<unsigned>(n_unit) - 1;
+        if (is_last) {
+            __threadfence();
+            (void)atomicExch(n_arrived, 0u); /* for the next launch */
+        }
+    }
+    __syncthreads();
+    return is_last;
+}
+
+/* Grid: heads × units. The block that takes a row's last split, which nobody else reads, stores the
+ * row's own k and v before if that is wanted: a launch less in each layer of a decode step. Bytes:
+ * 8·d_head (BF16: 4·d_head) per position, row and head; flops: 4·d_head; bound: the memory's
+ * bandwidth, and for a row or two the latency of four dependent reads. Share reached: not measured
+ * yet. */
+template <typename T, bool is_one_buffer>
+__global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a, struct parts p)
+{
+    DYN_SHARED(float, shared);
+    __shared__ __align__(16) float small[ROW_SHARED_FLOATS];
+    constexpr int n_col = (is_one_buffer ? D_HEAD_MAX : D_HEAD_TWO_BUFFERS) / BLOCK;
+    const int head = static_cast<int>(blockIdx.x);
+    grid_wait();
+    const struct attention_unit unit = p.unit[blockIdx.y];
+    if (unit.first >= unit.end) {
+        return;
+    }
+    const int n_split = splits_of(unit.n_pos);
+    if (a.k != NULL && unit.end == n_split) {
+        row_store<T>(a, unit, head);
+        __syncthreads(); /* all of it is there before the first copy begins */
+    }
+    const int64_t item = static_cast<int64_t>(unit.row) * a.n_head + head;
+    T *const k = reinterpret_cast<T *>(shared + a.stride);
+    T *const v = k + (is_one_buffer ? 0 : SPLIT * a.kv_stride);
+    const row_shared<T> m = {.q = shared, .k = k, .v = v, .score = small, .e = small + SPLIT};
+    struct fold<n_col> all = {
+        {-INFINITY, 0},
+        {
+        }
+    };
+    struct fold<n_col> part = all;
+    int n_in = 0; /* splits of the part so far */
+    int64_t at = item * p.n_part_max + unit.part;
+    const auto use = [&](int split, struct softmax_part one, const float(&o)[n_col]) {
+        if (n_in++ > 0) {
+            fold_in(&part, one, o);
+        } else {
+            part.all = one;
+#pragma unroll
+            for (int i = 0; i < n_col; i++) {
+                part.o[i] = o[i];
+            }
+        }
+        if (n_in < unit.run && split + 1 < n_split) {
+            return;
+        }
+        n_in = 0;
+        if (unit.n_unit == 1) {
+            fold_in(&all, part.all, part.o);
+        } else {
+            part_write(a, p, at++, part);
+        }
+    };
+    unit_visit<is_one_buffer, n_col>(a, m, unit, head, use);
+    if (unit.n_unit > 1) {
+        if (!arrive(&p.n_arrived[item], unit.n_unit)) {
+            return;
+        }
+        merge_parts(a, p, item, (n_split + unit.run - 1) / unit.run, &all);
+    }
+    row_write(a, unit.row, head, all);
+}
+
+/* Where a launch's parts lie in the scratch: from its start on, and the counters at its end, where
+ * no launch has parts. */
+struct parts parts_of(const struct step_scratch *scratch, const struct attention_args *a, int n_row,
+                      int n_part_max)
+{
+    const size_t n_item = static_cast<size_t>(n_row) * static_cast<size_t>(a->n_head);
+    const size_t n_part = n_item * static_cast<size_t>(n_part_max);
+    const size_t bytes =
+        part_bytes(n_row, n_part_max, static_cast<int64_t>(a->n_head) * a->d_head, a->n_head);
+    CHECK(bytes + n_item * sizeof(unsigned) <= scratch->attention_bytes);
     struct softmax_part *const part = static_cast<struct softmax_part *>(scratch->attention);
-    float *const o = reinterpret_cast<float *>(part + n_part);
+    char *const end = static_cast<char *>(scratch->attention) + scratch->attention_bytes;
     return {
+        .unit = step_units(a->view),
         .part = part,
-        .o = o,
-        .n_arrived = reinterpret_cast<unsigned *>(o + n_part * static_cast<size_t>(a->d_head)),
-        .n_split_max = n_split_max,
+        .o = reinterpret_cast<float *>(part + n_part),
+        .n_arrived = reinterpret_cast<unsigned *>(end) - n_item,
+        .n_part_max = n_part_max,
     };
 }
 
 template <typename T, bool is_one_buffer>
-void part_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_row)
+void part_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_unit)
 {
-    const int n_item = n_row * a->n_head;
-    const int wanted = (BLOCKS_PER_SM * cu->n_sm + n_item - 1) / n_item;
-    const int n_part = wanted < p->n_split_max ? wanted : p->n_split_max;
     const size_t bytes = shared_bytes<T>(a, 1, is_one_buffer ? 1 : 2);
     CHECK(bytes <= SHARED_BYTES_MAX);
     if (!cuda_shared(cu, part_kernel<T, is_one_buffer>, bytes, "attention")) {
         return;
     }
-    const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_part),
-                    static_cast<unsigned>(n_row));
+    const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
     LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
 }
 
 template <typename T>
 void part_launch_of(struct cuda *cu, const struct attention_args *a, const struct parts *p,
-                    int n_row)
+                    int n_unit)
 {
     if (a->d_head > D_HEAD_TWO_BUFFERS) {
-        part_launch<T, true>(cu, a, p, n_row);
+        part_launch<T, true>(cu, a, p, n_unit);
     } else {
-        part_launch<T, false>(cu, a, p, n_row);
+        part_launch<T, false>(cu, a, p, n_unit);
+    }
+}
+
+/* ---- sharing out ----------------------------------------------------------------------------- */
+
+/* Most rows of a step that are spread. */
+int spread_rows(const struct step_limits *l, bool is_drawn)
+{
+    if (is_drawn) {
+        return l->n_seq_max < l->n_tok_max ? l->n_seq_max : l->n_tok_max;
+    }
+    const size_t one_bytes =
+        part_bytes(1, part_count_max(l->n_page_max, false), l->d_model, l->n_head);
+    const size_t n_fit = PART_BYTES_MAX / (one_bytes > 0 ? one_bytes : 1);
+    const int n = n_fit < 1 ? 1 : n_fit < PART_ROWS ? static_cast<int>(n_fit) : PART_ROWS;
+    return n < l->n_tok_max ? n : l->n_tok_max;
+}
+
+/* A row that sees n_pos positions, cut into units of at least share splits where it has as many. */
+struct cut {
+    int run; /* splits of a part */
+    int n_part, n_unit;
+};
+
+struct cut cut_of(int n_pos, bool is_drawn, int share)
+{
+    const int n_split = splits_of(n_pos);
+    const int run = is_drawn ? (n_split + PART_MAX - 1) / PART_MAX : 1;
+    const int n_part = (n_split + run - 1) / run;
+    const int n_each = (share + run - 1) / run; /* parts of a unit */
+    return {run, n_part, (n_part + n_each - 1) / n_each};
+}
+
+/* The least share with which the rows have n_unit units at most, nearly. */
+int share_of(const struct step *step, int n_unit)
+{
+    for (int64_t share = 1;;) {
+        int64_t n = 0;
+        int64_t n_split = 0;
+        for (int r = 0; r < step->n_tok; r++) {
+            n += cut_of(step->pos[r] + 1, step->is_drawn, static_cast<int>(share)).n_unit;
+            n_split += splits_of(step->pos[r] + 1);
+        }
+        if (n <= n_unit) {
+            return static_cast<int>(share);
+        }
+        const int64_t more = share + (share + 7) / 8;
+        share = more > n_split / n_unit ? more : n_split / n_unit;
     }
 }
 
 } // namespace
+
+int attention_unit_count(const struct cuda *cu, const struct step_limits *l, int n_row,
+                         bool is_drawn)
+{
+    if (l->n_head == 0 || n_row > spread_rows(l, is_drawn)) {
+        return 0;
+    }
+    const int wanted = n_row + (BLOCKS_PER_SM * cu->n_sm + l->n_head - 1) / l->n_head;
+    const int64_t most = static_cast<int64_t>(n_row) * part_count_max(l->n_page_max, is_drawn);
+    return wanted < most ? wanted : static_cast<int>(most);
+}
+
+int attention_unit_max(const struct cuda *cu, const struct step_limits *l)
+{
+    const int drawn = attention_unit_count(cu, l, spread_rows(l, true), true);
+    const int asked = attention_unit_count(cu, l, spread_rows(l, false), false);
+    return drawn > asked ? drawn : asked;
+}
+
+void attention_units(const struct step *step, struct attention_unit *unit, int n_unit)
+{
+    const int share = n_unit > 0 ? share_of(step, n_unit) : 0;
+    int n = 0;
+    for (int seq = 0; n_unit > 0 && seq < step->n_seq; seq++) {
+        for (int row = step->seq_first[seq]; row < step->seq_first[seq + 1]; row++) {
+            const int n_pos = step->pos[row] + 1;
+            const int n_split = splits_of(n_pos);
+            const struct cut cut = cut_of(n_pos, step->is_drawn, share);
+            int part = 0;
+            for (int i = 1; i <= cut.n_unit; i++) {
+                const int next =
+                    static_cast<int>(static_cast<int64_t>(cut.n_part) * i / cut.n_unit);
+                const int end = next * cut.run;
+                unit[n++] = {
+                    row,     seq,  n_pos,     part * cut.run, end < n_split ? end : n_split,
+                    cut.run, part, cut.n_unit};
+                part = next;
+            }
+        }
+    }
+    for (; n < n_unit; n++) {
+        unit[n] = {};
+    }
+}
 
 void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,
                     struct tensor v_pages, struct tensor k, struct tensor v,
@@ -281,32 +543,34 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .scale = scale,
         .view = view,
     };
-    const int n_row = static_cast<int>(y.rows);
-    const int n_row_max =
-        static_cast<int>(scratch->attention_bytes / part_row_bytes(n_page_max, y.cols, n_head));
-    if (n_row > n_row_max) {
-        if (k.data != NULL) {
-            cuda_kv_store(cu, k_pages, v_pages, k, v, view, n_head);
-        }
-        attention_tile_launch(cu, &a, cache, n_row);
+    if (scratch->n_unit == 0) {
+        CHECK(!cu->is_drawn && k.data == NULL);
+        attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }
-    const struct parts p = parts_of(scratch, &a, n_row_max, split_count(n_page_max));
+    const struct parts p =
+        parts_of(scratch, &a, static_cast<int>(y.rows), part_count_max(n_page_max, cu->is_drawn));
     if (cache == DTYPE_BF16) {
-        part_launch_of<uint16_t>(cu, &a, &p, n_row);
+        part_launch_of<uint16_t>(cu, &a, &p, scratch->n_unit);
     } else {
-        part_launch_of<float>(cu, &a, &p, n_row);
+        part_launch_of<float>(cu, &a, &p, scratch->n_unit);
     }
 }
 
-size_t attention_scratch(const struct step_limits *limits)
+size_t attention_scratch(const struct step_limits *l)
 {
-    if (limits->n_head == 0) {
+    if (l->n_head == 0) {
         return 0;
     }
-    const size_t row_bytes = part_row_bytes(limits->n_page_max, limits->d_model, limits->n_head);
-    const size_t n_fit = PART_BYTES_MAX / row_bytes;
-    const size_t n_tok = static_cast<size_t>(limits->n_tok_max);
-    const size_t n_row = n_fit < 1 ? 1 : n_fit < PART_ROWS ? n_fit : PART_ROWS;
-    return row_bytes * (n_row < n_tok ? n_row : n_tok);
+    size_t most = 0;
+    int n_row_max = 0;
+    for (int is_drawn = 0; is_drawn < 2; is_drawn++) {
+        const int n_row = spread_rows(l, is_drawn == 1);
+        const size_t bytes =
+            part_bytes(n_row, part_count_max(l->n_page_max, is_drawn == 1), l->d_model, l->n_head);
+        most = bytes > most ? bytes : most;
+        n_row_max = n_row > n_row_max ? n_row : n_row_max;
+    }
+    const size_t n_item = static_cast<size_t>(n_row_max) * static_cast<size_t>(l->n_head);
+    return most + n_item * sizeof(unsigned);
 }

@@ -1,9 +1,9 @@
-/* What the two attention kernels share: above all the arithmetic, because both must give the same
- * bits for a row.
+/* What the attention kernels share: above all the arithmetic, because those in F32 must give the
+ * same bits for a row.
  *
- *   attention.cu       few rows (decode): the splits of a row on several blocks, merged at the end
- *   attention_tile.cu  many rows: a block per tile of a prompt's rows, or per row of
- *                      short sequences
+ *   attention.cu       drawn tokens, and few rows of requests: the splits of a row on several
+ *                      blocks, merged at the end
+ *   attention_tile.cu  many rows of requests: a block per tile of a sequence's rows
  *
  * A row's result for one head is defined like this, whichever kernel computes it. Positions are cut
  * into splits of SPLIT, by absolute position. Within a split
@@ -15,6 +15,10 @@
  * and the splits are merged in ascending order by merge_factors_of and weigh_in: the online softmax
  * of Milakov and Gimelshein, cut as in FlashAttention. Positions that a row does not see are left
  * out, not multiplied by 0: what memory holds there may be NaN.
+ *
+ * Of a drawn token that sees more than PART_MAX splits, runs of n_split / PART_MAX splits, rounded
+ * up, are merged first, each from its first split on, then the runs in ascending order: no row leaves
+ * more than PART_MAX parts in scratch, however long a context may be.
  *
  * The cache is F32 or BF16 (T: float, uint16_t). Its elements are kept in shared memory as they are
  * and are widened when a group of four columns is read; all else is F32 either way, so the two
@@ -31,15 +35,13 @@
 constexpr int SPLIT = 64;      /* positions */
 constexpr int SPLIT_LANES = 8; /* lanes that share the positions of a row */
 constexpr int SPLIT_EACH = SPLIT / SPLIT_LANES;
-constexpr int BLOCK = 128; /* threads, of all attention kernels */
-constexpr int BLOCK_WARPS = BLOCK / 32;
+constexpr int PART_MAX = 64; /* parts of a drawn token's row: blocks that it may occupy */
 constexpr int D_HEAD_MAX = 256;
 /* Dynamic shared memory of a block: the smaller devices have 99 KB, up to 4 of them for static use. */
 constexpr size_t SHARED_BYTES_MAX = 95 << 10;
 /* Wider heads have one buffer for the keys and then the values of a split: two would not fit. */
 constexpr int D_HEAD_TWO_BUFFERS = 128;
-constexpr int ROW_COLS = D_HEAD_MAX / BLOCK; /* columns that a thread sums for a single row */
-static_assert(SPLIT == KV_PAGE * BLOCK_WARPS, "each warp loads a page of a split");
+constexpr int SPLIT_PAGES = SPLIT / KV_PAGE;
 
 struct attention_args {
     float *y;                /* [n_tok, n_head·d_head] */
@@ -66,9 +68,14 @@ static inline size_t shared_bytes(const struct attention_args *a, int n_query, i
            sizeof(T) * static_cast<size_t>(n_buffer * SPLIT * a->kv_stride);
 }
 
-/* attention_tile.cu: any number of rows. cache: the dtype of the pages. */
+/* attention_tile.cu: any number of rows of requests. cache: the dtype of the pages. */
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
                            int n_row);
+
+static __host__ __device__ __forceinline__ int splits_of(int n_pos)
+{
+    return (n_pos + SPLIT - 1) / SPLIT;
+}
 
 namespace
 {
@@ -227,48 +234,51 @@ __device__ __forceinline__ cache_head<T> cache_head_of(const struct attention_ar
             a.view->page + static_cast<int64_t>(seq) * a.view->n_page_max, n_pos};
 }
 
-/* Starts copying a split to to[SPLIT][kv_stride], a page per warp; positions from n_pos on are
- * zeros. pages: cache.k or cache.v. */
-template <typename T>
+/* Starts copying a split to to[SPLIT][kv_stride], whole pages by each of n_warp warps; positions
+ * from n_pos on are zeros. pages: cache.k or cache.v. */
+template <int n_warp, typename T>
 __device__ __forceinline__ void split_load(const struct attention_args &a, T *to, const T *pages,
                                            int64_t page_stride, const cache_head<T> &cache,
                                            int split)
 {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
+    static_assert(SPLIT_PAGES % n_warp == 0, "warps load equal shares");
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int n = cache.n_pos - split * SPLIT - warp * KV_PAGE; /* of this page; may be <= 0 */
-    const T *const from =
-        pages + (n > 0 ? cache.page[split * BLOCK_WARPS + warp] * page_stride : 0);
+#pragma unroll
+    for (int i = 0; i < SPLIT_PAGES; i += n_warp) {
+        const int page = i + static_cast<int>(threadIdx.x) / 32;
+        const int n = cache.n_pos - split * SPLIT - page * KV_PAGE; /* of it; may be <= 0 */
+        const T *const from =
+            pages + (n > 0 ? cache.page[split * SPLIT_PAGES + page] * page_stride : 0);
 #pragma unroll 2
-    for (int p = lane / 16; p < KV_PAGE; p += 2) {
-        row_load(a, to + (warp * KV_PAGE + p) * a.kv_stride, from + p * a.d_head, a.kv_piece,
-                 p >= n, lane % 16);
+        for (int p = lane / 16; p < KV_PAGE; p += 2) {
+            row_load(a, to + (page * KV_PAGE + p) * a.kv_stride, from + p * a.d_head, a.kv_piece,
+                     p >= n, lane % 16);
+        }
     }
 }
 
-/* Calls score(split) when the keys of split first, first + step, .. are in k[SPLIT][kv_stride], and
+/* Calls score(split) when the keys of split first .. end-1 are in k[SPLIT][kv_stride], and
  * weigh(split) when its values are in v. Values arrive while scores are computed, and the next keys
  * while values are summed; with one buffer (k = v) only other blocks of the SM fill the wait.
- * Copies that the caller has started arrive with the first keys. By the whole block; on return
- * nobody reads shared memory any more. */
-template <bool is_one_buffer, typename T, typename Score, typename Weigh>
+ * Copies that the caller has started arrive with the first keys. By the whole block of n_warp
+ * warps; on return nobody reads shared memory any more. */
+template <int n_warp, bool is_one_buffer, typename T, typename Score, typename Weigh>
 __device__ __forceinline__ void splits_visit(const struct attention_args &a, T *k, T *v,
-                                             const cache_head<T> &cache, int first, int step,
+                                             const cache_head<T> &cache, int first, int end,
                                              Score score, Weigh weigh)
 {
-    const int n_split = (cache.n_pos + SPLIT - 1) / SPLIT;
-    if (!is_one_buffer && first < n_split) {
-        split_load(a, k, cache.k, a.k_page_stride, cache, first);
+    if (!is_one_buffer && first < end) {
+        split_load<n_warp>(a, k, cache.k, a.k_page_stride, cache, first);
         copy_async_commit();
     }
 #pragma unroll 1
-    for (int split = first; split < n_split; split += step) {
+    for (int split = first; split < end; split++) {
         if constexpr (is_one_buffer) {
-            split_load(a, k, cache.k, a.k_page_stride, cache, split);
+            split_load<n_warp>(a, k, cache.k, a.k_page_stride, cache, split);
             copy_async_commit();
             copy_async_wait<0>();
         } else {
-            split_load(a, v, cache.v, a.v_page_stride, cache, split);
+            split_load<n_warp>(a, v, cache.v, a.v_page_stride, cache, split);
             copy_async_commit();
             copy_async_wait<1>();
         }
@@ -276,113 +286,18 @@ __device__ __forceinline__ void splits_visit(const struct attention_args &a, T *
         score(split);
         if constexpr (is_one_buffer) {
             __syncthreads(); /* the keys are done */
-            split_load(a, v, cache.v, a.v_page_stride, cache, split);
+            split_load<n_warp>(a, v, cache.v, a.v_page_stride, cache, split);
             copy_async_commit();
         }
         copy_async_wait<0>();
         __syncthreads(); /* the values are there, and the keys are done */
-        if (!is_one_buffer && split + step < n_split) {
-            split_load(a, k, cache.k, a.k_page_stride, cache, split + step);
+        if (!is_one_buffer && split + 1 < end) {
+            split_load<n_warp>(a, k, cache.k, a.k_page_stride, cache, split + 1);
             copy_async_commit();
         }
         weigh(split);
         __syncthreads(); /* the values are done */
     }
-}
-
-/* ---- one row --------------------------------------------------------------------------------- */
-
-/* Shared memory of a block that works on a single row; all 16-byte aligned. */
-template <typename T> struct row_shared {
-    float *q;     /* [stride] */
-    T *k, *v;     /* [SPLIT][kv_stride] */
-    float *score; /* [SPLIT] */
-    float *e;     /* [BLOCK_WARPS][SPLIT]: each warp has its own */
-};
-
-constexpr int ROW_SHARED_FLOATS = SPLIT + BLOCK_WARPS * SPLIT; /* score and e */
-
-/* The sums of the row over the split whose keys are in shared memory, and its e for this warp. */
-template <typename T>
-__device__ __forceinline__ struct softmax_part row_scores(const struct attention_args &a,
-                                                          const row_shared<T> &m, int n_seen)
-{
-    const int thread = static_cast<int>(threadIdx.x);
-    const int lane = thread % 32;
-    if (thread < SPLIT) {
-        const T *const k = m.k + thread * a.kv_stride;
-        float dot = 0;
-#pragma unroll 4
-        for (int c = 0; c < a.d_pad; c += 4) {
-            dot = dot_add(dot, widen_group(m.q + c), widen_group(k + c));
-        }
-        m.score[thread] = dot;
-    }
-    __syncthreads();
-    float s[SPLIT_EACH];
-#pragma unroll
-    for (int j = 0; j < SPLIT_EACH; j++) {
-        s[j] = m.score[lane_pos(lane) + SPLIT_LANES * j];
-    }
-    const struct softmax_part part = softmax_split(s, n_seen, a.scale, lane);
-    float *const e = m.e + thread / 32 * SPLIT;
-    if (lane_row(lane) == 0) {
-#pragma unroll
-        for (int j = 0; j < SPLIT_EACH; j++) {
-            e[lane_pos(lane) + SPLIT_LANES * j] = s[j];
-        }
-    }
-    __syncwarp();
-    return part;
-}
-
-/* Column c of o for the split whose values are in shared memory. */
-template <typename T>
-__device__ __forceinline__ float row_weigh(const struct attention_args &a, const row_shared<T> &m,
-                                           int n_seen, int c)
-{
-    const float *const e = m.e + threadIdx.x / 32 * SPLIT;
-    const T *const v = m.v + c;
-    float o = 0;
-    int u = 0;
-#pragma unroll 2
-    for (; u + 4 <= n_seen; u += 4) {
-        const float4 e4 = widen_group(e + u);
-        o = fmaf(e4.x, widen(v[u * a.kv_stride]), o);
-        o = fmaf(e4.y, widen(v[(u + 1) * a.kv_stride]), o);
-        o = fmaf(e4.z, widen(v[(u + 2) * a.kv_stride]), o);
-        o = fmaf(e4.w, widen(v[(u + 3) * a.kv_stride]), o);
-    }
-    for (; u < n_seen; u++) {
-        o = fmaf(e[u], widen(v[u * a.kv_stride]), o);
-    }
-    return o;
-}
-
-/* Calls use(split, part, o) for the splits first, first + step, .. of a row that sees n_pos
- * positions: o[i] is column threadIdx.x + i·BLOCK, for columns below d_head. */
-template <bool is_one_buffer, typename T, typename Use>
-__device__ __forceinline__ void row_visit(const struct attention_args &a, const row_shared<T> &m,
-                                          int64_t row, int head, int n_pos, int first, int step,
-                                          Use use)
-{
-    const float *const q = a.q + row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
-    if (threadIdx.x < 16) {
-        query_load(a, m.q, q, false, static_cast<int>(threadIdx.x));
-    }
-    struct softmax_part part = {};
-    splits_visit<is_one_buffer>(
-        a, m.k, m.v, cache_head_of<T>(a, a.view->row_seq[row], head, n_pos), first, step,
-        [&](int split) { part = row_scores(a, m, min(n_pos - split * SPLIT, SPLIT)); },
-        [&](int split) {
-            float o[ROW_COLS];
-#pragma unroll
-            for (int i = 0; i < ROW_COLS; i++) {
-                const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
-                o[i] = c < a.d_head ? row_weigh(a, m, min(n_pos - split * SPLIT, SPLIT), c) : 0;
-            }
-            use(split, part, o);
-        });
 }
 
 } // namespace

@@ -1,9 +1,9 @@
-/* Causal attention over the pages of the cache, for many rows: prompts, scoring, large decode
- * batches, and any mix of them.
+/* Causal attention over the pages of the cache, for many rows of requests: prompts, scoring, and any
+ * mix of them.
  *
- * Work is given out in units: a tile of up to 16, 32 or 64 consecutive rows of a sequence that has
- * TILE_MIN rows in the step or more, else a single row. A block finds its unit by a prefix sum over
- * the sequences, so the host need not know them; blocks take unit after unit in fixed steps.
+ * Work is given out in tiles of up to 16, 32 or 64 consecutive rows of a sequence. A block finds its
+ * tile by a prefix sum over the sequences, so the host need not know them; blocks take tile after
+ * tile in fixed steps.
  *
  * A tile reads each split's keys and values once for all of its rows, 16-byte asynchronous copies
  * under way while the other half is computed with. The scores and the sums of values are small
@@ -12,52 +12,45 @@
  * For a prompt of n rows and one head: 8·d_head·n²/(2·64) bytes (of BF16 half), nearly all from the
  * L2 cache, and 2·d_head·n² flops: bound by F32 multiply-adds and, close to it, by shared memory
  * (12 16-byte reads per 128 multiply-adds; of BF16 8 of them of 8 bytes, and 32 instructions to
- * widen). For single rows: by the memory's bandwidth, as in attention.cu. Share reached: not
- * measured yet. */
+ * widen). Share reached: not measured yet. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
 {
 
-constexpr int TILE_MIN = 8;            /* rows: fewer cost less one by one */
+constexpr int BLOCK = 128; /* threads */
+constexpr int BLOCK_WARPS = BLOCK / 32;
 constexpr int ROW_GROUPS = 16;         /* of threads: 8 threads share the rows of a group */
 constexpr int E_STRIDE = SPLIT + 8;    /* so that 4 rows by 8 lanes write to 32 banks */
 constexpr int D_HEAD_LARGE_TILE = 100; /* for tiles of 64 rows: beyond, SHARED_BYTES_MAX */
-constexpr int BLOCKS_PER_SM = 16; /* in the grid: enough to even out units of different length */
+constexpr int BLOCKS_PER_SM = 16; /* in the grid: enough to even out tiles of different length */
 
-/* ---- units ----------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
-/* Rows row .. row+n_row-1 of sequence seq; n_row 1: not as a tile. */
-struct unit {
+/* Rows row .. row+n_row-1 of sequence seq. */
+struct tile {
     int seq, row, n_row;
 };
 
-__device__ __forceinline__ int units_of(int n_row, int tile_rows)
+__device__ __forceinline__ int tiles_of(int n_row, int tile_rows)
 {
-    return n_row >= TILE_MIN ? (n_row + tile_rows - 1) / tile_rows : n_row;
+    return (n_row + tile_rows - 1) / tile_rows;
 }
 
-/* Unit number i of a sequence. The last tile is the longest work, so it comes first. */
-__device__ __forceinline__ struct unit unit_of(int seq, int first, int n_row, int tile_rows, int i)
+/* Tile number i of a sequence. The last one is the longest work, so it comes first. */
+__device__ __forceinline__ struct tile tile_of(int seq, int first, int n_row, int tile_rows, int i)
 {
-    if (n_row < TILE_MIN) {
-        return {seq, first + i, 1};
-    }
-    const int skipped = (units_of(n_row, tile_rows) - 1 - i) * tile_rows;
+    const int skipped = (tiles_of(n_row, tile_rows) - 1 - i) * tile_rows;
     return {seq, first + skipped, min(n_row - skipped, tile_rows)};
 }
 
-/* Unit number i of the step, in the order of its sequences; false if it has no more. By the whole
+/* Tile number i of the step, in the order of its sequences; false if it has no more. By the whole
  * block, which gets the same answer. */
-__device__ bool unit_find(const struct step_view *view, int tile_rows, int i, struct unit *unit)
+__device__ bool tile_find(const struct step_view *view, int tile_rows, int i, struct tile *tile)
 {
-    __shared__ int warp_units[BLOCK_WARPS];
-    __shared__ struct unit found;
+    __shared__ int warp_tiles[BLOCK_WARPS];
+    __shared__ struct tile found;
     const int n_seq = view->n_seq;
-    if (n_seq == view->n_tok) { /* decode */
-        *unit = {i, i, 1};
-        return i < n_seq;
-    }
     const int32_t *const seq_first = view->seq_first;
     const int thread = static_cast<int>(threadIdx.x);
     int before = 0;
@@ -65,35 +58,35 @@ __device__ bool unit_find(const struct step_view *view, int tile_rows, int i, st
         const int seq = base + thread;
         const int first = seq < n_seq ? seq_first[seq] : 0;
         const int n_row = seq < n_seq ? seq_first[seq + 1] - first : 0;
-        const int n = units_of(n_row, tile_rows);
+        const int n = tiles_of(n_row, tile_rows);
         int end = n;
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(0xffffffffu, end, static_cast<unsigned>(step));
             end += thread % 32 >= step ? other : 0;
         }
         if (thread % 32 == 31) {
-            warp_units[thread / 32] = end;
+            warp_tiles[thread / 32] = end;
         }
         __syncthreads();
         end += before;
         for (int w = 0; w < BLOCK_WARPS; w++) {
-            before += warp_units[w];
-            end += w < thread / 32 ? warp_units[w] : 0;
+            before += warp_tiles[w];
+            end += w < thread / 32 ? warp_tiles[w] : 0;
         }
         if (i < end && i >= end - n) {
-            found = unit_of(seq, first, n_row, tile_rows, i - (end - n));
+            found = tile_of(seq, first, n_row, tile_rows, i - (end - n));
         }
         __syncthreads();
     }
     if (i >= before) {
         return false;
     }
-    *unit = found;
+    *tile = found;
     __syncthreads(); /* the next call writes again */
     return true;
 }
 
-/* ---- a tile ---------------------------------------------------------------------------------- */
+/* ---- one of them ----------------------------------------------------------------------------- */
 
 /* A thread's rows are those of its group: warp·rows_of_warp + lane_row + 4·r, r < R. Its positions
  * are lane_pos + 8·j, its columns the G groups of four lane_pos + 8·g. */
@@ -226,17 +219,17 @@ __device__ __forceinline__ void tile_merge(struct tile_sums<R, G> &sums,
 }
 
 template <int R, int G>
-__device__ __forceinline__ void tile_store(const struct attention_args &a, const struct unit &unit,
+__device__ __forceinline__ void tile_store(const struct attention_args &a, const struct tile &tile,
                                            int head, int row, const struct tile_sums<R, G> &sums,
                                            int lane)
 {
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        if (row + 4 * r >= unit.n_row) {
+        if (row + 4 * r >= tile.n_row) {
             continue;
         }
         float *const y =
-            a.y + (unit.row + row + 4 * r) * a.y_stride + static_cast<int64_t>(head) * a.d_head;
+            a.y + (tile.row + row + 4 * r) * a.y_stride + static_cast<int64_t>(head) * a.d_head;
         const float sum = sums.all[r].sum;
 #pragma unroll
         for (int g = 0; g < G; g++) {
@@ -261,13 +254,13 @@ __device__ __forceinline__ void tile_store(const struct attention_args &a, const
 /* One tile and head. Warps whose rows see nothing of a split only wait. */
 template <typename T, int R, int G, bool is_one_buffer>
 __device__ __forceinline__ void tile_attend(const struct attention_args &a, const tile_shared<T> &m,
-                                            const struct unit &unit, int head)
+                                            const struct tile &tile, int head)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp_row = static_cast<int>(threadIdx.x) / 32 * 4 * R;
-    const int warp_end = min(unit.n_row, warp_row + 4 * R);
+    const int warp_end = min(tile.n_row, warp_row + 4 * R);
     const int row = warp_row + lane_row(lane);
-    const int pos = a.view->pos[unit.row];
+    const int pos = a.view->pos[tile.row];
     int col[G];
     struct tile_sums<R, G> sums;
 #pragma unroll
@@ -282,9 +275,9 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a, cons
             sums.o[r][g] = {0, 0, 0, 0};
         }
     }
-    const float *const q = a.q + unit.row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
+    const float *const q = a.q + tile.row * a.q_stride + static_cast<int64_t>(head) * a.d_head;
     for (int i = static_cast<int>(threadIdx.x) / 16; i < R * ROW_GROUPS; i += BLOCK / 16) {
-        const bool is_zero = i >= unit.n_row;
+        const bool is_zero = i >= tile.n_row;
         query_load(a, m.q + i * a.stride, q + (is_zero ? 0 : i * a.q_stride), is_zero,
                    static_cast<int>(threadIdx.x) % 16);
     }
@@ -292,10 +285,11 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a, cons
     /* Positions of a split that row 0 sees, and row i sees i more; not cut to 0 .. SPLIT. */
     const auto seen_by_first = [&](int split) { return pos + 1 - split * SPLIT; };
     const auto is_idle = [&](int split) {
-        return warp_row >= unit.n_row || seen_by_first(split) + warp_end - 1 <= 0;
+        return warp_row >= tile.n_row || seen_by_first(split) + warp_end - 1 <= 0;
     };
-    splits_visit<is_one_buffer>(
-        a, m.k, m.v, cache_head_of<T>(a, unit.seq, head, pos + unit.n_row), 0, 1,
+    splits_visit<BLOCK_WARPS, is_one_buffer>(
+        a, m.k, m.v, cache_head_of<T>(a, tile.seq, head, pos + tile.n_row), 0,
+        splits_of(pos + tile.n_row),
         [&](int split) {
             if (is_idle(split)) {
                 return;
@@ -322,34 +316,7 @@ __device__ __forceinline__ void tile_attend(const struct attention_args &a, cons
                        min(first_seen + warp_row, SPLIT), min(first_seen + warp_end - 1, SPLIT));
             tile_merge<R, G>(sums, part, o, first_seen + row);
         });
-    tile_store<R, G>(a, unit, head, row, sums, lane);
-}
-
-/* ---- a single row ---------------------------------------------------------------------------- */
-
-/* Not inlined, so that tiles keep the registers for themselves. */
-template <typename T, bool is_one_buffer>
-__device__ __attribute__((noinline)) void row_attend(const struct attention_args a,
-                                                     const row_shared<T> m, int64_t row, int head)
-{
-    struct softmax_part all = {-INFINITY, 0};
-    float sums[ROW_COLS] = {};
-    row_visit<is_one_buffer>(a, m, row, head, a.view->pos[row] + 1, 0, 1,
-                             [&](int, struct softmax_part part, const float(&o)[ROW_COLS]) {
-                                 const struct merge_factors f = merge_part(&all, part);
-#pragma unroll
-                                 for (int i = 0; i < ROW_COLS; i++) {
-                                     sums[i] = weigh_in(sums[i], o[i], f);
-                                 }
-                             });
-    float *const y = a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head;
-#pragma unroll
-    for (int i = 0; i < ROW_COLS; i++) {
-        const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
-        if (c < a.d_head) {
-            y[c] = sums[i] / all.sum;
-        }
-    }
+    tile_store<R, G>(a, tile, head, row, sums, lane);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
@@ -360,24 +327,18 @@ __global__ void __launch_bounds__(BLOCK, blocks_per_sm) tile_kernel(struct atten
 {
     DYN_SHARED(float, shared);
     constexpr int tile_rows = R * ROW_GROUPS;
-    static_assert(tile_rows * E_STRIDE >= ROW_SHARED_FLOATS, "a single row needs no more");
     T *const k = reinterpret_cast<T *>(shared + tile_rows * a.stride);
     T *const v = k + (is_one_buffer ? 0 : SPLIT * a.kv_stride);
     float *const e = reinterpret_cast<float *>(v + SPLIT * a.kv_stride);
-    const tile_shared<T> tile = {.q = shared, .k = k, .v = v, .e = e};
-    const row_shared<T> single = {.q = shared, .k = k, .v = v, .score = e, .e = e + SPLIT};
+    const tile_shared<T> m = {.q = shared, .k = k, .v = v, .e = e};
     grid_wait();
     for (int64_t item = blockIdx.x;; item += gridDim.x) {
         const int head = static_cast<int>(item % a.n_head);
-        struct unit unit;
-        if (!unit_find(a.view, tile_rows, static_cast<int>(item / a.n_head), &unit)) {
+        struct tile tile;
+        if (!tile_find(a.view, tile_rows, static_cast<int>(item / a.n_head), &tile)) {
             return;
         }
-        if (unit.n_row == 1) {
-            row_attend<T, is_one_buffer>(a, single, unit.row, head);
-        } else {
-            tile_attend<T, R, G, is_one_buffer>(a, tile, unit, head);
-        }
+        tile_attend<T, R, G, is_one_buffer>(a, m, tile, head);
     }
 }
 
@@ -392,7 +353,7 @@ void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
     if (!cuda_shared(cu, kernel, bytes, "attention")) {
         return;
     }
-    const int64_t n_item = static_cast<int64_t>(n_row) * a->n_head; /* units × heads, at most */
+    const int64_t n_item = static_cast<int64_t>(n_row) * a->n_head; /* tiles × heads, at most */
     const int64_t n_block = static_cast<int64_t>(BLOCKS_PER_SM) * cu->n_sm;
     LAUNCH(kernel, dim3(static_cast<unsigned>(n_item < n_block ? n_item : n_block)), dim3(BLOCK),
            bytes, cuda_queue(cu), *a);

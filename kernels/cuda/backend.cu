@@ -80,10 +80,13 @@ bool cuda_shared_at_least(struct cuda *cu, const void *kernel, size_t bytes, con
         return true;
     }
     CHECK(i < CUDA_KERNEL_MAX);
-    if (!cuda_ok(cu,
-                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(bytes)),
-                 op)) {
+    cudaFuncAttributes now = {}; /* the process's: another backend may have asked for more */
+    if (!cuda_ok(cu, cudaFuncGetAttributes(&now, kernel), op) ||
+        (now.maxDynamicSharedSizeBytes < static_cast<int>(bytes) &&
+         !cuda_ok(cu,
+                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(bytes)),
+                  op))) {
         return false;
     }
     cu->shared[i] = {kernel, bytes};

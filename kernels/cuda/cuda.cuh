@@ -59,12 +59,33 @@ struct step_view {
     float *top_logprob;
 };
 
+/* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
+ * no split are filled up with 0. attention.cu. */
+struct __align__(16) attention_unit
+{
+    int32_t row, seq;
+    int32_t n_pos; /* positions that the row sees */
+    int32_t first, end;
+    int32_t run;    /* splits that are merged to a part before parts are merged */
+    int32_t part;   /* of the first split */
+    int32_t n_unit; /* of the row */
+};
+
+/* They lie behind the step's view, at the same address in each step. */
+static inline const struct attention_unit *step_units(const struct step_view *view)
+{
+    constexpr size_t at = (sizeof(struct step_view) + 15) / 16 * 16;
+    return reinterpret_cast<const struct attention_unit *>(reinterpret_cast<const char *>(view) +
+                                                           at);
+}
+
 /* Scratch in device memory, reserved with the step by the sizes its users state (attention_scratch,
  * vocab_scratch). Contents do not outlive one op, but for attention's counters, which each launch
  * leaves at 0: its memory is zeroed when the step is made. */
 struct step_scratch {
     void *attention;
     size_t attention_bytes;
+    int n_unit;  /* of attention, in this step; 0: its rows are not spread */
     void *vocab; /* sample and logprobs */
     size_t vocab_bytes;
 };
@@ -266,6 +287,12 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     const struct step_view *view, const struct step_scratch *scratch,
                     int n_page_max, int n_head, float scale);
 size_t attention_scratch(const struct step_limits *limits);
+/* Units of a step of n_row rows, which nothing else decides; 0: it has none. At most so many. */
+int attention_unit_count(const struct cuda *cu, const struct step_limits *limits, int n_row,
+                         bool is_drawn);
+int attention_unit_max(const struct cuda *cu, const struct step_limits *limits);
+/* Shares the rows of a step out among so many units. */
+void attention_units(const struct step *step, struct attention_unit *unit, int n_unit);
 
 /* span.cu. y has rows. */
 void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,

@@ -4,7 +4,7 @@
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
  * starts one copy of it to the device's block:
  *
- *   step_view | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
+ *   step_view | attention's units | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
  *   out_rank out_entropy top_id top_logprob
  *   <-------------------------- uploaded ------------------------------->
  *                                                           <------- downloaded --------------->
@@ -83,11 +83,15 @@ static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_pag
 }
 
 /* Addresses of the arrays of s, for the counts of s. Copies the inputs if p has a block. */
-static struct step_view pack_step(struct pack *p, const struct step *s, int n_page,
+static struct step_view pack_step(struct pack *p, const struct step *s, int n_page, int n_unit,
                                   size_t *down_first)
 {
     struct step_view v = {};
-    (void)pack_room<struct step_view>(p, 1, 1);
+    const struct step_view *const at = pack_room<struct step_view>(p, 1, 1);
+    if (p->up != NULL) {
+        attention_units(s, reinterpret_cast<struct attention_unit *>(p->up + p->used), n_unit);
+    }
+    CHECK(pack_room<struct attention_unit>(p, n_unit, 1) == step_units(at));
     v.n_tok = s->n_tok;
     v.n_seq = s->n_seq;
     v.n_out = s->n_out;
@@ -133,7 +137,7 @@ static void pack_results(struct pack *p, const struct step *s, struct step_view 
 }
 
 /* Bytes of the fullest step. */
-static size_t pack_bytes(const struct step_limits *limits)
+static size_t pack_bytes(const struct cuda *cu, const struct step_limits *limits)
 {
     struct step full = {};
     full.limits = *limits;
@@ -147,7 +151,8 @@ static size_t pack_bytes(const struct step_limits *limits)
     full.n_redirect = limits->n_redirect_max;
     struct pack p = {};
     size_t down_first = 0;
-    struct step_view v = pack_step(&p, &full, limits->n_page_max, &down_first);
+    struct step_view v =
+        pack_step(&p, &full, limits->n_page_max, attention_unit_max(cu, limits), &down_first);
     pack_results(&p, &full, &v);
     return p.used;
 }
@@ -159,7 +164,7 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
     struct step_inside *const in = inside_of(s);
     struct step_scratch *const scratch = &s->scratch;
     const struct step_limits *const limits = &s->step.limits;
-    in->bytes = pack_bytes(limits);
+    in->bytes = pack_bytes(cu, limits);
     scratch->attention_bytes = attention_scratch(limits);
     scratch->vocab_bytes = vocab_scratch(limits);
     void *device = NULL;
@@ -256,7 +261,8 @@ void cuda_step_begin(struct backend *be, struct step *step)
     in->fetched = 0;
     struct pack p = {in->up, in->device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
-    in->view = pack_step(&p, step, n_page, &in->down_first);
+    s->scratch.n_unit = attention_unit_count(cu, &step->limits, step->n_tok, step->is_drawn);
+    in->view = pack_step(&p, step, n_page, s->scratch.n_unit, &in->down_first);
     const size_t up_bytes = p.used;
     pack_results(&p, step, &in->view);
     CHECK(p.used <= in->bytes);

@@ -257,11 +257,12 @@ size_t dynamic_shared_max(const void *kernel)
     return SHARED_DEFAULT;
 }
 
-cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes)
+cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes, const void *kernel)
 {
     API_BEGIN;
     const struct environment *const environment = environment_get();
     attributes->ptxVersion = environment->code;
+    attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_shared_max(kernel));
     return api_end(environment->code > environment->sm ? cudaErrorNoKernelImageForDevice
                                                        : cudaSuccess);
 }

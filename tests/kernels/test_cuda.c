@@ -663,12 +663,13 @@ static void search_run(struct backend *be, const struct search *s)
 }
 
 /* A graph's kernel keeps the shared memory that it was captured with when the same kernel has run
- * with less in between. */
+ * with less in between, for this backend or for another one of the process. */
 static void test_a_graph_keeps_its_shared_memory(void **state)
 {
     (void)state;
     need_library();
     struct backend *const be = fine_open();
+    struct backend *const other = fine_open();
     const struct step_limits limits = {
         .n_tok_max = 1, .n_seq_max = 1, .n_page_max = 1, .n_out_max = 1};
     struct step *step = NULL;
@@ -678,6 +679,9 @@ static void test_a_graph_keeps_its_shared_memory(void **state)
     assert_int_equal(be->op->buffer_new(be, &memory, 64 << 10, "search", NULL), ERR_OK);
     const struct search large = search_new(be, memory, SEARCH_KEYS_MAX, SEARCH_D_MAX);
     const struct search small = search_new(be, memory, 32, 4);
+    void *other_memory = NULL;
+    assert_int_equal(other->op->buffer_new(other, &other_memory, 64 << 10, "search", NULL), ERR_OK);
+    const struct search beside = search_new(other, other_memory, 32, 4);
     step->n_tok = step->n_seq = step->n_out = step->seq_first[1] = step->ops_list = 1;
     step->is_drawn = true;
     step->out_want[0] = OUT_SAMPLE;
@@ -689,8 +693,12 @@ static void test_a_graph_keeps_its_shared_memory(void **state)
         if (be->op->finish(be, step, &err) != ERR_OK) {
             fail_msg("step %d: %s", i, err.message);
         }
+        search_run(other, &beside);
     }
     assert_int_equal(be->n_prepared, 3);
+    other->op->weight_free(other, beside.keys);
+    other->op->buffer_free(other, other_memory);
+    backend_close(other);
     be->op->weight_free(be, large.keys);
     be->op->weight_free(be, small.keys);
     be->op->step_free(be, step);

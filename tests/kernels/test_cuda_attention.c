@@ -1,7 +1,8 @@
 /* The CUDA backend's attention where test_kernels does not reach: contexts of more splits than a
  * block has threads, more sequences than that in a step, and heads of every kind of width, with a
  * cache in F32 and in BF16. Few rows and many rows are different kernels; they must give the same
- * bits, and ref's values: as exactly in BF16, since only what is stored is rounded. */
+ * bits, and ref's values: as exactly in BF16, since only what is stored is rounded. Drawn tokens are
+ * spread over blocks whatever the limits are. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -10,12 +11,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
-enum { SEQ_MAX = 200 };
+enum { SEQ_MAX = 256 };
 
 /* Sequences of n_old positions in the cache and n_new rows to attend. Rows of q, k and v are all
  * positions of one sequence after the other's. */
@@ -286,7 +289,7 @@ static void test_more_sequences_than_threads(void **state)
     check_crowd(&c, 2);
 }
 
-/* Decode of more rows than are spread over blocks. */
+/* Decode of more rows than are spread of requests. */
 static void test_many_single_rows(void **state)
 {
     (void)state;
@@ -297,6 +300,108 @@ static void test_many_single_rows(void **state)
         }
         check_crowd(&c, 1);
     }
+}
+
+/* What the cuda backend makes of the new rows of all sequences in one step. */
+static float *attended(const struct crowd *c)
+{
+    const int begin[SEQ_MAX] = {0};
+    int end[SEQ_MAX];
+    for (int s = 0; s < c->n_seq; s++) {
+        end[s] = c->n_old[s] + c->n_new[s];
+    }
+    struct side side = side_new("cuda", c);
+    store(&side, c, begin, end);
+    float *const out = out_new(c);
+    assert_int_equal(attend(&side, c, c->n_old, end, out, NULL), ERR_OK);
+    side_close(&side, c);
+    return out;
+}
+
+/* Of the double's launches, those whose line holds name. */
+static int count_launches(const char *path, const char *name)
+{
+    FILE *const file = fopen(path, "r");
+    assert_non_null(file);
+    char line[500];
+    int n = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        n += strncmp(line, "launch\t", 7) == 0 && strstr(line, name) != NULL;
+    }
+    (void)fclose(file);
+    return n;
+}
+
+/* A limit of 128 k positions and as many rows as may be: drawn tokens are spread over blocks all the
+ * same, and have ref's values and the bits that they have alone and with a small limit. One text is so
+ * long that its parts are runs of splits; of the largest crowd most rows have one block. */
+static void test_neither_limit_nor_rows_change_how_tokens_are_drawn(void **state)
+{
+    (void)state;
+    static const int n_seq[] = {8, 64, 256};
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int i = 0; i < 3; i++) {
+        struct crowd c = {.cache = caches[i % 2], .n_head = 2, .d_head = 8};
+        for (int s = 0; s < n_seq[i]; s++) {
+            crowd_add(&c, s == 5 ? 64 * 130 + 3 : s * 37 % 300, 1);
+        }
+        struct crowd large = c;
+        large.n_page_max = 131072 / KV_PAGE;
+        check_crowd(&large, 1);
+        crowd_fill(&c);
+        float *const small = attended(&c);
+        char path[] = "/tmp/test_cuda_attention.XXXXXX";
+        const int file = mkstemp(path);
+        assert_true(file >= 0);
+        assert_int_equal(close(file), 0);
+        assert_int_equal(setenv("CUDA_HOST_TRACE", path, 1), 0);
+        c.n_page_max = large.n_page_max;
+        float *const wide = attended(&c);
+        assert_int_equal(unsetenv("CUDA_HOST_TRACE"), 0);
+        const size_t n = (size_t)c.n_position * (size_t)(c.n_head * c.d_head);
+        assert_memory_equal(small, wide, n * sizeof *small);
+        if (strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL) {
+            assert_int_equal(count_launches(path, "part_kernel"), 1);
+            assert_int_equal(count_launches(path, ""), 1 + count_launches(path, "store_kernel"));
+        }
+        (void)unlink(path);
+        free(small);
+        free(wide);
+        crowd_drop(&c);
+    }
+}
+
+/* Scratch is for as many drawn rows as there may be sequences, of PART_MAX parts at most: that a
+ * context may be longer costs nothing. */
+static void test_scratch_does_not_grow_with_the_limit(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    int64_t taken[2];
+    for (int i = 0; i < 2; i++) {
+        const struct backend_options options = {"cuda", 1, false, NULL};
+        struct backend *be = NULL;
+        struct step *step = NULL;
+        assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+        const struct step_limits limits = {.n_tok_max = 256,
+                                           .n_seq_max = 256,
+                                           .n_page_max = (i == 0 ? 8192 : 131072) / KV_PAGE,
+                                           .d_model = 1024,
+                                           .n_head = 16};
+        const int64_t before = be->op->memory_available(be);
+        assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+        const int64_t pages =
+            (int64_t)limits.n_seq_max * limits.n_page_max * (int64_t)sizeof(int32_t);
+        taken[i] = before - be->op->memory_available(be) - pages;
+        be->op->step_free(be, step);
+        backend_close(be);
+    }
+    assert_true(taken[0] > 256 * 64 * 1024 * 4);
+    assert_true(taken[1] <= taken[0] + (1 << 20));
 }
 
 /* Both sides of every width at which another kernel or way of loading begins. Many heads make large
@@ -480,6 +585,8 @@ int main(void)
         cmocka_unit_test(test_more_splits_than_threads),
         cmocka_unit_test(test_more_sequences_than_threads),
         cmocka_unit_test(test_many_single_rows),
+        cmocka_unit_test(test_neither_limit_nor_rows_change_how_tokens_are_drawn),
+        cmocka_unit_test(test_scratch_does_not_grow_with_the_limit),
         cmocka_unit_test(test_widths_of_heads),
         cmocka_unit_test(test_pages_that_start_anywhere),
         cmocka_unit_test(test_heads_that_are_too_wide),

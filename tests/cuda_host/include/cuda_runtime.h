@@ -180,7 +180,7 @@ enum cudaFuncCache {
 };
 
 struct cudaFuncAttributes {
-    int ptxVersion;
+    int ptxVersion, maxDynamicSharedSizeBytes;
 };
 
 enum cudaStreamCaptureMode {
@@ -263,7 +263,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr,
                                          int value);
-cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes);
+cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
+                                          const void *kernel);
 }
 
 /* C++ conveniences of the real header. */
@@ -288,8 +289,7 @@ cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attr, int val
 template <typename T>
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *kernel)
 {
-    (void)kernel;
-    return cuda_host_func_get_attributes(attributes);
+    return cuda_host_func_get_attributes(attributes, reinterpret_cast<const void *>(kernel));
 }
 
 #endif
