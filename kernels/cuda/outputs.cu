@@ -74,43 +74,58 @@ size_t row_floats_of(int64_t n_vocab)
 
 /* ---- by group ------------------------------------------------------------------------------- */
 
-/* How many of the warp's logits come before the target's. */
-__device__ __forceinline__ int count_before(const float (&v)[VOCAB_LANE], int n, int group, float z,
+/* How many of the group's logits v come before the target's, z: none past the vocabulary, where v is
+ * -infinity and no id is below a target. */
+__device__ __forceinline__ int count_before(const float (&v)[VOCAB_LANE], int group, float z,
                                             int target)
 {
     int n_before = 0;
 #pragma unroll
     for (int i = 0; i < VOCAB_LANE; i++) {
-        const int id = vocab_id(group, i);
-        n_before += id < n && (v[i] > z || (v[i] == z && id < target)) ? 1 : 0;
+        const bool is_tied = (v[i] == z) & (vocab_id(group, i) < target);
+        n_before += ((v[i] > z) | is_tied) ? 1 : 0;
     }
     return __reduce_add_sync(VOCAB_ALL_LANES, n_before);
 }
 
-/* A group of the row of logits z, v being the warp's of them. */
-__device__ __forceinline__ void distribution_group(const struct group_parts &parts, const float *z,
-                                                   int n, int group, const float (&v)[VOCAB_LANE],
-                                                   int want, int target)
+/* What a row's groups are read for. */
+struct goal {
+    bool is_counted; /* a target is given: tokens before it */
+    bool has_entropy;
+    int target;
+    float z; /* the target's logit */
+};
+
+__device__ __forceinline__ struct goal goal_of_row(const struct step_view *view, int out, int want,
+                                                   const float *z)
 {
-    const bool is_broken = vocab_is_broken(v);
-    const float max = vocab_group_max(v);
-    int n_before = 0;
-    if ((want & OUT_LOGPROB) != 0 && target != TARGET_SAMPLED) {
-        n_before = count_before(v, n, group, z[target], target);
-    }
+    const int target = view->target[out];
+    const bool is_counted = (want & OUT_LOGPROB) != 0 && target != TARGET_SAMPLED;
+    return {is_counted, (want & OUT_ENTROPY) != 0, target, is_counted ? z[target] : 0};
+}
+
+/* A group of a row, of which the warp has the logits v, the largest of them max. */
+__device__ __forceinline__ void distribution_group(const struct group_parts &parts, int group,
+                                                   const float (&v)[VOCAB_LANE], float max,
+                                                   bool is_broken, const struct goal &goal)
+{
+    const int n_before = goal.is_counted ? count_before(v, group, goal.z, goal.target) : 0;
     float sum = 0;
     float moment = 0;
     if (fabsf(max) < INFINITY) {
-        const struct vocab_share scale = {max, 1.0f, 0.0f};
         float share[VOCAB_LANE];
-        float term[VOCAB_LANE];
 #pragma unroll
         for (int i = 0; i < VOCAB_LANE; i++) {
-            share[i] = vocab_share(scale, v[i]);
-            term[i] = share[i] > 0 ? share[i] * (v[i] - max) : 0; /* 0 · -infinity is no number */
+            share[i] = vocab_plain_share(max, v[i]);
         }
         sum = vocab_group_sum(share);
-        moment = (want & OUT_ENTROPY) != 0 ? vocab_group_sum(term) : 0;
+        if (goal.has_entropy) {
+#pragma unroll
+            for (int i = 0; i < VOCAB_LANE; i++) { /* 0 · -infinity is no number */
+                share[i] = share[i] > 0 ? share[i] * (v[i] - max) : 0;
+            }
+            moment = vocab_group_sum(share);
+        }
     }
     if (vocab_lane() == 0) {
         parts.max[group] = is_broken ? NAN : max;
@@ -143,14 +158,14 @@ __device__ struct distribution merge_groups(const struct group_parts &parts, int
     if (max_key == UINT32_MAX || max_key == vocab_key(-INFINITY)) {
         return {NAN, NAN, NAN, -1};
     }
-    const struct vocab_share share = {vocab_logit(max_key), 1.0f, 0.0f};
+    const float max = vocab_logit(max_key);
     double total = 0;
     double moment = 0;
     unsigned long long n_before = 0;
     for (int g = static_cast<int>(threadIdx.x); g < n_group; g += VOCAB_BLOCK) {
-        const double scale = static_cast<double>(vocab_share(share, parts.max[g]));
+        const double scale = static_cast<double>(vocab_plain_share(max, parts.max[g]));
         if (scale > 0) { /* from the group's maximum to the row's */
-            const double down = static_cast<double>(parts.max[g]) - static_cast<double>(share.max);
+            const double down = static_cast<double>(parts.max[g]) - static_cast<double>(max);
             const double sum = static_cast<double>(parts.sum[g]);
             total += scale * sum;
             moment += scale * (static_cast<double>(parts.moment[g]) + down * sum);
@@ -160,7 +175,7 @@ __device__ struct distribution merge_groups(const struct group_parts &parts, int
     total = vocab_block_sum(total);
     moment = vocab_block_sum(moment);
     struct distribution d = {};
-    d.max = static_cast<double>(share.max);
+    d.max = static_cast<double>(max);
     d.log_total = log(total);
     d.entropy = d.log_total - moment / total;
     d.n_before = static_cast<int>(vocab_block_sum(n_before));
@@ -297,7 +312,7 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, BLOCKS_PER_SM)
     grid_wait();
     const int want = view->out_want[out];
     const struct sample_params &p = view->sample[out];
-    const int target = view->target[out];
+    const struct goal goal = goal_of_row(view, out, want, z);
     if ((want & OUT_SAMPLE) != 0 && has_lists(p)) {
         adjust_ids(own.copy, z, view, p, begin * VOCAB_GROUP, min(end * VOCAB_GROUP, n));
     }
@@ -306,11 +321,13 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, BLOCKS_PER_SM)
          group += VOCAB_WARPS) {
         float v[VOCAB_LANE];
         vocab_load(v, z, n, group, vocab_is_aligned(z));
+        const float max = vocab_group_max(v);
+        const bool is_broken = vocab_is_broken(v);
         if ((want & OUT_SAMPLE) != 0) {
-            draw_group(own.draw, own.copy, n, group, v, p);
+            draw_group(own.draw, own.copy, n, group, v, max, is_broken, p);
         }
         if ((want & OUT_OF_LOGITS) != 0) {
-            distribution_group(own.parts, z, n, group, v, want, target);
+            distribution_group(own.parts, group, v, max, is_broken, goal);
         }
     }
     if (!is_last_block(room.n_arrived + at)) {

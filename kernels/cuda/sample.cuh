@@ -78,23 +78,22 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
     __syncthreads();
 }
 
-/* A group of the row, of logits z, v being the warp's of them; copy: adjusted ones where the row has
- * lists. */
+/* A group of the row, of which the warp has the logits v, the largest of them max; copy: the adjusted row
+ * where it has lists. */
 __device__ __forceinline__ void draw_group(const struct draw_parts &parts, const float *copy, int n,
-                                           int group, const float (&v)[VOCAB_LANE],
-                                           const struct sample_params &p)
+                                           int group, const float (&v)[VOCAB_LANE], float max,
+                                           bool is_broken, const struct sample_params &p)
 {
-    const bool is_broken = vocab_is_broken(v);
     float share[VOCAB_LANE];
     if (has_lists(p)) {
         vocab_load(share, copy, n, group, vocab_is_aligned(copy));
+        max = vocab_group_max(share);
     } else {
 #pragma unroll
         for (int i = 0; i < VOCAB_LANE; i++) {
             share[i] = v[i];
         }
     }
-    const float max = vocab_group_max(share);
     if (vocab_lane() == 0) {
         parts.max[group] = is_broken ? NAN : max;
     }
