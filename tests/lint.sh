@@ -100,7 +100,7 @@ for file in kernels/ref/*.c; do
     stem=$(basename "$file" .c)
     case $stem in ref | weight) continue ;; esac
     [ -f "kernels/cpu/$stem.c" ] || echo "kernels/cpu/$stem.c"
-    compgen -G "kernels/cuda/$stem*.cu" >/dev/null || echo "kernels/cuda/$stem.cu"
+    compgen -G "kernels/cuda/$stem*.cu*" >/dev/null || echo "kernels/cuda/$stem.cu"
     case $stem in linear | sample) continue ;; esac
     [ -f "kernels/cpu/simd/$stem.c" ] || echo "kernels/cpu/simd/$stem.c"
 done | finding "an op of kernels/ref without a file of its name"

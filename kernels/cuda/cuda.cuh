@@ -80,13 +80,13 @@ static inline const struct attention_unit *step_units(const struct step_view *vi
 }
 
 /* Scratch in device memory, reserved with the step by the sizes its users state (attention_scratch,
- * vocab_scratch). Contents do not outlive one op, but for attention's counters, which each launch
- * leaves at 0: its memory is zeroed when the step is made. */
+ * vocab_scratch). Contents do not outlive one op, but for counters, which each launch leaves at 0: the
+ * memory is zeroed when the step is made. */
 struct step_scratch {
     void *attention;
     size_t attention_bytes;
     int n_unit;  /* of attention, in this step; 0: its rows are not spread */
-    void *vocab; /* sample and logprobs */
+    void *vocab; /* outputs */
     size_t vocab_bytes;
 };
 
@@ -370,12 +370,10 @@ void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, str
 /* outputs_softmax.cu */
 void cuda_log_softmax(struct cuda *cu, struct tensor y, struct tensor base);
 
-/* sample.cu, outputs.cu */
-void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
-                 const struct step_scratch *scratch, int first);
-void cuda_logprobs(struct cuda *cu, struct tensor logits, const struct step_view *view,
-                   const struct step_scratch *scratch, int first);
-size_t vocab_scratch(const struct step_limits *limits); /* sample.cu; enough for both */
+/* outputs.cu */
+void cuda_outputs(struct cuda *cu, struct tensor logits, const struct step_view *view,
+                  const struct step_scratch *scratch, int first);
+size_t vocab_scratch(const struct step_limits *limits);
 
 /* The element at [row, col] as F32. resource.cu */
 float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col);

@@ -209,10 +209,8 @@ void launch_outputs(struct backend *be, struct tensor logits, struct step *step,
 {
     const struct cuda_step *const s = cuda_step_of(step);
     step_will_output(step, first, logits.rows);
-    run(be, "sample", logits, NULL,
-        [&](struct cuda *cu) { cuda_sample(cu, logits, s->view, &s->scratch, first); });
-    run(be, "logprobs", logits, NULL,
-        [&](struct cuda *cu) { cuda_logprobs(cu, logits, s->view, &s->scratch, first); });
+    run(be, "outputs", logits, NULL,
+        [&](struct cuda *cu) { cuda_outputs(cu, logits, s->view, &s->scratch, first); });
 }
 
 void launch_linear_outputs(struct backend *be, struct tensor logits, struct tensor x,

@@ -159,6 +159,17 @@ static size_t pack_bytes(const struct cuda *cu, const struct step_limits *limits
 
 /* ---- making --------------------------------------------------------------------------------- */
 
+/* Zeroed: blocks that arrive are counted from 0 on. */
+static enum err_code scratch_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
+                                 struct err *err)
+{
+    const enum err_code code = resource_device_new(cu, data, bytes, purpose, err);
+    if (code == ERR_OK && bytes > 0) {
+        (void)cuda_ok(cu, cudaMemsetAsync(*data, 0, bytes, cu->stream), "cuda_step_new");
+    }
+    return code;
+}
+
 static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err *err)
 {
     struct step_inside *const in = inside_of(s);
@@ -184,17 +195,12 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
         in->down = static_cast<char *>(down);
     }
     if (code == ERR_OK) {
-        code = resource_device_new(cu, &scratch->attention, scratch->attention_bytes,
-                                   "attention's scratch", err);
-    }
-    if (code == ERR_OK && scratch->attention_bytes > 0) { /* it counts arrivals from 0 on */
-        (void)cuda_ok(cu,
-                      cudaMemsetAsync(scratch->attention, 0, scratch->attention_bytes, cu->stream),
-                      "cuda_step_new");
+        code = scratch_new(cu, &scratch->attention, scratch->attention_bytes, "attention's scratch",
+                           err);
     }
     if (code == ERR_OK) {
-        code = resource_device_new(cu, &scratch->vocab, scratch->vocab_bytes,
-                                   "the vocabulary's scratch", err);
+        code =
+            scratch_new(cu, &scratch->vocab, scratch->vocab_bytes, "the vocabulary's scratch", err);
     }
     return code;
 }

@@ -1,10 +1,10 @@
-/* Rows of logits on the GPU: what sample.cu and outputs.cu share.
+/* Rows of logits on the GPU: what the steps of outputs.cu's kernel share.
  *
- * Both ops are two kernels. The first spreads a row over many warps: each reads one group of 256
- * consecutive ids and leaves the group's largest logit and sums in scratch. The second takes one
- * block per row, merges the groups in a fixed order, and from then on reads only groups that can
- * matter: whatever it looks for lies above some bound, and a group whose largest logit is below the
- * bound is skipped. So each logit is read once from memory, and few of them again from the L2.
+ * A row is spread over many warps: each reads groups of 256 consecutive ids and leaves a group's largest
+ * logit and sums in scratch. The last block of a row to arrive merges the groups in a fixed order,
+ * and from then on reads only groups that can matter: whatever it looks for lies above some bound,
+ * and a group whose largest logit is below the bound is skipped. So each logit is read once from
+ * memory, and few of them again from the L2.
  *
  * An element (a token with its logit) is one 64-bit number that is larger the earlier the token
  * comes: the logit's bits, made to order like an integer, above n_vocab - 1 - id. Elements are
@@ -25,9 +25,7 @@ enum {
     VOCAB_WARP = 32,
     VOCAB_LANE = 8, /* logits of a group that one lane holds */
     VOCAB_GROUP = VOCAB_WARP * VOCAB_LANE,
-    VOCAB_SPREAD = 256, /* threads per block of the first kernel: a warp per group */
-    VOCAB_SPREAD_GROUPS = VOCAB_SPREAD / VOCAB_WARP,
-    VOCAB_BLOCK = 512, /* threads per block of the second */
+    VOCAB_BLOCK = 512, /* threads */
     VOCAB_WARPS = VOCAB_BLOCK / VOCAB_WARP,
     VOCAB_LIST = 2048, /* elements that fit in shared memory */
     VOCAB_CUT = 4,     /* parts that vocab_find cuts a range in */
@@ -39,8 +37,8 @@ constexpr vocab_element VOCAB_FIRST = ~0ull; /* before every element */
 constexpr vocab_element VOCAB_LAST = 0;      /* after every element */
 constexpr unsigned VOCAB_ALL_LANES = ~0u;
 
-/* A function that is compiled once: the steps of the second kernel are called from several
- * places, and inlined everywhere they would make minutes of compiling. */
+/* A function that is compiled once: what the last block does is called from several places, and
+ * inlined everywhere it would make minutes of compiling. */
 #define VOCAB_CALLED __attribute__((noinline))
 
 static inline int vocab_groups(int64_t n_vocab)
@@ -48,43 +46,14 @@ static inline int vocab_groups(int64_t n_vocab)
     return static_cast<int>((n_vocab + VOCAB_GROUP - 1) / VOCAB_GROUP);
 }
 
-/* Floats of scratch per row: for sample a copy of the row, and four numbers per group. Rows start
- * at 256-byte boundaries, the numbers at 16-byte ones. */
-static inline size_t vocab_row_floats(int64_t n_vocab, bool has_copy)
-{
-    const size_t n_copy = has_copy ? (static_cast<size_t>(n_vocab) + 3) / 4 * 4 : 0;
-    return (n_copy + 4 * static_cast<size_t>(vocab_groups(n_vocab)) + 63) / 64 * 64;
-}
-
-/* Scratch for the rows of a launch: row_floats for each, used as each op says. */
-struct vocab_room {
-    float *data;
-    size_t row_floats;
-    int n_vocab, n_group;
-};
-
-typedef void vocab_kernel(struct vocab_room room, const float *logits, int64_t stride,
-                          const struct step_view *view, int first);
-
-/* One of the two ops: its kernels, and whether its scratch has a copy of the row. */
-struct vocab_op {
-    const char *name;
-    bool has_copy;
-    vocab_kernel *groups, *rows;
-};
-
-/* Runs both kernels over the rows of logits, as many at once as the scratch holds. sample.cu */
-void vocab_run(struct cuda *cu, const struct vocab_op *op, struct tensor logits,
-               const struct step_view *view, const struct step_scratch *scratch, int first);
-
-/* A row in the second kernel. */
+/* A row whose groups have all been read. */
 struct vocab_row {
     const float *z;         /* [n] */
     const float *group_max; /* [n_group] */
     int n, n_group;
 };
 
-/* Shared memory of the second kernel. */
+/* Shared memory of the last block. */
 struct vocab_shared {
     vocab_element list[VOCAB_LIST];
     unsigned long long sum[VOCAB_CUT][VOCAB_WARPS];
@@ -159,10 +128,11 @@ __device__ __forceinline__ int vocab_id(int group, int i)
 __device__ __forceinline__ void vocab_load(float (&v)[VOCAB_LANE], const float *z, int n, int group,
                                            bool is_aligned)
 {
+    const bool is_whole = is_aligned && (group + 1) * VOCAB_GROUP <= n;
 #pragma unroll
     for (int i = 0; i < VOCAB_LANE; i += 4) {
         const int id = vocab_id(group, i);
-        if (is_aligned && id + 4 <= n) {
+        if (is_whole) {
             const float4 quad = *reinterpret_cast<const float4 *>(z + id);
             v[i] = quad.x;
             v[i + 1] = quad.y;
@@ -242,6 +212,16 @@ __device__ __forceinline__ float vocab_share(const struct vocab_share &s, float 
     const float x_low = fmaf(d, s.rate, -x) + fmaf(d, s.rate_low, d_low * s.rate);
     const float share = expf(x);
     return x > -104.0f ? fmaf(share, x_low, share) : 0.0f; /* false for what -infinity makes */
+}
+
+/* That of temperature 1, to the same bits in half as many operations. */
+__device__ __forceinline__ float vocab_plain_share(float max, float z)
+{
+    const float d = z - max;
+    const float taken = d - z;
+    const float d_low = (z - (d - taken)) - (max + taken);
+    const float share = expf(d);
+    return d > -104.0f ? fmaf(share, d_low, share) : 0.0f;
 }
 
 /* ---- the block ------------------------------------------------------------------------------ */

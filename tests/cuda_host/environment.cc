@@ -135,6 +135,7 @@ cudaError_t inject(enum injection kind)
     case cudaErrorECCUncorrectable:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
     case cudaErrorContained:
     case cudaErrorUnknown: api_fail(it->error); break; /* as the device: nothing works any more */
     default: break;

@@ -33,7 +33,8 @@ MODEL = {
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
-CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 4.0, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3}
+CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 4.0, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+            "outputs": 2.0}
 
 # What a multiprocessor of compute capability 9.0 and 10.0 has.
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 228 << 10
@@ -225,8 +226,8 @@ def find_step(steps, record):
     """The last step of a record's kind."""
     scored = record["part"] == "score"
     for step in reversed(steps):
-        outputs = sum(op.rows * op.n for op in step.ops if op.op == "sample")
-        # A prompt's step samples one row of each sequence, a scored one's all.
+        outputs = sum(op.rows * op.n for op in step.ops if op.op == "outputs")
+        # A prompt's step wants outputs of one row of each sequence, a scored one's of all.
         is_kind = (outputs >= step.rows) == (scored or record["part"] == "decode")
         if step.rows == record["rows"] and is_kind:
             return step
@@ -252,10 +253,8 @@ def op_cost(op, record, shape):
         return n_score * inner * 4, 2 * rows * n_score * inner
     if op.op == "pkm_read":
         return rows * shape["heads"] * shape["k"] * cols * ELEMENT[op.dtype], 0
-    if op.op == "logprobs" and record["part"] != "score":
-        return 0, 0  # nobody wants any: it looks and ends
     per_element = {"embed": 4 + ELEMENT[op.dtype], "norm": 8, "add_norm": 16, "gather": 8, "kv_store": 2 * (4 + cache),
-                   "sample": 4, "logprobs": 4}
+                   "outputs": 4}
     return rows * cols * per_element.get(op.op, 8), 0
 
 

@@ -62,11 +62,11 @@ def test_an_ops_work_is_its_products_and_not_its_preparations():
     rounding, product = ("linear_round", (1, 1024, 1), 128, 0), ("gemm", (8, 24, 1), 256, 65536)
     op = count.Op("linear", 1024, 3072, 1024, "bf16", (rounding, product), 12)
     assert count.main_launch(op, {}) == product
-    sample = (("groups", (30, 1, 1), 256, 0), ("rows", (1, 1, 1), 512, 0))
-    op = count.Op("sample", 1, 60000, 0, "f32", sample, 1)
-    assert count.main_launch(op, {}) == sample[0]
-    usage = {"rows": count.Usage(64, 0, 0, True)}
-    assert count.main_launch(op, usage) == sample[1]
+    search = (("scores", (30, 1, 1), 256, 0), ("select", (1, 1, 1), 512, 0))
+    op = count.Op("pkm_search", 1, 32, 64, "f32", search, 1)
+    assert count.main_launch(op, {}) == search[0]
+    usage = {"select": count.Usage(64, 0, 0, True)}
+    assert count.main_launch(op, usage) == search[1]
 
 
 def test_a_small_models_steps_are_counted(tmp_path):
@@ -85,4 +85,5 @@ def test_a_small_models_steps_are_counted(tmp_path):
         assert sum(int(row.split("|")[2]) for row in rows if row) == nodes > 0, step
         assert sum(row.startswith("| attention | 3 |") for row in rows) == 1, rows
         assert sum(row.startswith("| pkm_search | 1 |") for row in rows) == 1, rows
+        assert sum(row.startswith("| outputs | 1 | `outputs_kernel` |") for row in rows) == 1, rows
     assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer

@@ -428,15 +428,14 @@ static enum err_code norms_step(struct norms *n, int times, struct err *err)
     return n->be->op->finish(n->be, n->step, err);
 }
 
-static void test_failed_launch_stays_and_names_the_op(void **state)
+static void fail_launch(const char *launch, const char *words)
 {
-    (void)state;
-    need_double("CUDA_HOST_FAIL_LAUNCH", "2");
+    need_double("CUDA_HOST_FAIL_LAUNCH", launch);
     struct norms n = norms_new(fine_open());
     struct err first = {0};
     struct err later = {0};
     assert_int_equal(norms_step(&n, 3, &first), ERR_DEVICE);
-    expect_words(&first, "cuda: norm failed: too many resources requested for launch");
+    expect_words(&first, words);
     expect_words(&first, "restart it");
     assert_int_equal(norms_step(&n, 1, &later), ERR_DEVICE);
     assert_string_equal(later.message, first.message);
@@ -447,6 +446,13 @@ static void test_failed_launch_stays_and_names_the_op(void **state)
         assert_true(y[c] == 0);
     }
     norms_free(&n);
+}
+
+static void test_failed_launch_stays_and_names_the_op(void **state)
+{
+    (void)state;
+    fail_launch("2", "cuda: norm failed: too many resources requested for launch");
+    fail_launch("2:720", "cuda: norm failed: too many blocks in cooperative launch");
 }
 
 static void lose_device(const char *sync, const char *words)
@@ -476,6 +482,7 @@ static void test_lost_device_stays(void **state)
     (void)state;
     lose_device("30", "unspecified launch failure (cudaErrorLaunchFailure)");
     lose_device("30:226", "or a hardware error (cudaErrorContained)");
+    lose_device("30:721", "tensor memory not completely freed (cudaErrorTensorMemoryLeak)");
 }
 
 /* ---- names and times of ops ----------------------------------------------------------------- */

@@ -138,6 +138,8 @@ struct answer {
 static enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos, struct answer *answer,
                             struct err *err)
 {
+    enum { BOTH = OUT_SAMPLE | OUT_LOGPROB };
+    static const int wants[] = {BOTH, BOTH, OUT_SAMPLE, BOTH, OUT_LOGPROB};
     struct step *const s = r->step;
     s->n_tok = s->n_seq = s->n_out = n_seq;
     s->n_top = i_step % 3;
@@ -151,9 +153,9 @@ static enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos, stru
         s->lang[i] = 0;
         s->seq_first[i + 1] = i + 1;
         s->out_row[i] = i;
-        s->out_want[i] = (uint8_t)(OUT_SAMPLE | OUT_LOGPROB | (i_step % 4 == 1 ? OUT_ENTROPY : 0) |
+        s->out_want[i] = (uint8_t)(wants[i_step % 5] | (i_step % 4 == 1 ? OUT_ENTROPY : 0) |
                                    (s->n_top > 0 ? OUT_TOP : 0));
-        s->target[i] = i_step % 2 == 0 ? TARGET_SAMPLED : i;
+        s->target[i] = i_step % 2 == 0 && (s->out_want[i] & OUT_SAMPLE) != 0 ? TARGET_SAMPLED : i;
         s->sample[i] = (struct sample_params){.u = 0.1 * (i_step % 10),
                                               .temperature = i % 2 == 0 ? 0 : 0.9f,
                                               .top_p = 1,

@@ -1,8 +1,9 @@
-/* Drawing the next token of each row that asks for one, as struct sample_params in step.h says.
+/* Drawing the next token of a row that asks for one, as struct sample_params in step.h says: two of
+ * the steps of outputs.cu's kernel.
  *
- * sample_groups (grid: groups of ids / 8, rows; a warp per group) applies the row's adjustments and
- * allow list, to a copy if there are any, and leaves each group's largest logit and sum of shares.
- * sample_rows (grid: rows) merges them and draws:
+ * draw_group, by the blocks that share a row, applies the row's adjustments and allow list, to a copy
+ * if there are any, and leaves each group's largest logit and sum of shares. draw_token, by the last of
+ * these blocks, merges them and draws:
  *   - temperature 0: the first group with the largest logit, the first id in it;
  *   - no filter: the group, then the token, at which the sum of shares in id order exceeds u;
  *   - filters: the best tokens are listed in order (vocab.cuh), first about as many as two thirds
@@ -12,35 +13,20 @@
  * Shares are summed as integers, in units of 2^-s, s so large that a row of ones just fits: exact
  * in any order, and the first sum that exceeds u times the whole always exists. Every filter keeps
  * a prefix of the tokens in order, so prefixes are compared by their sums, and the shortest has the
- * smallest.
- *
- * Bytes: 4 · n_vocab per row from memory; 8 · n_vocab more, mostly in L2, where a row has lists.
- * Operations: an exponential and about 20 others per logit unless top_k or temperature 0 spares
- * them. Bound: memory for many rows; for one row the latency of two launches, two dependent reads
- * and a sort. Share of the bound reached: not measured yet. */
+ * smallest. */
+#ifndef KERNELS_CUDA_SAMPLE_CUH
+#define KERNELS_CUDA_SAMPLE_CUH
+
 #include "kernels/cuda/vocab.cuh"
 
 namespace
 {
 
-/* Scratch of sample, by row: the copy [n_vocab], then for each group the largest logit, NaN if a
- * logit of the group is NaN or +infinity, and the sum of the shares relative to the group's
- * largest. */
-
-__device__ __forceinline__ float *room_copy(const struct vocab_room &room, int row)
-{
-    return room.data + static_cast<size_t>(row) * room.row_floats;
-}
-
-__device__ __forceinline__ float *room_max(const struct vocab_room &room, int row)
-{
-    return room_copy(room, row) + (room.n_vocab + 3) / 4 * 4;
-}
-
-__device__ __forceinline__ float *room_sum(const struct vocab_room &room, int row)
-{
-    return room_max(room, row) + room.n_group;
-}
+/* By group: the largest logit, NaN if one of the group is NaN or +infinity, and the sum of the shares
+ * relative to the group's largest. */
+struct draw_parts {
+    float *max, *sum;
+};
 
 __device__ __forceinline__ bool has_lists(const struct sample_params &p)
 {
@@ -71,18 +57,18 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
                            const struct sample_params &p, int first, int end)
 {
     const int thread = static_cast<int>(threadIdx.x);
-    for (int id = first + thread; id < end; id += VOCAB_SPREAD) {
+    for (int id = first + thread; id < end; id += VOCAB_BLOCK) {
         copy[id] = p.n_allow == 0 ? z[id] : -INFINITY;
     }
     __syncthreads();
-    for (int i = thread; i < p.n_allow; i += VOCAB_SPREAD) {
+    for (int i = thread; i < p.n_allow; i += VOCAB_BLOCK) {
         const int id = view->allow[p.allow_first + i];
         if (id >= first && id < end) { /* by an exchange, as a token may be in the list twice */
             atomicExch(copy + id, z[id]);
         }
     }
     __syncthreads();
-    for (int i = thread; i < p.n_adjust; i += VOCAB_SPREAD) {
+    for (int i = thread; i < p.n_adjust; i += VOCAB_BLOCK) {
         const struct sample_adjust *const a = view->adjust + p.adjust_first + i;
         const int id = a->token;
         if (id >= first && id < end) {
@@ -92,52 +78,39 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(VOCAB_SPREAD)
-    sample_groups(struct vocab_room room, const float *logits, int64_t stride,
-                  const struct step_view *view, int first)
+/* A group of the row, of which the warp has the logits v, the largest of them max; copy: the adjusted row
+ * where it has lists. */
+__device__ __forceinline__ void draw_group(const struct draw_parts &parts, const float *copy, int n,
+                                           int group, const float (&v)[VOCAB_LANE], float max,
+                                           bool is_broken, const struct sample_params &p)
 {
-    const int row = static_cast<int>(blockIdx.y);
-    grid_wait();
-    if ((view->out_want[first + row] & OUT_SAMPLE) == 0) {
-        return;
-    }
-    const struct sample_params &p = view->sample[first + row];
-    const float *const z = logits + row * stride;
-    const int n = room.n_vocab;
-    float *const copy = room_copy(room, row);
+    float share[VOCAB_LANE];
     if (has_lists(p)) {
-        const int first_id = static_cast<int>(blockIdx.x) * VOCAB_SPREAD_GROUPS * VOCAB_GROUP;
-        const int n_id = VOCAB_SPREAD_GROUPS * VOCAB_GROUP;
-        adjust_ids(copy, z, view, p, first_id, n - first_id < n_id ? n : first_id + n_id);
+        vocab_load(share, copy, n, group, vocab_is_aligned(copy));
+        max = vocab_group_max(share);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VOCAB_LANE; i++) {
+            share[i] = v[i];
+        }
     }
-    const int group = static_cast<int>(blockIdx.x * VOCAB_SPREAD_GROUPS + threadIdx.x / VOCAB_WARP);
-    if (group >= room.n_group) {
-        return;
-    }
-    float v[VOCAB_LANE];
-    vocab_load(v, z, n, group, vocab_is_aligned(z));
-    const bool is_broken = vocab_is_broken(v);
-    if (has_lists(p)) {
-        vocab_load(v, copy, n, group, vocab_is_aligned(copy));
-    }
-    const float max = vocab_group_max(v);
     if (vocab_lane() == 0) {
-        room_max(room, row)[group] = is_broken ? NAN : max;
+        parts.max[group] = is_broken ? NAN : max;
     }
     if (p.temperature == 0 || cuts_by_rank(p, n)) { /* nobody asks for the sum */
         return;
     }
     float sum = 0;
     if (fabsf(max) < INFINITY) {
-        const struct vocab_share share = vocab_share_of(max, p.temperature);
+        const struct vocab_share scale = vocab_share_of(max, p.temperature);
 #pragma unroll
         for (int i = 0; i < VOCAB_LANE; i++) {
-            v[i] = vocab_share(share, v[i]);
+            share[i] = vocab_share(scale, share[i]);
         }
-        sum = vocab_group_sum(v);
+        sum = vocab_group_sum(share);
     }
     if (vocab_lane() == 0) {
-        room_sum(room, row)[group] = sum;
+        parts.sum[group] = sum;
     }
 }
 
@@ -510,19 +483,13 @@ __device__ struct draw draw_of(const struct vocab_row &row, const float *group_s
     return d;
 }
 
-__global__ void __launch_bounds__(VOCAB_BLOCK, 2)
-    sample_rows(struct vocab_room room, const float *logits, int64_t stride,
-                const struct step_view *view, int first)
+/* Draws a token of the row of logits raw, or of their adjusted copy where the row has lists. */
+__device__ __forceinline__ int draw_token(const struct draw_parts &parts, const float *raw,
+                                          const float *copy, int n, int n_group,
+                                          const struct step_view *view,
+                                          const struct sample_params &p)
 {
-    const int at = static_cast<int>(blockIdx.x);
-    grid_wait();
-    if ((view->out_want[first + at] & OUT_SAMPLE) == 0) {
-        return;
-    }
-    const struct sample_params &p = view->sample[first + at];
-    const float *const raw = logits + at * stride;
-    const float *const z = has_lists(p) ? room_copy(room, at) : raw;
-    const struct vocab_row row = {z, room_max(room, at), room.n_vocab, room.n_group};
+    const struct vocab_row row = {has_lists(p) ? copy : raw, parts.max, n, n_group};
     uint32_t max_key = 0;
     uint32_t broken = UINT32_MAX;
     for (int g = static_cast<int>(threadIdx.x); g < row.n_group; g += VOCAB_BLOCK) {
@@ -533,68 +500,17 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, 2)
     }
     max_key = vocab_block_max(max_key);
     const float max = vocab_logit(max_key);
-    int id = NOT_DRAWN;
     if (__syncthreads_or(broken != UINT32_MAX) != 0) {
-        id = first_in_group(raw, row.n, static_cast<int>(vocab_block_min(broken)), UINT32_MAX);
-    } else if (p.temperature == 0 || !(fabsf(max) < INFINITY)) {
-        id = best_id(row, max_key, view->allow + p.allow_first, p.n_allow);
-    } else {
-        const struct draw d = draw_of(row, room_sum(room, at), max, p);
-        const bool is_filtered = p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
-        id = p.typical_p > 0 ? draw_typical(d) : is_filtered ? draw_by_rank(d) : draw_by_id(d);
+        return first_in_group(raw, row.n, static_cast<int>(vocab_block_min(broken)), UINT32_MAX);
     }
-    if (threadIdx.x == 0) {
-        view->out_token[first + at] = id;
+    if (p.temperature == 0 || !(fabsf(max) < INFINITY)) {
+        return best_id(row, max_key, view->allow + p.allow_first, p.n_allow);
     }
+    const struct draw d = draw_of(row, parts.sum, max, p);
+    const bool is_filtered = p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
+    return p.typical_p > 0 ? draw_typical(d) : is_filtered ? draw_by_rank(d) : draw_by_id(d);
 }
-
-/* Rows are drawn in waves of what the scratch holds: 4 bytes per logit and 16 per group of them,
- * for as many rows as a step may have, but no more than this in all. It holds more rows than the
- * models give at once (LOGITS_BYTES_MAX), so that one wave is the rule. */
-constexpr size_t SCRATCH_MAX = 48u << 20;
-constexpr size_t WAVE_MAX = 32768; /* rows of a grid: its second dimension ends at 65535 */
 
 } // namespace
 
-void vocab_run(struct cuda *cu, const struct vocab_op *op, struct tensor logits,
-               const struct step_view *view, const struct step_scratch *scratch, int first)
-{
-    CHECK(logits.cols > 0 && logits.cols <= INT32_MAX - VOCAB_BLOCK * VOCAB_GROUP);
-    const struct vocab_room room = {static_cast<float *>(scratch->vocab),
-                                    vocab_row_floats(logits.cols, op->has_copy),
-                                    static_cast<int>(logits.cols), vocab_groups(logits.cols)};
-    const size_t fitting = scratch->vocab_bytes / (room.row_floats * sizeof(float));
-    const int wave = static_cast<int>(fitting < WAVE_MAX ? fitting : WAVE_MAX);
-    CHECK(wave > 0 || logits.rows == 0);
-    const unsigned n_spread =
-        static_cast<unsigned>((room.n_group + VOCAB_SPREAD_GROUPS - 1) / VOCAB_SPREAD_GROUPS);
-    for (int64_t r = 0; r < logits.rows; r += wave) {
-        const unsigned n = static_cast<unsigned>(logits.rows - r < wave ? logits.rows - r : wave);
-        const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
-        LAUNCH(op->groups, dim3(n_spread, n), dim3(VOCAB_SPREAD), 0, cuda_queue(cu), room, z,
-               logits.stride, view, first + static_cast<int>(r));
-        cuda_check(cu, op->name);
-        LAUNCH(op->rows, dim3(n), dim3(VOCAB_BLOCK), 0, cuda_queue(cu), room, z, logits.stride,
-               view, first + static_cast<int>(r));
-        cuda_check(cu, op->name);
-    }
-}
-
-void cuda_sample(struct cuda *cu, struct tensor logits, const struct step_view *view,
-                 const struct step_scratch *scratch, int first)
-{
-    const struct vocab_op op = {"sample", true, sample_groups, sample_rows};
-    vocab_run(cu, &op, logits, view, scratch, first);
-}
-
-size_t vocab_scratch(const struct step_limits *limits)
-{
-    if (limits->n_vocab == 0 || limits->n_out_max == 0) {
-        return 0;
-    }
-    const size_t row_bytes = vocab_row_floats(limits->n_vocab, true) * sizeof(float);
-    const size_t fitting = SCRATCH_MAX / row_bytes;
-    const size_t wanted = static_cast<size_t>(limits->n_out_max);
-    const size_t n = fitting < wanted ? fitting : wanted;
-    return (n > 0 ? n : 1) * row_bytes;
-}
+#endif
