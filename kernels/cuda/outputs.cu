@@ -14,9 +14,10 @@
  * not.
  *
  * Bytes: 4 · n_vocab per row from memory; 8 · n_vocab more, mostly in L2, where a row has lists to draw
- * by; the few groups that hold the best tokens once more, from the L2. Operations: an exponential and
- * about 20 others per logit, for a draw and for what is taken of the distribution each, unless top_k
- * or temperature 0 spares the draw's. Bound: memory for many rows; for one row the latency of two
+ * by; the few groups that hold the best tokens once more, from the L2. Instructions of a thread, of
+ * sm_90: 44 per logit for a distribution, 23 of which are the exponential, and about as many for a
+ * draw, unless top_k or temperature 0 spares it. Bound: for many rows the rate at which instructions are
+ * issued, which an H200 needs half as long again for as for the bytes; for one row the latency of two
  * dependent reads, of the arrival and of a sort. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/sample.cuh"
 

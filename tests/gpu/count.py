@@ -29,6 +29,7 @@ MODEL = {
     "mma": (300e12, "BF16 operations/s of our mma.sync kernels, all multiprocessors full"),
     "cublaslt": (600e12, "the same of cuBLASLt"),
     "f32": (33e12, "F32 operations/s of our multiply-adds, the same"),
+    "logit": (44, "instructions of outputs for a logit: 355 for a warp's 256, of its code for sm_90"),
     "node_us": (1.2, "from the end of a kernel to the start of the next, in a graph"),
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
 }
@@ -253,8 +254,9 @@ def op_cost(op, record, shape):
         return n_score * inner * 4, 2 * rows * n_score * inner
     if op.op == "pkm_read":
         return rows * shape["heads"] * shape["k"] * cols * ELEMENT[op.dtype], 0
-    per_element = {"embed": 4 + ELEMENT[op.dtype], "norm": 8, "add_norm": 16, "gather": 8, "kv_store": 2 * (4 + cache),
-                   "outputs": 4}
+    if op.op == "outputs":
+        return 4 * rows * cols, constant("logit") * rows * cols
+    per_element = {"embed": 4 + ELEMENT[op.dtype], "norm": 8, "add_norm": 16, "gather": 8, "kv_store": 2 * (4 + cache)}
     return rows * cols * per_element.get(op.op, 8), 0
 
 
