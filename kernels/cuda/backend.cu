@@ -296,6 +296,13 @@ static bool wants_split(void)
     return setting != NULL && strcmp(setting, "1") == 0;
 }
 
+/* Unless PKMSERVE_CUDA_FUSE=0: launch.cu. */
+static bool wants_fusion(void)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_FUSE");
+    return setting == NULL || strcmp(setting, "0") != 0;
+}
+
 static enum err_code open_parts(struct cuda *cu, const struct backend_options *options,
                                 struct err *err)
 {
@@ -394,6 +401,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cu->be.capture_max = 0;
     }
     cu->splits = wants_split();
+    cu->fuses = wants_fusion();
     open_overlap(cu);
     *be = &cu->be;
     return ERR_OK;
