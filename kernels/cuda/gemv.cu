@@ -7,11 +7,12 @@ namespace
 
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of tiles of outputs
  * and n_nt tiles of tokens per block; a slot of the ring holds one block of 32 k of them all, in
- * 512-byte pieces of 16 per lane: [n_half of weights, 2·n_nt halves of x in F32]. With is_normed the
- * block norms its rows itself, and they lie behind the sums: the ring has none of x. */
+ * 512-byte pieces of 16 per lane: [n_half of weights, 2·n_nt halves of x in F32]. One half alone, of
+ * row-major weights, leaves the other half of A 0. With is_normed the block norms its rows itself, and
+ * they lie behind the sums: the ring has none of x. */
 template <int halves, int n_nt_, bool is_normed_> struct gemv_bf16 {
     static constexpr int n_half = halves;
-    static constexpr int n_mt = n_half / 2;
+    static constexpr int n_mt = (n_half + 1) / 2;
     static constexpr int n_nt = n_nt_;
     static constexpr bool is_normed = is_normed_;
     static constexpr int n_token = n_nt * 8;
@@ -40,9 +41,10 @@ __device__ __forceinline__ struct gemv_lane<shape> gemv_lane_of(const struct lin
     struct gemv_lane<shape> lane;
 #pragma unroll
     for (int i = 0; i < shape::n_mt; i++) {
-        const int tile = static_cast<int>(blockIdx.x) * shape::n_mt + i;
-        lane.w[i] =
-            a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile + g * a.map.row + t * 16;
+        const int half = static_cast<int>(blockIdx.x) * shape::n_half + 2 * i;
+        const int tile = half / 2;
+        lane.w[i] = a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile +
+                    (shape::n_half == 1 ? half % 2 * a.map.half : 0) + g * a.map.row + t * 16;
     }
 #pragma unroll
     for (int j = 0; j < shape::n_nt; j++) {
@@ -64,7 +66,9 @@ __device__ __forceinline__ void gemv_copy(uint4 *slot, const struct gemv_lane<sh
     for (int i = 0; i < shape::n_mt && (share & GEMV_W) != 0; i++) {
         const unsigned char *const w = lane.w[i] + static_cast<int64_t>(block) * block_bytes;
         copy_async_16(slot + (2 * i) * 32, w);
-        copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
+        if constexpr (shape::n_half > 1) {
+            copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
+        }
     }
     uint4 *const x_slot = slot + shape::n_half * 32;
 #pragma unroll
@@ -131,14 +135,20 @@ template <class shape>
 __device__ __forceinline__ void gemv_read_w(struct gemv_operands<shape> &in, const uint4 *slot,
                                             bool is_row_major)
 {
+    if constexpr (shape::n_half == 1) {
+        const uint4 p = slot[0];
+        in.w[0][0][0] = p.x, in.w[0][0][1] = 0, in.w[0][0][2] = p.y, in.w[0][0][3] = 0;
+        in.w[1][0][0] = p.z, in.w[1][0][1] = 0, in.w[1][0][2] = p.w, in.w[1][0][3] = 0;
+    } else {
 #pragma unroll
-    for (int i = 0; i < shape::n_mt; i++) {
-        const uint4 p = slot[(2 * i) * 32];
-        const uint4 q = slot[(2 * i + 1) * 32];
-        in.w[0][i][0] = p.x, in.w[0][i][1] = is_row_major ? q.x : p.y;
-        in.w[0][i][2] = is_row_major ? p.y : p.z, in.w[0][i][3] = is_row_major ? q.y : p.w;
-        in.w[1][i][0] = is_row_major ? p.z : q.x, in.w[1][i][1] = is_row_major ? q.z : q.y;
-        in.w[1][i][2] = is_row_major ? p.w : q.z, in.w[1][i][3] = q.w;
+        for (int i = 0; i < shape::n_mt; i++) {
+            const uint4 p = slot[(2 * i) * 32];
+            const uint4 q = slot[(2 * i + 1) * 32];
+            in.w[0][i][0] = p.x, in.w[0][i][1] = is_row_major ? q.x : p.y;
+            in.w[0][i][2] = is_row_major ? p.y : p.z, in.w[0][i][3] = is_row_major ? q.y : p.w;
+            in.w[1][i][0] = is_row_major ? p.z : q.x, in.w[1][i][1] = is_row_major ? q.z : q.y;
+            in.w[1][i][2] = is_row_major ? p.w : q.z, in.w[1][i][3] = q.w;
+        }
     }
 }
 
@@ -196,8 +206,10 @@ __device__ __forceinline__ void gemv_leave(float *part,
             float *const at = part + (j * 8 + t * 2) * stride + i * LINEAR_TILE + g;
             at[0] = sum[i][j][0];
             at[stride] = sum[i][j][1];
-            at[8] = sum[i][j][2];
-            at[stride + 8] = sum[i][j][3];
+            if constexpr (shape::n_half > 1) {
+                at[8] = sum[i][j][2];
+                at[stride + 8] = sum[i][j][3];
+            }
         }
     }
 }
@@ -308,17 +320,21 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
 }
 
 /* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle: five of
- * eight at work with twice the tiles wait less for the second-level cache than all with one. By
- * count of bytes, not measured yet. */
+ * eight at work with twice the tiles wait less for the second-level cache than all with one. A token or
+ * two are little to read again, until blocks are so many that each costs more than its bytes. Where
+ * blocks of one tile would leave half of the multiprocessors idle, blocks of half a tile do not. By
+ * count of bytes and blocks, not measured yet. */
 template <int n_nt, bool is_normed>
 void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 {
     const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
     const int enough = cu->n_sm * 5 / 8;
-    if (a->n_tok > 2 && n_nt < 4 && a->n_tile / 4 * groups >= enough * 3) {
+    if (n_nt < 4 && a->n_tile / 4 * groups >= enough * 3) {
         gemv_bf16_run<gemv_bf16<(n_nt < 4 ? 8 : 4), n_nt, is_normed>>(cu, a);
     } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
         gemv_bf16_run<gemv_bf16<4, n_nt, is_normed>>(cu, a);
+    } else if (n_nt == 1 && a->is_row_major && a->n_tile * 2 <= cu->n_sm) {
+        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, is_normed>>(cu, a);
     } else {
         gemv_bf16_run<gemv_bf16<2, n_nt, is_normed>>(cu, a);
     }

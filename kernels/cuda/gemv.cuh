@@ -1,7 +1,7 @@
 /* Linear with few rows (decode): the time to read the weights, once, is the bound.
  *
- * A block computes some tiles of 16 outputs for a few rows. Its warps share the chunks of k: warp w
- * of n takes the chunks w, w+n, .. whole, their sums are added in shared memory in
+ * A block computes some tiles of 16 outputs, or half of one, for a few rows. Its warps share the
+ * chunks of k: warp w of n takes the chunks w, w+n, .. whole, their sums are added in shared memory in
  * ascending order (linear.cuh). With k cut over the warps no two of them want the same weight, so
  * each warp streams its own through a ring of slots in shared memory, by copy_async: bytes under
  * way cost no registers, and no compiler can move the loads to where they are used. The ring runs
