@@ -61,7 +61,7 @@ struct layer {
 /* Views of the workspace buffer, as long as the largest step. */
 struct scratch {
     struct tensor x;        /* [n_tok, d_model] the residual stream */
-    struct tensor attn_out; /* [n_tok, d_model] the outputs of all heads */
+    struct tensor attn_out; /* [n_tok, d_model] the outputs of all heads; it and x change places */
     struct tensor delta;    /* [n_tok, d_model] what is added to x */
     struct tensor shared;   /* [n_tok, widest] the place of qkv, ff and the queries of memories */
     struct tensor qkv;      /* [n_tok, 3·d_model] */
@@ -145,9 +145,19 @@ static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
     return s;
 }
 
+/* s->x = LN(s->x + s->delta), in the place of s->attn_out, whose content has been used: who computes
+ * the next product from it may then norm and read x at once (op_add_norm). */
+static void add_norm(const struct network *net, const struct norm *norm, struct scratch *s)
+{
+    const struct tensor x = s->x;
+    s->x = s->attn_out;
+    s->attn_out = x;
+    op_add_norm(net->be, s->x, x, s->delta, norm->gamma, norm->beta, net->norm_eps);
+}
+
 /* s->x = LN1(s->x + attention(s->x)) */
-static void attend(const struct network *net, const struct layer *layer, int i,
-                   const struct scratch *s, const struct step *step)
+static void attend(const struct network *net, const struct layer *layer, int i, struct scratch *s,
+                   const struct step *step)
 {
     struct backend *const be = net->be;
     const int64_t d = net->d_model;
@@ -160,11 +170,11 @@ static void attend(const struct network *net, const struct layer *layer, int i,
     linear_run(be, s->qkv, s->x, &layer->qkv, ACT_NONE);
     op_attention(be, s->attn_out, q, k_pages, v_pages, k, v, step, net->n_head, scale);
     linear_run(be, s->delta, s->attn_out, &layer->out, ACT_NONE);
-    op_add_norm(be, s->x, s->x, s->delta, layer->norm1.gamma, layer->norm1.beta, net->norm_eps);
+    add_norm(net, &layer->norm1, s);
 }
 
 /* s->x = the output of layer i */
-static void run_layer(const struct pkm_transformer *model, int i, const struct scratch *s,
+static void run_layer(const struct pkm_transformer *model, int i, struct scratch *s,
                       const struct step *step, const struct model_tap *tap)
 {
     const struct network *const net = &model->net;
@@ -177,7 +187,7 @@ static void run_layer(const struct pkm_transformer *model, int i, const struct s
         const struct ffn ffn = linear_ffn(&layer->up, &layer->down, net->act);
         op_ffn(be, s->delta, s->ff, s->x, &ffn);
     }
-    op_add_norm(be, s->x, s->x, s->delta, layer->norm2.gamma, layer->norm2.beta, net->norm_eps);
+    add_norm(net, &layer->norm2, s);
     if (layer->after != NULL) {
         memory_run(&net->memories, layer->after, s->x, s->x, s->x, step, tap);
     }
@@ -188,7 +198,7 @@ static void forward(const void *self, struct step *step, const struct model_tap 
     const struct pkm_transformer *const model = self;
     const struct network *const net = &model->net;
     struct backend *const be = net->be;
-    const struct scratch s = scratch_head(&model->scratch, step->n_tok);
+    struct scratch s = scratch_head(&model->scratch, step->n_tok);
     op_embed(be, s.x, step, model->tok, model->pos, model->lang);
     op_norm(be, s.x, s.x, model->norm_emb.gamma, model->norm_emb.beta, net->norm_eps);
     model_see(tap, "hidden", -1, &s.x);

@@ -124,7 +124,7 @@ test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSa
 	@TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=20 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
-TSAN_KERNELS  := kernels/test_pool kernels/test_kernels
+TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS)) $(patsubst %.c,%,$(wildcard tests/engine/test_*.c))
 # Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in
 # any order.

@@ -434,6 +434,10 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cu->be.capture_max = 0;
     }
     cu->splits = wants("PKMSERVE_CUDA_SPLIT", false);
+    cu->fuses = wants("PKMSERVE_CUDA_FUSE", true);
+    if (cu->fuses) {
+        cuda_fast_path(cu, "fusion", true, &cu->fuses);
+    }
     *be = &cu->be;
     return ERR_OK;
 }

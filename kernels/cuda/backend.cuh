@@ -84,6 +84,9 @@ void trace_collect(struct cuda *cu);
 
 /* ---- launch.cu, measure.cu ------------------------------------------------------------------ */
 
+/* Launches what has been called and not been launched yet. */
+void launch_held(struct cuda *cu);
+
 /* The table's functions: launch_linear and so on. */
 #define LAUNCH_OP(op) op_##op##_fn launch_##op;
 OP_LIST(LAUNCH_OP)

@@ -192,6 +192,16 @@ static inline size_t cuda_table_scales(const struct weight *w)
     return (static_cast<size_t>(w->rows) * table_row_bytes(w) + 15) / 16 * 16;
 }
 
+/* ---- norms ---------------------------------------------------------------------------------- */
+
+/* A layer norm y of x (+ r), or of the rows that an embedding would give x. */
+struct norm_op {
+    struct tensor y, x, r, gamma, beta; /* r: data NULL, nothing is added */
+    float eps;
+    const struct step_view *view;          /* of the embedding; NULL: there is none */
+    const struct weight *tok, *pos, *lang; /* Borrowed: its tables; pos and lang may be NULL */
+};
+
 /* ---- the backend ---------------------------------------------------------------------------- */
 
 struct cuda_graphs; /* graph.cu */
@@ -213,10 +223,12 @@ struct cuda {
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
+    bool fuses;                  /* ops: launch.cu */
     bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool uses_lt;                /* where it may; else own kernels multiply */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
+    struct norm_op held;         /* launch.cu: called and not launched yet; y.data NULL: nothing */
     struct linear_lt *lt;        /* Owner: cuBLASLt; NULL: it is not open */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_graphs *graphs;  /* Owner */
@@ -270,10 +282,8 @@ static inline bool cuda_shared(struct cuda *cu, K *kernel, size_t bytes, const c
 /* embed.cu, norm.cu, outputs_gather.cu, attention_store.cu */
 void cuda_embed(struct cuda *cu, struct tensor y, const struct step_view *view,
                 const struct weight *tok, const struct weight *pos, const struct weight *lang);
-void cuda_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor gamma,
-               struct tensor beta, float eps);
-void cuda_add_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor r,
-                   struct tensor gamma, struct tensor beta, float eps);
+void cuda_norm(struct cuda *cu, const struct norm_op *op);
+const char *norm_op_name(const struct norm_op *op); /* for profilers and errors */
 void cuda_gather(struct cuda *cu, struct tensor y, struct tensor x, const struct step_view *view,
                  int first);
 void cuda_kv_store(struct cuda *cu, struct tensor k_pages, struct tensor v_pages, struct tensor k,
@@ -310,6 +320,12 @@ enum linear_result { LINEAR_TO_Y, LINEAR_TO_PRODUCT };
  * close calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act, enum linear_result result);
+/* The same of the rows x = norm's y, which are yet to be normed: each block of the product does it for
+ * itself, to norm.cu's bits, and one writes y. Whether it can, linear_takes_norm says: y then has few
+ * rows and overlaps neither x nor r of the norm, nor does the product's y any of them. */
+void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
+                        const struct weight *w, struct tensor bias, enum act act);
+bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);

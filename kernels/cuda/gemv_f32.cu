@@ -6,14 +6,18 @@ namespace
 
 /* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and o+8 of a tile over chunk c of the
  * warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
- * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
-template <int n_token> struct gemv_f32 {
+ * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. With is_normed the block
+ * norms its rows itself, and they lie behind the sums: the ring has none of x. */
+template <int n_token_, bool is_row_major_, bool is_normed_> struct gemv_f32 {
+    static constexpr int n_token = n_token_;
+    static constexpr bool is_row_major = is_row_major_;
+    static constexpr bool is_normed = is_normed_;
     static constexpr int n_lane_chunk = 4;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
     static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
     static constexpr int n_w = n_k4 * 2 * 32;
-    static constexpr int n_piece = n_w + n_token * n_lane_chunk * n_k4;
-    static constexpr int n_slot = n_token > 4 ? 3 : 4;
+    static constexpr int n_piece = n_w + (is_normed ? 0 : n_token * n_lane_chunk * n_k4);
+    static constexpr int n_slot = n_token > 4 && !is_normed ? 3 : 4;
     static constexpr size_t ring_bytes = n_slot * n_piece * 16;
     static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
 };
@@ -31,20 +35,19 @@ __device__ __forceinline__ struct gemv_transposed gemv_transposed_of(int lane)
 }
 
 /* What a lane copies. */
-template <int n_token> struct gemv_lane_f32 {
-    static constexpr int n_x = (n_token * 16 + 31) / 32;
+template <class shape> struct gemv_lane_f32 {
+    static constexpr int n_x = (shape::n_token * 16 + 31) / 32;
     const unsigned char *w; /* its piece of the first block: that of its own chunk, if packed */
     const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
     int n_in[n_x];          /* values from there to the row's end; 0 where there is no row */
 };
 
-template <int n_token, bool is_row_major>
-__device__ __forceinline__ struct gemv_lane_f32<n_token>
+template <class shape>
+__device__ __forceinline__ struct gemv_lane_f32<shape>
 gemv_lane_f32_of(const struct linear_args &a) {
-    using shape = gemv_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    struct gemv_lane_f32<n_token> mine;
-    if constexpr (is_row_major) {
+    struct gemv_lane_f32<shape> mine;
+    if constexpr (shape::is_row_major) {
         const struct gemv_transposed transposed = gemv_transposed_of(lane);
         mine.w = a.w + blockIdx.x * a.map.tile + transposed.out * static_cast<int64_t>(a.map.row) +
                  transposed.k4 * a.map.piece;
@@ -55,10 +58,10 @@ gemv_lane_f32_of(const struct linear_args &a) {
                  lane % 8 * 16;
     }
 #pragma unroll
-    for (int i = 0; i < gemv_lane_f32<n_token>::n_x; i++) {
+    for (int i = 0; i < gemv_lane_f32<shape>::n_x; i++) {
         const int piece = i * 32 + lane;
-        const int tok = static_cast<int>(blockIdx.y) * n_token + piece / 16;
-        const bool is_row = piece < n_token * 16 && tok < a.n_tok;
+        const int tok = static_cast<int>(blockIdx.y) * shape::n_token + piece / 16;
+        const bool is_row = piece < shape::n_token * 16 && tok < a.n_tok;
         const int k = piece / 4 % 4 * LINEAR_CHUNK_F32 + piece % 4 * 4;
         mine.x[i] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + k;
         mine.n_in[i] = is_row ? a.n_in - k : 0;
@@ -67,11 +70,10 @@ gemv_lane_f32_of(const struct linear_args &a) {
 }
 
 /* Starts copying row-major weights into the places of packed ones: see gemv_copy_f32. */
-template <int n_token>
+template <class shape>
 __device__ __forceinline__ void gemv_copy_transposed(uint4 *slot, const unsigned char *w,
                                                      const struct linear_args &a, int block)
 {
-    using shape = gemv_f32<n_token>;
     const struct gemv_transposed transposed =
         gemv_transposed_of(static_cast<int>(threadIdx.x) % 32);
     uint4 *const to = slot + transposed.k4 * 64 + transposed.out;
@@ -88,16 +90,14 @@ __device__ __forceinline__ void gemv_copy_transposed(uint4 *slot, const unsigned
 
 /* Starts copying the share of block (of the warp's first chunk, and those as far into the other
  * three). */
-template <int n_token, bool is_row_major, int share = GEMV_BOTH>
-__device__ __forceinline__ void gemv_copy_f32(uint4 *slot,
-                                              const struct gemv_lane_f32<n_token> &mine,
+template <class shape, int share = GEMV_BOTH>
+__device__ __forceinline__ void gemv_copy_f32(uint4 *slot, const struct gemv_lane_f32<shape> &mine,
                                               const struct linear_args &a, int block)
 {
-    using shape = gemv_f32<n_token>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr ((share & GEMV_W) == 0) {
-    } else if constexpr (is_row_major) {
-        gemv_copy_transposed<n_token>(slot, mine.w, a, block);
+    } else if constexpr (shape::is_row_major) {
+        gemv_copy_transposed<shape>(slot, mine.w, a, block);
     } else if (block + lane / 8 * shape::n_turn < a.n_block) {
         const unsigned char *const w =
             mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
@@ -108,9 +108,11 @@ __device__ __forceinline__ void gemv_copy_f32(uint4 *slot,
     }
     const int k = block * LINEAR_BLOCK_F32;
 #pragma unroll
-    for (int i = 0; i < gemv_lane_f32<n_token>::n_x && (share & GEMV_X) != 0; i++) {
+    for (int i = 0; i < gemv_lane_f32<shape>::n_x && !shape::is_normed && (share & GEMV_X) != 0;
+         i++) {
         const int n = gemv_piece_bytes(mine.n_in[i] - k);
-        if (n_token % 2 == 0 || lane < 16) { /* an odd number of tokens leaves half a warp free */
+        if (shape::n_token % 2 == 0 ||
+            lane < 16) { /* an odd number of tokens leaves half a warp free */
             copy_async_16(slot + shape::n_w + i * 32 + lane,
                           n > 0 ? mine.x[i] + k : static_cast<const float *>(a.x), n);
         }
@@ -118,18 +120,15 @@ __device__ __forceinline__ void gemv_copy_f32(uint4 *slot,
 }
 
 /* Fills all slots but one from block on, which begins a chunk; groups end with x. */
-template <int n_token, bool is_row_major, int share>
-__device__ __forceinline__ void gemv_fill_f32(uint4 *ring,
-                                              const struct gemv_lane_f32<n_token> &mine,
+template <class shape, int share>
+__device__ __forceinline__ void gemv_fill_f32(uint4 *ring, const struct gemv_lane_f32<shape> &mine,
                                               const struct linear_args &a, int block)
 {
-    using shape = gemv_f32<n_token>;
     static_assert(shape::n_slot <= shape::n_turn, "the ring is first filled from one chunk");
 #pragma unroll
     for (int i = 0; i < shape::n_slot - 1; i++) {
         if (block + i < a.n_block) {
-            gemv_copy_f32<n_token, is_row_major, share>(ring + i * shape::n_piece, mine, a,
-                                                        block + i);
+            gemv_copy_f32<shape, share>(ring + i * shape::n_piece, mine, a, block + i);
         }
         if constexpr ((share & GEMV_X) != 0) {
             copy_async_commit(); /* past the last block, too: waits count groups */
@@ -137,20 +136,21 @@ __device__ __forceinline__ void gemv_fill_f32(uint4 *ring,
     }
 }
 
-/* sum += the products of a slot: [2 outputs][n_token]. */
-template <int n_token>
-__device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][n_token], const uint4 *slot)
+/* sum += the products of a slot: [2 outputs][n_token], x the lane's chunk's 16 k of the first token,
+ * those of the others x_stride pieces apart. */
+template <class shape>
+__device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][shape::n_token],
+                                                  const uint4 *slot, const float4 *x, int x_stride)
 {
-    using shape = gemv_f32<n_token>;
+    constexpr int n_token = shape::n_token;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float4 *const w = reinterpret_cast<const float4 *>(slot) + lane;
-    const float4 *const x = reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
 #pragma unroll
     for (int k4 = 0; k4 < shape::n_k4; k4++) {
         const float4 w_k[2] = {w[k4 * 64], w[k4 * 64 + 32]};
 #pragma unroll
         for (int j = 0; j < n_token; j++) {
-            const float4 x_k = x[j * 16 + k4];
+            const float4 x_k = x[j * x_stride + k4];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
@@ -163,10 +163,11 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][n_token], cons
 }
 
 /* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
-template <int n_token, bool is_row_major>
-__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const struct linear_args a)
+template <class shape>
+__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
+    gemv_kernel_f32(const struct linear_args a)
 {
-    using shape = gemv_f32<n_token>;
+    constexpr int n_token = shape::n_token;
     DYN_SHARED(unsigned char, shared);
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -176,23 +177,32 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
-    const struct gemv_lane_f32<n_token> copied = gemv_lane_f32_of<n_token, is_row_major>(a);
+    const struct gemv_lane_f32<shape> copied = gemv_lane_f32_of<shape>(a);
     const int block = warp * shape::n_lane_chunk * shape::n_turn;
     if (a.starts_early) {
-        gemv_fill_f32<n_token, is_row_major, GEMV_W>(ring, copied, a, block);
+        gemv_fill_f32<shape, GEMV_W>(ring, copied, a, block);
     }
-    grid_wait();
-    const struct gemv_end end = gemv_end_of(a, n_token, LINEAR_TILE);
-    if (a.starts_early) {
-        gemv_fill_f32<n_token, is_row_major, GEMV_X>(ring, copied, a, block);
+    const auto fill = [&] {
+        if (a.starts_early) {
+            gemv_fill_f32<shape, GEMV_X>(ring, copied, a, block);
+        } else {
+            gemv_fill_f32<shape, GEMV_BOTH>(ring, copied, a, block);
+        }
+    };
+    float *const rows = part + (n_part + 4) * n_token * LINEAR_TILE;
+    const int row_pieces = gemv_row_floats(a.n_in) / 4;
+    if constexpr (shape::is_normed) {
+        gemv_norm(rows, a, a.n_block * LINEAR_BLOCK_F32, fill);
     } else {
-        gemv_fill_f32<n_token, is_row_major, GEMV_BOTH>(ring, copied, a, block);
+        grid_wait();
+        fill();
     }
+    const struct gemv_end end = gemv_end_of(a, n_token, LINEAR_TILE);
     int next = block + shape::n_slot - 1; /* block to copy next, its slot */
     int to = shape::n_slot - 1;
     const auto copy_next = [&]() {
         if (next < a.n_block) {
-            gemv_copy_f32<n_token, is_row_major>(ring + to * shape::n_piece, copied, a, next);
+            gemv_copy_f32<shape>(ring + to * shape::n_piece, copied, a, next);
         }
         next += next % shape::n_turn == shape::n_turn - 1 ? (n_part - 1) * shape::n_turn + 1 : 1;
         copy_async_commit();
@@ -209,7 +219,14 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
                 __syncwarp(); /* copies of other lanes; and who read the slot that is filled now */
                 copy_next();
                 if (mine * shape::n_turn + i < a.n_block) {
-                    gemv_multiply_f32<n_token>(sum, ring + from * shape::n_piece);
+                    const uint4 *const slot = ring + from * shape::n_piece;
+                    const float4 *const x =
+                        shape::is_normed
+                            ? reinterpret_cast<const float4 *>(
+                                  rows + gemv_row_place(mine * LINEAR_CHUNK_F32)) +
+                                  i * shape::n_k4
+                            : reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
+                    gemv_multiply_f32<shape>(sum, slot, x, shape::is_normed ? row_pieces : 16);
                 }
                 from = from == shape::n_slot - 1 ? 0 : from + 1;
             }
@@ -228,30 +245,32 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
     }
 }
 
-template <int n_token, bool is_row_major>
-void gemv_f32_launch(struct cuda *cu, const struct linear_args *a)
+template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear_args *a)
 {
-    using shape = gemv_f32<n_token>;
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
+    const size_t row_bytes = shape::is_normed ? gemv_row_bytes(a, shape::n_token) : 0;
     const int n_warp = gemv_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
-                                  shape::part_bytes);
-    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
-    if (!cuda_shared(cu, gemv_kernel_f32<n_token, is_row_major>, shared, "linear")) {
+                                  shape::part_bytes, row_bytes);
+    const size_t shared =
+        n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes + row_bytes;
+    if (!cuda_shared(cu, gemv_kernel_f32<shape>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_tile),
-                    static_cast<unsigned>((a->n_tok + n_token - 1) / n_token));
-    LAUNCH((gemv_kernel_f32<n_token, is_row_major>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
-           shared, cuda_queue(cu), *a);
+                    static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
+    LAUNCH(gemv_kernel_f32<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+           cuda_queue(cu), *a);
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */
 template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
 {
-    if (a->is_row_major) {
-        gemv_f32_launch<n_token, true>(cu, a);
+    if (a->norm.d > 0) {
+        gemv_f32_launch<gemv_f32<n_token, false, true>>(cu, a);
+    } else if (a->is_row_major) {
+        gemv_f32_launch<gemv_f32<n_token, true, false>>(cu, a);
     } else {
-        gemv_f32_launch<n_token, false>(cu, a);
+        gemv_f32_launch<gemv_f32<n_token, false, false>>(cu, a);
     }
 }
 

@@ -257,6 +257,7 @@ bool graphs_launch(struct cuda *cu, int64_t rows)
 void graphs_end(struct cuda *cu)
 {
     struct cuda_graphs *const g = cu->graphs;
+    launch_held(cu);
     trace_list_end(cu);
     if (g->mode == STEP_RECORD) {
         record_end(cu, cu->failure.code == ERR_OK);
@@ -283,6 +284,7 @@ bool graphs_wait(struct cuda *cu)
 {
     struct cuda_graphs *const g = cu->graphs;
     CHECK(g->mode != STEP_REPLAY); /* between its ops there is nothing to be seen */
+    launch_held(cu);
     if (g->mode == STEP_RECORD) {
         record_end(cu, false);
     }

@@ -1,18 +1,20 @@
 /* The ops of the table, whose arguments kernels/op.c has checked: each launches its kernels, the
  * cuda_<op> functions, as graph.cu says: once, once more into a recording, or not at all where the
- * step is replayed. An op without rows has nothing to launch. */
+ * step is replayed. An op without rows has nothing to launch.
+ *
+ * A kernel less is a microsecond or two less of a step of few rows. So an embedding is held back until
+ * the norm that follows takes it along, and in steps of drawn tokens a norm until the product that
+ * follows does, each block of which norms its rows itself (gemv.cuh). Before any other op, before the
+ * host waits and at the end of the step, what is held back is launched as it is. The bits are those of
+ * the ops one by one. PKMSERVE_CUDA_FUSE=0 holds nothing back. */
 #include "kernels/cuda/backend.cuh"
 
 /* y: the op's result; w: its weight or NULL; both, like its name, for profilers. */
 template <class Launch>
-static void run(struct backend *be, const char *op, struct tensor y, const struct weight *w,
-                const Launch &launch)
+static void perform(struct cuda *cu, const char *op, struct tensor y, const struct weight *w,
+                    const Launch &launch)
 {
-    struct cuda *const cu = cuda_of(be);
     linear_next(cu);
-    if (!graphs_launch(cu, y.rows)) {
-        return;
-    }
     trace_begin(cu, op, y, w);
     launch(cu);
     if (graphs_record(cu)) {
@@ -20,6 +22,70 @@ static void run(struct backend *be, const char *op, struct tensor y, const struc
         graphs_recorded(cu);
     }
     trace_end(cu);
+}
+
+/* An op that was called. */
+template <class Launch>
+static void run(struct backend *be, const char *op, struct tensor y, const struct weight *w,
+                const Launch &launch)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (graphs_launch(cu, y.rows)) {
+        launch_held(cu);
+        perform(cu, op, y, w, launch);
+    }
+}
+
+/* ---- what is held back ---------------------------------------------------------------------- */
+
+/* cu->held is an embedding if it has no gamma, a norm if it has no view, or both in one. */
+void launch_held(struct cuda *cu)
+{
+    const struct norm_op held = cu->held;
+    cu->held = {};
+    if (held.y.data == NULL || cu->failure.code != ERR_OK) {
+        return;
+    }
+    if (held.gamma.data == NULL) {
+        perform(cu, "embed", held.y, held.tok, [&](struct cuda *) {
+            cuda_embed(cu, held.y, held.view, held.tok, held.pos, held.lang);
+        });
+    } else {
+        perform(cu, norm_op_name(&held), held.y, held.tok,
+                [&](struct cuda *) { cuda_norm(cu, &held); });
+    }
+}
+
+static void hold(struct cuda *cu, const struct norm_op *op, bool is_worth_it)
+{
+    cu->held = *op;
+    if (!cu->fuses || !is_worth_it) {
+        launch_held(cu);
+    }
+}
+
+static bool is_same(struct tensor a, struct tensor b)
+{
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
+}
+
+static void hold_norm(struct backend *be, struct norm_op norm)
+{
+    struct cuda *const cu = cuda_of(be);
+    if (!graphs_launch(cu, norm.y.rows)) {
+        return;
+    }
+    const struct norm_op held = cu->held;
+    if (held.view != NULL && held.gamma.data == NULL && norm.r.data == NULL &&
+        is_same(held.y, norm.x) && is_same(norm.y, norm.x)) {
+        norm.view = held.view;
+        norm.tok = held.tok;
+        norm.pos = held.pos;
+        norm.lang = held.lang;
+    } else {
+        launch_held(cu);
+    }
+    hold(cu, &norm, cu->is_drawn);
 }
 
 static const struct step_view *view_of(const struct step *step)
@@ -32,21 +98,31 @@ static const struct step_view *view_of(const struct step *step)
 void launch_embed(struct backend *be, struct tensor y, const struct step *step,
                   const struct weight *tok, const struct weight *pos, const struct weight *lang)
 {
-    run(be, "embed", y, tok,
-        [&](struct cuda *cu) { cuda_embed(cu, y, view_of(step), tok, pos, lang); });
+    struct cuda *const cu = cuda_of(be);
+    if (!graphs_launch(cu, y.rows)) {
+        return;
+    }
+    launch_held(cu);
+    struct norm_op embedding = {};
+    embedding.y = y;
+    embedding.view = view_of(step);
+    embedding.tok = tok;
+    embedding.pos = pos;
+    embedding.lang = lang;
+    hold(cu, &embedding, graphs_is_open(cu));
 }
 
 void launch_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor gamma,
                  struct tensor beta, float eps)
 {
-    run(be, "norm", y, NULL, [&](struct cuda *cu) { cuda_norm(cu, y, x, gamma, beta, eps); });
+    const struct tensor none = {};
+    hold_norm(be, {y, x, none, gamma, beta, eps, NULL, NULL, NULL, NULL});
 }
 
 void launch_add_norm(struct backend *be, struct tensor y, struct tensor x, struct tensor r,
                      struct tensor gamma, struct tensor beta, float eps)
 {
-    run(be, "add_norm", y, NULL,
-        [&](struct cuda *cu) { cuda_add_norm(cu, y, x, r, gamma, beta, eps); });
+    hold_norm(be, {y, x, r, gamma, beta, eps, NULL, NULL, NULL, NULL});
 }
 
 void launch_rms_norm(struct backend *be, struct tensor y, struct tensor sum, struct tensor x,
@@ -86,7 +162,19 @@ void launch_gate(struct backend *be, struct tensor y, struct tensor x, struct te
 static void linear_to(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,
                       struct tensor bias, enum act act, enum linear_result result)
 {
-    run(be, "linear", y, w, [&](struct cuda *cu) { cuda_linear(cu, y, x, w, bias, act, result); });
+    struct cuda *const cu = cuda_of(be);
+    const struct norm_op norm = cu->held;
+    if (norm.gamma.data == NULL || !is_same(norm.y, x) || !linear_takes_norm(y, &norm, w)) {
+        run(be, "linear", y, w,
+            [&](struct cuda *) { cuda_linear(cu, y, x, w, bias, act, result); });
+    } else if (graphs_launch(cu, y.rows)) {
+        cu->held = {};
+        perform(cu,
+                norm.view != NULL     ? "embed_norm_linear"
+                : norm.r.data != NULL ? "add_norm_linear"
+                                      : "norm_linear",
+                y, w, [&](struct cuda *) { cuda_linear_normed(cu, y, &norm, w, bias, act); });
+    }
 }
 
 void launch_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *w,

@@ -386,6 +386,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .is_row_major = is_row_major,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
         .starts_early = cu->overlaps,
+        .norm = {},
     };
 }
 
@@ -457,4 +458,37 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
         linear_pass(cu, &part, x_rounded == NULL ? NULL : x_rounded + first * w->cols, w->dtype,
                     few, by_lt && cu->uses_lt);
     }
+}
+
+/* ---- rows that are normed on the way ------------------------------------------------------------ */
+
+/* So many rows gemv norms itself, one tile of tokens, of so many columns: they lie in shared memory. */
+enum { NORM_ROWS_MAX = 8, NORM_COLS_MAX = 2048 };
+
+static bool overlap(struct tensor a, struct tensor b)
+{
+    const float *const a_first = static_cast<const float *>(a.data);
+    const float *const b_first = static_cast<const float *>(b.data);
+    return a_first != NULL && b_first != NULL &&
+           a_first < b_first + (b.rows - 1) * b.stride + b.cols &&
+           b_first < a_first + (a.rows - 1) * a.stride + a.cols;
+}
+
+bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w)
+{
+    const struct tensor none = {};
+    const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
+    return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && w->cols % GROUP == 0 &&
+           norm_has_groups(norm) && (w->dtype == DTYPE_BF16 || !cuda_weight_of(w)->is_row_major) &&
+           !overlap(norm->y, read) && !overlap(norm->y, norm->r) && !overlap(y, read) &&
+           !overlap(y, norm->r) && !overlap(y, norm->y);
+}
+
+void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
+                        const struct weight *w, struct tensor bias, enum act act)
+{
+    struct linear_args args = args_of(cu, y, norm->y, w, bias, act);
+    args.n_tok = static_cast<int>(y.rows);
+    args.norm = norm_args_of(cu, norm);
+    gemv(cu, &args, w->dtype);
 }

@@ -34,7 +34,7 @@
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/norm.cuh"
 
 enum {
     LINEAR_TILE = 16,               /* outputs of one tile of packed weights */
@@ -71,6 +71,7 @@ struct linear_args {
     bool is_row_major; /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
+    struct norm_args norm; /* few rows, with its d not 0: x is what this will make of them */
 };
 
 /* The end of every output's sum. */

@@ -4,65 +4,20 @@
  * reads. A warp computes a row (L2: a run of one): each lane has chains over its columns, then the
  * lanes are folded by a butterfly, an order that the width alone decides. Share of the bound
  * reached: not measured yet. */
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/norm.cuh"
 
 namespace
 {
 
-enum { NORM_COLS = WARP * GROUP /* columns of a warp's sweep */ };
-
 /* ---- layer norm ------------------------------------------------------------------------------ */
 
-struct norm_args {
-    float *y;                  /* may be x or r */
-    const float *x;            /* y, x, r [n_row, d] */
-    const float *r;            /* NULL: nothing is added to x */
-    const float *gamma, *beta; /* [d] */
-    int64_t y_stride, x_stride, r_stride;
-    int n_row, d;
-    float eps;
-    bool starts_early; /* the kernel before may still run, gamma and beta need not wait for it */
-};
-
-template <bool aligned>
-__device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t row, int c)
-{
-    const float4 x = group_load<aligned>(a.x + row * a.x_stride + c, a.d - c);
-    return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, a.d - c));
-}
-
-/* in's squared distances from mean, added to sum; columns from n on do not count. */
-__device__ __forceinline__ float4 add_squares(float4 sum, float4 in, float mean, int n)
-{
-    const float4 e = {in.x - mean, n > 1 ? in.y - mean : 0, n > 2 ? in.z - mean : 0,
-                      n > 3 ? in.w - mean : 0};
-    return {fmaf(e.x, e.x, sum.x), fmaf(e.y, e.y, sum.y), fmaf(e.z, e.z, sum.z),
-            fmaf(e.w, e.w, sum.w)};
-}
-
-__device__ __forceinline__ float4 norm_output(float4 in, float mean, float inverse, float4 gamma,
-                                              float4 beta)
-{
-    return {fmaf((in.x - mean) * inverse, gamma.x, beta.x),
-            fmaf((in.y - mean) * inverse, gamma.y, beta.y),
-            fmaf((in.z - mean) * inverse, gamma.z, beta.z),
-            fmaf((in.w - mean) * inverse, gamma.w, beta.w)};
-}
-
-__device__ __forceinline__ float sum_of_group(float4 g)
-{
-    return (g.x + g.y) + (g.z + g.w);
-}
-
-/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r), a warp per row.
- *
- * Lane l takes the groups l, l + 32, .. of a row; the sums of its four columns are chains over the
- * groups, folded by ((0+1) + (2+3)) and then over the lanes by a butterfly: an order that d alone
- * decides. Rows of up to n_held · 128 columns stay in registers, with gamma and beta loaded before
- * they are needed, so a row costs one latency of memory; n_held 0 reads the row again for each of
- * the passes (each lane its own columns, hence y may be x or r), for rows of any width.
- * Bytes per row: 8·d, 12·d with r. A step's weights may drive gamma and beta out of the
- * second-level cache, so where kernels overlap they are asked for first. */
+/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, a warp per
+ * row, as norm.cuh says. Rows of up to n_held · 128 columns stay in registers, with gamma and beta
+ * loaded before they are needed, so a row costs one latency of memory; n_held 0 reads the row again for
+ * each of the passes (each lane its own columns, hence y may be x or r), for rows of any width.
+ * Bytes per row: 8·d, 12·d with r, 4·d and those of the tables with an embedding. A step's weights may
+ * drive gamma and beta out of the second-level cache, so where kernels overlap they are asked for
+ * first. */
 template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args a)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
@@ -77,15 +32,34 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
     if (row >= a.n_row) {
         return;
     }
+    const bool embeds = a.from.view != NULL;
+    struct embed_row of = {0, 0, 0};
+    if (embeds) {
+        of = embed_row_of(a.from, row);
+    }
+    const auto input = [&](int c) {
+        return embeds ? embed_group<aligned>(a.from, of, c, a.d - c)
+                      : norm_input<aligned>(a, row, c, a.d - c);
+    };
     float4 in[n_held > 0 ? n_held : 1];
     float4 gamma[n_held > 0 ? n_held : 1];
     float4 beta[n_held > 0 ? n_held : 1];
     const int first = lane * GROUP;
+    if (n_held > 0 && aligned && embeds) {
+        int c[n_held > 0 ? n_held : 1] = {};
+#pragma unroll
+        for (int i = 0; i < n_held; i++) { /* a column that there is */
+            c[i] = first + i * NORM_COLS < a.d ? first + i * NORM_COLS : 0;
+        }
+        embed_groups(in, a.from, of, c);
+    }
 #pragma unroll
     for (int i = 0; i < n_held; i++) {
         const int c = first + i * NORM_COLS;
         if (c < a.d) {
-            in[i] = norm_input<aligned>(a, row, c);
+            if (!aligned || !embeds) {
+                in[i] = input(c);
+            }
             gamma[i] = group_load<aligned>(a.gamma + c, a.d - c);
             beta[i] = group_load<aligned>(a.beta + c, a.d - c);
         }
@@ -101,19 +75,20 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
             }
         } else {
             for (int c = first; c < a.d; c += NORM_COLS) {
-                visit(c, norm_input<aligned>(a, row, c), float4{}, float4{});
+                visit(c, input(c), float4{}, float4{});
             }
         }
     };
     float4 sum = {0, 0, 0, 0};
     sweep([&](int, float4 v, float4, float4) { sum = group_add(sum, v); });
-    const float mean = warp_sum(sum_of_group(sum)) / static_cast<float>(a.d);
+    const float mean = warp_sum(norm_fold(sum)) / static_cast<float>(a.d);
 
     float4 squares = {0, 0, 0, 0};
-    sweep(
-        [&](int c, float4 v, float4, float4) { squares = add_squares(squares, v, mean, a.d - c); });
-    const float variance = warp_sum(sum_of_group(squares)) / static_cast<float>(a.d);
-    const float inverse = 1 / sqrtf(variance + a.eps);
+    sweep([&](int c, float4 v, float4, float4) {
+        squares = norm_squares(squares, v, mean, a.d - c);
+    });
+    const float variance = warp_sum(norm_fold(squares)) / static_cast<float>(a.d);
+    const float inverse = norm_inverse(variance, a.eps);
 
     sweep([&](int c, float4 v, float4 g, float4 b) {
         if constexpr (n_held == 0) {
@@ -136,36 +111,6 @@ template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args
     } else {
         LAUNCH((norm_kernel<aligned, 0>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
     }
-}
-
-void norm_rows(struct cuda *cu, struct tensor y, struct tensor x, struct tensor r,
-               struct tensor gamma, struct tensor beta, float eps, const char *op)
-{
-    CHECK(y.rows <= INT32_MAX - BLOCK && y.cols <= INT32_MAX - NORM_COLS);
-    if (y.rows == 0) {
-        return;
-    }
-    const struct norm_args a = {
-        .y = static_cast<float *>(y.data),
-        .x = static_cast<const float *>(x.data),
-        .r = static_cast<const float *>(r.data),
-        .gamma = static_cast<const float *>(gamma.data),
-        .beta = static_cast<const float *>(beta.data),
-        .y_stride = y.stride,
-        .x_stride = x.stride,
-        .r_stride = r.stride,
-        .n_row = static_cast<int>(y.rows),
-        .d = static_cast<int>(y.cols),
-        .eps = eps,
-        .starts_early = cu->overlaps,
-    };
-    if (has_groups(y) && has_groups(x) && (r.data == NULL || has_groups(r)) && has_groups(gamma) &&
-        has_groups(beta)) {
-        norm_launch<true>(cu, a);
-    } else {
-        norm_launch<false>(cu, a);
-    }
-    cuda_check(cu, op);
 }
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
@@ -248,17 +193,23 @@ __global__ void __launch_bounds__(BLOCK) l2_kernel(struct tensor y, struct tenso
 
 } // namespace
 
-void cuda_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor gamma,
-               struct tensor beta, float eps)
+const char *norm_op_name(const struct norm_op *op)
 {
-    const struct tensor none = {};
-    norm_rows(cu, y, x, none, gamma, beta, eps, "norm");
+    return op->view != NULL ? "embed_norm" : op->r.data != NULL ? "add_norm" : "norm";
 }
 
-void cuda_add_norm(struct cuda *cu, struct tensor y, struct tensor x, struct tensor r,
-                   struct tensor gamma, struct tensor beta, float eps)
+void cuda_norm(struct cuda *cu, const struct norm_op *op)
 {
-    norm_rows(cu, y, x, r, gamma, beta, eps, "add_norm");
+    if (op->y.rows == 0) {
+        return;
+    }
+    const struct norm_args a = norm_args_of(cu, op);
+    if (norm_has_groups(op)) {
+        norm_launch<true>(cu, a);
+    } else {
+        norm_launch<false>(cu, a);
+    }
+    cuda_check(cu, norm_op_name(op));
 }
 
 void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,

@@ -35,7 +35,8 @@ MODEL = {
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
 CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 4.0, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
-            "outputs": 2.0}
+            "outputs": 2.0,
+            "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
 
 # What a multiprocessor of compute capability 9.0 and 10.0 has.
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 228 << 10
@@ -172,7 +173,7 @@ def parse_trace(lines, name_of):
                 op, rows, cols, inner, dtype = found.groups()
                 step.ops.append(Op(op, int(rows), int(cols), int(inner or 0), dtype or "f32", kernels, n))
         step.nodes = len(launches)
-        step.rows = next((op.rows for op in step.ops if op.op == "embed"), 0)
+        step.rows = next((op.rows for op in step.ops if op.op.startswith("embed")), 0)
         if step.rows:
             steps.append(step)
     for line in lines:
@@ -244,6 +245,9 @@ def op_cost(op, record, shape):
     # Of a prompt's rows the mean sees half of it; a generated one stands behind the middle.
     seen = context * 9 / 16 if record["part"] == "decode" else min(context, record["rows"]) / 2
     cache = ELEMENT[record["dtype"]]
+    if op.op.endswith("_linear"):  # x, or what x is made of, and the normed rows
+        normed = {"norm": 8, "add_norm": 12, "embed_norm": 4 + ELEMENT[op.dtype]}[op.op[:-len("_linear")]]
+        return inner * cols * ELEMENT[op.dtype] + rows * (normed * inner + 4 * cols), 2 * rows * inner * cols
     if op.op == "linear":
         return inner * cols * ELEMENT[op.dtype] + 4 * rows * (inner + cols), 2 * rows * inner * cols
     if op.op == "attention":
@@ -256,7 +260,8 @@ def op_cost(op, record, shape):
         return rows * shape["heads"] * shape["k"] * cols * ELEMENT[op.dtype], 0
     if op.op == "outputs":
         return 4 * rows * cols, constant("logit") * rows * cols
-    per_element = {"embed": 4 + ELEMENT[op.dtype], "norm": 8, "add_norm": 16, "gather": 8, "kv_store": 2 * (4 + cache)}
+    per_element = {"embed": 4 + ELEMENT[op.dtype], "embed_norm": 4 + ELEMENT[op.dtype], "norm": 8, "add_norm": 16,
+                   "gather": 8, "kv_store": 2 * (4 + cache)}
     return rows * cols * per_element.get(op.op, 8), 0
 
 
@@ -305,7 +310,7 @@ def table(head, rows):
 
 
 def described(op):
-    return "%s %d×%d %s" % (op.op, op.cols, op.inner, op.dtype) if op.op == "linear" else op.op
+    return "%s %d×%d %s" % (op.op, op.cols, op.inner, op.dtype) if op.op.endswith("linear") else op.op
 
 
 def summary_rows(counted, shape, usage):
@@ -325,7 +330,7 @@ def layer_rows(counted, shape, usage):
             continue
         parts = {}
         for op in step.ops:
-            name = "query" if op.op == "linear" and op.dtype == "f32" else op.op
+            name = "query" if op.op.endswith("linear") and op.dtype == "f32" else op.op
             if name in ("query", "pkm_search", "pkm_read"):
                 parts[name] = (len(op.launches), op_us(op, record, shape, usage)[0])
         if len(parts) == 3:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import EAGER, OVERLAP, OWN, ROOT
+from run import APART, EAGER, OVERLAP, OWN, ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
@@ -307,6 +307,8 @@ WAYS = [
     ("prompts and single tokens mixed", ["--rows", "1,5,64,0", "--together"], {}),
     ("values in host memory", ["--rows", "0", "--placement", "host"], {}),
     ("values in host memory, token by token", ["--rows", "1", "--placement", "host"], {}),
+    ("token by token, norms apart", ["--rows", "1"], APART),
+    ("together, token by token, norms apart", ["--rows", "1", "--together"], APART),
     ("token by token, overlapping", ["--rows", "1"], OVERLAP),
     ("token by token, overlapping, eager", ["--rows", "1"], {**OVERLAP, **EAGER}),
     ("together, token by token, overlapping", ["--rows", "1", "--together"], OVERLAP),

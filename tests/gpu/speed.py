@@ -7,7 +7,7 @@ all end up in run.records. The report puts them beside one another.
 import json
 
 import machine
-from run import EAGER, OVERLAP, SPLIT
+from run import APART, EAGER, OVERLAP, SPLIT
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
@@ -24,6 +24,7 @@ RUNS = [
     ("", [], ["rates", "decode:1,8,32,128,256", "prefill:" + PROMPTS, "score:" + PROMPTS,
               MEMORY_ROWS], {}),
     ("overlap", [], ["decode:1,8,32"], OVERLAP),
+    ("apart", [], ["decode:1,8"], APART),
     ("split", [], [MEMORY_ROWS], SPLIT),
     ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
     ("long", ["--positions", "16384"], ["decode:1,8"], {}),
@@ -44,6 +45,7 @@ RUNS = [
 SMALL_RUNS = [
     ("", [], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
     ("overlap", [], ["decode:1,2"], OVERLAP),
+    ("apart", [], ["decode:1,2"], APART),
     ("split", [], ["memory:1,2"], SPLIT),
     ("", ["--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
     ("long", ["--positions", "128"], ["decode:1"], {}),
@@ -106,7 +108,7 @@ def trace_lines(records, part, rows):
     """Rows of the report: the ops of a step of so many rows, the longest first; [] without a step. Decode has filled
     the cache before, in steps of other rows. What two events take with nothing between them is no op's time."""
     ops = [r for r in records if r["op"] != "nothing" and (part == "prefill" or r["rows"] == rows)]
-    steps = sum(r["n"] for r in ops if r["op"] == "embed" and r["rows"] == rows)
+    steps = sum(r["n"] for r in ops if r["op"].startswith("embed") and r["rows"] == rows)
     nothing = next((r["us"] for r in records if r["op"] == "nothing"), 0)
     found = [(round(r["n"] / steps), max(0, r["us"] - nothing), r) for r in ops] if steps else []
     total = sum(n * us for n, us, _ in found)

@@ -141,9 +141,10 @@ def test_every_part_runs_and_reports(tools, tmp_path):
         assert "Not measured." not in section(text, title), title
     assert re.search(r"\| pkm12 \| \d\.\de-\d\d \|", section(text, "Golden cases"))
     assert re.search(r"\| swilu-shared \| \d\.\de-\d\d \|", section(text, "Golden cases"))
-    assert "12 of 12" in section(text, "The same bits however the work is cut")
+    assert "14 of 14" in section(text, "The same bits however the work is cut")
     assert section(text, "Ops against ref").count("0 failed") == 2 * len(ops.OPS)
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
+    assert re.search(r"\| norms apart \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| split keys \| memory \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert "--tool memcheck" in (tmp_path / "sanitized").read_text()
     assert "A rehearsal with tiny sizes" in text
@@ -168,9 +169,11 @@ def test_times_of_ops_are_listed_for_a_step(tools, tmp_path):
                           PKMSERVE_CUDA_LIBRARY=str(library))
     assert done.returncode == 0, done.stdout + done.stderr + text
     ops_of = section(text, "Times of ops on the device")
-    assert re.search(r"\| decode of 2 \| linear \| 2 x 192 of 64 bf16 \| 3 \| \d+\.\d\d \| \d+\.\d \| \d+ % \|", ops_of), text
+    for op, n in (("linear \\| 2 x 64 of 64", 3), ("add_norm_linear \\| 2 x 192 of 64", 2),
+                  ("embed_norm_linear \\| 2 x 192 of 64", 1)):
+        assert re.search(r"\| decode of 2 \| %s bf16 \| %d \| \d+\.\d\d \| \d+\.\d \| \d+ %% \|" % (op, n), ops_of), text
     assert re.search(r"\| prefill of 64 \| linear \| 64 x 192 of 64 bf16 \| 3 \|", ops_of), text
-    assert re.search(r"\| decode of 2 \| all \| +\| 2\d \| +\| \d+\.\d \|", ops_of), text
+    assert re.search(r"\| decode of 2 \| all \| +\| 1\d \| +\| \d+\.\d \|", ops_of), text
 
 
 def test_decode_without_graphs_is_a_failure(tools, tmp_path):

@@ -69,6 +69,15 @@ def test_an_ops_work_is_its_products_and_not_its_preparations():
     assert count.main_launch(op, usage) == search[1]
 
 
+def test_a_product_that_norms_its_rows_moves_them_too():
+    record, shape = {"part": "decode", "dtype": "bf16", "rows": 2}, count.MODEL_A
+    weights, results = 3072 * 1024 * 2, 4 * 2 * 3072
+    for name, element in (("linear", 4), ("norm_linear", 8), ("add_norm_linear", 12), ("embed_norm_linear", 6)):
+        op = count.Op(name, 2, 3072, 1024, "bf16", (), 1)
+        assert count.op_cost(op, record, shape) == (weights + results + 2 * 1024 * element, 2 * 2 * 3072 * 1024), name
+        assert count.described(op) == name + " 3072×1024 bf16"
+
+
 def test_a_small_models_steps_are_counted(tmp_path):
     if not (BUILD / "libpkmserve_cudahost.so").exists():
         pytest.skip("no double: make cuda-host")

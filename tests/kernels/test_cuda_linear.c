@@ -11,8 +11,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -154,11 +156,16 @@ static struct backend *cuda_open(enum who who)
     return be;
 }
 
-static struct backend *cuda_open_double(enum who who, const char *algorithms)
+static void need_double(void)
 {
     if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
         skip();
     }
+}
+
+static struct backend *cuda_open_double(enum who who, const char *algorithms)
+{
+    need_double();
     (void)setenv("CUDA_HOST_LT", algorithms, 1);
     return cuda_open(who);
 }
@@ -513,6 +520,72 @@ static void test_an_activation_is_rounded_once(void **state)
     backend_close(be);
 }
 
+/* ---- blocks of few rows ---- */
+
+/* Blocks of the kernel for few rows that a product of drawn tokens launches. */
+static int n_block_of(enum who who, struct shape shape)
+{
+    static const struct step_limits limits = {
+        .n_tok_max = 8, .n_seq_max = 8, .n_page_max = 1, .n_out_max = 1};
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    char line[600];
+    int n_block = 0;
+    struct product p;
+    struct step *step = NULL;
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    FILE *const lines = fdopen(file, "r");
+    (void)setenv("CUDA_HOST_TRACE", path, 1);
+    struct backend *const be = cuda_open_double(who, "g");
+    (void)unsetenv("CUDA_HOST_TRACE");
+    product_open(&p, be, shape, DTYPE_BF16);
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    step->n_tok = step->n_seq = shape.n_tok;
+    step->is_drawn = true;
+    for (int i = 0; i <= shape.n_tok; i++) {
+        step->seq_first[i] = i;
+    }
+    be->op->step_begin(be, step);
+    op_linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
+    assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
+    while (fgets(line, sizeof line, lines) != NULL) { /* the last: others are a choice's */
+        const char *at = strstr(line, "gemv_kernel_bf16");
+        for (int field = 0; at != NULL && field < 2; field++) { /* name, range, grid */
+            at = strchr(at, '\t');
+            at = at == NULL ? NULL : at + 1;
+        }
+        n_block = at == NULL ? n_block : atoi(at);
+    }
+    product_close(&p, be);
+    be->op->step_free(be, step);
+    backend_close(be);
+    (void)fclose(lines);
+    (void)unlink(path);
+    return n_block;
+}
+
+/* Of the double's 8 multiprocessors four would be idle with 64 outputs in blocks of 16. Packed weights
+ * have no halves of tiles. */
+static void test_few_outputs_are_shared_out_to_more_blocks(void **state)
+{
+    (void)state;
+    need_double();
+    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 64, 0}), 8);
+    assert_int_equal(n_block_of(LT, (struct shape){1, 96, 44, 0}), 6);
+    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 80, 0}), 5);
+    assert_int_equal(n_block_of(OWN, (struct shape){8, 96, 64, 0}), 4);
+}
+
+/* Blocks of 64: of so many outputs even one row is worth reading once for all of them. */
+static void test_many_outputs_have_large_blocks_from_one_row_on(void **state)
+{
+    (void)state;
+    need_double();
+    for (int n_tok = 1; n_tok <= 8; n_tok++) {
+        assert_int_equal(n_block_of(OWN, (struct shape){n_tok, 64, 1000, 0}), 16);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +600,8 @@ int main(void)
         cmocka_unit_test_setup(test_a_failing_product_is_computed_by_own_kernels, usual_device),
         cmocka_unit_test_setup(test_too_little_memory_to_choose_leaves_own_kernels, usual_device),
         cmocka_unit_test_setup(test_drawn_tokens_do_not_go_to_cublaslt, usual_device),
+        cmocka_unit_test_setup(test_few_outputs_are_shared_out_to_more_blocks, usual_device),
+        cmocka_unit_test_setup(test_many_outputs_have_large_blocks_from_one_row_on, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

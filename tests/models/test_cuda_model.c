@@ -91,7 +91,8 @@ static int fine_device(void **state)
                                             "CUDA_HOST_FAIL_LAUNCH",  "CUDA_HOST_FAIL_SYNC",
                                             "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS",
                                             "PKMSERVE_CUDA_OVERLAP",  "CUDA_HOST_SM",
-                                            "CUDA_HOST_CODE",         "PKMSERVE_CUDA_SPLIT"};
+                                            "CUDA_HOST_CODE",         "PKMSERVE_CUDA_SPLIT",
+                                            "CUDA_HOST_TRACE",        "PKMSERVE_CUDA_FUSE"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         (void)unsetenv(variables[i]);
@@ -284,6 +285,61 @@ static void test_overlapping_kernels_give_the_same_bits(void **state)
                          (double)overlapping[s].logprob[0]);
             }
         }
+    }
+}
+
+/* Opens the model, takes its decode steps and gives how many kernels the last one's graph has; 0: it had
+ * none, or nothing counts them. */
+static int decode_fused(const char *fuse, const char *dtype, const char *graphs,
+                        const char *overlap, struct answer *answers)
+{
+    struct rig r;
+    struct err err = {0};
+    char path[] = "/tmp/test_cuda_model.XXXXXX";
+    char line[600];
+    int n_kernel = 0;
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    FILE *const lines = fdopen(file, "r");
+    (void)setenv("CUDA_HOST_TRACE", path, 1);
+    (void)setenv("PKMSERVE_CUDA_FUSE", fuse, 1);
+    (void)setenv("PKMSERVE_CUDA_GRAPHS", graphs, 1);
+    (void)setenv("PKMSERVE_CUDA_OVERLAP", overlap, 1);
+    if (rig_open_types(&r, model_dir, dtype, "bf16", &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    decode_all(&r, answers);
+    rig_close(&r);
+    while (fgets(line, sizeof line, lines) != NULL) {
+        n_kernel = strncmp(line, "graph\t", 6) == 0 ? atoi(line + 6) : n_kernel;
+    }
+    (void)fclose(lines);
+    (void)unlink(path);
+    (void)fine_device(NULL);
+    return n_kernel;
+}
+
+/* Products of drawn tokens norm their rows themselves, and the first embeds them: of a step's kernels
+ * two for each layer, and two, are gone, and not a bit has changed. */
+static void test_norms_cost_no_kernels_and_no_bits(void **state)
+{
+    static const char *const dtypes[] = {"f32", "bf16"};
+    struct answer apart[N_STEP];
+    struct answer fused[N_STEP];
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    const bool counts = strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL;
+    for (int i = 0; i < 2; i++) {
+        const int n_apart = decode_fused("0", dtypes[i], "1", "0", apart);
+        const int n_fused = decode_fused("1", dtypes[i], "1", "0", fused);
+        assert_memory_equal(fused, apart, sizeof fused);
+        assert_int_equal(n_apart - n_fused, counts ? 2 * TINY_LAYER + 2 : 0);
+        (void)decode_fused("1", dtypes[i], "0", "0", fused);
+        assert_memory_equal(fused, apart, sizeof fused);
+        (void)decode_fused("1", dtypes[i], "1", "1", fused);
+        assert_memory_equal(fused, apart, sizeof fused);
     }
 }
 
@@ -581,6 +637,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_replayed_steps_have_the_bits_of_eager_ones, fine_device),
         cmocka_unit_test_setup(test_overlapping_kernels_give_the_same_bits, fine_device),
+        cmocka_unit_test_setup(test_norms_cost_no_kernels_and_no_bits, fine_device),
         cmocka_unit_test_setup(test_split_keys_are_searched_alike_in_graphs, fine_device),
         cmocka_unit_test_setup(test_overlap_that_the_device_has_not_is_said, fine_device),
         cmocka_unit_test_setup(test_steps_of_unknown_ops_stay_eager, fine_device),

@@ -1,0 +1,92 @@
+/* What a layer norm is made of: for norm.cu, and for products of few rows (gemv.cuh), which norm their
+ * rows themselves.
+ *
+ * A warp sums a row: lane l takes the groups l, l + 32, .. of it; the sums of its four columns are
+ * chains over the groups, folded by norm_fold and then over the lanes by a butterfly: an order that d
+ * alone decides. */
+#ifndef KERNELS_CUDA_NORM_CUH
+#define KERNELS_CUDA_NORM_CUH
+
+#include "kernels/cuda/embed.cuh"
+
+enum { NORM_COLS = WARP * GROUP /* columns of a warp's sweep */ };
+
+struct norm_args {
+    float *y;                  /* may be x or r */
+    const float *x;            /* y, x, r [n_row, d] */
+    const float *r;            /* NULL: nothing is added to x */
+    const float *gamma, *beta; /* [d] */
+    struct embed_from from;    /* with a view: x is not read, its rows are these */
+    int64_t y_stride, x_stride, r_stride;
+    int n_row, d; /* d 0: there is no norm */
+    float eps;
+    bool starts_early; /* the kernel before may still run, gamma and beta need not wait for it */
+};
+
+static inline struct norm_args norm_args_of(const struct cuda *cu, const struct norm_op *op)
+{
+    CHECK(op->y.rows <= INT32_MAX - BLOCK && op->y.cols <= INT32_MAX - NORM_COLS);
+    return {
+        .y = static_cast<float *>(op->y.data),
+        .x = static_cast<const float *>(op->x.data),
+        .r = static_cast<const float *>(op->r.data),
+        .gamma = static_cast<const float *>(op->gamma.data),
+        .beta = static_cast<const float *>(op->beta.data),
+        .from = embed_from_of(op->y, op->view, op->tok, op->pos, op->lang),
+        .y_stride = op->y.stride,
+        .x_stride = op->x.stride,
+        .r_stride = op->r.stride,
+        .n_row = static_cast<int>(op->y.rows),
+        .d = static_cast<int>(op->y.cols),
+        .eps = op->eps,
+        .starts_early = cu->overlaps,
+    };
+}
+
+/* Whether all that it reads and writes has groups: tables begin at 256-byte boundaries. */
+static inline bool norm_has_groups(const struct norm_op *op)
+{
+    return has_groups(op->y) && has_groups(op->x) && (op->r.data == NULL || has_groups(op->r)) &&
+           has_groups(op->gamma) && has_groups(op->beta) &&
+           (op->view == NULL || op->y.cols % GROUP == 0);
+}
+
+/* The group of n columns from c on that is summed, without an embedding. */
+template <bool aligned>
+__device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t row, int c, int n)
+{
+    const float4 x = group_load<aligned>(a.x + row * a.x_stride + c, n);
+    return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, n));
+}
+
+/* in's squared distances from mean, added to sum; columns from n on do not count. */
+__device__ __forceinline__ float4 norm_squares(float4 sum, float4 in, float mean, int n)
+{
+    const float4 e = {in.x - mean, n > 1 ? in.y - mean : 0, n > 2 ? in.z - mean : 0,
+                      n > 3 ? in.w - mean : 0};
+    return {fmaf(e.x, e.x, sum.x), fmaf(e.y, e.y, sum.y), fmaf(e.z, e.z, sum.z),
+            fmaf(e.w, e.w, sum.w)};
+}
+
+/* (in - mean) · inverse · gamma + beta */
+__device__ __forceinline__ float4 norm_output(float4 in, float mean, float inverse, float4 gamma,
+                                              float4 beta)
+{
+    return {fmaf((in.x - mean) * inverse, gamma.x, beta.x),
+            fmaf((in.y - mean) * inverse, gamma.y, beta.y),
+            fmaf((in.z - mean) * inverse, gamma.z, beta.z),
+            fmaf((in.w - mean) * inverse, gamma.w, beta.w)};
+}
+
+/* Of a lane's four sums. */
+__device__ __forceinline__ float norm_fold(float4 g)
+{
+    return (g.x + g.y) + (g.z + g.w);
+}
+
+__device__ __forceinline__ float norm_inverse(float variance, float eps)
+{
+    return 1 / sqrtf(variance + eps);
+}
+
+#endif
