@@ -85,12 +85,8 @@ __device__ __forceinline__ void gemv_norm_load(float *rows, const struct linear_
             const auto load = [&](float4(&to)[n][n_group], const float *from, int64_t stride) {
 #pragma unroll
                 for (int j = 0; j < n; j++) {
-                    const float *const row =
-                        from + (tok + j < a.n_tok ? tok + j : a.n_tok - 1) * stride;
-#pragma unroll
-                    for (int i = 0; i < n_group; i++) {
-                        to[j][i] = *reinterpret_cast<const float4 *>(row + c[i]);
-                    }
+                    const int row = tok + j < a.n_tok ? tok + j : a.n_tok - 1;
+                    norm_groups(to[j], from + row * stride, c);
                 }
             };
             if (norm.from.view != NULL) {

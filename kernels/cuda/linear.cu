@@ -478,8 +478,8 @@ bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct
 {
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
-    return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && w->cols % GROUP == 0 &&
-           norm_has_groups(norm) && (w->dtype == DTYPE_BF16 || !cuda_weight_of(w)->is_row_major) &&
+    return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
+           (w->dtype == DTYPE_BF16 || !cuda_weight_of(w)->is_row_major) &&
            !overlap(norm->y, read) && !overlap(norm->y, norm->r) && !overlap(y, read) &&
            !overlap(y, norm->r) && !overlap(y, norm->y);
 }

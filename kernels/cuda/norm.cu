@@ -11,9 +11,18 @@ namespace
 
 /* ---- layer norm ------------------------------------------------------------------------------ */
 
+/* The group of n columns from c on that is summed, without an embedding. */
+template <bool aligned>
+__device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t row, int c, int n)
+{
+    const float4 x = group_load<aligned>(a.x + row * a.x_stride + c, n);
+    return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, n));
+}
+
 /* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, a warp per
  * row, as norm.cuh says. Rows of up to n_held · 128 columns stay in registers, with gamma and beta
- * loaded before they are needed, so a row costs one latency of memory; n_held 0 reads the row again for
+ * loaded before they are needed; where rows have groups alone, all of a row is asked for before any of it
+ * is used, so that it costs one latency of memory, or two; n_held 0 reads the row again for
  * each of the passes (each lane its own columns, hence y may be x or r), for rows of any width.
  * Bytes per row: 8·d, 12·d with r, 4·d and those of the tables with an embedding. A step's weights may
  * drive gamma and beta out of the second-level cache, so where kernels overlap they are asked for
@@ -45,23 +54,37 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
     float4 gamma[n_held > 0 ? n_held : 1];
     float4 beta[n_held > 0 ? n_held : 1];
     const int first = lane * GROUP;
-    if (n_held > 0 && aligned && embeds) {
-        int c[n_held > 0 ? n_held : 1] = {};
+    if constexpr (aligned && n_held > 0) {
+        int c[n_held];
 #pragma unroll
-        for (int i = 0; i < n_held; i++) { /* a column that there is */
+        for (int i = 0; i < n_held;
+             i++) { /* past the last column another one's, which is not used */
             c[i] = first + i * NORM_COLS < a.d ? first + i * NORM_COLS : 0;
         }
-        embed_groups(in, a.from, of, c);
-    }
+        if (embeds) {
+            embed_groups(in, a.from, of, c);
+        } else {
+            norm_groups(in, a.x + row * a.x_stride, c);
+        }
+        if (a.r != NULL) {
+            float4 r[n_held];
+            norm_groups(r, a.r + row * a.r_stride, c);
 #pragma unroll
-    for (int i = 0; i < n_held; i++) {
-        const int c = first + i * NORM_COLS;
-        if (c < a.d) {
-            if (!aligned || !embeds) {
-                in[i] = input(c);
+            for (int i = 0; i < n_held; i++) {
+                in[i] = group_add(in[i], r[i]);
             }
-            gamma[i] = group_load<aligned>(a.gamma + c, a.d - c);
-            beta[i] = group_load<aligned>(a.beta + c, a.d - c);
+        }
+        norm_groups(gamma, a.gamma, c);
+        norm_groups(beta, a.beta, c);
+    } else {
+#pragma unroll
+        for (int i = 0; i < n_held; i++) {
+            const int c = first + i * NORM_COLS;
+            if (c < a.d) {
+                in[i] = input(c);
+                gamma[i] = group_load<aligned>(a.gamma + c, a.d - c);
+                beta[i] = group_load<aligned>(a.beta + c, a.d - c);
+            }
         }
     }
     const auto sweep = [&](auto visit) {

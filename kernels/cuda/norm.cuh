@@ -43,20 +43,23 @@ static inline struct norm_args norm_args_of(const struct cuda *cu, const struct 
     };
 }
 
-/* Whether all that it reads and writes has groups: tables begin at 256-byte boundaries. */
+/* Whether all that it reads and writes has groups, and nothing else: tables begin at 256-byte
+ * boundaries. */
 static inline bool norm_has_groups(const struct norm_op *op)
 {
-    return has_groups(op->y) && has_groups(op->x) && (op->r.data == NULL || has_groups(op->r)) &&
-           has_groups(op->gamma) && has_groups(op->beta) &&
-           (op->view == NULL || op->y.cols % GROUP == 0);
+    return op->y.cols % GROUP == 0 && has_groups(op->y) && has_groups(op->x) &&
+           (op->r.data == NULL || has_groups(op->r)) && has_groups(op->gamma) &&
+           has_groups(op->beta);
 }
 
-/* The group of n columns from c on that is summed, without an embedding. */
-template <bool aligned>
-__device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t row, int c, int n)
+/* A row's groups at n columns, all asked for at once. */
+template <int n>
+__device__ __forceinline__ void norm_groups(float4 (&to)[n], const float *row, const int (&c)[n])
 {
-    const float4 x = group_load<aligned>(a.x + row * a.x_stride + c, n);
-    return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, n));
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        to[i] = *reinterpret_cast<const float4 *>(row + c[i]);
+    }
 }
 
 /* in's squared distances from mean, added to sum; columns from n on do not count. */
