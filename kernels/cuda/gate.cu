@@ -12,9 +12,10 @@ __device__ __forceinline__ float sigmoid(float g)
     return (g > 0 ? 1 : e) / (e + 1);
 }
 
-/* A thread per number. Bytes per row: 12·d. */
+/* A thread per number. Bytes per row: 12·d. rounded: y once more, in BF16, or NULL. */
 __global__ void __launch_bounds__(BLOCK)
-    gate_kernel(struct tensor y, struct tensor x, struct tensor g, enum gate_kind kind)
+    gate_kernel(struct tensor y, struct tensor x, struct tensor g, enum gate_kind kind,
+                uint16_t *rounded)
 {
     const int64_t element = my_element();
     grid_wait();
@@ -25,7 +26,11 @@ __global__ void __launch_bounds__(BLOCK)
     const int64_t c = element % y.cols;
     const float in = row_of(g, row)[kind == GATE_SILU ? c : 0];
     const float share = kind == GATE_FACTOR ? in : (kind == GATE_SILU ? in : 1) * sigmoid(in);
-    row_of(y, row)[c] = row_of(x, row)[c] * share;
+    const float out = row_of(x, row)[c] * share;
+    row_of(y, row)[c] = out;
+    if (rounded != NULL) {
+        cache_store(rounded + element, out);
+    }
 }
 
 } // namespace
@@ -34,6 +39,6 @@ void cuda_gate(struct cuda *cu, struct tensor y, struct tensor x, struct tensor 
                enum gate_kind kind)
 {
     LAUNCH(gate_kernel, grid_of(y.rows * y.cols, BLOCK), dim3(BLOCK), 0, cuda_queue(cu), y, x, g,
-           kind);
+           kind, linear_room(cu, y));
     cuda_check(cu, "gate");
 }

@@ -118,8 +118,12 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
             g = group_load<aligned>(a.gamma + c, a.d - c);
             b = group_load<aligned>(a.beta + c, a.d - c);
         }
-        group_store<aligned>(a.y + row * a.y_stride + c, norm_output(v, mean, inverse, g, b),
-                             a.d - c);
+        const float4 out = norm_output(v, mean, inverse, g, b);
+        group_store<aligned>(a.y + row * a.y_stride + c, out, a.d - c);
+        if (a.rounded != NULL) {
+            *reinterpret_cast<uint2 *>(a.rounded + static_cast<int64_t>(row) * a.d + c) =
+                make_uint2(bf16_pair(out.x, out.y), bf16_pair(out.z, out.w));
+        }
     });
 }
 
@@ -138,10 +142,11 @@ template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
-/* Bytes per row: 8·d, 16·d with r. A lane reads of sum only what it wrote itself. */
+/* Bytes per row: 8·d, 16·d with r. A lane reads of sum only what it wrote itself. rounded: y once more, in
+ * BF16, or NULL. */
 __global__ void __launch_bounds__(BLOCK)
     rms_kernel(struct tensor y, struct tensor sum, struct tensor x, struct tensor r,
-               const float *gamma, float eps)
+               const float *gamma, float eps, uint16_t *rounded)
 {
     const int64_t row = my_item();
     const int lane = threadIdx.x % WARP;
@@ -163,7 +168,11 @@ __global__ void __launch_bounds__(BLOCK)
     const float mean = warp_sum(squares) / static_cast<float>(y.cols);
     const float inverse = 1 / sqrtf(mean + eps);
     for (int64_t c = lane; c < y.cols; c += WARP) {
-        row_of(y, row)[c] = in[c] * inverse * gamma[c];
+        const float out = in[c] * inverse * gamma[c];
+        row_of(y, row)[c] = out;
+        if (rounded != NULL) {
+            cache_store(rounded + row * y.cols + c, out);
+        }
     }
 }
 
@@ -226,7 +235,8 @@ void cuda_norm(struct cuda *cu, const struct norm_op *op)
     if (op->y.rows == 0) {
         return;
     }
-    const struct norm_args a = norm_args_of(cu, op);
+    struct norm_args a = norm_args_of(cu, op);
+    a.rounded = linear_room(cu, op->y);
     if (norm_has_groups(op)) {
         norm_launch<true>(cu, a);
     } else {
@@ -239,7 +249,7 @@ void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct t
                    struct tensor r, struct tensor gamma, float eps)
 {
     LAUNCH(rms_kernel, grid_of(y.rows, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), y, sum, x, r,
-           static_cast<const float *>(gamma.data), eps);
+           static_cast<const float *>(gamma.data), eps, linear_room(cu, y));
     cuda_check(cu, "rms_norm");
 }
 

@@ -3,25 +3,10 @@
  * prepared at once, and the products of cuBLASLt, for rows of requests and with fast math. Cutting a
  * call into pieces takes its rows from one kernel to another; the bits must stay. One row of NaN and
  * one of infinities stand in each crowd. */
-#include "kernels/backend.h"
-#include "tests/cuda_library.h"
+#include "tests/kernels/cuda_product.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-struct shape {
-    int n_tok, n_in, n_out;
-    int shift; /* words from a 16-byte address to the first row; rows are then 3 words apart */
-};
 
 /* Of the double's 8 multiprocessors, these take every tile; of a large GPU the last two take the
  * large ones. */
@@ -32,81 +17,6 @@ static const struct shape shapes[] = {
     {140, 257, 1100, 0}, {67, 128, 1200, 0},
 };
 enum { N_SHAPE = sizeof shapes / sizeof *shapes };
-
-/* A case on the backend and what it is made of. */
-struct product {
-    struct shape shape;
-    struct tensor host_w, host_x, host_bias; /* Owner */
-    struct tensor x, y, bias;                /* Owner: of the buffers that hold them */
-    void *buffer[3];
-    struct weight *w;
-};
-
-static float random_float(uint32_t *state)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return (float)(*state >> 8) * 0x1p-23f - 1;
-}
-
-static struct tensor random_tensor(int rows, int cols, float scale)
-{
-    float *const data = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    assert_non_null(data);
-    uint32_t state = (uint32_t)(rows * 31 + cols);
-    for (int i = 0; i < rows * cols; i++) {
-        data[i] = scale * random_float(&state);
-    }
-    return tensor_make(data, rows, cols, DTYPE_F32);
-}
-
-static struct tensor view_new(struct backend *be, void **buffer, int rows, int cols, int shift)
-{
-    const int stride = cols + (shift > 0 ? 3 : 0);
-    const size_t bytes = ((size_t)rows * (size_t)stride + 4) * sizeof(float);
-    assert_int_equal(be->op->buffer_new(be, buffer, bytes, "test", NULL), ERR_OK);
-    return (struct tensor){(float *)*buffer + shift, rows, cols, stride, DTYPE_F32};
-}
-
-static void product_open(struct product *p, struct backend *be, struct shape shape,
-                         enum dtype dtype)
-{
-    *p = (struct product){.shape = shape};
-    p->host_w = random_tensor(shape.n_out, shape.n_in, 1 / sqrtf((float)shape.n_in));
-    p->host_x = random_tensor(shape.n_tok, shape.n_in, 1);
-    p->host_bias = random_tensor(1, shape.n_out, 1);
-    float *const x = p->host_x.data;
-    for (int k = 0; k < shape.n_in; k++) {
-        x[(shape.n_tok / 2) * shape.n_in + k] = NAN;
-        x[(shape.n_tok - 1) * shape.n_in + k] = INFINITY;
-    }
-    const struct weight_desc desc = {
-        .kind = WEIGHT_MATRIX, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = 1};
-    assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
-    p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
-    p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
-    p->bias = view_new(be, &p->buffer[2], 1, shape.n_out, 0);
-    be->op->upload(be, p->x, p->host_x.data);
-    be->op->upload(be, p->bias, p->host_bias.data);
-}
-
-static void product_close(struct product *p, struct backend *be)
-{
-    for (int i = 0; i < 3; i++) {
-        be->op->buffer_free(be, p->buffer[i]);
-    }
-    be->op->weight_free(be, p->w);
-    free(p->host_w.data);
-    free(p->host_x.data);
-    free(p->host_bias.data);
-}
-
-static uint32_t *product_bits(const struct product *p, struct backend *be)
-{
-    uint32_t *const bits = malloc((size_t)p->y.rows * (size_t)p->y.cols * sizeof *bits);
-    assert_non_null(bits);
-    be->op->download(be, bits, p->y);
-    return bits;
-}
 
 static void check_pieces(struct backend *be, const struct shape *shape, enum dtype dtype,
                          enum act act)
@@ -134,49 +44,6 @@ static void check_pieces(struct backend *be, const struct shape *shape, enum dty
     free(whole);
     free(cut);
     product_close(&p, be);
-}
-
-/* Who multiplies. */
-enum who { OWN, LT, FAST };
-
-/* For LT and FAST cuBLASLt has the algorithms that CUDA_HOST_LT names. */
-static struct backend *cuda_open(enum who who)
-{
-    const bool fast_math = who == FAST;
-    (void)setenv("PKMSERVE_CUDA_LT", who == OWN ? "0" : "1", 1);
-    if (!cuda_library_find()) {
-        skip();
-    }
-    struct backend *be = NULL;
-    struct err err = {0};
-    const struct backend_options options = {"cuda", 0, fast_math, NULL};
-    if (backend_open(&be, &options, &err) != ERR_OK) {
-        fail_msg("%s", err.message);
-    }
-    return be;
-}
-
-static void need_double(void)
-{
-    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
-        skip();
-    }
-}
-
-static struct backend *cuda_open_double(enum who who, const char *algorithms)
-{
-    need_double();
-    (void)setenv("CUDA_HOST_LT", algorithms, 1);
-    return cuda_open(who);
-}
-
-static int usual_device(void **state)
-{
-    (void)state;
-    (void)unsetenv("CUDA_HOST_LT");
-    (void)unsetenv("CUDA_HOST_LT_FAIL");
-    (void)unsetenv("CUDA_HOST_MEMORY");
-    return 0;
 }
 
 static void test_pieces_have_the_bits_of_the_whole(void **state)
@@ -257,33 +124,6 @@ static void test_fast_math_takes_rows_at_any_address(void **state)
         check_close(be, &wide, DTYPE_BF16, ACT_NONE, true, first);
     }
     backend_close(be);
-}
-
-static uint32_t *bits_on(struct backend *be, struct shape shape, enum dtype dtype)
-{
-    struct product p;
-    product_open(&p, be, shape, dtype);
-    op_linear(be, p.y, p.x, p.w, p.bias, ACT_RELU);
-    uint32_t *const bits = product_bits(&p, be);
-    product_close(&p, be);
-    return bits;
-}
-
-static uint32_t *bits_of(enum who who, struct shape shape, enum dtype dtype)
-{
-    struct backend *const be = cuda_open(who);
-    uint32_t *const bits = bits_on(be, shape, dtype);
-    backend_close(be);
-    return bits;
-}
-
-static int n_unequal(const uint32_t *a, const uint32_t *b, struct shape shape)
-{
-    int n = 0;
-    for (int i = 0; i < shape.n_tok * shape.n_out; i++) {
-        n += a[i] != b[i];
-    }
-    return n;
 }
 
 static int n_different(struct shape shape, enum dtype dtype)
@@ -474,52 +314,6 @@ static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
     free(bits[1]);
 }
 
-/* Whether op_ffn's y has the bits of two products one after another, and whether the activation went to the
- * second rounded to BF16: then its F32 memory still holds the first one's sums, some below GELU's least. */
-static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded)
-{
-    const struct shape back = {shape->n_tok, shape->n_out, shape->n_in, shape->shift};
-    struct product up;
-    struct product down;
-    product_open(&up, be, *shape, DTYPE_BF16);
-    product_open(&down, be, back, DTYPE_BF16);
-    op_linear(be, up.y, up.x, up.w, up.bias, act);
-    op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
-    uint32_t *const apart = product_bits(&down, be);
-    const struct ffn ffn = {
-        .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
-    op_ffn(be, down.y, up.y, up.x, &ffn);
-    uint32_t *const together = product_bits(&down, be);
-    assert_int_equal(n_unequal(apart, together, back), 0);
-    float *const hidden = (float *)product_bits(&up, be);
-    float least = 0;
-    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
-        least = isfinite(hidden[i]) && hidden[i] < least ? hidden[i] : least;
-    }
-    assert_int_equal(least < -0.2f, is_rounded);
-    free(apart);
-    free(together);
-    free(hidden);
-    product_close(&up, be);
-    product_close(&down, be);
-}
-
-/* Few rows, several calls of cuBLASLt, more rows than there is room for, hidden rows at odd addresses or of
- * a width that has no whole blocks. */
-static void test_an_activation_is_rounded_once(void **state)
-{
-    (void)state;
-    struct backend *const be = cuda_open_double(LT, "g");
-    /* The room is for 512 rows of the widest so far. */
-    check_ffn(be, &(struct shape){600, 32, 64, 0}, ACT_GELU, false);
-    check_ffn(be, &(struct shape){3, 32, 64, 0}, ACT_GELU, true);
-    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_GELU, true);
-    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_RELU, false);
-    check_ffn(be, &(struct shape){20, 32, 64, 1}, ACT_GELU, false);
-    check_ffn(be, &(struct shape){20, 32, 68, 0}, ACT_GELU, false);
-    backend_close(be);
-}
-
 /* ---- blocks of few rows ---- */
 
 /* Blocks of the kernel for few rows that a product of drawn tokens launches. */
@@ -589,7 +383,6 @@ static void test_many_outputs_have_large_blocks_from_one_row_on(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
         cmocka_unit_test_setup(test_pieces_have_the_bits_of_the_whole, usual_device),
         cmocka_unit_test_setup(test_fast_math_is_close_to_ref, usual_device),
         cmocka_unit_test_setup(test_fast_math_takes_rows_at_any_address, usual_device),

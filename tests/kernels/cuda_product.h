@@ -1,0 +1,169 @@
+/* A matrix product on the CUDA backend, its host's numbers and its bits: for the tests of products. */
+#ifndef TESTS_KERNELS_CUDA_PRODUCT_H
+#define TESTS_KERNELS_CUDA_PRODUCT_H
+
+#include "kernels/backend.h"
+#include "tests/cuda_library.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct shape {
+    int n_tok, n_in, n_out;
+    int shift; /* words from a 16-byte address to the first row; rows are then 3 words apart */
+};
+
+/* A case on the backend and what it is made of. */
+struct product {
+    struct shape shape;
+    struct tensor host_w, host_x, host_bias; /* Owner */
+    struct tensor x, y, bias;                /* Owner: of the buffers that hold them */
+    void *buffer[3];
+    struct weight *w;
+};
+
+static inline float random_float(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) * 0x1p-23f - 1;
+}
+
+static inline struct tensor random_tensor(int rows, int cols, float scale)
+{
+    float *const data = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    assert_non_null(data);
+    uint32_t state = (uint32_t)(rows * 31 + cols);
+    for (int i = 0; i < rows * cols; i++) {
+        data[i] = scale * random_float(&state);
+    }
+    return tensor_make(data, rows, cols, DTYPE_F32);
+}
+
+static inline struct tensor view_new(struct backend *be, void **buffer, int rows, int cols,
+                                     int shift)
+{
+    const int stride = cols + (shift > 0 ? 3 : 0);
+    const size_t bytes = ((size_t)rows * (size_t)stride + 4) * sizeof(float);
+    assert_int_equal(be->op->buffer_new(be, buffer, bytes, "test", NULL), ERR_OK);
+    return (struct tensor){(float *)*buffer + shift, rows, cols, stride, DTYPE_F32};
+}
+
+static inline void product_open(struct product *p, struct backend *be, struct shape shape,
+                                enum dtype dtype)
+{
+    *p = (struct product){.shape = shape};
+    p->host_w = random_tensor(shape.n_out, shape.n_in, 1 / sqrtf((float)shape.n_in));
+    p->host_x = random_tensor(shape.n_tok, shape.n_in, 1);
+    p->host_bias = random_tensor(1, shape.n_out, 1);
+    float *const x = p->host_x.data;
+    for (int k = 0; k < shape.n_in; k++) {
+        x[(shape.n_tok / 2) * shape.n_in + k] = NAN;
+        x[(shape.n_tok - 1) * shape.n_in + k] = INFINITY;
+    }
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
+    p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
+    p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
+    p->bias = view_new(be, &p->buffer[2], 1, shape.n_out, 0);
+    be->op->upload(be, p->x, p->host_x.data);
+    be->op->upload(be, p->bias, p->host_bias.data);
+}
+
+static inline void product_close(struct product *p, struct backend *be)
+{
+    for (int i = 0; i < 3; i++) {
+        be->op->buffer_free(be, p->buffer[i]);
+    }
+    be->op->weight_free(be, p->w);
+    free(p->host_w.data);
+    free(p->host_x.data);
+    free(p->host_bias.data);
+}
+
+static inline uint32_t *product_bits(const struct product *p, struct backend *be)
+{
+    uint32_t *const bits = malloc((size_t)p->y.rows * (size_t)p->y.cols * sizeof *bits);
+    assert_non_null(bits);
+    be->op->download(be, bits, p->y);
+    return bits;
+}
+
+/* Who multiplies. */
+enum who { OWN, LT, FAST };
+
+/* For LT and FAST cuBLASLt has the algorithms that CUDA_HOST_LT names. */
+static inline struct backend *cuda_open(enum who who)
+{
+    const bool fast_math = who == FAST;
+    (void)setenv("PKMSERVE_CUDA_LT", who == OWN ? "0" : "1", 1);
+    if (!cuda_library_find()) {
+        skip();
+    }
+    struct backend *be = NULL;
+    struct err err = {0};
+    const struct backend_options options = {"cuda", 0, fast_math, NULL};
+    if (backend_open(&be, &options, &err) != ERR_OK) {
+        fail_msg("%s", err.message);
+    }
+    return be;
+}
+
+static inline void need_double(void)
+{
+    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
+        skip();
+    }
+}
+
+static inline struct backend *cuda_open_double(enum who who, const char *algorithms)
+{
+    need_double();
+    (void)setenv("CUDA_HOST_LT", algorithms, 1);
+    return cuda_open(who);
+}
+
+static inline int usual_device(void **state)
+{
+    (void)state;
+    (void)unsetenv("CUDA_HOST_LT");
+    (void)unsetenv("CUDA_HOST_LT_FAIL");
+    (void)unsetenv("CUDA_HOST_MEMORY");
+    return 0;
+}
+
+static inline uint32_t *bits_on(struct backend *be, struct shape shape, enum dtype dtype)
+{
+    struct product p;
+    product_open(&p, be, shape, dtype);
+    op_linear(be, p.y, p.x, p.w, p.bias, ACT_RELU);
+    uint32_t *const bits = product_bits(&p, be);
+    product_close(&p, be);
+    return bits;
+}
+
+static inline uint32_t *bits_of(enum who who, struct shape shape, enum dtype dtype)
+{
+    struct backend *const be = cuda_open(who);
+    uint32_t *const bits = bits_on(be, shape, dtype);
+    backend_close(be);
+    return bits;
+}
+
+static inline int n_unequal(const uint32_t *a, const uint32_t *b, struct shape shape)
+{
+    int n = 0;
+    for (int i = 0; i < shape.n_tok * shape.n_out; i++) {
+        n += a[i] != b[i];
+    }
+    return n;
+}
+
+#endif

@@ -1,0 +1,175 @@
+/* Results that the CUDA backend's ops leave rounded for the product that comes next, in steps of requests: to
+ * the bits of the ops one by one. */
+#include "tests/kernels/cuda_product.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+/* Whether op_ffn's y has the bits of two products one after another, and whether the activation went to the
+ * second rounded to BF16: then its F32 memory still holds the first one's sums, some below GELU's least. */
+static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded)
+{
+    const struct shape back = {shape->n_tok, shape->n_out, shape->n_in, shape->shift};
+    struct product up;
+    struct product down;
+    product_open(&up, be, *shape, DTYPE_BF16);
+    product_open(&down, be, back, DTYPE_BF16);
+    op_linear(be, up.y, up.x, up.w, up.bias, act);
+    op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
+    uint32_t *const apart = product_bits(&down, be);
+    const struct ffn ffn = {
+        .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
+    op_ffn(be, down.y, up.y, up.x, &ffn);
+    uint32_t *const together = product_bits(&down, be);
+    assert_int_equal(n_unequal(apart, together, back), 0);
+    float *const hidden = (float *)product_bits(&up, be);
+    float least = 0;
+    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
+        least = isfinite(hidden[i]) && hidden[i] < least ? hidden[i] : least;
+    }
+    assert_int_equal(least < -0.2f, is_rounded);
+    free(apart);
+    free(together);
+    free(hidden);
+    product_close(&up, be);
+    product_close(&down, be);
+}
+
+/* Few rows, several calls of cuBLASLt, more rows than there is room for, hidden rows at odd addresses or of
+ * a width that has no whole blocks. */
+static void test_an_activation_is_rounded_once(void **state)
+{
+    (void)state;
+    struct backend *const be = cuda_open_double(LT, "g");
+    /* The room is for 512 rows of the widest so far. */
+    check_ffn(be, &(struct shape){600, 32, 64, 0}, ACT_GELU, false);
+    check_ffn(be, &(struct shape){3, 32, 64, 0}, ACT_GELU, true);
+    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_GELU, true);
+    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_RELU, false);
+    check_ffn(be, &(struct shape){20, 32, 64, 1}, ACT_GELU, false);
+    check_ffn(be, &(struct shape){20, 32, 68, 0}, ACT_GELU, false);
+    backend_close(be);
+}
+
+/* The ops that a product may follow. */
+enum before { NORM, ADD_NORM, RMS_NORM, GATE };
+
+/* x, y, gamma and beta of them, [n, d] and [1, d]. */
+struct rows {
+    struct tensor x, y, gamma, beta;
+    void *buffer[4];
+};
+
+static struct rows rows_new(struct backend *be, int n, int d)
+{
+    struct rows r;
+    r.x = view_new(be, &r.buffer[0], n, d, 0);
+    r.y = view_new(be, &r.buffer[1], n, d, 0);
+    r.gamma = view_new(be, &r.buffer[2], 1, d, 0);
+    r.beta = view_new(be, &r.buffer[3], 1, d, 0);
+    const struct tensor *const all[] = {&r.x, &r.gamma, &r.beta};
+    for (int i = 0; i < 3; i++) {
+        const struct tensor host = random_tensor((int)all[i]->rows, d, (float)(i + 1));
+        be->op->upload(be, *all[i], host.data);
+        free(host.data);
+    }
+    return r;
+}
+
+static void call(struct backend *be, const struct rows *r, enum before before)
+{
+    const struct tensor none = {0};
+    switch (before) {
+    case NORM: op_norm(be, r->y, r->x, r->gamma, r->beta, 1e-5F); break;
+    case ADD_NORM: op_add_norm(be, r->y, r->x, r->x, r->gamma, r->beta, 1e-5F); break;
+    case RMS_NORM: op_rms_norm(be, r->y, none, r->x, none, r->gamma, 1e-5F); break;
+    case GATE: op_gate(be, r->y, r->x, r->x, GATE_SILU); break;
+    }
+}
+
+/* Launches of linear_round since the last call. */
+static int n_round(FILE *lines)
+{
+    char line[600];
+    int n = 0;
+    while (fgets(line, sizeof line, lines) != NULL) {
+        n += strstr(line, "linear_round") != NULL;
+    }
+    clearerr(lines);
+    return n;
+}
+
+/* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an upload in between it
+ * rounds them itself; where cuBLASLt fails, our kernel multiplies the rounded ones. */
+static void test_rows_are_rounded_by_the_op_before(void **state)
+{
+    enum { N = 37, WIDTH = 96, N_OUT = 64 };
+    static const struct shape shape = {N, WIDTH, N_OUT, 0};
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    (void)state;
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    FILE *const lines = fdopen(file, "r");
+    (void)setenv("CUDA_HOST_TRACE", path, 1);
+    struct backend *const be = cuda_open_double(LT, "g");
+    (void)unsetenv("CUDA_HOST_TRACE");
+    struct product p;
+    product_open(&p, be, shape, DTYPE_BF16);
+    const struct rows r = rows_new(be, N, WIDTH);
+    const struct rows other = rows_new(be, N, WIDTH);
+    for (int i = NORM; i <= GATE; i++) {
+        const enum before before = (enum before)i;
+        (void)n_round(lines);
+        call(be, &r, before);
+        op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+        uint32_t *const taken = product_bits(&p, be);
+        assert_int_equal(n_round(lines), 0);
+        call(be, &r, before);
+        call(be, &other, before);
+        op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+        uint32_t *const apart = product_bits(&p, be);
+        assert_int_equal(n_unequal(taken, apart, shape), 0);
+        assert_int_equal(n_round(lines), 1);
+        call(be, &r, before);
+        be->op->upload(be, r.y, p.host_x.data);
+        op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+        assert_int_equal(n_round(lines), 1);
+        free(taken);
+        free(apart);
+    }
+    struct backend *const own = cuda_open(OWN);
+    struct product q;
+    product_open(&q, own, shape, DTYPE_BF16);
+    const struct rows s = rows_new(own, N, WIDTH);
+    call(own, &s, NORM);
+    op_linear(own, q.y, s.y, q.w, q.bias, ACT_RELU);
+    uint32_t *const wanted = product_bits(&q, own);
+    call(be, &r, NORM);
+    (void)setenv("CUDA_HOST_LT_FAIL", "1", 1);
+    op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+    (void)unsetenv("CUDA_HOST_LT_FAIL");
+    uint32_t *const instead = product_bits(&p, be);
+    assert_int_equal(n_unequal(instead, wanted, shape), 0);
+    free(instead);
+    free(wanted);
+    for (int i = 0; i < 4; i++) {
+        be->op->buffer_free(be, r.buffer[i]);
+        be->op->buffer_free(be, other.buffer[i]);
+        own->op->buffer_free(own, s.buffer[i]);
+    }
+    product_close(&p, be);
+    product_close(&q, own);
+    backend_close(be);
+    backend_close(own);
+    (void)fclose(lines);
+    (void)unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
+        cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
