@@ -543,8 +543,14 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .scale = scale,
         .view = view,
     };
+    CHECK(cu->is_drawn || k.data == NULL);
+    if (!cu->is_drawn && cu->attends_mma && cu->dense != CUDA_DENSE_F32 &&
+        attention_mma_can(d_head, cache)) {
+        attention_mma_launch(cu, &a, static_cast<int>(y.rows));
+        return;
+    }
     if (scratch->n_unit == 0) {
-        CHECK(!cu->is_drawn && k.data == NULL);
+        CHECK(!cu->is_drawn);
         attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }

@@ -299,6 +299,13 @@ static bool wants_split(void)
     return setting != NULL && strcmp(setting, "1") == 0;
 }
 
+/* PKMSERVE_CUDA_ATTENTION=mma: attention_mma.cu. Off while no GPU has confirmed it. */
+static bool wants_mma(void)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_ATTENTION");
+    return setting != NULL && strcmp(setting, "mma") == 0;
+}
+
 static enum err_code open_parts(struct cuda *cu, const struct backend_options *options,
                                 struct err *err)
 {
@@ -397,6 +404,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cu->be.capture_max = 0;
     }
     cu->splits = wants_split();
+    cu->attends_mma = wants_mma();
     open_overlap(cu);
     *be = &cu->be;
     return ERR_OK;

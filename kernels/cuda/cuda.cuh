@@ -198,6 +198,9 @@ struct cuda_kernel_shared {
 };
 enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
 
+/* What the matrices of weights are: F32 alone means that nothing is to be rounded. */
+enum cuda_dense { CUDA_DENSE_NONE, CUDA_DENSE_F32, CUDA_DENSE_BF16 };
+
 struct cuda {
     struct backend be; /* first */
     int device;
@@ -208,6 +211,8 @@ struct cuda {
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
     bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
+    bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
+    enum cuda_dense dense;       /* matrices so far */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool avoids_lt;              /* own kernels multiply: asked for, or cuBLASLt fails */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */

@@ -375,6 +375,8 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
         graphs_forget(cu); /* what is reserved may move */
+        cu->dense = head.dtype == DTYPE_BF16 || cu->dense == CUDA_DENSE_BF16 ? CUDA_DENSE_BF16
+                                                                             : CUDA_DENSE_F32;
         code = linear_reserve(cu, w, err);
     }
     if (code == ERR_OK) {

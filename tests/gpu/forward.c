@@ -254,7 +254,10 @@ static bool run_step(struct forward *f, int first, int last)
     }
     step->ops_list = !f->logits;
     /* single tokens are drawn ones where these have the bits of a prompt's */
-    step->is_drawn = f->be->phases_apart && !f->be->uses_library && step->n_tok == step->n_seq;
+    const char *const attention = getenv("PKMSERVE_CUDA_ATTENTION");
+    const bool is_apart =
+        f->be->uses_library || (attention != NULL && strcmp(attention, "mma") == 0);
+    step->is_drawn = f->be->phases_apart && !is_apart && step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
 OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 SPLIT = {"PKMSERVE_CUDA_SPLIT": "1"}
+MMA = {"PKMSERVE_CUDA_ATTENTION": "mma"}
 OWN = {"PKMSERVE_CUDA_LT": "0"}
 LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
