@@ -18,6 +18,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from run import MMA
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # All constants of the estimate: what it says it needs, no more. A measurement corrects them here.
@@ -194,14 +196,14 @@ def parse_trace(lines, name_of):
     return steps
 
 
-def count_steps(build, flags, parts, path):
-    """(records of bench_device, steps)"""
+def count_steps(build, flags, parts, path, settings=None):
+    """(records of bench_device, steps); settings are of the environment."""
     library = build / "libpkmserve_cudahost.so"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PKMSERVE_", "CUDA_HOST_"))}
     env = {**clean, "PKMSERVE_CUDA_LIBRARY": str(library.absolute()), "NVTX_INJECTION64_PATH": "the double",
-           "CUDA_HOST_TRACE": str(path), "CUDA_HOST_IDLE": "1", "CUDA_HOST_MEMORY": "64G"}
+           "CUDA_HOST_TRACE": str(path), "CUDA_HOST_IDLE": "1", "CUDA_HOST_MEMORY": "64G", **(settings or {})}
     done = subprocess.run([build / "tests/bench/bench_device", "--device", "cuda", "--seconds", "0.001", "--cold-mb",
                            "0", *flags, *parts], env=env, capture_output=True, text=True)
     if done.returncode != 0:
@@ -357,7 +359,12 @@ at what its blocks draw and its operations at what its units reach, and for some
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 
-def write_report(counted, shape, usages):
+OP_HEAD = ["op", "n", "kernel", "grid × threads", "registers (%s)", "shared KB", "spilled bytes", "blocks per SM", "MB each",
+           "µs each", "µs all"]
+
+
+def write_report(counted, asked, shape, usages):
+    """asked: a step with the kernels that are off unless asked for, of whose ops only those are told."""
     usage = usages[0][1] if usages else {}
     named = " / ".join("sm_" + arch for arch, _ in usages) or "not compiled"
     lines = INTRODUCTION.format(chains=", ".join("`%s` %g" % item for item in CHAIN_US.items())).splitlines()
@@ -367,10 +374,14 @@ def write_report(counted, shape, usages):
          "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
         ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))
+    head = [name.replace("%s", named) for name in OP_HEAD]
     for record, step in counted:
         lines += ["", "## %s of %d, op by op" % (record["part"].capitalize(), record["rows"])] + table(
-            ["op", "n", "kernel", "grid × threads", "registers (%s)" % named, "shared KB", "spilled bytes",
-             "blocks per SM", "MB each", "µs each", "µs all"], op_rows(step, record, shape, usages))
+            head, op_rows(step, record, shape, usages))
+    record, step = asked
+    told = Step(step.rows, ops=[op for op in step.ops if op.op == "attention"])
+    lines += ["", "## %s of %d with %s" % (record["part"].capitalize(), record["rows"], "=".join(*MMA.items()))] + table(
+        head, op_rows(told, record, shape, usages))
     return "\n".join(lines) + "\n"
 
 
@@ -387,13 +398,16 @@ def main(argv):
                                  SMALL_PARTS if options.small else PARTS, options.build / "gpu-count" / "trace.txt")
     counted = [(record, find_step(steps, record)) for record in records]
     counted.sort(key=lambda each: (each[0]["part"], each[0]["rows"]))
+    records, steps = count_steps(options.build, SMALL_FLAGS if options.small else [],
+                                 (SMALL_PARTS if options.small else PARTS)[:1], options.build / "gpu-count" / "asked.txt", MMA)
+    asked = (records[0], find_step(steps, records[0]))
     usages = [(arch, read_usage(options.build / "gpu-count" / ("sm_" + arch))) for arch in options.arch.split()]
-    text = write_report(counted, shape, [(arch, usage) for arch, usage in usages if usage])
+    text = write_report(counted, asked, shape, [(arch, usage) for arch, usage in usages if usage])
     if options.write:
         options.write.write_text(text)
     else:
         print(text, end="")
-    unknown = {launch[0] for _, step in counted for op in step.ops for launch in op.launches
+    unknown = {launch[0] for _, step in [*counted, asked] for op in step.ops for launch in op.launches
                if any(usage and launch[0] not in usage for _, usage in usages) and "cublas" not in launch[0].lower()}
     if unknown:
         sys.exit("gpu-count: ptxas says nothing of %s: make gpu-count compiles them" % ", ".join(sorted(unknown)))

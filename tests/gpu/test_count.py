@@ -85,4 +85,6 @@ def test_a_small_models_steps_are_counted(tmp_path):
         assert sum(int(row.split("|")[2]) for row in rows if row) == nodes > 0, step
         assert sum(row.startswith("| attention | 3 |") for row in rows) == 1, rows
         assert sum(row.startswith("| pkm_search | 1 |") for row in rows) == 1, rows
+    asked = text.split("## Prefill of 32 with PKMSERVE_CUDA_ATTENTION=mma")[1]
+    assert re.search(r"^\| attention \| 3 \| `mma_kernel<1>` \|", asked, re.M), asked
     assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer
