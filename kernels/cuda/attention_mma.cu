@@ -9,7 +9,7 @@
  *   max' = max(max, max_u s_u)              f = 2^(max - max')
  *   e_u  = 2^(s_u - max')                   sum = sum·f + Σ e_u
  *   o_c  = o_c·f + Σ_u e_u·v_uc             e rounded to BF16; chain of four mma, from 0
- * at last y = o / sum. An element of an mma depends on its own row and column, so a row's bits do not
+ * at last y = o·(1 / sum). An element of an mma depends on its own row and column, so a row's bits do not
  * depend on its neighbours in a tile. They are not those of the F32 kernels: scores are off by
  * 2^-9·Σ|q·k|·scale at most, hence shares by twice that, and by 2^-9 once more, so y is within
  * 2^-8·(1/2 + Σ|q·k|·scale)·max|v| of theirs, with random signs far nearer.
@@ -204,13 +204,14 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a, const 
         }
         float *const y = a.y + (tile.row + row + 8 * h) * a.y_stride +
                          static_cast<int64_t>(head) * a.d_head + 4 * t;
+        const float share = 1 / m.sum[h];
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const float(&o)[2][4] = m.o[j];
             float4 four = {o[0][2 * h], o[1][2 * h], o[0][2 * h + 1], o[1][2 * h + 1]};
             /* 0 has one sign, however many splits a row's tile has that it does not see */
-            four = {four.x / m.sum[h] + 0.0f, four.y / m.sum[h] + 0.0f, four.z / m.sum[h] + 0.0f,
-                    four.w / m.sum[h] + 0.0f};
+            four = {four.x * share + 0.0f, four.y * share + 0.0f, four.z * share + 0.0f,
+                    four.w * share + 0.0f};
             if (a.has_groups) {
                 *reinterpret_cast<float4 *>(y + j * COLS) = four;
             } else {
