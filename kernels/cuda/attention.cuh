@@ -70,6 +70,10 @@ static inline size_t shared_bytes(const struct attention_args *a, int n_query, i
            sizeof(T) * static_cast<size_t>(n_buffer * SPLIT * a->kv_stride);
 }
 
+/* attention_unit.cu: most parts of a row; bytes of scratch for the parts of n_row rows. */
+int attention_part_max(int n_page_max, bool is_drawn);
+size_t attention_part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int n_head);
+
 /* attention_tile.cu: any number of rows of requests. cache: the dtype of the pages. */
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
                            int n_row);

@@ -60,7 +60,7 @@ struct step_view {
 };
 
 /* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
- * no split are filled up with 0. attention.cu. */
+ * no split are filled up with 0. */
 struct __align__(16) attention_unit
 {
     int32_t row, seq;
@@ -279,6 +279,8 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     struct tensor v_pages, struct tensor k, struct tensor v,
                     const struct step_view *view, const struct step_scratch *scratch,
                     int n_page_max, int n_head, float scale);
+
+/* attention_unit.cu. Of scratch for a step. */
 size_t attention_scratch(const struct step_limits *limits);
 /* Units of a step of n_row rows, which nothing else decides; 0: it has none. At most so many. */
 int attention_unit_count(const struct cuda *cu, const struct step_limits *limits, int n_row,
