@@ -20,9 +20,6 @@
 namespace
 {
 
-constexpr int PART_ROWS = 64;               /* most rows of requests whose splits are spread */
-constexpr size_t PART_BYTES_MAX = 64 << 20; /* of scratch for these, unless one row needs more */
-constexpr int BLOCKS_PER_SM = 16;           /* wanted: two rounds of what an SM holds at once */
 constexpr int BLOCK = SPLIT; /* threads: one for each score, so that none is idle meanwhile */
 constexpr int BLOCK_WARPS = BLOCK / 32;
 
@@ -62,21 +59,6 @@ int shared_stride(int d_pad, enum dtype dtype)
 {
     const int group = 16 / static_cast<int>(dtype_bytes(dtype));
     return ((d_pad + group - 1) / group | 1) * group;
-}
-
-/* Most parts of a row. */
-int part_count_max(int n_page_max, bool is_drawn)
-{
-    const int n_split = (n_page_max + SPLIT_PAGES - 1) / SPLIT_PAGES;
-    return is_drawn && n_split > PART_MAX ? PART_MAX : n_split;
-}
-
-/* Of scratch, for the parts of n_row rows. */
-size_t part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int n_head)
-{
-    const size_t one_bytes = static_cast<size_t>(n_head) * sizeof(struct softmax_part) +
-                             static_cast<size_t>(d_model) * sizeof(float);
-    return static_cast<size_t>(n_row) * static_cast<size_t>(n_part_max) * one_bytes;
 }
 
 /* ---- a row's splits -------------------------------------------------------------------------- */
@@ -370,8 +352,8 @@ struct parts parts_of(const struct step_scratch *scratch, const struct attention
 {
     const size_t n_item = static_cast<size_t>(n_row) * static_cast<size_t>(a->n_head);
     const size_t n_part = n_item * static_cast<size_t>(n_part_max);
-    const size_t bytes =
-        part_bytes(n_row, n_part_max, static_cast<int64_t>(a->n_head) * a->d_head, a->n_head);
+    const size_t bytes = attention_part_bytes(
+        n_row, n_part_max, static_cast<int64_t>(a->n_head) * a->d_head, a->n_head);
     CHECK(bytes + n_item * sizeof(unsigned) <= scratch->attention_bytes);
     struct softmax_part *const part = static_cast<struct softmax_part *>(scratch->attention);
     char *const end = static_cast<char *>(scratch->attention) + scratch->attention_bytes;
@@ -408,99 +390,7 @@ void part_launch_of(struct cuda *cu, const struct attention_args *a, const struc
     }
 }
 
-/* ---- sharing out ----------------------------------------------------------------------------- */
-
-/* Most rows of a step that are spread. */
-int spread_rows(const struct step_limits *l, bool is_drawn)
-{
-    if (is_drawn) {
-        return l->n_seq_max < l->n_tok_max ? l->n_seq_max : l->n_tok_max;
-    }
-    const size_t one_bytes =
-        part_bytes(1, part_count_max(l->n_page_max, false), l->d_model, l->n_head);
-    const size_t n_fit = PART_BYTES_MAX / (one_bytes > 0 ? one_bytes : 1);
-    const int n = n_fit < 1 ? 1 : n_fit < PART_ROWS ? static_cast<int>(n_fit) : PART_ROWS;
-    return n < l->n_tok_max ? n : l->n_tok_max;
-}
-
-/* A row that sees n_pos positions, cut into units of at least share splits where it has as many. */
-struct cut {
-    int run; /* splits of a part */
-    int n_part, n_unit;
-};
-
-struct cut cut_of(int n_pos, bool is_drawn, int share)
-{
-    const int n_split = splits_of(n_pos);
-    const int run = is_drawn ? (n_split + PART_MAX - 1) / PART_MAX : 1;
-    const int n_part = (n_split + run - 1) / run;
-    const int n_each = (share + run - 1) / run; /* parts of a unit */
-    return {run, n_part, (n_part + n_each - 1) / n_each};
-}
-
-/* The least share with which the rows have n_unit units at most, nearly. */
-int share_of(const struct step *step, int n_unit)
-{
-    for (int64_t share = 1;;) {
-        int64_t n = 0;
-        int64_t n_split = 0;
-        for (int r = 0; r < step->n_tok; r++) {
-            n += cut_of(step->pos[r] + 1, step->is_drawn, static_cast<int>(share)).n_unit;
-            n_split += splits_of(step->pos[r] + 1);
-        }
-        if (n <= n_unit) {
-            return static_cast<int>(share);
-        }
-        const int64_t more = share + (share + 7) / 8;
-        share = more > n_split / n_unit ? more : n_split / n_unit;
-    }
-}
-
 } // namespace
-
-int attention_unit_count(const struct cuda *cu, const struct step_limits *l, int n_row,
-                         bool is_drawn)
-{
-    if (l->n_head == 0 || n_row > spread_rows(l, is_drawn)) {
-        return 0;
-    }
-    const int wanted = n_row + (BLOCKS_PER_SM * cu->n_sm + l->n_head - 1) / l->n_head;
-    const int64_t most = static_cast<int64_t>(n_row) * part_count_max(l->n_page_max, is_drawn);
-    return wanted < most ? wanted : static_cast<int>(most);
-}
-
-int attention_unit_max(const struct cuda *cu, const struct step_limits *l)
-{
-    const int drawn = attention_unit_count(cu, l, spread_rows(l, true), true);
-    const int asked = attention_unit_count(cu, l, spread_rows(l, false), false);
-    return drawn > asked ? drawn : asked;
-}
-
-void attention_units(const struct step *step, struct attention_unit *unit, int n_unit)
-{
-    const int share = n_unit > 0 ? share_of(step, n_unit) : 0;
-    int n = 0;
-    for (int seq = 0; n_unit > 0 && seq < step->n_seq; seq++) {
-        for (int row = step->seq_first[seq]; row < step->seq_first[seq + 1]; row++) {
-            const int n_pos = step->pos[row] + 1;
-            const int n_split = splits_of(n_pos);
-            const struct cut cut = cut_of(n_pos, step->is_drawn, share);
-            int part = 0;
-            for (int i = 1; i <= cut.n_unit; i++) {
-                const int next =
-                    static_cast<int>(static_cast<int64_t>(cut.n_part) * i / cut.n_unit);
-                const int end = next * cut.run;
-                unit[n++] = {
-                    row,     seq,  n_pos,     part * cut.run, end < n_split ? end : n_split,
-                    cut.run, part, cut.n_unit};
-                part = next;
-            }
-        }
-    }
-    for (; n < n_unit; n++) {
-        unit[n] = {};
-    }
-}
 
 void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,
                     struct tensor v_pages, struct tensor k, struct tensor v,
@@ -543,34 +433,22 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .scale = scale,
         .view = view,
     };
+    CHECK(cu->is_drawn || k.data == NULL);
+    if (!cu->is_drawn && cu->attends_mma && cu->dense != CUDA_DENSE_F32 &&
+        attention_mma_can(d_head, cache)) {
+        attention_mma_launch(cu, &a, static_cast<int>(y.rows));
+        return;
+    }
     if (scratch->n_unit == 0) {
-        CHECK(!cu->is_drawn && k.data == NULL);
+        CHECK(!cu->is_drawn);
         attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }
-    const struct parts p =
-        parts_of(scratch, &a, static_cast<int>(y.rows), part_count_max(n_page_max, cu->is_drawn));
+    const struct parts p = parts_of(scratch, &a, static_cast<int>(y.rows),
+                                    attention_part_max(n_page_max, cu->is_drawn));
     if (cache == DTYPE_BF16) {
         part_launch_of<uint16_t>(cu, &a, &p, scratch->n_unit);
     } else {
         part_launch_of<float>(cu, &a, &p, scratch->n_unit);
     }
-}
-
-size_t attention_scratch(const struct step_limits *l)
-{
-    if (l->n_head == 0) {
-        return 0;
-    }
-    size_t most = 0;
-    int n_row_max = 0;
-    for (int is_drawn = 0; is_drawn < 2; is_drawn++) {
-        const int n_row = spread_rows(l, is_drawn == 1);
-        const size_t bytes =
-            part_bytes(n_row, part_count_max(l->n_page_max, is_drawn == 1), l->d_model, l->n_head);
-        most = bytes > most ? bytes : most;
-        n_row_max = n_row > n_row_max ? n_row : n_row_max;
-    }
-    const size_t n_item = static_cast<size_t>(n_row_max) * static_cast<size_t>(l->n_head);
-    return most + n_item * sizeof(unsigned);
 }

@@ -4,6 +4,8 @@
  *   attention.cu       drawn tokens, and few rows of requests: the splits of a row on several
  *                      blocks, merged at the end
  *   attention_tile.cu  many rows of requests: a block per tile of a sequence's rows
+ *   attention_mma.cu   any rows of requests on tensor cores, in BF16, if asked: an arithmetic of its
+ *                      own
  *
  * A row's result for one head is defined like this, whichever kernel computes it. Positions are cut
  * into splits of SPLIT, by absolute position. Within a split
@@ -68,9 +70,17 @@ static inline size_t shared_bytes(const struct attention_args *a, int n_query, i
            sizeof(T) * static_cast<size_t>(n_buffer * SPLIT * a->kv_stride);
 }
 
+/* attention_unit.cu: most parts of a row; bytes of scratch for the parts of n_row rows. */
+int attention_part_max(int n_page_max, bool is_drawn);
+size_t attention_part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int n_head);
+
 /* attention_tile.cu: any number of rows of requests. cache: the dtype of the pages. */
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
                            int n_row);
+
+/* attention_mma.cu: the same on tensor cores, to other bits. Not of every head. */
+bool attention_mma_can(int64_t d_head, enum dtype cache);
+void attention_mma_launch(struct cuda *cu, const struct attention_args *a, int n_row);
 
 static __host__ __device__ __forceinline__ int splits_of(int n_pos)
 {

@@ -433,11 +433,12 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
                               strcmp(getenv("PKMSERVE_CUDA_GRAPHS"), "0") == 0)) {
         cu->be.capture_max = 0;
     }
-    cu->splits = wants("PKMSERVE_CUDA_SPLIT", false);
+    cu->splits = wants("PKMSERVE_CUDA_SPLIT", true);
     cu->fuses = wants("PKMSERVE_CUDA_FUSE", true);
     if (cu->fuses) {
         cuda_fast_path(cu, "fusion", true, &cu->fuses);
     }
+    cu->attends_mma = wants("PKMSERVE_CUDA_ATTENTION", true);
     *be = &cu->be;
     return ERR_OK;
 }

@@ -60,7 +60,7 @@ struct step_view {
 };
 
 /* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
- * no split are filled up with 0. attention.cu. */
+ * no split are filled up with 0. */
 struct __align__(16) attention_unit
 {
     int32_t row, seq;
@@ -214,6 +214,9 @@ struct cuda_kernel_shared {
 };
 enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
 
+/* What the matrices of weights are: F32 alone means that nothing is to be rounded. */
+enum cuda_dense { CUDA_DENSE_NONE, CUDA_DENSE_F32, CUDA_DENSE_BF16 };
+
 struct cuda {
     struct backend be; /* first */
     int device;
@@ -225,6 +228,8 @@ struct cuda {
     bool overlaps;               /* kernels: see launch_queue */
     bool fuses;                  /* ops: launch.cu */
     bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
+    bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
+    enum cuda_dense dense;       /* matrices so far */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool uses_lt;                /* where it may; else own kernels multiply */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
@@ -296,6 +301,8 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     struct tensor v_pages, struct tensor k, struct tensor v,
                     const struct step_view *view, const struct step_scratch *scratch,
                     int n_page_max, int n_head, float scale);
+
+/* attention_unit.cu. Of scratch for a step. */
 size_t attention_scratch(const struct step_limits *limits);
 /* Units of a step of n_row rows, which nothing else decides; 0: it has none. At most so many. */
 int attention_unit_count(const struct cuda *cu, const struct step_limits *limits, int n_row,

@@ -388,6 +388,11 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
         graphs_forget(cu); /* what is reserved may move */
+        cu->dense = head.dtype == DTYPE_BF16 || cu->dense == CUDA_DENSE_BF16 ? CUDA_DENSE_BF16
+                                                                             : CUDA_DENSE_F32;
+        if (cu->dense == CUDA_DENSE_BF16 && cu->attends_mma) {
+            cuda_fast_path(cu, "attention", false, &cu->attends_mma);
+        }
         code = linear_reserve(cu, w, err);
     }
     if (code == ERR_OK) {

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # All constants of the estimate: what it says it needs, no more. A measurement corrects them here.
@@ -369,6 +370,10 @@ at what its blocks draw and its operations at what its units reach, and for some
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 
+OP_HEAD = ["op", "n", "kernel", "grid × threads", "registers (%s)", "shared KB", "spilled bytes", "blocks per SM", "MB each",
+           "µs each", "µs all"]
+
+
 def write_report(counted, shape, usages):
     usage = usages[0][1] if usages else {}
     named = " / ".join("sm_" + arch for arch, _ in usages) or "not compiled"
@@ -379,10 +384,10 @@ def write_report(counted, shape, usages):
          "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
         ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))
+    head = [name.replace("%s", named) for name in OP_HEAD]
     for record, step in counted:
         lines += ["", "## %s of %d, op by op" % (record["part"].capitalize(), record["rows"])] + table(
-            ["op", "n", "kernel", "grid × threads", "registers (%s)" % named, "shared KB", "spilled bytes",
-             "blocks per SM", "MB each", "µs each", "µs all"], op_rows(step, record, shape, usages))
+            head, op_rows(step, record, shape, usages))
     return "\n".join(lines) + "\n"
 
 

@@ -12,13 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import APART, EAGER, OVERLAP, OWN, ROOT
+from run import APART, EAGER, MMA, OVERLAP, OWN, ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
 
 # Cases whose bits are compared: product and flat keys, memories within and after layers, shared values.
 BIT_CASES = ["pkm12", "pkm-added", "flat", "swilu-shared"]
+MMA_CASE = "pkm12"  # heads of a multiple of 16 columns
 
 
 # ---- forward ----------------------------------------------------------------------------------
@@ -323,12 +324,16 @@ def differences(a, b):
             for name in a if a[name].tobytes() != b[name].tobytes()]
 
 
-def check_ways(run, case, dtype, products):
-    """products: settings that say who multiplies rows of requests. Where that is a library, a single row is one too,
-    and drawn tokens' kernels and graphs are not seen."""
+# What computes rows of requests: the ending of files' names, words of the report.
+KINDS = {"": "", ".own": ", own kernels", ".mma": ", attention on tensor cores"}
+
+
+def check_ways(run, case, dtype, mark, products):
+    """products: settings that say what computes rows of requests. Where that is a library or tensor cores, a single row
+    is one too, and drawn tokens' kernels and graphs are not seen."""
     sequences, _ = case_sequences(run, case, dtype)
-    kind = dtype + (", own kernels" if products else "")
-    usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, ".own" if products else "")
+    kind = dtype + KINDS[mark]
+    usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, mark)
     found = forward(run, model_directory(run, case), sequences, (name + ".whole", usual, products),
                     *(("%s.%d" % (name, i), usual + flags, {**products, **env}) for i, (_, flags, env) in enumerate(WAYS)),
                     (name + ".fast", [*usual, "--rows", "1,5,64,0", "--together", "--deterministic", "off"], {}))
@@ -355,8 +360,10 @@ def check_ways(run, case, dtype, products):
 
 def check_bits(run):
     cases = BIT_CASES[:1] if run.small else BIT_CASES
-    run.parallel([((case, dtype, *own), lambda c=case, d=dtype, o=own: check_ways(run, c, d, o))
-                  for case in cases for dtype, own in (("f32", {}), ("bf16", {}), ("bf16", OWN))], AT_ONCE)
+    jobs = [(case, dtype, mark, own) for case in cases
+            for dtype, mark, own in (("f32", "", {}), ("bf16", "", {}), ("bf16", ".own", OWN))]
+    jobs.append((MMA_CASE, "bf16", ".mma", MMA))
+    run.parallel([(job[:3], lambda job=job: check_ways(run, *job)) for job in jobs], AT_ONCE)
 
 
 def prepare(run):

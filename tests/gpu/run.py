@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EAGER = {"PKMSERVE_CUDA_GRAPHS": "0"}
 OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 SPLIT = {"PKMSERVE_CUDA_SPLIT": "1"}
+MMA = {"PKMSERVE_CUDA_ATTENTION": "1"}
 OWN = {"PKMSERVE_CUDA_LT": "0"}
 APART = {"PKMSERVE_CUDA_FUSE": "0"}
 # Of all commands but where they say otherwise: the fast paths that each part compares with doing without.
-PLAIN = {"PKMSERVE_CUDA_OVERLAP": "0"}
+PLAIN = {"PKMSERVE_CUDA_OVERLAP": "0", "PKMSERVE_CUDA_SPLIT": "0", "PKMSERVE_CUDA_ATTENTION": "0"}
 LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 

@@ -145,6 +145,8 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert section(text, "Ops against ref").count("0 failed") == 2 * len(ops.OPS)
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| norms apart \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
+    assert re.search(r"\| prompts attended on tensor cores \| prefill \| 64 \|", section(text, "Variants"))
+    assert "| bf16, attention on tensor cores | 14 of 14 |" in section(text, "The same bits however the work is cut")
     assert re.search(r"\| split keys \| memory \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert "--tool memcheck" in (tmp_path / "sanitized").read_text()
     assert "A rehearsal with tiny sizes" in text

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SEQ_MAX = 4, POS_MAX = 300, SPARE_PAGES = 3 };
@@ -30,8 +31,9 @@ struct attention_case {
 
 /* How a run cuts the work into steps. */
 struct plan {
-    int chunk_max; /* rows of a sequence in a step: drawn from 1 .. chunk_max */
-    bool is_alone; /* one sequence after the other */
+    int chunk_max;    /* rows of a sequence in a step: drawn from 1 .. chunk_max */
+    bool is_alone;    /* one sequence after the other */
+    bool is_requests; /* no step is one of drawn tokens */
 };
 
 /* The memory of one run. */
@@ -96,7 +98,7 @@ static struct span_shape span_on(struct check *c, enum side side, const struct s
 /* Appends n[s] rows to each sequence that has n[s] > 0, from done[s] on; writes their y to out. */
 static void run_step(struct check *c, enum side side, const struct attention_case *a,
                      const struct cache *cache, struct step *step, const int *done, const int *n,
-                     float *out)
+                     bool is_requests, float *out)
 {
     struct backend *const be = c->side[side];
     const size_t row_bytes = (size_t)a->d * sizeof(float);
@@ -130,7 +132,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor k = check_in(c, side, "k", rows[1], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor v = check_in(c, side, "v", rows[2], step->n_tok, a->d_kv, DTYPE_F32);
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
-    step->is_drawn = be->phases_apart && step->n_tok == step->n_seq;
+    step->is_drawn = !is_requests && be->phases_apart && step->n_tok == step->n_seq;
     be->op->step_begin(be, step);
     const bool is_joint = a->span.n_head == 0 && step->n_tok % 4 != 0; /* one op, or two */
     if (!is_joint) {
@@ -209,7 +211,7 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
             n[s] = plan->chunk_max < left ? check_int(c, 1, plan->chunk_max) : left;
             n_step += n[s];
         }
-        run_step(c, side, a, &cache, step, done, n, out);
+        run_step(c, side, a, &cache, step, done, n, plan->is_requests, out);
         for (int s = 0; s < a->n_seq; s++) {
             done[s] += n[s];
         }
@@ -220,13 +222,14 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     check_release(c, mark);
 }
 
-/* is_shared: heads may share keys and values. */
-static struct attention_case case_new(struct check *c, bool is_shared)
+/* is_shared: heads may share keys and values. is_matrix: the cache is BF16, and heads are of 16 columns
+ * or a multiple, as matrix units want them. */
+static struct attention_case case_new(struct check *c, bool is_shared, bool is_matrix)
 {
     struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX),
                                .n_share =
                                    is_shared && check_chance(c, 0.4) ? check_int(c, 2, 3) : 1};
-    const int d_head = check_dim(c, 80);
+    const int d_head = is_matrix ? 16 * check_int(c, 1, 8) : check_dim(c, 80);
     a.n_head = a.n_share * check_int(c, 1, a.n_share > 1 ? 3 : 5);
     a.d = a.n_head * d_head;
     a.d_kv = a.d / a.n_share;
@@ -242,7 +245,7 @@ static struct attention_case case_new(struct check *c, bool is_shared)
         const size_t used = strlen(lengths);
         (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]);
     }
-    a.cache = d_head % 2 == 0 && check_chance(c, 0.5) ? DTYPE_BF16 : DTYPE_F32;
+    a.cache = is_matrix || (d_head % 2 == 0 && check_chance(c, 0.5)) ? DTYPE_BF16 : DTYPE_F32;
     check_shape(c, "heads %d, %d of them share, d_head %d, cache %s, sequence lengths%s", a.n_head,
                 a.n_share, d_head, dtype_name(a.cache), lengths);
     const size_t n = (size_t)a.n_row * (size_t)a.d;
@@ -275,6 +278,30 @@ static void magnitudes(const struct attention_case *a, double *magnitude)
     }
 }
 
+/* Whether rows of requests have an arithmetic other than that of drawn tokens: kernels/cuda's
+ * attention_mma.cu. */
+static bool is_apart(const struct check *c, const struct attention_case *a)
+{
+    const char *const setting = getenv("PKMSERVE_CUDA_ATTENTION");
+    const int d_head = a->d / a->n_head;
+    return strcmp(c->side[SIDE_ONE]->name, "cuda") == 0 &&
+           (setting == NULL || strcmp(setting, "0") != 0) && a->span.n_head == 0 &&
+           a->cache == DTYPE_BF16 && d_head % 16 == 0 && d_head <= 128;
+}
+
+/* Drawn tokens by themselves: ref's values, which are expected, and the same bits alone. */
+static void verify_drawn(struct check *c, const struct attention_case *a, const float *expected,
+                         const double *magnitude, float *got, float *other)
+{
+    const struct plan together = {.chunk_max = 1};
+    const struct plan alone = {.chunk_max = 1, .is_alone = true};
+    run_plan(c, SIDE_ONE, a, &together, got);
+    check_values(c, "y of drawn tokens", expected, got, a->n_row, a->d, TOL_ATTENTION_BF16,
+                 magnitude, a->n_row);
+    run_plan(c, SIDE_MANY, a, &alone, other);
+    check_words(c, "drawn tokens alone against together", got, other, a->n_row, a->d);
+}
+
 /* NaN from some position of a sequence on: earlier rows, and the other sequences, do not notice. */
 static void verify_isolation(struct check *c, struct attention_case *a, const float *whole,
                              float *out)
@@ -288,7 +315,7 @@ static void verify_isolation(struct check *c, struct attention_case *a, const fl
     for (int i = broken * a->d_kv; i < end * a->d_kv; i++) {
         a->k[i] = a->v[i] = NAN;
     }
-    const struct plan plan = {POS_MAX, false};
+    const struct plan plan = {POS_MAX, false, is_apart(c, a)};
     run_plan(c, SIDE_ONE, a, &plan, out);
     for (int r = 0; r < a->n_row; r++) {
         if (r < broken || r >= a->first[s] + a->n_pos[s]) {
@@ -325,7 +352,8 @@ static void verify(struct check *c, struct attention_case a)
     float *const other = check_host(c, n, sizeof *other);
     double *const magnitude = check_host(c, (size_t)a.n_row, sizeof *magnitude);
     magnitudes(&a, magnitude);
-    const struct plan whole = {POS_MAX, false};
+    const bool apart = is_apart(c, &a);
+    const struct plan whole = {POS_MAX, false, apart};
     run_plan(c, SIDE_REF, &a, &whole, expected);
     run_plan(c, SIDE_ONE, &a, &whole, got);
     const bool is_rounded = a.cache == DTYPE_BF16 && a.span.n_head == 0;
@@ -336,26 +364,38 @@ static void verify(struct check *c, struct attention_case a)
         enum side side;
         struct plan plan;
     } runs[] = {
-        {"several threads against one", SIDE_MANY, {POS_MAX, false}},
-        {"sequences alone against together", SIDE_ONE, {POS_MAX, true}},
-        {"prompts in chunks against whole", SIDE_MANY, {19, false}},
-        {"token by token against whole", SIDE_ONE, {1, false}},
+        {"several threads against one", SIDE_MANY, {POS_MAX, false, false}},
+        {"sequences alone against together", SIDE_ONE, {POS_MAX, true, false}},
+        {"prompts in chunks against whole", SIDE_MANY, {19, false, false}},
+        {"token by token against whole", SIDE_ONE, {1, false, false}},
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        run_plan(c, runs[i].side, &a, &runs[i].plan, other);
+        struct plan plan = runs[i].plan;
+        plan.is_requests = apart;
+        run_plan(c, runs[i].side, &a, &plan, other);
         check_words(c, runs[i].what, got, other, a.n_row, a.d);
+    }
+    if (apart) {
+        float *const drawn = check_host(c, n, sizeof *drawn);
+        verify_drawn(c, &a, expected, magnitude, drawn, other);
+        check_host_drop(c);
     }
     verify_isolation(c, &a, got, other);
 }
 
 void check_attention(struct check *c)
 {
-    verify(c, case_new(c, true));
+    verify(c, case_new(c, true, false));
+}
+
+void check_attention_bf16(struct check *c)
+{
+    verify(c, case_new(c, true, true));
 }
 
 void check_span_attention(struct check *c)
 {
-    struct attention_case a = case_new(c, false);
+    struct attention_case a = case_new(c, false, false);
     const int64_t d_head = a.d / a.n_head;
     struct span_shape *const span = &a.span;
     span->n_head = a.n_head;

@@ -8,7 +8,8 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * A GPU can search keys in two ways: without PKMSERVE_CUDA_SPLIT in the environment both are checked.
+ * A GPU can search keys and attend to requests in two ways: both are checked, whatever
+ * PKMSERVE_CUDA_SPLIT and PKMSERVE_CUDA_ATTENTION are.
  *
  * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
 #include "tests/kernels/check.h"
@@ -76,17 +77,34 @@ static void run_row(struct check *c, const struct check_row *row, const char *wa
     (void)fflush(stdout);
 }
 
-/* All rows, or with split keys those that search. */
-static enum err_code run_rows(struct check *c, const char *name, const char *only, bool is_split,
-                              struct err *err)
+static bool is_attention(const struct check_row *row)
 {
-    if (is_split) {
-        (void)setenv("PKMSERVE_CUDA_SPLIT", "1", 1);
+    return row->run == check_attention || row->run == check_attention_bf16;
+}
+
+/* A fast path that a variable of the environment, 0 or 1, decides about, and the rows that have it. */
+struct way {
+    const char *name, *variable;
+    bool (*has)(const struct check_row *row);
+};
+
+static const struct way ways[] = {
+    {", split keys", "PKMSERVE_CUDA_SPLIT", is_search},
+    {", tensor cores", "PKMSERVE_CUDA_ATTENTION", is_attention},
+};
+enum { N_WAY = sizeof ways / sizeof *ways };
+
+/* All rows without any of them, or those that have the way by it. */
+static enum err_code run_rows(struct check *c, const char *name, const char *only,
+                              const struct way *way, struct err *err)
+{
+    for (int i = 0; i < N_WAY; i++) {
+        (void)setenv(ways[i].variable, way == &ways[i] ? "1" : "0", 1);
     }
     const enum err_code code = sides_open(c, name, err);
     for (const struct check_row *row = check_rows; code == ERR_OK && row->name != NULL; row++) {
-        if ((only == NULL || strcmp(only, row->name) == 0) && (!is_split || is_search(row))) {
-            run_row(c, row, is_split ? ", split keys" : "");
+        if ((only == NULL || strcmp(only, row->name) == 0) && (way == NULL || way->has(row))) {
+            run_row(c, row, way == NULL ? "" : way->name);
         }
     }
     sides_close(c);
@@ -97,12 +115,15 @@ int main(void)
 {
     const char *const name = setting("CHECK_BACKEND", "cuda");
     const char *const only = setting("CHECK_OP", NULL);
-    const bool has_two = strcmp(name, "cuda") == 0 && setting("PKMSERVE_CUDA_SPLIT", NULL) == NULL;
     struct check *const c = calloc(1, sizeof *c);
     struct err err = {0};
-    if (c == NULL || run_rows(c, name, only, false, &err) != ERR_OK ||
-        (has_two && run_rows(c, name, only, true, &err) != ERR_OK)) {
-        (void)fprintf(stderr, "run_check: %s\n", c == NULL ? "no memory" : err.message);
+    enum err_code code =
+        c == NULL ? err_set(&err, ERR_MEMORY, "no memory") : run_rows(c, name, only, NULL, &err);
+    for (int i = 0; code == ERR_OK && i < N_WAY && strcmp(name, "cuda") == 0; i++) {
+        code = run_rows(c, name, only, &ways[i], &err);
+    }
+    if (code != ERR_OK) {
+        (void)fprintf(stderr, "run_check: %s\n", err.message);
         free(c);
         return 2;
     }

@@ -21,7 +21,7 @@ static const char *const variables[] = {
     "CUDA_HOST_FAIL_SYNC",   "CUDA_HOST_FAIL_MALLOC", "CUDA_HOST_FAIL_HOST_ALLOC",
     "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
     "CUDA_HOST_CODE",        "CUDA_HOST_TRACE",       "PKMSERVE_CUDA_TRACE",
-    "NVTX_INJECTION64_PATH", "PKMSERVE_CUDA_SPLIT",
+    "NVTX_INJECTION64_PATH", "PKMSERVE_CUDA_SPLIT",   "PKMSERVE_CUDA_ATTENTION",
 };
 
 /* Each test begins with a fine device, and is skipped without a library. */

@@ -33,23 +33,24 @@ struct subject {
     const char *isa;
     const char *order; /* CUDA_HOST_ORDER of the double, or NULL */
     int percent;
-    const char *overlap; /* PKMSERVE_CUDA_OVERLAP */
-    const char *split;   /* PKMSERVE_CUDA_SPLIT */
+    const char *overlap;   /* PKMSERVE_CUDA_OVERLAP */
+    const char *split;     /* PKMSERVE_CUDA_SPLIT */
+    const char *attention; /* PKMSERVE_CUDA_ATTENTION */
 };
 
 /* avx512-pairs and -wide are what avx512 chooses from by machine: how BF16 weights are multiplied.
  */
 static const struct subject subjects[] = {
-    {"ref", NULL, 10, NULL, NULL},           {"plain", NULL, 50, NULL, NULL},
+    {"ref", NULL, 10, NULL, NULL, NULL},           {"plain", NULL, 50, NULL, NULL, NULL},
 #if defined(__x86_64__)
-    {"avx2", NULL, 50, NULL, NULL},          {"amx", NULL, 100, NULL, NULL},
-    {"avx512-pairs", NULL, 100, NULL, NULL}, {"avx512-wide", NULL, 50, NULL, NULL},
+    {"avx2", NULL, 50, NULL, NULL, NULL},          {"amx", NULL, 100, NULL, NULL, NULL},
+    {"avx512-pairs", NULL, 100, NULL, NULL, NULL}, {"avx512-wide", NULL, 50, NULL, NULL, NULL},
 #elif defined(__aarch64__)
-    {"neon", NULL, 50, NULL, NULL},       {"neon-dot", NULL, 50, NULL, NULL},
-    {"neon-bf16", NULL, 100, NULL, NULL},
+    {"neon", NULL, 50, NULL, NULL, NULL},       {"neon-dot", NULL, 50, NULL, NULL, NULL},
+    {"neon-bf16", NULL, 100, NULL, NULL, NULL},
 #endif
-    {"cuda", "forward", 5, "1", "1"},        {"cuda", "reverse", 5, "0", "0"},
-    {"cuda", "random", 10, "0", "1"},
+    {"cuda", "forward", 5, "1", "1", "1"},         {"cuda", "reverse", 5, "0", "0", "0"},
+    {"cuda", "random", 10, "0", "1", "1"},
 };
 enum { N_SUBJECT = sizeof subjects / sizeof *subjects };
 
@@ -69,6 +70,7 @@ static enum err_code subject_open(struct backend **be, const struct subject *sub
     (void)setenv("CUDA_HOST_ORDER", subject->order, 1);
     (void)setenv("PKMSERVE_CUDA_OVERLAP", subject->overlap, 1);
     (void)setenv("PKMSERVE_CUDA_SPLIT", subject->split, 1);
+    (void)setenv("PKMSERVE_CUDA_ATTENTION", subject->attention, 1);
     const struct backend_options options = {"cuda", n_thread, false, NULL};
     return backend_open(be, &options, err);
 }

@@ -92,7 +92,8 @@ static int fine_device(void **state)
                                             "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS",
                                             "PKMSERVE_CUDA_OVERLAP",  "CUDA_HOST_SM",
                                             "CUDA_HOST_CODE",         "PKMSERVE_CUDA_SPLIT",
-                                            "CUDA_HOST_TRACE",        "PKMSERVE_CUDA_FUSE"};
+                                            "CUDA_HOST_TRACE",        "PKMSERVE_CUDA_FUSE",
+                                            "PKMSERVE_CUDA_ATTENTION"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         (void)unsetenv(variables[i]);

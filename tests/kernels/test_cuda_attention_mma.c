@@ -1,0 +1,233 @@
+/* Attention of rows of requests on tensor cores, PKMSERVE_CUDA_ATTENTION=mma: the arithmetic that
+ * kernels/cuda/attention_mma.cu defines, computed here once more in F64, and its bound to ref; the
+ * same bits alone, in chunks and in a crowd; where it is used. */
+#include "tests/kernels/cuda_crowd.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Row i of an array of all positions. */
+static const float *row_of(const struct crowd *c, const float *rows, int i, int head)
+{
+    return rows + ((int64_t)i * c->n_head + head) * c->d_head;
+}
+
+static double rounded(float value)
+{
+    return (double)bf16_to_f32(bf16_from_f32(value));
+}
+
+/* What attention_mma.cu's head comment defines, in F64 but for what it rounds, for position pos of
+ * sequence s. */
+static void attend_mma(const struct crowd *c, int s, int pos, int head, double *y)
+{
+    const float scale = 1 / sqrtf((float)c->d_head) * 1.44269504f;
+    const float *const q = row_of(c, c->q, c->first[s] + pos, head);
+    double max = -INFINITY;
+    double sum = 0;
+    memset(y, 0, (size_t)c->d_head * sizeof *y);
+    for (int first = 0; first <= pos; first += 64) {
+        const int n = pos + 1 - first < 64 ? pos + 1 - first : 64;
+        double score[64] = {0};
+        double split[128] = {0};
+        double part = 0;
+        double highest = max;
+        for (int u = 0; u < n; u++) {
+            const float *const k = row_of(c, c->k, c->first[s] + first + u, head);
+            for (int i = 0; i < c->d_head; i++) {
+                score[u] += rounded(q[i] * scale) * rounded(k[i]);
+            }
+            highest = fmax(highest, score[u]);
+        }
+        for (int u = 0; u < n; u++) {
+            const float *const v = row_of(c, c->v, c->first[s] + first + u, head);
+            const double e = exp2(score[u] - highest);
+            part += e;
+            for (int i = 0; i < c->d_head; i++) {
+                split[i] += rounded((float)e) * rounded(v[i]);
+            }
+        }
+        sum = sum * exp2(max - highest) + part;
+        for (int i = 0; i < c->d_head; i++) {
+            y[i] = y[i] * exp2(max - highest) + split[i];
+        }
+        max = highest;
+    }
+    for (int i = 0; i < c->d_head; i++) {
+        y[i] /= sum;
+    }
+}
+
+/* Σ|q·k|·scale, at most, of the positions that pos sees. */
+static double score_size(const struct crowd *c, int s, int pos, int head)
+{
+    const float *const q = row_of(c, c->q, c->first[s] + pos, head);
+    double most = 0;
+    for (int u = 0; u <= pos; u++) {
+        const float *const k = row_of(c, c->k, c->first[s] + u, head);
+        double sum = 0;
+        for (int i = 0; i < c->d_head; i++) {
+            sum += fabs((double)q[i] * (double)k[i]);
+        }
+        most = fmax(most, sum / sqrt(c->d_head));
+    }
+    return most;
+}
+
+/* The new rows as attention_mma.cu defines them, but for shares that F32 rounds to the next number of
+ * BF16; and within its bound of ref's, whose values are expected. Values are 1 at most. */
+static void check_mma(const struct crowd *c, const float *expected, const float *got)
+{
+    for (int s = 0; s < c->n_seq; s++) {
+        for (int pos = c->n_old[s]; pos < c->n_old[s] + c->n_new[s]; pos++) {
+            for (int head = 0; head < c->n_head; head++) {
+                double due[128];
+                attend_mma(c, s, pos, head, due);
+                const float *const ref = row_of(c, expected, c->first[s] + pos, head);
+                const float *const y = row_of(c, got, c->first[s] + pos, head);
+                const double bound = 0x1p-8 * (0.5 + score_size(c, s, pos, head)) + 2e-5;
+                for (int i = 0; i < c->d_head; i++) {
+                    if (!(fabs(due[i] - (double)y[i]) <= 5e-4) ||
+                        !(fabs((double)ref[i] - (double)y[i]) <= bound)) {
+                        fail_msg("heads of %d, sequence %d, position %d, column %d: expected %.9g "
+                                 "as defined, and within %.2g of %.9g, got %.9g",
+                                 c->d_head, s, pos, i, due[i], bound, (double)ref[i], (double)y[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Rows of requests on tensor cores, in tiles that begin and end anywhere and see several splits, with
+ * heads of every width that they take, and pages of every alignment. */
+static void test_requests_on_tensor_cores(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", "1", 1), 0);
+    for (int d_head = 16; d_head <= 128; d_head += 16) {
+        struct crowd c = {.cache = DTYPE_BF16, .n_head = 2, .d_head = d_head, .compare = check_mma};
+        c.shift = d_head == 48 ? 2 : d_head == 80 ? 4 : 0;
+        c.gap = c.shift;
+        crowd_add(&c, 59, 70);
+        crowd_add(&c, 70, d_head == 64 ? 9 : 2);
+        if (d_head == 64) {
+            crowd_add(&c, 0, 140);
+        }
+        check_crowd(&c, d_head == 64 ? 67 : 2);
+    }
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
+}
+
+/* A value that is no number, or infinite, of a position that others of its tile see and some do not:
+ * rows before it have the bits that they have beside numbers, the others are no numbers, in its column
+ * alone. */
+static void test_values_that_are_no_numbers_disturb_no_row_before(void **state)
+{
+    (void)state;
+    enum { BROKEN = 80, COLUMN = 21 };
+    static const float bad[] = {NAN, INFINITY};
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int mma = 0; mma < 2; mma++) {
+        assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", mma == 0 ? "0" : "1", 1), 0);
+        struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = 32};
+        crowd_add(&c, 3, 110);
+        crowd_fill(&c);
+        float *const clean = attended(&c);
+        for (int b = 0; b < 2; b++) {
+            c.v[BROKEN * c.d_head + COLUMN] = bad[b];
+            float *const y = attended(&c);
+            for (int i = 3 * c.d_head; i < c.n_position * c.d_head; i++) {
+                const bool sees = i / c.d_head >= BROKEN && i % c.d_head == COLUMN;
+                if (sees ? isfinite(y[i]) : memcmp(&y[i], &clean[i], sizeof *y) != 0) {
+                    fail_msg("position %d, column %d: %.9g, and beside numbers %.9g", i / c.d_head,
+                             i % c.d_head, (double)y[i], (double)clean[i]);
+                }
+            }
+            free(y);
+        }
+        free(clean);
+        crowd_drop(&c);
+    }
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
+}
+
+/* A matrix of one element, of which the backend learns what a model's weights are. */
+static struct weight *matrix_new(struct backend *be, enum dtype dtype)
+{
+    static const float one = 1;
+    const struct tensor host = tensor_make((void *)(uintptr_t)&one, 1, 1, DTYPE_F32);
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    struct weight *w = NULL;
+    assert_int_equal(be->op->weight_new(be, &w, &host, &desc, "matrix", NULL), ERR_OK);
+    return w;
+}
+
+/* Tensor cores are used if asked, for rows of requests, a cache in BF16, heads that fit, and weights
+ * that are not all F32. */
+static void test_tensor_cores_are_used_where_they_may_be_and_if_asked(void **state)
+{
+    (void)state;
+    static const struct {
+        enum dtype cache;
+        int d_head, n_new, n_f32, n_bf16; /* matrices */
+        bool due;
+    } cases[] = {
+        {DTYPE_BF16, 32, 5, 0, 0, true},   {DTYPE_BF16, 32, 5, 1, 1, true},
+        {DTYPE_BF16, 32, 5, 1, 0, false},  {DTYPE_BF16, 32, 1, 0, 0, false},
+        {DTYPE_F32, 32, 5, 0, 0, false},   {DTYPE_BF16, 24, 5, 0, 0, false},
+        {DTYPE_BF16, 144, 5, 0, 0, false},
+    };
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct crowd c = {.cache = cases[i].cache, .n_head = 1, .d_head = cases[i].d_head};
+        crowd_add(&c, 20, cases[i].n_new);
+        crowd_fill(&c);
+        const int begin[1] = {0};
+        const int end[1] = {c.n_position};
+        float *out[2];
+        for (int asked = 0; asked < 2; asked++) {
+            assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", asked == 0 ? "0" : "1", 1), 0);
+            struct side side = side_new("cuda", &c);
+            struct weight *const f32 = cases[i].n_f32 > 0 ? matrix_new(side.be, DTYPE_F32) : NULL;
+            struct weight *const bf16 =
+                cases[i].n_bf16 > 0 ? matrix_new(side.be, DTYPE_BF16) : NULL;
+            out[asked] = out_new(&c);
+            store(&side, &c, begin, end);
+            assert_int_equal(attend(&side, &c, c.n_old, end, out[asked], NULL), ERR_OK);
+            side.be->op->weight_free(side.be, f32);
+            side.be->op->weight_free(side.be, bf16);
+            side_close(&side, &c);
+        }
+        const size_t bytes = (size_t)(c.n_position * c.d_head) * sizeof(float);
+        if ((memcmp(out[0], out[1], bytes) != 0) != cases[i].due) {
+            fail_msg("case %zu: tensor cores were %sused", i, cases[i].due ? "not " : "");
+        }
+        free(out[0]);
+        free(out[1]);
+        crowd_drop(&c);
+    }
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_requests_on_tensor_cores),
+        cmocka_unit_test(test_values_that_are_no_numbers_disturb_no_row_before),
+        cmocka_unit_test(test_tensor_cores_are_used_where_they_may_be_and_if_asked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
