@@ -83,7 +83,7 @@ struct backend {
                          * where others may give other last bits. Written while weights are made */
     char warning[384];  /* one line, or "": what has slowed steps down since the backend was opened.
                          * Guard: the engine's thread, which logs it and empties it */
-    bool uses_library;  /* for rows of tokens that came in a request: see products */
+    bool uses_library;  /* or split weights, for rows of tokens of a request: see products */
     int n_thread;
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */

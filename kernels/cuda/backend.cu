@@ -362,7 +362,7 @@ static const struct backend_ops cuda_ops = {
     .submit = cuda_step_submit,
     .fetch = cuda_step_fetch,
     .finish = cuda_step_finish,
-    .fall_back = linear_lt_fall_back,
+    .fall_back = linear_fall_back,
     .measure = measure_rates,
     .compute = {OP_LIST(LAUNCH_SLOT)},
 };

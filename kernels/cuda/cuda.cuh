@@ -141,6 +141,9 @@ struct cuda_weight {
     size_t bytes;       /* of data, padding included */
     size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
     bool is_row_major;  /* of a MATRIX: as cuBLASLt reads it */
+    /* Owner: of a MATRIX that is split, what rows of requests are multiplied by: linear_split.cu; else
+     * NULL */
+    struct weight *split;
     /* TABLE: row-major, cols apart, rows at least 16-byte aligned where cols allow. Of Q4 rows of
      * cols / 2 bytes, and behind them, at cuda_q4_scales, the fp16 scale of each.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
@@ -186,7 +189,8 @@ struct cuda {
     size_t shared_max; /* bytes of dynamic shared memory a block may opt into */
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
-    bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
+    bool splits;                 /* weights that may be split: pkm_search_mma.cu, linear_split.cu */
+    bool has_split;              /* rows of requests are multiplied by a matrix that is split */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool avoids_lt;              /* own kernels multiply: asked for, or cuBLASLt fails */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
@@ -271,12 +275,18 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);
 void linear_release(struct cuda *cu);
+void linear_fall_back(struct backend *be); /* of the table */
+
+/* linear_split.cu: dst[rows, 3·cols] BF16 ← an F32 matrix as rows of requests are multiplied by it, where
+ * it may be split. Not of every shape. */
+bool linear_can_split(const struct weight *w);
+void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
 /* linear_lt.cu. Opens cuBLASLt as cu->lt: with fast math before any weight is made, else when the
  * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do
  * about it and leaves cu->lt NULL. close takes NULL. */
 enum err_code linear_lt_open(struct cuda *cu, struct err *err);
-void linear_lt_fall_back(struct backend *be); /* of the table */
+void linear_lt_fall_back(struct cuda *cu); /* says in be.products why it is no longer used */
 void linear_lt_close(struct cuda *cu);
 
 /* pkm_search.cu */

@@ -2,7 +2,8 @@
  * linear.cuh defines the sum and the layouts; gemv.cu and gemm.cu compute it, each
  * output the same to the bit, so the choice between them is one of speed alone. Rows of requests go
  * to cuBLASLt (linear_lt.cu) where it takes the weight, however many they are; drawn tokens never
- * do. With fast math all calls of many rows do, whatever they hold. */
+ * do. With fast math all calls of many rows do, whatever they hold. Of an F32 weight that is split
+ * (linear_split.cu) rows of requests are multiplied by its BF16 matrix as by any other. */
 #include "kernels/cuda/linear.cuh"
 
 #include "kernels/cuda/backend.cuh"
@@ -199,6 +200,16 @@ void linear_release(struct cuda *cu)
     }
 }
 
+void linear_fall_back(struct backend *be)
+{
+    struct cuda *const cu = cuda_of(be);
+    (void)graphs_wait(cu);
+    cu->avoids_lt = true;
+    cu->has_split = false;
+    be->uses_library = false;
+    linear_lt_fall_back(cu);
+}
+
 /* ---- preparing many rows --------------------------------------------------------------------- */
 
 namespace
@@ -258,12 +269,15 @@ __global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_i
 static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
 {
     const float *const x = static_cast<const float *>(args->x);
+    const bool is_split = args->n_x < args->n_in;
     const int n_piece = k_padded / (round ? 8 : 4);
     const int64_t n_row =
         round && args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok;
     const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
                     static_cast<unsigned>(n_row));
-    if (round) {
+    if (is_split) {
+        linear_split_rows(cu, cu->linear->x, args, static_cast<int>(n_row), !round);
+    } else if (round) {
         LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
                static_cast<uint4 *>(cu->linear->x), x, args->x_stride, args->n_tok, args->n_in,
                n_piece, args->x_is_aligned);
@@ -279,12 +293,12 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
 
 /* Writes the rows into the reserved memory if the kernel needs them otherwise than they are, and
  * lets args read them there: many rows rounded to BF16 or, F32, whole blocks of k; few at 16-byte
- * addresses. */
+ * addresses; and of split weights all. */
 static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype, bool few)
 {
     const int k_padded = args->n_block * static_cast<int>(block_k(dtype));
     const bool round = dtype == DTYPE_BF16 && !few;
-    const bool is_whole = few || args->n_in == k_padded;
+    const bool is_whole = args->n_x == args->n_in && (few || args->n_in == k_padded);
     if (round || !args->x_is_aligned || !is_whole) {
         prepare_rows(cu, args, round, k_padded);
     }
@@ -319,6 +333,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),
         .n_out = static_cast<int>(w->rows),
+        .n_x = static_cast<int>(x.cols),
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
@@ -362,6 +377,8 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, enum dt
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act)
 {
+    const bool is_split = cuda_weight_of(w)->split != NULL && cu->has_split && !cu->is_drawn;
+    w = is_split ? cuda_weight_of(w)->split : w;
     const struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
     const bool by_lt = call.is_row_major && !cu->avoids_lt && (cu->is_fast ? !few : !cu->is_drawn);

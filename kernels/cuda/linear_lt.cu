@@ -98,15 +98,13 @@ void linear_lt_close(struct cuda *cu)
     cu->lt = NULL;
 }
 
-void linear_lt_fall_back(struct backend *be)
+void linear_lt_fall_back(struct cuda *cu)
 {
-    struct cuda *const cu = cuda_of(be);
-    (void)graphs_wait(cu);
-    cu->avoids_lt = true;
-    be->uses_library = false;
-    (void)snprintf(be->products, sizeof be->products,
-                   "own kernels: cuBLASLt %zu does not pass the self-test",
-                   cu->lt->library.cublasLtGetVersion());
+    if (cu->lt != NULL) {
+        (void)snprintf(cu->be.products, sizeof cu->be.products,
+                       "own kernels: cuBLASLt %zu does not pass the self-test",
+                       cu->lt->library.cublasLtGetVersion());
+    }
 }
 
 /* ---- plans ---------------------------------------------------------------------------------- */
@@ -384,7 +382,7 @@ static cublasStatus_t run_padded(struct cuda *cu, const struct linear_args *args
 static void give_up(struct cuda *cu, const struct linear_args *args, cublasStatus_t status)
 {
     cu->avoids_lt = true;
-    cu->be.uses_library = false;
+    cu->be.uses_library = cu->has_split;
     (void)cudaGetLastError();
     (void)snprintf(cu->be.warning, sizeof cu->be.warning,
                    "cuda: cuBLASLt fails in a product of %d rows by %dx%d weights: %.60s; own "

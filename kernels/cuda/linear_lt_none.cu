@@ -28,7 +28,7 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *, int64_t, b
     return ERR_OK;
 }
 
-void linear_lt_fall_back(struct backend *)
+void linear_lt_fall_back(struct cuda *)
 {
 }
 

@@ -4,9 +4,7 @@
  * A score. Query and key are split, x = hi + lo, both rounded to nearest even, and of the four products
  * three are summed:
  *   score = Σ hi·hi + Σ (hi·lo + lo·hi)
- * What hi and lo leave of a number is at most 2^-17 of it, and lo·lo at most 2^-16 of the product: a
- * product is off by 2^-15 with both numbers at their worst, by 2^-18 on average; a sum of eight and more
- * by less than 2^-16 of Σ|q·k|, unless its numbers were made for it.
+ * How far that is from the score: linear_split.cu.
  * The two sums are chains of mma_bf16 instructions over blocks of 32 columns, ascending: of a block the
  * first instruction takes the columns c with c % 8 < 4, the second the others, as in linear.cuh; in the
  * second chain an instruction's hi·lo comes before its lo·hi. Rows are always the instruction's rows and
@@ -143,9 +141,9 @@ __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_args &a
         uint32_t lo[PIECE / 2];
 #pragma unroll
         for (int j = 0; j < PIECE / 2; j++) {
-            hi[j] = bf16_pair(x[2 * j], x[2 * j + 1]);
-            lo[j] = bf16_pair(x[2 * j] - __uint_as_float(hi[j] << 16),
-                              x[2 * j + 1] - __uint_as_float(hi[j] & 0xffff0000u));
+            const uint2 pair = bf16_split_pair(x[2 * j], x[2 * j + 1]);
+            hi[j] = pair.x;
+            lo[j] = pair.y;
         }
         uint4 *const at = to +
                           ((row / ROWS * a.n_block + piece / PIECES) * 4 + row % ROWS / 8) * LANES +

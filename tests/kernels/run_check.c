@@ -8,7 +8,8 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * A GPU can search keys in two ways: without PKMSERVE_CUDA_SPLIT in the environment both are checked.
+ * A GPU can search keys and multiply F32 weights in two ways: without PKMSERVE_CUDA_SPLIT in the environment
+ * both are checked.
  *
  * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
 #include "tests/kernels/check.h"
@@ -55,6 +56,11 @@ static bool is_search(const struct check_row *row)
            row->run == check_pkm_ties || row->run == check_pkm_nan;
 }
 
+static bool is_split_row(const struct check_row *row)
+{
+    return is_search(row) || strncmp(row->name, "linear", 6) == 0;
+}
+
 static void run_row(struct check *c, const struct check_row *row, const char *way)
 {
     const char *const one = setting("CHECK_CASE", NULL);
@@ -76,7 +82,7 @@ static void run_row(struct check *c, const struct check_row *row, const char *wa
     (void)fflush(stdout);
 }
 
-/* All rows, or with split keys those that search. */
+/* All rows, or with split weights those that read such. */
 static enum err_code run_rows(struct check *c, const char *name, const char *only, bool is_split,
                               struct err *err)
 {
@@ -85,8 +91,8 @@ static enum err_code run_rows(struct check *c, const char *name, const char *onl
     }
     const enum err_code code = sides_open(c, name, err);
     for (const struct check_row *row = check_rows; code == ERR_OK && row->name != NULL; row++) {
-        if ((only == NULL || strcmp(only, row->name) == 0) && (!is_split || is_search(row))) {
-            run_row(c, row, is_split ? ", split keys" : "");
+        if ((only == NULL || strcmp(only, row->name) == 0) && (!is_split || is_split_row(row))) {
+            run_row(c, row, is_split ? ", split" : "");
         }
     }
     sides_close(c);
