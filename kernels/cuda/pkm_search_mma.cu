@@ -31,9 +31,9 @@
  * per T, from L2 after the first. Bound: few latency, three dependent phases; many L2, then the
  * selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 11 us; 62 selections of 512 per
  * multiprocessor, some 8).
- * Registers on sm_90 (nvcc 13.0, nothing spilled): few 128, many 105 to 128, of more than 1024 keys 230.
- * Two blocks of a multiprocessor at a time, many of more than 1024 keys one; T = 32 takes 99 KB of shared
- * memory with keys of 128 columns, few 10 KB.
+ * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 128 and 189, many 96 to 120 and to 128, of
+ * more than 1024 keys 160 and 162. Two blocks of a multiprocessor at a time, one where a thread takes more
+ * than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few 10 KB.
  * Share of the bound reached: not measured yet, hence only with PKMSERVE_CUDA_SPLIT=1. */
 #include "kernels/cuda/pkm_search.cuh"
 
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) many_kernel(const str
     const int n_row = static_cast<int>(a.s.query.rows - first < T ? a.s.query.rows - first : T);
     grid_wait();
     load_pairs(m->pair, a.pairs);
-#pragma unroll 1
+#pragma unroll /* one body for both halves would spill on sm_100 */
     for (int half = 0; half < 2; half++) {
         load_queries<n_tile>(queries, a, first, n_row, head, half);
         __syncthreads(); /* they are there, and the ranks of the half before have been read */
