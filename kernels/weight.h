@@ -41,8 +41,10 @@ struct weight_desc {
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
     bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be split into sums of
-                             * two BF16 numbers, and the product of the two low parts left out: the
-                             * error is within 2^-16 of Σ|x·w| */
+                             * two BF16 numbers, and the product of the two low parts left out. A
+                             * product x·w is then off by less than 2^-15 of it, by some 2^-18 on
+                             * average; a sum of eight and more of like size by less than 2^-16 of
+                             * Σ|x·w|, unless made for it; and adding them rounds, as always */
     const float *row_scale; /* Borrowed: [rows] scales of an I8 source, as in kernels/int8.h; with
                              * PLACEMENT_MMAP they must live as long as the weight. Else NULL */
     const uint16_t *row_scale_f16; /* the same of a Q4 source */

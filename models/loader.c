@@ -317,7 +317,7 @@ const struct weight *loader_weight(struct loader *loader, const struct tensor *h
 const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name)
 {
-    const bool is_split = kind == WEIGHT_KEYS && loader->info->dtype != DTYPE_F32;
+    const bool is_split = loader->info->dtype != DTYPE_F32;
     const struct weight_desc desc = {.kind = kind,
                                      .dtype = DTYPE_F32,
                                      .placement = PLACEMENT_DEVICE,

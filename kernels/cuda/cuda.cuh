@@ -162,6 +162,9 @@ struct cuda_weight {
     size_t bytes;       /* of data, padding included */
     size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
     bool is_row_major;  /* of a MATRIX: as cuBLASLt reads it */
+    /* Owner: of a MATRIX that is split, what rows of requests are multiplied by: linear_split.cu; else
+     * NULL */
+    struct weight *split;
     /* TABLE: row-major, rows of table_row_bytes without gaps, at least 16-byte aligned where cols allow. Of
      * I8 and Q4, behind them, at cuda_table_scales, the scale of each row: F32, or fp16 of Q4.
      * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
@@ -227,7 +230,7 @@ struct cuda {
     cudaStream_t stream;
     bool overlaps;               /* kernels: see launch_queue */
     bool fuses;                  /* ops: launch.cu */
-    bool splits;                 /* keys, where they may be split: pkm_search_mma.cu */
+    bool splits;                 /* what may be: pkm_search_mma.cu, linear_split.cu */
     bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
     enum cuda_dense dense;       /* matrices so far */
     bool is_fast;                /* fast math: products may depend on the number of rows */
@@ -337,6 +340,11 @@ size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);
 void linear_release(struct cuda *cu);
+
+/* linear_split.cu: dst[rows, 3·cols] BF16 ← an F32 matrix as rows of requests are multiplied by it, where
+ * it may be split. Not of every shape. */
+bool linear_can_split(const struct weight *w);
+void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
 /* Results that only a product reads are left rounded to BF16, as it would round them, by the op that computes
  * them: in steps of requests, where cuBLASLt multiplies. An op gets room for y's rows [y.rows, y.cols]

@@ -2,7 +2,8 @@
  * linear.cuh defines the sum and the layouts; gemv.cu and gemm.cu compute it, each
  * output the same to the bit, so the choice between them is one of speed alone. Rows of requests go
  * to cuBLASLt (linear_lt.cu) where it takes the weight, however many they are; drawn tokens never
- * do. With fast math all calls of many rows do, whatever they hold. */
+ * do. With fast math all calls of many rows do, whatever they hold. Of an F32 weight that is split
+ * (linear_split.cu) rows of requests are multiplied by its BF16 matrix as by any other. */
 #include "kernels/cuda/linear.cuh"
 
 #include "kernels/cuda/backend.cuh"
@@ -280,9 +281,13 @@ static void round_rows(struct cuda *cu, void *to, const struct linear_args *args
 
 static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
 {
-    if (round) {
-        round_rows(cu, cu->linear->x, args,
-                   args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok, k_padded);
+    const int64_t n_row =
+        round && args->is_row_major ? round_up(args->n_tok, LT_ROWS) : args->n_tok;
+    if (args->n_x < args->n_in) {
+        linear_split_rows(cu, cu->linear->x, args, static_cast<int>(n_row), !round);
+        cuda_check(cu, "linear");
+    } else if (round) {
+        round_rows(cu, cu->linear->x, args, n_row, k_padded);
     } else {
         const int n_piece = k_padded / 4;
         const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
@@ -299,12 +304,12 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
 
 /* Writes the rows into the reserved memory if the kernel needs them otherwise than they are, and
  * lets args read them there: many rows rounded to BF16 or, F32, whole blocks of k; few at 16-byte
- * addresses. */
+ * addresses; and of split weights all. */
 static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype, bool few)
 {
     const int k_padded = args->n_block * static_cast<int>(block_k(dtype));
     const bool round = dtype == DTYPE_BF16 && !few;
-    const bool is_whole = few || args->n_in == k_padded;
+    const bool is_whole = args->n_x == args->n_in && (few || args->n_in == k_padded);
     if (round || !args->x_is_aligned || !is_whole) {
         prepare_rows(cu, args, round, k_padded);
     }
@@ -379,6 +384,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .n_tok = 0,
         .n_in = static_cast<int>(w->cols),
         .n_out = static_cast<int>(w->rows),
+        .n_x = static_cast<int>(x.cols),
         .n_block = static_cast<int>(round_up(w->cols, k_step) / k_step),
         .n_tile = static_cast<int>(round_up(w->rows, LINEAR_TILE) / LINEAR_TILE),
         .act = act,
@@ -440,6 +446,8 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, const u
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act, enum linear_result result)
 {
+    const bool is_split = cuda_weight_of(w)->split != NULL && cu->splits && !cu->is_drawn;
+    w = is_split ? cuda_weight_of(w)->split : w;
     struct linear_args call = args_of(cu, y, x, w, bias, act);
     const bool few = is_few(cu, y.rows, w->rows);
     const bool by_lt = call.is_row_major && cu->uses_lt && (cu->is_fast ? !few : !cu->is_drawn);
@@ -447,8 +455,9 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
           cu->linear->x_bytes >= static_cast<size_t>(n_pass * prepared_row_bytes(w->cols)));
-    const uint16_t *const x_rounded =
-        w->dtype == DTYPE_BF16 ? rounded_of(cu->linear, x) : static_cast<const uint16_t *>(NULL);
+    const uint16_t *const x_rounded = w->dtype == DTYPE_BF16 && !is_split
+                                          ? rounded_of(cu->linear, x)
+                                          : static_cast<const uint16_t *>(NULL);
     const bool is_after = by_lt && act == ACT_GELU && y.stride % 4 == 0 &&
                           reinterpret_cast<uintptr_t>(y.data) % 16 == 0; /* a pass over y */
     call.rounded = result == LINEAR_TO_PRODUCT && is_after ? linear_room(cu, y) : NULL;

@@ -64,6 +64,7 @@ struct linear_args {
     const unsigned char *w;
     struct linear_map map;
     int n_tok, n_in, n_out;
+    int n_x;     /* columns of x before it is prepared: n_in, or a third of it, to be split */
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
@@ -100,6 +101,11 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
  * x has zeros up to a multiple of LT_ROWS. False: it could not, and y is to be computed by other
  * kernels. */
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+
+/* linear_split.cu: to[n_row, 3·n_x] ← rows of x split, zeros from n_tok on; for gemv (few) as F32, else
+ * BF16. */
+void linear_split_rows(struct cuda *cu, void *to, const struct linear_args *args, int n_row,
+                       bool few);
 
 /* What an op left in a room for rounded rows: those of a tensor at this address. */
 struct linear_rounded {

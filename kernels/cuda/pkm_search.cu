@@ -317,7 +317,7 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
     if (is_shared || s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
         search_any(cu, &s);
-    } else if (cuda_weight_of(keys)->split_at > 0) {
+    } else if (cuda_weight_of(keys)->split_at > 0 && cu->splits) {
         search_mma(cu, &s, cuda_weight_of(keys));
     } else if (query.rows <= 4) {
         launch_split<1>(cu, &s);

@@ -4,9 +4,7 @@
  * A score. Query and key are split, x = hi + lo, both rounded to nearest even, and of the four products
  * three are summed:
  *   score = Σ hi·hi + Σ (hi·lo + lo·hi)
- * What hi and lo leave of a number is at most 2^-17 of it, and lo·lo at most 2^-16 of the product: a
- * product is off by 2^-15 with both numbers at their worst, by 2^-18 on average; a sum of eight and more
- * by less than 2^-16 of Σ|q·k|, unless its numbers were made for it.
+ * How far that is from the score: linear_split.cu.
  * The two sums are chains of mma_bf16 instructions over blocks of 32 columns, ascending: of a block the
  * first instruction takes the columns c with c % 8 < 4, the second the others, as in linear.cuh; in the
  * second chain an instruction's hi·lo comes before its lo·hi. Rows are always the instruction's rows and
@@ -33,9 +31,9 @@
  * per T, from L2 after the first. Bound: few latency, three dependent phases; many L2, then the
  * selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 11 us; 62 selections of 512 per
  * multiprocessor, some 8).
- * Registers on sm_90 (nvcc 13.0, nothing spilled): few 128, many 105 to 128, of more than 1024 keys 230.
- * Two blocks of a multiprocessor at a time, many of more than 1024 keys one; T = 32 takes 99 KB of shared
- * memory with keys of 128 columns, few 10 KB.
+ * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 128 and 189, many 96 to 120 and to 128, of
+ * more than 1024 keys 160 and 162. Two blocks of a multiprocessor at a time, one where a thread takes more
+ * than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few 10 KB.
  * Share of the bound reached: not measured yet, hence only with PKMSERVE_CUDA_SPLIT=1. */
 #include "kernels/cuda/pkm_search.cuh"
 
@@ -143,9 +141,9 @@ __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_args &a
         uint32_t lo[PIECE / 2];
 #pragma unroll
         for (int j = 0; j < PIECE / 2; j++) {
-            hi[j] = bf16_pair(x[2 * j], x[2 * j + 1]);
-            lo[j] = bf16_pair(x[2 * j] - __uint_as_float(hi[j] << 16),
-                              x[2 * j + 1] - __uint_as_float(hi[j] & 0xffff0000u));
+            const uint2 pair = bf16_split_pair(x[2 * j], x[2 * j + 1]);
+            hi[j] = pair.x;
+            lo[j] = pair.y;
         }
         uint4 *const at = to +
                           ((row / ROWS * a.n_block + piece / PIECES) * 4 + row % ROWS / 8) * LANES +
@@ -401,7 +399,7 @@ __global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) many_kernel(const str
     const int n_row = static_cast<int>(a.s.query.rows - first < T ? a.s.query.rows - first : T);
     grid_wait();
     load_pairs(m->pair, a.pairs);
-#pragma unroll 1
+#pragma unroll /* one body for both halves would spill on sm_100 */
     for (int half = 0; half < 2; half++) {
         load_queries<n_tile>(queries, a, first, n_row, head, half);
         __syncthreads(); /* they are there, and the ranks of the half before have been read */

@@ -189,4 +189,14 @@ static inline uint32_t bf16_pair(float x, float y)
 
 #endif
 
+/* x and y as sums of two BF16 numbers: pairs as of bf16_pair, in x what they are rounded to, in y what
+ * that leaves of them, rounded too. */
+__device__ __forceinline__ uint2 bf16_split_pair(float x, float y)
+{
+    const uint32_t hi = bf16_pair(x, y);
+    const uint32_t lo =
+        bf16_pair(x - __uint_as_float(hi << 16), y - __uint_as_float(hi & 0xffff0000u));
+    return make_uint2(hi, lo);
+}
+
 #endif

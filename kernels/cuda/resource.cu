@@ -351,6 +351,33 @@ static enum err_code place_on_device(struct cuda *cu, struct cuda_weight *w,
     return ok ? ERR_OK : cu->failure.code;
 }
 
+/* What rows of requests are multiplied by in place of w, a matrix of F32: another one, of BF16. */
+static enum err_code split_new(struct cuda *cu, struct cuda_weight *w,
+                               const struct cuda_source *source, const char *name, struct err *err)
+{
+    const int64_t cols = 3 * w->head.cols;
+    const size_t bytes =
+        static_cast<size_t>(w->head.rows) * static_cast<size_t>(cols) * sizeof(uint16_t);
+    uint16_t *const packed = static_cast<uint16_t *>(malloc(bytes));
+    if (packed == NULL) {
+        return err_set(err, ERR_MEMORY, "%s: no %zu bytes of host memory left to split it in", name,
+                       bytes);
+    }
+    linear_split_pack(packed, source);
+    const struct tensor host = tensor_make(packed, w->head.rows, cols, DTYPE_BF16);
+    struct weight_desc desc = {};
+    desc.kind = WEIGHT_MATRIX;
+    desc.dtype = DTYPE_BF16;
+    desc.placement = w->head.placement;
+    desc.n_group = 1;
+    const enum err_code code = resource_weight_new(&cu->be, &w->split, &host, &desc, name, err);
+    free(packed);
+    if (code == ERR_OK) {
+        cuda_fast_path(cu, "split", false, &cu->splits);
+    }
+    return code;
+}
+
 enum err_code resource_weight_new(struct backend *be, struct weight **weight,
                                   const struct tensor *host, const struct weight_desc *desc,
                                   const char *name, struct err *err)
@@ -382,6 +409,7 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     if (head.kind == WEIGHT_KEYS && desc->is_split && cu->splits &&
         keys_can_split(head.rows, head.cols, head.n_group)) {
         w->split_at = (keys_bytes(head.rows, head.cols, head.n_group) + 15) / 16 * 16;
+        cuda_fast_path(cu, "split", false, &cu->splits);
     }
     w->bytes = weight_size(w);
     const struct cuda_source source = {*host, desc->row_scale, desc->row_scale_f16};
@@ -398,6 +426,9 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     if (code == ERR_OK) {
         code = desc->placement == PLACEMENT_HOST ? place_on_host(cu, w, &source, name, err)
                                                  : place_on_device(cu, w, &source, name, err);
+    }
+    if (code == ERR_OK && desc->is_split && cu->splits && linear_can_split(&w->head)) {
+        code = split_new(cu, w, &source, name, err);
     }
     if (code != ERR_OK) {
         resource_weight_free(be, &w->head);
@@ -419,10 +450,13 @@ void resource_weight_free(struct backend *be, struct weight *weight)
     } else {
         (void)cudaFree(w->data);
     }
+    resource_weight_free(be, w->split);
     free(w);
 }
 
 size_t resource_weight_bytes(const struct weight *weight)
 {
-    return cuda_weight_of(weight)->bytes;
+    return weight == NULL ? 0
+                          : cuda_weight_of(weight)->bytes +
+                                resource_weight_bytes(cuda_weight_of(weight)->split);
 }

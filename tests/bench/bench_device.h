@@ -68,6 +68,9 @@ struct sweep {
 
 /* As many copies of bytes as make cold_bytes, at least one and at most SWEEP_MAX. */
 int sweep_copies(const struct bench *b, double bytes);
+/* So many rows are drawn tokens; more came in a request, which a backend may compute otherwise. */
+enum { SWEEP_DRAWN_MAX = 32 };
+void sweep_rows(struct sweep *sweep, int rows);
 /* Time of one op. */
 struct timing sweep_time(const struct sweep *sweep);
 

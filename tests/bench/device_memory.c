@@ -73,8 +73,11 @@ static void make_memory(const struct bench *b, struct memory *m, int n_copy, int
     const int n_group = s->flat ? m->shape.n_head : 2 * m->shape.n_head;
     const int64_t n_key = (int64_t)n_group * m->shape.n_key;
     const int64_t d_half = s->flat ? m->shape.d_key : m->shape.d_key / 2;
-    const struct weight_desc f32 = {
-        .kind = WEIGHT_MATRIX, .dtype = DTYPE_F32, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    const struct weight_desc f32 = {.kind = WEIGHT_MATRIX,
+                                    .dtype = DTYPE_F32,
+                                    .placement = PLACEMENT_DEVICE,
+                                    .n_group = 1,
+                                    .is_split = s->dtype != DTYPE_F32};
     const struct weight_desc keys = {.kind = WEIGHT_KEYS,
                                      .dtype = DTYPE_F32,
                                      .placement = PLACEMENT_DEVICE,
@@ -175,7 +178,7 @@ static void measure_feed_forward(const struct bench *b, struct sweep *s, struct 
     s->n_copy = sweep_copies(b, elem * weights);
     make_feed_forward(b, m, s->n_copy, bench_rows_max(rows));
     for (int i = 0; i < rows->n; i++) {
-        s->rows = rows->row[i];
+        sweep_rows(s, rows->row[i]);
         measure(s, "feed-forward", run_feed_forward, elem * weights, 2.0 * s->rows * weights);
     }
 }
@@ -202,7 +205,7 @@ void bench_memory(const struct bench *b, const struct bench_rows *rows)
     s.n_copy = sweep_copies(b, cost.query_bytes + cost.key_bytes);
     make_memory(b, &m, s.n_copy, bench_rows_max(rows));
     for (int i = 0; i < rows->n; i++) {
-        s.rows = rows->row[i];
+        sweep_rows(&s, rows->row[i]);
         measure_rows(&s, &cost);
     }
     measure_spread(&s, &m);

@@ -32,6 +32,12 @@ static void sweep_run(void *ctx)
     bench_finish(s->b, s->step);
 }
 
+void sweep_rows(struct sweep *sweep, int rows)
+{
+    sweep->rows = rows;
+    sweep->step->is_drawn = sweep->b->be->phases_apart && rows <= SWEEP_DRAWN_MAX;
+}
+
 struct timing sweep_time(const struct sweep *sweep)
 {
     struct sweep s = *sweep;
@@ -93,7 +99,8 @@ static void bench_product(const struct bench *b, const struct bench_rows *rows,
         p.w[i] = bench_weight(b, pool, i, n_out, n_in, &desc);
     }
     for (int i = 0; i < rows->n; i++) {
-        const double n = s.rows = rows->row[i];
+        sweep_rows(&s, rows->row[i]);
+        const double n = s.rows;
         const struct timing t = sweep_time(&s);
         bench_print(b, "op", name, s.rows, &t, weight_bytes + 4 * n * (double)(n_in + n_out),
                     2 * n * (double)n_in * (double)n_out);

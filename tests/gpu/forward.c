@@ -3,15 +3,15 @@
  *
  *   forward MODEL SEQUENCES OUTPUT [--device cuda] [--dtype auto|f32|bf16]
  *           [--placement device|host] [--deterministic on|off] [--rows 0] [--together] [--top 8]
- *           [--logits] [--set NAME=VALUE]...
+ *           [--logits] [--drawn] [--set NAME=VALUE]...
  *   forward --cases FILE     a case per line: these arguments, separated by blanks
  *   forward --hold DEVICE    keeps the device open until standard input ends
  *
  * SEQUENCES holds one sequence per line: its language id, then its token ids. --rows N,M,... are
  * the rows that sequences 0, 1, ... take per step (in turn; 0: all at once). Alone, a step has one
  * sequence; --together puts all into each step, so that prompts and single tokens mix. With single
- * rows and without --logits a GPU runs captured graphs, unless a library multiplies the rows of
- * requests for it. --set sets an environment variable for this case.
+ * rows and without --logits a GPU runs captured graphs, of drawn tokens; where these have other bits than
+ * rows of requests (uses_library), only with --drawn. --set sets an environment variable for this case.
  *
  * A GPU needs seconds for a process's context, and anew when no process has one: hence many cases
  * in one process, each with a backend of its own, and --hold. After each case of a FILE, its OUTPUT
@@ -51,7 +51,7 @@ struct forward {
     int n_seq, n_ids, n_page; /* n_ids of the longest sequence, n_page of each */
     int rows[ROWS_MAX], n_rows;
     int n_top;
-    bool together, logits;
+    bool together, logits, drawn;
     int row_seq[IDS_MAX], row_pos[IDS_MAX]; /* of the running step */
     struct setting setting[SETTING_MAX];
     int n_setting;
@@ -253,9 +253,8 @@ static bool run_step(struct forward *f, int first, int last)
         return false;
     }
     step->ops_list = !f->logits;
-    /* single tokens are drawn ones where these have the bits of a prompt's */
-    step->is_drawn =
-        f->be->phases_apart && !backend_rounds_otherwise(f->be) && step->n_tok == step->n_seq;
+    step->is_drawn = f->be->phases_apart && (f->drawn || !backend_rounds_otherwise(f->be)) &&
+                     step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {
@@ -401,7 +400,8 @@ static void parse_flag(struct forward *f, struct arguments *a, const char *flag,
 static void parse(struct forward *f, struct arguments *a, int n_word, char **word)
 {
     if (n_word < 3) {
-        die("usage", "forward MODEL SEQUENCES OUTPUT [--FLAG VALUE]... [--together] [--logits]");
+        die("usage", "forward MODEL SEQUENCES OUTPUT [--FLAG VALUE]... [--together] [--logits] "
+                     "[--drawn]");
     }
     f->n_rows = 1;
     f->n_top = 8;
@@ -410,6 +410,8 @@ static void parse(struct forward *f, struct arguments *a, int n_word, char **wor
             f->together = true;
         } else if (strcmp(word[i], "--logits") == 0) {
             f->logits = true;
+        } else if (strcmp(word[i], "--drawn") == 0) {
+            f->drawn = true;
         } else if (i + 1 < n_word) {
             parse_flag(f, a, word[i], word[i + 1]);
             i++;

@@ -12,13 +12,15 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import APART, EAGER, MMA, OVERLAP, OWN, ROOT
+from run import APART, EAGER, MMA, OVERLAP, OWN, ROOT, SPLIT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
 
 # Cases whose bits are compared: product and flat keys, memories within and after layers, shared values.
 BIT_CASES = ["pkm12", "pkm-added", "flat", "swilu-shared"]
+# Of them, those with split keys and queries too, last.
+SPLIT_CASES = ["pkm12", "swilu-shared"]
 MMA_CASE = "pkm12"  # heads of a multiple of 16 columns
 
 
@@ -315,6 +317,16 @@ WAYS = [
     ("together, token by token, overlapping", ["--rows", "1", "--together"], OVERLAP),
     ("prompts and single tokens mixed, overlapping", ["--rows", "1,5,64,0", "--together"], OVERLAP),
 ]
+# The same of drawn tokens, where they are computed otherwise: each must give the bits of the first.
+DRAWN_WAYS = [
+    ("drawn, eager", ["--rows", "1", "--drawn"], EAGER),
+    ("drawn", ["--rows", "1", "--drawn"], {}),
+    ("drawn together", ["--rows", "1", "--drawn", "--together"], {}),
+    ("drawn together, overlapping", ["--rows", "1", "--drawn", "--together"], OVERLAP),
+]
+# What multiplies and searches: how it is called, settings.
+OWN_KERNELS, SPLIT_WEIGHTS = (", own kernels", OWN), (", split weights", SPLIT)
+MMA_ATTENTION = (", attention on tensor cores", MMA)
 
 
 def differences(a, b):
@@ -324,31 +336,32 @@ def differences(a, b):
             for name in a if a[name].tobytes() != b[name].tobytes()]
 
 
-# What computes rows of requests: the ending of files' names, words of the report.
-KINDS = {"": "", ".own": ", own kernels", ".mma": ", attention on tensor cores"}
-
-
-def check_ways(run, case, dtype, mark, products):
-    """products: settings that say what computes rows of requests. Where that is a library or tensor cores, a single row
-    is one too, and drawn tokens' kernels and graphs are not seen."""
+def check_ways(run, case, dtype, called="", settings={}):
+    """Where rows of requests are computed otherwise than drawn tokens, as by a library, a single row is one too: drawn
+    tokens' kernels and graphs are seen with own kernels, and with split weights by DRAWN_WAYS."""
     sequences, _ = case_sequences(run, case, dtype)
-    kind = dtype + KINDS[mark]
-    usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, mark)
-    found = forward(run, model_directory(run, case), sequences, (name + ".whole", usual, products),
-                    *(("%s.%d" % (name, i), usual + flags, {**products, **env}) for i, (_, flags, env) in enumerate(WAYS)),
-                    (name + ".fast", [*usual, "--rows", "1,5,64,0", "--together", "--deterministic", "off"], {}))
-    whole, fast = found.get(name + ".whole"), found.get(name + ".fast")
+    kind = dtype + called
+    usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, called.replace(", ", ".").replace(" ", "-"))
+    wholes = ("whole sequences alone", usual, {}), *(DRAWN_WAYS[:1] if settings == SPLIT else [])
+    ways = [(wholes[0][0], *way) for way in WAYS] + [(whole[0], *way) for whole in wholes[1:] for way in DRAWN_WAYS[1:]]
+    found = forward(run, model_directory(run, case), sequences,
+                    *((name + "." + whole.replace(" ", "-"), usual + flags, {**settings, **env})
+                      for whole, flags, env in wholes),
+                    *(("%s.%d" % (name, i), usual + flags, {**settings, **env})
+                      for i, (_, _, flags, env) in enumerate(ways)),
+                    (name + ".fast", [*usual, "--rows", "1,5,64,0", "--together", "--deterministic", "off"],
+                     {} if settings == OWN else settings))
     same = n_run = 0
-    for i, (way, _, _) in enumerate(WAYS if whole is not None else []):
-        got = found.get("%s.%d" % (name, i))
-        wrong = differences(whole, got) if got is not None else []
+    for i, (whole, way, _, _) in enumerate(ways):
+        due, got = found.get(name + "." + whole.replace(" ", "-")), found.get("%s.%d" % (name, i))
+        wrong = differences(due, got) if due is not None and got is not None else []
         if wrong:
-            run.fail("%s in %s, %s: bits differ from whole sequences alone: %s"
-                     % (case, kind, way, ", ".join(wrong[:4])))
-        n_run += got is not None
-        same += got is not None and not wrong
+            run.fail("%s in %s, %s: bits differ from %s: %s" % (case, kind, way, whole, ", ".join(wrong[:4])))
+        n_run += due is not None and got is not None
+        same += due is not None and got is not None and not wrong
     run.tables.setdefault("bits", []).append("| %s | %s | %d of %d%s |" % (
-        case, kind, same, len(WAYS), "" if n_run == len(WAYS) else ", %d without a result" % (len(WAYS) - n_run)))
+        case, kind, same, len(ways), "" if n_run == len(ways) else ", %d without a result" % (len(ways) - n_run)))
+    whole, fast = found.get(name + ".whole-sequences-alone"), found.get(name + ".fast")
     if whole is not None and fast is not None:
         n = sum(key.endswith(".logprob") for key in whole)
         apart = float(np.abs(together(whole, "logprob", n) - together(fast, "logprob", n)).max())
@@ -360,10 +373,10 @@ def check_ways(run, case, dtype, mark, products):
 
 def check_bits(run):
     cases = BIT_CASES[:1] if run.small else BIT_CASES
-    jobs = [(case, dtype, mark, own) for case in cases
-            for dtype, mark, own in (("f32", "", {}), ("bf16", "", {}), ("bf16", ".own", OWN))]
-    jobs.append((MMA_CASE, "bf16", ".mma", MMA))
-    run.parallel([(job[:3], lambda job=job: check_ways(run, *job)) for job in jobs], AT_ONCE)
+    jobs = [(case, *way) for case in cases for way in (("f32",), ("bf16",), ("bf16", *OWN_KERNELS))]
+    jobs += [(case, "bf16", *SPLIT_WEIGHTS) for case in SPLIT_CASES if case in cases]
+    jobs.append((MMA_CASE, "bf16", *MMA_ATTENTION))
+    run.parallel([(job[:3], lambda j=job: check_ways(run, *j)) for job in jobs], AT_ONCE)
 
 
 def prepare(run):

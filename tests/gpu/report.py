@@ -169,17 +169,18 @@ def variant_lines(f):
     """What placement, graphs, determinism and type cost."""
     base, rows = f.base(), []
     for tag, name in (("host", "values in pinned host memory"), ("eager", "no captured graphs"),
-                      ("overlap", "kernels overlap"), ("apart", "norms apart"), ("split", "split keys"),
+                      ("overlap", "kernels overlap"), ("apart", "norms apart"), ("split", "split keys and queries"),
                       ("mma", "prompts attended on tensor cores"),
                       ("top_p", "drawn with top_p 0.9"), ("long", "in the middle of a long context"),
                       ("fast", "--deterministic off"), ("f32", "F32 weights"), ("f32 fast", "F32 weights, --deterministic off")):
         for part in ("decode", "prefill", "memory"):
-            op = "layer" if part == "memory" else "step"
-            for n in f.rows(part, tag=tag):
-                other, own = f.find(part, n, op, tag, **base), f.find(part, n, op, **base)
-                if other:
-                    rows.append("| %s | %s | %d | %s | %s | %s |" % (
-                        name, part, n, us(other), us(own), times(other, own)))
+            for op in ("layer", "query", "search") if part == "memory" else ("step",):
+                for n in f.rows(part, tag=tag):
+                    other, own = f.find(part, n, op, tag, **base), f.find(part, n, op, **base)
+                    if other:
+                        rows.append("| %s | %s%s | %d | %s | %s | %s |" % (
+                            name, part, "" if op in ("layer", "step") else ", " + op, n, us(other), us(own),
+                            times(other, own)))
     return table(["variant", "part", "tokens", "µs", "usual µs", "times the usual"], rows)
 
 

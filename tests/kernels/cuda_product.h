@@ -1,4 +1,6 @@
-/* A matrix product on the CUDA backend, its host's numbers and its bits: for the tests of products. */
+/* Matrix products of the CUDA backend, as its tests make them: test_cuda_linear.c, test_cuda_split.c. One
+ * row of NaN and one of infinities stand in each crowd. F32 weights may be split, which they are if the
+ * environment asks for it. */
 #ifndef TESTS_KERNELS_CUDA_PRODUCT_H
 #define TESTS_KERNELS_CUDA_PRODUCT_H
 
@@ -67,8 +69,11 @@ static inline void product_open(struct product *p, struct backend *be, struct sh
         x[(shape.n_tok / 2) * shape.n_in + k] = NAN;
         x[(shape.n_tok - 1) * shape.n_in + k] = INFINITY;
     }
-    const struct weight_desc desc = {
-        .kind = WEIGHT_MATRIX, .dtype = dtype, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    const struct weight_desc desc = {.kind = WEIGHT_MATRIX,
+                                     .dtype = dtype,
+                                     .placement = PLACEMENT_DEVICE,
+                                     .n_group = 1,
+                                     .is_split = dtype == DTYPE_F32};
     assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
     p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
     p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
@@ -94,6 +99,34 @@ static inline uint32_t *product_bits(const struct product *p, struct backend *be
     assert_non_null(bits);
     be->op->download(be, bits, p->y);
     return bits;
+}
+
+static inline void check_pieces(struct backend *be, const struct shape *shape, enum dtype dtype,
+                                enum act act)
+{
+    static const int pieces[] = {1, 3, 8, 9, 16, 17, 33, 64};
+    struct product p;
+    product_open(&p, be, *shape, dtype);
+    op_linear(be, p.y, p.x, p.w, p.bias, act);
+    uint32_t *const whole = product_bits(&p, be);
+    for (int first = 0, i = 0; first < shape->n_tok; i++) {
+        const int left = shape->n_tok - first;
+        const int n = pieces[i % 8] < left ? pieces[i % 8] : left;
+        op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias, act);
+        first += n;
+    }
+    uint32_t *const cut = product_bits(&p, be);
+    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
+        if (whole[i] != cut[i]) {
+            fail_msg("%s [%d, %d] x [%d]: row %d, output %d: expected 0x%08x as in one call, got "
+                     "0x%08x in pieces",
+                     dtype_name(dtype), shape->n_tok, shape->n_in, shape->n_out, i / shape->n_out,
+                     i % shape->n_out, whole[i], cut[i]);
+        }
+    }
+    free(whole);
+    free(cut);
+    product_close(&p, be);
 }
 
 /* Who multiplies. */
@@ -136,6 +169,8 @@ static inline int usual_device(void **state)
     (void)unsetenv("CUDA_HOST_LT");
     (void)unsetenv("CUDA_HOST_LT_FAIL");
     (void)unsetenv("CUDA_HOST_MEMORY");
+    (void)unsetenv("CUDA_HOST_FAIL_MALLOC");
+    (void)unsetenv("PKMSERVE_CUDA_SPLIT");
     return 0;
 }
 
@@ -164,6 +199,38 @@ static inline int n_unequal(const uint32_t *a, const uint32_t *b, struct shape s
         n += a[i] != b[i];
     }
     return n;
+}
+
+enum { N_DRAWN = 300 };
+static const struct shape drawn_shape = {N_DRAWN, 96, 256, 0};
+
+/* Rows of drawn_shape as drawn tokens: few in a step, then many. */
+static inline uint32_t *drawn_bits(enum who who, enum dtype dtype)
+{
+    static const struct step_limits limits = {
+        .n_tok_max = N_DRAWN, .n_seq_max = N_DRAWN, .n_page_max = 1, .n_out_max = 1};
+    struct backend *const be = cuda_open(who);
+    struct product p;
+    struct step *step = NULL;
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    product_open(&p, be, drawn_shape, dtype);
+    for (int first = 0, n = 1; first < N_DRAWN;
+         first += n, n = 2 * n < N_DRAWN - first ? 2 * n : N_DRAWN - first) {
+        step->n_tok = step->n_seq = n;
+        step->is_drawn = true;
+        for (int i = 0; i <= n; i++) {
+            step->seq_first[i] = i;
+        }
+        be->op->step_begin(be, step);
+        op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias,
+                  ACT_RELU);
+        assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
+    }
+    uint32_t *const bits = product_bits(&p, be);
+    product_close(&p, be);
+    be->op->step_free(be, step);
+    backend_close(be);
+    return bits;
 }
 
 #endif

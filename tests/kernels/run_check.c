@@ -8,7 +8,7 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * A GPU can search keys and attend to requests in two ways: both are checked, whatever
+ * A GPU can search keys, multiply F32 weights and attend to requests in two ways: both are checked, whatever
  * PKMSERVE_CUDA_SPLIT and PKMSERVE_CUDA_ATTENTION are.
  *
  * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
@@ -56,6 +56,11 @@ static bool is_search(const struct check_row *row)
            row->run == check_pkm_ties || row->run == check_pkm_nan;
 }
 
+static bool is_split_row(const struct check_row *row)
+{
+    return is_search(row) || strncmp(row->name, "linear", 6) == 0;
+}
+
 static void run_row(struct check *c, const struct check_row *row, const char *way)
 {
     const char *const one = setting("CHECK_CASE", NULL);
@@ -89,7 +94,7 @@ struct way {
 };
 
 static const struct way ways[] = {
-    {", split keys", "PKMSERVE_CUDA_SPLIT", is_search},
+    {", split", "PKMSERVE_CUDA_SPLIT", is_split_row},
     {", tensor cores", "PKMSERVE_CUDA_ATTENTION", is_attention},
 };
 enum { N_WAY = sizeof ways / sizeof *ways };

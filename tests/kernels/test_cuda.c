@@ -742,17 +742,17 @@ static float only_score(bool is_split, float x)
 }
 
 /* Of 1 + 2^-12 + 2^-23 two BF16 numbers hold 1 + 2^-12. */
-static void test_keys_are_split_where_they_may_be_and_if_asked(void **state)
+static void test_keys_are_split_where_they_may_be_unless_asked_not_to(void **state)
 {
     (void)state;
     need_library();
     const float x = 1 + 0x1p-12f + 0x1p-23f;
     const float split = 2 + 0x1p-10f;
     const float whole = 2 * (x * x);
-    assert_true(only_score(true, x) == whole);
-    assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", "1", 1), 0);
     assert_true(only_score(true, x) == split);
     assert_true(only_score(false, x) == whole);
+    assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", "0", 1), 0);
+    assert_true(only_score(true, x) == whole);
 }
 
 enum { WIDE_ROWS = 130, WIDE_FEW = 128, WIDE_D = 12, WIDE_K = 9 };
@@ -844,7 +844,8 @@ int main(void)
                                fine_device),
         cmocka_unit_test_setup(test_a_profiler_is_told_the_ops, fine_device),
         cmocka_unit_test_setup(test_a_graph_keeps_its_shared_memory, fine_device),
-        cmocka_unit_test_setup(test_keys_are_split_where_they_may_be_and_if_asked, fine_device),
+        cmocka_unit_test_setup(test_keys_are_split_where_they_may_be_unless_asked_not_to,
+                               fine_device),
         cmocka_unit_test_setup(test_many_rows_are_searched_to_the_bits_of_few, fine_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

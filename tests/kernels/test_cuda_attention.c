@@ -316,6 +316,7 @@ static void test_a_decode_step_launches_once(void **state)
 
 int main(void)
 {
+    (void)setenv("PKMSERVE_CUDA_ATTENTION", "0", 1); /* test_cuda_attention_mma.c has the other */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_more_splits_than_threads),
         cmocka_unit_test(test_more_sequences_than_threads),

@@ -173,9 +173,9 @@ static struct weight *matrix_new(struct backend *be, enum dtype dtype)
     return w;
 }
 
-/* Tensor cores are used if asked, for rows of requests, a cache in BF16, heads that fit, and weights
+/* Tensor cores are used, unless asked not to, for rows of requests, a cache in BF16, heads that fit, and weights
  * that are not all F32. */
-static void test_tensor_cores_are_used_where_they_may_be_and_if_asked(void **state)
+static void test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to(void **state)
 {
     (void)state;
     static const struct {
@@ -227,7 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_requests_on_tensor_cores),
         cmocka_unit_test(test_values_that_are_no_numbers_disturb_no_row_before),
-        cmocka_unit_test(test_tensor_cores_are_used_where_they_may_be_and_if_asked),
+        cmocka_unit_test(test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,34 +18,6 @@ static const struct shape shapes[] = {
 };
 enum { N_SHAPE = sizeof shapes / sizeof *shapes };
 
-static void check_pieces(struct backend *be, const struct shape *shape, enum dtype dtype,
-                         enum act act)
-{
-    static const int pieces[] = {1, 3, 8, 9, 16, 17, 33, 64};
-    struct product p;
-    product_open(&p, be, *shape, dtype);
-    op_linear(be, p.y, p.x, p.w, p.bias, act);
-    uint32_t *const whole = product_bits(&p, be);
-    for (int first = 0, i = 0; first < shape->n_tok; i++) {
-        const int left = shape->n_tok - first;
-        const int n = pieces[i % 8] < left ? pieces[i % 8] : left;
-        op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias, act);
-        first += n;
-    }
-    uint32_t *const cut = product_bits(&p, be);
-    for (int i = 0; i < shape->n_tok * shape->n_out; i++) {
-        if (whole[i] != cut[i]) {
-            fail_msg("%s [%d, %d] x [%d]: row %d, output %d: expected 0x%08x as in one call, got "
-                     "0x%08x in pieces",
-                     dtype_name(dtype), shape->n_tok, shape->n_in, shape->n_out, i / shape->n_out,
-                     i % shape->n_out, whole[i], cut[i]);
-        }
-    }
-    free(whole);
-    free(cut);
-    product_close(&p, be);
-}
-
 static void test_pieces_have_the_bits_of_the_whole(void **state)
 {
     (void)state;
@@ -280,38 +252,12 @@ static void test_too_little_memory_to_choose_leaves_own_kernels(void **state)
  * for cuBLASLt. */
 static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
 {
-    enum { N = 300 };
-    static const struct shape shape = {N, 96, 256, 0};
-    static const struct step_limits limits = {
-        .n_tok_max = N, .n_seq_max = N, .n_page_max = 1, .n_out_max = 1};
-    uint32_t *bits[2];
     (void)state;
-    for (int lt = 0; lt < 2; lt++) {
-        struct backend *const be = cuda_open(lt == 0 ? OWN : LT);
-        struct product p;
-        struct step *step = NULL;
-        assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
-        product_open(&p, be, shape, DTYPE_BF16);
-        for (int first = 0, n = 1; first < N;
-             first += n, n = 2 * n < N - first ? 2 * n : N - first) {
-            step->n_tok = step->n_seq = n;
-            step->is_drawn = true;
-            for (int i = 0; i <= n; i++) {
-                step->seq_first[i] = i;
-            }
-            be->op->step_begin(be, step);
-            op_linear(be, tensor_rows(p.y, first, n), tensor_rows(p.x, first, n), p.w, p.bias,
-                      ACT_RELU);
-            assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
-        }
-        bits[lt] = product_bits(&p, be);
-        product_close(&p, be);
-        be->op->step_free(be, step);
-        backend_close(be);
-    }
-    assert_int_equal(n_unequal(bits[0], bits[1], shape), 0);
-    free(bits[0]);
-    free(bits[1]);
+    uint32_t *const own = drawn_bits(OWN, DTYPE_BF16);
+    uint32_t *const lt = drawn_bits(LT, DTYPE_BF16);
+    assert_int_equal(n_unequal(own, lt, drawn_shape), 0);
+    free(own);
+    free(lt);
 }
 
 /* ---- blocks of few rows ---- */
