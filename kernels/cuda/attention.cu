@@ -409,8 +409,9 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     const int d_pad = static_cast<int>(d_head + 3) / 4 * 4;
     const enum dtype cache = k_pages.dtype;
     const size_t run_bytes = static_cast<size_t>(d_head) * sizeof(float);
-    const struct attention_args a = {
+    struct attention_args a = {
         .y = static_cast<float *>(y.data),
+        .rounded = NULL,
         .q = static_cast<const float *>(q.data),
         .k = static_cast<const float *>(k.data),
         .v = static_cast<const float *>(v.data),
@@ -436,6 +437,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     CHECK(cu->is_drawn || k.data == NULL);
     if (!cu->is_drawn && cu->attends_mma && cu->dense != CUDA_DENSE_F32 &&
         attention_mma_can(d_head, cache)) {
+        a.rounded = linear_room(cu, y);
         attention_mma_launch(cu, &a, static_cast<int>(y.rows));
         return;
     }

@@ -200,7 +200,7 @@ def parse_trace(lines, name_of):
 
 
 def count_steps(build, flags, parts, path):
-    """(records of bench_device, steps)"""
+    """[(record of bench_device, step)]"""
     library = build / "libpkmserve_cudahost.so"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -222,7 +222,9 @@ def count_steps(build, flags, parts, path):
         return known[name].get(offset, text)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     with path.open() as lines:
-        return [r for r in records if r.get("op") == "step"], parse_trace(lines, name_of)
+        steps = parse_trace(lines, name_of)
+    counted = [(record, find_step(steps, record)) for record in records if record.get("op") == "step"]
+    return sorted(counted, key=lambda each: (each[0]["part"], each[0]["rows"]))
 
 
 def find_step(steps, record):
@@ -239,6 +241,14 @@ def find_step(steps, record):
 
 # ---- bytes, operations, time --------------------------------------------------------------------
 
+SPLIT_KERNELS = ("linear_split<", "many_kernel<", "few_kernel")
+
+
+def is_split(op):
+    """Whether it is three BF16 products in place of one of F32."""
+    return any(each[0].startswith(SPLIT_KERNELS) for each in op.launches)
+
+
 def op_cost(op, record, shape):
     """Bytes that it must move, operations."""
     rows, cols, inner = op.rows, op.cols, op.inner
@@ -249,6 +259,8 @@ def op_cost(op, record, shape):
     if op.op.endswith("_linear"):  # x, or what x is made of, and the normed rows
         normed = {"norm": 8, "add_norm": 12, "embed_norm": 4 + ELEMENT[op.dtype]}[op.op[:-len("_linear")]]
         return inner * cols * ELEMENT[op.dtype] + rows * (normed * inner + 4 * cols), 2 * rows * inner * cols
+    if op.op == "linear" and is_split(op):  # rows and weights are three times as long
+        return 6 * inner * cols + rows * (6 * inner + 4 * cols), 6 * rows * inner * cols
     if op.op == "linear":
         return inner * cols * ELEMENT[op.dtype] + 4 * rows * (inner + cols), 2 * rows * inner * cols
     if op.op == "attention":
@@ -256,7 +268,7 @@ def op_cost(op, record, shape):
         return 2 * cache * cols * seen * reads + 8 * rows * cols, 4 * rows * cols * seen
     if op.op == "pkm_search":
         n_score = shape["heads"] * 2 * shape["keys"]
-        return n_score * inner * 4, 2 * rows * n_score * inner
+        return n_score * inner * 4, (6 if is_split(op) else 2) * rows * n_score * inner
     if op.op == "pkm_read":
         return rows * shape["heads"] * shape["k"] * cols * ELEMENT[op.dtype], 0
     if op.op == "outputs":
@@ -287,7 +299,8 @@ def op_us(op, record, shape, usage):
     taken = usage.get(launch[0])
     slots = n_sm * (max(1, blocks_per_sm(taken, launch[2], launch[3])) if taken else 1)
     bytes_, flops = op_cost(op, record, shape)
-    bytes_ += (len(op.launches) - 1) * op.rows * max(op.cols, op.inner) * (6 if op.op == "linear" else 0)
+    prepared = 0 if op.op != "linear" else 10 if is_split(op) else 6
+    bytes_ += (len(op.launches) - 1) * op.rows * max(op.cols, op.inner) * prepared
     draw = min(constant("bandwidth"), min(n_block, n_sm) * constant("sm_bandwidth"))
     rate = constant("cublaslt" if by_library else "mma" if taken and taken.mma else "f32")
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
@@ -325,7 +338,7 @@ def summary_rows(counted, shape, usage):
 
 
 def layer_rows(counted, shape, usage):
-    """The memory layer: query (the F32 product of its shape), search, read."""
+    """The memory layer: query (the product of an F32 weight, split or not), search, read."""
     for record, step in counted:
         if record["part"] == "score":
             continue
@@ -400,10 +413,8 @@ def main(argv):
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     shape = SMALL if options.small else MODEL_A
-    records, steps = count_steps(options.build, SMALL_FLAGS if options.small else [],
-                                 SMALL_PARTS if options.small else PARTS, options.build / "gpu-count" / "trace.txt")
-    counted = [(record, find_step(steps, record)) for record in records]
-    counted.sort(key=lambda each: (each[0]["part"], each[0]["rows"]))
+    counted = count_steps(options.build, SMALL_FLAGS if options.small else [], SMALL_PARTS if options.small else PARTS,
+                          options.build / "gpu-count" / "trace.txt")
     usages = [(arch, read_usage(options.build / "gpu-count" / ("sm_" + arch))) for arch in options.arch.split()]
     text = write_report(counted, shape, [(arch, usage) for arch, usage in usages if usage])
     if options.write:

@@ -7,6 +7,7 @@ and pkmserve-engine, the whole engine from token ids to text.
 
 import json
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -39,8 +40,11 @@ def read_arrays(path):
 
 
 def write_sequences(path, items):
-    path.write_text("".join("%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
+    """In one piece: parts that run at the same time have the same file."""
+    part = path.with_suffix(".%d" % threading.get_ident())
+    part.write_text("".join("%d %s\n" % (item.get("lang") or 0, " ".join(map(str, item["ids"])))
                             for item in items))
+    part.replace(path)
 
 
 def forward(run, model, sequences, *cases):

@@ -78,6 +78,17 @@ def test_a_product_that_norms_its_rows_moves_them_too():
         assert count.described(op) == name + " 3072×1024 bf16"
 
 
+def test_a_split_product_is_three_on_tensor_cores():
+    product, split = ("gemm", (8, 16, 1), 256, 65536), ("linear_split<unsigned short>", (1, 1024, 1), 128, 0)
+    one = count.Op("linear", 1024, 1024, 512, "f32", (product,), 1)
+    three = count.Op("linear", 1024, 1024, 512, "f32", (split, product), 1)
+    record = {"part": "prefill", "rows": 1024, "dtype": "bf16"}
+    cost = [count.op_cost(op, record, count.SMALL) for op in (one, three)]
+    assert cost[1][1] == 3 * cost[0][1]
+    assert cost[1][0] == 1024 * (512 * 6 + 4 * 1024) + 6 * 512 * 1024
+    assert count.main_launch(three, {}) == product
+
+
 def test_a_small_models_steps_are_counted(tmp_path):
     if not (BUILD / "libpkmserve_cudahost.so").exists():
         pytest.skip("no double: make cuda-host")
@@ -98,3 +109,4 @@ def test_a_small_models_steps_are_counted(tmp_path):
     prompt = text.split("## Prefill of 32")[1].split("##")[0]
     assert re.search(r"^\| attention \| 3 \| `mma_kernel<1>` \|", prompt, re.M), prompt
     assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer
+    assert re.search(r"^\| 32 \| 4 \|", text, re.M)  # of a prompt, what splits the query's rows too

@@ -173,7 +173,6 @@ def test_fast_paths_are_tried_and_said():
              "--max-model-len", "48"]
     exact, others = ["overlap", "fusion"], ["library", "attention", "split"]
     for setting, paths in ({}, [*exact, *others]), (
-            {"PKMSERVE_CUDA_OVERLAP": "0", "PKMSERVE_CUDA_FUSE": "0"}, others), (
             {"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_ATTENTION": "0", "PKMSERVE_CUDA_SPLIT": "0", "CUDA_HOST_SM": "80"},
             ["fusion"]):
         done = run(*check, **setting)
