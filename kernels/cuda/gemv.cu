@@ -241,6 +241,10 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     };
     const float *normed = NULL; /* the lane's first value of its row */
     if constexpr (shape::is_normed) {
+        gemv_norm_prefetch(a);
+    }
+    grid_wait();
+    if constexpr (shape::is_normed) {
         float *const rows = part + (n_warp + 1) * shape::n_token * shape::stride;
         const int tok = static_cast<int>(threadIdx.x) % 32 / 4;
         gemv_norm(rows, a, a.n_block * LINEAR_BLOCK_BF16, fill);
@@ -248,7 +252,6 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
                      ? rows + tok * gemv_row_floats(a.n_in) + static_cast<int>(threadIdx.x) % 4 * 8
                      : NULL;
     } else {
-        grid_wait();
         fill();
     }
     const struct gemv_end end = gemv_end_of(a, shape::n_token, shape::n_output);

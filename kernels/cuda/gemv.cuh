@@ -148,6 +148,16 @@ __device__ __forceinline__ void gemv_norm_sum(float2 *stats, const float *rows,
     }
 }
 
+/* Before the wait: a step's weights may have driven gamma and beta out of the second-level cache. */
+__device__ __forceinline__ void gemv_norm_prefetch(const struct linear_args &a)
+{
+    const int step = static_cast<int>(blockDim.x) * GROUP;
+    for (int c = static_cast<int>(threadIdx.x) * GROUP; c < a.n_in; c += step) {
+        prefetch_l2(a.norm.gamma + c);
+        prefetch_l2(a.norm.beta + c);
+    }
+}
+
 /* rows [n_tok][gemv_row_floats()] ← the rows a.norm.y, to the bits of norm.cu, zeros from their ends to
  * column n_col. The first block writes them to a.norm.y, too, which overlaps nothing that others
  * read. */
@@ -160,11 +170,6 @@ __device__ __forceinline__ void gemv_norm(float *rows, const struct linear_args 
     const int step = static_cast<int>(blockDim.x) * GROUP;
     const int n_float = gemv_row_floats(a.n_in);
     float2 *const stats = reinterpret_cast<float2 *>(rows + a.n_tok * n_float);
-    for (int c = mine; c < a.n_in; c += step) { /* a step's weights may have driven them out */
-        prefetch_l2(norm.gamma + c);
-        prefetch_l2(norm.beta + c);
-    }
-    grid_wait();
     if (a.n_tok == 1) {
         gemv_norm_load<1>(rows, a, fill);
     } else {

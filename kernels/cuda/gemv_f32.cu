@@ -192,9 +192,12 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     float *const rows = part + (n_part + 4) * n_token * LINEAR_TILE;
     const int row_pieces = gemv_row_floats(a.n_in) / 4;
     if constexpr (shape::is_normed) {
+        gemv_norm_prefetch(a);
+    }
+    grid_wait();
+    if constexpr (shape::is_normed) {
         gemv_norm(rows, a, a.n_block * LINEAR_BLOCK_F32, fill);
     } else {
-        grid_wait();
         fill();
     }
     const struct gemv_end end = gemv_end_of(a, n_token, LINEAR_TILE);

@@ -55,20 +55,22 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
     float4 beta[n_held > 0 ? n_held : 1];
     const int first = lane * GROUP;
     if constexpr (aligned && n_held > 0) {
+        /* Past the last column a lane reads its first once more, or gamma if it has none, and does not use it:
+         * never a column that another lane may have written by then. */
+        const int mine = first < a.d ? first : 0;
         int c[n_held];
 #pragma unroll
-        for (int i = 0; i < n_held;
-             i++) { /* past the last column another one's, which is not used */
-            c[i] = first + i * NORM_COLS < a.d ? first + i * NORM_COLS : 0;
+        for (int i = 0; i < n_held; i++) {
+            c[i] = first + i * NORM_COLS < a.d ? first + i * NORM_COLS : mine;
         }
         if (embeds) {
             embed_groups(in, a.from, of, c);
         } else {
-            norm_groups(in, a.x + row * a.x_stride, c);
+            norm_groups(in, first < a.d ? a.x + row * a.x_stride : a.gamma, c);
         }
         if (a.r != NULL) {
             float4 r[n_held];
-            norm_groups(r, a.r + row * a.r_stride, c);
+            norm_groups(r, first < a.d ? a.r + row * a.r_stride : a.gamma, c);
 #pragma unroll
             for (int i = 0; i < n_held; i++) {
                 in[i] = group_add(in[i], r[i]);

@@ -222,9 +222,58 @@ static void test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to(voi
     assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
 }
 
+/* The product that follows takes the rows as attention has rounded them: to the bits that it gives when another
+ * op stands in between and it rounds them itself. */
+static void test_rows_are_rounded_for_the_product(void **state)
+{
+    (void)state;
+    enum { D = 64, N_OUT = 32 };
+    static const int begin[1] = {0};
+    if (!cuda_library_find()) {
+        skip();
+    }
+    struct crowd c = {.cache = DTYPE_BF16, .n_head = 2, .d_head = D / 2};
+    crowd_add(&c, 20, 70);
+    crowd_fill(&c);
+    const int end[1] = {c.n_position};
+    struct side side = side_new("cuda", &c);
+    float numbers[N_OUT * D];
+    uint32_t seed = 7;
+    for (int i = 0; i < N_OUT * D; i++) {
+        numbers[i] = random_float(&seed);
+    }
+    const struct tensor host = tensor_make(numbers, N_OUT, D, DTYPE_F32);
+    const struct weight_desc desc = {
+        .kind = WEIGHT_MATRIX, .dtype = DTYPE_BF16, .placement = PLACEMENT_DEVICE, .n_group = 1};
+    struct weight *w = NULL;
+    assert_int_equal(side.be->op->weight_new(side.be, &w, &host, &desc, "out", NULL), ERR_OK);
+    const struct tensor z = buffer_new(side.be, c.n_position, N_OUT, DTYPE_F32);
+    const struct tensor other = tensor_head(side.k, 1);
+    const struct tensor none = {0};
+    float *const attended_rows = out_new(&c);
+    float results[2][70 * N_OUT];
+    store(&side, &c, begin, end);
+    for (int apart = 0; apart < 2; apart++) {
+        assert_int_equal(attend(&side, &c, c.n_old, end, attended_rows, NULL), ERR_OK);
+        if (apart == 1) {
+            op_gate(side.be, other, other, other, GATE_SILU);
+        }
+        op_linear(side.be, tensor_head(z, 70), tensor_head(side.y, 70), w, none, ACT_NONE);
+        side.be->op->download(side.be, results[apart], tensor_head(z, 70));
+    }
+    assert_memory_equal(results[0], results[1], sizeof results[0]);
+    assert_true(results[0][0] != 0 && isfinite(results[0][70 * N_OUT - 1]));
+    free(attended_rows);
+    side.be->op->weight_free(side.be, w);
+    side.be->op->buffer_free(side.be, z.data);
+    side_close(&side, &c);
+    crowd_drop(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_are_rounded_for_the_product),
         cmocka_unit_test(test_requests_on_tensor_cores),
         cmocka_unit_test(test_values_that_are_no_numbers_disturb_no_row_before),
         cmocka_unit_test(test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to),
