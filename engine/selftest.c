@@ -275,7 +275,7 @@ bool selftest_leave_fast_paths(const struct selftest *test)
 enum err_code selftest_fast_paths(const struct selftest *test, struct err *err)
 {
     struct backend *const be = test->be;
-    bool is_wanted[FAST_PATH_MAX];
+    bool is_wanted[FAST_PATH_MAX] = {false};
     bool is_good[FAST_PATH_MAX] = {false};
     for (int i = 0; i < be->n_fast_path; i++) {
         is_wanted[i] = be->fast_path[i].is_used;
