@@ -187,6 +187,7 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
         code = reserve(cu, &state->y, &state->y_bytes,
                        LT_ROWS * n_out * static_cast<int64_t>(sizeof(float)),
                        "few rows of matrix products", err);
+        state->ready = state->leaving = {}; /* their rooms may move */
         for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && n_in % LINEAR_BLOCK_BF16 == 0; i++) {
             void *room = state->room[i];
             code = reserve(cu, &room, &state->room_bytes[i],
