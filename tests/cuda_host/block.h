@@ -1,4 +1,4 @@
-/* A block whose threads run: what block.cc and warp.cc share. */
+/* A block whose threads run: what block.cc, grid.cc and warp.cc share. */
 #ifndef CUDA_HOST_BLOCK_H
 #define CUDA_HOST_BLOCK_H
 
@@ -60,10 +60,15 @@ struct block {
     void *sync;
     struct warp warp[WARP_MAX];
     struct thread thread[BLOCK_MAX];
+    struct fiber *idle[BLOCK_MAX]; /* that no thread uses, the last given back first */
+    int n_idle;
 };
 
 extern struct block block;
 extern struct thread *self; /* that runs */
+extern enum thread_order order;
+/* What orders threads, for ThreadSanitizer: the launch before them, them before its end. */
+extern char sync_launch, sync_end;
 
 static inline bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b)
 {
@@ -76,6 +81,12 @@ static inline struct thread *lane_thread(const struct warp *warp, int lane)
     return &block.thread[(warp - block.warp) * WARP + lane];
 }
 
+/* Who runs next, which no longer counts as ready; NULL: nobody can. */
+struct thread *next_take(void);
+/* Lets this thread run. */
+void thread_switch(struct thread *thread);
+/* What each fiber runs. */
+void thread_main(void);
 /* These lanes may run again. */
 void warp_wake(struct warp *warp, unsigned int lanes);
 /* This one runs on: nobody need switch to it. */
@@ -90,7 +101,7 @@ void warp_thread_ended(struct warp *warp);
 void copies_reset(struct thread *thread);
 /* Those under way read their sources: as early as they may. warp.cc */
 void copies_read(const struct thread *thread);
-/* Whether data lies in the block's shared memory. */
+/* Whether data lies in the block's shared memory. grid.cc */
 bool is_shared(const void *data);
 /* For messages: "kernel, block (0, 0, 0)", and with ", thread (0, 0, 0)". */
 const char *which_block(void);

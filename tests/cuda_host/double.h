@@ -6,6 +6,7 @@
  *   stream.cc       streams and events: work that waits for the next synchronisation
  *   submit.cc       launches, copies, fills
  *   graph.cc        captured work
+ *   grid.cc         runs the blocks of a launch
  *   block.cc        runs the threads of a block: order, barriers, diagnosis
  *   warp.cc         shuffles, votes, reductions, the matrix instruction; asynchronous copies
  *   trace.cc        what was asked for, for who counts it
@@ -128,7 +129,7 @@ void trace_copy(int kind, size_t bytes);
 void trace_fill(size_t bytes);
 void trace_wait(void);
 
-/* ---- block.cc ------------------------------------------------------------------------------- */
+/* ---- grid.cc -------------------------------------------------------------------------------- */
 
 /* Runs one block of a call as far as grid_wait and keeps it there. Returns the bank that it lies
  * in, for block_run_grid; 0 if there is none free but the one that another call will need. */
