@@ -135,10 +135,10 @@ bool is_same_state(const struct thread *a, const struct thread *b)
     return a->mask == b->mask && is_same_place(a->place, b->place);
 }
 
-/* Nobody can run, and not all have ended. */
-[[noreturn]] void report_stuck(void)
+} // namespace
+
+void say_waiting(void)
 {
-    say("%s: its threads wait for one another for ever:", which_block());
     for (int first = 0, end; first < block.n_thread; first = end) {
         const struct thread *const thread = &block.thread[first];
         for (end = first + 1; end < block.n_thread; ++end) {
@@ -157,6 +157,16 @@ bool is_same_state(const struct thread *a, const struct thread *b)
                 place->line, place->what, thread->mask);
         }
     }
+}
+
+namespace
+{
+
+/* Nobody can run, and not all have ended. */
+[[noreturn]] void report_stuck(void)
+{
+    say("%s: its threads wait for one another for ever:", which_block());
+    say_waiting();
     die("a barrier must be reached by all threads of the block, a collective by "
         "all of its mask");
 }
@@ -185,7 +195,7 @@ void thread_main(void)
         warp_thread_ended(me->warp);
         struct thread *const next = next_take();
         if (next == nullptr) {
-            if (block.n_done < block.n_thread) {
+            if (block.n_done < block.n_thread && block.n_paused == 0) {
                 report_stuck();
             }
             block.idle[block.n_idle++] = fiber;
@@ -222,7 +232,7 @@ void wait_for_others(const struct cuda_host_place *place, unsigned int mask)
     struct thread *const next = next_take();
     if (next != nullptr) {
         thread_switch(next);
-    } else if (block.n_held > 0) {
+    } else if (block.n_held + block.n_paused > 0) {
         fiber_switch(fiber_caller());
     } else {
         report_stuck();
@@ -243,37 +253,99 @@ void cuda_host_grid_wait(const struct cuda_host_place &place)
     }
 }
 
-/* ---- the barrier ---------------------------------------------------------------------------- */
+/* ---- barriers ------------------------------------------------------------------------------- */
 
-int cuda_host_barrier(int value, const struct cuda_host_place &place)
+namespace
 {
-    struct thread *const me = self;
-    if (block.n_arrived == 0) {
-        block.place = place;
-        block.sum = 0;
-        block.sync = sync_new();
-    } else if (!is_same_place(&block.place, &place)) {
-        wait_for_others(&place, 0); /* for ever */
-    }
-    void *const sync = block.sync;
-    sync_release(sync);
-    block.sum += value;
-    if (++block.n_arrived < block.n_thread) {
-        wait_for_others(&place, 0);
-    } else {
-        block.n_arrived = 0;
-        block.result = block.sum;
+
+/* Lets whom the barrier held go on. */
+void barrier_open(const struct barrier *barrier)
+{
+    if (barrier == &block.barrier[0]) {
         for (int i = 0; i < block.n_warp; ++i) {
             warp_wake(&block.warp[i], block.warp[i].all);
         }
-        warp_keep(me->warp, 1u << me->lane);
+    } else {
+        const int at = static_cast<int>(barrier - block.barrier);
+        for (int i = 0; i < block.n_thread; ++i) {
+            struct thread *const thread = &block.thread[i];
+            if (thread->barrier == at) {
+                warp_wake(thread->warp, 1u << thread->lane);
+            }
+        }
+    }
+    warp_keep(self->warp, 1u << self->lane);
+}
+
+} // namespace
+
+int cuda_host_barrier(int at, int n_thread, int value, const struct cuda_host_place &place)
+{
+    struct thread *const me = self;
+    struct barrier *const barrier = &block.barrier[at];
+    if (barrier->n_arrived == 0) {
+        barrier->n_thread = at == 0 ? block.n_thread : n_thread;
+        barrier->place = place;
+        barrier->sum = 0;
+        barrier->sync = sync_new();
+    } else if (!is_same_place(&barrier->place, &place) ||
+               (at > 0 && barrier->n_thread != n_thread)) {
+        wait_for_others(&place, 0); /* for ever */
+    }
+    void *const sync = barrier->sync;
+    sync_release(sync);
+    barrier->sum += value;
+    if (++barrier->n_arrived < barrier->n_thread) {
+        me->barrier = at;
+        wait_for_others(&place, 0);
+        me->barrier = -1;
+    } else {
+        barrier->n_arrived = 0;
+        barrier->result = barrier->sum;
+        barrier_open(barrier);
     }
     sync_acquire(sync);
-    return block.result;
+    return barrier->result;
+}
+
+void cuda_host_group_sync(int group, int n_thread, const struct cuda_host_place &place)
+{
+    if (group <= 0 || group >= BARRIER_MAX || n_thread <= 0 || n_thread % WARP != 0 ||
+        n_thread > block.n_thread) {
+        die("%s:%d: %s of %s: group %d of %d threads", place.file, place.line, place.what, who(),
+            group, n_thread);
+    }
+    (void)cuda_host_barrier(group, n_thread, 0, place);
 }
 
 void cuda_host_fence(void)
 {
     sync_release(&sync_fence);
     sync_acquire(&sync_fence);
+}
+
+/* ---- other blocks --------------------------------------------------------------------------- */
+
+void cuda_host_count_wait(const unsigned int *counter, unsigned int goal,
+                          const struct cuda_host_place &place)
+{
+    struct thread *const me = self;
+    bool has_paused = false;
+    for (;;) {
+        const unsigned int n = __atomic_load_n(counter, __ATOMIC_RELAXED);
+        cuda_host_fence();
+        if (static_cast<int>(n - goal) >= 0) {
+            block.has_moved = block.has_moved || has_paused;
+            return;
+        }
+        if (!block.is_together) {
+            die("%s:%d: %s of %s, whose blocks are not launched together", place.file, place.line,
+                place.what, who());
+        }
+        has_paused = true;
+        me->is_paused = true;
+        block.n_paused++;
+        wait_for_others(&place, 0);
+        sync_acquire(&sync_launch); /* after who put the block's shared memory back */
+    }
 }
