@@ -16,6 +16,7 @@
  * reads its keys once per row then, but from the cache of the device. More go to attention_tile.cu;
  * both give the same bits, so that is a matter of speed. */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/persistent.cuh"
 
 namespace
 {
@@ -192,8 +193,8 @@ template <int n_col>
 __device__ void merge_parts(const struct attention_args &a, const struct parts &p, int64_t item,
                             int n_part, struct fold<n_col> *fold)
 {
-    __shared__ struct softmax_part part[BLOCK];
-    __shared__ struct merge_factors factors[BLOCK];
+    BLOCK_SHARED(struct softmax_part, part, [BLOCK]);
+    BLOCK_SHARED(struct merge_factors, factors, [BLOCK]);
     const int thread = static_cast<int>(threadIdx.x);
     for (int first = 0; first < n_part; first += BLOCK) {
         const int n = min(n_part - first, BLOCK);
@@ -267,7 +268,7 @@ __device__ __forceinline__ void part_write(const struct attention_args &a, const
  * is under way. */
 __device__ bool arrive(unsigned *n_arrived, int n_unit)
 {
-    __shared__ bool is_last;
+    BLOCK_SHARED(bool, is_last, );
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -287,10 +288,11 @@ __device__ bool arrive(unsigned *n_arrived, int n_unit)
  * bandwidth, and for a row or two the latency of four dependent reads. Share reached: not measured
  * yet. */
 template <typename T, bool is_one_buffer>
-__global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a, struct parts p)
+__global__ void __launch_bounds__(BLOCK, 10)
+    part_kernel(KERNEL_ARG(struct attention_args) a, KERNEL_ARG(struct parts) p)
 {
     DYN_SHARED(float, shared);
-    __shared__ __align__(16) float small[ROW_SHARED_FLOATS];
+    BLOCK_SHARED(float, small, [ROW_SHARED_FLOATS]);
     constexpr int n_col = (is_one_buffer ? D_HEAD_MAX : D_HEAD_TWO_BUFFERS) / BLOCK;
     const int head = static_cast<int>(blockIdx.x);
     grid_wait();
@@ -345,6 +347,13 @@ __global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a
     row_write(a, unit.row, head, all);
 }
 
+} // namespace
+
+#ifndef KERNELS_AS_BODIES
+
+namespace
+{
+
 /* Where a launch's parts lie in the scratch: from its start on, and the counters at its end, where
  * no launch has parts. */
 struct parts parts_of(const struct step_scratch *scratch, const struct attention_args *a, int n_row,
@@ -375,7 +384,8 @@ void part_launch(struct cuda *cu, const struct attention_args *a, const struct p
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
-    LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
+    LAUNCH_BODY(cu, body_attention(sizeof(T), is_one_buffer), (part_kernel<T, is_one_buffer>), grid,
+                dim3(BLOCK), bytes, *a, *p);
     cuda_check(cu, "attention");
 }
 
@@ -454,3 +464,5 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         part_launch_of<float>(cu, &a, &p, scratch->n_unit);
     }
 }
+
+#endif

@@ -35,6 +35,7 @@
  * more than 1024 keys 160 and 162. Two blocks of a multiprocessor at a time, one where a thread takes more
  * than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few 10 KB.
  * Share of the bound reached: not measured yet, hence only with PKMSERVE_CUDA_SPLIT=1. */
+#include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/pkm_search.cuh"
 
 #include <string.h>
@@ -251,7 +252,7 @@ __device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsigned n)
     return is_last;
 }
 
-__global__ void __launch_bounds__(THREADS) few_kernel(const struct mma_args a)
+__global__ void __launch_bounds__(THREADS) few_kernel(KERNEL_ARG(struct mma_args) a)
 {
     DYN_SHARED(uint4, queries); /* [n_block][hi, lo][g, g+8][32 lanes] */
     __shared__ struct candidate chosen[WARPS][K_MAX];
@@ -416,6 +417,13 @@ __global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) many_kernel(const str
     }
 }
 
+} // namespace
+
+#ifndef KERNELS_AS_BODIES
+
+namespace
+{
+
 /* ---- launches -------------------------------------------------------------------------------- */
 
 size_t query_bytes(const struct mma_args *a, int n_tile)
@@ -428,7 +436,7 @@ void launch_few(struct cuda *cu, const struct mma_args *a)
     const dim3 grid(static_cast<unsigned>(2 * a->n_key_padded / FEW_KEYS),
                     static_cast<unsigned>(a->s.n_head),
                     static_cast<unsigned>((a->s.query.rows + ROWS - 1) / ROWS));
-    LAUNCH(few_kernel, grid, dim3(THREADS), query_bytes(a, 1), cuda_queue(cu), *a);
+    LAUNCH_BODY(cu, BODY_SEARCH, few_kernel, grid, dim3(THREADS), query_bytes(a, 1), *a);
 }
 
 /* False if T rows do not fit the shared memory of this GPU. */
@@ -527,3 +535,5 @@ void keys_split_pack(void *dst, const struct cuda_source *source, int n_group)
         }
     }
 }
+
+#endif

@@ -267,6 +267,7 @@ cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
     API_BEGIN;
     const struct environment *const environment = environment_get();
     attributes->ptxVersion = environment->code;
+    attributes->sharedSizeBytes = 0;
     attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_shared_max(kernel));
     return api_end(environment->code > environment->sm ? cudaErrorNoKernelImageForDevice
                                                        : cudaSuccess);

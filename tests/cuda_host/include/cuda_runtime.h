@@ -185,6 +185,7 @@ enum cudaFuncCache {
 
 struct cudaFuncAttributes {
     int ptxVersion, maxDynamicSharedSizeBytes;
+    size_t sharedSizeBytes; /* static: 0, as the double does not know */
 };
 
 enum cudaStreamCaptureMode {
