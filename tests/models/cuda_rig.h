@@ -46,7 +46,7 @@ static inline enum err_code rig_open_types(struct rig *r, const char *dir, const
     const struct backend_options backend = {"cuda", 0, false, NULL};
     const struct model_options options = {
         .dtype = dtype, .cache_dtype = cache_dtype, .value_auto = true};
-    const struct step_limits limits = {.n_tok_max = 64,
+    const struct step_limits limits = {.n_tok_max = 16,
                                        .n_seq_max = N_SEQ,
                                        .n_page_max = N_PAGE,
                                        .n_out_max = N_SEQ,
