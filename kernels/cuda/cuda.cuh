@@ -37,7 +37,8 @@ struct step_view {
     int32_t n_page_max;                /* row length of page: what this step's longest needs; of a
                                         * ring, its pages at most */
     int32_t n_top_max;                 /* row length of top_id and top_logprob */
-    const int32_t *token, *pos, *lang; /* [n_tok] */
+    const int32_t *token, *pos, *lang; /* [n_tok]; a token below 0: step_token_drawn */
+    int32_t *drawn;                    /* [n_out_max] by output, of the last step that drew any */
     const int32_t *row_seq;            /* [n_tok] sequence of each row */
     const int32_t *seq_first;          /* [n_seq + 1] */
     const int32_t *page;               /* [n_seq, n_page_max] */
@@ -51,7 +52,7 @@ struct step_view {
     const struct step_ablate *ablate;
     const int32_t *redirect_first; /* [n_seq + 1] */
     const struct step_redirect *redirect;
-    int32_t *out_token; /* results, downloaded by finish */
+    int32_t *out_token; /* results: in the host's memory */
     float *out_logprob;
     int32_t *out_rank;
     float *out_entropy;
