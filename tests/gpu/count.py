@@ -138,7 +138,6 @@ class Step:
     nodes: int = 0
     is_graph: bool = False
     up: int = 0       # bytes
-    down: int = 0
     ops: list = field(default_factory=list)
 
 
@@ -184,14 +183,15 @@ def parse_trace(lines, name_of):
             threads = 1
             for n in block.split(","):
                 threads *= int(n)
+            if name_of(library, int(offset, 16), name) == "upload_kernel":
+                step.up += 16 * threads * int(grid.split(",")[0])
+                continue
             launches.append((text, (name_of(library, int(offset, 16), name),
                                     tuple(map(int, grid.split(","))), threads, int(shared))))
         elif kind == "graph":
             step.is_graph = True
         elif kind == "copy" and words[0] == "1":
             step.up += int(words[1])
-        elif kind == "copy" and words[0] == "2":
-            step.down += int(words[1])
         elif kind == "wait":
             close()
             step, launches = Step(0), []
@@ -333,7 +333,7 @@ def summary_rows(counted, shape, usage):
         few = sum(op.n * sum(each[0] != LIBRARY and blocks_of(each) < constant("sm") / 2 for each in op.launches)
                   for op in step.ops)
         yield ("%s of %d" % (record["part"], record["rows"]), "%d" % step.nodes, "graph" if step.is_graph else "eager",
-               "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f + %.1f" % (step.up / 1e3, step.down / 1e3),
+               "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f" % (step.up / 1e3),
                "%.0f" % floor, "%.0f" % us, "%.0f %%" % (100 * floor / us))
 
 
@@ -393,7 +393,7 @@ def write_report(counted, shape, usages):
     lines = INTRODUCTION.format(chains=", ".join("`%s` %g" % item for item in CHAIN_US.items())).splitlines()
     lines += table(["constant", "value", "what"], [("`%s`" % k, "%g" % v, text) for k, (v, text) in MODEL.items()])
     lines += ["", "## Steps"] + table(
-        ["step", "nodes", "as", "nodes on less than half of the multiprocessors", "MB at least", "KB up + down",
+        ["step", "nodes", "as", "nodes on less than half of the multiprocessors", "MB at least", "KB up",
          "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
         ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))
