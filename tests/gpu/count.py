@@ -282,6 +282,16 @@ def blocks_of(launch):
     return launch[1][0] * launch[1][1] * launch[1][2]
 
 
+def drawn_bytes(op, launch):
+    """What the blocks of a product of ours read: each its weights and its rows, in F32 unless they came rounded."""
+    kernel, grid = launch[0], launch[1]
+    out_blocks, row_blocks = (grid[1], grid[0]) if kernel.startswith("gemm") else (grid[0], grid[1])
+    element = 2 if re.match(r"gemm_kernel_bf16|gemv_kernel_bf16<gemv_bf16<\d+, \d+, false, true>", kernel) else 4
+    if op.op == "add_norm_linear":
+        element = 8
+    return op.cols * op.inner * ELEMENT[op.dtype] * row_blocks + op.rows * op.inner * element * out_blocks
+
+
 def main_launch(op, usage):
     """The one that does the work: on tensor cores, or with dynamic shared memory, or else with most threads."""
     def weight(launch):
@@ -301,10 +311,12 @@ def op_us(op, record, shape, usage):
     bytes_, flops = op_cost(op, record, shape)
     prepared = 0 if op.op != "linear" else 10 if is_split(op) else 6
     bytes_ += (len(op.launches) - 1) * op.rows * max(op.cols, op.inner) * prepared
-    draw = min(constant("bandwidth"), min(n_block, n_sm) * constant("sm_bandwidth"))
+    blocks_draw = min(n_block, n_sm) * constant("sm_bandwidth")
+    drawn = drawn_bytes(op, launch) if op.op.endswith("linear") and not by_library else 0
     rate = constant("cublaslt" if by_library else "mma" if taken and taken.mma else "f32")
+    draw = min(constant("bandwidth"), blocks_draw)
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
-    work = max(bytes_ / draw, flops / (rate * fill)) * 1e6
+    work = max(bytes_ / draw, drawn / blocks_draw, flops / (rate * fill)) * 1e6
     fixed = constant("node_us") + constant("latency_us")
     return len(op.launches) * fixed + CHAIN_US.get(op.op, 0) + work, bytes_
 
@@ -377,8 +389,9 @@ INTRODUCTION = """# What a step launches, counted
 GPU. Model A: 12 layers of 1024, 16 heads, 60k vocabulary, one memory of 512² slots with 4 heads of 32, BF16;
 generated tokens in the middle of a context of 512, prompts of 512. Nodes, grids and bytes are what the test double was
 asked for; registers, shared memory and spills are ptxas's, blocks per multiprocessor follow from them. The times follow
-from the constants below and from nothing else: each launch costs a node and a latency, an op the larger of its bytes
-at what its blocks draw and its operations at what its units reach, and for some a chain of dependent steps, in µs:
+from the constants below and from nothing else: each launch costs a node and a latency, an op the largest of its bytes
+at what its blocks draw, of a product what all its blocks read, and its operations at what its units reach, and for some
+a chain of dependent steps, in µs:
 {chains}.
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
