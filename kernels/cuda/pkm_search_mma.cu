@@ -27,14 +27,16 @@
  *         do not fit the shared memory, few takes FEW_ROWS rows at a time.
  *
  * Per row and head 3 · 2·n_key·d_half multiply-adds on tensor cores (393 k for 512 keys of 128), then
- * 2·n_key ranks to select among. Bytes: few reads the keys (4 per column) once per 16 rows, many once
- * per T, from L2 after the first. Bound: few latency, three dependent phases; many L2, then the
- * selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 11 us; 62 selections of 512 per
- * multiprocessor, some 8).
- * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 128 and 189, many 96 to 120 and to 128, of
- * more than 1024 keys 160 and 162. Two blocks of a multiprocessor at a time, one where a thread takes more
- * than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few 10 KB.
- * Share of the bound reached: not measured yet, hence only with PKMSERVE_CUDA_SPLIT=1. */
+ * 2·n_key ranks to select among: 1920 instructions of a warp, of the code for sm_90, at 7 probes each (660 a
+ * half and 600 for the pairs; every bit probed in turn, and the chosen counted one after the other, they
+ * were 4030). Bytes: few reads the keys (4 per column) once per 16 rows, many once per T, from L2 after the
+ * first. Bound: few latency, three dependent phases, of which a half takes some 1600 clocks and the pairs
+ * 1400; many L2, then the selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 13 us; 31
+ * selections of both halves and pairs per multiprocessor, some 9).
+ * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 116 and 114, of more than 512 keys 203 and
+ * 157; many 95 to 120 and to 126, of more than 1024 keys 155 and 149. Two blocks of a multiprocessor at a time,
+ * one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few
+ * 14 KB. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/pkm_search.cuh"
 
 #include <string.h>
@@ -218,43 +220,17 @@ __device__ __forceinline__ void load_keys(uint4 (&keys)[FEW_AHEAD][1][2], const 
     }
 }
 
-/* best[0 .. k-1] ← the best keys of a half, in global memory, by one warp. chosen is its own. */
-__device__ __forceinline__ void select_half(struct candidate *best, struct candidate *chosen,
-                                            const uint32_t *ranks, int n_key, int k)
-{
-    const struct candidate mine = n_key <= 16 * SELECT_WARP
-                                      ? select_keys<16>(chosen, ranks, n_key, k)
-                                      : select_keys<64>(chosen, ranks, n_key, k);
-    const int lane = static_cast<int>(threadIdx.x) % LANES;
-    if (lane < k) {
-        best[lane] = mine;
-    }
-}
+/* The best keys of both halves of a row. */
+struct lists {
+    struct candidate half[2][K_MAX];
+};
 
-/* Whether this block is the last of n to come here with this counter; it may then read what the
- * others wrote before they came. Leaves the counter at 0 for the next launch. By the whole block. */
-__device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsigned n)
-{
-    __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
-        is_last = atomicAdd(n_arrived, 1u) == n - 1;
-        if (is_last) {
-            (void)atomicExch(n_arrived, 0u);
-        }
-    }
-    __syncthreads();
-    if (is_last) {
-        __threadfence();
-    }
-    return is_last;
-}
-
-__global__ void __launch_bounds__(THREADS) few_kernel(const struct mma_args a)
+template <int V>
+__global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) few_kernel(const struct mma_args a)
 {
     DYN_SHARED(uint4, queries); /* [n_block][hi, lo][g, g+8][32 lanes] */
-    __shared__ struct candidate chosen[WARPS][K_MAX];
+    __shared__ __align__(16) struct lists best[WARPS];
+    __shared__ __align__(16) struct candidate chosen[WARPS][K_MAX];
     __shared__ uint16_t pair[PAIR_MAX];
     const int warp = static_cast<int>(threadIdx.x) / LANES;
     const int lane = static_cast<int>(threadIdx.x) % LANES;
@@ -308,18 +284,28 @@ __global__ void __launch_bounds__(THREADS) few_kernel(const struct mma_args a)
                        static_cast<unsigned>(is_apart ? n_part : 2 * n_part))) {
         return;
     }
-    for (int i = warp; i < (is_apart ? n_row : 2 * n_row); i += WARPS) {
-        const int64_t group = is_apart ? group_of(i, half) : group_of(i / 2, i % 2);
-        select_half(a.best + group * K_MAX, chosen[warp], a.ranks + group * a.n_key_padded,
-                    a.s.n_key, a.s.k_top);
+    if (!is_apart && warp < 2 * n_row) {
+        (void)select_keys<V>(best[warp / 2].half[warp % 2],
+                             a.ranks + group_of(warp / 2, warp % 2) * a.n_key_padded, a.s.n_key,
+                             a.s.k_top);
+    }
+    for (int row = warp; is_apart && row < n_row; row += WARPS) {
+        a.best[group_of(row, half) * K_MAX + lane] = select_keys<V>(
+            chosen[warp], a.ranks + group_of(row, half) * a.n_key_padded, a.s.n_key, a.s.k_top);
     }
     if (is_apart && !is_last_block(arrived + 2, 2)) {
         return;
     }
     __syncthreads(); /* without a second counter: the lists are there */
     for (int row = warp; row < n_row; row += WARPS) {
-        select_slots(&a.s, a.best + group_of(row, 0) * K_MAX, a.best + group_of(row, 1) * K_MAX,
-                     chosen[warp], pair, a.pairs.n, first + row, head);
+        struct lists *const mine = &best[is_apart ? warp : row];
+        if (is_apart) {
+            mine->half[0][lane] = a.best[group_of(row, 0) * K_MAX + lane];
+            mine->half[1][lane] = a.best[group_of(row, 1) * K_MAX + lane];
+            __syncwarp();
+        }
+        select_slots(&a.s, mine->half[0], mine->half[1], chosen[warp], pair, a.pairs.n, first + row,
+                     head);
     }
 }
 
@@ -377,7 +363,8 @@ __device__ __forceinline__ void many_scores(uint32_t *ranks, int rank_stride, co
 }
 
 /* What a block of T rows keeps besides ranks and queries. */
-template <int T> struct many_shared {
+template <int T> struct __align__(16) many_shared
+{
     struct candidate best[T][2][K_MAX];
     struct candidate chosen[WARPS][K_MAX];
     uint16_t pair[PAIR_MAX];
@@ -423,12 +410,12 @@ size_t query_bytes(const struct mma_args *a, int n_tile)
     return static_cast<size_t>(n_tile * a->n_block) * 4 * LANES * sizeof(uint4);
 }
 
-void launch_few(struct cuda *cu, const struct mma_args *a)
+template <int V> void launch_few(struct cuda *cu, const struct mma_args *a)
 {
     const dim3 grid(static_cast<unsigned>(2 * a->n_key_padded / FEW_KEYS),
                     static_cast<unsigned>(a->s.n_head),
                     static_cast<unsigned>((a->s.query.rows + ROWS - 1) / ROWS));
-    LAUNCH(few_kernel, grid, dim3(THREADS), query_bytes(a, 1), cuda_queue(cu), *a);
+    LAUNCH(few_kernel<V>, grid, dim3(THREADS), query_bytes(a, 1), cuda_queue(cu), *a);
 }
 
 /* False if T rows do not fit the shared memory of this GPU. */
@@ -465,7 +452,11 @@ void launch_few_at_a_time(struct cuda *cu, const struct mma_args *a)
         part.s.query = tensor_rows(a->s.query, first, n);
         part.s.slots = tensor_rows(a->s.slots, first, n);
         part.s.weights = tensor_rows(a->s.weights, first, n);
-        launch_few(cu, &part);
+        if (part.s.n_key <= 16 * SELECT_WARP) {
+            launch_few<16>(cu, &part);
+        } else {
+            launch_few<64>(cu, &part);
+        }
     }
 }
 
