@@ -31,11 +31,15 @@ MODEL = {
     "cublaslt": (600e12, "the same of cuBLASLt"),
     "f32": (33e12, "F32 operations/s of our multiply-adds, the same"),
     "logit": (44, "instructions of outputs for a logit: 355 for a warp's 256, of its code for sm_90"),
+    "selection": (61440, "instructions of a memory's selections for a row and head: 1920 of a warp, of its code for sm_90"),
+    "half_us": (0.9, "of a warp's selection among one half's keys: 1600 clocks of dependent instructions"),
+    "pairs_us": (0.8, "likewise among the pairs of both, and the weights"),
+    "arrive_us": (0.8, "until a block knows that all others of a tile are done: a fence and an atomic"),
     "node_us": (1.2, "from the end of a kernel to the start of the next, in a graph"),
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
-CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 4.0, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
             "outputs": 2.0,
             "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
 
@@ -301,6 +305,26 @@ def main_launch(op, usage):
     return max(op.launches, key=weight)
 
 
+def search_us(op, launch, shape, slots):
+    """Of a memory's search: what its blocks draw, most of it keys that others draw too, and the selections, several
+    of a warp one after the other."""
+    kernel, grid, threads, _ = launch
+    n_block, n_warp, n_sm = blocks_of(launch), threads // 32, constant("sm")
+    found = re.match(r"(many|tile|few|split)_kernel(?:<(\d+))?", kernel)
+    if not found:
+        return 0, constant("half_us") + constant("pairs_us")
+    all_keys = found.group(1) in ("many", "tile")  # of a head, or a part of them
+    n_row = min(16 if found.group(1) == "few" else int(found.group(2)), op.rows)
+    drawn = n_block * 4 * op.inner * (2 * shape["keys"] / (1 if all_keys else grid[0]) + n_row)
+    is_apart = found.group(1) == "few" and 2 * n_row > n_warp  # a block selects one half, or both
+    n_selecting = n_block if all_keys else n_block / grid[0] * (2 if is_apart else 1)
+    n_half = -(-(n_row if is_apart else 2 * n_row) // n_warp)
+    in_a_row = n_half * constant("half_us") + -(-n_row // n_warp) * constant("pairs_us")
+    in_a_row += constant("arrive_us") if is_apart else 0
+    issued = op.rows * shape["heads"] * constant("selection") / constant("f32") / min(1, n_selecting / n_sm) * 1e6
+    return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
+
+
 def op_us(op, record, shape, usage):
     n_sm = constant("sm")
     launch = main_launch(op, usage)
@@ -317,6 +341,9 @@ def op_us(op, record, shape, usage):
     draw = min(constant("bandwidth"), blocks_draw)
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
     work = max(bytes_ / draw, drawn / blocks_draw, flops / (rate * fill)) * 1e6
+    if op.op == "pkm_search":
+        drawing, selecting = search_us(op, launch, shape, slots)
+        work = max(work, drawing) + selecting
     fixed = constant("node_us") + constant("latency_us")
     return len(op.launches) * fixed + CHAIN_US.get(op.op, 0) + work, bytes_
 
@@ -393,6 +420,7 @@ from the constants below and from nothing else: each launch costs a node and a l
 at what its blocks draw, of a product what all its blocks read, and its operations at what its units reach, and for some
 a chain of dependent steps, in µs:
 {chains}.
+A memory's search draws keys in each block, and its warps select one after the other.
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 
