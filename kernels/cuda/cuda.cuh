@@ -60,6 +60,8 @@ struct step_view {
     float *top_logprob;
 };
 
+enum { UNIT_PAGES = 16 };
+
 /* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
  * no split are filled up with 0. */
 struct __align__(16) attention_unit
@@ -67,9 +69,11 @@ struct __align__(16) attention_unit
     int32_t row, seq;
     int32_t n_pos; /* positions that the row sees */
     int32_t first, end;
-    int32_t run;    /* splits that are merged to a part before parts are merged */
+    int32_t run;    /* splits of a part */
     int32_t part;   /* of the first split */
     int32_t n_unit; /* of the row */
+    int32_t
+        page[UNIT_PAGES]; /* of a drawn token: its first pages, which are read at once with it */
 };
 
 /* They lie behind the step's view, at the same address in each step. */

@@ -39,9 +39,12 @@ MODEL = {
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
-CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+# Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
+# share a row: the last one merges what the others have left.
+CHAIN_US = {"attention": 2.5, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
             "outputs": 2.0,
             "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
+DRAWN_SPLIT, DRAWN_SPARED = 32, 8  # attention.cuh, attention_unit.cu
 
 # What a multiprocessor of compute capability 9.0 and 10.0 has.
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 228 << 10
@@ -325,11 +328,27 @@ def search_us(op, launch, shape, slots):
     return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
 
 
+def drawn_units(launch, rows, positions):
+    """Blocks of a row and head, as attention_unit.cu has them: of rows of one length a grid of heads × units."""
+    splits = -(-positions // DRAWN_SPLIT)
+    share = -(-rows * splits // max(1, launch[1][1] - rows))
+    while True:
+        units = 1 if splits - share < DRAWN_SPARED else -(-splits // share)
+        if rows * units <= launch[1][1]:
+            return units
+        share += -(-share // 8)
+
+
 def op_us(op, record, shape, usage):
     n_sm = constant("sm")
     launch = main_launch(op, usage)
     by_library = launch[0] == LIBRARY
     n_block = n_sm if by_library else blocks_of(launch)
+    chain = CHAIN_US.get(op.op, 0)
+    if launch[0].startswith("drawn_kernel"):  # some blocks of the grid have nothing to do
+        units = drawn_units(launch, op.rows, shape["positions"] * 9 // 16)
+        n_block = launch[1][0] * op.rows * units
+        chain = CHAIN_US["drawn attention" if units == 1 else "shared drawn attention"]
     taken = usage.get(launch[0])
     slots = n_sm * (max(1, blocks_per_sm(taken, launch[2], launch[3])) if taken else 1)
     bytes_, flops = op_cost(op, record, shape)
@@ -345,7 +364,7 @@ def op_us(op, record, shape, usage):
         drawing, selecting = search_us(op, launch, shape, slots)
         work = max(work, drawing) + selecting
     fixed = constant("node_us") + constant("latency_us")
-    return len(op.launches) * fixed + CHAIN_US.get(op.op, 0) + work, bytes_
+    return len(op.launches) * fixed + chain + work, bytes_
 
 
 def step_us(step, record, shape, usage):

@@ -113,6 +113,12 @@ def test_blocks_of_a_product_read_their_weights_and_rows():
     assert drawn("linear", "gemm_kernel_f32<gemm_f32<1, 2> >", (1, 16, 1), "f32") == 2 * weights + 16 * 4 * rows
 
 
+@pytest.mark.parametrize("rows,positions,due", [(1, 288, 1), (1, 320, 5), (1, 8192, 8), (4, 384, 1), (4, 512, 2),
+                                               (8, 8192, 1)])
+def test_blocks_that_share_a_row_of_drawn_tokens(rows, positions, due):
+    assert count.drawn_units(("drawn_kernel", (16, rows + 8, 1), 384, 0), rows, positions) == due
+
+
 def test_a_split_product_is_three_on_tensor_cores():
     product, split = ("gemm", (8, 16, 1), 256, 65536), ("linear_split<unsigned short>", (1, 1024, 1), 128, 0)
     one = count.Op("linear", 1024, 1024, 512, "f32", (product,), 1)
