@@ -162,17 +162,14 @@ static enum err_code load_model(struct engine *engine, struct err *err)
                           info->n_vocab, err);
 }
 
-/* Makes the step; what it takes of a device's own memory is counted as workspace. */
+/* Makes the steps; what they take of a device's own memory is counted as workspace. */
 static enum err_code reserve_step(struct engine *engine, const struct step_limits *limits,
                                   struct err *err)
 {
     struct backend *const be = engine->be;
     const int64_t before = be->op->memory_available(be);
-    const enum err_code code = be->op->step_new(be, &engine->step, limits, err);
+    const enum err_code code = turn_open(engine, limits, err);
     const int64_t taken = before - be->op->memory_available(be);
-    if (code == ERR_OK) {
-        engine->step->ops_list = 1; /* the model's forward pass, always the same */
-    }
     if (!be->is_host && taken > 0) {
         engine->stats.workspace_bytes = taken;
     }
@@ -194,7 +191,6 @@ static enum err_code reserve(struct engine *engine, struct err *err)
                          o->overlay_dir, err) != ERR_OK ||
         size_cache(engine, &limits, &n_page, err) != ERR_OK ||
         model_reserve(engine->model, &limits, n_page, err) != ERR_OK ||
-        lookups_open(&engine->lookups, o->max_seqs, err) != ERR_OK ||
         pkm_totals_open(&engine->totals, info, err) != ERR_OK ||
         pkm_counts_open(&engine->counts, info, o->model_dir, o->memory_counts ? o->max_seqs : 0,
                         err) != ERR_OK ||
@@ -348,7 +344,8 @@ static enum err_code prepare(struct engine *engine, struct err *err)
     const struct selftest test = {
         .be = engine->be,
         .model = engine->model,
-        .step = engine->step,
+        .step = engine->batch[0].step,
+        .twin = engine->batch[1].step,
         .n_page = engine->pages.n_page,
         .max_seqs = engine->options.max_seqs,
         .context = engine_context(engine->options.max_model_len),
@@ -435,7 +432,6 @@ void engine_close(struct engine *engine)
     free(engine->free);
     free(engine->active);
     free(engine->plan);
-    lookups_close(&engine->lookups);
     free(engine->text);
     queue_close(&engine->queue);
     kvpages_close(&engine->pages);
@@ -445,9 +441,7 @@ void engine_close(struct engine *engine)
     overlays_close(engine->overlays);
     tokenizer_close(engine->tokenizer);
     identity_free(engine->identity);
-    if (engine->step != NULL) {
-        engine->be->op->step_free(engine->be, engine->step);
-    }
+    turn_close(engine);
     model_close(engine->model);
     backend_close(engine->be);
     free(engine);

@@ -40,58 +40,61 @@ static void want(struct lookups *lookups, int first, int n)
     }
 }
 
-static void want_traced(struct engine *engine)
+static int last_row(const struct sequence_rows *rows)
 {
-    struct lookups *const lookups = &engine->lookups;
-    for (int i = 0; i < engine->n_active; i++) {
-        const struct sequence *const seq = engine->active[i];
-        if (seq->n_row == 0 || !seq->item->traced) {
+    return rows->row_first + rows->n_row - 1;
+}
+
+static void want_traced(struct batch *batch)
+{
+    struct lookups *const lookups = &batch->lookups;
+    for (int i = 0; i < batch->n_seq; i++) {
+        const struct sequence_rows *const rows = &batch->rows[i];
+        if (!rows->seq->item->traced) {
             continue;
         }
         struct lookup_range *const last =
             lookups->n_range > 0 ? &lookups->range[lookups->n_range - 1] : NULL;
-        if (last != NULL && last->first + last->n == seq->row_first) {
-            last->n += seq->n_row;
+        if (last != NULL && last->first + last->n == rows->row_first) {
+            last->n += rows->n_row;
         } else {
-            want(lookups, seq->row_first, seq->n_row);
+            want(lookups, rows->row_first, rows->n_row);
         }
     }
 }
 
 /* In one of so many steps with overlays, whose last row shows how many look-ups overlays answer: the
  * sequences take turns. */
-static struct sequence *choose_overlaid(struct engine *engine)
+static const struct sequence_rows *choose_overlaid(struct engine *engine, const struct batch *batch)
 {
     enum { EVERY = 16 };
-    struct lookups *const lookups = &engine->lookups;
-    struct sequence *chosen = NULL;
-    for (int i = 0; chosen == NULL && i < engine->n_active; i++) {
-        const uint32_t at =
-            (lookups->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)engine->n_active;
-        struct sequence *const seq = engine->active[at];
-        chosen = seq->n_row > 0 && seq->job->request->overlays.n > 0 ? seq : NULL;
+    const struct sequence_rows *chosen = NULL;
+    for (int i = 0; chosen == NULL && i < batch->n_seq; i++) {
+        const uint32_t at = (engine->n_overlay_step / EVERY + (uint32_t)i) % (uint32_t)batch->n_seq;
+        const struct sequence_rows *const rows = &batch->rows[at];
+        chosen = rows->seq->job->request->overlays.n > 0 ? rows : NULL;
     }
-    return chosen != NULL && lookups->n_overlay_step++ % EVERY == 0 ? chosen : NULL;
+    return chosen != NULL && engine->n_overlay_step++ % EVERY == 0 ? chosen : NULL;
 }
 
-void lookups_ask(struct engine *engine)
+void lookups_ask(struct engine *engine, struct batch *batch)
 {
-    struct lookups *const lookups = &engine->lookups;
+    struct lookups *const lookups = &batch->lookups;
     const struct model_info *const info = model_info(engine->model);
-    struct step *const step = engine->step;
+    struct step *const step = batch->step;
     lookups->n_range = 0;
     if (info->n_memory == 0) {
         return;
     }
     lookups->n_sampled = pkm_totals_due(&engine->totals, step->n_tok, &lookups->sampled_first);
-    lookups->overlaid = choose_overlaid(engine);
+    lookups->overlaid = choose_overlaid(engine, batch);
     if (engine->be->is_host || engine->counts.n_seq > 0) { /* it costs nothing, or all count */
         want(lookups, 0, step->n_tok);
     } else {
-        want_traced(engine);
+        want_traced(batch);
         want(lookups, lookups->sampled_first, lookups->n_sampled);
         if (lookups->overlaid != NULL) {
-            want(lookups, lookups->overlaid->row_first + lookups->overlaid->n_row - 1, 1);
+            want(lookups, last_row(lookups->overlaid), 1);
         }
     }
     for (int m = 0; m < info->n_memory; m++) {
@@ -112,58 +115,60 @@ void lookups_ask(struct engine *engine)
 /* ---- taking them ---------------------------------------------------------------------------- */
 
 /* The look-ups of rows first .. first+n-1 in memory m, which were asked for. */
-static void find(const struct engine *engine, int m, int first, int n, const int32_t **slots,
-                 const float **weights)
+static void find(const struct lookups *lookups, int m, int n_column, int first, int n,
+                 const int32_t **slots, const float **weights)
 {
-    const struct lookups *const lookups = &engine->lookups;
     const struct lookup_range *range = lookups->range;
     while (range < lookups->range + lookups->n_range &&
            (first < range->first || first + n > range->first + range->n)) {
         range++;
     }
     CHECK(range < lookups->range + lookups->n_range);
-    const int64_t at =
-        (first - range->first) * model_pkm_columns(&model_info(engine->model)->memory[m]);
+    const int64_t at = (int64_t)(first - range->first) * n_column;
     *slots = range->slots[m] + at;
     *weights = range->weights[m] + at;
 }
 
-void lookups_take(struct engine *engine)
+void lookups_take(struct engine *engine, const struct batch *batch)
 {
-    struct lookups *const lookups = &engine->lookups;
+    const struct lookups *const lookups = &batch->lookups;
     const struct model_info *const info = model_info(engine->model);
     const bool counts = engine->counts.n_seq > 0;
+    const struct sequence_rows *const overlaid = lookups->overlaid;
     const int32_t *slots = NULL;
     const float *weights = NULL;
+    int n_counted = 0;
     for (int m = 0; m < info->n_memory; m++) {
         const int n_column = (int)model_pkm_columns(&info->memory[m]);
-        for (int i = 0; i < engine->n_active; i++) {
-            const struct sequence *const seq = engine->active[i];
-            if (seq->n_row == 0 || !(counts || seq->item->traced)) {
+        n_counted = 0;
+        for (int i = 0; i < batch->n_seq; i++) {
+            const struct sequence_rows *const rows = &batch->rows[i];
+            if (rows->seq == NULL || !(counts || rows->seq->item->traced)) {
                 continue;
             }
-            find(engine, m, seq->row_first, seq->n_row, &slots, &weights);
-            if (seq->item->traced) {
-                sequence_trace(seq, m, slots, weights, n_column);
+            find(lookups, m, n_column, rows->row_first, rows->n_row, &slots, &weights);
+            if (rows->seq->item->traced) {
+                sequence_trace(rows, m, slots, weights, n_column);
             }
             if (counts) {
-                pkm_counts_add(&engine->counts, info, m, (int)(seq - engine->sequence), slots,
-                               weights, (int64_t)seq->n_row * n_column);
+                pkm_counts_add(&engine->counts, info, m, (int)(rows->seq - engine->sequence), slots,
+                               weights, (int64_t)rows->n_row * n_column);
+                n_counted += rows->n_row;
             }
         }
         if (lookups->n_sampled > 0) {
-            find(engine, m, lookups->sampled_first, lookups->n_sampled, &slots, &weights);
+            find(lookups, m, n_column, lookups->sampled_first, lookups->n_sampled, &slots,
+                 &weights);
             pkm_totals_take(&engine->totals, info, m, lookups->n_sampled, slots, weights);
         }
-        if (lookups->overlaid != NULL) {
-            const struct sequence *const seq = lookups->overlaid;
-            find(engine, m, seq->row_first + seq->n_row - 1, 1, &slots, &weights);
-            overlays_count(engine->overlays, &seq->job->request->overlays, model_table_of(info, m),
-                           slots, n_column);
+        if (overlaid != NULL && overlaid->seq != NULL) {
+            find(lookups, m, n_column, last_row(overlaid), 1, &slots, &weights);
+            overlays_count(engine->overlays, &overlaid->seq->job->request->overlays,
+                           model_table_of(info, m), slots, n_column);
         }
     }
     if (counts) {
-        pkm_counts_end_step(&engine->counts, engine->step->n_tok);
+        pkm_counts_end_step(&engine->counts, n_counted);
     }
 }
 

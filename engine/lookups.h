@@ -7,12 +7,13 @@
 #include "models/model.h"
 
 struct engine;
-struct sequence;
+struct batch;
+struct sequence_rows;
 
 /* Neighbouring rows of a step, and their look-ups: [n, columns of the memory]. */
 struct lookup_range {
     int first, n;
-    const int32_t *slots[MODEL_PKM_MAX]; /* Borrowed: of the backend, until its next step_begin */
+    const int32_t *slots[MODEL_PKM_MAX]; /* Borrowed: of the backend, until the step begins anew */
     const float *weights[MODEL_PKM_MAX]; /* same */
 };
 
@@ -20,8 +21,8 @@ struct lookups {
     struct lookup_range *range; /* Owner: this. [max_seqs + 2] */
     int n_range;
     int n_sampled, sampled_first; /* rows of the step that the sample takes */
-    struct sequence *overlaid;    /* whose last row's look-ups in overlays are counted; or NULL */
-    uint32_t n_overlay_step;      /* steps with overlays */
+    /* Borrowed: whose last row's look-ups in overlays are counted; or NULL */
+    const struct sequence_rows *overlaid;
 };
 
 enum err_code lookups_open(struct lookups *lookups, int max_seqs, struct err *err);
@@ -31,8 +32,8 @@ void lookups_close(struct lookups *lookups); /* zeroed ones are fine */
 int64_t lookups_fetch_bytes(const struct model_info *info, int n_tok_max);
 
 /* After the step's submit: chooses rows and asks for them. */
-void lookups_ask(struct engine *engine);
+void lookups_ask(struct engine *engine, struct batch *batch);
 /* After the step's finish, before its results are taken. */
-void lookups_take(struct engine *engine);
+void lookups_take(struct engine *engine, const struct batch *batch);
 
 #endif

@@ -1,19 +1,8 @@
 /* The engine thread: the only one that touches backend, model, pages and sequences.
  *
- * Each turn: look for requests that were cancelled or are late, admit sequences as there is room,
- * share the turn's rows out (plan.c), fill a step, run the model, take the results, wake the front
- * ends; where the backend computes drawn tokens apart (phases_apart) with a step of these and one of
- * the other rows. With nothing to do it sleeps on the queue's condition variable. No allocation in
- * here.
- *
- * Results are taken before the next step is filled, because it feeds on them; the front ends may
- * hear of them later. Where the backend computes by itself (is_async) they do, so that it is not
- * kept waiting while they are woken:
- *
- *   host     take n · sweep, admit, fill n+1 · submit n+1 · wake for n · wait for n+1 · take n+1
- *   device   ───────────── idle ─────────────┴─── compute n+1 ─────────┴─── idle ──
- *
- * Elsewhere the model runs on this thread, and they are woken before it does. */
+ * Each turn: look for requests that were cancelled or are late, admit sequences as there is room, and
+ * run the steps of the turn (turn.c), which wake the front ends. With nothing to do it sleeps on the
+ * queue's condition variable. No allocation in here. */
 #include "engine/loop.h"
 
 #include "engine/clock.h"
@@ -33,10 +22,14 @@ enum { FILES_MS = 1000 };
 /* ---- sequences come and go ---------------------------------------------------------------------
  */
 
-/* Ends the run of active[i]; the order of the others stays. */
-static void remove_active(struct engine *engine, int i)
+void loop_remove(struct engine *engine, struct sequence *seq)
 {
-    struct sequence *const seq = engine->active[i];
+    int i = 0;
+    while (engine->active[i] != seq) {
+        i++;
+    }
+    turn_forget(engine, seq);
+    seq->has_begun = false;
     kvpages_give(&engine->pages, seq->n_page, seq->page);
     seq->n_page = seq->n_kept = 0;
     queue_ended(seq->job);
@@ -54,7 +47,7 @@ static void end_job(struct engine *engine, struct job *job, enum finish finish,
 {
     for (int i = engine->n_active - 1; i >= 0; i--) {
         if (engine->active[i]->job == job) {
-            remove_active(engine, i);
+            loop_remove(engine, engine->active[i]);
         }
     }
     if (job->queued) {
@@ -115,9 +108,8 @@ static void sweep(struct engine *engine, int64_t now_us)
 
 /* ---- admission ----------------------------------------------------------------------------- */
 
-/* Moves the job's cursor to its next sequence that has work; false if there is none. Items that
- * need no computation (one token to score) end here. */
-static bool next_sequence(struct engine *engine, struct job *job, int64_t now_us)
+/* Items that need no computation (one token to score) end here. */
+bool loop_next_sequence(struct engine *engine, struct job *job, int64_t now_us)
 {
     const struct request *const request = job->request;
     for (; job->next_item < request->n_item; job->next_item++, job->next_window = 0) {
@@ -156,11 +148,11 @@ static bool take_pages(struct engine *engine, struct sequence *seq, int n_page)
 /* Admits the job's next sequence; false if it does not fit yet. */
 static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_us)
 {
-    if (next_sequence(engine, job, now_us)) {
+    if (loop_next_sequence(engine, job, now_us)) {
         struct item *const item = &job->request->item[job->next_item];
         struct sequence *const seq = engine->free[engine->n_free - 1];
         const int n_all = kvpages_for(sequence_position_max(job->request, item, job->next_window));
-        const int n_page_max = engine->step->limits.n_page_max;
+        const int n_page_max = engine->batch[0].step->limits.n_page_max;
         const int n_page = n_all < n_page_max ? n_all : n_page_max; /* a ring reuses them in turn */
         sequence_assign(seq, job, item, job->next_window);
         if (!take_pages(engine, seq, n_page)) {
@@ -180,7 +172,7 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
         }
         job->next_window++;
     }
-    if (!next_sequence(engine, job, now_us)) {
+    if (!loop_next_sequence(engine, job, now_us)) {
         queue_remove(&engine->queue, job);
     }
     return true;
@@ -235,211 +227,6 @@ static void admit(struct engine *engine, int64_t now_us)
                           memory_order_relaxed);
     atomic_store_explicit(&engine->stats.trace_wait_bytes, (long long)trace_wait_bytes,
                           memory_order_relaxed);
-}
-
-/* ---- one step ------------------------------------------------------------------------------ */
-
-/* Numbers the groups that share a step's rows: plan_sequence.group. */
-static int *group_of(const struct sequence *seq)
-{
-    return seq->job->client != NULL ? &seq->job->client->group : &seq->job->group;
-}
-
-static void number_groups(struct engine *engine)
-{
-    int n_group = 0;
-    for (int i = 0; i < engine->n_active; i++) {
-        *group_of(engine->active[i]) = -1;
-    }
-    for (int i = 0; i < engine->n_active; i++) {
-        int *const group = group_of(engine->active[i]);
-        *group = *group < 0 ? n_group++ : *group;
-    }
-}
-
-/* Shares the rows of a turn out. */
-static void plan_turn(struct engine *engine)
-{
-    number_groups(engine);
-    for (int i = 0; i < engine->n_active; i++) {
-        struct sequence *const seq = engine->active[i];
-        engine->plan[i] = (struct plan_sequence){
-            .priority = seq->job->request->priority,
-            .decode = sequence_decodes(seq),
-            .ordered = !seq->waits,
-            .group = *group_of(seq),
-            .n_left = prefix_advance(&engine->pages, &engine->stats, seq) ? sequence_rows(seq) : 0,
-        };
-    }
-    engine->has_interactive = false;
-    for (int i = 0; i < engine->n_active; i++) {
-        const struct plan_sequence *const seq = &engine->plan[i];
-        engine->has_interactive |= seq->priority == PRIORITY_INTERACTIVE;
-    }
-    plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens,
-              (int)engine->bulk_budget[engine->has_interactive].rows);
-    engine->n_bulk_row = 0;
-    for (int i = 0; i < engine->n_active; i++) {
-        const struct plan_sequence *const seq = &engine->plan[i];
-        if (!seq->decode && seq->priority == PRIORITY_BULK) {
-            engine->n_bulk_row += seq->n_take;
-        }
-        engine->active[i]->n_planned = seq->n_take;
-    }
-}
-
-/* Puts planned rows into the step: those of drawn tokens, or all that are left. Whether there are
- * any. */
-static bool fill_step(struct engine *engine, bool is_drawn)
-{
-    struct step *const step = engine->step;
-    step->n_tok = step->n_seq = step->n_out = 0;
-    step->n_top = step->n_adjust = step->n_allow = step->n_ablate = step->n_redirect = 0;
-    step->is_drawn = is_drawn;
-    for (int i = 0; i < engine->n_active; i++) {
-        struct sequence *const seq = engine->active[i];
-        seq->n_row = 0;
-        if (is_drawn && !sequence_decodes(seq)) {
-            continue;
-        }
-        const int n_take = sequence_fit(seq, step, seq->n_planned);
-        if (n_take > 0) {
-            sequence_fill(seq, step, n_take);
-        }
-        seq->n_planned = 0;
-    }
-    return step->n_tok > 0;
-}
-
-static void count_step(struct engine *engine, int64_t begin_us, int64_t end_us)
-{
-    struct engine_stats *const stats = &engine->stats;
-    const struct model_info *const info = model_info(engine->model);
-    const int n_tok = engine->step->n_tok;
-    for (int m = 0; m < info->n_memory; m++) {
-        const struct pkm_shape *const shape = &info->memory[m].shape;
-        (void)atomic_fetch_add_explicit(&stats->memory_lookups[m],
-                                        (long long)n_tok * shape->n_head * shape->k_top,
-                                        memory_order_relaxed);
-    }
-    for (int i = 0; i < engine->n_active; i++) {
-        const struct sequence *const seq = engine->active[i];
-        const int64_t prompt_left = seq->item->n_ids - seq->n_done;
-        if (seq->job->request->kind == REQUEST_GENERATE && prompt_left > 0) {
-            (void)atomic_fetch_add_explicit(&stats->prompt_tokens, seq->n_row,
-                                            memory_order_relaxed);
-        }
-    }
-    histogram_add(&stats->step_tokens, n_tok);
-    histogram_add(&stats->step_requests, engine->step->n_seq);
-    histogram_add(&stats->step_time, (double)(end_us - begin_us) * 1e-6);
-    atomic_store_explicit(&stats->last_step_us, end_us, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&stats->steps, 1, memory_order_relaxed);
-}
-
-/* Takes the results of all sequences of the step and ends those that are over. */
-static void take_step(struct engine *engine, int64_t now_us)
-{
-    for (int i = 0; i < engine->n_active;) {
-        struct sequence *const seq = engine->active[i];
-        struct job *const job = seq->job;
-        struct item *const item = seq->item;
-        if (atomic_load_explicit(&item->state, memory_order_relaxed) != FINISH_NONE) {
-            remove_active(engine, i); /* an earlier window of its item has failed */
-            continue;
-        }
-        if (seq->n_row == 0) {
-            i++;
-            continue;
-        }
-        const struct sequence_result result = sequence_consume(
-            seq, engine->step, model_info(engine->model), engine->text, engine->text_max);
-        publish_results(&engine->publisher, seq, result.n_published, now_us);
-        if (result.finish == FINISH_ERROR) {
-            kvpages_forget(&engine->pages); /* nobody knows where the failure began */
-        } else {
-            prefix_keep(&engine->pages, seq, !engine->be->phases_apart);
-        }
-        if (!result.over) {
-            i++;
-            continue;
-        }
-        publish_tpot(&engine->publisher, seq);
-        remove_active(engine, i);
-        if (result.item_over) {
-            struct err error = {.code = ERR_OK};
-            (void)err_set(&error, ERR_NUMERICAL,
-                          "the model gave no number for a log-probability: its weights or this "
-                          "input are out of range");
-            publish_item(&engine->publisher, job, item, result.finish, &error, now_us);
-        }
-    }
-    /* A failed item may have been the last one that the queue still held windows of. */
-    for (struct job *job = engine->publisher.dirty; job != NULL; job = job->dirty_next) {
-        if (job->queued && !next_sequence(engine, job, now_us)) {
-            queue_remove(&engine->queue, job);
-        }
-    }
-}
-
-/* Adapts the number of bulk rows in the next steps to the time that this one took. */
-static void update_bulk_budget(struct engine *engine, double step_ms)
-{
-    if (engine->n_bulk_row > 0) {
-        const int times = engine->has_interactive ? 1 : PLAN_ALONE;
-        plan_adapt(&engine->bulk_budget[engine->has_interactive], engine->n_bulk_row, step_ms,
-                   (double)engine->options.bulk_step_ms * times, engine->options.max_batch_tokens);
-    }
-}
-
-/* Runs the step that was filled. The front ends are woken for the previous one while the device
- * computes. */
-static enum err_code run_step(struct engine *engine, int64_t begin_us, struct err *err)
-{
-    const int64_t filled_us = clock_now_us();
-    engine->be->op->step_begin(engine->be, engine->step);
-    model_forward(engine->model, engine->step, NULL);
-    engine->be->op->submit(engine->be, engine->step);
-    lookups_ask(engine);
-    publish_wake(&engine->publisher);
-    pkm_totals_add(&engine->totals, model_info(engine->model)); /* of the last step */
-    if (engine->be->op->finish(engine->be, engine->step, err) != ERR_OK ||
-        model_check_files(engine->model, true, err) != ERR_OK) {
-        return err->code;
-    }
-    if (engine->be->warning[0] != '\0') {
-        char why[2 * sizeof engine->be->warning];
-        log_event(LEVEL_WARN, "backend_slow", "why=%s",
-                  log_quote(why, sizeof why, engine->be->warning));
-        engine->be->warning[0] = '\0';
-    }
-    const int64_t end_us = clock_now_us();
-    (void)atomic_fetch_add_explicit(&engine->stats.model_us, end_us - filled_us,
-                                    memory_order_relaxed);
-    lookups_take(engine);
-    count_step(engine, begin_us, end_us);
-    take_step(engine, end_us);
-    return ERR_OK;
-}
-
-/* The rows of a turn, in one step; or in two, where a step has rows of one kind alone: drawn tokens
- * first, which somebody waits for, and which a device replays as one piece. */
-static enum err_code run_turn(struct engine *engine, struct err *err)
-{
-    const int64_t begin_us = clock_now_us();
-    plan_turn(engine);
-    const bool has_drawn = engine->be->phases_apart && fill_step(engine, true);
-    if (has_drawn && run_step(engine, begin_us, err) != ERR_OK) {
-        return err->code;
-    }
-    const int64_t second_us = has_drawn ? clock_now_us() : begin_us;
-    const bool has_others = fill_step(engine, false);
-    CHECK(has_drawn || has_others);
-    if (has_others && run_step(engine, second_us, err) != ERR_OK) {
-        return err->code;
-    }
-    update_bulk_budget(engine, (double)(clock_now_us() - begin_us) * 1e-3);
-    return ERR_OK;
 }
 
 /* ---- the thread ---------------------------------------------------------------------------- */
@@ -518,9 +305,9 @@ static bool turn(struct engine *engine)
     wake_before_step(engine); /* cancelled and late requests need not wait for the end of the
                                * step */
     struct err error = {.code = ERR_OK};
-    const bool stepped = engine->n_active > 0;
+    const bool stepped = engine->n_active > 0 || engine->ahead != NULL;
     if (check_files(engine, begin_us, &error) != ERR_OK ||
-        (stepped && run_turn(engine, &error) != ERR_OK)) {
+        (stepped && turn_run(engine, &error) != ERR_OK)) {
         fail(engine, &error);
         return false;
     }
@@ -534,7 +321,7 @@ static bool turn(struct engine *engine)
     if (!stepped && !empty && drain_us == 0) {
         queue_pause(&engine->queue, PAUSE_MS);
     }
-    if (engine->n_active == 0 && empty && !uploads) {
+    if (engine->n_active == 0 && engine->ahead == NULL && empty && !uploads) {
         atomic_store_explicit(&engine->stats.kv_pages_used, 0, memory_order_relaxed);
         pkm_totals_add(&engine->totals, model_info(engine->model));
         if (drain_us != 0) {
@@ -551,6 +338,7 @@ void *loop_main(void *arg)
     (void)pthread_setname_np(pthread_self(), "engine"); /* for top -H, and tests/bench/compare.py */
     while (turn(engine)) {
     }
+    turn_end(engine);
     if (engine->overlays != NULL) {
         overlays_end(engine->overlays);
     }

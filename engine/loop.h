@@ -1,4 +1,4 @@
-/* The engine's inside: what engine.c builds, loop.c runs and publish.c shows. Not for other
+/* The engine's inside: what engine.c builds, loop.c and turn.c run and publish.c shows. Not for other
  * folders. Guard of everything not atomic and not in queue: the engine thread, once it runs. */
 #ifndef ENGINE_LOOP_H
 #define ENGINE_LOOP_H
@@ -11,6 +11,15 @@
 #include "engine/plan.h"
 #include "engine/publish.h"
 
+/* A step, whose rows it has, and what becomes of their look-ups. */
+struct batch {
+    struct step *step;          /* Owner: this; NULL: there is no such batch */
+    struct sequence_rows *rows; /* Owner: this. [max_seqs], the first n_seq, in the step's order */
+    int n_seq;
+    struct lookups lookups;
+    int64_t begin_us, filled_us;
+};
+
 struct engine {
     struct engine_options options; /* effective; its strings are Borrowed */
     struct backend *be;            /* Owner: this, and of all that follows */
@@ -18,7 +27,8 @@ struct engine {
     struct tokenizer *tokenizer; /* NULL: ids only */
     struct identity *identity;   /* NULL: there is no model.sha256 */
     struct engine_identity compared;
-    struct step *step;
+    struct batch batch[2]; /* the second is the first one's twin, of a backend that runs ahead */
+    struct batch *ahead;   /* Borrowed: has begun already, before its turn; NULL: none has */
     struct kvpages pages;
     struct pkm_totals totals;
     struct pkm_counts counts;
@@ -33,11 +43,12 @@ struct engine {
     struct plan_sequence *plan; /* [max_seqs] of active */
     int n_free, n_active;
     struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
-    int n_bulk_row;                         /* in the current step */
+    int n_bulk_row;                         /* in the current turn */
     bool has_interactive;                   /* interactive sequences run */
-    int n_in_a_row;         /* interactive sequences admitted since the last bulk one */
-    struct lookups lookups; /* of the current step */
-    char *text;             /* [text_max] scratch of the detokeniser */
+    int n_in_a_row;          /* interactive sequences admitted since the last bulk one */
+    uint32_t n_overlay_step; /* steps with overlays */
+    int64_t finished_us;     /* when the last step was finished */
+    char *text;              /* [text_max] scratch of the detokeniser */
     size_t text_max;
     int64_t files_us;                /* when the model's files are checked next */
     bool backlog;                    /* the last admission left requests in the queue */
@@ -54,5 +65,20 @@ struct engine {
 
 /* The engine thread's main function; arg is the engine. */
 void *loop_main(void *arg);
+
+/* loop.c: ends the run of an active sequence; the order of the others stays. */
+void loop_remove(struct engine *engine, struct sequence *seq);
+/* loop.c: moves the job's cursor to its next sequence that has work; false if there is none. */
+bool loop_next_sequence(struct engine *engine, struct job *job, int64_t now_us);
+
+/* turn.c */
+enum err_code turn_open(struct engine *engine, const struct step_limits *limits, struct err *err);
+void turn_close(struct engine *engine);
+/* Runs the steps of a turn. Sequences are active, or a step has begun ahead of it. */
+enum err_code turn_run(struct engine *engine, struct err *err);
+/* Nobody wants the results of seq any more that steps under way may have. */
+void turn_forget(struct engine *engine, const struct sequence *seq);
+/* Waits for a step that has begun ahead, if one has: nobody wants its results. */
+void turn_end(struct engine *engine);
 
 #endif

@@ -52,7 +52,7 @@ static void add_rows(struct step *step, const struct probe *probe, int first, in
 static void clear_step(struct step *step)
 {
     step->n_tok = step->n_seq = step->n_out = 0;
-    step->n_top = step->n_adjust = step->n_allow = 0;
+    step->n_top = step->n_adjust = step->n_allow = step->n_before = 0;
     step->is_drawn = false;
 }
 
@@ -154,6 +154,48 @@ static int first_drawn(int n)
     return n > SELFTEST_DRAWN ? n - SELFTEST_DRAWN : 0;
 }
 
+/* Begins the step of row r, which draws the text's next token: nothing else is allowed. The row's own
+ * token is given for the first of them; the others hold what the step before draws. */
+static void begin_ahead(const struct selftest *test, struct step *step, const struct probe *probe,
+                        int r, bool is_first)
+{
+    clear_step(step);
+    step->is_drawn = test->be->phases_apart;
+    add_rows(step, probe, r, 1);
+    if (!is_first) {
+        step->n_before = 1;
+        step->token[0] = step_token_drawn(0);
+    }
+    step->out_want[0] = OUT_SAMPLE | OUT_LOGPROB;
+    step->allow[0] = step->target[0];
+    step->target[0] = TARGET_SAMPLED;
+    step->n_allow = 1;
+    step->sample[0] = (struct sample_params){.top_p = 1, .repetition = 1, .n_allow = 1};
+    test->be->op->step_begin(test->be, step);
+    model_forward(test->model, step, NULL);
+    test->be->op->submit(test->be, step);
+}
+
+/* Rows from first on, each of which begins while the one before is computed. */
+static enum err_code run_ahead(const struct selftest *test, struct probe *probe, int first,
+                               struct err *err)
+{
+    struct step *const twins[2] = {test->step, test->twin};
+    for (int r = first; r <= probe->n; r++) {
+        if (r < probe->n) {
+            begin_ahead(test, twins[r % 2], probe, r, r == first);
+        }
+        if (r > first) {
+            struct step *const before = twins[(r - 1) % 2];
+            if (test->be->op->finish(test->be, before, err) != ERR_OK) {
+                return err->code;
+            }
+            probe->logprob[r - 1] = before->out_logprob[0];
+        }
+    }
+    return ERR_OK;
+}
+
 /* Drawn tokens, where they are computed apart: the last ones of a text, row by row, alone, or with more
  * and more other sequences in the step, up to as many as may run, and with rows of a prompt between
  * the steps. */
@@ -166,6 +208,9 @@ static enum err_code run_drawn(const struct selftest *test, struct probe *probe,
     const int n_free = test->n_page - n_page; /* the others have a page each */
     const int n_other_max = n_free < test->max_seqs - 1 ? n_free : test->max_seqs - 1;
     enum err_code code = run_rows(test, probe, 0, first, err);
+    if (code == ERR_OK && test->be->runs_ahead && test->twin != NULL && !in_a_crowd) {
+        return run_ahead(test, probe, first, err);
+    }
     for (int r = first; r < probe->n && code == ERR_OK; r++) {
         struct probe other;
         const int64_t share = (int64_t)n_other_max * (r - first + 1);

@@ -23,9 +23,10 @@ struct selftest {
     struct backend *be;  /* Borrowed, as are the model and the step */
     struct model *model; /* reserved */
     struct step *step;
-    int n_page;   /* of the cache */
-    int max_seqs; /* that run at once */
-    int context;  /* positions that a text may have */
+    struct step *twin; /* of a backend that runs ahead; else NULL */
+    int n_page;        /* of the cache */
+    int max_seqs;      /* that run at once */
+    int context;       /* positions that a text may have */
     bool fast_math;
 };
 

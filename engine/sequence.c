@@ -71,7 +71,7 @@ static void begin_window(struct sequence *seq, int64_t k)
 void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window)
 {
     const struct request *const request = job->request;
-    CHECK(seq->job == NULL);
+    CHECK(seq->job == NULL && !seq->has_begun);
     seq->job = job;
     seq->item = item;
     seq->n_done = 0;
@@ -103,7 +103,6 @@ void sequence_start(struct sequence *seq, const struct model_info *info,
     seq->ending = FINISH_NONE;
     seq->start_us = now_us;
     seq->first_us = seq->last_us = 0;
-    seq->n_row = seq->n_out_row = 0;
     if (request->kind == REQUEST_GENERATE) {
         sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, &info->ends);
         stop_begin(&seq->stop, &request->sampling, tokenizer);
@@ -146,42 +145,51 @@ static int n_top_of(const struct sequence *seq)
     return seq->item->bare ? 0 : seq->job->request->n_top;
 }
 
-/* Adds an output for the step's row. */
-static void want_output(struct sequence *seq, struct step *step, int row, int want, int32_t target,
+/* Adds an output for the step's newest row. */
+static void want_output(struct sequence_rows *rows, struct step *step, int want, int32_t target,
                         int n_top)
 {
     CHECK(step->n_out < step->limits.n_out_max);
     const int i = step->n_out++;
-    step->out_row[i] = row;
+    step->out_row[i] = step->n_tok - 1;
     step->out_want[i] = (uint8_t)(want | (n_top > 0 ? OUT_TOP : 0));
     step->target[i] = target;
     step->n_top = n_top > step->n_top ? n_top : step->n_top;
-    seq->n_out_row++;
+    rows->n_out_row++;
+}
+
+/* Draws the sequence's token n_out from the step's newest row. */
+static void want_token(struct sequence_rows *rows, struct step *step, int n_out)
+{
+    const struct sequence *const seq = rows->seq;
+    /* Always compute the log-probability: a NaN here is how we detect broken logits. */
+    want_output(rows, step, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED, n_top_of(seq));
+    sampling_fill(&seq->counts, &seq->job->request->sampling, seq->item, n_out, step,
+                  step->n_out - 1);
 }
 
 /* Requests the outputs of the row at this position, if it has any. */
-static void fill_output(struct sequence *seq, struct step *step, int row, int64_t position)
+static void fill_output(struct sequence_rows *rows, struct step *step, int64_t position)
 {
+    const struct sequence *const seq = rows->seq;
     const struct request *const request = seq->job->request;
     const struct item *const item = seq->item;
     const int n_top = n_top_of(seq);
     if (request->kind == REQUEST_SCORE) {
         if (position >= seq->count_from && position < seq->count_end) {
-            want_output(seq, step, row, OUT_LOGPROB | (item->out_entropy != NULL ? OUT_ENTROPY : 0),
+            want_output(rows, step, OUT_LOGPROB | (item->out_entropy != NULL ? OUT_ENTROPY : 0),
                         item->ids[seq->base + position + 1], n_top);
         } else if (item->out_target != NULL && seq->base + position == item->n_ids - 1) {
             for (int j = 0; j < request->n_target; j++) {
-                want_output(seq, step, row, OUT_LOGPROB, request->target[j], 0);
+                want_output(rows, step, OUT_LOGPROB, request->target[j], 0);
             }
         }
     } else if (position + 1 < item->n_ids) {
         if (item->prompt_logprob != NULL) {
-            want_output(seq, step, row, OUT_LOGPROB, item->ids[position + 1], n_top);
+            want_output(rows, step, OUT_LOGPROB, item->ids[position + 1], n_top);
         }
     } else if (seq->ending == FINISH_NONE && item_max_tokens(request, item) > 0) {
-        /* Always compute the log-probability: a NaN here is how we detect broken logits. */
-        want_output(seq, step, row, OUT_SAMPLE | OUT_LOGPROB, TARGET_SAMPLED, n_top);
-        sampling_fill(&seq->counts, &request->sampling, item, seq->n_out, step, step->n_out - 1);
+        want_token(rows, step, seq->n_out);
     }
 }
 
@@ -220,37 +228,73 @@ static void fill_redirects(const struct request_overlays *overlays, struct step 
     step->redirect_first[step->n_seq] = step->n_redirect;
 }
 
-void sequence_fill(struct sequence *seq, struct step *step, int n_row)
+/* The sequence becomes the step's newest one, without rows yet. */
+static struct sequence_rows add_sequence(struct sequence *seq, struct step *step)
 {
-    CHECK(n_row >= 1 && n_row <= sequence_rows(seq));
-    CHECK(n_row <= step->limits.n_tok_max - step->n_tok && step->n_seq < step->limits.n_seq_max);
-    seq->row_first = step->n_tok;
-    seq->n_row = n_row;
-    seq->out_first = step->n_out;
-    seq->n_out_row = 0;
+    CHECK(step->n_seq < step->limits.n_seq_max);
     memcpy(step->page + (size_t)step->n_seq * (size_t)step->limits.n_page_max, seq->page,
            (size_t)seq->n_page * sizeof *seq->page);
     step->seq_first[step->n_seq++] = step->n_tok;
     fill_ablate(&seq->job->request->ablate, step);
     fill_redirects(&seq->job->request->overlays, step);
+    return (struct sequence_rows){.seq = seq, .row_first = step->n_tok, .out_first = step->n_out};
+}
+
+/* Appends a row of the step's newest sequence. */
+static void add_row(struct sequence_rows *rows, struct step *step, int32_t token, int64_t position)
+{
+    CHECK(step->n_tok < step->limits.n_tok_max);
+    const int row = step->n_tok++;
+    rows->n_row++;
+    step->token[row] = token;
+    step->pos[row] = (int32_t)position;
+    step->lang[row] = rows->seq->job->request->lang;
+    step->seq_first[step->n_seq] = step->n_tok;
+}
+
+struct sequence_rows sequence_fill(struct sequence *seq, struct step *step, int n_row)
+{
+    CHECK(n_row >= 1 && n_row <= sequence_rows(seq));
+    struct sequence_rows rows = add_sequence(seq, step);
     for (int r = 0; r < n_row; r++) {
         const int64_t position = seq->n_done + r;
-        const int row = step->n_tok++;
-        step->token[row] = sequence_token(seq, position);
-        step->pos[row] = (int32_t)position;
-        step->lang[row] = seq->job->request->lang;
-        fill_output(seq, step, row, position);
+        add_row(&rows, step, sequence_token(seq, position), position);
+        fill_output(&rows, step, position);
     }
-    step->seq_first[step->n_seq] = step->n_tok;
+    return rows;
+}
+
+enum sequence_next sequence_next(const struct sequence_rows *rows)
+{
+    const struct sequence *const seq = rows->seq;
+    const struct request *const request = seq->job->request;
+    const struct item *const item = seq->item;
+    const bool draws = request->kind == REQUEST_GENERATE && rows->n_out_row > 0 &&
+                       seq->ending == FINISH_NONE && seq->n_done + rows->n_row == seq->n_feed;
+    if (!draws || item->traced || request->overlays.n > 0 || seq->counts.counting) {
+        return NEXT_UNKNOWN;
+    }
+    return seq->n_out + 1 < item_max_tokens(request, item) ? NEXT_ROW : NEXT_NONE;
+}
+
+struct sequence_rows sequence_fill_next(const struct sequence_rows *rows, struct step *step)
+{
+    struct sequence *const seq = rows->seq;
+    struct sequence_rows next = add_sequence(seq, step);
+    add_row(&next, step, step_token_drawn(rows->out_first + rows->n_out_row - 1),
+            seq->n_done + rows->n_row);
+    want_token(&next, step, seq->n_out + 1);
+    return next;
 }
 
 /* ---- results out of a step ----------------------------------------------------------------- */
 
-void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *weights,
-                    int n_column)
+void sequence_trace(const struct sequence_rows *rows, int m, const int32_t *slots,
+                    const float *weights, int n_column)
 {
+    const struct sequence *const seq = rows->seq;
     struct pkm_trace *const trace = &seq->item->trace[m];
-    for (int r = 0; r < seq->n_row; r++) {
+    for (int r = 0; r < rows->n_row; r++) {
         const int64_t at = seq->base + seq->n_done + r - seq->trace_base;
         if (at < trace->n_position) {
             continue; /* context that an earlier window has counted */
@@ -285,14 +329,15 @@ static void copy_top(const struct step *step, int i, int n_top, int64_t at, int3
 
 /* The outputs of a window. Predictions are appended in the order of the text, also across windows.
  * Blocks leave gaps, whose results stay as they were allocated: 0. */
-static struct sequence_result take_scores(struct sequence *seq, const struct step *step)
+static struct sequence_result take_scores(const struct sequence_rows *rows, const struct step *step)
 {
+    struct sequence *const seq = rows->seq;
     struct item *const item = seq->item;
     const struct request *const request = seq->job->request;
     int n = atomic_load_explicit(&item->n_out, memory_order_relaxed);
     int n_target = 0;
-    for (int i = seq->out_first; i < seq->out_first + seq->n_out_row; i++) {
-        const int64_t at = seq->base + seq->n_done + step->out_row[i] - seq->row_first;
+    for (int i = rows->out_first; i < rows->out_first + rows->n_out_row; i++) {
+        const int64_t at = seq->base + seq->n_done + step->out_row[i] - rows->row_first;
         if (isnan(step->out_logprob[i])) {
             return (struct sequence_result){true, true, FINISH_ERROR, 0};
         }
@@ -310,8 +355,8 @@ static struct sequence_result take_scores(struct sequence *seq, const struct ste
         copy_top(step, i, n_top_of(seq), n++, item->out_top_id, item->out_top_logprob);
     }
     atomic_store_explicit(&item->n_out, n, memory_order_release);
-    struct sequence_result result = {.n_published = seq->n_out_row};
-    seq->n_done += seq->n_row;
+    struct sequence_result result = {.n_published = rows->n_out_row};
+    seq->n_done += rows->n_row;
     if (seq->n_done == seq->n_feed) {
         if (seq->window + 1 < seq->window_end) {
             begin_window(seq, seq->window + 1);
@@ -366,15 +411,16 @@ static void append_token(struct sequence *seq, const struct step *step, int i,
     atomic_store_explicit(&item->n_out, seq->n_out, memory_order_release);
 }
 
-static struct sequence_result take_generation(struct sequence *seq, const struct step *step,
-                                              const struct end_ids *ends, char *text,
-                                              size_t text_max)
+static struct sequence_result take_generation(const struct sequence_rows *rows,
+                                              const struct step *step, const struct end_ids *ends,
+                                              char *text, size_t text_max)
 {
+    struct sequence *const seq = rows->seq;
     struct item *const item = seq->item;
     const struct request *const request = seq->job->request;
     const bool was_ending = seq->ending != FINISH_NONE;
     struct sequence_result result = {0};
-    for (int i = seq->out_first; i < seq->out_first + seq->n_out_row; i++) {
+    for (int i = rows->out_first; i < rows->out_first + rows->n_out_row; i++) {
         if (isnan(step->out_logprob[i])) {
             return (struct sequence_result){true, true, FINISH_ERROR, 0};
         }
@@ -383,12 +429,12 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
             result.n_published = 1;
             continue;
         }
-        const int64_t at = seq->n_done + step->out_row[i] - seq->row_first + 1;
+        const int64_t at = seq->n_done + step->out_row[i] - rows->row_first + 1;
         item->prompt_logprob[at] = step->out_logprob[i];
         item->prompt_rank[at] = step->out_rank[i];
         copy_top(step, i, request->n_top, at, item->prompt_top_id, item->prompt_top_logprob);
     }
-    seq->n_done += seq->n_row;
+    seq->n_done += rows->n_row;
     if (seq->n_done < seq->n_feed) {
         return result; /* more of the prompt */
     }
@@ -405,11 +451,11 @@ static struct sequence_result take_generation(struct sequence *seq, const struct
     return result;
 }
 
-struct sequence_result sequence_consume(struct sequence *seq, const struct step *step,
+struct sequence_result sequence_consume(const struct sequence_rows *rows, const struct step *step,
                                         const struct model_info *info, char *text, size_t text_max)
 {
-    seq->item->n_position += seq->n_row;
-    return seq->job->request->kind == REQUEST_SCORE
-               ? take_scores(seq, step)
-               : take_generation(seq, step, &info->ends, text, text_max);
+    rows->seq->item->n_position += rows->n_row;
+    return rows->seq->job->request->kind == REQUEST_SCORE
+               ? take_scores(rows, step)
+               : take_generation(rows, step, &info->ends, text, text_max);
 }

@@ -44,8 +44,14 @@ struct sequence {
     struct stop_scan stop;
     int64_t start_us, first_us, last_us;
 
-    int n_planned; /* rows of this turn that no step has had yet */
-    /* In the current step. */
+    int n_planned;  /* rows of this turn that no step has had yet */
+    bool has_begun; /* its next row is in a step that has begun ahead of its turn */
+};
+
+/* What a step has of a sequence: rows row_first .. row_first+n_row-1, outputs out_first ..
+ * out_first+n_out_row-1. */
+struct sequence_rows {
+    struct sequence *seq; /* Borrowed; NULL: it has ended since, and nobody wants the results */
     int row_first, n_row;
     int out_first, n_out_row;
 };
@@ -82,12 +88,22 @@ int64_t sequence_rows(const struct sequence *seq);
  * every sequence makes progress if the order of service stays the same. */
 int sequence_fit(const struct sequence *seq, const struct step *step, int n_row);
 /* Appends its next n_row rows and their outputs to step. */
-void sequence_fill(struct sequence *seq, struct step *step, int n_row);
+struct sequence_rows sequence_fill(struct sequence *seq, struct step *step, int n_row);
+
+/* What is known of the row behind rows that a step holds, before that step's results are. */
+enum sequence_next {
+    NEXT_UNKNOWN, /* what it is, or what is wanted of it, depends on the token that is drawn */
+    NEXT_NONE,    /* the sequence ends with that token, whichever it is */
+    NEXT_ROW,     /* that token, unless the sequence ends with it */
+};
+enum sequence_next sequence_next(const struct sequence_rows *rows);
+/* Appends that row to step, which begins next: NEXT_ROW. */
+struct sequence_rows sequence_fill_next(const struct sequence_rows *rows, struct step *step);
 
 /* Adds the look-ups of memory m for its rows of the step to the item's trace. slots and weights:
  * [n_row, n_column], its own rows. Before sequence_consume. */
-void sequence_trace(const struct sequence *seq, int m, const int32_t *slots, const float *weights,
-                    int n_column);
+void sequence_trace(const struct sequence_rows *rows, int m, const int32_t *slots,
+                    const float *weights, int n_column);
 
 struct sequence_result {
     bool over;          /* the sequence has ended */
@@ -97,7 +113,7 @@ struct sequence_result {
 };
 
 /* Takes the step's results into the item. text is scratch of text_max bytes for the detokeniser. */
-struct sequence_result sequence_consume(struct sequence *seq, const struct step *step,
+struct sequence_result sequence_consume(const struct sequence_rows *rows, const struct step *step,
                                         const struct model_info *info, char *text, size_t text_max);
 
 #endif

@@ -47,6 +47,10 @@ struct backend_ops {
     size_t (*weight_bytes)(const struct weight *weight);
     enum err_code (*step_new)(struct backend *be, struct step **step,
                               const struct step_limits *limits, struct err *err);
+    /* A second step of the same sizes, for a backend with runs_ahead; else NULL. It shares the device's
+     * memory with step: which of the two began first is computed first. Freed before step is. */
+    enum err_code (*step_twin)(struct backend *be, struct step **twin, struct step *step,
+                               struct err *err);
     void (*step_free)(struct backend *be, struct step *step);
     void (*upload)(struct backend *be, struct tensor dst, const void *host);
     void (*download)(struct backend *be, void *host, struct tensor src);
@@ -60,10 +64,10 @@ struct backend_ops {
     void (*submit)(struct backend *be, struct step *step);
     /* Brings src to the host with the step's results, without a wait of its own. After submit and
      * before finish. src has no gaps between rows; of one step at most limits.n_fetch_bytes are
-     * fetched. Returns where they are from finish until the next step_begin. Borrowed. */
+     * fetched. Returns where they are from finish until this step's next step_begin. Borrowed. */
     const void *(*fetch)(struct backend *be, struct step *step, struct tensor src);
-    /* Submits if that has not been done, waits for all ops since step_begin, makes the results
-     * readable, reports the first failure. */
+    /* Submits if that has not been done, waits for all ops since this step's step_begin, makes the
+     * results readable, reports the first failure. */
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
     /* Computes by fast_path[i] from now on, or without it. No step is open. */
     void (*fast_path_use)(struct backend *be, int i, bool is_used);
@@ -102,6 +106,9 @@ struct backend {
     bool prefers_bf16;   /* products of BF16 weights are many times as fast as those of F32 */
     int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */
     bool is_async;       /* the host is free between submit and finish */
+    /* Between a step's submit and its finish its twin may begin, and hold tokens that the step draws:
+     * step_token_drawn. */
+    bool runs_ahead;
     /* It may compute rows of tokens that came in a request otherwise than rows of drawn tokens, so
      * that a token has other bits as the one than as the other. Hence all rows of a step are of one
      * kind: step.is_drawn. Within a kind a row's bits depend on the row alone. */

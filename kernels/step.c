@@ -94,7 +94,11 @@ static void check_sequence(const struct step *step, int s, struct step_bounds *b
     CHECK(first <= end && end <= step->n_tok);
     for (int r = first; r < end; r++) {
         CHECK(r == first || step->pos[r] == step->pos[r - 1] + 1);
-        bounds->token = bound(bounds->token, step->token[r]);
+        if (step->token[r] < 0) {
+            CHECK(step->token[r] >= step_token_drawn(step->n_before - 1));
+        } else {
+            bounds->token = bound(bounds->token, step->token[r]);
+        }
         bounds->pos = bound(bounds->pos, step->pos[r]);
         bounds->lang = bound(bounds->lang, step->lang[r]);
     }
@@ -153,6 +157,7 @@ void step_check(struct step *step)
 {
     CHECK(step->n_tok >= 0 && step->n_tok <= step->limits.n_tok_max);
     CHECK(step->n_seq >= 0 && step->n_seq <= step->limits.n_seq_max);
+    CHECK(step->n_before >= 0 && step->n_before <= step->limits.n_out_max);
     CHECK(step->seq_first[0] == 0 && step->seq_first[step->n_seq] == step->n_tok);
     for (int s = 0; step->is_drawn && s <= step->n_seq; s++) {
         CHECK(step->seq_first[s] == s);

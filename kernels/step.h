@@ -147,7 +147,10 @@ struct step {
      * read no result before the last one was called. A backend may replay what it recorded of one
      * of them. */
     int ops_list;
-    int32_t *token;     /* [n_tok] */
+    /* Of a backend with runs_ahead: the outputs of the step that began before this one, whose drawn
+     * tokens rows of this one may hold. It need not have finished. Else 0. */
+    int n_before;
+    int32_t *token;     /* [n_tok], or step_token_drawn */
     int32_t *pos;       /* [n_tok] position in its own sequence = index into its cache */
     int32_t *lang;      /* [n_tok] language id; 0 where the model has no languages */
     int32_t *seq_first; /* [n_seq+1] rows seq_first[s] .. seq_first[s+1]-1 belong to sequence s;
@@ -179,6 +182,12 @@ struct step {
     int32_t *top_id;    /* [n_out, n_top_max], best first: larger logit, then smaller id */
     float *top_logprob; /* [n_out, n_top_max] */
 };
+
+/* In place of a token: the one that output i of the step before draws. */
+static inline int32_t step_token_drawn(int i)
+{
+    return -1 - i;
+}
 
 /* The cache page of position pos of sequence seq. In a ring, a position's place is taken over by
  * the one that is n_page_max pages later. */

@@ -1,5 +1,6 @@
 /* Another reading of the kernels' files, for persistent.cu alone: what they call kernels are functions, and
- * what they call a block is a group of a block's threads that place_here() describes. Their text stays the
+ * what they call a block is a group of a block's threads that place_here() describes. Of what they call
+ * shared memory, the dynamic one is the group's, the rest the block's (has_block). Their text stays the
  * one that is launched otherwise, so the bits are the same. tests/cuda_host reads it in yet another way.
  *
  * Read last: what follows knows no other kernels and launches nothing. */
@@ -15,7 +16,6 @@
 #undef blockDim
 #undef gridDim
 #undef DYN_SHARED
-#undef BLOCK_SHARED
 #undef KERNEL_ARG
 
 #define __global__ static __device__ __forceinline__
@@ -28,9 +28,6 @@
 #define grid_wait() place_wait()
 #define DYN_SHARED(T, name) T *const name = reinterpret_cast<T *>(place_shared())
 #define KERNEL_ARG(T) const T &
-#define BLOCK_SHARED(T, name, dims)                                                                \
-    __shared__ __align__(16) T name##_of_groups[PLACE_GROUPS] dims;                                \
-    auto &name = name##_of_groups[place_group()]
 
 /* Each has what launches it left out. */
 #ifdef __CUDACC__

@@ -1,37 +1,23 @@
-/* Causal attention over the pages of the cache: the op, and the kernel for drawn tokens and for few
- * rows of requests.
+/* Causal attention over the pages of the cache: the op, and the kernel for few rows of requests.
  *
- * Decode is bound by the bytes of the cache: 8·d_head per position, row and head, half of that in
- * BF16, at 4 flops per column. Rows × heads seldom fill the device evenly, so the splits of a row
- * (attention.cuh) are shared out among units, a block of each head to each: step_begin makes them of
- * the rows' lengths, and they travel with the step. Where a row has several units, their blocks
- * leave (max, sum, o) of each part in scratch, and the last one of a row and head to arrive merges
- * them in ascending order. A part is a split, of long drawn rows a run of them: a function of the
- * row's length alone, which keeps the scratch of a row small whatever the limit of the context is,
- * so that each drawn row has its own. How parts are shared out changes no bits. The grid depends on
- * the number of rows, never on positions, so that a captured step can be replayed: blocks whose unit
- * has no split leave.
+ * Drawn tokens go to attention_drawn.cu, rows of requests that tensor cores may compute to
+ * attention_mma.cu, others to the kernel here while they are few, and many to attention_tile.cu; these
+ * two give the same bits, so that is a matter of speed.
  *
- * Of requests up to PART_ROWS rows are spread, where the scratch holds all their splits: a prompt
- * reads its keys once per row then, but from the cache of the device. More go to attention_tile.cu;
- * both give the same bits, so that is a matter of speed. */
+ * Rows × heads of few rows do not fill the device, so the splits of a row (attention.cuh) are shared
+ * out among units, a block of each head to each: step_begin makes them of the rows' lengths, and they
+ * travel with the step. Where a row has several units, their blocks leave (max, sum, o) of each split
+ * in scratch, and the last one of a row and head to arrive merges them in ascending order. How they
+ * are shared out changes no bits. Blocks whose unit has no split leave. Up to PART_ROWS rows are
+ * spread, where the scratch holds all their splits: a prompt reads its keys once per row then, but
+ * from the cache of the device. */
 #include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/persistent.cuh"
 
 namespace
 {
 
 constexpr int BLOCK = SPLIT; /* threads: one for each score, so that none is idle meanwhile */
 constexpr int BLOCK_WARPS = BLOCK / 32;
-
-/* What the blocks of a row and head leave for the one that merges. Items are rows × heads. */
-struct parts {
-    const struct attention_unit *unit;
-    struct softmax_part *part; /* [n_item, n_part_max] */
-    float *o;                  /* [n_item, n_part_max, d_head] */
-    unsigned *n_arrived;       /* [n_item] 0 between launches */
-    int n_part_max;
-};
 
 /* Whether t, whose rows are runs of run_bytes, one a head or position, may be accessed piece bytes
  * at a time. */
@@ -182,7 +168,11 @@ __device__ __forceinline__ void row_write(const struct attention_args &a, int64_
     for (int i = 0; i < n_col; i++) {
         const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
         if (c < a.d_head) {
-            y[c] = fold.o[i] / fold.all.sum;
+            const float out = fold.o[i] / fold.all.sum;
+            y[c] = out;
+            if (a.rounded != NULL) {
+                cache_store(a.rounded + (row * a.n_head + head) * a.d_head + c, out);
+            }
         }
     }
 }
@@ -193,8 +183,8 @@ template <int n_col>
 __device__ void merge_parts(const struct attention_args &a, const struct parts &p, int64_t item,
                             int n_part, struct fold<n_col> *fold)
 {
-    BLOCK_SHARED(struct softmax_part, part, [BLOCK]);
-    BLOCK_SHARED(struct merge_factors, factors, [BLOCK]);
+    __shared__ struct softmax_part part[BLOCK];
+    __shared__ struct merge_factors factors[BLOCK];
     const int thread = static_cast<int>(threadIdx.x);
     for (int first = 0; first < n_part; first += BLOCK) {
         const int n = min(n_part - first, BLOCK);
@@ -219,7 +209,7 @@ __device__ void merge_parts(const struct attention_args &a, const struct parts &
             for (int i = 0; i < n_col; i++) {
                 const int c = thread + i * BLOCK;
                 if (c < a.d_head) {
-                    fold->o[i] = weigh_in(fold->o[i], p.o[(at + s) * a.d_head + c], factors[s]);
+                    fold->o[i] = weigh_in(fold->o[i], p.o[(at + s) * a.d_pad + c], factors[s]);
                 }
             }
         }
@@ -227,83 +217,38 @@ __device__ void merge_parts(const struct attention_args &a, const struct parts &
     }
 }
 
-/* Writes k and v of a row, the last of its sequence, to their place at one head. */
-template <typename T>
-__device__ __forceinline__ void row_store(const struct attention_args &a,
-                                          const struct attention_unit &unit, int head)
-{
-    const int64_t row = unit.row;
-    const int pos = unit.n_pos - 1;
-    const int64_t seq = unit.seq;
-    const int64_t page = a.view->page[seq * a.view->n_page_max + pos / KV_PAGE];
-    const int64_t at = (static_cast<int64_t>(head) * KV_PAGE + pos % KV_PAGE) * a.d_head;
-    T *const k = static_cast<T *>(a.k_pages) + page * a.k_page_stride + at;
-    T *const v = static_cast<T *>(a.v_pages) + page * a.v_page_stride + at;
-    for (int c = static_cast<int>(threadIdx.x); c < a.d_head; c += BLOCK) {
-        const int64_t column = static_cast<int64_t>(head) * a.d_head + c;
-        cache_store(k + c, a.k[row * a.k_stride + column]);
-        cache_store(v + c, a.v[row * a.v_stride + column]);
-    }
-}
-
 /* Leaves a part for the block that merges. */
 template <int n_col>
 __device__ __forceinline__ void part_write(const struct attention_args &a, const struct parts &p,
-                                           int64_t at, const struct fold<n_col> &part)
+                                           int64_t at, struct softmax_part part,
+                                           const float (&o)[n_col])
 {
     if (threadIdx.x == 0) {
-        p.part[at] = part.all;
+        p.part[at] = part;
     }
 #pragma unroll
     for (int i = 0; i < n_col; i++) {
         const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
         if (c < a.d_head) {
-            p.o[at * a.d_head + c] = part.o[i];
+            p.o[at * a.d_pad + c] = o[i];
         }
     }
 }
 
-/* Whether this block is the last of its row's and head's, and sees then what the others have left.
- * Fences by one thread are enough: behind a barrier they speak for the block, and each costs all that
- * is under way. */
-__device__ bool arrive(unsigned *n_arrived, int n_unit)
-{
-    BLOCK_SHARED(bool, is_last, );
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(n_arrived, 1u) == static_cast<unsigned>(n_unit) - 1;
-        if (is_last) {
-            __threadfence();
-            (void)atomicExch(n_arrived, 0u); /* for the next launch */
-        }
-    }
-    __syncthreads();
-    return is_last;
-}
-
-/* Grid: heads × units. The block that takes a row's last split, which nobody else reads, stores the
- * row's own k and v before if that is wanted: a launch less in each layer of a decode step. Bytes:
- * 8·d_head (BF16: 4·d_head) per position, row and head; flops: 4·d_head; bound: the memory's
- * bandwidth, and for a row or two the latency of four dependent reads. Share reached: not measured
- * yet. */
+/* Grid: heads × units. Bytes: 8·d_head (BF16: 4·d_head) per position, row and head; flops: 4·d_head;
+ * bound: the memory's bandwidth, and for a row or two the latency of dependent reads. Share reached:
+ * not measured yet. */
 template <typename T, bool is_one_buffer>
-__global__ void __launch_bounds__(BLOCK, 10)
-    part_kernel(KERNEL_ARG(struct attention_args) a, KERNEL_ARG(struct parts) p)
+__global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a, struct parts p)
 {
     DYN_SHARED(float, shared);
-    BLOCK_SHARED(float, small, [ROW_SHARED_FLOATS]);
+    __shared__ __align__(16) float small[ROW_SHARED_FLOATS];
     constexpr int n_col = (is_one_buffer ? D_HEAD_MAX : D_HEAD_TWO_BUFFERS) / BLOCK;
     const int head = static_cast<int>(blockIdx.x);
     grid_wait();
     const struct attention_unit unit = p.unit[blockIdx.y];
     if (unit.first >= unit.end) {
         return;
-    }
-    const int n_split = splits_of(unit.n_pos);
-    if (a.k != NULL && unit.end == n_split) {
-        row_store<T>(a, unit, head);
-        __syncthreads(); /* all of it is there before the first copy begins */
     }
     const int64_t item = static_cast<int64_t>(unit.row) * a.n_head + head;
     T *const k = reinterpret_cast<T *>(shared + a.stride);
@@ -314,45 +259,22 @@ __global__ void __launch_bounds__(BLOCK, 10)
         {
         }
     };
-    struct fold<n_col> part = all;
-    int n_in = 0; /* splits of the part so far */
-    int64_t at = item * p.n_part_max + unit.part;
-    const auto use = [&](int split, struct softmax_part one, const float(&o)[n_col]) {
-        if (n_in++ > 0) {
-            fold_in(&part, one, o);
-        } else {
-            part.all = one;
-#pragma unroll
-            for (int i = 0; i < n_col; i++) {
-                part.o[i] = o[i];
+    unit_visit<is_one_buffer, n_col>(
+        a, m, unit, head, [&](int split, struct softmax_part part, const float(&o)[n_col]) {
+            if (unit.n_unit == 1) {
+                fold_in(&all, part, o);
+            } else {
+                part_write(a, p, item * p.n_part_max + split, part, o);
             }
-        }
-        if (n_in < unit.run && split + 1 < n_split) {
-            return;
-        }
-        n_in = 0;
-        if (unit.n_unit == 1) {
-            fold_in(&all, part.all, part.o);
-        } else {
-            part_write(a, p, at++, part);
-        }
-    };
-    unit_visit<is_one_buffer, n_col>(a, m, unit, head, use);
+        });
     if (unit.n_unit > 1) {
-        if (!arrive(&p.n_arrived[item], unit.n_unit)) {
+        if (!parts_arrive(&p.n_arrived[item], unit.n_unit)) {
             return;
         }
-        merge_parts(a, p, item, (n_split + unit.run - 1) / unit.run, &all);
+        merge_parts(a, p, item, splits_of(unit.n_pos), &all);
     }
     row_write(a, unit.row, head, all);
 }
-
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
 
 /* Where a launch's parts lie in the scratch: from its start on, and the counters at its end, where
  * no launch has parts. */
@@ -364,12 +286,12 @@ struct parts parts_of(const struct step_scratch *scratch, const struct attention
     const size_t bytes = attention_part_bytes(
         n_row, n_part_max, static_cast<int64_t>(a->n_head) * a->d_head, a->n_head);
     CHECK(bytes + n_item * sizeof(unsigned) <= scratch->attention_bytes);
-    struct softmax_part *const part = static_cast<struct softmax_part *>(scratch->attention);
+    float *const o = static_cast<float *>(scratch->attention);
     char *const end = static_cast<char *>(scratch->attention) + scratch->attention_bytes;
     return {
         .unit = step_units(a->view),
-        .part = part,
-        .o = reinterpret_cast<float *>(part + n_part),
+        .part = reinterpret_cast<struct softmax_part *>(o + n_part * static_cast<size_t>(a->d_pad)),
+        .o = o,
         .n_arrived = reinterpret_cast<unsigned *>(end) - n_item,
         .n_part_max = n_part_max,
     };
@@ -384,8 +306,7 @@ void part_launch(struct cuda *cu, const struct attention_args *a, const struct p
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
-    LAUNCH_BODY(cu, body_attention(sizeof(T), is_one_buffer), (part_kernel<T, is_one_buffer>), grid,
-                dim3(BLOCK), bytes, *a, *p);
+    LAUNCH((part_kernel<T, is_one_buffer>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
 }
 
@@ -440,7 +361,9 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         .stride = shared_stride(d_pad, DTYPE_F32),
         .kv_stride = shared_stride(d_pad, cache),
         .kv_piece = cache_piece(k_pages, v_pages, d_head),
-        .has_groups = has_pieces(y, run_bytes, 16) && has_pieces(q, run_bytes, 16),
+        .has_groups =
+            has_pieces(y, run_bytes, 16) && has_pieces(q, run_bytes, 16) &&
+            (k.data == NULL || (has_pieces(k, run_bytes, 16) && has_pieces(v, run_bytes, 16))),
         .scale = scale,
         .view = view,
     };
@@ -456,13 +379,14 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }
+    a.rounded = linear_room(cu, y);
     const struct parts p = parts_of(scratch, &a, static_cast<int>(y.rows),
                                     attention_part_max(n_page_max, cu->is_drawn));
-    if (cache == DTYPE_BF16) {
+    if (cu->is_drawn) {
+        attention_drawn_launch(cu, &a, &p, cache, scratch->n_unit);
+    } else if (cache == DTYPE_BF16) {
         part_launch_of<uint16_t>(cu, &a, &p, scratch->n_unit);
     } else {
         part_launch_of<float>(cu, &a, &p, scratch->n_unit);
     }
 }
-
-#endif

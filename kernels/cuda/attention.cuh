@@ -1,13 +1,13 @@
-/* What the attention kernels share: above all the arithmetic, because those in F32 must give the
- * same bits for a row.
+/* What the attention kernels share: above all the arithmetic of those that must give the same bits for
+ * a row.
  *
- *   attention.cu       drawn tokens, and few rows of requests: the splits of a row on several
- *                      blocks, merged at the end
- *   attention_tile.cu  many rows of requests: a block per tile of a sequence's rows
- *   attention_mma.cu   any rows of requests on tensor cores, in BF16, if asked: an arithmetic of its
- *                      own
+ *   attention.cu        few rows of requests in F32: the splits of a row on several blocks, merged at
+ *                       the end
+ *   attention_tile.cu   many of them: a block per tile of a sequence's rows
+ *   attention_mma.cu    rows of requests on tensor cores, in BF16: an arithmetic of its own
+ *   attention_drawn.cu  drawn tokens: likewise, in F32
  *
- * A row's result for one head is defined like this, whichever kernel computes it. Positions are cut
+ * In the first two a row's result for one head is defined like this, whichever computes it. Positions are cut
  * into splits of SPLIT, by absolute position. Within a split
  *   score_u = scale · Σ_c q_c·k_uc       one chain of multiply-adds in ascending c
  *   max = max_u score_u                  over the positions that the row sees
@@ -17,10 +17,6 @@
  * and the splits are merged in ascending order by merge_factors_of and weigh_in: the online softmax
  * of Milakov and Gimelshein, cut as in FlashAttention. Positions that a row does not see are left
  * out, not multiplied by 0: what memory holds there may be NaN.
- *
- * Of a drawn token that sees more than PART_MAX splits, runs of n_split / PART_MAX splits, rounded
- * up, are merged first, each from its first split on, then the runs in ascending order: no row leaves
- * more than PART_MAX parts in scratch, however long a context may be.
  *
  * The cache is F32 or BF16 (T: float, uint16_t). Its elements are kept in shared memory as they are
  * and are widened when a group of four columns is read; all else is F32 either way, so the two
@@ -37,7 +33,8 @@
 constexpr int SPLIT = 64;      /* positions */
 constexpr int SPLIT_LANES = 8; /* lanes that share the positions of a row */
 constexpr int SPLIT_EACH = SPLIT / SPLIT_LANES;
-constexpr int PART_MAX = 64; /* parts of a drawn token's row: blocks that it may occupy */
+constexpr int DRAWN_SPLIT = 32; /* positions of a drawn token's split */
+constexpr int PART_MAX = 64;    /* parts of a drawn token's row: blocks that it may occupy */
 constexpr int D_HEAD_MAX = 256;
 /* Dynamic shared memory of a block: the smaller devices have 99 KB, up to 4 of them for static use. */
 constexpr size_t SHARED_BYTES_MAX = 95 << 10;
@@ -46,10 +43,10 @@ constexpr int D_HEAD_TWO_BUFFERS = 128;
 constexpr int SPLIT_PAGES = SPLIT / KV_PAGE;
 
 struct attention_args {
-    float *y;                /* [n_tok, n_head·d_head] */
-    uint16_t *rounded;       /* of attention_mma.cu: y once more, without gaps, BF16; or NULL */
-    const float *q;          /* [n_tok, n_head·d_head] */
-    const float *k, *v;      /* the same, of rows that are to be stored first; or NULL */
+    float *y;           /* [n_tok, n_head·d_head] */
+    uint16_t *rounded;  /* y once more, without gaps, BF16; or NULL; not of attention_tile.cu */
+    const float *q;     /* [n_tok, n_head·d_head] */
+    const float *k, *v; /* the same, of rows that are to be stored first; or NULL */
     void *k_pages, *v_pages; /* [n_page, n_head/n_share·KV_PAGE·d_head] of T */
     int64_t y_stride, q_stride, k_stride, v_stride, k_page_stride, v_page_stride;
     int n_head, d_head;
@@ -58,7 +55,7 @@ struct attention_args {
     int stride;      /* from row to row there, of queries */
     int kv_stride;   /* the same of keys and values, in elements of T */
     int kv_piece;    /* bytes of keys and values that may be copied at a time: 16, 8; 0 = none */
-    bool has_groups; /* y and q may be read and written 16 bytes at a time */
+    bool has_groups; /* y, q, k and v may be read and written 16 bytes at a time */
     float scale;
     const struct step_view *view;
 };
@@ -71,9 +68,27 @@ static inline size_t shared_bytes(const struct attention_args *a, int n_query, i
            sizeof(T) * static_cast<size_t>(n_buffer * SPLIT * a->kv_stride);
 }
 
+/* Of a row over a split, a part, or all so far. */
+struct softmax_part {
+    float max, sum;
+};
+
+/* What the blocks of a row and head leave for the one that merges. Items are rows × heads. */
+struct parts {
+    const struct attention_unit *unit;
+    struct softmax_part *part; /* [n_item, n_part_max] */
+    float *o;                  /* [n_item, n_part_max, d_pad] */
+    unsigned *n_arrived;       /* [n_item] 0 between launches */
+    int n_part_max;
+};
+
 /* attention_unit.cu: most parts of a row; bytes of scratch for the parts of n_row rows. */
 int attention_part_max(int n_page_max, bool is_drawn);
 size_t attention_part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int n_head);
+
+/* attention_drawn.cu: drawn tokens, which are stored first if there are k and v. */
+void attention_drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                            enum dtype cache, int n_unit);
 
 /* attention_tile.cu: any number of rows of requests. cache: the dtype of the pages. */
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,
@@ -86,6 +101,11 @@ void attention_mma_launch(struct cuda *cu, const struct attention_args *a, int n
 static __host__ __device__ __forceinline__ int splits_of(int n_pos)
 {
     return (n_pos + SPLIT - 1) / SPLIT;
+}
+
+static __host__ __device__ __forceinline__ int drawn_splits_of(int n_pos)
+{
+    return (n_pos + DRAWN_SPLIT - 1) / DRAWN_SPLIT;
 }
 
 namespace
@@ -138,11 +158,6 @@ __device__ __forceinline__ float exponent_base(float max)
     return max == -INFINITY ? 0 : max;
 }
 
-/* Of a row over one split, or over all splits so far. */
-struct softmax_part {
-    float max, sum;
-};
-
 /* s: the dot products of a row with positions lane_pos + 8·j of a split, of which it sees the first
  * n_seen. They become e, 0 where the row does not see. By the 8 lanes of the row together. */
 __device__ __forceinline__ struct softmax_part softmax_split(float (&s)[SPLIT_EACH], int n_seen,
@@ -192,6 +207,25 @@ __device__ __forceinline__ struct merge_factors merge_part(struct softmax_part *
     all->max = fmaxf(all->max, part.max);
     all->sum = weigh_in(all->sum, part.sum, f);
     return f;
+}
+
+/* Whether this block is the last of its row's and head's, and sees then what the others have left.
+ * Fences by one thread are enough: behind a barrier they speak for the block, and each costs all that
+ * is under way. */
+__device__ __forceinline__ bool parts_arrive(unsigned *n_arrived, int n_unit)
+{
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicAdd(n_arrived, 1u) == static_cast<unsigned>(n_unit) - 1;
+        if (is_last) {
+            __threadfence();
+            (void)atomicExch(n_arrived, 0u); /* for the next launch */
+        }
+    }
+    __syncthreads();
+    return is_last;
 }
 
 /* ---- reading the cache ----------------------------------------------------------------------- */

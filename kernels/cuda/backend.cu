@@ -398,6 +398,7 @@ static const struct backend_ops cuda_ops = {
     .weight_free = resource_weight_free,
     .weight_bytes = resource_weight_bytes,
     .step_new = cuda_step_new,
+    .step_twin = cuda_step_twin,
     .step_free = cuda_step_free,
     .upload = resource_upload,
     .download = resource_download,
@@ -444,6 +445,10 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cuda_fast_path(cu, "fusion", true, &cu->fuses);
     }
     cu->attends_mma = wants("PKMSERVE_CUDA_ATTENTION", true);
+    cu->be.runs_ahead = cu->trace == NULL && wants("PKMSERVE_CUDA_AHEAD", true);
+    if (cu->be.runs_ahead) {
+        cuda_fast_path(cu, "ahead", true, &cu->be.runs_ahead);
+    }
     *be = &cu->be;
     return ERR_OK;
 }

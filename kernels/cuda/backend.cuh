@@ -25,12 +25,14 @@ void graphs_recorded(struct cuda *cu);
 /* The step's ops have been called. */
 void graphs_end(struct cuda *cu);
 
-/* Whether a step has begun and not ended; whether the device may still have something to do. */
+/* Whether a step has begun and its last op has not been called. */
 bool graphs_is_open(const struct cuda *cu);
-bool graphs_is_busy(const struct cuda *cu);
 /* Waits until the device has nothing left to do. False after a failure, this one's or an earlier
  * one's. */
 bool graphs_wait(struct cuda *cu);
+/* Waits for what was launched before event was recorded, in a step that has ended. False as of
+ * graphs_wait. */
+bool graphs_wait_for(struct cuda *cu, cudaEvent_t event);
 /* Something whose address a graph may hold is about to be freed: waits, and drops all graphs. */
 void graphs_forget(struct cuda *cu);
 
@@ -51,6 +53,8 @@ void persistent_forget(struct cuda *cu);
 
 enum err_code cuda_step_new(struct backend *be, struct step **step,
                             const struct step_limits *limits, struct err *err);
+enum err_code cuda_step_twin(struct backend *be, struct step **twin, struct step *step,
+                             struct err *err);
 void cuda_step_free(struct backend *be, struct step *step);
 void cuda_step_begin(struct backend *be, struct step *step);
 void cuda_step_submit(struct backend *be, struct step *step);

@@ -37,7 +37,8 @@ struct step_view {
     int32_t n_page_max;                /* row length of page: what this step's longest needs; of a
                                         * ring, its pages at most */
     int32_t n_top_max;                 /* row length of top_id and top_logprob */
-    const int32_t *token, *pos, *lang; /* [n_tok] */
+    const int32_t *token, *pos, *lang; /* [n_tok]; a token below 0: step_token_drawn */
+    int32_t *drawn;                    /* [n_out_max] by output, of the last step that drew any */
     const int32_t *row_seq;            /* [n_tok] sequence of each row */
     const int32_t *seq_first;          /* [n_seq + 1] */
     const int32_t *page;               /* [n_seq, n_page_max] */
@@ -51,13 +52,15 @@ struct step_view {
     const struct step_ablate *ablate;
     const int32_t *redirect_first; /* [n_seq + 1] */
     const struct step_redirect *redirect;
-    int32_t *out_token; /* results, downloaded by finish */
+    int32_t *out_token; /* results: in the host's memory */
     float *out_logprob;
     int32_t *out_rank;
     float *out_entropy;
     int32_t *top_id; /* [n_out, n_top_max] */
     float *top_logprob;
 };
+
+enum { UNIT_PAGES = 16 };
 
 /* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
  * no split are filled up with 0. */
@@ -66,9 +69,11 @@ struct __align__(16) attention_unit
     int32_t row, seq;
     int32_t n_pos; /* positions that the row sees */
     int32_t first, end;
-    int32_t run;    /* splits that are merged to a part before parts are merged */
+    int32_t run;    /* splits of a part */
     int32_t part;   /* of the first split */
     int32_t n_unit; /* of the row */
+    int32_t
+        page[UNIT_PAGES]; /* of a drawn token: its first pages, which are read at once with it */
 };
 
 /* They lie behind the step's view, at the same address in each step. */
@@ -339,7 +344,8 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
  * itself, to norm.cu's bits, and one writes y. Whether it can, linear_takes_norm says: y then has few
  * rows and overlaps neither x nor r of the norm, nor does the product's y any of them. */
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
-                        const struct weight *w, struct tensor bias, enum act act);
+                        const struct weight *w, struct tensor bias, enum act act,
+                        enum linear_result result);
 bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
@@ -352,9 +358,10 @@ bool linear_can_split(const struct weight *w);
 void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
 /* Results that only a product reads are left rounded to BF16, as it would round them, by the op that computes
- * them: in steps of requests, where cuBLASLt multiplies. An op gets room for y's rows [y.rows, y.cols]
+ * them. An op gets room for y's rows [y.rows, y.cols]
  * without gaps, or NULL: then it leaves them in F32 alone, and the product rounds them. What is in the room
- * counts for the op that is launched next and for no other: run (launch.cu) calls linear_next. */
+ * counts for the op that is launched next, and if that is a product that reads it, for the one after it:
+ * run (launch.cu) calls linear_next. */
 uint16_t *linear_room(struct cuda *cu, struct tensor y);
 void linear_next(struct cuda *cu);
 

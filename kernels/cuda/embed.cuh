@@ -36,7 +36,8 @@ struct embed_row {
 
 __device__ __forceinline__ struct embed_row embed_row_of(const struct embed_from &e, int64_t row)
 {
-    const int64_t token = e.view->token[row];
+    const int32_t given = e.view->token[row];
+    const int64_t token = given >= 0 ? given : e.view->drawn[-1 - given]; /* step_token_drawn */
     const int64_t pos = e.pos.data != NULL ? e.view->pos[row] : 0;
     const int64_t lang = e.lang.data != NULL ? e.view->lang[row] : 0;
     return {token * e.d, pos * e.d, lang * e.d};

@@ -7,7 +7,7 @@
  *
  * Decode steps (of drawn tokens, each row an output) of one batch size launch identical kernels;
  * what differs (positions, pages, requested outputs) is read from device memory. Which
- * recorded step a new one equals is said by its key: the step's address, its list of ops (ops_list),
+ * recorded step a new one equals is said by its key: where its view is, its list of ops (ops_list),
  * its rows, and whether any sequence has knock-outs or redirections, since a model calls other ops
  * or passes other arguments then. Where that holds, a hundred launches become one, which begins as
  * soon as the step's inputs are on their way, before the model calls its first op. At the end the
@@ -43,7 +43,7 @@ enum {
 enum step_mode { STEP_EAGER, STEP_RECORD, STEP_REPLAY };
 
 struct graph_key {
-    const struct step *step; /* Borrowed */
+    const struct step_view *view; /* Borrowed: the same of twins */
     int ops_list, n_tok;
     bool ablates, redirects;
 };
@@ -63,7 +63,6 @@ struct cuda_graphs {
     struct graph *now;  /* Borrowed: that of the step, unless EAGER */
     int n_op;           /* called since the step began */
     bool is_open;       /* a step has begun and not been submitted */
-    bool is_busy;       /* the device may have something to do */
     struct err failure; /* of a launch into the recording */
 };
 
@@ -212,7 +211,7 @@ static bool may_repeat(const struct cuda *cu, const struct step *step)
 
 static bool is_same(const struct graph_key *a, const struct graph_key *b)
 {
-    return a->n_tok == b->n_tok && a->step == b->step && a->ops_list == b->ops_list &&
+    return a->n_tok == b->n_tok && a->view == b->view && a->ops_list == b->ops_list &&
            a->ablates == b->ablates && a->redirects == b->redirects;
 }
 
@@ -236,7 +235,6 @@ void graphs_begin(struct cuda *cu, const struct step *step)
 {
     struct cuda_graphs *const g = cu->graphs;
     g->is_open = true;
-    g->is_busy = true; /* with the step's inputs */
     cu->is_drawn = step->is_drawn;
     g->mode = STEP_EAGER;
     g->n_op = 0;
@@ -244,8 +242,8 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     if (cu->failure.code != ERR_OK || !may_repeat(cu, step)) {
         return;
     }
-    const struct graph_key key = {step, step->ops_list, step->n_tok, step->n_ablate > 0,
-                                  step->n_redirect > 0};
+    const struct graph_key key = {cuda_step_of(step)->view, step->ops_list, step->n_tok,
+                                  step->n_ablate > 0, step->n_redirect > 0};
     g->now = graph_of(g, &key);
     if (g->now == NULL) {
         return;
@@ -271,7 +269,6 @@ bool graphs_launch(struct cuda *cu, int64_t rows)
     if (g->mode == STEP_REPLAY || rows == 0 || cu->failure.code != ERR_OK) {
         return false;
     }
-    g->is_busy = true;
     return true;
 }
 
@@ -294,11 +291,6 @@ bool graphs_is_open(const struct cuda *cu)
     return cu->graphs->is_open;
 }
 
-bool graphs_is_busy(const struct cuda *cu)
-{
-    return cu->graphs->is_busy;
-}
-
 /* ---- waiting -------------------------------------------------------------------------------- */
 
 bool graphs_wait(struct cuda *cu)
@@ -309,11 +301,20 @@ bool graphs_wait(struct cuda *cu)
     if (g->mode == STEP_RECORD) {
         record_end(cu, false);
     }
-    g->is_busy = false;
     trace_list_end(cu);
     const bool is_good = cuda_ok(cu, cudaStreamSynchronize(cu->stream), "the wait for a step");
     trace_collect(cu);
     return is_good && cu->failure.code == ERR_OK;
+}
+
+bool graphs_wait_for(struct cuda *cu, cudaEvent_t event)
+{
+    CHECK(!cu->graphs->is_open);
+    if (cu->trace != NULL ||
+        cu->failure.code != ERR_OK) { /* whose times are read when all is done */
+        return graphs_wait(cu);
+    }
+    return cuda_ok(cu, cudaEventSynchronize(event), "the wait for a step");
 }
 
 void graphs_forget(struct cuda *cu)

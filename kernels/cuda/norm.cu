@@ -30,7 +30,7 @@ __device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t 
 template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args a)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
-    const int row = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / WARP);
+    const int row = static_cast<int>(my_item());
     if (a.starts_early) {
         for (int c = lane * GROUP; c < a.d; c += NORM_COLS) {
             prefetch_l2(a.gamma + c);
@@ -131,14 +131,14 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
 
 template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args &a)
 {
-    const int rows_per_block = BLOCK / WARP;
-    const dim3 grid(static_cast<unsigned>((a.n_row + rows_per_block - 1) / rows_per_block));
+    const dim3 block = items_block(cu, a.n_row);
+    const dim3 grid = grid_of(a.n_row, block.x / WARP);
     if (a.d <= 8 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 8>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
+        LAUNCH((norm_kernel<aligned, 8>), grid, block, 0, cuda_queue(cu), a);
     } else if (a.d <= 16 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 16>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
+        LAUNCH((norm_kernel<aligned, 16>), grid, block, 0, cuda_queue(cu), a);
     } else {
-        LAUNCH((norm_kernel<aligned, 0>), grid, dim3(BLOCK), 0, cuda_queue(cu), a);
+        LAUNCH((norm_kernel<aligned, 0>), grid, block, 0, cuda_queue(cu), a);
     }
 }
 
@@ -250,20 +250,24 @@ void cuda_norm(struct cuda *cu, const struct norm_op *op)
 void cuda_rms_norm(struct cuda *cu, struct tensor y, struct tensor sum, struct tensor x,
                    struct tensor r, struct tensor gamma, float eps)
 {
-    LAUNCH(rms_kernel, grid_of(y.rows, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), y, sum, x, r,
+    const dim3 block = items_block(cu, y.rows);
+    LAUNCH(rms_kernel, grid_of(y.rows, block.x / WARP), block, 0, cuda_queue(cu), y, sum, x, r,
            static_cast<const float *>(gamma.data), eps, linear_room(cu, y));
     cuda_check(cu, "rms_norm");
 }
 
 void cuda_head_norm(struct cuda *cu, struct tensor x, struct tensor gamma, int n_head, float eps)
 {
-    LAUNCH(head_norm_kernel, grid_of(x.rows * n_head, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), x,
+    const dim3 block = items_block(cu, x.rows * n_head);
+    LAUNCH(head_norm_kernel, grid_of(x.rows * n_head, block.x / WARP), block, 0, cuda_queue(cu), x,
            static_cast<const float *>(gamma.data), gamma.cols, eps);
     cuda_check(cu, "head_norm");
 }
 
 void cuda_l2_norm(struct cuda *cu, struct tensor y, struct tensor x, int n_run)
 {
-    LAUNCH(l2_kernel, grid_of(x.rows * n_run, ITEMS), dim3(BLOCK), 0, cuda_queue(cu), y, x, n_run);
+    const dim3 block = items_block(cu, x.rows * n_run);
+    LAUNCH(l2_kernel, grid_of(x.rows * n_run, block.x / WARP), block, 0, cuda_queue(cu), y, x,
+           n_run);
     cuda_check(cu, "l2_norm");
 }

@@ -292,6 +292,7 @@ __device__ VOCAB_CALLED void finish_row(struct outputs_room room, const float *z
             draw_token(own.draw, z, own.copy, room.n_vocab, room.n_group, view, view->sample[out]);
         if (threadIdx.x == 0) {
             view->out_token[out] = token;
+            view->drawn[out] = token; /* for the next step, which may have been launched */
         }
     }
     if ((want & OUT_OF_LOGITS) != 0) {

@@ -278,11 +278,10 @@ void persistent_begin(struct cuda *cu)
     }
 }
 
-/* Whose shared variables are the block's, not a group's. */
+/* Whether a body has shared variables of its own, which are the block's: one group has them. */
 static bool has_block(enum body body)
 {
-    return body == BODY_SEARCH || body == BODY_READ_F32 || body == BODY_READ_BF16 ||
-           body == BODY_OUTPUTS;
+    return body >= BODY_ATTENTION;
 }
 
 void persistent_append(struct cuda *cu, enum body body, dim3 grid, int n_thread,
@@ -350,7 +349,7 @@ void persistent_forget(struct cuda *cu)
 #include "kernels/cuda/as_body.cuh"
 
 /* Headers once, for all; then the files, whose names are their own. */
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_drawn.cuh"
 #include "kernels/cuda/gemv.cuh"
 #include "kernels/cuda/pkm_search.cuh"
 #include "kernels/cuda/redirect.cuh"
@@ -358,7 +357,7 @@ void persistent_forget(struct cuda *cu)
 
 namespace body_attention_file
 {
-#include "kernels/cuda/attention.cu"
+#include "kernels/cuda/attention_drawn.cu"
 }
 namespace body_gemv_file
 {
@@ -414,43 +413,50 @@ using namespace body_gemv_f32_file;
 template <int n_half, bool is_normed>
 __device__ __forceinline__ void run_gemv_bf16(const unsigned char *args)
 {
-    body_call<gemv_kernel_bf16<gemv_bf16<n_half, 1, is_normed>>>::run(args);
+    body_call<gemv_kernel_bf16<gemv_bf16<n_half, 1, is_normed, !is_normed>>>::run(args);
 }
 
-template <int n_token, bool is_normed>
+template <int n_token, int n_half, bool is_normed>
 __device__ __forceinline__ void run_gemv_f32(const unsigned char *args)
 {
-    body_call<gemv_kernel_f32<gemv_f32<n_token, false, is_normed>>>::run(args);
+    body_call<gemv_kernel_f32<gemv_f32<n_token, n_half, false, is_normed>>>::run(args);
+}
+
+template <typename T> __device__ __forceinline__ void run_read(const unsigned char *args)
+{
+    using table = body_read_file::float_table<T>;
+    body_call<body_read_file::read_kernel<table, true, false>>::run(args);
 }
 
 __device__ __forceinline__ void body_run(int body, const unsigned char *args)
 {
     switch (body) {
-    case body_gemv_bf16(1, 1, false): run_gemv_bf16<1, false>(args); break;
-    case body_gemv_bf16(1, 1, true): run_gemv_bf16<1, true>(args); break;
-    case body_gemv_bf16(2, 1, false): run_gemv_bf16<2, false>(args); break;
-    case body_gemv_bf16(2, 1, true): run_gemv_bf16<2, true>(args); break;
-    case body_gemv_bf16(4, 1, false): run_gemv_bf16<4, false>(args); break;
-    case body_gemv_bf16(4, 1, true): run_gemv_bf16<4, true>(args); break;
-    case body_gemv_bf16(8, 1, false): run_gemv_bf16<8, false>(args); break;
-    case body_gemv_bf16(8, 1, true): run_gemv_bf16<8, true>(args); break;
-    case body_gemv_f32(1, false, false): run_gemv_f32<1, false>(args); break;
-    case body_gemv_f32(1, false, true): run_gemv_f32<1, true>(args); break;
-    case body_gemv_f32(4, false, false): run_gemv_f32<4, false>(args); break;
-    case body_gemv_f32(4, false, true): run_gemv_f32<4, true>(args); break;
-    case body_gemv_f32(8, false, false): run_gemv_f32<8, false>(args); break;
-    case body_gemv_f32(8, false, true): run_gemv_f32<8, true>(args); break;
-    case BODY_ATTENTION_F32: body_call<part_kernel<float, false>>::run(args); break;
-    case BODY_ATTENTION_BF16: body_call<part_kernel<uint16_t, false>>::run(args); break;
-    case BODY_SEARCH: body_call<body_search_file::few_kernel>::run(args); break;
-    case BODY_READ_F32:
-        body_call<body_read_file::read_kernel<body_read_file::float_table<float>, true,
-                                              false>>::run(args);
-        break;
-    case BODY_READ_BF16:
-        body_call<body_read_file::read_kernel<body_read_file::float_table<uint16_t>, true,
-                                              false>>::run(args);
-        break;
+    case BODY_GEMV_BF16: run_gemv_bf16<1, false>(args); break;
+    case BODY_GEMV_BF16 + 1: run_gemv_bf16<1, true>(args); break;
+    case BODY_GEMV_BF16 + 2: run_gemv_bf16<2, false>(args); break;
+    case BODY_GEMV_BF16 + 3: run_gemv_bf16<2, true>(args); break;
+    case BODY_GEMV_BF16 + 4: run_gemv_bf16<4, false>(args); break;
+    case BODY_GEMV_BF16 + 5: run_gemv_bf16<4, true>(args); break;
+    case BODY_GEMV_BF16 + 6: run_gemv_bf16<8, false>(args); break;
+    case BODY_GEMV_BF16 + 7: run_gemv_bf16<8, true>(args); break;
+    case BODY_GEMV_F32: run_gemv_f32<1, 1, false>(args); break;
+    case BODY_GEMV_F32 + 1: run_gemv_f32<1, 1, true>(args); break;
+    case BODY_GEMV_F32 + 2: run_gemv_f32<1, 2, false>(args); break;
+    case BODY_GEMV_F32 + 3: run_gemv_f32<1, 2, true>(args); break;
+    case BODY_GEMV_F32 + 4: run_gemv_f32<4, 1, false>(args); break;
+    case BODY_GEMV_F32 + 5: run_gemv_f32<4, 1, true>(args); break;
+    case BODY_GEMV_F32 + 6: run_gemv_f32<4, 2, false>(args); break;
+    case BODY_GEMV_F32 + 7: run_gemv_f32<4, 2, true>(args); break;
+    case BODY_GEMV_F32 + 8: run_gemv_f32<8, 1, false>(args); break;
+    case BODY_GEMV_F32 + 9: run_gemv_f32<8, 1, true>(args); break;
+    case BODY_GEMV_F32 + 10: run_gemv_f32<8, 2, false>(args); break;
+    case BODY_GEMV_F32 + 11: run_gemv_f32<8, 2, true>(args); break;
+    case BODY_ATTENTION: body_call<drawn_kernel<float, 64, true>>::run(args); break;
+    case BODY_ATTENTION + 1: body_call<drawn_kernel<uint16_t, 64, true>>::run(args); break;
+    case BODY_SEARCH: body_call<body_search_file::few_kernel<16, 8>>::run(args); break;
+    case BODY_SEARCH + 1: body_call<body_search_file::few_kernel<16, 16>>::run(args); break;
+    case BODY_READ: run_read<float>(args); break;
+    case BODY_READ + 1: run_read<uint16_t>(args); break;
     case BODY_OUTPUTS: body_call<body_outputs_file::outputs_kernel>::run(args); break;
     default: break;
     }

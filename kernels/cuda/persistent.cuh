@@ -7,37 +7,44 @@
 
 #include <string.h>
 
-/* The kernels that the persistent one can stand for. */
+/* The kernels that the persistent one can stand for: what steps of up to 8 drawn rows launch. */
 enum body {
     BODY_NONE,
-    BODY_GEMV_BF16,                         /* of 1, 2, 4 and 8 halves, plain and normed */
-    BODY_GEMV_F32 = BODY_GEMV_BF16 + 8,     /* of 1, 4 and 8 tokens, plain and normed */
-    BODY_ATTENTION_F32 = BODY_GEMV_F32 + 6, /* of a cache of F32 */
-    BODY_ATTENTION_BF16,
-    BODY_SEARCH,
-    BODY_READ_F32,
-    BODY_READ_BF16,
-    BODY_OUTPUTS
+    BODY_GEMV_BF16, /* of 1, 2, 4 and 8 halves, of rounded rows and normed */
+    BODY_GEMV_F32 =
+        BODY_GEMV_BF16 + 8, /* of 1, 4 and 8 tokens, each of 1 and 2 halves, plain and normed */
+    BODY_ATTENTION = BODY_GEMV_F32 + 12, /* of a cache of F32 and BF16, heads of up to 64 columns */
+    BODY_SEARCH = BODY_ATTENTION + 2,    /* of up to 512 keys, by 8 and 16 warps */
+    BODY_READ = BODY_SEARCH + 2,         /* of values of F32 and BF16 */
+    BODY_OUTPUTS = BODY_READ + 2
 };
 
-__host__ __device__ constexpr enum body body_gemv_bf16(int n_half, int n_nt, bool is_normed)
+__host__ __device__ constexpr enum body body_gemv_bf16(int n_half, int n_nt, bool is_normed,
+                                                       bool is_rounded)
 {
     const int at = n_half == 8 ? 3 : n_half / 2;
-    return n_nt > 1 ? BODY_NONE : static_cast<enum body>(BODY_GEMV_BF16 + 2 * at + is_normed);
+    return n_nt > 1 || is_rounded == is_normed
+               ? BODY_NONE
+               : static_cast<enum body>(BODY_GEMV_BF16 + 2 * at + is_normed);
 }
 
-__host__ __device__ constexpr enum body body_gemv_f32(int n_token, bool is_row_major,
+__host__ __device__ constexpr enum body body_gemv_f32(int n_token, int n_half, bool is_row_major,
                                                       bool is_normed)
 {
-    return is_row_major ? BODY_NONE
-                        : static_cast<enum body>(BODY_GEMV_F32 + 2 * (n_token / 4) + is_normed);
+    const int at = 2 * (n_token / 4) + n_half - 1;
+    return is_row_major ? BODY_NONE : static_cast<enum body>(BODY_GEMV_F32 + 2 * at + is_normed);
 }
 
-__host__ __device__ constexpr enum body body_attention(size_t element_bytes, bool is_one_buffer)
+__host__ __device__ constexpr enum body body_attention(size_t element_bytes, int width,
+                                                       bool is_whole)
 {
-    return is_one_buffer        ? BODY_NONE
-           : element_bytes == 2 ? BODY_ATTENTION_BF16
-                                : BODY_ATTENTION_F32;
+    return width > 64 || !is_whole ? BODY_NONE
+                                   : static_cast<enum body>(BODY_ATTENTION + (element_bytes == 2));
+}
+
+__host__ __device__ constexpr enum body body_search(int n_key_lane, int n_warp)
+{
+    return n_key_lane > 16 ? BODY_NONE : static_cast<enum body>(BODY_SEARCH + (n_warp == 16));
 }
 
 enum { BODY_ARGS_BYTES = 720 };

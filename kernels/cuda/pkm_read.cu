@@ -282,10 +282,9 @@ struct read_call {
 /* Of tables of floats alone. */
 template <typename T> constexpr enum body body_read(bool paired)
 {
-    return !paired                                         ? BODY_NONE
-           : std::is_same<T, float_table<float>>::value    ? BODY_READ_F32
-           : std::is_same<T, float_table<uint16_t>>::value ? BODY_READ_BF16
-                                                           : BODY_NONE;
+    const bool is_bf16 = std::is_same<T, float_table<uint16_t>>::value;
+    const bool is_float = is_bf16 || std::is_same<T, float_table<float>>::value;
+    return paired && is_float ? static_cast<enum body>(BODY_READ + is_bf16) : BODY_NONE;
 }
 
 template <typename T, bool paired>

@@ -18,10 +18,10 @@
  * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_generic.cu
  * does the rest. Split keys of these shapes are pkm_search_mma.cu's, with bits of its own.
  *
- * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then a selection of
- * about 40 dependent warp operations per half and 30 for the sums. Bytes: split reads the keys once
- * per T rows (from L2 after the first tile), tile once per 16. Bound: split latency, some 3
- * dependent phases; tile F32 arithmetic. Share of the bound reached: not measured yet. */
+ * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then the selections,
+ * 1920 instructions of a warp (pkm_search_mma.cu). Bytes: split reads the keys once per T rows (from L2
+ * after the first tile), tile once per 16. Bound: split latency, some 3 dependent phases; tile F32
+ * arithmetic. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/pkm_search.cuh"
 
 #include <string.h>
@@ -107,8 +107,8 @@ __device__ void split_select(const struct search *s, const uint32_t *ranks, cons
                              int n_pair, int64_t first, int n_row, int head)
 {
     constexpr int n_warp = split_threads<T> / SELECT_WARP;
-    __shared__ struct candidate best[T][2][K_MAX];
-    __shared__ struct candidate chosen[n_warp][K_MAX];
+    __shared__ __align__(16) struct candidate best[T][2][K_MAX];
+    __shared__ __align__(16) struct candidate chosen[n_warp][K_MAX];
     const int64_t padded = s->layout.n_key_padded;
     const int warp = threadIdx.x / SELECT_WARP;
     for (int i = warp; i < 2 * n_row; i += n_warp) {
@@ -132,7 +132,6 @@ __global__ void __launch_bounds__(split_threads<T>)
 {
     DYN_SHARED(float, queries);
     __shared__ uint16_t pair[PAIR_MAX];
-    __shared__ bool is_last;
     const int head = blockIdx.y;
     const int64_t first = static_cast<int64_t>(blockIdx.z) * T;
     const int n_row = static_cast<int>(s.query.rows - first < T ? s.query.rows - first : T);
@@ -165,18 +164,7 @@ __global__ void __launch_bounds__(split_threads<T>)
                 rank_of_score(sum[t]);
         }
     }
-    __syncthreads();
-    unsigned *const arrived = scratch.arrived + blockIdx.z * gridDim.y + head;
-    if (threadIdx.x == 0) {
-        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
-        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (is_last) {
-        if (threadIdx.x == 0) {
-            atomicExch(arrived, 0u); /* for the next launch */
-        }
-        __threadfence();
+    if (is_last_block(scratch.arrived + blockIdx.z * gridDim.y + head, gridDim.x)) {
         split_select<T>(&s, scratch.ranks, pair, pairs.n, first, n_row, head);
     }
 }
@@ -215,11 +203,12 @@ __device__ void tile_scores(uint32_t *ranks, const float4 *queries, const struct
 }
 
 template <int T, int V>
-__global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct search s, struct pairs pairs)
+__global__ void __launch_bounds__(TILE_THREADS, V > 32 ? 1 : 2)
+    tile_kernel(struct search s, struct pairs pairs)
 {
     DYN_SHARED(float4, queries);
-    __shared__ struct candidate best[T][2][K_MAX];
-    __shared__ struct candidate chosen[TILE_THREADS / SELECT_WARP][K_MAX];
+    __shared__ __align__(16) struct candidate best[T][2][K_MAX];
+    __shared__ __align__(16) struct candidate chosen[TILE_THREADS / SELECT_WARP][K_MAX];
     __shared__ uint16_t pair[PAIR_MAX];
     const int head = blockIdx.x;
     const int64_t first = static_cast<int64_t>(blockIdx.y) * T;

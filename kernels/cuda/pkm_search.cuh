@@ -40,8 +40,23 @@ __device__ __forceinline__ void load_pairs(uint16_t *to, const struct pairs &lis
     }
 }
 
+/* Whether this block is the last of n to come here with this counter; it may then read what the
+ * others wrote before they came. Leaves the counter at 0 for the next launch. By the whole block. */
+static __device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsigned n)
+{
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) { /* for all of the block: before and behind the barriers */
+        __threadfence();
+        is_last = atomicInc(n_arrived, n - 1) == n - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    return is_last;
+}
+
 /* best[0 .. k-1] ← the best of the n_key ranks, by one warp, whose lane j < k gets the j-th. V·32 >=
- * n_key. */
+ * n_key; best as warp_best's chosen. */
 template <int V>
 __device__ __forceinline__ struct candidate
 select_keys(struct candidate *best, const volatile uint32_t *ranks, int n_key, int k)

@@ -18,23 +18,29 @@
  * of g+8), then with z and w.
  *
  *   few   up to FEW_ROWS rows. A block scores 64 keys of one half for 16 rows, 8 keys a warp, which
- *         are under way before the kernel before has ended; ranks go to scratch. Of up to APART_ROWS
- *         rows the last block of a head selects, both halves of all rows at once, a warp each; of
- *         more, the last of each half selects that half, and the last of the two the slots. Grid
- *         (2·n_key / 64, n_head, rows / 16), 256 threads.
+ *         are under way before the kernel before has ended; ranks go to scratch. Of up to half as many
+ *         rows as it has warps the last block of a head selects, both halves of all rows at once, a warp
+ *         each; of more, the last of each half selects that half, and the last of the two the slots. Grid
+ *         (2·n_key / 64, n_head, rows / 16).
  *   many  more rows. A block scores all keys for T rows, half by half, 16 keys a warp at a time, keeps
- *         ranks in shared memory and selects. Grid (n_head, rows / T), 256 threads. Where even 16 rows
- *         do not fit the shared memory, few takes FEW_ROWS rows at a time.
+ *         ranks in shared memory and selects. Grid (n_head, rows / T); T is 16 where that gives no more
+ *         blocks than there are multiprocessors, else 32. Where even 16 rows do not fit the shared memory,
+ *         few takes FEW_ROWS rows at a time.
+ * A block has 8 warps; 16 where the grid leaves it a multiprocessor to itself, since a warp's selections wait
+ * for their own results: of few rows the upper 8 do nothing else.
  *
  * Per row and head 3 · 2·n_key·d_half multiply-adds on tensor cores (393 k for 512 keys of 128), then
- * 2·n_key ranks to select among. Bytes: few reads the keys (4 per column) once per 16 rows, many once
- * per T, from L2 after the first. Bound: few latency, three dependent phases; many L2, then the
- * selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 11 us; 62 selections of 512 per
- * multiprocessor, some 8).
- * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 128 and 189, many 96 to 120 and to 128, of
- * more than 1024 keys 160 and 162. Two blocks of a multiprocessor at a time, one where a thread takes more
- * than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, few 10 KB.
- * Share of the bound reached: not measured yet, hence only with PKMSERVE_CUDA_SPLIT=1. */
+ * 2·n_key ranks to select among: 1920 instructions of a warp, of the code for sm_90, at 7 probes each (660 a
+ * half and 600 for the pairs; every bit probed in turn, and the chosen counted one after the other, they
+ * were 4030). Bytes: few reads the keys (4 per column) once per 16 rows, many once per T, from L2 after the
+ * first. Bound: few latency, three dependent phases, of which a half takes some 1600 clocks and the pairs
+ * 1400; many L2, then the selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 13 us; 31
+ * selections of both halves and pairs per multiprocessor, some 8). So 256 rows are few: 1024 blocks draw
+ * 42 MB by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them.
+ * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 114 and 116, of more than 512 keys 202 and
+ * 157; many 95 to 120 and to 126, of more than 1024 keys 155 and 152. Two blocks of 8 warps of a multiprocessor
+ * at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128
+ * columns, few 14 KB. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/pkm_search.cuh"
 
@@ -50,14 +56,12 @@ enum {
     PIECE = 8,    /* columns of 16 bytes */
     PIECES = COLUMNS / PIECE,
     LANES = 32,
-    THREADS = 256,
-    WARPS = THREADS / LANES,
-    FEW_ROWS = 128,
+    WARPS = 8, /* of a block, or twice as many */
+    FEW_ROWS = 256,
     FEW_KEYS = WARPS * KEYS, /* of a block; keys are padded to a multiple of it */
     FEW_AHEAD = 4,           /* blocks of 32 columns that are asked for early */
-    APART_ROWS = WARPS / 2,
-    MANY_TILES = 2, /* of 8 keys that a warp scores at a time */
-    RANK_PAD = 8    /* ranks between rows in shared memory: 8 rows' stores fall into 32 banks */
+    MANY_TILES = 2,          /* of 8 keys that a warp scores at a time */
+    RANK_PAD = 8 /* ranks between rows in shared memory: 8 rows' stores fall into 32 banks */
 };
 
 /* Of keys packed for this kernel, and its scratch behind them. */
@@ -132,7 +136,7 @@ __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_args &a
     const float *const query = static_cast<const float *>(a.s.query.data) +
                                first * a.s.query.stride +
                                static_cast<int64_t>(2 * head + half) * a.s.d;
-    for (int i = threadIdx.x; i < n_tile * ROWS * n_piece; i += THREADS) {
+    for (int i = threadIdx.x; i < n_tile * ROWS * n_piece; i += blockDim.x) {
         const int row = i / n_piece;
         const int piece = i - row * n_piece;
         const bool is_row = row < n_row;
@@ -219,43 +223,18 @@ __device__ __forceinline__ void load_keys(uint4 (&keys)[FEW_AHEAD][1][2], const 
     }
 }
 
-/* best[0 .. k-1] ← the best keys of a half, in global memory, by one warp. chosen is its own. */
-__device__ __forceinline__ void select_half(struct candidate *best, struct candidate *chosen,
-                                            const uint32_t *ranks, int n_key, int k)
-{
-    const struct candidate mine = n_key <= 16 * SELECT_WARP
-                                      ? select_keys<16>(chosen, ranks, n_key, k)
-                                      : select_keys<64>(chosen, ranks, n_key, k);
-    const int lane = static_cast<int>(threadIdx.x) % LANES;
-    if (lane < k) {
-        best[lane] = mine;
-    }
-}
+/* The best keys of both halves of a row. */
+struct lists {
+    struct candidate half[2][K_MAX];
+};
 
-/* Whether this block is the last of n to come here with this counter; it may then read what the
- * others wrote before they came. Leaves the counter at 0 for the next launch. By the whole block. */
-__device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsigned n)
-{
-    __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence(); /* for all of the block: what it saw behind the barrier goes first too */
-        is_last = atomicAdd(n_arrived, 1u) == n - 1;
-        if (is_last) {
-            (void)atomicExch(n_arrived, 0u);
-        }
-    }
-    __syncthreads();
-    if (is_last) {
-        __threadfence();
-    }
-    return is_last;
-}
-
-__global__ void __launch_bounds__(THREADS) few_kernel(KERNEL_ARG(struct mma_args) a)
+template <int V, int W>
+__global__ void __launch_bounds__(W *LANES, V > 16 || W > WARPS ? 1 : 2)
+    few_kernel(KERNEL_ARG(struct mma_args) a)
 {
     DYN_SHARED(uint4, queries); /* [n_block][hi, lo][g, g+8][32 lanes] */
-    __shared__ struct candidate chosen[WARPS][K_MAX];
+    __shared__ __align__(16) struct lists best[W];
+    __shared__ __align__(16) struct candidate chosen[W][K_MAX];
     __shared__ uint16_t pair[PAIR_MAX];
     const int warp = static_cast<int>(threadIdx.x) / LANES;
     const int lane = static_cast<int>(threadIdx.x) % LANES;
@@ -268,15 +247,16 @@ __global__ void __launch_bounds__(THREADS) few_kernel(KERNEL_ARG(struct mma_args
                                                                      : static_cast<int>(ROWS));
     const uint4 *const keys =
         a.keys + (2 * head + half) * a.group_pieces + key / KEYS * a.n_block * 2 * LANES + lane;
+    const bool scores = warp < WARPS; /* the others select alone */
     uint4 now[FEW_AHEAD][1][2];
-    load_keys(now, keys, 0, a.n_block);
+    load_keys(now, keys, 0, scores ? a.n_block : 0);
     grid_wait();
     load_queries<1>(queries, a, first, n_row, head, half);
     load_pairs(pair, a.pairs);
     __syncthreads();
     struct chains<1, 1> sum = {
     };
-    for (int from = 0; from < a.n_block; from += FEW_AHEAD) {
+    for (int from = 0; scores && from < a.n_block; from += FEW_AHEAD) {
         uint4 next[FEW_AHEAD][1][2];
         load_keys(next, keys, from + FEW_AHEAD, a.n_block);
 #pragma unroll
@@ -298,36 +278,46 @@ __global__ void __launch_bounds__(THREADS) few_kernel(KERNEL_ARG(struct mma_args
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = lane / 4 + 8 * h;
-        if (row < n_row) {
+        if (scores && row < n_row) {
             *reinterpret_cast<uint2 *>(a.ranks + group_of(row, half) * a.n_key_padded + key +
                                        lane % 4 * 2) = ranks_of(sum, 0, 0, h);
         }
     }
     unsigned *const arrived = a.arrived + (blockIdx.z * n_head + head) * COUNTERS;
-    const bool is_apart = n_row > APART_ROWS;
+    const bool is_apart = n_row > W / 2;
     if (!is_last_block(arrived + (is_apart ? half : 0),
                        static_cast<unsigned>(is_apart ? n_part : 2 * n_part))) {
         return;
     }
-    for (int i = warp; i < (is_apart ? n_row : 2 * n_row); i += WARPS) {
-        const int64_t group = is_apart ? group_of(i, half) : group_of(i / 2, i % 2);
-        select_half(a.best + group * K_MAX, chosen[warp], a.ranks + group * a.n_key_padded,
-                    a.s.n_key, a.s.k_top);
+    if (!is_apart && warp < 2 * n_row) {
+        (void)select_keys<V>(best[warp / 2].half[warp % 2],
+                             a.ranks + group_of(warp / 2, warp % 2) * a.n_key_padded, a.s.n_key,
+                             a.s.k_top);
+    }
+    for (int row = warp; is_apart && row < n_row; row += W) {
+        a.best[group_of(row, half) * K_MAX + lane] = select_keys<V>(
+            chosen[warp], a.ranks + group_of(row, half) * a.n_key_padded, a.s.n_key, a.s.k_top);
     }
     if (is_apart && !is_last_block(arrived + 2, 2)) {
         return;
     }
     __syncthreads(); /* without a second counter: the lists are there */
-    for (int row = warp; row < n_row; row += WARPS) {
-        select_slots(&a.s, a.best + group_of(row, 0) * K_MAX, a.best + group_of(row, 1) * K_MAX,
-                     chosen[warp], pair, a.pairs.n, first + row, head);
+    for (int row = warp; row < n_row; row += W) {
+        struct lists *const mine = &best[is_apart ? warp : row];
+        if (is_apart) {
+            mine->half[0][lane] = a.best[group_of(row, 0) * K_MAX + lane];
+            mine->half[1][lane] = a.best[group_of(row, 1) * K_MAX + lane];
+            __syncwarp();
+        }
+        select_slots(&a.s, mine->half[0], mine->half[1], chosen[warp], pair, a.pairs.n, first + row,
+                     head);
     }
 }
 
 /* ---- many rows ------------------------------------------------------------------------------- */
 
 /* ranks[T][rank_stride] ← of one half of a head. queries: as load_queries wrote them. */
-template <int T>
+template <int T, int W>
 __device__ __forceinline__ void many_scores(uint32_t *ranks, int rank_stride, const uint4 *queries,
                                             const struct mma_args &a, int head, int half)
 {
@@ -336,7 +326,7 @@ __device__ __forceinline__ void many_scores(uint32_t *ranks, int rank_stride, co
     const int lane = static_cast<int>(threadIdx.x) % LANES;
     const int tile_pieces = a.n_block * 2 * LANES; /* of 8 keys */
     const uint4 *const group = a.keys + (2 * head + half) * a.group_pieces + lane;
-    for (int tile = warp * MANY_TILES; tile < a.n_key_padded / KEYS; tile += WARPS * MANY_TILES) {
+    for (int tile = warp * MANY_TILES; tile < a.n_key_padded / KEYS; tile += W * MANY_TILES) {
         const uint4 *const keys = group + static_cast<int64_t>(tile) * tile_pieces;
         struct chains<n_tile, MANY_TILES> sum = {
         };
@@ -378,22 +368,24 @@ __device__ __forceinline__ void many_scores(uint32_t *ranks, int rank_stride, co
 }
 
 /* What a block of T rows keeps besides ranks and queries. */
-template <int T> struct many_shared {
+template <int T, int W> struct __align__(16) many_shared
+{
     struct candidate best[T][2][K_MAX];
-    struct candidate chosen[WARPS][K_MAX];
+    struct candidate chosen[W][K_MAX];
     uint16_t pair[PAIR_MAX];
 };
 
-template <int T, int V>
-__global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) many_kernel(const struct mma_args a)
+template <int T, int V, int W>
+__global__ void __launch_bounds__(W *LANES, V > 16 || W > WARPS ? 1 : 2)
+    many_kernel(const struct mma_args a)
 {
     constexpr int n_tile = T / ROWS;
     DYN_SHARED(uint4, queries); /* [n_tile][n_block][hi, lo][g, g+8][32 lanes] */
     const int rank_stride = a.n_key_padded + RANK_PAD;
     uint32_t *const ranks =
         reinterpret_cast<uint32_t *>(queries + n_tile * a.n_block * 4 * LANES); /* [T][stride] */
-    struct many_shared<T> *const m =
-        reinterpret_cast<struct many_shared<T> *>(ranks + T * rank_stride);
+    struct many_shared<T, W> *const m =
+        reinterpret_cast<struct many_shared<T, W> *>(ranks + T * rank_stride);
     const int warp = static_cast<int>(threadIdx.x) / LANES;
     const int head = static_cast<int>(blockIdx.x);
     const int64_t first = static_cast<int64_t>(blockIdx.y) * T;
@@ -404,14 +396,14 @@ __global__ void __launch_bounds__(THREADS, V > 16 ? 1 : 2) many_kernel(const str
     for (int half = 0; half < 2; half++) {
         load_queries<n_tile>(queries, a, first, n_row, head, half);
         __syncthreads(); /* they are there, and the ranks of the half before have been read */
-        many_scores<T>(ranks, rank_stride, queries, a, head, half);
+        many_scores<T, W>(ranks, rank_stride, queries, a, head, half);
         __syncthreads();
-        for (int i = warp; i < n_row; i += WARPS) {
+        for (int i = warp; i < n_row; i += W) {
             (void)select_keys<V>(m->best[i][half], ranks + i * rank_stride, a.s.n_key, a.s.k_top);
         }
     }
     __syncthreads();
-    for (int i = warp; i < n_row; i += WARPS) {
+    for (int i = warp; i < n_row; i += W) {
         select_slots(&a.s, m->best[i][0], m->best[i][1], m->chosen[warp], m->pair, a.pairs.n,
                      first + i, head);
     }
@@ -431,36 +423,67 @@ size_t query_bytes(const struct mma_args *a, int n_tile)
     return static_cast<size_t>(n_tile * a->n_block) * 4 * LANES * sizeof(uint4);
 }
 
+template <int V, int W> void launch_few_of(struct cuda *cu, const struct mma_args *a, dim3 grid)
+{
+    LAUNCH_BODY(cu, body_search(V, W), (few_kernel<V, W>), grid, dim3(W * LANES), query_bytes(a, 1),
+                *a);
+}
+
+/* Where each block has a multiprocessor to itself, it gets twice the warps to select with. */
 void launch_few(struct cuda *cu, const struct mma_args *a)
 {
     const dim3 grid(static_cast<unsigned>(2 * a->n_key_padded / FEW_KEYS),
                     static_cast<unsigned>(a->s.n_head),
                     static_cast<unsigned>((a->s.query.rows + ROWS - 1) / ROWS));
-    LAUNCH_BODY(cu, BODY_SEARCH, few_kernel, grid, dim3(THREADS), query_bytes(a, 1), *a);
+    if (a->s.n_key > 16 * SELECT_WARP) {
+        launch_few_of<64, WARPS>(cu, a, grid);
+    } else if (grid.x * grid.y * grid.z > static_cast<unsigned>(cu->n_sm)) {
+        launch_few_of<16, WARPS>(cu, a, grid);
+    } else {
+        launch_few_of<16, 2 * WARPS>(cu, a, grid);
+    }
+}
+
+/* Blocks of T rows. */
+template <int T> dim3 many_grid(const struct mma_args *a)
+{
+    return dim3(static_cast<unsigned>(a->s.n_head),
+                static_cast<unsigned>((a->s.query.rows + T - 1) / T));
+}
+
+/* Whether each has a multiprocessor to itself. */
+template <int T> bool is_one_each(const struct cuda *cu, const struct mma_args *a)
+{
+    const dim3 grid = many_grid<T>(a);
+    return grid.x * grid.y <= static_cast<unsigned>(cu->n_sm);
 }
 
 /* False if T rows do not fit the shared memory of this GPU. */
-template <int T, int V> bool launch_many(struct cuda *cu, const struct mma_args *a)
+template <int T, int V, int W> bool launch_many(struct cuda *cu, const struct mma_args *a)
 {
     const size_t ranks = T * static_cast<size_t>(a->n_key_padded + RANK_PAD) * sizeof(uint32_t);
-    const size_t bytes = query_bytes(a, T / ROWS) + ranks + sizeof(struct many_shared<T>);
+    const size_t bytes = query_bytes(a, T / ROWS) + ranks + sizeof(struct many_shared<T, W>);
     if (bytes + 1024 > cu->shared_max) { /* the system takes some */
         return false;
     }
-    const dim3 grid(static_cast<unsigned>(a->s.n_head),
-                    static_cast<unsigned>((a->s.query.rows + T - 1) / T));
-    if (cuda_shared(cu, many_kernel<T, V>, bytes, "pkm_search")) {
-        LAUNCH((many_kernel<T, V>), grid, dim3(THREADS), bytes, cuda_queue(cu), *a);
+    if (cuda_shared(cu, many_kernel<T, V, W>, bytes, "pkm_search")) {
+        LAUNCH((many_kernel<T, V, W>), many_grid<T>(a), dim3(W * LANES), bytes, cuda_queue(cu), *a);
     }
     return true;
 }
 
+/* As few rows as leave no multiprocessor without a block, and then as few blocks as there can be. */
 bool launch_many_of(struct cuda *cu, const struct mma_args *a)
 {
-    if (a->s.n_key <= 512) {
-        return launch_many<32, 16>(cu, a) || launch_many<16, 16>(cu, a);
+    if (a->s.n_key > 1024) {
+        return launch_many<16, 64, WARPS>(cu, a);
     }
-    return a->s.n_key <= 1024 ? launch_many<16, 32>(cu, a) : launch_many<16, 64>(cu, a);
+    if (a->s.n_key > 512) {
+        return launch_many<16, 32, WARPS>(cu, a);
+    }
+    return (is_one_each<16>(cu, a) && launch_many<16, 16, 2 * WARPS>(cu, a)) ||
+           (is_one_each<32>(cu, a) && launch_many<32, 16, 2 * WARPS>(cu, a)) ||
+           launch_many<32, 16, WARPS>(cu, a) || launch_many<16, 16, WARPS>(cu, a);
 }
 
 /* One launch after the other uses the same scratch. */

@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda.cuh"
 
 constexpr int SELECT_WARP = 32;
+constexpr int CHAINS = 4; /* of a count: additions that do not wait for one another */
 
 static const uint32_t SELECT_NONE = 0;
 static const uint32_t SELECT_NAN = 1;
@@ -18,6 +19,12 @@ static const unsigned SELECT_ALL_LANES = 0xffffffffu;
 struct candidate {
     uint32_t rank;   /* of the score */
     uint32_t number; /* smaller is better among equals */
+};
+
+/* As shared memory is read. */
+struct __align__(16) candidate_pair
+{
+    struct candidate a, b;
 };
 
 __device__ __forceinline__ uint32_t rank_of_score(float score)
@@ -42,92 +49,148 @@ __device__ __forceinline__ bool is_better(struct candidate a, struct candidate b
     return a.rank > b.rank || (a.rank == b.rank && a.number < b.number);
 }
 
-/* The lanes of a warp hold V candidates each. What the warp chooses: ranks above border, and those
- * at border with a number of at most last. */
-struct select_border {
-    uint32_t rank, last;
-};
+/* -1 if a < b, else 0: what a - b borrows. To count by tests takes three instructions each, two of which
+ * wait for the count before; so it takes two and a half, and CHAINS counts at a time. */
+__device__ __forceinline__ uint32_t borrow(uint32_t a, uint32_t b)
+{
+    return static_cast<uint32_t>((static_cast<uint64_t>(a) - b) >> 32);
+}
+
+/* The lanes of a warp hold V candidates each. */
+
+/* n[c] ← how many of this lane's ranks v with v % CHAINS = c reach least. */
+template <int V>
+__device__ __forceinline__ void count_lane(uint32_t (&n)[CHAINS], const uint32_t (&rank)[V],
+                                           uint32_t least)
+{
+    static_assert(V % CHAINS == 0);
+#pragma unroll
+    for (int c = 0; c < CHAINS; c++) {
+        n[c] = V / CHAINS;
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        n[v % CHAINS] += borrow(rank[v], least);
+    }
+}
 
 template <int V>
 __device__ __forceinline__ int count_from(const uint32_t (&rank)[V], uint32_t least)
 {
-    int n = 0;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        n += rank[v] >= least ? 1 : 0;
-    }
-    return __reduce_add_sync(SELECT_ALL_LANES, n);
+    uint32_t n[CHAINS];
+    count_lane<V>(n, rank, least);
+    return static_cast<int>(__reduce_add_sync(SELECT_ALL_LANES, (n[0] + n[1]) + (n[2] + n[3])));
 }
 
-/* The border of the k best; at least k of the ranks are not SELECT_NONE, numbers are distinct and
- * below 2^31. The largest rank that k candidates reach is found bit by bit; the search ends as soon
- * as exactly k reach it. Only equal ranks at the border need the same search over numbers. */
+/* Of candidates whose rank is border all but the wanted ones with the smallest numbers become none. */
 template <int V>
-__device__ __forceinline__ struct select_border warp_border(const uint32_t (&rank)[V],
-                                                            const uint32_t (&number)[V], int k)
+__device__ __forceinline__ void warp_cut_equals(uint32_t (&rank)[V], const uint32_t (&number)[V],
+                                                uint32_t border, int wanted)
 {
-    struct select_border border = {0, 0x7fffffffu};
-    int reached = 0;
-    for (int bit = 31; bit >= 0 && reached != k; bit--) {
-        const uint32_t probe = border.rank | 1u << bit;
-        const int n = count_from<V>(rank, probe);
-        if (n >= k) {
-            border.rank = probe;
-            reached = n;
-        }
-    }
-    if (reached == k) {
-        return border;
-    }
-    const int wanted = k - (border.rank == 0xffffffffu ? 0 : count_from<V>(rank, border.rank + 1));
+    uint32_t last = 0x7fffffffu;
     for (int bit = 30; bit >= 0; bit--) {
-        const uint32_t probe = border.last & ~(1u << bit);
+        const uint32_t probe = last & ~(1u << bit);
         int n = 0;
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            n += rank[v] == border.rank && number[v] <= probe ? 1 : 0;
+            n += rank[v] == border && number[v] <= probe ? 1 : 0;
         }
         if (__reduce_add_sync(SELECT_ALL_LANES, n) >= wanted) {
-            border.last = probe;
+            last = probe;
         }
     }
-    return border;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        rank[v] = rank[v] == border && number[v] > last ? SELECT_NONE : rank[v];
+    }
+}
+
+/* A rank that the k <= 32 best reach and no others; those that equal the last of them and stand behind it
+ * become none. At least k of the ranks are not SELECT_NONE, numbers are distinct and below 2^31. The
+ * smallest of the lanes' largest ranks is one that 32 candidates reach: between it and the largest of all
+ * the border is found by halves, of 512 normal scores in 7 probes. */
+template <int V>
+__device__ __forceinline__ uint32_t warp_border(uint32_t (&rank)[V], const uint32_t (&number)[V],
+                                                int k)
+{
+    uint32_t largest = rank[0];
+#pragma unroll
+    for (int v = 1; v < V; v++) {
+        largest = rank[v] > largest ? rank[v] : largest;
+    }
+    uint32_t reached = __reduce_min_sync(SELECT_ALL_LANES, largest);    /* by k or more */
+    uint32_t missed = __reduce_max_sync(SELECT_ALL_LANES, largest) + 1; /* by all but n_above < k */
+    int n_above = 0;
+    while (missed - reached > 1) {
+        const uint32_t probe = reached + (missed - reached) / 2;
+        const int n = count_from<V>(rank, probe);
+        if (n == k) {
+            return probe;
+        }
+        reached = n > k ? probe : reached;
+        missed = n > k ? missed : probe;
+        n_above = n > k ? n_above : n;
+    }
+    warp_cut_equals<V>(rank, number, reached, k - n_above);
+    return reached;
 }
 
 /* The k <= 32 best of a warp's candidates, best first: lane j < k gets the j-th, the other lanes an
- * undefined one. chosen is 32 entries of shared memory of the warp's own. All lanes call. */
+ * undefined one. chosen is 32 entries of shared memory of the warp's own, at a multiple of 16 bytes, of which
+ * the first k become the same. All lanes call. */
 template <int V>
 __device__ __forceinline__ struct candidate
-warp_best(const uint32_t (&rank)[V], const uint32_t (&number)[V], int k, struct candidate *chosen)
+warp_best(uint32_t (&rank)[V], const uint32_t (&number)[V], int k, struct candidate *chosen)
 {
-    const unsigned lane = threadIdx.x % SELECT_WARP;
-    const struct select_border border = warp_border<V>(rank, number, k);
-    int base = 0;
+    const int lane = static_cast<int>(threadIdx.x % SELECT_WARP);
+    const uint32_t border = warp_border<V>(rank, number, k);
+    uint32_t n[CHAINS];
+    count_lane<V>(n, rank, border);
+    const uint32_t all_mine = (n[0] + n[1]) + (n[2] + n[3]);
+    uint32_t end = all_mine; /* of this lane's place in chosen */
+#pragma unroll
+    for (int step = 1; step < SELECT_WARP; step *= 2) {
+        const uint32_t before = __shfl_up_sync(SELECT_ALL_LANES, end, step);
+        end += lane >= step ? before : 0;
+    }
+    struct candidate *to[CHAINS] = {chosen + (end - all_mine)};
+#pragma unroll
+    for (int c = 1; c < CHAINS; c++) {
+        to[c] = to[c - 1] + n[c - 1];
+    }
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        const bool is_chosen =
-            rank[v] > border.rank || (rank[v] == border.rank && number[v] <= border.last);
-        const unsigned lanes = __ballot_sync(SELECT_ALL_LANES, is_chosen);
-        if (is_chosen) {
-            chosen[base + __popc(lanes & ((1u << lane) - 1))] = {rank[v], number[v]};
+        if (rank[v] >= border) {
+            *to[v % CHAINS]++ = {rank[v], number[v]};
         }
-        base += __popc(lanes);
+    }
+    if (lane >= k) {
+        chosen[lane] = {SELECT_NONE, 0xffffffffu};
     }
     __syncwarp();
-    const struct candidate mine =
-        static_cast<int>(lane) < k ? chosen[lane] : (struct candidate){SELECT_NONE, 0xffffffffu};
-    int at = 0;
-    for (int j = 0; j < k; j++) {
-        const struct candidate other = {__shfl_sync(SELECT_ALL_LANES, mine.rank, j),
-                                        __shfl_sync(SELECT_ALL_LANES, mine.number, j)};
-        at += is_better(other, mine) ? 1 : 0;
+    const struct candidate mine = chosen[lane];
+    const struct candidate_pair *const all = reinterpret_cast<struct candidate_pair *>(chosen);
+    uint32_t n_better[CHAINS] = {}; /* negated */
+#pragma unroll
+    for (int j = 0; j < SELECT_WARP / 2; j++) {
+        const struct candidate_pair other = all[j];
+        n_better[2 * j % CHAINS] += borrow(mine.rank, other.a.rank);
+        n_better[(2 * j + 1) % CHAINS] += borrow(mine.rank, other.b.rank);
+    }
+    int at = -static_cast<int>((n_better[0] + n_better[1]) + (n_better[2] + n_better[3]));
+    if (__reduce_add_sync(SELECT_ALL_LANES, lane < k ? at : 0) != k * (k - 1) / 2) {
+#pragma unroll 1
+        for (int j = 0; j < k; j++) { /* some are equal */
+            const struct candidate other = chosen[j];
+            at += other.rank == mine.rank && other.number < mine.number ? 1 : 0;
+        }
     }
     __syncwarp();
-    if (static_cast<int>(lane) < k) {
+    if (lane < k) {
         chosen[at] = mine;
     }
     __syncwarp();
-    const struct candidate best = chosen[lane < static_cast<unsigned>(k) ? lane : 0];
+    const struct candidate best = chosen[lane < k ? lane : 0];
     __syncwarp();
     return best;
 }

@@ -7,7 +7,7 @@
  *     cooperative groups, no cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
  *   - __shared__ variables, __syncthreads and its _count/_and/_or, __syncwarp(mask),
  *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync, __activemask (never to
- *     decide a result), __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Max/Min/CAS/Exch,
+ *     decide a result), __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Inc/Max/Min/CAS/Exch,
  *     __threadfence, __ldg, __popc, __clz, __ffs, __brev, __byte_perm, __float_as_uint and its kin,
  *     fmaf, expf, exp2f, logf, erff, sqrtf, rsqrtf (not for results), int4/uint4/float4/uint2/float2/dim3;
  *   - blocks of one kernel do not wait for one another, unless LAUNCH_TOGETHER launched it (count_up,
@@ -222,10 +222,6 @@ __device__ __forceinline__ float4 bf16_widen_four(uint2 four)
 
 /* A struct that a kernel is given. Where the kernel is no kernel (as_body.cuh), it is read where it lies. */
 #define KERNEL_ARG(T) const T
-
-/* T name dims: a shared variable of the block. Where groups of threads stand for blocks (as_body.cuh),
- * of each of them. */
-#define BLOCK_SHARED(T, name, dims) __shared__ __align__(16) T name dims
 
 #ifdef PKMSERVE_CUDA_HOST
 

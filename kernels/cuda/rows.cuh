@@ -11,7 +11,7 @@
 enum {
     WARP = 32,
     GROUP = 4, /* columns */
-    ITEMS = 4, /* warps of a block */
+    ITEMS = 4, /* warps of a block at most */
     BLOCK = WARP * ITEMS
 };
 
@@ -80,7 +80,15 @@ static __device__ __forceinline__ int my_first_column()
 /* This warp's item of n, or n or more: no such item. */
 static __device__ __forceinline__ int64_t my_item()
 {
-    return static_cast<int64_t>(blockIdx.x) * ITEMS + threadIdx.x / WARP;
+    return static_cast<int64_t>(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+}
+
+/* Threads of a block for n items: a warp each, and only where all multiprocessors have one more than one of
+ * them, since few items then wait for memory's latency and not for what a multiprocessor draws. */
+static inline dim3 items_block(const struct cuda *cu, int64_t n)
+{
+    const int64_t n_warp = n / cu->n_sm;
+    return dim3(WARP * static_cast<unsigned>(n_warp < 1 ? 1 : n_warp < ITEMS ? n_warp : +ITEMS));
 }
 
 /* This thread's element of n, or n or more: no such element. */

@@ -2,20 +2,22 @@
  *
  * The engine's arrays are plain host memory, each an allocation of its own, so that a sanitizer
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
- * starts one copy of it to the device's block:
+ * starts one copy of it to the device's block, at whose beginning kernels find the view:
  *
- *   step_view | attention's units | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
- *   out_rank out_entropy top_id top_logprob
- *   <-------------------------- uploaded ------------------------------->
- *                                                           <------- downloaded --------------->
+ *   step_view | attention's units | token pos lang row_seq seq_first page out_row ... redirect | drawn
+ *   <------------------------------------ uploaded -------------------------------------->
  *
- * out_token goes both ways: a target may be a token drawn earlier. Only the view's own address is
- * fixed; it says where the arrays are in this step. After the ops, one copy brings the results into
- * a second pinned block, and finish hands those out that were asked for and computed. Behind them in
- * that block is what is fetched, a copy each, in the same wait.
+ * Only the view's own address is fixed, and that of drawn; the view says where the arrays are in this
+ * step. Results are written by the kernels into a second pinned block, whose addresses the view has,
+ * too: they are there when the event behind the step's work has been, and finish hands those out that
+ * were asked for and computed. Behind them in that block is what is fetched, a copy each, in the same
+ * wait.
  *
- * One block each way suffices: begin waits if the device still works, so what it packs over has
- * been read, and results are handed out before the next begin. */
+ * Twins have pinned blocks of their own each, and one device's block: what is uploaded for the one that
+ * began second waits, in the stream, for the kernels of the first. A token that the first draws is then
+ * on the device only: in drawn, which uploads leave alone. The few kilobytes of a step of drawn tokens
+ * are copied by a kernel, which reads the host's memory itself: between kernels a copy by the
+ * device's copying unit would hand the stream over to that and back. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
@@ -28,14 +30,24 @@ struct out_range {
     int64_t first, end;
 };
 
+/* Pinned memory of the host, and its address on the device. */
+struct pinned {
+    char *host;   /* Owner */
+    char *device; /* Borrowed */
+};
+
 struct step_inside {
-    char *device;          /* Owner */
-    char *up;              /* Owner: pinned, what is uploaded */
-    char *down;            /* Owner: pinned, what was downloaded */
-    size_t bytes;          /* of device and up; down has as much, and limits.n_fetch_bytes */
+    char *device;          /* Owner: the first of twins */
+    int32_t *drawn;        /* Borrowed: in device */
+    bool is_second;        /* of twins */
+    struct pinned up;      /* what is uploaded */
+    struct pinned down;    /* results, and behind them what is fetched */
+    size_t up_bytes;       /* of up; device has as much, and drawn */
+    size_t result_bytes;   /* of down; it has limits.n_fetch_bytes more */
     size_t fetched;        /* bytes of these in this step */
+    cudaEvent_t done;      /* Owner: recorded behind all of the step's work */
+    bool is_under_way;     /* begun and not finished */
     struct step_view view; /* of this step */
-    size_t down_first, down_bytes; /* of this step, in device */
     struct out_range ready;
 };
 
@@ -83,8 +95,7 @@ static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_pag
 }
 
 /* Addresses of the arrays of s, for the counts of s. Copies the inputs if p has a block. */
-static struct step_view pack_step(struct pack *p, const struct step *s, int n_page, int n_unit,
-                                  size_t *down_first)
+static struct step_view pack_step(struct pack *p, const struct step *s, int n_page, int n_unit)
 {
     struct step_view v = {};
     const struct step_view *const at = pack_room<struct step_view>(p, 1, 1);
@@ -122,13 +133,12 @@ static struct step_view pack_step(struct pack *p, const struct step *s, int n_pa
     v.ablate = pack_copy(p, s->ablate, s->n_ablate, 1);
     v.redirect_first = pack_copy(p, s->redirect_first, s->n_seq + 1, 1);
     v.redirect = pack_copy(p, s->redirect, s->n_redirect, 1);
-    *down_first = p->used;
-    v.out_token = pack_copy(p, s->out_token, s->n_out, 1);
     return v;
 }
 
 static void pack_results(struct pack *p, const struct step *s, struct step_view *v)
 {
+    v->out_token = pack_room<int32_t>(p, s->n_out, 1);
     v->out_logprob = pack_room<float>(p, s->n_out, 1);
     v->out_rank = pack_room<int32_t>(p, s->n_out, 1);
     v->out_entropy = pack_room<float>(p, s->n_out, 1);
@@ -136,8 +146,9 @@ static void pack_results(struct pack *p, const struct step *s, struct step_view 
     v->top_logprob = pack_room<float>(p, s->n_out, s->limits.n_top_max);
 }
 
-/* Bytes of the fullest step. */
-static size_t pack_bytes(const struct cuda *cu, const struct step_limits *limits)
+/* Bytes of the fullest step: of its inputs, and of its results. */
+static void pack_bytes(const struct cuda *cu, const struct step_limits *limits,
+                       struct step_inside *in)
 {
     struct step full = {};
     full.limits = *limits;
@@ -149,12 +160,12 @@ static size_t pack_bytes(const struct cuda *cu, const struct step_limits *limits
     full.n_allow = limits->n_allow_max;
     full.n_ablate = limits->n_ablate_max;
     full.n_redirect = limits->n_redirect_max;
-    struct pack p = {};
-    size_t down_first = 0;
-    struct step_view v =
-        pack_step(&p, &full, limits->n_page_max, attention_unit_max(cu, limits), &down_first);
-    pack_results(&p, &full, &v);
-    return p.used;
+    struct pack up = {};
+    struct pack down = {};
+    struct step_view v = pack_step(&up, &full, limits->n_page_max, attention_unit_max(cu, limits));
+    pack_results(&down, &full, &v);
+    in->up_bytes = up.used;
+    in->result_bytes = down.used;
 }
 
 /* ---- making --------------------------------------------------------------------------------- */
@@ -170,30 +181,54 @@ static enum err_code scratch_new(struct cuda *cu, void **data, size_t bytes, con
     return code;
 }
 
-static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err *err)
+static enum err_code pinned_new(struct cuda *cu, struct pinned *block, size_t bytes,
+                                const char *purpose, struct err *err)
+{
+    void *host = NULL;
+    void *device = NULL;
+    const enum err_code code = resource_pinned_new(cu, &host, bytes, purpose, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    block->host = static_cast<char *>(host);
+    memset(block->host, 0, bytes);
+    if (!cuda_ok(cu, cudaHostGetDevicePointer(&device, host, 0), purpose)) {
+        *err = cu->failure;
+        return err->code;
+    }
+    block->device = static_cast<char *>(device);
+    return ERR_OK;
+}
+
+/* What each of twins has for itself. */
+static enum err_code own_new(struct cuda *cu, struct cuda_step *s, struct err *err)
+{
+    struct step_inside *const in = inside_of(s);
+    pack_bytes(cu, &s->step.limits, in);
+    const size_t down_bytes = in->result_bytes + static_cast<size_t>(s->step.limits.n_fetch_bytes);
+    enum err_code code = pinned_new(cu, &in->up, in->up_bytes, "the step's upload", err);
+    code =
+        code == ERR_OK ? pinned_new(cu, &in->down, down_bytes, "the step's download", err) : code;
+    if (code == ERR_OK && !cuda_ok(cu, cudaEventCreateWithFlags(&in->done, cudaEventDisableTiming),
+                                   "cuda_step_new")) {
+        *err = cu->failure;
+        return err->code;
+    }
+    return code;
+}
+
+static enum err_code device_new(struct cuda *cu, struct cuda_step *s, struct err *err)
 {
     struct step_inside *const in = inside_of(s);
     struct step_scratch *const scratch = &s->scratch;
     const struct step_limits *const limits = &s->step.limits;
-    in->bytes = pack_bytes(cu, limits);
+    const size_t drawn_bytes = static_cast<size_t>(limits->n_out_max) * sizeof(int32_t);
     scratch->attention_bytes = attention_scratch(limits);
     scratch->vocab_bytes = vocab_scratch(limits);
     void *device = NULL;
-    void *up = NULL;
-    void *down = NULL;
-    enum err_code code = resource_device_new(cu, &device, in->bytes, "the step's arrays", err);
+    enum err_code code =
+        resource_device_new(cu, &device, in->up_bytes + drawn_bytes, "the step's arrays", err);
     in->device = static_cast<char *>(device);
-    s->view = reinterpret_cast<const struct step_view *>(device);
-    if (code == ERR_OK) {
-        code = resource_pinned_new(cu, &up, in->bytes, "the step's upload", err);
-        in->up = static_cast<char *>(up);
-    }
-    if (code == ERR_OK) {
-        code =
-            resource_pinned_new(cu, &down, in->bytes + static_cast<size_t>(limits->n_fetch_bytes),
-                                "the step's download", err);
-        in->down = static_cast<char *>(down);
-    }
     if (code == ERR_OK) {
         code = scratch_new(cu, &scratch->attention, scratch->attention_bytes, "attention's scratch",
                            err);
@@ -205,28 +240,49 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
     return code;
 }
 
-enum err_code cuda_step_new(struct backend *be, struct step **step,
-                            const struct step_limits *limits, struct err *err)
+static enum err_code step_new(struct cuda *cu, struct step **step, const struct cuda_step *first,
+                              const struct step_limits *limits, struct err *err)
 {
+    struct err local;
+    struct err *const e = err != NULL ? err : &local;
     *step = NULL;
     struct cuda_step *const s = static_cast<struct cuda_step *>(calloc(1, sizeof *s));
     struct step_inside *const in = static_cast<struct step_inside *>(calloc(1, sizeof *in));
-    if (s != NULL) {
-        s->inside = in;
-    }
     if (s == NULL || in == NULL) {
         free(s);
         free(in);
-        return err_set(err, ERR_MEMORY, "cuda: no host memory left for a step");
+        return err_set(e, ERR_MEMORY, "cuda: no host memory left for a step");
     }
-    enum err_code code = step_arrays_new(&s->step, limits, err);
-    code = code == ERR_OK ? memory_new(cuda_of(be), s, err) : code;
+    s->inside = in;
+    in->is_second = first != NULL;
+    enum err_code code = step_arrays_new(&s->step, limits, e);
+    code = code == ERR_OK ? own_new(cu, s, e) : code;
+    if (first != NULL) {
+        in->device = inside_of(first)->device;
+        s->scratch = first->scratch;
+    } else if (code == ERR_OK) {
+        code = device_new(cu, s, e);
+    }
     if (code != ERR_OK) {
-        cuda_step_free(be, &s->step);
+        cuda_step_free(&cu->be, &s->step);
         return code;
     }
+    s->view = reinterpret_cast<const struct step_view *>(in->device);
+    in->drawn = reinterpret_cast<int32_t *>(in->device + in->up_bytes);
     *step = &s->step;
     return ERR_OK;
+}
+
+enum err_code cuda_step_new(struct backend *be, struct step **step,
+                            const struct step_limits *limits, struct err *err)
+{
+    return step_new(cuda_of(be), step, NULL, limits, err);
+}
+
+enum err_code cuda_step_twin(struct backend *be, struct step **twin, struct step *step,
+                             struct err *err)
+{
+    return step_new(cuda_of(be), twin, cuda_step_of(step), &step->limits, err);
 }
 
 void cuda_step_free(struct backend *be, struct step *step)
@@ -237,19 +293,50 @@ void cuda_step_free(struct backend *be, struct step *step)
     graphs_forget(cuda_of(be));
     struct cuda_step *const s = cuda_step_of(step);
     struct step_inside *const in = inside_of(s);
-    if (in != NULL) {
-        (void)cudaFree(in->device);
-        (void)cudaFreeHost(in->up);
-        (void)cudaFreeHost(in->down);
+    (void)cudaFreeHost(in->up.host);
+    (void)cudaFreeHost(in->down.host);
+    if (in->done != NULL) {
+        (void)cudaEventDestroy(in->done);
     }
-    (void)cudaFree(s->scratch.attention);
-    (void)cudaFree(s->scratch.vocab);
+    if (!in->is_second) {
+        (void)cudaFree(in->device);
+        (void)cudaFree(s->scratch.attention);
+        (void)cudaFree(s->scratch.vocab);
+    }
     step_arrays_free(&s->step);
     free(in);
     free(s);
 }
 
 /* ---- running -------------------------------------------------------------------------------- */
+
+enum { UPLOAD_THREADS = 128 };
+
+/* n pieces of 16 bytes from the host's memory. Bytes: 16·n across the bus. Bound: one read's latency. */
+__global__ void __launch_bounds__(UPLOAD_THREADS)
+    upload_kernel(uint4 *to, const uint4 *from, unsigned n)
+{
+    const unsigned i = blockIdx.x * UPLOAD_THREADS + threadIdx.x;
+    grid_wait();
+    if (i < n) {
+        to[i] = from[i];
+    }
+}
+
+static void upload(struct cuda *cu, const struct step_inside *in, size_t bytes, bool is_drawn)
+{
+    if (!is_drawn) {
+        (void)cuda_ok(
+            cu, cudaMemcpyAsync(in->device, in->up.host, bytes, cudaMemcpyHostToDevice, cu->stream),
+            "step upload");
+        return;
+    }
+    const unsigned n = static_cast<unsigned>(bytes / sizeof(uint4));
+    LAUNCH(upload_kernel, dim3((n + UPLOAD_THREADS - 1) / UPLOAD_THREADS), dim3(UPLOAD_THREADS), 0,
+           cuda_queue(cu), reinterpret_cast<uint4 *>(in->device),
+           reinterpret_cast<const uint4 *>(in->up.device), n);
+    cuda_check(cu, "step upload");
+}
 
 void cuda_step_begin(struct backend *be, struct step *step)
 {
@@ -260,26 +347,23 @@ void cuda_step_begin(struct backend *be, struct step *step)
     if (graphs_is_open(cu)) {
         graphs_end(cu);
     }
-    if (graphs_is_busy(cu)) {
+    if (in->is_under_way) { /* nobody wants its results, but the device may yet read its inputs */
         (void)graphs_wait(cu);
     }
+    in->is_under_way = true;
     in->ready = {INT64_MAX, 0};
     in->fetched = 0;
-    struct pack p = {in->up, in->device, 0};
+    struct pack up = {in->up.host, in->device, 0};
+    struct pack down = {NULL, in->down.device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
     s->scratch.n_unit = attention_unit_count(cu, &step->limits, step->n_tok, step->is_drawn);
-    in->view = pack_step(&p, step, n_page, s->scratch.n_unit, &in->down_first);
-    const size_t up_bytes = p.used;
-    pack_results(&p, step, &in->view);
-    CHECK(p.used <= in->bytes);
-    memcpy(in->up, &in->view, sizeof in->view);
-    const char *const down_end =
-        step->n_top > 0 ? in->device + p.used : reinterpret_cast<const char *>(in->view.top_id);
-    in->down_bytes = static_cast<size_t>(down_end - (in->device + in->down_first));
+    in->view = pack_step(&up, step, n_page, s->scratch.n_unit);
+    in->view.drawn = in->drawn;
+    pack_results(&down, step, &in->view);
+    CHECK(up.used <= in->up_bytes && down.used <= in->result_bytes);
+    memcpy(in->up.host, &in->view, sizeof in->view);
     if (cu->failure.code == ERR_OK) {
-        (void)cuda_ok(
-            cu, cudaMemcpyAsync(in->device, in->up, up_bytes, cudaMemcpyHostToDevice, cu->stream),
-            "step upload");
+        upload(cu, in, up.used, step->is_drawn);
     }
     graphs_begin(cu, step);
 }
@@ -291,17 +375,19 @@ void step_will_output(const struct step *step, int64_t first, int64_t n)
     ready->end = first + n > ready->end ? first + n : ready->end;
 }
 
+/* All of the step's work so far has been handed to the device. */
+static void record_done(struct cuda *cu, const struct step_inside *in)
+{
+    if (cu->failure.code == ERR_OK) {
+        (void)cuda_ok(cu, cudaEventRecord(in->done, cu->stream), "step end");
+    }
+}
+
 void cuda_step_submit(struct backend *be, struct step *step)
 {
     struct cuda *const cu = cuda_of(be);
-    const struct step_inside *const in = inside_of(cuda_step_of(step));
     graphs_end(cu);
-    if (cu->failure.code == ERR_OK && step->n_out > 0) {
-        (void)cuda_ok(cu,
-                      cudaMemcpyAsync(in->down, in->device + in->down_first, in->down_bytes,
-                                      cudaMemcpyDeviceToHost, cu->stream),
-                      "step download");
-    }
+    record_done(cu, inside_of(cuda_step_of(step)));
 }
 
 /* After a failure it is 0: nobody shall read what was never written. */
@@ -311,23 +397,24 @@ const void *cuda_step_fetch(struct backend *be, struct step *step, struct tensor
     struct step_inside *const in = inside_of(cuda_step_of(step));
     const size_t bytes =
         static_cast<size_t>(src.rows) * static_cast<size_t>(src.cols) * dtype_bytes(src.dtype);
-    CHECK(src.stride == src.cols && !graphs_is_open(cu));
+    CHECK(src.stride == src.cols && !graphs_is_open(cu) && in->is_under_way);
     CHECK(in->fetched + bytes <= static_cast<size_t>(step->limits.n_fetch_bytes));
-    char *const host = in->down + in->bytes + in->fetched;
+    char *const host = in->down.host + in->result_bytes + in->fetched;
     in->fetched += bytes;
     if (cu->failure.code != ERR_OK ||
         !cuda_ok(cu, cudaMemcpyAsync(host, src.data, bytes, cudaMemcpyDeviceToHost, cu->stream),
                  "fetch")) {
         memset(host, 0, bytes);
     }
+    record_done(cu, in);
     return host;
 }
 
-/* The address of an array of the device's block in the downloaded copy. */
+/* Where the host finds a result. */
 template <class T> static const T *down_at(const struct step_inside *in, const T *device)
 {
     const char *const at = reinterpret_cast<const char *>(device);
-    return reinterpret_cast<const T *>(in->down + (at - (in->device + in->down_first)));
+    return reinterpret_cast<const T *>(in->down.host + (at - in->down.device));
 }
 
 /* Hands out what was asked for and computed; all else stays as it was. */
@@ -364,12 +451,14 @@ enum err_code cuda_step_finish(struct backend *be, struct step *step, struct err
     if (graphs_is_open(cu)) {
         cuda_step_submit(be, step);
     }
-    if (!graphs_wait(cu)) {
+    struct step_inside *const in = inside_of(cuda_step_of(step));
+    in->is_under_way = false;
+    if (!graphs_wait_for(cu, in->done)) {
         if (err != NULL) {
             *err = cu->failure;
         }
         return cu->failure.code;
     }
-    results_copy(step, inside_of(cuda_step_of(step)));
+    results_copy(step, in);
     return ERR_OK;
 }

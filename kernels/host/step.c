@@ -34,6 +34,7 @@ void host_step_begin(struct backend *be, struct step *step)
 {
     (void)be;
     step_check(step);
+    CHECK(step->n_before == 0);
 }
 
 void host_submit(struct backend *be, struct step *step)

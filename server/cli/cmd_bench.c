@@ -40,6 +40,7 @@ struct bench {
     struct backend *be; /* Owner: this, as of the next two */
     struct model *model;
     struct step *step;
+    struct step *twin; /* of a device that runs ahead; else NULL */
     const struct model_info *info;
     int rows, positions;
     int rounds;       /* that the series hold */
@@ -72,9 +73,8 @@ static int32_t some_token(const struct bench *bench, int seq, int pos)
 }
 
 /* Appends n positions of sequence seq, from pos on. */
-static void step_add(const struct bench *bench, int seq, int pos, int n)
+static void step_add(const struct bench *bench, struct step *step, int seq, int pos, int n)
 {
-    struct step *const step = bench->step;
     int32_t *const page = step->page + (ptrdiff_t)step->n_seq * step->limits.n_page_max;
     for (int p = 0; p < bench->n_page; p++) {
         page[p] = seq * bench->n_page + p;
@@ -97,10 +97,16 @@ static void step_want(struct step *step, int row, enum out_want want)
     step->sample[o] = (struct sample_params){.top_p = 1, .repetition = 1};
 }
 
+static void step_start(const struct bench *bench, struct step *step)
+{
+    bench->be->op->step_begin(bench->be, step);
+    model_forward(bench->model, step, NULL);
+    bench->be->op->submit(bench->be, step);
+}
+
 static enum err_code step_run(const struct bench *bench, struct err *err)
 {
-    bench->be->op->step_begin(bench->be, bench->step);
-    model_forward(bench->model, bench->step, NULL);
+    step_start(bench, bench->step);
     return bench->be->op->finish(bench->be, bench->step, err);
 }
 
@@ -122,7 +128,7 @@ static enum err_code run_prefill(const struct bench *bench, const struct kind *k
     step_clear(step);
     for (int s = 0; s < n_seq; s++) {
         const int first = (int)((int64_t)bench->rows * s / n_seq);
-        step_add(bench, s, 0, (int)((int64_t)bench->rows * (s + 1) / n_seq) - first);
+        step_add(bench, step, s, 0, (int)((int64_t)bench->rows * (s + 1) / n_seq) - first);
     }
     for (int row = bench->rows - kind->shape.n_out; row < bench->rows; row++) {
         step_want(step, row, OUT_LOGPROB);
@@ -134,19 +140,31 @@ static enum err_code run_prefill(const struct bench *bench, const struct kind *k
     return code;
 }
 
-/* One token of each of the first n_seq sequences. */
-static enum err_code run_decode(const struct bench *bench, const struct kind *kind, int pos,
-                                uint64_t *hash, struct err *err)
+/* One token of each of the first n_seq sequences, at each of DECODE_STEPS positions. On a device that
+ * runs ahead a step begins before the one before is finished, as in the engine. */
+static enum err_code run_decode(const struct bench *bench, const struct kind *kind, uint64_t *hash,
+                                struct err *err)
 {
-    struct step *const step = bench->step;
-    step_clear(step);
-    step->is_drawn = bench->be->phases_apart;
-    for (int s = 0; s < kind->shape.n_seq; s++) {
-        step_add(bench, s, pos, 1);
-        step_want(step, s, OUT_SAMPLE);
+    const int ahead = bench->twin != NULL;
+    struct step *const twins[2] = {bench->step, ahead ? bench->twin : bench->step};
+    enum err_code code = ERR_OK;
+    for (int i = 0; i < DECODE_STEPS + ahead && code == ERR_OK; i++) {
+        struct step *const step = twins[i % 2];
+        if (i < DECODE_STEPS) {
+            step_clear(step);
+            step->is_drawn = bench->be->phases_apart;
+            for (int s = 0; s < kind->shape.n_seq; s++) {
+                step_add(bench, step, s, bench->positions + i, 1);
+                step_want(step, s, OUT_SAMPLE);
+            }
+            step_start(bench, step);
+        }
+        if (i >= ahead) {
+            struct step *const done = twins[(i - ahead) % 2];
+            code = bench->be->op->finish(bench->be, done, err);
+            *hash = hash_bytes(*hash, done->out_token, (size_t)done->n_out * sizeof(int32_t));
+        }
     }
-    const enum err_code code = step_run(bench, err);
-    *hash = hash_bytes(*hash, step->out_token, (size_t)step->n_out * sizeof(int32_t));
     return code;
 }
 
@@ -158,7 +176,7 @@ static enum err_code fill_cache(const struct bench *bench, int first, int n_seq,
         for (int pos = first; pos < bench->positions; pos += n_max) {
             const int left = bench->positions - pos;
             step_clear(bench->step);
-            step_add(bench, s, pos, left < n_max ? left : n_max);
+            step_add(bench, bench->step, s, pos, left < n_max ? left : n_max);
             if (step_run(bench, err) != ERR_OK) {
                 return err->code;
             }
@@ -180,9 +198,8 @@ static enum err_code measure_kind(const struct bench *bench, const struct kind *
         code = fill_cache(bench, bench->positions / KV_PAGE * KV_PAGE, kind->shape.n_seq, err);
     }
     const int64_t begin_us = clock_now_us();
-    for (int i = 0; i < n_step && code == ERR_OK; i++) {
-        code = decode ? run_decode(bench, kind, bench->positions + i, hash, err)
-                      : run_prefill(bench, kind, hash, err);
+    if (code == ERR_OK) {
+        code = decode ? run_decode(bench, kind, hash, err) : run_prefill(bench, kind, hash, err);
     }
     *seconds = (double)(clock_now_us() - begin_us) / 1e6 / n_step;
     return code;
@@ -320,11 +337,20 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
         return err->code;
     }
     bench->step->ops_list = 1; /* the model's forward pass, always the same */
+    if (bench->be->runs_ahead) {
+        if (bench->be->op->step_twin(bench->be, &bench->twin, bench->step, err) != ERR_OK) {
+            return err->code;
+        }
+        bench->twin->ops_list = 1;
+    }
     return model_reserve(bench->model, &limits, bench->n_page * bench->n_seq, err);
 }
 
 static void bench_close(struct bench *bench)
 {
+    if (bench->twin) {
+        bench->be->op->step_free(bench->be, bench->twin);
+    }
     if (bench->step) {
         bench->be->op->step_free(bench->be, bench->step);
     }

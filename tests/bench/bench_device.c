@@ -13,6 +13,7 @@
  *   ops:1,32             each op of the model
  *
  * --layers and its like are the flags of make_model; the model defaults to its model A in bf16.
+ * --ahead on begins each decode step before the one before is finished, as the engine does.
  * --top-p below 1 draws at temperature 1 in steps, which are greedy otherwise. The
  * clock is the host's, from step_begin to the return of finish: what a caller of the backend sees;
  * with --clock cpu the processor time in between, for one thread on a machine that has other work.
@@ -221,9 +222,11 @@ struct steps {
     const struct bench *b;
     struct model *model; /* Owner */
     struct step *step;
-    int n_page;      /* pages of one sequence */
-    int first, span; /* decoded positions: first .. first+span-1, over and over */
-    int rows, at;    /* of the running measurement */
+    struct step *twins[2]; /* step is one of them; the second with --ahead alone */
+    bool runs_ahead;       /* the other one is under way */
+    int n_page;            /* pages of one sequence */
+    int first, span;       /* decoded positions: first .. first+span-1, over and over */
+    int rows, at;          /* of the running measurement */
     enum out_want want;
 };
 
@@ -269,10 +272,16 @@ static void step_add(const struct steps *t, int seq, int pos, int n, int n_want)
     step->seq_first[++step->n_seq] = step->n_tok;
 }
 
-static void step_run(const struct steps *t)
+static void step_begin(const struct steps *t)
 {
     t->b->be->op->step_begin(t->b->be, t->step);
     model_forward(t->model, t->step, NULL);
+    t->b->be->op->submit(t->b->be, t->step);
+}
+
+static void step_run(const struct steps *t)
+{
+    step_begin(t);
     bench_finish(t->b, t->step);
 }
 
@@ -285,7 +294,16 @@ static void run_decode(void *ctx)
     for (int seq = 0; seq < t->rows; seq++) {
         step_add(t, seq, pos, 1, 1);
     }
-    step_run(t);
+    if (t->twins[1] == NULL) {
+        step_run(t);
+        return;
+    }
+    step_begin(t);
+    t->step = t->twins[t->step == t->twins[0]];
+    if (t->runs_ahead) {
+        bench_finish(t->b, t->step);
+    }
+    t->runs_ahead = true;
 }
 
 /* Sequences of the context's length, and what is left as one more. */
@@ -348,6 +366,10 @@ static void measure_steps(struct steps *t, const char *part, const struct bench_
         t->at = 0;
         const int64_t n_prepared = t->b->be->n_prepared;
         const struct timing timing = bench_time(t->b, decode ? run_decode : run_prompt, t);
+        if (t->runs_ahead) {
+            bench_finish(t->b, t->twins[t->step == t->twins[0]]);
+            t->runs_ahead = false;
+        }
         bench_print(t->b, part, "step", n, &timing, cost.bytes, cost.flops);
         if (decode && n <= t->b->be->capture_max) {
             print_prepared(n, t->b->be->n_prepared - n_prepared);
@@ -399,10 +421,20 @@ static void open_model(struct steps *t, const struct bench_rows *decode,
                                        .d_model = b->shape.width,
                                        .n_head = b->shape.heads};
     if (model_reserve(t->model, &limits, n_seq * t->n_page, &err) != ERR_OK ||
-        b->be->op->step_new(b->be, &t->step, &limits, &err) != ERR_OK) {
+        b->be->op->step_new(b->be, &t->twins[0], &limits, &err) != ERR_OK) {
         bench_die("%s", err.message);
     }
+    t->step = t->twins[0];
     t->step->ops_list = 1;
+    if (b->runs_ahead) {
+        if (!b->be->runs_ahead) {
+            bench_die("--ahead on: this device does not run ahead");
+        }
+        if (b->be->op->step_twin(b->be, &t->twins[1], t->step, &err) != ERR_OK) {
+            bench_die("%s", err.message);
+        }
+        t->twins[1]->ops_list = 1;
+    }
     const struct model_info *const info = model_info(t->model);
     (void)printf("{\"part\":\"model\",\"seconds\":%.2f,\"parameters\":%lld,\"weight_bytes\":%zu,"
                  "\"value_bytes\":%zu}\n",
@@ -421,7 +453,10 @@ static void bench_steps(const struct bench *b, const struct bench_rows *decode,
         print_spread(&t);
     }
     measure_steps(&t, "decode", decode);
-    b->be->op->step_free(b->be, t.step);
+    if (t.twins[1] != NULL) {
+        b->be->op->step_free(b->be, t.twins[1]);
+    }
+    b->be->op->step_free(b->be, t.twins[0]);
     model_close(t.model);
 }
 
@@ -494,6 +529,8 @@ static void parse_flag(struct bench *b, struct backend_options *options, const c
         b->seconds = strtod(value, NULL);
     } else if (strcmp(flag, "--cold-mb") == 0) {
         b->cold_bytes = strtol(value, NULL, 10) << 20;
+    } else if (strcmp(flag, "--ahead") == 0) {
+        b->runs_ahead = strcmp(value, "on") == 0;
     } else if (strcmp(flag, "--top-p") == 0) {
         b->top_p = strtof(value, NULL);
     } else if (!plan_argument(&b->shape, flag, value)) {

@@ -10,9 +10,10 @@ struct bench {
     struct plan_shape shape;
     enum placement values; /* of the value table */
     bool deterministic;
-    double seconds; /* that a measurement takes */
-    float top_p;    /* of steps: 1 draws greedily, less at temperature 1 */
-    bool cpu_clock; /* samples are processor time, not wall time */
+    double seconds;  /* that a measurement takes */
+    float top_p;     /* of steps: 1 draws greedily, less at temperature 1 */
+    bool runs_ahead; /* decode steps: --ahead */
+    bool cpu_clock;  /* samples are processor time, not wall time */
     int64_t
         cold_bytes; /* ops sweep over at least so many bytes of weights: more than a cache holds */
 };

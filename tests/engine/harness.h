@@ -174,18 +174,23 @@ static inline void harness_run(struct engine *engine, struct request *request)
 
 /* ---- a device that computes by itself: nothing of a step is to be read before its end ---- */
 
+/* A step of the device. */
+struct device_step {
+    struct step kept; /* its arrays while it is computed; the engine has none meanwhile */
+    bool computing;
+    char *fetched;  /* Owner: limits.n_fetch_bytes, written when the step ends */
+    char *computed; /* Owner: the same, by the device */
+    size_t n_fetched;
+};
+
 struct device {
     struct backend_ops op; /* the backend's, with some replaced */
     const struct backend_ops *original;
-    struct step kept; /* the arrays of the step that is being computed, which has none meanwhile */
-    bool computing;
-    char *fetched; /* Owner: limits.n_fetch_bytes, written when the step ends */
-    size_t n_fetched;
-    struct {
-        const void *from;
-        size_t at, bytes;
-    } fetch[256];
-    int n_fetch;
+    const struct engine *engine;
+    bool is_real;               /* the backend is one already, and only what it gives is watched */
+    struct device_step step[2]; /* as engine.batch */
+    const struct device_step *last; /* that began last */
+    int n_ahead, n_beside; /* steps that began while another was computed: feeding on it, or not */
     void (*submitted)(void *ctx); /* called by submit. May be NULL */
     void *ctx;
 };
@@ -193,14 +198,25 @@ struct device {
 /* One device at a time, like gates. */
 static struct device harness_device;
 
+static inline struct device_step *device_step_of(const struct step *step)
+{
+    return &harness_device.step[step == harness_device.engine->batch[1].step];
+}
+
 static inline void device_submit(struct backend *be, struct step *step)
 {
     struct device *const device = &harness_device;
-    CHECK(!device->computing);
+    struct device_step *const own = device_step_of(step);
+    CHECK(!own->computing);
     device->original->submit(be, step);
-    device->kept = *step;
-    device->computing = true;
-    *step = (struct step){.limits = step->limits, .n_tok = step->n_tok, .n_seq = step->n_seq};
+    own->kept = *step;
+    own->computing = true;
+    device->last = own;
+    *step = (struct step){.limits = step->limits,
+                          .n_tok = step->n_tok,
+                          .n_seq = step->n_seq,
+                          .n_out = step->n_out,
+                          .is_drawn = step->is_drawn};
     if (device->submitted != NULL) {
         device->submitted(device->ctx);
     }
@@ -208,45 +224,54 @@ static inline void device_submit(struct backend *be, struct step *step)
 
 static inline enum err_code device_finish(struct backend *be, struct step *step, struct err *err)
 {
-    struct device *const device = &harness_device;
-    if (!device->computing) {
+    struct device_step *const own = device_step_of(step);
+    if (!own->computing) {
         device_submit(be, step);
     }
-    *step = device->kept;
-    device->computing = false;
-    const enum err_code code = device->original->finish(be, step, err);
-    for (int i = 0; i < device->n_fetch; i++) {
-        memcpy(device->fetched + device->fetch[i].at, device->fetch[i].from,
-               device->fetch[i].bytes);
-    }
-    return code;
+    CHECK(own == harness_device.last || harness_device.last->computing); /* in their order */
+    *step = own->kept;
+    own->computing = false;
+    memcpy(own->fetched, own->computed, own->n_fetched);
+    return harness_device.original->finish(be, step, err);
 }
 
 static inline void device_step_begin(struct backend *be, struct step *step)
 {
-    struct device *const device = &harness_device;
+    struct device_step *const own = device_step_of(step);
     const size_t bytes = (size_t)step->limits.n_fetch_bytes;
-    if (device->fetched == NULL) {
-        device->fetched = malloc(bytes + 1);
-        CHECK(device->fetched != NULL);
+    if (own->fetched == NULL) {
+        own->fetched = malloc(bytes + 1);
+        own->computed = malloc(bytes + 1);
+        CHECK(own->fetched != NULL && own->computed != NULL);
     }
-    memset(device->fetched, 0xFD, bytes);
-    device->n_fetched = 0;
-    device->n_fetch = 0;
-    device->original->step_begin(be, step);
+    memset(own->fetched, 0xFD, bytes);
+    own->n_fetched = 0;
+    for (int r = 0; r < step->n_tok; r++) {
+        if (step->token[r] < 0 && !harness_device.is_real) {
+            const struct step *const before = &harness_device.last->kept;
+            CHECK(harness_device.last->computing && step->n_before == before->n_out);
+            step->token[r] = before->out_token[-1 - step->token[r]];
+        }
+    }
+    const bool is_beside = harness_device.last != NULL && harness_device.last->computing;
+    harness_device.n_ahead += step->n_before > 0;
+    harness_device.n_beside += is_beside && step->n_before == 0;
+    step->n_before = harness_device.is_real ? step->n_before : 0; /* known to the device alone */
+    harness_device.original->step_begin(be, step);
 }
 
 static inline const void *device_fetch(struct backend *be, struct step *step, struct tensor src)
 {
-    struct device *const device = &harness_device;
+    struct device_step *const own = device_step_of(step);
     const size_t bytes = (size_t)src.rows * (size_t)src.cols * dtype_bytes(src.dtype);
-    CHECK(device->computing && device->n_fetch < 256);
-    CHECK(device->n_fetched + bytes <= (size_t)step->limits.n_fetch_bytes);
-    device->fetch[device->n_fetch].from = device->original->fetch(be, step, src);
-    device->fetch[device->n_fetch].at = device->n_fetched;
-    device->fetch[device->n_fetch++].bytes = bytes;
-    device->n_fetched += bytes;
-    return device->fetched + device->n_fetched - bytes;
+    if (harness_device.is_real) {
+        return harness_device.original->fetch(be, step, src);
+    }
+    CHECK(own->computing && own->n_fetched + bytes <= (size_t)step->limits.n_fetch_bytes);
+    const size_t at = own->n_fetched;
+    memcpy(own->computed + at, harness_device.original->fetch(be, step, src), bytes);
+    own->n_fetched += bytes;
+    return own->fetched + at;
 }
 
 /* Each would be a wait of its own: a step's results come with it. */
@@ -261,8 +286,14 @@ static inline void device_download(struct backend *be, void *host, struct tensor
 /* The engine must be idle: the submit that follows publishes the change. */
 static inline void device_begin(struct engine *engine)
 {
-    free(harness_device.fetched);
-    harness_device = (struct device){.op = *engine->be->op, .original = engine->be->op};
+    for (int i = 0; i < 2; i++) {
+        free(harness_device.step[i].fetched);
+        free(harness_device.step[i].computed);
+    }
+    harness_device = (struct device){.op = *engine->be->op,
+                                     .original = engine->be->op,
+                                     .engine = engine,
+                                     .is_real = !engine->be->is_host};
     harness_device.op.submit = device_submit;
     harness_device.op.finish = device_finish;
     harness_device.op.download = device_download;
@@ -270,7 +301,26 @@ static inline void device_begin(struct engine *engine)
     harness_device.op.fetch = device_fetch;
     engine->be->op = &harness_device.op;
     engine->be->is_async = true;
+    engine->be->runs_ahead = false;
     engine->be->is_host = false; /* it brings what is asked for */
+}
+
+/* The same of a device that runs ahead and computes drawn tokens apart. */
+static inline void device_begin_ahead(struct engine *engine)
+{
+    struct batch *const twin = &engine->batch[1];
+    device_begin(engine);
+    if (twin->step == NULL) {
+        struct err err;
+        const int max_seqs = engine->options.max_seqs;
+        CHECK(engine->be->op->step_new(engine->be, &twin->step, &engine->batch[0].step->limits,
+                                       &err) == ERR_OK &&
+              lookups_open(&twin->lookups, max_seqs, &err) == ERR_OK);
+        twin->rows = calloc((size_t)max_seqs, sizeof *twin->rows);
+        CHECK(twin->rows != NULL);
+    }
+    engine->be->phases_apart = true;
+    engine->be->runs_ahead = true;
 }
 
 /* ---- a device that computes drawn tokens apart: no step has rows of both kinds ---- */
@@ -286,10 +336,10 @@ static struct apart harness_apart;
 
 static inline void apart_begin_step(struct backend *be, struct step *step)
 {
-    const struct engine *const engine = harness_apart.engine;
-    for (int i = 0; i < engine->n_active; i++) {
-        const struct sequence *const seq = engine->active[i];
-        CHECK(seq->n_row == 0 || sequence_decodes(seq) == step->is_drawn);
+    const struct batch *batch = harness_apart.engine->batch;
+    batch += step == batch[1].step;
+    for (int i = 0; i < batch->n_seq && step->n_before == 0; i++) {
+        CHECK(sequence_decodes(batch->rows[i].seq) == step->is_drawn);
     }
     (void)atomic_fetch_add(&harness_apart.n_step[step->is_drawn], 1);
     harness_apart.original->step_begin(be, step);
@@ -305,22 +355,27 @@ static inline void apart_begin(struct engine *engine)
     engine->be->phases_apart = true;
 }
 
-/* What a test's state says: "async" is a device that computes by itself, "apart" one that computes
- * drawn tokens apart, NULL the plain one. */
+/* What a test's state says: "async" is a device that computes by itself, "ahead" one that also begins a
+ * step before the last one is finished, "apart" one that computes drawn tokens apart, NULL the plain
+ * one. */
 static inline struct engine *harness_open_as(void **state, const struct engine_options *options)
 {
     struct engine *const engine = harness_open(options);
     if (*state != NULL && strcmp(*state, "apart") == 0) {
         apart_begin(engine);
+    } else if (*state != NULL && strcmp(*state, "ahead") == 0) {
+        device_begin_ahead(engine);
     } else if (*state != NULL) {
         device_begin(engine);
     }
     return engine;
 }
 
-/* A row of the table of tests: once on the plain device, once on one that computes by itself. */
+/* Rows of the table of tests: on the plain device and on one that computes by itself; and on one that
+ * runs ahead, too. */
 #define HARNESS_BOTH(test)                                                                         \
     cmocka_unit_test_prestate(test, NULL), cmocka_unit_test_prestate(test, (void *)"async")
+#define HARNESS_EACH(test) HARNESS_BOTH(test), cmocka_unit_test_prestate(test, (void *)"ahead")
 #define HARNESS_APART(test) cmocka_unit_test_prestate(test, (void *)"apart")
 
 /* ---- the gate: a backend whose steps end when the test says so ---- */

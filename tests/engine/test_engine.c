@@ -446,19 +446,19 @@ static void generation_traces_the_whole_text(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HARNESS_BOTH(same_bits_in_a_crowd),
+        HARNESS_EACH(same_bits_in_a_crowd),
         HARNESS_APART(same_bits_in_a_crowd),
-        HARNESS_BOTH(same_bits_however_steps_are_cut),
+        HARNESS_EACH(same_bits_however_steps_are_cut),
         HARNESS_APART(same_bits_however_steps_are_cut),
-        HARNESS_BOTH(streamed_results_are_the_final_ones),
+        HARNESS_EACH(streamed_results_are_the_final_ones),
         HARNESS_APART(streamed_results_are_the_final_ones),
         cmocka_unit_test(drawn_tokens_have_steps_of_their_own),
-        HARNESS_BOTH(echo_equals_score),
-        HARNESS_BOTH(generated_logprobs_equal_score),
-        HARNESS_BOTH(windows_score_like_texts_of_their_own),
-        HARNESS_BOTH(traces_count_each_position_once),
-        HARNESS_BOTH(traces_do_not_change_scores),
-        HARNESS_BOTH(generation_traces_the_whole_text),
+        HARNESS_EACH(echo_equals_score),
+        HARNESS_EACH(generated_logprobs_equal_score),
+        HARNESS_EACH(windows_score_like_texts_of_their_own),
+        HARNESS_EACH(traces_count_each_position_once),
+        HARNESS_EACH(traces_do_not_change_scores),
+        HARNESS_EACH(generation_traces_the_whole_text),
     };
     return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

@@ -9,7 +9,7 @@ static struct selftest selftest_of(const struct engine *engine)
     return (struct selftest){
         .be = engine->be,
         .model = engine->model,
-        .step = engine->step,
+        .step = engine->batch[0].step,
         .n_page = engine->pages.n_page,
         .max_seqs = engine->options.max_seqs,
         .context = engine_context(engine->options.max_model_len),

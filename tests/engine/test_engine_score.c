@@ -287,14 +287,14 @@ static void wrong_contexts_and_targets_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HARNESS_BOTH(a_context_is_read_and_not_scored),
-        HARNESS_BOTH(a_context_that_does_not_fit_is_cut_on_the_left),
-        HARNESS_BOTH(targets_are_what_follows_the_text),
-        HARNESS_BOTH(targets_of_many_texts_share_the_steps),
-        HARNESS_BOTH(a_bare_item_keeps_its_logprobs_alone),
+        HARNESS_EACH(a_context_is_read_and_not_scored),
+        HARNESS_EACH(a_context_that_does_not_fit_is_cut_on_the_left),
+        HARNESS_EACH(targets_are_what_follows_the_text),
+        HARNESS_EACH(targets_of_many_texts_share_the_steps),
+        HARNESS_EACH(a_bare_item_keeps_its_logprobs_alone),
         cmocka_unit_test(wrong_contexts_and_targets_are_refused),
-        HARNESS_BOTH(blocks_are_read_alone),
-        HARNESS_BOTH(the_trace_of_blocks_has_every_token_of_them),
+        HARNESS_EACH(blocks_are_read_alone),
+        HARNESS_EACH(the_trace_of_blocks_has_every_token_of_them),
         cmocka_unit_test(impossible_blocks_are_refused),
     };
     return cmocka_run_group_tests(tests, harness_setup, harness_teardown);

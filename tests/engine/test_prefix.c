@@ -492,19 +492,19 @@ static void units_come_and_go(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HARNESS_BOTH(samples_compute_their_prompt_once),
-        HARNESS_BOTH(a_scope_keeps_its_pages_to_itself),
+        HARNESS_EACH(samples_compute_their_prompt_once),
+        HARNESS_EACH(a_scope_keeps_its_pages_to_itself),
         HARNESS_BOTH(follow_ups_reuse_prompt_and_answer),
         cmocka_unit_test(pages_with_drawn_tokens_are_nobody_else_s),
-        HARNESS_BOTH(wanted_positions_are_computed),
-        HARNESS_BOTH(windows_reuse_those_of_an_equal_text),
-        HARNESS_BOTH(languages_do_not_share),
-        HARNESS_BOTH(eviction_under_pressure),
-        HARNESS_BOTH(who_waits_takes_over),
-        HARNESS_BOTH(interactive_does_not_wait_for_bulk),
-        HARNESS_BOTH(windows_come_in_order),
-        HARNESS_BOTH(failures_leave_nothing_behind),
-        HARNESS_BOTH(units_come_and_go),
+        HARNESS_EACH(wanted_positions_are_computed),
+        HARNESS_EACH(windows_reuse_those_of_an_equal_text),
+        HARNESS_EACH(languages_do_not_share),
+        HARNESS_EACH(eviction_under_pressure),
+        HARNESS_EACH(who_waits_takes_over),
+        HARNESS_EACH(interactive_does_not_wait_for_bulk),
+        HARNESS_EACH(windows_come_in_order),
+        HARNESS_EACH(failures_leave_nothing_behind),
+        HARNESS_EACH(units_come_and_go),
         HARNESS_APART(units_come_and_go),
     };
     return cmocka_run_group_tests(tests, setup, harness_teardown);

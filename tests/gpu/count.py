@@ -31,13 +31,20 @@ MODEL = {
     "cublaslt": (600e12, "the same of cuBLASLt"),
     "f32": (33e12, "F32 operations/s of our multiply-adds, the same"),
     "logit": (44, "instructions of outputs for a logit: 355 for a warp's 256, of its code for sm_90"),
+    "selection": (61440, "instructions of a memory's selections for a row and head: 1920 of a warp, of its code for sm_90"),
+    "half_us": (0.9, "of a warp's selection among one half's keys: 1600 clocks of dependent instructions"),
+    "pairs_us": (0.8, "likewise among the pairs of both, and the weights"),
+    "arrive_us": (0.8, "until a block knows that all others of a tile are done: a fence and an atomic"),
     "node_us": (1.2, "from the end of a kernel to the start of the next, in a graph"),
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
-CHAIN_US = {"attention": 2.5, "span_attention": 2.5, "pkm_search": 4.0, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+# Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
+# share a row: the last one merges what the others have left.
+CHAIN_US = {"attention": 2.5, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
             "outputs": 2.0,
             "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
+DRAWN_SPLIT, DRAWN_SPARED = 32, 8  # attention.cuh, attention_unit.cu
 
 # What a multiprocessor of compute capability 9.0 and 10.0 has.
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 228 << 10
@@ -138,7 +145,6 @@ class Step:
     nodes: int = 0
     is_graph: bool = False
     up: int = 0       # bytes
-    down: int = 0
     ops: list = field(default_factory=list)
 
 
@@ -184,14 +190,15 @@ def parse_trace(lines, name_of):
             threads = 1
             for n in block.split(","):
                 threads *= int(n)
+            if name_of(library, int(offset, 16), name) == "upload_kernel":
+                step.up += 16 * threads * int(grid.split(",")[0])
+                continue
             launches.append((text, (name_of(library, int(offset, 16), name),
                                     tuple(map(int, grid.split(","))), threads, int(shared))))
         elif kind == "graph":
             step.is_graph = True
         elif kind == "copy" and words[0] == "1":
             step.up += int(words[1])
-        elif kind == "copy" and words[0] == "2":
-            step.down += int(words[1])
         elif kind == "wait":
             close()
             step, launches = Step(0), []
@@ -282,6 +289,16 @@ def blocks_of(launch):
     return launch[1][0] * launch[1][1] * launch[1][2]
 
 
+def drawn_bytes(op, launch):
+    """What the blocks of a product of ours read: each its weights and its rows, in F32 unless they came rounded."""
+    kernel, grid = launch[0], launch[1]
+    out_blocks, row_blocks = (grid[1], grid[0]) if kernel.startswith("gemm") else (grid[0], grid[1])
+    element = 2 if re.match(r"gemm_kernel_bf16|gemv_kernel_bf16<gemv_bf16<\d+, \d+, false, true>", kernel) else 4
+    if op.op == "add_norm_linear":
+        element = 8
+    return op.cols * op.inner * ELEMENT[op.dtype] * row_blocks + op.rows * op.inner * element * out_blocks
+
+
 def main_launch(op, usage):
     """The one that does the work: on tensor cores, or with dynamic shared memory, or else with most threads."""
     def weight(launch):
@@ -291,22 +308,63 @@ def main_launch(op, usage):
     return max(op.launches, key=weight)
 
 
+def search_us(op, launch, shape, slots):
+    """Of a memory's search: what its blocks draw, most of it keys that others draw too, and the selections, several
+    of a warp one after the other."""
+    kernel, grid, threads, _ = launch
+    n_block, n_warp, n_sm = blocks_of(launch), threads // 32, constant("sm")
+    found = re.match(r"(many|tile|few|split)_kernel(?:<(\d+))?", kernel)
+    if not found:
+        return 0, constant("half_us") + constant("pairs_us")
+    all_keys = found.group(1) in ("many", "tile")  # of a head, or a part of them
+    n_row = min(16 if found.group(1) == "few" else int(found.group(2)), op.rows)
+    drawn = n_block * 4 * op.inner * (2 * shape["keys"] / (1 if all_keys else grid[0]) + n_row)
+    is_apart = found.group(1) == "few" and 2 * n_row > n_warp  # a block selects one half, or both
+    n_selecting = n_block if all_keys else n_block / grid[0] * (2 if is_apart else 1)
+    n_half = -(-(n_row if is_apart else 2 * n_row) // n_warp)
+    in_a_row = n_half * constant("half_us") + -(-n_row // n_warp) * constant("pairs_us")
+    in_a_row += constant("arrive_us") if is_apart else 0
+    issued = op.rows * shape["heads"] * constant("selection") / constant("f32") / min(1, n_selecting / n_sm) * 1e6
+    return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
+
+
+def drawn_units(launch, rows, positions):
+    """Blocks of a row and head, as attention_unit.cu has them: of rows of one length a grid of heads × units."""
+    splits = -(-positions // DRAWN_SPLIT)
+    share = -(-rows * splits // max(1, launch[1][1] - rows))
+    while True:
+        units = 1 if splits - share < DRAWN_SPARED else -(-splits // share)
+        if rows * units <= launch[1][1]:
+            return units
+        share += -(-share // 8)
+
+
 def op_us(op, record, shape, usage):
     n_sm = constant("sm")
     launch = main_launch(op, usage)
     by_library = launch[0] == LIBRARY
     n_block = n_sm if by_library else blocks_of(launch)
+    chain = CHAIN_US.get(op.op, 0)
+    if launch[0].startswith("drawn_kernel"):  # some blocks of the grid have nothing to do
+        units = drawn_units(launch, op.rows, shape["positions"] * 9 // 16)
+        n_block = launch[1][0] * op.rows * units
+        chain = CHAIN_US["drawn attention" if units == 1 else "shared drawn attention"]
     taken = usage.get(launch[0])
     slots = n_sm * (max(1, blocks_per_sm(taken, launch[2], launch[3])) if taken else 1)
     bytes_, flops = op_cost(op, record, shape)
     prepared = 0 if op.op != "linear" else 10 if is_split(op) else 6
     bytes_ += (len(op.launches) - 1) * op.rows * max(op.cols, op.inner) * prepared
-    draw = min(constant("bandwidth"), min(n_block, n_sm) * constant("sm_bandwidth"))
+    blocks_draw = min(n_block, n_sm) * constant("sm_bandwidth")
+    drawn = drawn_bytes(op, launch) if op.op.endswith("linear") and not by_library else 0
     rate = constant("cublaslt" if by_library else "mma" if taken and taken.mma else "f32")
+    draw = min(constant("bandwidth"), blocks_draw)
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
-    work = max(bytes_ / draw, flops / (rate * fill)) * 1e6
+    work = max(bytes_ / draw, drawn / blocks_draw, flops / (rate * fill)) * 1e6
+    if op.op == "pkm_search":
+        drawing, selecting = search_us(op, launch, shape, slots)
+        work = max(work, drawing) + selecting
     fixed = constant("node_us") + constant("latency_us")
-    return len(op.launches) * fixed + CHAIN_US.get(op.op, 0) + work, bytes_
+    return len(op.launches) * fixed + chain + work, bytes_
 
 
 def step_us(step, record, shape, usage):
@@ -333,7 +391,7 @@ def summary_rows(counted, shape, usage):
         few = sum(op.n * sum(each[0] != LIBRARY and blocks_of(each) < constant("sm") / 2 for each in op.launches)
                   for op in step.ops)
         yield ("%s of %d" % (record["part"], record["rows"]), "%d" % step.nodes, "graph" if step.is_graph else "eager",
-               "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f + %.1f" % (step.up / 1e3, step.down / 1e3),
+               "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f" % (step.up / 1e3),
                "%.0f" % floor, "%.0f" % us, "%.0f %%" % (100 * floor / us))
 
 
@@ -377,9 +435,11 @@ INTRODUCTION = """# What a step launches, counted
 GPU. Model A: 12 layers of 1024, 16 heads, 60k vocabulary, one memory of 512² slots with 4 heads of 32, BF16;
 generated tokens in the middle of a context of 512, prompts of 512. Nodes, grids and bytes are what the test double was
 asked for; registers, shared memory and spills are ptxas's, blocks per multiprocessor follow from them. The times follow
-from the constants below and from nothing else: each launch costs a node and a latency, an op the larger of its bytes
-at what its blocks draw and its operations at what its units reach, and for some a chain of dependent steps, in µs:
+from the constants below and from nothing else: each launch costs a node and a latency, an op the largest of its bytes
+at what its blocks draw, of a product what all its blocks read, and its operations at what its units reach, and for some
+a chain of dependent steps, in µs:
 {chains}.
+A memory's search draws keys in each block, and its warps select one after the other.
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 
@@ -393,7 +453,7 @@ def write_report(counted, shape, usages):
     lines = INTRODUCTION.format(chains=", ".join("`%s` %g" % item for item in CHAIN_US.items())).splitlines()
     lines += table(["constant", "value", "what"], [("`%s`" % k, "%g" % v, text) for k, (v, text) in MODEL.items()])
     lines += ["", "## Steps"] + table(
-        ["step", "nodes", "as", "nodes on less than half of the multiprocessors", "MB at least", "KB up + down",
+        ["step", "nodes", "as", "nodes on less than half of the multiprocessors", "MB at least", "KB up",
          "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
         ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))

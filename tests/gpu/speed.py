@@ -24,6 +24,7 @@ RUNS = [
     ("", [], ["rates", "decode:1,8,32,128,256", "prefill:" + PROMPTS, "score:" + PROMPTS,
               MEMORY_ROWS], {}),
     ("overlap", [], ["decode:1,8,32"], OVERLAP),
+    ("ahead", ["--ahead", "on"], ["decode:1,8,32,256"], {}),
     ("apart", [], ["decode:1,8"], APART),
     ("split", [], [MEMORY_ROWS], SPLIT),
     ("mma", [], ["prefill:1024,4096,16384", "score:4096"], MMA),
@@ -46,6 +47,7 @@ RUNS = [
 SMALL_RUNS = [
     ("", [], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
     ("overlap", [], ["decode:1,2"], OVERLAP),
+    ("ahead", ["--ahead", "on"], ["decode:1,2"], {}),
     ("apart", [], ["decode:1,2"], APART),
     ("split", [], ["memory:1,2"], SPLIT),
     ("mma", [], ["prefill:64"], MMA),

@@ -145,6 +145,7 @@ def test_every_part_runs_and_reports(tools, tmp_path):
         assert way in section(text, "The same bits however the work is cut")
     assert section(text, "Ops against ref").count("0 failed") == 2 * len(ops.OPS)
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
+    assert re.search(r"\| the next step begun early \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| norms apart \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| prompts attended on tensor cores \| prefill \| 64 \|", section(text, "Variants"))
     for part in "memory", "memory, query", "memory, search":

@@ -69,6 +69,30 @@ def test_an_ops_work_is_its_products_and_not_its_preparations():
     assert count.main_launch(op, usage) == search[1]
 
 
+@pytest.mark.parametrize("launch,rows,drawn,turns", [
+    # a block draws all keys of a head, and its warps select two halves and a row's pairs each, or four and two
+    (("many_kernel<32, 16, 16>", (4, 32, 1), 512, 0), 1024, 4 * 128 * (1024 + 32), (4, 2, 0)),
+    (("tile_kernel<16, 16>", (4, 64, 1), 256, 0), 1024, 4 * 128 * (1024 + 16), (4, 2, 0)),
+    # a sixteenth of the keys; the last block selects both halves, or each half's, of more rows than it has warps for
+    (("few_kernel<16, 16>", (16, 4, 1), 512, 0), 6, 4 * 128 * (64 + 6), (1, 1, 0)),
+    (("few_kernel<16, 16>", (16, 4, 1), 512, 0), 9, 4 * 128 * (64 + 9), (1, 1, 1)),
+    (("few_kernel<16, 8>", (16, 4, 16), 256, 0), 256, 4 * 128 * (64 + 16), (2, 2, 1)),
+    (("split_kernel<4>", (8, 4, 1), 128, 0), 4, 4 * 128 * (128 + 4), (2, 1, 0)),
+    (("any_kernel", (4, 1, 1), 256, 0), 1, 0, (1, 1, 0)),
+])
+def test_a_search_draws_keys_in_each_block_and_selects_in_turns(launch, rows, drawn, turns):
+    op = count.Op("pkm_search", rows, 128, 128, "f32", (launch,), 1)
+    n_block, n_sm = count.blocks_of(launch), count.constant("sm")
+    drawing, selecting = count.search_us(op, launch, count.MODEL_A, 2 * n_sm)
+    assert drawing == pytest.approx(drawn * n_block / min(n_block, n_sm) / count.constant("sm_bandwidth") * 1e6)
+    in_a_row = sum(n * count.constant(name) for n, name in zip(turns, ("half_us", "pairs_us", "arrive_us")))
+    if rows < 1024:  # latency; of many rows the instructions
+        assert selecting == pytest.approx(in_a_row)
+    else:
+        n_select = rows * 4 * count.constant("selection")
+        assert selecting == pytest.approx(max(in_a_row, n_select / count.constant("f32") / min(1, n_block / n_sm) * 1e6))
+
+
 def test_a_product_that_norms_its_rows_moves_them_too():
     record, shape = {"part": "decode", "dtype": "bf16", "rows": 2}, count.MODEL_A
     weights, results = 3072 * 1024 * 2, 4 * 2 * 3072
@@ -76,6 +100,23 @@ def test_a_product_that_norms_its_rows_moves_them_too():
         op = count.Op(name, 2, 3072, 1024, "bf16", (), 1)
         assert count.op_cost(op, record, shape) == (weights + results + 2 * 1024 * element, 2 * 2 * 3072 * 1024), name
         assert count.described(op) == name + " 3072×1024 bf16"
+
+
+def test_blocks_of_a_product_read_their_weights_and_rows():
+    def drawn(name, kernel, grid, dtype="bf16"):
+        return count.drawn_bytes(count.Op(name, 32, 1024, 512, dtype, (), 1), (kernel, grid, 128, 0))
+    weights, rows = 1024 * 512 * 2, 32 * 512
+    assert drawn("linear", "gemv_kernel_bf16<gemv_bf16<2, 1, false, false> >", (32, 2, 1)) == 2 * weights + 32 * 4 * rows
+    assert drawn("linear", "gemv_kernel_bf16<gemv_bf16<2, 4, false, true> >", (32, 2, 1)) == 2 * weights + 32 * 2 * rows
+    assert drawn("linear", "gemm_kernel_bf16<gemm_bf16<2, 4, 2, 2>, true>", (4, 16, 1)) == 4 * weights + 16 * 2 * rows
+    assert drawn("add_norm_linear", "gemv_kernel_bf16<>", (64, 1, 1)) == weights + 64 * 8 * rows
+    assert drawn("linear", "gemm_kernel_f32<gemm_f32<1, 2> >", (1, 16, 1), "f32") == 2 * weights + 16 * 4 * rows
+
+
+@pytest.mark.parametrize("rows,positions,due", [(1, 288, 1), (1, 320, 5), (1, 8192, 8), (4, 384, 1), (4, 512, 2),
+                                               (8, 8192, 1)])
+def test_blocks_that_share_a_row_of_drawn_tokens(rows, positions, due):
+    assert count.drawn_units(("drawn_kernel", (16, rows + 8, 1), 384, 0), rows, positions) == due
 
 
 def test_a_split_product_is_three_on_tensor_cores():

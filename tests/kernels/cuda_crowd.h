@@ -140,6 +140,17 @@ static inline void side_close(struct side *side, const struct crowd *c)
     backend_close(be);
 }
 
+/* Whether its new rows are drawn tokens, in whichever step: these have bits of their own. */
+static inline bool crowd_is_drawn(const struct crowd *c)
+{
+    for (int s = 0; s < c->n_seq; s++) {
+        if (c->n_new[s] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Puts positions first[s] .. end[s]-1 of each sequence that has some into the step. */
 static inline void fill_step(struct side *side, const struct crowd *c, const int *first,
                              const int *end)
@@ -168,7 +179,7 @@ static inline void fill_step(struct side *side, const struct crowd *c, const int
         }
         step->seq_first[++step->n_seq] = step->n_tok;
     }
-    step->is_drawn = side->be->phases_apart && step->n_tok == step->n_seq;
+    step->is_drawn = side->be->phases_apart && crowd_is_drawn(c) && step->n_tok == step->n_seq;
 }
 
 static inline void store(struct side *side, const struct crowd *c, const int *first, const int *end)

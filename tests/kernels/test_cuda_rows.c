@@ -1,5 +1,7 @@
 /* What works row by row in the CUDA backend, where test_kernels does not look.
  *
+ * Norms of any number of rows, which is what their blocks are cut by.
+ *
  * Norms of rows wider than it draws: rows up to 1024 columns, up to 2048 and beyond are three
  * kernels, and each may start at 16-byte boundaries or not. A row's bits may depend on none of that
  * but its width.
@@ -120,6 +122,83 @@ static void test_norms_of_wide_rows(void **state)
     backend_close(cuda);
 }
 
+/* ---- any number of rows ---------------------------------------------------------------------- */
+
+enum { CROWD = 300, CROWD_D_MAX = 2052, CROWD_HEADS = 3 };
+
+enum which { NORM, ADD_NORM, RMS_NORM, HEAD_NORM, L2_NORM, N_WHICH };
+
+/* y of x; a head norm's y is x. */
+static void call(struct backend *be, enum which which, struct tensor y, struct tensor x,
+                 struct tensor gamma, struct tensor beta)
+{
+    const struct tensor none = {0};
+    switch (which) {
+    case NORM: op_norm(be, y, x, gamma, beta, 1e-5F); break;
+    case ADD_NORM: op_add_norm(be, y, x, x, gamma, beta, 1e-5F); break;
+    case RMS_NORM: op_rms_norm(be, y, none, x, none, gamma, 1e-5F); break;
+    case HEAD_NORM:
+        op_head_norm(be, x, tensor_cols(gamma, 0, gamma.cols / CROWD_HEADS), CROWD_HEADS, 1e-5F);
+        break;
+    default: op_l2_norm(be, y, x, CROWD_HEADS); break;
+    }
+}
+
+static struct tensor crowd_new(struct backend *be, int rows, int d)
+{
+    void *data = NULL;
+    const size_t bytes = (size_t)rows * (size_t)d * sizeof(float);
+    assert_int_equal(be->op->buffer_new(be, &data, bytes, "test", NULL), ERR_OK);
+    return tensor_make(data, rows, d, DTYPE_F32);
+}
+
+/* 1, 2, .. 24 rows in a call are 300: a block has one of them or as many as there are warps. */
+static void test_norms_of_any_number_of_rows_have_the_same_bits(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    static const int widths[] = {96, 1101, 2052};
+    static float host[CROWD * CROWD_D_MAX];
+    static float whole[CROWD * CROWD_D_MAX];
+    static float pieces[CROWD * CROWD_D_MAX];
+    const struct backend_options options = {"cuda", 1, false, NULL};
+    struct backend *be = NULL;
+    assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+    uint32_t seed = 11;
+    for (int i = 0; i < CROWD * CROWD_D_MAX; i++) {
+        host[i] = random_float(&seed);
+    }
+    for (int i = 0; i < 3 * N_WHICH; i++) {
+        const enum which which = (enum which)(i % N_WHICH);
+        const int d = widths[i / N_WHICH];
+        const struct tensor x = crowd_new(be, CROWD, d);
+        const struct tensor y = which == HEAD_NORM ? x : crowd_new(be, CROWD, d);
+        const struct tensor gamma = crowd_new(be, 1, d);
+        be->op->upload(be, x, host);
+        be->op->upload(be, gamma, host + d);
+        call(be, which, y, x, gamma, gamma);
+        be->op->download(be, whole, y);
+        be->op->upload(be, x, host);
+        be->op->upload(be, y, host); /* a row that is left out is seen */
+        for (int first = 0, n = 1; first < CROWD; first += n, n++) {
+            call(be, which, tensor_rows(y, first, n), tensor_rows(x, first, n), gamma, gamma);
+        }
+        be->op->download(be, pieces, y);
+        if (memcmp(whole, pieces, (size_t)(CROWD * d) * sizeof *whole) != 0) {
+            fail_msg("norm %d of %d columns: other bits in pieces than in one call of %d rows",
+                     (int)which, d, +CROWD);
+        }
+        be->op->buffer_free(be, x.data);
+        be->op->buffer_free(be, gamma.data);
+        if (which != HEAD_NORM) {
+            be->op->buffer_free(be, y.data);
+        }
+    }
+    backend_close(be);
+}
+
 /* ---- the cache ------------------------------------------------------------------------------ */
 
 enum { STORE_HEAD = 3, STORE_ROW = KV_PAGE + 3, STORE_PAGE = 2, STORE_D_MAX = 3 * 12 };
@@ -232,6 +311,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norms_of_wide_rows),
+        cmocka_unit_test(test_norms_of_any_number_of_rows_have_the_same_bits),
         cmocka_unit_test(test_pages_hold_what_was_stored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

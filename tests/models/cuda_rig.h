@@ -23,7 +23,7 @@ enum { N_VOCAB = 50, N_SEQ = RIG_SEQ, N_PAGE = TINY_CONTEXT / KV_PAGE, N_TOP = 2
 struct rig {
     struct backend *be;
     struct model *model;
-    struct step *step;
+    struct step *step, *twin;
     const struct model_tap *tap; /* Borrowed: given to each step; NULL in most tests */
     int ops_list;                /* of each step */
     int n_shared;                /* first pages that all sequences have */
@@ -32,6 +32,9 @@ struct rig {
 
 static inline void rig_close(struct rig *r)
 {
+    if (r->twin != NULL) {
+        r->be->op->step_free(r->be, r->twin);
+    }
     if (r->step != NULL) {
         r->be->op->step_free(r->be, r->step);
     }
@@ -62,6 +65,7 @@ static inline enum err_code rig_open_types(struct rig *r, const char *dir, const
     code = code == ERR_OK ? model_open(&r->model, r->be, dir, &options, err) : code;
     code = code == ERR_OK ? model_reserve(r->model, &limits, N_SEQ * N_PAGE, err) : code;
     code = code == ERR_OK ? r->be->op->step_new(r->be, &r->step, &limits, err) : code;
+    code = code == ERR_OK ? r->be->op->step_twin(r->be, &r->twin, r->step, err) : code;
     if (code != ERR_OK) {
         rig_close(r);
     }
@@ -73,8 +77,7 @@ static inline enum err_code rig_open(struct rig *r, const char *dir, struct err 
     return rig_open_types(r, dir, "f32", "f32", err);
 }
 
-/* ---- the device -----------------------------------------------------------------------------
- */
+/* ---- the device ----------------------------------------------------------------------------- */
 
 static inline int fine_device(void **state)
 {
@@ -117,12 +120,10 @@ struct answer {
 
 /* One decode step: the next position of sequences 0 .. n_seq-1. What is wanted, and how tokens are
  * drawn, changes from step to step. */
-static inline enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos,
-                                   struct answer *answer, struct err *err)
+static inline void fill(const struct rig *r, struct step *s, int i_step, int n_seq, int *pos)
 {
     enum { BOTH = OUT_SAMPLE | OUT_LOGPROB };
     static const int wants[] = {BOTH, BOTH, OUT_SAMPLE, BOTH, OUT_LOGPROB};
-    struct step *const s = r->step;
     s->n_tok = s->n_seq = s->n_out = n_seq;
     s->n_top = i_step % 3;
     s->n_adjust = i_step % 2;
@@ -154,10 +155,20 @@ static inline enum err_code decode(struct rig *r, int i_step, int n_seq, int *po
     memset(s->ablate_first, 0, (size_t)n_seq * sizeof *s->ablate_first);
     s->ablate_first[n_seq] = s->n_ablate;
     s->ablate[0] = (struct step_ablate){.memory = 0, .head = 0, .slot = -1, .scale = 0.25f};
+}
+
+static inline void begin(const struct rig *r, struct step *s)
+{
     r->be->op->step_begin(r->be, s);
     model_forward(r->model, s, r->tap);
     r->be->op->submit(r->be, s);
+}
+
+static inline enum err_code finish(const struct rig *r, struct step *s, struct answer *answer,
+                                   struct err *err)
+{
     const enum err_code code = r->be->op->finish(r->be, s, err);
+    const int n_seq = s->n_seq;
     const size_t n = (size_t)n_seq * 4;
     *answer = (struct answer){0};
     memcpy(answer->token, s->out_token, n);
@@ -167,6 +178,14 @@ static inline enum err_code decode(struct rig *r, int i_step, int n_seq, int *po
     memcpy(answer->top_id, s->top_id, n * N_TOP);
     memcpy(answer->top_logprob, s->top_logprob, n * N_TOP);
     return code;
+}
+
+static inline enum err_code decode(struct rig *r, int i_step, int n_seq, int *pos,
+                                   struct answer *answer, struct err *err)
+{
+    fill(r, r->step, i_step, n_seq, pos);
+    begin(r, r->step);
+    return finish(r, r->step, answer, err);
 }
 
 enum { N_STEP = 12 };

@@ -390,6 +390,96 @@ static void test_a_step_that_cannot_be_captured_is_said(void **state)
     }
 }
 
+/* ---- twins ---------------------------------------------------------------------------------- */
+
+/* N_STEP steps of 2 or 3 rows each, whose tokens are those that the step before has drawn, in another
+ * order: given, or, where they run ahead, named, while that step is not finished. A step of the request's
+ * rows is among them. */
+static void decode_fed(struct rig *r, bool runs_ahead, struct answer *answers)
+{
+    struct step *const twins[2] = {r->step, runs_ahead ? r->twin : r->step};
+    int pos[N_SEQ] = {0};
+    struct err err = {0};
+    int n_before = 0;
+    for (int i = 0; i <= N_STEP; i++) {
+        struct step *const s = twins[i % 2];
+        const int n_seq = i < 5 ? 3 : 2;
+        if (!runs_ahead && i > 0) {
+            assert_int_equal(finish(r, s, &answers[i - 1], &err), ERR_OK);
+        }
+        if (i < N_STEP) {
+            fill(r, s, i, n_seq, pos);
+            s->is_drawn = i != 7;
+            s->n_before = runs_ahead ? n_before : 0;
+            s->n_top = N_TOP;
+            for (int q = 0; q < n_seq; q++) {
+                const int from = n_before - 1 - q;
+                s->out_want[q] = OUT_SAMPLE | OUT_LOGPROB | OUT_TOP | OUT_ENTROPY;
+                if (i > 0) {
+                    s->token[q] = runs_ahead ? step_token_drawn(from) : answers[i - 1].token[from];
+                }
+            }
+            begin(r, s);
+            n_before = n_seq;
+        }
+        if (runs_ahead && i > 0) {
+            assert_int_equal(finish(r, twins[(i - 1) % 2], &answers[i - 1], &err), ERR_OK);
+        }
+    }
+}
+
+/* A step may begin before its twin is finished and feed on what that draws: the bits are those of steps
+ * that wait, eager or replayed, and each keeps its own results. */
+static void test_twins_feed_on_one_another(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int is_eager = 0; is_eager < 2; is_eager++) {
+        struct answer waiting[N_STEP];
+        struct answer ahead[N_STEP];
+        assert_int_equal(setenv("PKMSERVE_CUDA_GRAPHS", is_eager ? "0" : "1", 1), 0);
+        for (int runs_ahead = 0; runs_ahead < 2; runs_ahead++) {
+            struct rig r;
+            struct err err = {0};
+            assert_int_equal(rig_open_types(&r, model_dir, "f32", "bf16", &err), ERR_OK);
+            assert_true(r.be->runs_ahead);
+            decode_fed(&r, runs_ahead == 1, runs_ahead ? ahead : waiting);
+            assert_int_equal(r.be->n_prepared, is_eager ? 0 : N_STEP - 3);
+            rig_close(&r);
+        }
+        for (int i = 0; i < N_STEP; i++) {
+            if (memcmp(&waiting[i], &ahead[i], sizeof ahead[i]) != 0) {
+                fail_msg("step %d, graphs %d: token %d and %d, log-probability %.9g and %.9g", i,
+                         !is_eager, waiting[i].token[0], ahead[i].token[0],
+                         (double)waiting[i].logprob[0], (double)ahead[i].logprob[0]);
+            }
+        }
+    }
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_GRAPHS"), 0);
+}
+
+/* Nothing runs ahead while ops are timed, nor where the variable says so. */
+static void test_running_ahead_can_be_left_out(void **state)
+{
+    static const char *const name[] = {"PKMSERVE_CUDA_AHEAD", "PKMSERVE_CUDA_TRACE"};
+    static const char *const value[] = {"0", "/dev/null"};
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        struct rig r;
+        struct err err = {0};
+        assert_int_equal(setenv(name[i], value[i], 1), 0);
+        assert_int_equal(rig_open(&r, model_dir, &err), ERR_OK);
+        assert_int_equal(unsetenv(name[i]), 0);
+        assert_false(r.be->runs_ahead);
+        rig_close(&r);
+    }
+}
+
 /* ---- failures ------------------------------------------------------------------------------- */
 
 /* Opens with the n-th allocation failing, for every n there is: each says what did not fit, and
@@ -477,6 +567,8 @@ int main(void)
         cmocka_unit_test_setup(test_a_recording_that_is_looked_into_ends, fine_device),
         cmocka_unit_test_setup(test_freeing_drops_the_graphs, fine_device),
         cmocka_unit_test_setup(test_a_step_that_cannot_be_captured_is_said, fine_device),
+        cmocka_unit_test_setup(test_twins_feed_on_one_another, fine_device),
+        cmocka_unit_test_setup(test_running_ahead_can_be_left_out, fine_device),
         cmocka_unit_test_setup(test_any_allocation_of_the_device_may_fail, fine_device),
         cmocka_unit_test_setup(test_any_allocation_of_pinned_memory_may_fail, fine_device),
         cmocka_unit_test_setup(test_any_launch_may_fail, fine_device),

@@ -1,0 +1,87 @@
+/* Attention of drawn tokens: attention_drawn.cuh says how, and what it costs.
+ *
+ * The grid depends on the number of rows, never on positions, so that a captured step can be replayed:
+ * blocks whose unit has no split leave. Bytes: 8·d_head (BF16: 4·d_head) per position, row and head;
+ * flops: 4·d_head; bound: the memory's bandwidth, for few rows the latencies of a chain. Share reached:
+ * not measured yet. */
+#include "kernels/cuda/attention_drawn.cuh"
+#include "kernels/cuda/persistent.cuh"
+
+namespace
+{
+
+/* Threads: as many warps as find room on a multiprocessor with the keys and values of a turn in registers,
+ * so that few rows take few rounds. */
+constexpr int BLOCK = 384;
+
+/* Heads of up to width columns. */
+template <typename T, int width> struct drawn_of {
+    static constexpr int n_piece = width / (16 / static_cast<int>(sizeof(T)));
+    static constexpr int pieces = n_piece > 32 ? n_piece / 32 : 1;
+    using shape = drawn_shape<T, n_piece / pieces, pieces>;
+};
+
+/* Grid: heads × units. */
+template <typename T, int width, bool is_whole>
+__global__ void __launch_bounds__(BLOCK, 1)
+    drawn_kernel(KERNEL_ARG(struct attention_args) a, KERNEL_ARG(struct parts) p)
+{
+    DYN_SHARED(float, o);
+    __shared__ struct softmax_part part[PART_MAX];
+    grid_wait();
+    drawn_attend<typename drawn_of<T, width>::shape, is_whole, T>(
+        a, p, {.part = part, .o = o}, &p.unit[blockIdx.y], static_cast<int>(blockIdx.x));
+}
+
+} // namespace
+
+#ifndef KERNELS_AS_BODIES
+
+namespace
+{
+
+template <typename T, int width, bool is_whole>
+void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                  int n_unit)
+{
+    const size_t bytes = sizeof(float) * static_cast<size_t>(p->n_part_max * a->d_pad);
+    CHECK(bytes <= SHARED_BYTES_MAX);
+    if (!cuda_shared(cu, drawn_kernel<T, width, is_whole>, bytes, "attention")) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
+    LAUNCH_BODY(cu, body_attention(sizeof(T), width, is_whole), (drawn_kernel<T, width, is_whole>),
+                grid, dim3(BLOCK), bytes, *a, *p);
+    cuda_check(cu, "attention");
+}
+
+template <typename T, int width>
+void drawn_launch_of(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                     int n_unit)
+{
+    if constexpr (width > 64) {
+        if (a->d_head <= width / 2) {
+            drawn_launch_of<T, width / 2>(cu, a, p, n_unit);
+            return;
+        }
+    }
+    if (a->kv_piece == 16 && a->has_groups) {
+        drawn_launch<T, width, true>(cu, a, p, n_unit);
+    } else {
+        drawn_launch<T, width, false>(cu, a, p, n_unit);
+    }
+}
+
+} // namespace
+
+void attention_drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                            enum dtype cache, int n_unit)
+{
+    if (cache == DTYPE_BF16) {
+        drawn_launch_of<uint16_t, D_HEAD_MAX>(cu, a, p, n_unit);
+    } else {
+        drawn_launch_of<float, D_HEAD_MAX>(cu, a, p, n_unit);
+    }
+}
+
+#endif

@@ -1,0 +1,483 @@
+/* Attention of drawn tokens, a block's work: attention_drawn.cu launches it.
+ *
+ * Decode is bound by the bytes of the cache, 8·d_head per position, row and head (BF16: half of that),
+ * at 4 flops per column, and where rows are few by a chain of dependent reads. Hence no warp waits for
+ * another before its sums are done, and keys and values lie in registers: a position's columns are
+ * shared by the fewest lanes that hold them in pieces of 16 bytes, and a warp asks for all that is its
+ * own of a turn, keys and values, before it computes.
+ *
+ * A row's result is defined like this, for one head; all is in ascending order. Positions are cut into
+ * splits of DRAWN_SPLIT, by absolute position, and of the splits runs are parts: of n splits there are
+ * PART_MAX parts at most, of the same number of splits but the last. A part belongs to a warp, which
+ * takes its positions in turns: lane (j, l) has of each, of the positions j, j + stride, .. the columns
+ * of piece l. In a turn
+ *   score_u = scale · Σ_c q_c·k_uc       a chain over the lane's columns, then a butterfly over the lanes
+ *   max' = max(max, max_u score_u)       f = expf(max - max')        e_u = expf(score_u - max')
+ *   sum_j = sum_j·f + Σ_u e_u            a chain over the lane's positions
+ *   o_jc = o_jc·f + Σ_u e_u·v_uc         likewise
+ * and sum, o of the part are butterflies over j. Of the row's parts at last
+ *   w_p = expf(max_p - max_p max_p)      sum = Σ_p w_p·sum_p, by a warp     o_c = Σ_p w_p·o_pc, a chain
+ *   y_c = o_c / sum
+ * So a row's bits depend on its length and on the shape alone, not on how its parts are shared out.
+ * Positions that it does not see are not read.
+ *
+ * The chain, by estimate, in µs: the unit with its first pages 0.3 (second-level cache) → keys, values
+ * and the query 0.7 (memory) → a turn 0.35 (scores, 4 or 5 butterflies, exponentials, values) → barrier
+ * and merge 0.1. Where blocks share a row, then → parts written, fence 0.5 → atomic 0.45 → parts read
+ * 0.3 → barrier and merge 0.15. So units (attention_unit.cu) share a row only where its bytes would take
+ * a block longer than that. Not measured yet. */
+#ifndef KERNELS_CUDA_ATTENTION_DRAWN_CUH
+#define KERNELS_CUDA_ATTENTION_DRAWN_CUH
+
+#include "kernels/cuda/attention.cuh"
+
+namespace
+{
+
+static_assert(PART_MAX == 64, "a lane merges two parts");
+
+/* How a warp shares its positions out: lanes by columns times stride by positions. */
+template <typename T, int lanes_, int pieces_> struct drawn_shape {
+    static constexpr int lanes = lanes_;
+    static constexpr int pieces = pieces_;       /* of 16 bytes that a lane has of a position */
+    static constexpr int group = 16 / sizeof(T); /* columns of a piece */
+    static constexpr int cols = pieces * group;  /* of a lane */
+    static constexpr int rows = 8 / pieces;      /* positions of a lane in a turn */
+    static constexpr int stride = 32 / lanes;    /* from one to the next */
+    static constexpr int turn = rows * stride;   /* positions */
+    static constexpr int pages = turn > KV_PAGE ? turn / KV_PAGE : 1; /* of a turn */
+    static_assert(DRAWN_SPLIT % turn == 0 && (turn % KV_PAGE == 0 || KV_PAGE % turn == 0), "");
+};
+
+/* First column of piece i of a lane. */
+template <class S> __device__ __forceinline__ int drawn_column(int i, int lane)
+{
+    return (i * S::lanes + lane % S::lanes) * S::group;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+/* 16 bytes of a position, of which n columns exist: whole ones have all or none. */
+template <bool is_whole, typename T>
+__device__ __forceinline__ uint4 piece_load(const T *from, int n)
+{
+    constexpr int group = 16 / sizeof(T);
+    uint4 piece = make_uint4(0, 0, 0, 0);
+    if constexpr (is_whole) {
+        if (n > 0) {
+            piece = *reinterpret_cast<const uint4 *>(from);
+        }
+    } else {
+        uint32_t word[4] = {};
+#pragma unroll
+        for (int i = 0; i < group; i++) {
+            if (i < n) {
+                const uint32_t bits = sizeof(T) == 2 ? static_cast<uint32_t>(from[i])
+                                                     : __float_as_uint(widen(from[i]));
+                word[i * sizeof(T) / 4] |= bits << (sizeof(T) == 2 ? i % 2 * 16 : 0);
+            }
+        }
+        piece = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    return piece;
+}
+
+template <bool is_whole> __device__ __forceinline__ void piece_store(float *to, uint4 piece, int n)
+{
+    const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
+    if (is_whole && n > 0) {
+        *reinterpret_cast<uint4 *>(to) = piece;
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && !is_whole; i++) {
+        if (i < n) {
+            to[i] = __uint_as_float(word[i]);
+        }
+    }
+}
+
+template <bool is_whole>
+__device__ __forceinline__ void piece_store(uint16_t *to, uint4 piece, int n)
+{
+    const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
+    if (is_whole && n > 0) {
+        *reinterpret_cast<uint4 *>(to) = piece;
+    }
+#pragma unroll
+    for (int i = 0; i < 8 && !is_whole; i++) {
+        if (i < n) {
+            to[i] = static_cast<uint16_t>(word[i / 2] >> i % 2 * 16);
+        }
+    }
+}
+
+__device__ __forceinline__ void piece_widen(float (&to)[4], uint4 piece)
+{
+    to[0] = __uint_as_float(piece.x), to[1] = __uint_as_float(piece.y);
+    to[2] = __uint_as_float(piece.z), to[3] = __uint_as_float(piece.w);
+}
+
+__device__ __forceinline__ void piece_widen(float (&to)[8], uint4 piece)
+{
+    const float4 a = bf16_widen_four(make_uint2(piece.x, piece.y));
+    const float4 b = bf16_widen_four(make_uint2(piece.z, piece.w));
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+
+/* As the cache has them. */
+__device__ __forceinline__ uint4 piece_of(const float (&from)[4])
+{
+    return make_uint4(__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
+                      __float_as_uint(from[3]));
+}
+
+__device__ __forceinline__ uint4 piece_of(const float (&from)[8])
+{
+    return make_uint4(bf16_pair(from[0], from[1]), bf16_pair(from[2], from[3]),
+                      bf16_pair(from[4], from[5]), bf16_pair(from[6], from[7]));
+}
+
+/* The columns of a piece, n of which exist, from F32. */
+template <bool is_whole, int group>
+__device__ __forceinline__ void floats_load(float (&to)[group], const float *from, int n)
+{
+#pragma unroll
+    for (int i = 0; i < group; i += 4) {
+        float four[4];
+        piece_widen(four, piece_load<is_whole>(from + i, n - i));
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            to[i + j] = four[j];
+        }
+    }
+}
+
+/* ---- a part ---------------------------------------------------------------------------------- */
+
+/* What a block reads and writes, of one row and head. */
+template <typename T> struct drawn_head {
+    const float *q, *k, *v;   /* the row's; k and v NULL: nothing is to be stored */
+    T *k_pages, *v_pages;     /* at the head, of page 0 */
+    const int32_t *unit_page; /* the unit's first pages */
+    const int32_t *page;      /* the sequence's */
+    int first_page;           /* of the unit */
+    int n_pos;
+};
+
+/* Of a lane, over the turns so far; max is the warp's. */
+template <class S> struct drawn_sums {
+    float max, sum;
+    float o[S::cols];
+};
+
+/* Over the warp's positions: every lane of the same columns gets the same bits. */
+template <class S> __device__ __forceinline__ float positions_sum(float value)
+{
+#pragma unroll
+    for (int step = S::lanes; step < 32; step *= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, step);
+    }
+    return value;
+}
+
+/* The shares of a turn, of which the lane sees the positions before n_seen. */
+template <class S>
+__device__ __forceinline__ void
+turn_scores(float (&e)[S::rows], struct drawn_sums<S> &m, const float (&q)[S::pieces][S::group],
+            const uint4 (&k)[S::rows][S::pieces], int n_seen, float scale)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float max = m.max;
+#pragma unroll
+    for (int r = 0; r < S::rows; r++) {
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < S::pieces; i++) {
+            float key[S::group];
+            piece_widen(key, k[r][i]);
+#pragma unroll
+            for (int c = 0; c < S::group; c++) {
+                dot = fmaf(q[i][c], key[c], dot);
+            }
+        }
+#pragma unroll
+        for (int step = S::lanes / 2; step > 0; step /= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, step);
+        }
+        e[r] = r * S::stride + lane / S::lanes < n_seen ? dot * scale : -INFINITY;
+        max = fmaxf(max, e[r]);
+    }
+#pragma unroll
+    for (int step = S::lanes; step < 32; step *= 2) {
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+    }
+    const float base = exponent_base(max);
+    const float old = expf(m.max - base);
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < S::rows; r++) {
+        e[r] = expf(e[r] - base);
+        sum += e[r];
+    }
+    m.max = max;
+    m.sum = fmaf(m.sum, old, sum);
+#pragma unroll
+    for (int c = 0; c < S::cols; c++) {
+        m.o[c] *= old;
+    }
+}
+
+/* A lane's pieces of a turn. page: at the turn's first page, i * page_step behind it the next ones',
+ * already at the lane's first position and column; n: positions from there on that are there. */
+template <class S, bool is_whole, typename T, typename Page>
+__device__ __forceinline__ void turn_load(uint4 (&to)[S::rows][S::pieces], const Page &page_of,
+                                          int d_head, int n, const int (&n_col)[S::pieces])
+{
+    const T *page = NULL;
+#pragma unroll
+    for (int r = 0; r < S::rows; r++) {
+        const int u = r * S::stride;
+        if (u % KV_PAGE == 0) {
+            page = page_of(u / KV_PAGE);
+        }
+#pragma unroll
+        for (int i = 0; i < S::pieces; i++) {
+            to[r][i] = piece_load<is_whole>(page + u % KV_PAGE * d_head + i * S::lanes * S::group,
+                                            u < n ? n_col[i] : 0);
+        }
+    }
+}
+
+/* Takes the row's own keys or values, as the cache has them, for position r·stride of a lane, and stores
+ * them to to; r < 0: it is none of the lane's. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void own_take(uint4 (&piece)[S::rows][S::pieces], T *to,
+                                         const float *from, int r, const int (&n_col)[S::pieces])
+{
+#pragma unroll
+    for (int i = 0; i < S::pieces; i++) {
+        const int c = i * S::lanes * S::group;
+        float fresh[S::group];
+        floats_load<is_whole>(fresh, from + c, n_col[i]);
+        const uint4 own = piece_of(fresh);
+        if (r >= 0) {
+            piece_store<is_whole>(to + c, own, n_col[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < S::rows; j++) {
+            piece[j][i] = j == r ? own : piece[j][i];
+        }
+    }
+}
+
+/* The positions first .. end-1 of a row and head, which begin at a split, by a warp. The row's own, its
+ * last, comes from k and v if these are there, and is stored: nobody else reads it. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void part_attend(struct drawn_sums<S> &m, const struct attention_args &a,
+                                            const drawn_head<T> &h, int first, int end)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int mine = lane / S::lanes; /* the lane's first position of a turn */
+    const int column = drawn_column<S>(0, lane);
+    int n_col[S::pieces];
+    float q[S::pieces][S::group];
+    m.max = -INFINITY;
+    m.sum = 0;
+#pragma unroll
+    for (int c = 0; c < S::cols; c++) {
+        m.o[c] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < S::pieces; i++) {
+        n_col[i] = a.d_head - drawn_column<S>(i, lane);
+        floats_load<is_whole>(q[i], h.q + drawn_column<S>(i, lane), n_col[i]);
+    }
+    const bool stores = h.k != NULL && end == h.n_pos;
+    const int end_stored = stores ? end - 1 : end;
+    int pages = 0; /* numbers of 32 pages, one a lane */
+#pragma unroll 1
+    for (int pos = first; pos < end; pos += S::turn) {
+        const int page = (pos - first) / KV_PAGE % 32; /* of these */
+        if (page == 0 && pos % KV_PAGE == 0) {
+            const int at = pos / KV_PAGE + lane;
+            const int in_unit = at - h.first_page;
+            pages = at * KV_PAGE >= end    ? 0
+                    : in_unit < UNIT_PAGES ? h.unit_page[in_unit]
+                                           : h.page[at];
+        }
+        const auto place = [&](int i, int64_t stride) {
+            return __shfl_sync(0xffffffffu, pages, page + i) * stride +
+                   (pos + mine) % KV_PAGE * a.d_head + column;
+        };
+        uint4 k[S::rows][S::pieces];
+        uint4 v[S::rows][S::pieces];
+        turn_load<S, is_whole, T>(
+            k, [&](int i) { return h.k_pages + place(i, a.k_page_stride); }, a.d_head,
+            end_stored - pos - mine, n_col);
+        turn_load<S, is_whole, T>(
+            v, [&](int i) { return h.v_pages + place(i, a.v_page_stride); }, a.d_head,
+            end_stored - pos - mine, n_col);
+        if (stores && end - pos <= S::turn) {
+            const int own = end - 1 - pos;
+            const int r = own % S::stride == mine ? own / S::stride : -1;
+            const int below = own % KV_PAGE / S::stride * S::stride * a.d_head;
+            own_take<S, is_whole>(k, h.k_pages + place(own / KV_PAGE, a.k_page_stride) + below,
+                                  h.k + column, r, n_col);
+            own_take<S, is_whole>(v, h.v_pages + place(own / KV_PAGE, a.v_page_stride) + below,
+                                  h.v + column, r, n_col);
+        }
+        float e[S::rows];
+        turn_scores<S>(e, m, q, k, end - pos, a.scale);
+#pragma unroll
+        for (int r = 0; r < S::rows; r++) {
+#pragma unroll
+            for (int i = 0; i < S::pieces; i++) {
+                float value[S::group];
+                piece_widen(value, v[r][i]);
+#pragma unroll
+                for (int c = 0; c < S::group; c++) {
+                    m.o[i * S::group + c] = fmaf(e[r], value[c], m.o[i * S::group + c]);
+                }
+            }
+        }
+    }
+    m.sum = positions_sum<S>(m.sum);
+#pragma unroll
+    for (int c = 0; c < S::cols; c++) {
+        m.o[c] = positions_sum<S>(m.o[c]);
+    }
+}
+
+/* Leaves a part: its sums at part, o [d_pad] at o. */
+template <class S>
+__device__ __forceinline__ void part_leave(struct softmax_part *part, float *o,
+                                           const struct attention_args &a,
+                                           const struct drawn_sums<S> &m)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane == 0) {
+        *part = {m.max, m.sum};
+    }
+#pragma unroll
+    for (int i = 0; i < S::cols; i += 4) {
+        const int c = drawn_column<S>(i / S::group, lane) + i % S::group;
+        if (lane < S::lanes && c < a.d_pad) {
+            *reinterpret_cast<float4 *>(o + c) =
+                make_float4(m.o[i], m.o[i + 1], m.o[i + 2], m.o[i + 3]);
+        }
+    }
+}
+
+/* ---- a row ----------------------------------------------------------------------------------- */
+
+/* Shared memory of a block: parts of a row. */
+struct drawn_shared {
+    struct softmax_part *part; /* [PART_MAX] */
+    float *o;                  /* [n_part_max][d_pad], 16-byte aligned */
+};
+
+/* y ← the row's parts, which are in shared memory; each warp has the columns of its lanes. */
+__device__ __forceinline__ void parts_merge(const struct attention_args &a,
+                                            const struct drawn_shared &m, int64_t row, int head,
+                                            int n_part)
+{
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const struct softmax_part none = {-INFINITY, 0};
+    const struct softmax_part low = lane < n_part ? m.part[lane] : none;
+    const struct softmax_part high = lane + 32 < n_part ? m.part[lane + 32] : none;
+    float max = fmaxf(low.max, high.max);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+    }
+    const float base = exponent_base(max);
+    const float w_low = expf(low.max - base);
+    const float w_high = expf(high.max - base);
+    const float sum = warp_sum(fmaf(w_high, high.sum, w_low * low.sum));
+    float *const y = a.y + row * a.y_stride + static_cast<int64_t>(head) * a.d_head;
+#pragma unroll 1
+    for (int c = thread; c - lane < a.d_head; c += static_cast<int>(blockDim.x)) {
+        float o = 0;
+#pragma unroll 8
+        for (int p = 0; p < n_part; p++) {
+            const float w = __shfl_sync(0xffffffffu, p < 32 ? w_low : w_high, p % 32);
+            o = fmaf(w, c < a.d_pad ? m.o[p * a.d_pad + c] : 0, o);
+        }
+        if (c < a.d_head) {
+            y[c] = o / sum;
+        }
+    }
+}
+
+/* The work of the block of a unit and head; of any number of warps. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void drawn_attend(const struct attention_args &a, const struct parts &p,
+                                             const struct drawn_shared &m,
+                                             const struct attention_unit *at, int head)
+{
+    const int64_t n_page = a.view->n_page_max; /* asked for together with the unit */
+    const int32_t *const page = a.view->page;
+    const int row = at->row;
+    const int n_pos = at->n_pos;
+    const int first = at->first;
+    const int run = at->run;
+    const int n_unit = at->n_unit;
+    const int n_part = (at->end - first + run - 1) / max(run, 1); /* of the unit */
+    if (first >= at->end) {
+        return;
+    }
+    const int64_t column = static_cast<int64_t>(head) * a.d_head;
+    const int64_t in_page = static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head;
+    const drawn_head<T> h = {
+        .q = a.q + row * a.q_stride + column,
+        .k = a.k != NULL ? a.k + row * a.k_stride + column : NULL,
+        .v = a.k != NULL ? a.v + row * a.v_stride + column : NULL,
+        .k_pages = static_cast<T *>(a.k_pages) + in_page,
+        .v_pages = static_cast<T *>(a.v_pages) + in_page,
+        .unit_page = at->page,
+        .page = page + at->seq * n_page,
+        .first_page = first * (DRAWN_SPLIT / KV_PAGE),
+        .n_pos = n_pos,
+    };
+    const int64_t item = static_cast<int64_t>(row) * a.n_head + head;
+    const int64_t place = item * p.n_part_max + at->part;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int n_thread = static_cast<int>(blockDim.x);
+#pragma unroll 1
+    for (int i = thread / 32; i < n_part; i += n_thread / 32) {
+        const int from = (first + i * run) * DRAWN_SPLIT;
+        struct drawn_sums<S> sums;
+        part_attend<S, is_whole>(sums, a, h, from, min(from + run * DRAWN_SPLIT, n_pos));
+        if (n_unit == 1) {
+            part_leave<S>(m.part + i, m.o + i * a.d_pad, a, sums);
+        } else {
+            part_leave<S>(p.part + place + i, p.o + (place + i) * a.d_pad, a, sums);
+        }
+    }
+    int n_all = n_part;
+    if (n_unit == 1) {
+        __syncthreads();
+    } else {
+        if (!parts_arrive(&p.n_arrived[item], n_unit)) {
+            return;
+        }
+        const int n_split = drawn_splits_of(n_pos);
+        n_all = (n_split + run - 1) / run;
+        for (int i = thread * 4; i < n_all * a.d_pad; i += n_thread * 4) {
+            copy_async_16(m.o + i, p.o + item * p.n_part_max * a.d_pad + i);
+        }
+        copy_async_commit();
+        if (thread < n_all) {
+            m.part[thread] = p.part[item * p.n_part_max + thread];
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+    }
+    parts_merge(a, m, row, head, n_all);
+}
+
+} // namespace
+
+#endif
