@@ -105,6 +105,7 @@ def test_every_kernel_waits_before_it_may_leave():
     found = 0
     for path in sorted(Path("kernels/cuda").glob("*.cu*")):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        text = re.sub(r"^#.*$", "", text, flags=re.M)  # as_body.cuh gives the word another meaning
         bodies = KERNEL.findall(text)
         assert len(bodies) == text.count("__global__"), path
         for body in bodies:
