@@ -181,7 +181,11 @@ __device__ __forceinline__ void row_write(const struct attention_args &a, int64_
     for (int i = 0; i < n_col; i++) {
         const int c = static_cast<int>(threadIdx.x) + i * BLOCK;
         if (c < a.d_head) {
-            y[c] = fold.o[i] / fold.all.sum;
+            const float out = fold.o[i] / fold.all.sum;
+            y[c] = out;
+            if (a.rounded != NULL) {
+                cache_store(a.rounded + (row * a.n_head + head) * a.d_head + c, out);
+            }
         }
     }
 }
@@ -446,6 +450,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }
+    a.rounded = linear_room(cu, y);
     const struct parts p = parts_of(scratch, &a, static_cast<int>(y.rows),
                                     attention_part_max(n_page_max, cu->is_drawn));
     if (cache == DTYPE_BF16) {

@@ -334,7 +334,8 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
  * itself, to norm.cu's bits, and one writes y. Whether it can, linear_takes_norm says: y then has few
  * rows and overlaps neither x nor r of the norm, nor does the product's y any of them. */
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
-                        const struct weight *w, struct tensor bias, enum act act);
+                        const struct weight *w, struct tensor bias, enum act act,
+                        enum linear_result result);
 bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
@@ -347,9 +348,10 @@ bool linear_can_split(const struct weight *w);
 void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
 /* Results that only a product reads are left rounded to BF16, as it would round them, by the op that computes
- * them: in steps of requests, where cuBLASLt multiplies. An op gets room for y's rows [y.rows, y.cols]
+ * them. An op gets room for y's rows [y.rows, y.cols]
  * without gaps, or NULL: then it leaves them in F32 alone, and the product rounds them. What is in the room
- * counts for the op that is launched next and for no other: run (launch.cu) calls linear_next. */
+ * counts for the op that is launched next, and if that is a product that reads it, for the one after it:
+ * run (launch.cu) calls linear_next. */
 uint16_t *linear_room(struct cuda *cu, struct tensor y);
 void linear_next(struct cuda *cu);
 

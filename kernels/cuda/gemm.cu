@@ -151,8 +151,8 @@ __device__ __forceinline__ void gemm_store(const struct linear_args &a,
                 for (int e = 0; e < 2; e++) {
                     const int tok = first_tok + j * 8 + e;
                     if (tok < a.n_tok) {
-                        a.y[tok * a.y_stride + out] =
-                            linear_finish(total[i][j][2 * h + e], bias, a.act);
+                        linear_store(a, tok, out,
+                                     linear_finish(total[i][j][2 * h + e], bias, a.act));
                     }
                 }
             }
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_f32(const struct 
         for (int j = 0; j < 8; j++) {
             const int tok = first_tok + j * 4;
             if (out < a.n_out && tok < a.n_tok) {
-                a.y[tok * a.y_stride + out] = linear_finish(total[i][j][0], bias, a.act);
+                linear_store(a, tok, out, linear_finish(total[i][j][0], bias, a.act));
             }
         }
     }

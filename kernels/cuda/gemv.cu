@@ -7,18 +7,21 @@ namespace
 
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of tiles of outputs
  * and n_nt tiles of tokens per block; a slot of the ring holds one block of 32 k of them all, in
- * 512-byte pieces of 16 per lane: [n_half of weights, 2·n_nt halves of x in F32]. One half alone, of
- * row-major weights, leaves the other half of A 0. With is_normed the block norms its rows itself, and
- * they lie behind the sums: the ring has none of x. */
-template <int halves, int n_nt_, bool is_normed_> struct gemv_bf16 {
+ * 512-byte pieces of 16 per lane: [n_half of weights, n_nt of x, or 2·n_nt halves of it in F32]. One half
+ * alone, of row-major weights, leaves the other half of A 0. With is_normed the block norms its rows itself,
+ * and they lie behind the sums: the ring has none of x. With is_rounded x comes in BF16. */
+template <int halves, int n_nt_, bool is_normed_, bool is_rounded_> struct gemv_bf16 {
     static constexpr int n_half = halves;
     static constexpr int n_mt = (n_half + 1) / 2;
     static constexpr int n_nt = n_nt_;
     static constexpr bool is_normed = is_normed_;
+    static constexpr bool is_rounded = is_rounded_;
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_half * 8;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
-    static constexpr int n_piece = n_half + (is_normed ? 0 : 2 * n_nt);
+    static constexpr int n_x = is_normed ? 0 : is_rounded ? n_nt : 2 * n_nt; /* pieces */
+    static constexpr int n_piece = n_half + n_x;
+    static constexpr int value_bytes = is_rounded ? 2 : 4; /* of x */
     static constexpr int n_slot = 32 / n_piece < 3                     ? 3
                                   : 32 / n_piece > LINEAR_CHUNK_BLOCKS ? +LINEAR_CHUNK_BLOCKS
                                                                        : 32 / n_piece;
@@ -30,7 +33,7 @@ template <int halves, int n_nt_, bool is_normed_> struct gemv_bf16 {
 /* What a lane copies and multiplies. */
 template <class shape> struct gemv_lane {
     const unsigned char *w[shape::n_mt]; /* its first 16 bytes of block 0 of each tile */
-    const float *x[shape::n_nt];         /* its first value of block 0 of each tile of tokens */
+    const unsigned char *x[shape::n_nt]; /* its first value of block 0 of each tile of tokens */
     int x_bytes[shape::n_nt];            /* of a piece of x: 16, or 0 where there is no row */
 };
 
@@ -50,7 +53,8 @@ __device__ __forceinline__ struct gemv_lane<shape> gemv_lane_of(const struct lin
     for (int j = 0; j < shape::n_nt; j++) {
         const int tok = static_cast<int>(blockIdx.y) * shape::n_token + j * 8 + g;
         const bool is_row = tok < a.n_tok;
-        lane.x[j] = static_cast<const float *>(a.x) + (is_row ? tok : 0) * a.x_stride + t * 8;
+        lane.x[j] = static_cast<const unsigned char *>(a.x) +
+                    ((is_row ? tok : 0) * a.x_stride + t * 8) * shape::value_bytes;
         lane.x_bytes[j] = is_row ? 16 : 0;
     }
     return lane;
@@ -73,17 +77,20 @@ __device__ __forceinline__ void gemv_copy(uint4 *slot, const struct gemv_lane<sh
     uint4 *const x_slot = slot + shape::n_half * 32;
 #pragma unroll
     for (int j = 0; j < shape::n_nt && !shape::is_normed && (share & GEMV_X) != 0; j++) {
-        const float *const x = lane.x[j] + block * LINEAR_BLOCK_BF16;
-        if (left >= LINEAR_BLOCK_BF16) {
+        const unsigned char *const x =
+            lane.x[j] + static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * shape::value_bytes);
+        if constexpr (shape::is_rounded) {
+            copy_async_16(x_slot + j * 32, x, lane.x_bytes[j]);
+        } else if (left >= LINEAR_BLOCK_BF16) {
             copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
-            copy_async_16(x_slot + (2 * j + 1) * 32, x + 4, lane.x_bytes[j]);
-            continue;
-        }
-        const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
+            copy_async_16(x_slot + (2 * j + 1) * 32, x + 16, lane.x_bytes[j]);
+        } else {
+            const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
-            copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 4 * h : lane.x[j], n);
+            for (int h = 0; h < 2; h++) {
+                const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
+                copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 16 * h : lane.x[j], n);
+            }
         }
     }
 }
@@ -102,7 +109,7 @@ __device__ __forceinline__ void gemv_fill(uint4 *ring, const struct gemv_lane<sh
         }
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
-            from.x[j] += block * LINEAR_BLOCK_BF16;
+            from.x[j] += static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * shape::value_bytes);
         }
 #pragma unroll
         for (int i = 0; i < shape::n_slot - 1; i++) {
@@ -160,16 +167,22 @@ __device__ __forceinline__ void gemv_read_x(struct gemv_operands<shape> &in, con
 {
 #pragma unroll
     for (int j = 0; j < shape::n_nt; j++) {
+        if constexpr (shape::is_rounded) {
+            const uint4 v = x_slot[j * 32];
+            in.x[0][j][0] = v.x, in.x[0][j][1] = v.y;
+            in.x[1][j][0] = v.z, in.x[1][j][1] = v.w;
+        } else {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (!shape::is_normed) {
-                v = x_slot[(2 * j + h) * 32];
-            } else if (normed != NULL) {
-                v = reinterpret_cast<const uint4 *>(normed)[h];
+            for (int h = 0; h < 2; h++) {
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (!shape::is_normed) {
+                    v = x_slot[(2 * j + h) * 32];
+                } else if (normed != NULL) {
+                    v = reinterpret_cast<const uint4 *>(normed)[h];
+                }
+                in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+                in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
             }
-            in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-            in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
         }
     }
 }
@@ -327,19 +340,19 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
  * two are little to read again, until blocks are so many that each costs more than its bytes. Where
  * blocks of one tile would leave half of the multiprocessors idle, blocks of half a tile do not. By
  * count of bytes and blocks, not measured yet. */
-template <int n_nt, bool is_normed>
+template <int n_nt, bool is_normed, bool is_rounded>
 void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 {
     const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
     const int enough = cu->n_sm * 5 / 8;
     if (n_nt < 4 && a->n_tile / 4 * groups >= enough * 3) {
-        gemv_bf16_run<gemv_bf16<(n_nt < 4 ? 8 : 4), n_nt, is_normed>>(cu, a);
+        gemv_bf16_run<gemv_bf16<(n_nt < 4 ? 8 : 4), n_nt, is_normed, is_rounded>>(cu, a);
     } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
-        gemv_bf16_run<gemv_bf16<4, n_nt, is_normed>>(cu, a);
+        gemv_bf16_run<gemv_bf16<4, n_nt, is_normed, is_rounded>>(cu, a);
     } else if (n_nt == 1 && a->is_row_major && a->n_tile * 2 <= cu->n_sm) {
-        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, is_normed>>(cu, a);
+        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, is_normed, is_rounded>>(cu, a);
     } else {
-        gemv_bf16_run<gemv_bf16<2, n_nt, is_normed>>(cu, a);
+        gemv_bf16_run<gemv_bf16<2, n_nt, is_normed, is_rounded>>(cu, a);
     }
 }
 
@@ -349,13 +362,16 @@ void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
     if (dtype == DTYPE_BF16) {
         if (args->norm.d > 0) {
-            gemv_bf16_tiles<1, true>(cu, args);
+            gemv_bf16_tiles<1, true, false>(cu, args);
+        } else if (!args->x_is_rounded) {
+            CHECK(args->n_tok <= GEMV_F32_ROWS);
+            gemv_bf16_tiles<1, false, false>(cu, args);
         } else if (args->n_tok <= 8) {
-            gemv_bf16_tiles<1, false>(cu, args);
+            gemv_bf16_tiles<1, false, true>(cu, args);
         } else if (args->n_tok <= 16) {
-            gemv_bf16_tiles<2, false>(cu, args);
+            gemv_bf16_tiles<2, false, true>(cu, args);
         } else {
-            gemv_bf16_tiles<4, false>(cu, args);
+            gemv_bf16_tiles<4, false, true>(cu, args);
         }
     } else {
         gemv_run_f32(cu, args);

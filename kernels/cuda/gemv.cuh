@@ -11,10 +11,11 @@
  * ring then carries weights alone.
  *
  * Bytes: weights once from memory (once more from the second-level cache per further group of
- * tokens), x once per block from that cache, in F32. Operations: 2·n_tok·n_in·n_out. Bound: device
- * memory up to some 8 rows; with more, by count of bytes, x through the second-level cache: with 32
- * rows and two tiles of outputs a block reads twice as much of x as of weights. Share reached: not
- * measured yet. */
+ * tokens), x once per block from that cache: beside BF16 weights in BF16, as the op before has left it or
+ * linear_round, but in F32 of up to GEMV_F32_ROWS rows that none has left so: a launch would cost more.
+ * Operations: 2·n_tok·n_in·n_out. Bound: device memory up to some 8 rows; with more, by count of bytes,
+ * x through the second-level cache: with 32 rows and two tiles of outputs a block reads as much of x as of
+ * weights. Share reached: not measured yet. */
 #ifndef KERNELS_CUDA_GEMV_CUH
 #define KERNELS_CUDA_GEMV_CUH
 
@@ -250,8 +251,7 @@ __device__ __forceinline__ void gemv_reduce(const struct linear_args &a, const s
         if (!is_last) {
             *kept = total;
         } else if (end.first_tok + tok < a.n_tok && end.out < a.n_out) {
-            a.y[(end.first_tok + tok) * a.y_stride + end.out] =
-                linear_finish(total, end.bias, a.act);
+            linear_store(a, end.first_tok + tok, end.out, linear_finish(total, end.bias, a.act));
         }
     }
 }

@@ -173,7 +173,8 @@ static void linear_to(struct backend *be, struct tensor y, struct tensor x, cons
                 norm.view != NULL     ? "embed_norm_linear"
                 : norm.r.data != NULL ? "add_norm_linear"
                                       : "norm_linear",
-                y, w, [&](struct cuda *) { cuda_linear_normed(cu, y, &norm, w, bias, act); });
+                y, w,
+                [&](struct cuda *) { cuda_linear_normed(cu, y, &norm, w, bias, act, result); });
     }
 }
 
@@ -186,7 +187,8 @@ void launch_linear(struct backend *be, struct tensor y, struct tensor x, const s
 void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
                 const struct ffn *ffn)
 {
-    linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act, LINEAR_TO_PRODUCT);
+    linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act,
+              ffn->down->dtype == DTYPE_BF16 ? LINEAR_TO_PRODUCT : LINEAR_TO_Y);
     launch_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
 }
 

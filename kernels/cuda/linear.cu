@@ -187,14 +187,15 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
         code = reserve(cu, &state->y, &state->y_bytes,
                        LT_ROWS * n_out * static_cast<int64_t>(sizeof(float)),
                        "few rows of matrix products", err);
-        state->ready = state->leaving = {}; /* their rooms may move */
-        for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && n_in % LINEAR_BLOCK_BF16 == 0; i++) {
-            void *room = state->room[i];
-            code = reserve(cu, &room, &state->room_bytes[i],
-                           n_room * n_in * static_cast<int64_t>(sizeof(uint16_t)),
-                           "rounded rows of matrix products", err);
-            state->room[i] = static_cast<uint16_t *>(room);
-        }
+    }
+    state->ready = state->leaving = {}; /* their rooms may move */
+    const bool reads_rounded = w->head.dtype == DTYPE_BF16 && n_in % LINEAR_BLOCK_BF16 == 0;
+    for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && reads_rounded; i++) {
+        void *room = state->room[i];
+        code = reserve(cu, &room, &state->room_bytes[i],
+                       n_room * n_in * static_cast<int64_t>(sizeof(uint16_t)),
+                       "rounded rows of matrix products", err);
+        state->room[i] = static_cast<uint16_t *>(room);
     }
     return code;
 }
@@ -268,18 +269,6 @@ __global__ void linear_pad(float4 *to, const float *x, int64_t x_stride, int n_i
 
 } // namespace
 
-static void round_rows(struct cuda *cu, void *to, const struct linear_args *args, int64_t n_row,
-                       int k_padded)
-{
-    const int n_piece = k_padded / 8;
-    const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
-                    static_cast<unsigned>(n_row));
-    LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu), static_cast<uint4 *>(to),
-           static_cast<const float *>(args->x), args->x_stride, args->n_tok, args->n_in, n_piece,
-           args->x_is_aligned);
-    cuda_check(cu, "linear");
-}
-
 static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, int k_padded)
 {
     const int64_t n_row =
@@ -288,7 +277,13 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
         linear_split_rows(cu, cu->linear->x, args, static_cast<int>(n_row), !round);
         cuda_check(cu, "linear");
     } else if (round) {
-        round_rows(cu, cu->linear->x, args, n_row, k_padded);
+        const int n_piece = k_padded / 8;
+        const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
+                        static_cast<unsigned>(n_row));
+        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
+               static_cast<uint4 *>(cu->linear->x), static_cast<const float *>(args->x),
+               args->x_stride, args->n_tok, args->n_in, n_piece, args->x_is_aligned);
+        cuda_check(cu, "linear");
     } else {
         const int n_piece = k_padded / 4;
         const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
@@ -301,10 +296,11 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
     args->x = cu->linear->x;
     args->x_stride = k_padded;
     args->x_is_aligned = true;
+    args->x_is_rounded = round;
 }
 
 /* Writes the rows into the reserved memory if the kernel needs them otherwise than they are, and
- * lets args read them there: many rows rounded to BF16 or, F32, whole blocks of k; few at 16-byte
+ * lets args read them there: rounded to BF16 or, F32, whole blocks of k; for gemv in F32 (few) at 16-byte
  * addresses; and of split weights all. */
 static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype, bool few)
 {
@@ -321,16 +317,15 @@ static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype,
 uint16_t *linear_room(struct cuda *cu, struct tensor y)
 {
     struct linear_state *const state = cu->linear;
-    if (state == NULL || cu->is_drawn || !cu->uses_lt || y.cols % LINEAR_BLOCK_BF16 != 0) {
+    if (state == NULL || y.cols % LINEAR_BLOCK_BF16 != 0) {
         return NULL;
     }
     const int64_t bytes =
         round_up(y.rows, LT_ROWS) * y.cols * static_cast<int64_t>(sizeof(uint16_t));
-    const int at = state->next_room;
+    const int at = state->ready.data == state->room[0] ? 1 : 0;
     if (static_cast<size_t>(bytes) > state->room_bytes[at]) {
         return NULL;
     }
-    state->next_room = (at + 1) % LINEAR_ROOMS;
     state->leaving = {.of = y.data,
                       .of_stride = y.stride,
                       .rows = y.rows,
@@ -392,6 +387,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .rounded = NULL,
         .is_row_major = is_row_major,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
+        .x_is_rounded = false,
         .starts_early = cu->overlaps,
         .norm = {},
     };
@@ -408,7 +404,8 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
     return part;
 }
 
-/* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or NULL. */
+/* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or NULL: then
+ * few rows are rounded by gemv itself. */
 static void linear_pass(struct cuda *cu, const struct linear_args *args, const uint16_t *x_rounded,
                         enum dtype dtype, bool few, bool by_lt)
 {
@@ -417,6 +414,7 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, const u
         prepared.x = x_rounded;
         prepared.x_stride = args->n_in;
         prepared.x_is_aligned = true;
+        prepared.x_is_rounded = true;
     } else if (by_lt) {
         prepare(cu, &prepared, dtype, false);
     }
@@ -427,21 +425,23 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, const u
     const bool for_few = few || (dtype == DTYPE_F32 && args->is_row_major);
     if (x_rounded == NULL) {
         prepared = *args;
-        prepare(cu, &prepared, dtype, for_few);
+        prepare(cu, &prepared, dtype,
+                for_few && (dtype == DTYPE_F32 || args->n_tok <= GEMV_F32_ROWS));
     }
-    if (for_few && x_rounded == NULL) {
+    if (for_few) {
         gemv(cu, &prepared, dtype);
     } else {
         gemm(cu, &prepared, dtype);
     }
-    if (args->rounded != NULL) {
-        struct linear_args y = *args;
-        y.x = args->y;
-        y.x_stride = args->y_stride;
-        y.n_in = args->n_out;
-        y.x_is_aligned = false;
-        round_rows(cu, args->rounded, &y, args->n_tok, args->n_out);
-    }
+}
+
+static bool overlap(struct tensor a, struct tensor b)
+{
+    const float *const a_first = static_cast<const float *>(a.data);
+    const float *const b_first = static_cast<const float *>(b.data);
+    return a_first != NULL && b_first != NULL &&
+           a_first < b_first + (b.rows - 1) * b.stride + b.cols &&
+           b_first < a_first + (a.rows - 1) * a.stride + a.cols;
 }
 
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
@@ -459,14 +459,18 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
     const uint16_t *const x_rounded = w->dtype == DTYPE_BF16 && !is_split
                                           ? rounded_of(cu->linear, x)
                                           : static_cast<const uint16_t *>(NULL);
-    const bool is_after = by_lt && act == ACT_GELU && y.stride % 4 == 0 &&
-                          reinterpret_cast<uintptr_t>(y.data) % 16 == 0; /* a pass over y */
-    call.rounded = result == LINEAR_TO_PRODUCT && is_after ? linear_room(cu, y) : NULL;
+    /* cuBLASLt leaves F32, which a pass over y for GELU rounds */
+    const bool may_round = !by_lt || (act == ACT_GELU && y.stride % 4 == 0 &&
+                                      reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
+    call.rounded = result == LINEAR_TO_PRODUCT && may_round ? linear_room(cu, y) : NULL;
     for (int64_t first = 0; first < y.rows; first += n_pass) {
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
         linear_pass(cu, &part, x_rounded == NULL ? NULL : x_rounded + first * w->cols, w->dtype,
                     few, by_lt && cu->uses_lt);
+    }
+    if (x_rounded != NULL && call.rounded == NULL && !overlap(y, x)) {
+        cu->linear->leaving = cu->linear->ready; /* another product may read x, too */
     }
 }
 
@@ -474,15 +478,6 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
 
 /* So many rows gemv norms itself, one tile of tokens, of so many columns: they lie in shared memory. */
 enum { NORM_ROWS_MAX = 8, NORM_COLS_MAX = 2048 };
-
-static bool overlap(struct tensor a, struct tensor b)
-{
-    const float *const a_first = static_cast<const float *>(a.data);
-    const float *const b_first = static_cast<const float *>(b.data);
-    return a_first != NULL && b_first != NULL &&
-           a_first < b_first + (b.rows - 1) * b.stride + b.cols &&
-           b_first < a_first + (a.rows - 1) * a.stride + a.cols;
-}
 
 bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w)
 {
@@ -495,9 +490,11 @@ bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct
 }
 
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
-                        const struct weight *w, struct tensor bias, enum act act)
+                        const struct weight *w, struct tensor bias, enum act act,
+                        enum linear_result result)
 {
     struct linear_args args = args_of(cu, y, norm->y, w, bias, act);
+    args.rounded = result == LINEAR_TO_PRODUCT ? linear_room(cu, y) : NULL;
     args.n_tok = static_cast<int>(y.rows);
     args.norm = norm_args_of(cu, norm);
     gemv(cu, &args, w->dtype);

@@ -44,7 +44,8 @@ enum {
     LINEAR_CHUNK_F32 = 64,          /* likewise */
     LINEAR_CHUNK_BLOCKS = 8,        /* blocks of a chunk of BF16 */
     LINEAR_TILE_BLOCK_BYTES = 1024, /* of a tile in one block: BF16 and F32 alike */
-    LT_ROWS = 16                    /* calls of cuBLASLt have a multiple of so many rows */
+    LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
+    GEMV_F32_ROWS = 8               /* so many gemv reads in F32 and rounds itself */
 };
 
 /* Where 16 bytes of weights are stored: of tile i, block b, half h (outputs g or g+8; packed BF16:
@@ -58,7 +59,7 @@ struct linear_map {
 struct linear_args {
     float *y; /* [n_tok, n_out] */
     int64_t y_stride;
-    const void *x; /* few rows: F32 [n_tok, n_in]; many: as linear_round or linear_pad wrote it */
+    const void *x; /* [n_tok, n_in] F32 or, of BF16 weights, rounded to BF16 in whole blocks of k */
     int64_t x_stride;  /* elements */
     const float *bias; /* [n_out] or NULL */
     const unsigned char *w;
@@ -68,9 +69,10 @@ struct linear_args {
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
-    uint16_t *rounded; /* by cuBLASLt, instead of y: [n_tok, n_out] BF16; NULL: to y */
+    uint16_t *rounded; /* instead of y: [n_tok, n_out] BF16; NULL: to y */
     bool is_row_major; /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
+    bool x_is_rounded;
     bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
     struct norm_args norm; /* few rows, with its d not 0: x is what this will make of them */
 };
@@ -86,9 +88,21 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
+/* Where a kernel of ours leaves it. */
+__device__ __forceinline__ void linear_store(const struct linear_args &a, int tok, int out,
+                                             float value)
+{
+    if (a.rounded != NULL) {
+        cache_store(a.rounded + static_cast<int64_t>(tok) * a.n_out + out, value);
+    } else {
+        a.y[tok * a.y_stride + out] = value;
+    }
+}
+
 struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major); /* linear.cu */
 
-/* gemv.cu, gemm.cu: whole calls on args; gemm reads x as prepared, and no row-major F32 weights. */
+/* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside BF16
+ * ones, nor does gemv of more than GEMV_F32_ROWS. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
@@ -114,12 +128,11 @@ struct linear_rounded {
     const uint16_t *data; /* [rows and what is missing of LT_ROWS, cols] */
 };
 
-enum { LINEAR_ROOMS = 2 }; /* they take turns: an op reads one and fills the other */
+enum { LINEAR_ROOMS = 2 }; /* an op reads one and fills the other */
 
 struct linear_state {
     uint16_t *room[LINEAR_ROOMS]; /* Owner: device memory for rounded rows */
     size_t room_bytes[LINEAR_ROOMS];
-    int next_room;
     struct linear_rounded ready;   /* by the op before */
     struct linear_rounded leaving; /* by this op */
     void *x;                       /* Owner: device memory for a pass of prepared rows */

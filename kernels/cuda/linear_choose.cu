@@ -81,7 +81,6 @@ struct trial {
     void *block; /* Owner */
     unsigned *count;
     uint16_t *w, *x;     /* x [n_max + TRIAL_PERIOD, k] */
-    float *wide;         /* x as F32 */
     float *bias;         /* [n_out] */
     float *y;            /* room for n_max rows, wherever they begin and however far apart */
     float *wanted, *own; /* [LT_ROWS, n_out] of the first rows of x: cuBLASLt's, our own */
@@ -100,8 +99,8 @@ static void trial_fill_all(struct cuda *cu, const struct trial *t)
     LAUNCH(trial_fill, n_weight, TRIAL_THREADS, 0, cuda_queue(cu), t->w, static_cast<float *>(NULL),
            t->k, 0, 1 / sqrtf(static_cast<float>(t->k)), 1u);
     cuda_check(cu, "linear");
-    LAUNCH(trial_fill, n_row, TRIAL_THREADS, 0, cuda_queue(cu), t->x, t->wide, t->k,
-           static_cast<int>(TRIAL_PERIOD), 1.0f, 77u);
+    LAUNCH(trial_fill, n_row, TRIAL_THREADS, 0, cuda_queue(cu), t->x, static_cast<float *>(NULL),
+           t->k, static_cast<int>(TRIAL_PERIOD), 1.0f, 77u);
     cuda_check(cu, "linear");
     LAUNCH(trial_fill, 1u, TRIAL_THREADS, 0, cuda_queue(cu), bias, t->bias, t->n_out, 0, 1.0f, 5u);
     cuda_check(cu, "linear");
@@ -115,7 +114,6 @@ static enum err_code trial_new(struct cuda *cu, struct trial *t, struct err *err
     const size_t sizes[] = {sizeof(unsigned),
                             linear_bytes(t->n_out, t->k, DTYPE_BF16),
                             n_row * k * sizeof(uint16_t),
-                            n_row * k * sizeof(float),
                             n_out * sizeof(float),
                             (static_cast<size_t>(t->n_max) * (n_out + TRIAL_GAP) + TRIAL_GAP) *
                                 sizeof(float),
@@ -135,11 +133,10 @@ static enum err_code trial_new(struct cuda *cu, struct trial *t, struct err *err
     t->count = reinterpret_cast<unsigned *>(at);
     t->w = reinterpret_cast<uint16_t *>(at + first[1]);
     t->x = reinterpret_cast<uint16_t *>(at + first[2]);
-    t->wide = reinterpret_cast<float *>(at + first[3]);
-    t->bias = reinterpret_cast<float *>(at + first[4]);
-    t->y = reinterpret_cast<float *>(at + first[5]);
-    t->wanted = reinterpret_cast<float *>(at + first[6]);
-    t->own = reinterpret_cast<float *>(at + first[7]);
+    t->bias = reinterpret_cast<float *>(at + first[3]);
+    t->y = reinterpret_cast<float *>(at + first[4]);
+    t->wanted = reinterpret_cast<float *>(at + first[5]);
+    t->own = reinterpret_cast<float *>(at + first[6]);
     trial_fill_all(cu, t);
     return ERR_OK;
 }
@@ -162,7 +159,7 @@ static struct linear_args trial_args(const struct trial *t, float *y, int n, int
     a.n_block = t->k / LINEAR_BLOCK_BF16;
     a.n_tile = (t->n_out + LINEAR_TILE - 1) / LINEAR_TILE;
     a.is_row_major = true;
-    a.x_is_aligned = true;
+    a.x_is_aligned = a.x_is_rounded = true;
     return a;
 }
 
@@ -224,7 +221,6 @@ static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
     const struct linear_args first = trial_args(t, t->wanted, LT_ROWS, epilogue);
     struct linear_args own = first;
     own.y = t->own;
-    own.x = t->wide;
     gemv(cu, &own, DTYPE_BF16);
     if (!multiply(cu, t, &first)) {
         return false;

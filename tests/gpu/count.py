@@ -286,7 +286,7 @@ def drawn_bytes(op, launch):
     """What the blocks of a product of ours read: each its weights and its rows, in F32 unless they came rounded."""
     kernel, grid = launch[0], launch[1]
     out_blocks, row_blocks = (grid[1], grid[0]) if kernel.startswith("gemm") else (grid[0], grid[1])
-    element = 2 if kernel.startswith("gemm_kernel_bf16") else 4
+    element = 2 if re.match(r"gemm_kernel_bf16|gemv_kernel_bf16<gemv_bf16<\d+, \d+, false, true>", kernel) else 4
     if op.op == "add_norm_linear":
         element = 8
     return op.cols * op.inner * ELEMENT[op.dtype] * row_blocks + op.rows * op.inner * element * out_blocks

@@ -82,7 +82,8 @@ def test_blocks_of_a_product_read_their_weights_and_rows():
     def drawn(name, kernel, grid, dtype="bf16"):
         return count.drawn_bytes(count.Op(name, 32, 1024, 512, dtype, (), 1), (kernel, grid, 128, 0))
     weights, rows = 1024 * 512 * 2, 32 * 512
-    assert drawn("linear", "gemv_kernel_bf16<gemv_bf16<2, 4, false> >", (32, 2, 1)) == 2 * weights + 32 * 4 * rows
+    assert drawn("linear", "gemv_kernel_bf16<gemv_bf16<2, 1, false, false> >", (32, 2, 1)) == 2 * weights + 32 * 4 * rows
+    assert drawn("linear", "gemv_kernel_bf16<gemv_bf16<2, 4, false, true> >", (32, 2, 1)) == 2 * weights + 32 * 2 * rows
     assert drawn("linear", "gemm_kernel_bf16<gemm_bf16<2, 4, 2, 2>, true>", (4, 16, 1)) == 4 * weights + 16 * 2 * rows
     assert drawn("add_norm_linear", "gemv_kernel_bf16<>", (64, 1, 1)) == weights + 64 * 8 * rows
     assert drawn("linear", "gemm_kernel_f32<gemm_f32<1, 2> >", (1, 16, 1), "f32") == 2 * weights + 16 * 4 * rows

@@ -1,5 +1,5 @@
-/* Results that the CUDA backend's ops leave rounded for the product that comes next, in steps of requests: to
- * the bits of the ops one by one. */
+/* Results that the CUDA backend's ops leave rounded for the product that comes next: to the bits of the ops one by
+ * one, for rows of requests and for drawn tokens. */
 #include "tests/kernels/cuda_product.h"
 
 #include <stdio.h>
@@ -51,8 +51,49 @@ static void test_an_activation_is_rounded_once(void **state)
     backend_close(be);
 }
 
+/* The same of our own kernels, which leave the F32 memory alone: rows that gemv norms, that it and gemm multiply, and
+ * more than there is room for. */
+static void test_own_kernels_round_an_activation_once(void **state)
+{
+    static const struct shape shapes[] = {{600, 64, 96, 0}, {1, 64, 96, 0},  {8, 64, 96, 0},
+                                          {9, 96, 64, 0},   {40, 64, 96, 0}, {200, 64, 128, 0},
+                                          {20, 64, 68, 0}};
+    enum { N_SHAPE = sizeof shapes / sizeof *shapes };
+    (void)state;
+    struct backend *const be = cuda_open(OWN);
+    for (int i = 0; i < N_SHAPE; i++) {
+        const struct shape shape = shapes[i];
+        const struct shape back = {shape.n_tok, shape.n_out, shape.n_in, 0};
+        const enum act act = i % 2 == 0 ? ACT_GELU : ACT_RELU;
+        const bool is_rounded = shape.n_tok <= 512 && shape.n_out % 32 == 0;
+        struct product up;
+        struct product down;
+        product_open(&up, be, shape, DTYPE_BF16);
+        product_open(&down, be, back, DTYPE_BF16);
+        op_linear(be, up.y, up.x, up.w, up.bias, act);
+        op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
+        uint32_t *const apart = product_bits(&down, be);
+        const struct tensor before = random_tensor(shape.n_tok, shape.n_out, 1);
+        be->op->upload(be, up.y, before.data);
+        const struct ffn ffn = {
+            .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
+        op_ffn(be, down.y, up.y, up.x, &ffn);
+        uint32_t *const together = product_bits(&down, be);
+        uint32_t *const hidden = product_bits(&up, be);
+        assert_int_equal(n_unequal(apart, together, back), 0);
+        assert_int_equal(n_unequal(hidden, before.data, shape) == 0, is_rounded);
+        free(apart);
+        free(together);
+        free(hidden);
+        free(before.data);
+        product_close(&up, be);
+        product_close(&down, be);
+    }
+    backend_close(be);
+}
+
 /* The ops that a product may follow. */
-enum before { NORM, ADD_NORM, RMS_NORM, GATE };
+enum before { NORM, ADD_NORM, RMS_NORM, GATE, ATTENTION };
 
 /* x, y, gamma and beta of them, [n, d] and [1, d]. */
 struct rows {
@@ -84,6 +125,7 @@ static void call(struct backend *be, const struct rows *r, enum before before)
     case ADD_NORM: op_add_norm(be, r->y, r->x, r->x, r->gamma, r->beta, 1e-5F); break;
     case RMS_NORM: op_rms_norm(be, r->y, none, r->x, none, r->gamma, 1e-5F); break;
     case GATE: op_gate(be, r->y, r->x, r->x, GATE_SILU); break;
+    case ATTENTION: break; /* drawn_step's own */
     }
 }
 
@@ -97,6 +139,184 @@ static int n_round(FILE *lines)
     }
     clearerr(lines);
     return n;
+}
+
+/* Rows that each see their own position alone, of two heads. */
+struct drawn {
+    struct step *step;
+    struct tensor pages[2];
+};
+
+enum { DRAWN = 100, DRAWN_WIDTH = 96, DRAWN_HEADS = 2 };
+
+static struct drawn drawn_new(struct backend *be)
+{
+    static const struct step_limits limits = {.n_tok_max = DRAWN,
+                                              .n_seq_max = DRAWN,
+                                              .n_page_max = 1,
+                                              .n_out_max = DRAWN,
+                                              .d_model = DRAWN_WIDTH,
+                                              .n_head = DRAWN_HEADS};
+    struct drawn d;
+    assert_int_equal(be->op->step_new(be, &d.step, &limits, NULL), ERR_OK);
+    for (int i = 0; i < 2; i++) {
+        void *data = NULL;
+        const size_t bytes = sizeof(float) * DRAWN * KV_PAGE * DRAWN_WIDTH;
+        assert_int_equal(be->op->buffer_new(be, &data, bytes, "test", NULL), ERR_OK);
+        d.pages[i] = tensor_make(data, DRAWN, KV_PAGE * DRAWN_WIDTH, DTYPE_F32);
+    }
+    return d;
+}
+
+static void drawn_free(struct drawn *d, struct backend *be)
+{
+    be->op->step_free(be, d->step);
+    for (int i = 0; i < 2; i++) {
+        be->op->buffer_free(be, d->pages[i].data);
+    }
+}
+
+/* A step of n drawn tokens: p.y = the product of r.y, which before has made, with a norm of other rows in between if
+ * there are some. A list that is not 0 may be recorded. */
+static uint32_t *drawn_step(struct backend *be, const struct drawn *d, const struct product *p,
+                            const struct rows *r, const struct rows *other, enum before before,
+                            int n, int list)
+{
+    struct step *const step = d->step;
+    step->n_tok = step->n_seq = step->n_out = n;
+    step->ops_list = list;
+    step->is_drawn = true;
+    for (int i = 0; i < n; i++) {
+        step->pos[i] = 0;
+        step->page[i] = i;
+        step->seq_first[i + 1] = i + 1;
+        step->out_row[i] = i;
+        step->out_want[i] = OUT_ENTROPY;
+    }
+    const struct rows head = {
+        tensor_head(r->x, n), tensor_head(r->y, n), r->gamma, r->beta, {NULL}};
+    be->op->step_begin(be, step);
+    if (before == ATTENTION) {
+        op_attention(be, head.y, head.x, d->pages[0], d->pages[1], head.x, head.x, step,
+                     DRAWN_HEADS, 1);
+    } else {
+        call(be, &head, before);
+    }
+    if (other != NULL) {
+        call(be, other, NORM);
+    }
+    op_linear(be, tensor_head(p->y, n), head.y, p->w, p->bias, ACT_RELU);
+    assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
+    return product_bits(p, be);
+}
+
+/* However many they are, they have the bits of rounding apart: once, recorded and replayed. */
+static void check_drawn(enum who who, const char *path, FILE *lines)
+{
+    static const int counts[] = {DRAWN, 1, 8, 9, 17, 33};
+    static const struct shape shape = {DRAWN, DRAWN_WIDTH, 64, 0};
+    (void)setenv("CUDA_HOST_TRACE", path, 1);
+    struct backend *const be = cuda_open_double(who, "g");
+    (void)unsetenv("CUDA_HOST_TRACE");
+    struct product p;
+    product_open(&p, be, shape, DTYPE_BF16);
+    struct drawn d = drawn_new(be);
+    const struct rows r = rows_new(be, DRAWN, DRAWN_WIDTH);
+    const struct rows other = rows_new(be, 1, DRAWN_WIDTH);
+    for (int i = NORM; i <= ATTENTION; i++) {
+        const enum before before = (enum before)i;
+        uint32_t *const whole = drawn_step(be, &d, &p, &r, &other, before, DRAWN, 0);
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            const int n = counts[c];
+            const struct shape head = {n, shape.n_in, shape.n_out, 0};
+            (void)n_round(lines);
+            free(drawn_step(be, &d, &p, &r, &other, before, n, 0));
+            assert_int_equal(n_round(lines), n > 8);
+            for (int time = 0; time < 3; time++) {
+                be->op->upload(be, p.y, p.host_x.data);
+                uint32_t *const bits = drawn_step(be, &d, &p, &r, NULL, before, n, i + 1);
+                if (n_unequal(bits, whole, head) != 0) {
+                    fail_msg("op %d before a product of %d drawn tokens: other bits, step %d", i, n,
+                             time);
+                }
+                assert_int_equal(n_round(lines), 0);
+                free(bits);
+            }
+        }
+        free(whole);
+    }
+    for (int i = 0; i < 4; i++) {
+        be->op->buffer_free(be, r.buffer[i]);
+        be->op->buffer_free(be, other.buffer[i]);
+    }
+    drawn_free(&d, be);
+    product_close(&p, be);
+    backend_close(be);
+}
+
+static void test_drawn_rows_are_rounded_by_the_op_before(void **state)
+{
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    (void)state;
+    need_double();
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    FILE *const lines = fdopen(file, "r");
+    check_drawn(OWN, path, lines);
+    check_drawn(LT, path, lines);
+    (void)fclose(lines);
+    (void)unlink(path);
+}
+
+/* Queries, keys and values may be products of the same rows: none rounds them. */
+static void test_several_products_read_the_same_rounded_rows(void **state)
+{
+    enum { N = 20, WIDTH = 64, N_OUT = 32 };
+    static const struct shape shape = {N, WIDTH, N_OUT, 0};
+    char path[] = "/tmp/test_cuda.XXXXXX";
+    (void)state;
+    need_double();
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    FILE *const lines = fdopen(file, "r");
+    (void)setenv("CUDA_HOST_TRACE", path, 1);
+    struct backend *const be = cuda_open_double(LT, "g");
+    (void)unsetenv("CUDA_HOST_TRACE");
+    struct product p;
+    product_open(&p, be, shape, DTYPE_BF16);
+    const struct rows r = rows_new(be, N, WIDTH);
+    uint32_t *bits[4];
+    (void)n_round(lines);
+    for (int i = 0; i < 4; i++) {
+        if (i == 0 || i == 3) {
+            call(be, &r, NORM);
+        }
+        if (i == 3) { /* others are in the room by then */
+            call(be, &r, GATE);
+            call(be, &r, NORM);
+        }
+        op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+        bits[i] = product_bits(&p, be);
+    }
+    assert_int_equal(n_round(lines), 0);
+    for (int i = 1; i < 4; i++) {
+        assert_int_equal(n_unequal(bits[0], bits[i], shape), 0);
+        free(bits[i]);
+    }
+    free(bits[0]);
+    /* y takes the place of x: what the next one reads is not what was rounded */
+    const struct tensor x = tensor_cols(r.y, 0, WIDTH);
+    call(be, &r, NORM);
+    op_linear(be, tensor_cols(r.y, 0, N_OUT), x, p.w, p.bias, ACT_RELU);
+    op_linear(be, p.y, x, p.w, p.bias, ACT_RELU);
+    assert_int_equal(n_round(lines), 1);
+    for (int i = 0; i < 4; i++) {
+        be->op->buffer_free(be, r.buffer[i]);
+    }
+    product_close(&p, be);
+    backend_close(be);
+    (void)fclose(lines);
+    (void)unlink(path);
 }
 
 /* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an upload in between it
@@ -169,7 +389,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
+        cmocka_unit_test_setup(test_own_kernels_round_an_activation_once, usual_device),
         cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
+        cmocka_unit_test_setup(test_drawn_rows_are_rounded_by_the_op_before, usual_device),
+        cmocka_unit_test_setup(test_several_products_read_the_same_rounded_rows, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
