@@ -203,14 +203,17 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
 
 /* ---- F32 ------------------------------------------------------------------------------------ */
 
-/* A warp computes 64 outputs times 32 tokens, a thread 8 × 8: outputs o + 8i, tokens t + 4j, with
- * (o, t) = (lane % 8, lane / 8). A slot holds one block of 16 k: weights as packed, [tile][4 k4][16
- * outputs], then x [4 k4][token, two pieces of padding], 16 bytes each. */
-template <int n_wm_, int n_wn_> struct gemm_f32 {
-    static constexpr int n_wm = n_wm_, n_wn = n_wn_;
+/* A thread computes n_mine outputs times as many tokens, o + 8i and t + 4j, with (o, t) = (lane % 8, lane / 8).
+ * With 8 what it reads of shared memory keeps up with its multiply-adds; with 4 it reads twice as much for
+ * each, but small products fill twice the multiprocessors, with twice the warps in each. A slot holds one
+ * block of 16 k: weights as packed, [tile][4 k4][16 outputs], then x [4 k4][token, two pieces of padding],
+ * 16 bytes each. */
+template <int n_wm_, int n_wn_, int n_mine_> struct gemm_f32 {
+    static constexpr int n_wm = n_wm_, n_wn = n_wn_, n_mine = n_mine_;
     static constexpr int n_thread = n_wm * n_wn * 32;
-    static constexpr int n_output = n_wm * 64;
-    static constexpr int n_token = n_wn * 32;
+    static constexpr int n_warp_output = n_mine * 8, n_warp_token = n_mine * 4;
+    static constexpr int n_output = n_wm * n_warp_output;
+    static constexpr int n_token = n_wn * n_warp_token;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;
     static constexpr int n_w = n_output * n_k4;  /* pieces */
     static constexpr int x_stride = n_token + 2; /* copies of 4 k4 fall into 32 banks */
@@ -247,21 +250,22 @@ __device__ __forceinline__ void gemm_copy_f32(uint4 *slot, const struct linear_a
 
 /* sum += the products of a slot. w, x: the lane's first output and token in it. */
 template <typename shape>
-__device__ __forceinline__ void gemm_multiply_f32(float (&sum)[8][8][1], const float4 *w,
-                                                  const float4 *x)
+__device__ __forceinline__ void gemm_multiply_f32(float (&sum)[shape::n_mine][shape::n_mine][1],
+                                                  const float4 *w, const float4 *x)
 {
+    constexpr int n_mine = shape::n_mine;
 #pragma unroll
     for (int k4 = 0; k4 < shape::n_k4; k4++) {
-        float4 in_w[8];
+        float4 in_w[n_mine];
 #pragma unroll
-        for (int i = 0; i < 8; i++) { /* output 8i: half a tile */
+        for (int i = 0; i < n_mine; i++) { /* output 8i: half a tile */
             in_w[i] = w[i / 2 * (LINEAR_TILE * shape::n_k4) + k4 * LINEAR_TILE + i % 2 * 8];
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < n_mine; j++) {
             const float4 in_x = x[k4 * shape::x_stride + j * 4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < n_mine; i++) {
                 sum[i][j][0] = fmaf(in_w[i].x, in_x.x, sum[i][j][0]);
                 sum[i][j][0] = fmaf(in_w[i].y, in_x.y, sum[i][j][0]);
                 sum[i][j][0] = fmaf(in_w[i].z, in_x.z, sum[i][j][0]);
@@ -287,12 +291,13 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_f32(const struct 
         }
         copy_async_commit();
     }
-    const float4 *const w =
-        reinterpret_cast<const float4 *>(ring) + wm * (64 * shape::n_k4) + lane % 8;
+    constexpr int n_mine = shape::n_mine;
+    const float4 *const w = reinterpret_cast<const float4 *>(ring) +
+                            wm * (shape::n_warp_output * shape::n_k4) + lane % 8;
     const float4 *const x =
-        reinterpret_cast<const float4 *>(ring) + shape::n_w + wn * 32 + lane / 8;
-    float sum[8][8][1] = {};
-    float total[8][8][1] = {};
+        reinterpret_cast<const float4 *>(ring) + shape::n_w + wn * shape::n_warp_token + lane / 8;
+    float sum[n_mine][n_mine][1] = {};
+    float total[n_mine][n_mine][1] = {};
     for (int block = 0; block < a.n_block; block++) {
         copy_async_wait<GEMM_SLOTS - 2>();
         __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
@@ -308,14 +313,16 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_f32(const struct 
             gemm_border(total, sum);
         }
     }
-    const int first_out = static_cast<int>(blockIdx.y) * shape::n_output + wm * 64 + lane % 8;
-    const int first_tok = static_cast<int>(blockIdx.x) * shape::n_token + wn * 32 + lane / 8;
+    const int first_out =
+        static_cast<int>(blockIdx.y) * shape::n_output + wm * shape::n_warp_output + lane % 8;
+    const int first_tok =
+        static_cast<int>(blockIdx.x) * shape::n_token + wn * shape::n_warp_token + lane / 8;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < n_mine; i++) {
         const int out = first_out + i * 8;
         const float bias = a.bias == NULL || out >= a.n_out ? 0 : a.bias[out];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < n_mine; j++) {
             const int tok = first_tok + j * 4;
             if (out < a.n_out && tok < a.n_tok) {
                 linear_store(a, tok, out, linear_finish(total[i][j][0], bias, a.act));
@@ -344,7 +351,7 @@ template <typename shape> void gemm_run_bf16(struct cuda *cu, const struct linea
 }
 
 /* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its
- * speed. Speeds are relative, from the bytes that a tile reads per multiply-add. */
+ * speed. Speeds are relative, from the bytes that a tile reads per multiply-add; F32: from shared memory too. */
 template <typename shape>
 int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a, int speed)
 {
@@ -354,6 +361,15 @@ int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a, int speed)
     return rounds * (shape::n_token * shape::n_output) * 64 / speed;
 }
 
+template <int n> int cheapest(const int64_t (&cost)[n])
+{
+    int best = 0;
+    for (int i = 1; i < n; i++) {
+        best = cost[i] < cost[best] ? i : best;
+    }
+    return best;
+}
+
 } // namespace
 
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
@@ -361,23 +377,27 @@ void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
     using large = gemm_bf16<4, 4, 2, 4>;  /* 128 outputs × 128 tokens */
     using medium = gemm_bf16<4, 4, 2, 2>; /* 128 × 64 */
     using small = gemm_bf16<2, 4, 2, 2>;  /* 64 × 64 */
-    using large_f32 = gemm_f32<2, 4>;     /* 128 × 128 */
-    using small_f32 = gemm_f32<1, 2>;     /* 64 × 64 */
+    using least = gemm_bf16<2, 2, 2, 2>;  /* 64 × 32 */
+    using large_f32 = gemm_f32<2, 4, 8>;  /* 128 × 128 */
+    using small_f32 = gemm_f32<1, 2, 8>;  /* 64 × 64 */
+    using least_f32 = gemm_f32<2, 2, 4>;  /* 64 × 32 */
     if (dtype == DTYPE_F32) {
-        if (gemm_cost<large_f32>(cu, args, 64) <= gemm_cost<small_f32>(cu, args, 48)) {
-            gemm_run<large_f32>(cu, args, gemm_kernel_f32<large_f32>);
-        } else {
-            gemm_run<small_f32>(cu, args, gemm_kernel_f32<small_f32>);
+        const int64_t cost[3] = {gemm_cost<large_f32>(cu, args, 64),
+                                 gemm_cost<small_f32>(cu, args, 48),
+                                 gemm_cost<least_f32>(cu, args, 32)};
+        switch (cheapest(cost)) {
+        case 0: gemm_run<large_f32>(cu, args, gemm_kernel_f32<large_f32>); break;
+        case 1: gemm_run<small_f32>(cu, args, gemm_kernel_f32<small_f32>); break;
+        default: gemm_run<least_f32>(cu, args, gemm_kernel_f32<least_f32>); break;
         }
     } else {
-        const int64_t cost[3] = {gemm_cost<large>(cu, args, 64), gemm_cost<medium>(cu, args, 43),
-                                 gemm_cost<small>(cu, args, 32)};
-        if (cost[0] <= cost[1] && cost[0] <= cost[2]) {
-            gemm_run_bf16<large>(cu, args);
-        } else if (cost[1] <= cost[2]) {
-            gemm_run_bf16<medium>(cu, args);
-        } else {
-            gemm_run_bf16<small>(cu, args);
+        const int64_t cost[4] = {gemm_cost<large>(cu, args, 64), gemm_cost<medium>(cu, args, 43),
+                                 gemm_cost<small>(cu, args, 32), gemm_cost<least>(cu, args, 21)};
+        switch (cheapest(cost)) {
+        case 0: gemm_run_bf16<large>(cu, args); break;
+        case 1: gemm_run_bf16<medium>(cu, args); break;
+        case 2: gemm_run_bf16<small>(cu, args); break;
+        default: gemm_run_bf16<least>(cu, args); break;
         }
     }
     cuda_check(cu, "linear");

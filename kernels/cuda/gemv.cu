@@ -349,11 +349,22 @@ void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
         gemv_bf16_run<gemv_bf16<(n_nt < 4 ? 8 : 4), n_nt, is_normed, is_rounded>>(cu, a);
     } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
         gemv_bf16_run<gemv_bf16<4, n_nt, is_normed, is_rounded>>(cu, a);
-    } else if (n_nt == 1 && a->is_row_major && a->n_tile * 2 <= cu->n_sm) {
+    } else if (n_nt == 1 && a->is_row_major && a->n_tile * 2 * groups <= cu->n_sm) {
         gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, is_normed, is_rounded>>(cu, a);
     } else {
         gemv_bf16_run<gemv_bf16<2, n_nt, is_normed, is_rounded>>(cu, a);
     }
+}
+
+/* Tiles of tokens of a block: one that has all of them reads weights once, but where outputs are few, fewer
+ * tokens leave fewer multiprocessors idle, and none reads as much of x. */
+int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
+{
+    int n_nt = a->n_tok <= 8 ? 1 : a->n_tok <= 16 ? 2 : 4;
+    while (n_nt > 1 && a->n_tile * ((a->n_tok + n_nt * 8 - 1) / (n_nt * 8)) < cu->n_sm * 5 / 8) {
+        n_nt /= 2;
+    }
+    return n_nt;
 }
 
 } // namespace
@@ -361,14 +372,15 @@ void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
     if (dtype == DTYPE_BF16) {
+        const int n_nt = gemv_token_tiles(cu, args);
         if (args->norm.d > 0) {
             gemv_bf16_tiles<1, true, false>(cu, args);
         } else if (!args->x_is_rounded) {
             CHECK(args->n_tok <= GEMV_F32_ROWS);
             gemv_bf16_tiles<1, false, false>(cu, args);
-        } else if (args->n_tok <= 8) {
+        } else if (n_nt == 1) {
             gemv_bf16_tiles<1, false, true>(cu, args);
-        } else if (args->n_tok <= 16) {
+        } else if (n_nt == 2) {
             gemv_bf16_tiles<2, false, true>(cu, args);
         } else {
             gemv_bf16_tiles<4, false, true>(cu, args);

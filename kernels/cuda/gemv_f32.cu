@@ -4,22 +4,24 @@
 namespace
 {
 
-/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and o+8 of a tile over chunk c of the
- * warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
- * k4][2 halves][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. With is_normed the block
+/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and, with both halves of a tile, o+8 over chunk c of
+ * the warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
+ * k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. With is_normed the block
  * norms its rows itself, and they lie behind the sums: the ring has none of x. */
-template <int n_token_, bool is_row_major_, bool is_normed_> struct gemv_f32 {
+template <int n_token_, int halves, bool is_row_major_, bool is_normed_> struct gemv_f32 {
     static constexpr int n_token = n_token_;
+    static constexpr int n_half = halves;
+    static constexpr int n_output = n_half * 8;
     static constexpr bool is_row_major = is_row_major_;
     static constexpr bool is_normed = is_normed_;
     static constexpr int n_lane_chunk = 4;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
     static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
-    static constexpr int n_w = n_k4 * 2 * 32;
+    static constexpr int n_w = n_k4 * n_half * 32;
     static constexpr int n_piece = n_w + (is_normed ? 0 : n_token * n_lane_chunk * n_k4);
     static constexpr int n_slot = n_token > 4 && !is_normed ? 3 : 4;
     static constexpr size_t ring_bytes = n_slot * n_piece * 16;
-    static constexpr size_t part_bytes = n_lane_chunk * n_token * LINEAR_TILE * sizeof(float);
+    static constexpr size_t part_bytes = n_lane_chunk * n_token * n_output * sizeof(float);
 };
 
 /* Which piece of row-major weights a lane copies for its warp, of 8 outputs times the 4 pieces of a
@@ -47,15 +49,13 @@ __device__ __forceinline__ struct gemv_lane_f32<shape>
 gemv_lane_f32_of(const struct linear_args &a) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     struct gemv_lane_f32<shape> mine;
+    const int half = static_cast<int>(blockIdx.x) * shape::n_half;
+    const unsigned char *const w = a.w + half / 2 * a.map.tile + half % 2 * a.map.half;
     if constexpr (shape::is_row_major) {
         const struct gemv_transposed transposed = gemv_transposed_of(lane);
-        mine.w = a.w + blockIdx.x * a.map.tile + transposed.out * static_cast<int64_t>(a.map.row) +
-                 transposed.k4 * a.map.piece;
+        mine.w = w + transposed.out * static_cast<int64_t>(a.map.row) + transposed.k4 * a.map.piece;
     } else {
-        mine.w = a.w +
-                 (static_cast<int64_t>(blockIdx.x) * a.n_block + lane / 8 * shape::n_turn) *
-                     LINEAR_TILE_BLOCK_BYTES +
-                 lane % 8 * 16;
+        mine.w = w + lane / 8 * shape::n_turn * LINEAR_TILE_BLOCK_BYTES + lane % 8 * 16;
     }
 #pragma unroll
     for (int i = 0; i < gemv_lane_f32<shape>::n_x; i++) {
@@ -76,14 +76,16 @@ __device__ __forceinline__ void gemv_copy_transposed(uint4 *slot, const unsigned
 {
     const struct gemv_transposed transposed =
         gemv_transposed_of(static_cast<int>(threadIdx.x) % 32);
-    uint4 *const to = slot + transposed.k4 * 64 + transposed.out;
+    uint4 *const to = slot + transposed.k4 * (shape::n_half * 32) + transposed.out;
 #pragma unroll
     for (int c = 0; c < shape::n_lane_chunk; c++) {
         const int at = block + c * shape::n_turn;
         if (at < a.n_block) {
             const unsigned char *const from = w + static_cast<int64_t>(at) * a.map.block;
             copy_async_16(to + c * 8, from);
-            copy_async_16(to + c * 8 + 32, from + a.map.half);
+            if constexpr (shape::n_half > 1) {
+                copy_async_16(to + c * 8 + 32, from + a.map.half);
+            }
         }
     }
 }
@@ -102,8 +104,9 @@ __device__ __forceinline__ void gemv_copy_f32(uint4 *slot, const struct gemv_lan
         const unsigned char *const w =
             mine.w + static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
 #pragma unroll
-        for (int i = 0; i < shape::n_k4 * 2; i++) { /* 8 outputs of a k4 are 128 bytes */
-            copy_async_16(slot + i * 32 + lane, w + i * 128);
+        for (int i = 0; i < shape::n_k4 * shape::n_half;
+             i++) { /* 8 outputs of a k4 are 128 bytes */
+            copy_async_16(slot + i * 32 + lane, w + i * (256 / shape::n_half));
         }
     }
     const int k = block * LINEAR_BLOCK_F32;
@@ -136,10 +139,10 @@ __device__ __forceinline__ void gemv_fill_f32(uint4 *ring, const struct gemv_lan
     }
 }
 
-/* sum += the products of a slot: [2 outputs][n_token], x the lane's chunk's 16 k of the first token,
+/* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first token,
  * those of the others x_stride pieces apart. */
 template <class shape>
-__device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][shape::n_token],
+__device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][shape::n_token],
                                                   const uint4 *slot, const float4 *x, int x_stride)
 {
     constexpr int n_token = shape::n_token;
@@ -147,12 +150,16 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][shape::n_token
     const float4 *const w = reinterpret_cast<const float4 *>(slot) + lane;
 #pragma unroll
     for (int k4 = 0; k4 < shape::n_k4; k4++) {
-        const float4 w_k[2] = {w[k4 * 64], w[k4 * 64 + 32]};
+        float4 w_k[shape::n_half];
+#pragma unroll
+        for (int h = 0; h < shape::n_half; h++) {
+            w_k[h] = w[(k4 * shape::n_half + h) * 32];
+        }
 #pragma unroll
         for (int j = 0; j < n_token; j++) {
             const float4 x_k = x[j * x_stride + k4];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
+            for (int h = 0; h < shape::n_half; h++) {
                 sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
                 sum[h][j] = fmaf(w_k[h].y, x_k.y, sum[h][j]);
                 sum[h][j] = fmaf(w_k[h].z, x_k.z, sum[h][j]);
@@ -162,7 +169,7 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[2][shape::n_token
     }
 }
 
-/* Grid (tiles of outputs, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
+/* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
 template <class shape>
 __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     gemv_kernel_f32(const struct linear_args a)
@@ -173,7 +180,7 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     uint4 *const ring = reinterpret_cast<uint4 *>(shared + warp * shape::ring_bytes);
-    /* [n_warp·4 + 4][n_token][16], of the last four one is used */
+    /* [n_warp·4 + 4][n_token][n_output], of the last four one is used */
     float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
     const int n_part = n_warp * shape::n_lane_chunk;
     const int n_chunk = (a.n_block + shape::n_turn - 1) / shape::n_turn;
@@ -189,7 +196,7 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
             gemv_fill_f32<shape, GEMV_BOTH>(ring, copied, a, block);
         }
     };
-    float *const rows = part + (n_part + 4) * n_token * LINEAR_TILE;
+    float *const rows = part + (n_part + 4) * n_token * shape::n_output;
     const int row_pieces = gemv_row_floats(a.n_in) / 4;
     if constexpr (shape::is_normed) {
         gemv_norm_prefetch(a);
@@ -200,7 +207,7 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     } else {
         fill();
     }
-    const struct gemv_end end = gemv_end_of(a, n_token, LINEAR_TILE);
+    const struct gemv_end end = gemv_end_of(a, n_token, shape::n_output);
     int next = block + shape::n_slot - 1; /* block to copy next, its slot */
     int to = shape::n_slot - 1;
     const auto copy_next = [&]() {
@@ -216,7 +223,7 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
         const int chunk = first + warp * shape::n_lane_chunk; /* the first of the warp's four */
         if (chunk < n_chunk) {
             const int mine = chunk + lane / 8;
-            float sum[2][n_token] = {};
+            float sum[shape::n_half][n_token] = {};
             for (int i = 0; i < shape::n_turn; i++) {
                 copy_async_wait<shape::n_slot - 2>();
                 __syncwarp(); /* copies of other lanes; and who read the slot that is filled now */
@@ -235,15 +242,18 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
             }
 #pragma unroll
             for (int j = 0; j < n_token; j++) {
-                float *const at = part + ((mine - first) * n_token + j) * LINEAR_TILE + lane % 8;
-                at[0] = sum[0][j];
-                at[8] = sum[1][j];
+                float *const at =
+                    part + ((mine - first) * n_token + j) * shape::n_output + lane % 8;
+#pragma unroll
+                for (int h = 0; h < shape::n_half; h++) {
+                    at[h * 8] = sum[h][j];
+                }
             }
         }
         __syncthreads();
         const int left = n_chunk - first;
-        gemv_reduce<n_token, LINEAR_TILE>(a, end, part, left < n_part ? left : n_part, n_part,
-                                          first == 0, left <= n_part);
+        gemv_reduce<n_token, shape::n_output>(a, end, part, left < n_part ? left : n_part, n_part,
+                                              first == 0, left <= n_part);
         __syncthreads(); /* the next round writes part */
     }
 }
@@ -259,21 +269,32 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
     if (!cuda_shared(cu, gemv_kernel_f32<shape>, shared, "linear")) {
         return;
     }
-    const dim3 grid(static_cast<unsigned>(a->n_tile),
+    const dim3 grid(static_cast<unsigned>(a->n_tile * 2 / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
     LAUNCH(gemv_kernel_f32<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
            cuda_queue(cu), *a);
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */
-template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
+template <int n_token, int n_half>
+void gemv_f32_halves(struct cuda *cu, const struct linear_args *a)
 {
     if (a->norm.d > 0) {
-        gemv_f32_launch<gemv_f32<n_token, false, true>>(cu, a);
+        gemv_f32_launch<gemv_f32<n_token, n_half, false, true>>(cu, a);
     } else if (a->is_row_major) {
-        gemv_f32_launch<gemv_f32<n_token, true, false>>(cu, a);
+        gemv_f32_launch<gemv_f32<n_token, n_half, true, false>>(cu, a);
     } else {
-        gemv_f32_launch<gemv_f32<n_token, false, false>>(cu, a);
+        gemv_f32_launch<gemv_f32<n_token, n_half, false, false>>(cu, a);
+    }
+}
+
+/* Half a tile where blocks of one would leave half of the multiprocessors idle. */
+template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
+{
+    if (a->n_tile * 2 * ((a->n_tok + n_token - 1) / n_token) <= cu->n_sm) {
+        gemv_f32_halves<n_token, 1>(cu, a);
+    } else {
+        gemv_f32_halves<n_token, 2>(cu, a);
     }
 }
 

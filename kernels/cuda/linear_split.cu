@@ -17,8 +17,8 @@
  * stay within 1.6e-5 of Σ|x·w| is what check-gpu's ops ask of a GPU. Infinities give NaN.
  *
  * Drawn tokens are multiplied by the F32 weights: of few rows those are 4 bytes per element and one launch,
- * these 6 and two. (1024 outputs of 1024, by count: 1 row 4.1 µs, split 7.5; 32 rows 4.5 and 7.7; 256 rows,
- * which are seldom drawn at once, 36 and 16.)
+ * these 6 and two. (1024 outputs of 1024, by count: 1 row 3.5 µs, split 6.5; 32 rows 7.3 and 9.9; 256 rows 19
+ * and 20.)
  *
  * Bytes of the preparing kernel: 4 read and 6 written (for gemv 12) per value. Operations of the product:
  * 6·n_tok·n_in·n_out. Three products of n_in columns each would prepare 4 bytes per value and read 4 of

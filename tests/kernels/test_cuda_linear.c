@@ -268,11 +268,11 @@ static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
 
 /* ---- blocks of few rows ---- */
 
-/* Blocks of the kernel for few rows that a product of drawn tokens launches. */
-static int n_block_of(enum who who, struct shape shape)
+/* Blocks of the kernel that a product of drawn tokens launches; gemm's is called kernel where it is launched. */
+static int n_block_by(const char *kernel, enum who who, enum dtype dtype, struct shape shape)
 {
     static const struct step_limits limits = {
-        .n_tok_max = 8, .n_seq_max = 8, .n_page_max = 1, .n_out_max = 1};
+        .n_tok_max = 256, .n_seq_max = 256, .n_page_max = 1, .n_out_max = 1};
     char path[] = "/tmp/test_cuda.XXXXXX";
     char line[600];
     int n_block = 0;
@@ -284,7 +284,7 @@ static int n_block_of(enum who who, struct shape shape)
     (void)setenv("CUDA_HOST_TRACE", path, 1);
     struct backend *const be = cuda_open_double(who, "g");
     (void)unsetenv("CUDA_HOST_TRACE");
-    product_open(&p, be, shape, DTYPE_BF16);
+    product_open(&p, be, shape, dtype);
     assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
     step->n_tok = step->n_seq = shape.n_tok;
     step->is_drawn = true;
@@ -295,12 +295,15 @@ static int n_block_of(enum who who, struct shape shape)
     op_linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
     assert_int_equal(be->op->finish(be, step, NULL), ERR_OK);
     while (fgets(line, sizeof line, lines) != NULL) { /* the last: others are a choice's */
-        const char *at = strstr(line, "gemv_kernel_bf16");
+        const char *at = strstr(line, kernel);
+        int grid[3];
         for (int field = 0; at != NULL && field < 2; field++) { /* name, range, grid */
             at = strchr(at, '\t');
             at = at == NULL ? NULL : at + 1;
         }
-        n_block = at == NULL ? n_block : atoi(at);
+        if (at != NULL && sscanf(at, "%d,%d,%d", &grid[0], &grid[1], &grid[2]) == 3) {
+            n_block = grid[0] * grid[1] * grid[2];
+        }
     }
     product_close(&p, be);
     be->op->step_free(be, step);
@@ -308,6 +311,11 @@ static int n_block_of(enum who who, struct shape shape)
     (void)fclose(lines);
     (void)unlink(path);
     return n_block;
+}
+
+static int n_block_of(enum who who, struct shape shape)
+{
+    return n_block_by("gemv_kernel_bf16", who, DTYPE_BF16, shape);
 }
 
 /* Of the double's 8 multiprocessors four would be idle with 64 outputs in blocks of 16. Packed weights
@@ -320,6 +328,22 @@ static void test_few_outputs_are_shared_out_to_more_blocks(void **state)
     assert_int_equal(n_block_of(LT, (struct shape){1, 96, 44, 0}), 6);
     assert_int_equal(n_block_of(LT, (struct shape){8, 96, 80, 0}), 5);
     assert_int_equal(n_block_of(OWN, (struct shape){8, 96, 64, 0}), 4);
+}
+
+/* Where a tile of outputs for all tokens would leave four of 8 multiprocessors idle, blocks have fewer tokens. */
+static void test_few_outputs_of_more_tokens_are_shared_out_too(void **state)
+{
+    (void)state;
+    need_double();
+    assert_int_equal(n_block_of(OWN, (struct shape){16, 96, 64, 0}), 8);
+    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 64, 0}), 8);
+    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 80, 0}), 5);
+    assert_int_equal(n_block_by("kernel\t", OWN, DTYPE_BF16, (struct shape){256, 64, 64, 0}), 8);
+    assert_int_equal(n_block_by("kernel\t", OWN, DTYPE_F32, (struct shape){256, 64, 64, 0}), 8);
+    assert_int_equal(n_block_by("gemv_kernel_f32", OWN, DTYPE_F32, (struct shape){8, 96, 64, 0}),
+                     8);
+    assert_int_equal(n_block_by("gemv_kernel_f32", OWN, DTYPE_F32, (struct shape){1, 96, 80, 0}),
+                     5);
 }
 
 /* Blocks of 64: of so many outputs even one row is worth reading once for all of them. */
@@ -346,6 +370,7 @@ int main(void)
         cmocka_unit_test_setup(test_too_little_memory_to_choose_leaves_own_kernels, usual_device),
         cmocka_unit_test_setup(test_drawn_tokens_do_not_go_to_cublaslt, usual_device),
         cmocka_unit_test_setup(test_few_outputs_are_shared_out_to_more_blocks, usual_device),
+        cmocka_unit_test_setup(test_few_outputs_of_more_tokens_are_shared_out_too, usual_device),
         cmocka_unit_test_setup(test_many_outputs_have_large_blocks_from_one_row_on, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
