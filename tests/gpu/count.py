@@ -245,7 +245,7 @@ def find_step(steps, record):
 
 # ---- bytes, operations, time --------------------------------------------------------------------
 
-SPLIT_KERNELS = ("linear_split<", "many_kernel<", "few_kernel")
+SPLIT_KERNELS = ("linear_split<", "many_kernel<", "wide_kernel<", "few_kernel")
 
 
 def is_split(op):
@@ -300,18 +300,20 @@ def search_us(op, launch, shape, slots):
     of a warp one after the other."""
     kernel, grid, threads, _ = launch
     n_block, n_warp, n_sm = blocks_of(launch), threads // 32, constant("sm")
-    found = re.match(r"(many|tile|few|split)_kernel(?:<(\d+))?", kernel)
+    found = re.match(r"(many|wide|tile|few|split)_kernel(?:<(\d+))?", kernel)
     if not found:
         return 0, constant("half_us") + constant("pairs_us")
-    all_keys = found.group(1) in ("many", "tile")  # of a head, or a part of them
+    all_keys = found.group(1) in ("many", "wide", "tile")  # of a head, or a part of them
     n_row = min(16 if found.group(1) == "few" else int(found.group(2)), op.rows)
     drawn = n_block * 4 * op.inner * (2 * shape["keys"] / (1 if all_keys else grid[0]) + n_row)
     is_apart = found.group(1) == "few" and 2 * n_row > n_warp  # a block selects one half, or both
     n_selecting = n_block if all_keys else n_block / grid[0] * (2 if is_apart else 1)
-    n_half = -(-(n_row if is_apart else 2 * n_row) // n_warp)
+    is_hidden = found.group(1) == "wide"  # one half's selection, by the products of the other
+    n_half = -(-(n_row if is_apart or is_hidden else 2 * n_row) // n_warp)
     in_a_row = n_half * constant("half_us") + -(-n_row // n_warp) * constant("pairs_us")
     in_a_row += constant("arrive_us") if is_apart else 0
     issued = op.rows * shape["heads"] * constant("selection") / constant("f32") / min(1, n_selecting / n_sm) * 1e6
+    issued *= 2 / 3 if is_hidden else 1
     return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
 
 
