@@ -26,6 +26,7 @@ MODEL = {
     "sm": (132, "multiprocessors of an H200"),
     "bandwidth": (4.3e12, "bytes/s, copy within an H200's memory"),
     "sm_bandwidth": (40e9, "bytes/s that one multiprocessor draws"),
+    "cache": (50e6, "bytes of its second-level cache"),
     "matrix": (790e12, "BF16 operations/s, cuBLASLt's best: the floor of a product"),
     "mma": (300e12, "BF16 operations/s of our mma.sync kernels, all multiprocessors full"),
     "cublaslt": (600e12, "the same of cuBLASLt"),
@@ -317,6 +318,15 @@ def search_us(op, launch, shape, slots):
     return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
 
 
+def read_from_memory(op, bytes_, shape):
+    """Of the bytes that a memory's read draws: rows are taken for 128 columns at a time, so of slots that come again,
+    drawn evenly, the cache has what it can hold of all that are distinct."""
+    n_slot = shape["keys"] ** 2
+    n_hit = op.rows * shape["heads"] * shape["k"]
+    distinct = n_slot * (1 - (1 - 1 / n_slot) ** n_hit)
+    return bytes_ * distinct / n_hit if distinct * 128 * ELEMENT[op.dtype] <= constant("cache") else bytes_
+
+
 def op_us(op, record, shape, usage):
     n_sm = constant("sm")
     launch = main_launch(op, usage)
@@ -331,6 +341,9 @@ def op_us(op, record, shape, usage):
     rate = constant("cublaslt" if by_library else "mma" if taken and taken.mma else "f32")
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
     work = max(bytes_ / draw, flops / (rate * fill)) * 1e6
+    if op.op == "pkm_read":
+        drawn = bytes_ / (min(n_block, n_sm) * constant("sm_bandwidth"))
+        work = max(drawn, read_from_memory(op, bytes_, shape) / constant("bandwidth")) * 1e6
     if op.op == "pkm_search":
         drawing, selecting = search_us(op, launch, shape, slots)
         work = max(work, drawing) + selecting
@@ -408,7 +421,8 @@ generated tokens in the middle of a context of 512, prompts of 512. Nodes, grids
 asked for; registers, shared memory and spills are ptxas's, blocks per multiprocessor follow from them. The times follow
 from the constants below and from nothing else: each launch costs a node and a latency, an op the larger of its bytes
 at what its blocks draw and its operations at what its units reach, and for some a chain of dependent steps, in µs:
-{chains}. A memory's search draws keys in each block, and its warps select one after the other.
+{chains}. A memory's search draws keys in each block, and its warps select one after the other;
+of the values that are read again, the cache keeps what it can hold of all, slots drawn evenly.
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 

@@ -96,6 +96,12 @@ def test_a_search_draws_keys_in_each_block_and_selects_in_turns(launch, rows, dr
         assert selecting == pytest.approx(sum(n * count.constant(name) for n, name in zip(turns, names)))
 
 
+@pytest.mark.parametrize("rows,distinct", [(1, 1), (1024, 0.787), (4096, 1)])  # all slots would not fit the cache
+def test_values_that_come_again_are_read_from_the_cache(rows, distinct):
+    op = count.Op("pkm_read", rows, 1024, 0, "bf16", (), 1)
+    assert count.read_from_memory(op, 1000, count.MODEL_A) == pytest.approx(1000 * distinct, abs=1)
+
+
 def test_a_product_that_norms_its_rows_moves_them_too():
     record, shape = {"part": "decode", "dtype": "bf16", "rows": 2}, count.MODEL_A
     weights, results = 3072 * 1024 * 2, 4 * 2 * 3072
