@@ -4,7 +4,7 @@
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
  * starts one copy of it to the device's block:
  *
- *   step_view | attention's units | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
+ *   step_view | attention's units, tiles | token pos lang row_seq seq_first page out_row ... redirect | out_token | out_logprob
  *   out_rank out_entropy top_id top_logprob
  *   <-------------------------- uploaded ------------------------------->
  *                                                           <------- downloaded --------------->
@@ -83,15 +83,22 @@ static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_pag
 }
 
 /* Addresses of the arrays of s, for the counts of s. Copies the inputs if p has a block. */
-static struct step_view pack_step(struct pack *p, const struct step *s, int n_page, int n_unit,
+static struct step_view pack_step(struct pack *p, const struct cuda *cu, const struct step *s,
+                                  int n_page, const struct step_scratch *scratch,
                                   size_t *down_first)
 {
     struct step_view v = {};
     const struct step_view *const at = pack_room<struct step_view>(p, 1, 1);
     if (p->up != NULL) {
-        attention_units(s, reinterpret_cast<struct attention_unit *>(p->up + p->used), n_unit);
+        attention_units(s, reinterpret_cast<struct attention_unit *>(p->up + p->used),
+                        scratch->n_unit);
     }
-    CHECK(pack_room<struct attention_unit>(p, n_unit, 1) == step_units(at));
+    CHECK(pack_room<struct attention_unit>(p, scratch->n_unit, 1) == step_units(at));
+    if (p->up != NULL) {
+        (void)attention_tiles(cu, s, scratch->attention_bytes,
+                              reinterpret_cast<struct attention_tile *>(p->up + p->used));
+    }
+    (void)pack_room<struct attention_tile>(p, scratch->n_tile, 1);
     v.n_tok = s->n_tok;
     v.n_seq = s->n_seq;
     v.n_out = s->n_out;
@@ -151,8 +158,10 @@ static size_t pack_bytes(const struct cuda *cu, const struct step_limits *limits
     full.n_redirect = limits->n_redirect_max;
     struct pack p = {};
     size_t down_first = 0;
-    struct step_view v =
-        pack_step(&p, &full, limits->n_page_max, attention_unit_max(cu, limits), &down_first);
+    struct step_scratch scratch = {};
+    scratch.n_unit = attention_unit_max(cu, limits);
+    scratch.n_tile = attention_tile_max(cu, limits);
+    struct step_view v = pack_step(&p, cu, &full, limits->n_page_max, &scratch, &down_first);
     pack_results(&p, &full, &v);
     return p.used;
 }
@@ -195,8 +204,12 @@ static enum err_code memory_new(struct cuda *cu, struct cuda_step *s, struct err
         in->down = static_cast<char *>(down);
     }
     if (code == ERR_OK) {
-        code = scratch_new(cu, &scratch->attention, scratch->attention_bytes, "attention's scratch",
-                           err);
+        const size_t n_counter = attention_counters(limits);
+        code = scratch_new(cu, &scratch->attention,
+                           scratch->attention_bytes + n_counter * sizeof(unsigned),
+                           "attention's scratch", err);
+        scratch->arrived = reinterpret_cast<unsigned *>(static_cast<char *>(scratch->attention) +
+                                                        scratch->attention_bytes);
     }
     if (code == ERR_OK) {
         code =
@@ -268,7 +281,8 @@ void cuda_step_begin(struct backend *be, struct step *step)
     struct pack p = {in->up, in->device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
     s->scratch.n_unit = attention_unit_count(cu, &step->limits, step->n_tok, step->is_drawn);
-    in->view = pack_step(&p, step, n_page, s->scratch.n_unit, &in->down_first);
+    s->scratch.n_tile = attention_tiles(cu, step, s->scratch.attention_bytes, NULL);
+    in->view = pack_step(&p, cu, step, n_page, &s->scratch, &in->down_first);
     const size_t up_bytes = p.used;
     pack_results(&p, step, &in->view);
     CHECK(p.used <= in->bytes);
