@@ -359,6 +359,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
             has_pieces(y, run_bytes, 16) && has_pieces(q, run_bytes, 16) &&
             (k.data == NULL || (has_pieces(k, run_bytes, 16) && has_pieces(v, run_bytes, 16))),
         .scale = scale,
+        .starts_early = cu->overlaps && k.data != NULL,
         .view = view,
     };
     CHECK(cu->is_drawn || k.data == NULL);

@@ -59,6 +59,7 @@ struct attention_args {
     int kv_piece;    /* bytes of keys and values that may be copied at a time: 16, 8; 0 = none */
     bool has_groups; /* y, q, k and v may be read and written 16 bytes at a time */
     float scale;
+    bool starts_early; /* drawn tokens: the kernel before may still run, and writes to no page */
     const struct step_view *view;
 };
 
