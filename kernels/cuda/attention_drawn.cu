@@ -24,11 +24,16 @@ template <typename T, int width> struct drawn_of {
 template <typename T, int width, bool is_whole>
 __global__ void __launch_bounds__(BLOCK, 1) drawn_kernel(struct attention_args a, struct parts p)
 {
+    using shape = typename drawn_of<T, width>::shape;
     DYN_SHARED(float, o);
     __shared__ struct softmax_part part[PART_MAX];
+    const struct attention_unit *const unit = &p.unit[blockIdx.y];
+    const int head = static_cast<int>(blockIdx.x);
+    if (a.starts_early) {
+        drawn_prefetch<shape, T>(a, unit, head);
+    }
     grid_wait();
-    drawn_attend<typename drawn_of<T, width>::shape, is_whole, T>(
-        a, p, {.part = part, .o = o}, &p.unit[blockIdx.y], static_cast<int>(blockIdx.x));
+    drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
 }
 
 template <typename T, int width, bool is_whole>

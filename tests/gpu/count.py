@@ -42,7 +42,7 @@ MODEL = {
 # µs of dependent reads and barriers of an op that its bytes do not explain.
 # Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
 # share a row: the last one merges what the others have left.
-CHAIN_US = {"attention": 2.5, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+CHAIN_US = {"attention": 1.75, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
             "outputs": 2.0,
             "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
 DRAWN_SPLIT, DRAWN_SPARED = 32, 8  # attention.cuh, attention_unit.cu
