@@ -276,23 +276,21 @@ __global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a
     row_write(a, unit.row, head, all);
 }
 
-/* Where a launch's parts lie in the scratch: from its start on, and the counters at its end, where
- * no launch has parts. */
+/* Where a launch's parts lie in the scratch. */
 struct parts parts_of(const struct step_scratch *scratch, const struct attention_args *a, int n_row,
                       int n_part_max)
 {
-    const size_t n_item = static_cast<size_t>(n_row) * static_cast<size_t>(a->n_head);
-    const size_t n_part = n_item * static_cast<size_t>(n_part_max);
+    const size_t n_part = static_cast<size_t>(n_row) * static_cast<size_t>(a->n_head) *
+                          static_cast<size_t>(n_part_max);
     const size_t bytes = attention_part_bytes(
         n_row, n_part_max, static_cast<int64_t>(a->n_head) * a->d_head, a->n_head);
-    CHECK(bytes + n_item * sizeof(unsigned) <= scratch->attention_bytes);
+    CHECK(bytes <= scratch->attention_bytes);
     float *const o = static_cast<float *>(scratch->attention);
-    char *const end = static_cast<char *>(scratch->attention) + scratch->attention_bytes;
     return {
         .unit = step_units(a->view),
         .part = reinterpret_cast<struct softmax_part *>(o + n_part * static_cast<size_t>(a->d_pad)),
         .o = o,
-        .n_arrived = reinterpret_cast<unsigned *>(end) - n_item,
+        .n_arrived = scratch->arrived,
         .n_part_max = n_part_max,
     };
 }
@@ -365,13 +363,14 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
             has_pieces(y, run_bytes, 16) && has_pieces(q, run_bytes, 16) &&
             (k.data == NULL || (has_pieces(k, run_bytes, 16) && has_pieces(v, run_bytes, 16))),
         .scale = scale,
+        .starts_early = cu->overlaps && k.data != NULL,
         .view = view,
     };
     CHECK(cu->is_drawn || k.data == NULL);
     if (!cu->is_drawn && cu->attends_mma && cu->dense != CUDA_DENSE_F32 &&
         attention_mma_can(d_head, cache)) {
         a.rounded = linear_room(cu, y);
-        attention_mma_launch(cu, &a, static_cast<int>(y.rows));
+        attention_mma_launch(cu, &a, scratch, n_page_max);
         return;
     }
     if (scratch->n_unit == 0) {

@@ -41,6 +41,8 @@ constexpr size_t SHARED_BYTES_MAX = 95 << 10;
 /* Wider heads have one buffer for the keys and then the values of a split: two would not fit. */
 constexpr int D_HEAD_TWO_BUFFERS = 128;
 constexpr int SPLIT_PAGES = SPLIT / KV_PAGE;
+constexpr int MMA_ROWS = 64; /* of a tile in attention_mma.cu */
+constexpr int MMA_RUN = 16;  /* splits of a part there */
 
 struct attention_args {
     float *y;           /* [n_tok, n_head·d_head] */
@@ -57,6 +59,7 @@ struct attention_args {
     int kv_piece;    /* bytes of keys and values that may be copied at a time: 16, 8; 0 = none */
     bool has_groups; /* y, q, k and v may be read and written 16 bytes at a time */
     float scale;
+    bool starts_early; /* drawn tokens: the kernel before may still run, and writes to no page */
     const struct step_view *view;
 };
 
@@ -96,7 +99,10 @@ void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum
 
 /* attention_mma.cu: the same on tensor cores, to other bits. Not of every head. */
 bool attention_mma_can(int64_t d_head, enum dtype cache);
-void attention_mma_launch(struct cuda *cu, const struct attention_args *a, int n_row);
+void attention_mma_launch(struct cuda *cu, const struct attention_args *a,
+                          const struct step_scratch *scratch, int n_page_max);
+/* Bytes of a part of a tile and head in scratch. */
+size_t attention_mma_part_bytes(int64_t d_head);
 
 static __host__ __device__ __forceinline__ int splits_of(int n_pos)
 {

@@ -26,11 +26,16 @@ template <typename T, int width, bool is_whole>
 __global__ void __launch_bounds__(BLOCK, 1)
     drawn_kernel(KERNEL_ARG(struct attention_args) a, KERNEL_ARG(struct parts) p)
 {
+    using shape = typename drawn_of<T, width>::shape;
     DYN_SHARED(float, o);
     __shared__ struct softmax_part part[PART_MAX];
+    const struct attention_unit *const unit = &p.unit[blockIdx.y];
+    const int head = static_cast<int>(blockIdx.x);
+    if (a.starts_early) {
+        drawn_prefetch<shape, T>(a, unit, head);
+    }
     grid_wait();
-    drawn_attend<typename drawn_of<T, width>::shape, is_whole, T>(
-        a, p, {.part = part, .o = o}, &p.unit[blockIdx.y], static_cast<int>(blockIdx.x));
+    drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
 }
 
 } // namespace

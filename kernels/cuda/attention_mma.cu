@@ -8,6 +8,10 @@
  *   max' = max(max, max_u s_u)              f = 2^(max - max')
  *   e_u  = 2^(s_u - max')                   sum = sum·f + Σ e_u
  *   o_c  = o_c·f + Σ_u e_u·v_uc             e rounded to BF16; chain of four mma, from 0
+ * Of MMA_RUN splits, by absolute position, that is a part. A row that sees several has them merged in
+ * ascending order, each from its own first split on,
+ *   max' = max(max, max_p)                  f = 2^(max - max')     f_p = 2^(max_p - max')
+ *   sum = sum·f + sum_p·f_p                 o_c = o_c·f + o_pc·f_p
  * at last y = o·(1 / sum). An element of an mma depends on its own row and column, so a row's bits do not
  * depend on its neighbours in a tile. They are not those of the F32 kernels: scores are off by
  * 2^-9·Σ|q·k|·scale at most, hence shares by twice that, and by 2^-9 once more, so y is within
@@ -17,8 +21,17 @@
  * split, and only there, such values are looked for; if there are some, each row of the warp is
  * computed without what it does not see, to the same bits.
  *
- * A block takes 64 rows of a sequence and a head, a warp 16 of them with its queries and sums in
- * registers; keys arrive while values are multiplied, and values while keys are. Fragments are read
+ * A block takes a tile of 64 rows of a sequence and a head, a warp 16 of them with its queries and sums in
+ * registers, the parts merged so far in shared memory. step_begin makes the tiles (attention_unit.cu). Few
+ * rows that see much are shared out among blocks: these leave their parts in scratch, and the last one
+ * to arrive merges them, which changes no bits. Of 128 k positions and 16 heads a block would read 2048
+ * splits one after the other, some 2 ms; 264 that share them are bound by the cache's bytes, some 130 µs,
+ * and the last of a head merges 128 parts in some 50 (0.4 each). Not measured yet.
+ *
+ * The chain of a block, by estimate, in µs: the tile 0.3 (second-level cache) → positions, page numbers,
+ * queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 0.6. Not measured yet.
+ *
+ * In a block keys arrive while values are multiplied, and values while keys are. Fragments are read
  * from shared memory in words, whose 32 addresses lie in 32 banks because rows are an odd number of
  * 16-byte groups apart. Values would be needed column by column: a word of two columns of each of two
  * positions gives a fragment of the even and one of the odd columns, whence four columns of a row
@@ -32,8 +45,7 @@
 namespace
 {
 
-constexpr int TILE_ROWS = 64;
-constexpr int WARP_ROWS = TILE_ROWS / BLOCK_WARPS;
+constexpr int WARP_ROWS = MMA_ROWS / BLOCK_WARPS;
 constexpr int COLS = 16;            /* of a step of k, and of a pair of fragments of values */
 constexpr int STEPS = SPLIT / COLS; /* of k, over the positions of a split */
 constexpr int TILES = SPLIT / 8;    /* of 8 positions */
@@ -67,7 +79,8 @@ __device__ __forceinline__ uint32_t query_pair(const float *q, int c, float scal
 /* Queries of rows row and row+8 of the tile, as a[0..3] of each step. */
 template <int N>
 __device__ __forceinline__ void queries_read(struct mma_rows<N> &m, const struct attention_args &a,
-                                             const struct tile &tile, int head, int row, int t)
+                                             const struct attention_tile &tile, int head, int row,
+                                             int t)
 {
     const float scale = a.scale * LOG2_E;
     const float *const q =
@@ -191,10 +204,63 @@ template <int N> __device__ __forceinline__ bool has_no_number(const uint16_t *v
     return __any_sync(0xffffffffu, (found & 0x80008000u) != 0);
 }
 
+/* What a thread keeps of a part, or of all so far, in memory: value i at i * BLOCK. */
+template <int N> constexpr int PART_VALUES = 8 * N + 4;
+
+template <int N> __device__ __forceinline__ float &part_value(struct mma_rows<N> &m, int i)
+{
+    return i < 2 ? m.max[i] : i < 4 ? m.sum[i - 2] : m.o[(i - 4) / 8][(i - 4) / 4 % 2][i % 4];
+}
+
+template <int N> __device__ __forceinline__ void part_begin(struct mma_rows<N> &m)
+{
+#pragma unroll
+    for (int i = 0; i < PART_VALUES<N>; i++) {
+        part_value(m, i) = i < 2 ? -INFINITY : 0;
+    }
+}
+
+template <int N> __device__ __forceinline__ void part_read(struct mma_rows<N> &m, const float *part)
+{
+#pragma unroll
+    for (int i = 0; i < PART_VALUES<N>; i++) {
+        part_value(m, i) = part[i * BLOCK];
+    }
+}
+
+template <int N> __device__ __forceinline__ void part_write(struct mma_rows<N> &m, float *part)
+{
+#pragma unroll
+    for (int i = 0; i < PART_VALUES<N>; i++) {
+        part[i * BLOCK] = part_value(m, i);
+    }
+}
+
+/* Merges a part behind all before it. */
+template <int N> __device__ __forceinline__ void part_merge(struct mma_rows<N> &m, float *all)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float before = all[h * BLOCK];
+        const float max = fmaxf(before, m.max[h]);
+        const float base = exponent_base(max);
+        const struct merge_factors f = {exp2f(before - base), exp2f(m.max[h] - base)};
+        all[h * BLOCK] = max;
+        all[(2 + h) * BLOCK] = weigh_in(all[(2 + h) * BLOCK], m.sum[h], f);
+#pragma unroll
+        for (int i = 4; i < PART_VALUES<N>; i++) {
+            if (i % 4 / 2 == h) {
+                all[i * BLOCK] = weigh_in(all[i * BLOCK], part_value(m, i), f);
+            }
+        }
+    }
+}
+
 /* Lane t of a row has columns 4t .. 4t+3 of each 16. */
 template <int N>
-__device__ __forceinline__ void mma_store(const struct attention_args &a, const struct tile &tile,
-                                          int head, const struct mma_rows<N> &m, int row, int t)
+__device__ __forceinline__ void mma_store(const struct attention_args &a,
+                                          const struct attention_tile &tile, int head,
+                                          const struct mma_rows<N> &m, int row, int t)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -231,10 +297,19 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a, const 
     }
 }
 
-/* Warps whose rows see nothing of a split only wait. */
+/* The tiles of a launch, and where their parts go. */
+struct mma_tiles {
+    const struct attention_tile *tile;
+    int n_tile;
+    float *part;         /* [parts, n_head, PART_VALUES, BLOCK] */
+    unsigned *n_arrived; /* one for each part and head, of which a tile uses its first part's */
+};
+
+/* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before. */
 template <int N>
 __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint16_t *k, uint16_t *v,
-                                           const struct tile &tile, int head)
+                                           float *all, const struct mma_tiles &tiles,
+                                           const struct attention_tile &tile, int head)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int g = lane / 4;
@@ -244,17 +319,35 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
     const int pos = a.view->pos[tile.row];
     struct mma_rows<N> m = {
     };
-    m.max[0] = m.max[1] = -INFINITY;
+    part_begin(m);
     queries_read(m, a, tile, head, warp_row + g, t);
     /* Positions of a split that the warp's first row sees, and row i sees i more; not cut. */
     const auto seen_by_first = [&](int split) { return pos + 1 - split * SPLIT + warp_row; };
     const auto is_idle = [&](int split) {
         return warp_row >= tile.n_row || seen_by_first(split) + warp_end - warp_row - 1 <= 0;
     };
+    const int first = tile.first * MMA_RUN;
+    const int end = min(tile.end * MMA_RUN, tile.n_split);
+    constexpr int64_t part_floats = PART_VALUES<N> * BLOCK;
+    float *const part = tiles.part +
+                        (static_cast<int64_t>(tile.part) * a.n_head + head) * part_floats +
+                        static_cast<int>(threadIdx.x);
+    const auto part_end = [&](int i) { /* of part i */
+                                       if (tile.n_block > 1) {
+                                           part_write(m, part + i * a.n_head * part_floats);
+                                       } else if (i == 0) {
+                                           part_write(m, all);
+                                       } else {
+                                           part_merge(m, all);
+                                       }
+    };
     splits_visit<BLOCK_WARPS, false>(
-        a, k, v, cache_head_of<uint16_t>(a, tile.seq, head, pos + tile.n_row), 0,
-        splits_of(pos + tile.n_row),
+        a, k, v, cache_head_of<uint16_t>(a, tile.seq, head, pos + tile.n_row), first, end,
         [&](int split) {
+            if (split % MMA_RUN == 0 && split > first) {
+                part_end(split / MMA_RUN - 1);
+                part_begin(m);
+            }
             if (!is_idle(split)) {
                 mma_scores(m, k, seen_by_first(split) + g, g, t);
             }
@@ -273,6 +366,24 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
                 mma_weigh<true>(m, v, row, n_seen + row, g, t);
             }
         });
+    const int n_part = (tile.n_split + MMA_RUN - 1) / MMA_RUN;
+    if (n_part > 1) {
+        part_end(tile.end - 1);
+        if (tile.n_block > 1) {
+            if (!parts_arrive(&tiles.n_arrived[static_cast<int64_t>(tile.part) * a.n_head + head],
+                              tile.n_block)) {
+                return;
+            }
+            part_read(m, part);
+            part_write(m, all);
+#pragma unroll 1
+            for (int i = 1; i < n_part; i++) {
+                part_read(m, part + i * a.n_head * part_floats);
+                part_merge(m, all);
+            }
+        }
+        part_read(m, all);
+    }
     mma_store(a, tile, head, m, warp_row + g, t);
 }
 
@@ -280,32 +391,44 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
 template <int N>
 __global__ void __launch_bounds__(BLOCK, N <= 2   ? 4
                                          : N <= 4 ? 3
-                                                  : 2) mma_kernel(struct attention_args a)
+                                                  : 2)
+    mma_kernel(struct attention_args a, struct mma_tiles tiles)
 {
     DYN_SHARED(uint16_t, k);
     uint16_t *const v = k + SPLIT * STRIDE<N>;
+    float *const all = reinterpret_cast<float *>(v + SPLIT * STRIDE<N>) + threadIdx.x;
     grid_wait();
-    for (int64_t item = blockIdx.x;; item += gridDim.x) {
-        struct tile tile;
-        if (!tile_find(a.view, TILE_ROWS, static_cast<int>(item / a.n_head), &tile)) {
-            return;
-        }
-        mma_attend<N>(a, k, v, tile, static_cast<int>(item % a.n_head));
+    for (int item = static_cast<int>(blockIdx.x); item < tiles.n_tile * a.n_head;
+         item += static_cast<int>(gridDim.x)) {
+        const struct attention_tile tile = tiles.tile[item / a.n_head];
+        mma_attend<N>(a, k, v, all, tiles, tile, item % a.n_head);
     }
 }
 
-template <int N> void mma_launch(struct cuda *cu, const struct attention_args *a, int n_row)
+template <int N>
+void mma_launch(struct cuda *cu, const struct attention_args *a, const struct step_scratch *scratch,
+                int n_page_max)
 {
     if (a->d_head < N * COLS) {
         if constexpr (N > 1) {
-            mma_launch<N - 1>(cu, a, n_row);
+            mma_launch<N - 1>(cu, a, scratch, n_page_max);
         }
         return;
     }
-    const size_t bytes = shared_bytes<uint16_t>(a, 0, 2);
+    const size_t bytes =
+        shared_bytes<uint16_t>(a, 0, 2) +
+        (n_page_max > MMA_RUN * SPLIT_PAGES ? attention_mma_part_bytes(a->d_head) : 0);
     CHECK(bytes <= SHARED_BYTES_MAX && a->kv_stride == STRIDE<N>);
+    const struct mma_tiles tiles = {
+        .tile =
+            reinterpret_cast<const struct attention_tile *>(step_units(a->view) + scratch->n_unit),
+        .n_tile = scratch->n_tile,
+        .part = static_cast<float *>(scratch->attention),
+        .n_arrived = scratch->arrived,
+    };
     if (cuda_shared(cu, mma_kernel<N>, bytes, "attention")) {
-        LAUNCH(mma_kernel<N>, tile_grid(cu, a, n_row), dim3(BLOCK), bytes, cuda_queue(cu), *a);
+        LAUNCH(mma_kernel<N>, tile_grid(cu, a, scratch->n_tile), dim3(BLOCK), bytes, cuda_queue(cu),
+               *a, tiles);
         cuda_check(cu, "attention");
     }
 }
@@ -317,7 +440,13 @@ bool attention_mma_can(int64_t d_head, enum dtype cache)
     return cache == DTYPE_BF16 && d_head % COLS == 0 && d_head <= D_HEAD_TWO_BUFFERS;
 }
 
-void attention_mma_launch(struct cuda *cu, const struct attention_args *a, int n_row)
+size_t attention_mma_part_bytes(int64_t d_head)
 {
-    mma_launch<D_HEAD_TWO_BUFFERS / COLS>(cu, a, n_row);
+    return sizeof(float) * BLOCK * static_cast<size_t>(d_head / 2 + 4);
+}
+
+void attention_mma_launch(struct cuda *cu, const struct attention_args *a,
+                          const struct step_scratch *scratch, int n_page_max)
+{
+    mma_launch<D_HEAD_TWO_BUFFERS / COLS>(cu, a, scratch, n_page_max);
 }

@@ -22,6 +22,67 @@ constexpr int ROW_GROUPS = 16;         /* of threads: 8 threads share the rows o
 constexpr int E_STRIDE = SPLIT + 8;    /* so that 4 rows by 8 lanes write to 32 banks */
 constexpr int D_HEAD_LARGE_TILE = 100; /* for tiles of 64 rows: beyond, SHARED_BYTES_MAX */
 
+/* ---- tiles of a step ------------------------------------------------------------------------- */
+
+/* Rows row .. row+n_row-1 of sequence seq. */
+struct tile {
+    int seq, row, n_row;
+};
+
+__device__ __forceinline__ int tiles_of(int n_row, int tile_rows)
+{
+    return (n_row + tile_rows - 1) / tile_rows;
+}
+
+/* Tile number i of a sequence. The last one is the longest work, so it comes first. */
+__device__ __forceinline__ struct tile tile_of(int seq, int first, int n_row, int tile_rows, int i)
+{
+    const int skipped = (tiles_of(n_row, tile_rows) - 1 - i) * tile_rows;
+    return {seq, first + skipped, min(n_row - skipped, tile_rows)};
+}
+
+/* Tile number i of the step, in the order of its sequences; false if it has no more. By the whole
+ * block, which gets the same answer. */
+__device__ bool tile_find(const struct step_view *view, int tile_rows, int i, struct tile *tile)
+{
+    __shared__ int warp_tiles[BLOCK_WARPS];
+    __shared__ struct tile found;
+    const int n_seq = view->n_seq;
+    const int32_t *const seq_first = view->seq_first;
+    const int thread = static_cast<int>(threadIdx.x);
+    int before = 0;
+    for (int base = 0; base < n_seq && before <= i; base += BLOCK) {
+        const int seq = base + thread;
+        const int first = seq < n_seq ? seq_first[seq] : 0;
+        const int n_row = seq < n_seq ? seq_first[seq + 1] - first : 0;
+        const int n = tiles_of(n_row, tile_rows);
+        int end = n;
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, end, static_cast<unsigned>(step));
+            end += thread % 32 >= step ? other : 0;
+        }
+        if (thread % 32 == 31) {
+            warp_tiles[thread / 32] = end;
+        }
+        __syncthreads();
+        end += before;
+        for (int w = 0; w < BLOCK_WARPS; w++) {
+            before += warp_tiles[w];
+            end += w < thread / 32 ? warp_tiles[w] : 0;
+        }
+        if (i < end && i >= end - n) {
+            found = tile_of(seq, first, n_row, tile_rows, i - (end - n));
+        }
+        __syncthreads();
+    }
+    if (i >= before) {
+        return false;
+    }
+    *tile = found;
+    __syncthreads(); /* the next call writes again */
+    return true;
+}
+
 /* ---- a tile ---------------------------------------------------------------------------------- */
 
 /* A thread's rows are those of its group: warp·rows_of_warp + lane_row + 4·r, r < R. Its positions

@@ -5,7 +5,10 @@
  * that spares its block SPARED_MIN splits: to merge through memory takes some 1.5 µs, in which a
  * multiprocessor reads 8 splits of BF16 and 64 columns, of 8 KB, by estimate at 40 GB/s. With 16
  * heads on 132 multiprocessors a row stands alone up to 288 positions, each of 4 equal ones up to 384,
- * each of 8 however long they are. */
+ * each of 8 however long they are.
+ *
+ * Of rows of requests on tensor cores tiles that see several parts are shared out, where two blocks for
+ * each multiprocessor are otherwise not there, or some would work far longer than the others. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
@@ -13,8 +16,9 @@ namespace
 
 constexpr int PART_ROWS = 64;               /* most rows of requests whose splits are spread */
 constexpr size_t PART_BYTES_MAX = 64 << 20; /* of scratch for these, unless one row needs more */
-constexpr int BLOCKS_PER_SM = 16; /* of requests, wanted: two rounds of what an SM holds */
-constexpr int SPARED_MIN = 8;     /* splits of a drawn row, see above */
+constexpr int BLOCKS_PER_SM = 16;     /* of requests, wanted: two rounds of what an SM holds */
+constexpr int TILE_BLOCKS_PER_SM = 2; /* of tiles on tensor cores, wanted */
+constexpr int SPARED_MIN = 8;         /* splits of a drawn row, see above */
 
 /* Most rows of a step that are spread. */
 int spread_rows(const struct step_limits *l, bool is_drawn)
@@ -154,20 +158,117 @@ void attention_units(const struct step *step, struct attention_unit *unit, int n
     }
 }
 
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+namespace
+{
+
+/* Blocks of a head that tiles have beyond one each, at most. */
+int tile_extra(const struct cuda *cu, int n_head)
+{
+    return TILE_BLOCKS_PER_SM * cu->n_sm / n_head + 1;
+}
+
+/* Parts of tiles that have room in so many bytes, all heads of each. */
+size_t tile_parts(const struct step_limits *l, size_t part_bytes)
+{
+    const size_t one_bytes = attention_mma_part_bytes(l->d_model / l->n_head);
+    return part_bytes / (one_bytes * static_cast<size_t>(l->n_head));
+}
+
+/* Calls use(seq, row, n_row, n_split) for the tiles of a step, of a sequence the longest first. */
+template <class Use> void tiles_visit(const struct step *step, const Use &use)
+{
+    for (int seq = 0; seq < step->n_seq; seq++) {
+        const int first = step->seq_first[seq];
+        const int end = step->seq_first[seq + 1];
+        for (int row = first + (end - first - 1) / MMA_ROWS * MMA_ROWS; row >= first;
+             row -= MMA_ROWS) {
+            const int n_row = end - row < MMA_ROWS ? end - row : MMA_ROWS;
+            use(seq, row, n_row, splits_of(step->pos[row] + n_row));
+        }
+    }
+}
+
+} // namespace
+
+int attention_tile_max(const struct cuda *cu, const struct step_limits *l)
+{
+    return l->n_head == 0 ? 0 : l->n_tok_max / MMA_ROWS + l->n_seq_max + tile_extra(cu, l->n_head);
+}
+
+/* What is longer than the mean comes first, so that nothing long is left at the end. */
+int attention_tiles(const struct cuda *cu, const struct step *step, size_t part_bytes,
+                    struct attention_tile *tile)
+{
+    const struct step_limits *const l = &step->limits;
+    if (step->is_drawn || l->n_head == 0) {
+        return 0;
+    }
+    int64_t all = 0; /* splits */
+    int64_t n_all = 0;
+    tiles_visit(step, [&](int, int, int, int n_split) {
+        all += n_split;
+        n_all++;
+    });
+    const int64_t n_block_all = TILE_BLOCKS_PER_SM * static_cast<int64_t>(cu->n_sm);
+    const int64_t n_each = all * l->n_head / (n_block_all * MMA_RUN) + 1; /* parts of a block */
+    size_t part = 0;
+    int n_extra = 0;
+    int n = 0;
+    for (int is_short = 0; is_short < 2; is_short++) {
+        tiles_visit(step, [&](int seq, int row, int n_row, int n_split) {
+            if ((n_split * n_all < all) != (is_short == 1)) {
+                return;
+            }
+            const int n_part = (n_split + MMA_RUN - 1) / MMA_RUN;
+            int n_block = static_cast<int>((n_part + n_each - 1) / n_each);
+            if (part + static_cast<size_t>(n_part) > tile_parts(l, part_bytes) ||
+                n_extra + n_block - 1 > tile_extra(cu, l->n_head)) {
+                n_block = 1;
+            }
+            for (int i = 0; tile != NULL && i < n_block; i++) {
+                const auto border = [&](int b) {
+                    return static_cast<int>(static_cast<int64_t>(n_part) * b / n_block);
+                };
+                tile[n + i] = {row,       n_row,         seq,     n_split,
+                               border(i), border(i + 1), n_block, static_cast<int>(part)};
+            }
+            n += n_block;
+            n_extra += n_block - 1;
+            part += n_block > 1 ? static_cast<size_t>(n_part) : 0;
+        });
+    }
+    return n;
+}
+
+/* ---- scratch --------------------------------------------------------------------------------- */
+
 size_t attention_scratch(const struct step_limits *l)
 {
     if (l->n_head == 0) {
         return 0;
     }
     size_t most = 0;
-    int n_row_max = 0;
     for (int is_drawn = 0; is_drawn < 2; is_drawn++) {
-        const int n_row = spread_rows(l, is_drawn == 1);
-        const size_t bytes = attention_part_bytes(
-            n_row, attention_part_max(l->n_page_max, is_drawn == 1), l->d_model, l->n_head);
+        const size_t bytes = attention_part_bytes(spread_rows(l, is_drawn == 1),
+                                                  attention_part_max(l->n_page_max, is_drawn == 1),
+                                                  l->d_model, l->n_head);
         most = bytes > most ? bytes : most;
-        n_row_max = n_row > n_row_max ? n_row : n_row_max;
     }
-    const size_t n_item = static_cast<size_t>(n_row_max) * static_cast<size_t>(l->n_head);
-    return most + n_item * sizeof(unsigned);
+    return (most + 15) / 16 * 16;
+}
+
+/* One of each head for each row that is spread, or each part of tiles. */
+size_t attention_counters(const struct step_limits *l)
+{
+    if (l->n_head == 0) {
+        return 0;
+    }
+    size_t most = tile_parts(l, attention_scratch(l));
+    for (int is_drawn = 0; is_drawn < 2; is_drawn++) {
+        const size_t n_row = static_cast<size_t>(spread_rows(l, is_drawn == 1));
+        most = n_row > most ? n_row : most;
+    }
+    return most * static_cast<size_t>(l->n_head);
 }

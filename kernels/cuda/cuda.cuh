@@ -76,7 +76,19 @@ struct __align__(16) attention_unit
         page[UNIT_PAGES]; /* of a drawn token: its first pages, which are read at once with it */
 };
 
-/* They lie behind the step's view, at the same address in each step. */
+/* Up to 64 rows of requests, one after the other of a sequence, and the parts first .. end-1 of what they
+ * see: the work of one block of each head in attention_mma.cu. */
+struct __align__(16) attention_tile
+{
+    int32_t row, n_row, seq;
+    int32_t n_split; /* that its last row sees any of */
+    int32_t first, end;
+    int32_t
+        n_block; /* of each head, that share the rows; their parts go to scratch if there are several */
+    int32_t part; /* in scratch, of the rows' first part: n_head items each */
+};
+
+/* Units lie behind the step's view, at the same address in each step, and behind them tiles. */
 static inline const struct attention_unit *step_units(const struct step_view *view)
 {
     constexpr size_t at = (sizeof(struct step_view) + 15) / 16 * 16;
@@ -88,10 +100,12 @@ static inline const struct attention_unit *step_units(const struct step_view *vi
  * vocab_scratch). Contents do not outlive one op, but for counters, which each launch leaves at 0: the
  * memory is zeroed when the step is made. */
 struct step_scratch {
-    void *attention;
+    void *attention; /* parts */
     size_t attention_bytes;
-    int n_unit;  /* of attention, in this step; 0: its rows are not spread */
-    void *vocab; /* outputs */
+    unsigned *arrived; /* of attention: counters */
+    int n_unit;        /* of attention, in this step; 0: its rows are not spread */
+    int n_tile;        /* of rows of requests; likewise */
+    void *vocab;       /* outputs */
     size_t vocab_bytes;
 };
 
@@ -315,14 +329,20 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
                     const struct step_view *view, const struct step_scratch *scratch,
                     int n_page_max, int n_head, float scale);
 
-/* attention_unit.cu. Of scratch for a step. */
+/* attention_unit.cu. Of scratch for a step: bytes for parts, and how many counters. */
 size_t attention_scratch(const struct step_limits *limits);
+size_t attention_counters(const struct step_limits *limits);
 /* Units of a step of n_row rows, which nothing else decides; 0: it has none. At most so many. */
 int attention_unit_count(const struct cuda *cu, const struct step_limits *limits, int n_row,
                          bool is_drawn);
 int attention_unit_max(const struct cuda *cu, const struct step_limits *limits);
 /* Shares the rows of a step out among so many units. */
 void attention_units(const struct step *step, struct attention_unit *unit, int n_unit);
+/* The tiles of a step of requests, with so many bytes for parts: their number, and if tile is not NULL, they
+ * themselves. At most attention_tile_max. */
+int attention_tiles(const struct cuda *cu, const struct step *step, size_t part_bytes,
+                    struct attention_tile *tile);
+int attention_tile_max(const struct cuda *cu, const struct step_limits *limits);
 
 /* span.cu. y has rows. */
 void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, struct tensor k_pages,

@@ -82,18 +82,16 @@ __device__ __forceinline__ void gemv_copy(uint4 *slot, const struct gemv_lane<sh
             lane.x[j] + static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * shape::value_bytes);
         if constexpr (shape::is_rounded) {
             copy_async_16(x_slot + j * 32, x, lane.x_bytes[j]);
-            continue;
-        }
-        if (left >= LINEAR_BLOCK_BF16) {
+        } else if (left >= LINEAR_BLOCK_BF16) {
             copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
             copy_async_16(x_slot + (2 * j + 1) * 32, x + 16, lane.x_bytes[j]);
-            continue;
-        }
-        const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
+        } else {
+            const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
-            copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 16 * h : lane.x[j], n);
+            for (int h = 0; h < 2; h++) {
+                const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
+                copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 16 * h : lane.x[j], n);
+            }
         }
     }
 }
@@ -174,18 +172,18 @@ __device__ __forceinline__ void gemv_read_x(struct gemv_operands<shape> &in, con
             const uint4 v = x_slot[j * 32];
             in.x[0][j][0] = v.x, in.x[0][j][1] = v.y;
             in.x[1][j][0] = v.z, in.x[1][j][1] = v.w;
-            continue;
-        }
+        } else {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (!shape::is_normed) {
-                v = x_slot[(2 * j + h) * 32];
-            } else if (normed != NULL) {
-                v = reinterpret_cast<const uint4 *>(normed)[h];
+            for (int h = 0; h < 2; h++) {
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (!shape::is_normed) {
+                    v = x_slot[(2 * j + h) * 32];
+                } else if (normed != NULL) {
+                    v = reinterpret_cast<const uint4 *>(normed)[h];
+                }
+                in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+                in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
             }
-            in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-            in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
         }
     }
 }

@@ -351,7 +351,7 @@ void persistent_forget(struct cuda *cu)
 /* Headers once, for all; then the files, whose names are their own. */
 #include "kernels/cuda/attention_drawn.cuh"
 #include "kernels/cuda/gemv.cuh"
-#include "kernels/cuda/pkm_search.cuh"
+#include "kernels/cuda/pkm_search_mma.cuh"
 #include "kernels/cuda/redirect.cuh"
 #include "kernels/cuda/sample.cuh"
 

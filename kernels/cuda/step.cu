@@ -4,8 +4,8 @@
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
  * starts one copy of it to the device's block, at whose beginning kernels find the view:
  *
- *   step_view | attention's units | token pos lang row_seq seq_first page out_row ... redirect | drawn
- *   <------------------------------------ uploaded -------------------------------------->
+ *   step_view | attention's units, tiles | token pos lang row_seq seq_first page ... redirect | drawn
+ *   <--------------------------------- uploaded ------------------------------------>
  *
  * Only the view's own address is fixed, and that of drawn; the view says where the arrays are in this
  * step. Results are written by the kernels into a second pinned block, whose addresses the view has,
@@ -95,14 +95,21 @@ static const int32_t *pack_pages(struct pack *p, const struct step *s, int n_pag
 }
 
 /* Addresses of the arrays of s, for the counts of s. Copies the inputs if p has a block. */
-static struct step_view pack_step(struct pack *p, const struct step *s, int n_page, int n_unit)
+static struct step_view pack_step(struct pack *p, const struct cuda *cu, const struct step *s,
+                                  int n_page, const struct step_scratch *scratch)
 {
     struct step_view v = {};
     const struct step_view *const at = pack_room<struct step_view>(p, 1, 1);
     if (p->up != NULL) {
-        attention_units(s, reinterpret_cast<struct attention_unit *>(p->up + p->used), n_unit);
+        attention_units(s, reinterpret_cast<struct attention_unit *>(p->up + p->used),
+                        scratch->n_unit);
     }
-    CHECK(pack_room<struct attention_unit>(p, n_unit, 1) == step_units(at));
+    CHECK(pack_room<struct attention_unit>(p, scratch->n_unit, 1) == step_units(at));
+    if (p->up != NULL) {
+        (void)attention_tiles(cu, s, scratch->attention_bytes,
+                              reinterpret_cast<struct attention_tile *>(p->up + p->used));
+    }
+    (void)pack_room<struct attention_tile>(p, scratch->n_tile, 1);
     v.n_tok = s->n_tok;
     v.n_seq = s->n_seq;
     v.n_out = s->n_out;
@@ -162,7 +169,10 @@ static void pack_bytes(const struct cuda *cu, const struct step_limits *limits,
     full.n_redirect = limits->n_redirect_max;
     struct pack up = {};
     struct pack down = {};
-    struct step_view v = pack_step(&up, &full, limits->n_page_max, attention_unit_max(cu, limits));
+    struct step_scratch scratch = {};
+    scratch.n_unit = attention_unit_max(cu, limits);
+    scratch.n_tile = attention_tile_max(cu, limits);
+    struct step_view v = pack_step(&up, cu, &full, limits->n_page_max, &scratch);
     pack_results(&down, &full, &v);
     in->up_bytes = up.used;
     in->result_bytes = down.used;
@@ -230,8 +240,12 @@ static enum err_code device_new(struct cuda *cu, struct cuda_step *s, struct err
         resource_device_new(cu, &device, in->up_bytes + drawn_bytes, "the step's arrays", err);
     in->device = static_cast<char *>(device);
     if (code == ERR_OK) {
-        code = scratch_new(cu, &scratch->attention, scratch->attention_bytes, "attention's scratch",
-                           err);
+        const size_t n_counter = attention_counters(limits);
+        code = scratch_new(cu, &scratch->attention,
+                           scratch->attention_bytes + n_counter * sizeof(unsigned),
+                           "attention's scratch", err);
+        scratch->arrived = reinterpret_cast<unsigned *>(static_cast<char *>(scratch->attention) +
+                                                        scratch->attention_bytes);
     }
     if (code == ERR_OK) {
         code =
@@ -357,7 +371,8 @@ void cuda_step_begin(struct backend *be, struct step *step)
     struct pack down = {NULL, in->down.device, 0};
     const int n_page = step_pages_used(step, step->bounds.pos);
     s->scratch.n_unit = attention_unit_count(cu, &step->limits, step->n_tok, step->is_drawn);
-    in->view = pack_step(&up, step, n_page, s->scratch.n_unit);
+    s->scratch.n_tile = attention_tiles(cu, step, s->scratch.attention_bytes, NULL);
+    in->view = pack_step(&up, cu, step, n_page, &s->scratch);
     in->view.drawn = in->drawn;
     pack_results(&down, step, &in->view);
     CHECK(up.used <= in->up_bytes && down.used <= in->result_bytes);

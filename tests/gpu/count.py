@@ -26,6 +26,7 @@ MODEL = {
     "sm": (132, "multiprocessors of an H200"),
     "bandwidth": (4.3e12, "bytes/s, copy within an H200's memory"),
     "sm_bandwidth": (40e9, "bytes/s that one multiprocessor draws"),
+    "cache": (50e6, "bytes of its second-level cache"),
     "matrix": (790e12, "BF16 operations/s, cuBLASLt's best: the floor of a product"),
     "mma": (300e12, "BF16 operations/s of our mma.sync kernels, all multiprocessors full"),
     "cublaslt": (600e12, "the same of cuBLASLt"),
@@ -43,7 +44,7 @@ MODEL = {
 # µs of dependent reads and barriers of an op that its bytes do not explain.
 # Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
 # share a row: the last one merges what the others have left.
-CHAIN_US = {"attention": 2.5, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
+CHAIN_US = {"attention": 1.75, "drawn attention": 0.15, "shared drawn attention": 1.65, "span_attention": 2.5, "pkm_search": 1.5, "pkm_read": 0.8, "add_norm": 0.3, "norm": 0.3,
             "outputs": 2.0,
             "embed_norm": 0.9, "norm_linear": 0.9, "add_norm_linear": 0.9, "embed_norm_linear": 1.5}
 DRAWN_SPLIT, DRAWN_SPARED = 32, 8  # attention.cuh, attention_unit.cu
@@ -250,7 +251,7 @@ def find_step(steps, record):
 
 # ---- bytes, operations, time --------------------------------------------------------------------
 
-SPLIT_KERNELS = ("linear_split<", "many_kernel<", "few_kernel")
+SPLIT_KERNELS = ("linear_split<", "many_kernel<", "wide_kernel<", "few_kernel")
 
 
 def is_split(op):
@@ -315,18 +316,20 @@ def search_us(op, launch, shape, slots):
     of a warp one after the other."""
     kernel, grid, threads, _ = launch
     n_block, n_warp, n_sm = blocks_of(launch), threads // 32, constant("sm")
-    found = re.match(r"(many|tile|few|split)_kernel(?:<(\d+))?", kernel)
+    found = re.match(r"(many|wide|tile|few|split)_kernel(?:<(\d+))?", kernel)
     if not found:
         return 0, constant("half_us") + constant("pairs_us")
-    all_keys = found.group(1) in ("many", "tile")  # of a head, or a part of them
+    all_keys = found.group(1) in ("many", "wide", "tile")  # of a head, or a part of them
     n_row = min(16 if found.group(1) == "few" else int(found.group(2)), op.rows)
     drawn = n_block * 4 * op.inner * (2 * shape["keys"] / (1 if all_keys else grid[0]) + n_row)
     is_apart = found.group(1) == "few" and 2 * n_row > n_warp  # a block selects one half, or both
     n_selecting = n_block if all_keys else n_block / grid[0] * (2 if is_apart else 1)
-    n_half = -(-(n_row if is_apart else 2 * n_row) // n_warp)
+    is_hidden = found.group(1) == "wide"  # one half's selection, by the products of the other
+    n_half = -(-(n_row if is_apart or is_hidden else 2 * n_row) // n_warp)
     in_a_row = n_half * constant("half_us") + -(-n_row // n_warp) * constant("pairs_us")
     in_a_row += constant("arrive_us") if is_apart else 0
     issued = op.rows * shape["heads"] * constant("selection") / constant("f32") / min(1, n_selecting / n_sm) * 1e6
+    issued *= 2 / 3 if is_hidden else 1
     return drawn / (min(n_block, n_sm) * constant("sm_bandwidth")) * 1e6, max(in_a_row * -(-n_selecting // slots), issued)
 
 
@@ -339,6 +342,15 @@ def drawn_units(launch, rows, positions):
         if rows * units <= launch[1][1]:
             return units
         share += -(-share // 8)
+
+
+def read_from_memory(op, bytes_, shape):
+    """Of the bytes that a memory's read draws: rows are taken for 128 columns at a time, so of slots that come again,
+    drawn evenly, the cache has what it can hold of all that are distinct."""
+    n_slot = shape["keys"] ** 2
+    n_hit = op.rows * shape["heads"] * shape["k"]
+    distinct = n_slot * (1 - (1 - 1 / n_slot) ** n_hit)
+    return bytes_ * distinct / n_hit if distinct * 128 * ELEMENT[op.dtype] <= constant("cache") else bytes_
 
 
 def op_us(op, record, shape, usage):
@@ -362,6 +374,8 @@ def op_us(op, record, shape, usage):
     draw = min(constant("bandwidth"), blocks_draw)
     fill = min(1, n_block / n_sm) if n_block <= slots else n_block / (slots * -(-n_block // slots))
     work = max(bytes_ / draw, drawn / blocks_draw, flops / (rate * fill)) * 1e6
+    if op.op == "pkm_read":
+        work = max(bytes_ / blocks_draw, read_from_memory(op, bytes_, shape) / constant("bandwidth")) * 1e6
     if op.op == "pkm_search":
         drawing, selecting = search_us(op, launch, shape, slots)
         work = max(work, drawing) + selecting
@@ -468,7 +482,8 @@ from the constants below and from nothing else: each launch costs a node and a l
 at what its blocks draw, of a product what all its blocks read, and its operations at what its units reach, and for some
 a chain of dependent steps, in µs:
 {chains}.
-A memory's search draws keys in each block, and its warps select one after the other.
+A memory's search draws keys in each block, and its warps select one after the other;
+of the values that are read again, the cache keeps what it can hold of all, slots drawn evenly.
 `tests/gpu/count.py` has the formulas. A measurement (`make check-gpu`) corrects the constants."""
 
 

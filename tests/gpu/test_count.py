@@ -70,27 +70,36 @@ def test_an_ops_work_is_its_products_and_not_its_preparations():
 
 
 @pytest.mark.parametrize("launch,rows,drawn,turns", [
-    # a block draws all keys of a head, and its warps select two halves and a row's pairs each, or four and two
-    (("many_kernel<32, 16, 16>", (4, 32, 1), 512, 0), 1024, 4 * 128 * (1024 + 32), (4, 2, 0)),
-    (("tile_kernel<16, 16>", (4, 64, 1), 256, 0), 1024, 4 * 128 * (1024 + 16), (4, 2, 0)),
+    # a block draws all keys of a head, and its warps select four halves and two rows' pairs each, or twice as many; of
+    # the last kind one half's are selected beside the other's products
+    (("tile_kernel<16, 16>", (4, 4, 1), 256, 0), 64, 4 * 128 * (1024 + 16), (4, 2, 0)),
+    (("many_kernel<32, 16>", (4, 3, 1), 256, 0), 96, 4 * 128 * (1024 + 32), (8, 4, 0)),
+    (("wide_kernel<16, 16>", (4, 1, 1), 512, 0), 8, 4 * 128 * (1024 + 8), (1, 1, 0)),
     # a sixteenth of the keys; the last block selects both halves, or each half's, of more rows than it has warps for
     (("few_kernel<16, 16>", (16, 4, 1), 512, 0), 6, 4 * 128 * (64 + 6), (1, 1, 0)),
     (("few_kernel<16, 16>", (16, 4, 1), 512, 0), 9, 4 * 128 * (64 + 9), (1, 1, 1)),
     (("few_kernel<16, 8>", (16, 4, 16), 256, 0), 256, 4 * 128 * (64 + 16), (2, 2, 1)),
     (("split_kernel<4>", (8, 4, 1), 128, 0), 4, 4 * 128 * (128 + 4), (2, 1, 0)),
     (("any_kernel", (4, 1, 1), 256, 0), 1, 0, (1, 1, 0)),
+    # so many that the instructions of all count
+    (("many_kernel<32, 16>", (4, 128, 1), 256, 0), 4096, 4 * 128 * (1024 + 32), None),
 ])
 def test_a_search_draws_keys_in_each_block_and_selects_in_turns(launch, rows, drawn, turns):
     op = count.Op("pkm_search", rows, 128, 128, "f32", (launch,), 1)
     n_block, n_sm = count.blocks_of(launch), count.constant("sm")
     drawing, selecting = count.search_us(op, launch, count.MODEL_A, 2 * n_sm)
     assert drawing == pytest.approx(drawn * n_block / min(n_block, n_sm) / count.constant("sm_bandwidth") * 1e6)
-    in_a_row = sum(n * count.constant(name) for n, name in zip(turns, ("half_us", "pairs_us", "arrive_us")))
-    if rows < 1024:  # latency; of many rows the instructions
-        assert selecting == pytest.approx(in_a_row)
+    if turns is None:
+        assert selecting == pytest.approx(rows * 4 * count.constant("selection") / count.constant("f32") * 1e6)
     else:
-        n_select = rows * 4 * count.constant("selection")
-        assert selecting == pytest.approx(max(in_a_row, n_select / count.constant("f32") / min(1, n_block / n_sm) * 1e6))
+        names = ("half_us", "pairs_us", "arrive_us")
+        assert selecting == pytest.approx(sum(n * count.constant(name) for n, name in zip(turns, names)))
+
+
+@pytest.mark.parametrize("rows,distinct", [(1, 1), (1024, 0.787), (4096, 1)])  # all slots would not fit the cache
+def test_values_that_come_again_are_read_from_the_cache(rows, distinct):
+    op = count.Op("pkm_read", rows, 1024, 0, "bf16", (), 1)
+    assert count.read_from_memory(op, 1000, count.MODEL_A) == pytest.approx(1000 * distinct, abs=1)
 
 
 def test_a_product_that_norms_its_rows_moves_them_too():

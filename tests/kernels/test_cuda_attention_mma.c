@@ -8,8 +8,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -126,28 +128,118 @@ static void test_requests_on_tensor_cores(void **state)
     assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
 }
 
+/* Rows that see several parts, and tiles some of whose rows do: as defined, and the same bits alone, in
+ * other tiles, and in a crowd. */
+static void test_rows_that_see_several_parts(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", "1", 1), 0);
+    for (int n_last = 3; n_last <= 41; n_last += 38) {
+        struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = 16, .compare = check_mma};
+        crowd_add(&c, 990, 70);
+        crowd_add(&c, 3 * 1024 - 1, 2);
+        crowd_add(&c, 2100, 3);
+        crowd_add(&c, 10, 5);
+        check_crowd(&c, n_last);
+    }
+    struct crowd wide = {.cache = DTYPE_BF16, .n_head = 2, .d_head = 128, .compare = check_mma};
+    crowd_add(&wide, 2040, 20);
+    check_crowd(&wide, 2);
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
+}
+
+/* Blocks of mma_kernel's one launch in a trace of the double. */
+static int blocks_launched(const char *path)
+{
+    FILE *const file = fopen(path, "r");
+    assert_non_null(file);
+    char line[500];
+    int n = -1;
+    while (fgets(line, sizeof line, file) != NULL) {
+        const char *const grid = strstr(line, ",1,1\t");
+        if (strncmp(line, "launch\t", 7) == 0 && strstr(line, "mma_kernel") != NULL &&
+            grid != NULL) {
+            const char *begin = grid;
+            while (begin > line && begin[-1] != '\t') {
+                begin--;
+            }
+            assert_int_equal(n, -1);
+            n = atoi(begin);
+        }
+    }
+    (void)fclose(file);
+    return n;
+}
+
+/* Few rows over a long text are shared out among blocks as there are multiprocessors for: whether they
+ * are changes no bits, nor which block comes last. Rows beside them that see little have one block. */
+static void test_long_rows_are_shared_out_to_the_same_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sms, *order;
+        int due; /* blocks, of two heads */
+    } runs[] = {
+        {"1", "forward", 8}, {"4", "reverse", 12}, {"132", "forward", 28}, {"132", "random:7", 28}};
+    if (!cuda_library_find() || strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") == NULL) {
+        skip();
+    }
+    assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", "1", 1), 0);
+    struct crowd c = {.cache = DTYPE_BF16, .n_head = 2, .d_head = 16};
+    crowd_add(&c, 7000, 5);
+    crowd_add(&c, 2300, 66);
+    crowd_add(&c, 7, 20);
+    crowd_fill(&c);
+    float *first = NULL;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char path[] = "/tmp/test_cuda_attention_mma.XXXXXX";
+        const int file = mkstemp(path);
+        assert_true(file >= 0);
+        assert_int_equal(close(file), 0);
+        assert_int_equal(setenv("CUDA_HOST_SMS", runs[i].sms, 1), 0);
+        assert_int_equal(setenv("CUDA_HOST_ORDER", runs[i].order, 1), 0);
+        assert_int_equal(setenv("CUDA_HOST_TRACE", path, 1), 0);
+        float *const y = attended(&c);
+        assert_int_equal(blocks_launched(path), runs[i].due);
+        (void)unlink(path);
+        if (first == NULL) {
+            first = y;
+            continue;
+        }
+        const size_t n = (size_t)c.n_position * (size_t)(c.n_head * c.d_head);
+        assert_memory_equal(first, y, n * sizeof *y);
+        free(y);
+    }
+    free(first);
+    crowd_drop(&c);
+    assert_int_equal(unsetenv("CUDA_HOST_SMS") | unsetenv("CUDA_HOST_ORDER"), 0);
+    assert_int_equal(unsetenv("CUDA_HOST_TRACE") | unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
+}
+
 /* A value that is no number, or infinite, of a position that others of its tile see and some do not:
  * rows before it have the bits that they have beside numbers, the others are no numbers, in its column
  * alone. */
 static void test_values_that_are_no_numbers_disturb_no_row_before(void **state)
 {
     (void)state;
-    enum { BROKEN = 80, COLUMN = 21 };
+    enum { COLUMN = 21 };
     static const float bad[] = {NAN, INFINITY};
     if (!cuda_library_find()) {
         skip();
     }
-    for (int mma = 0; mma < 2; mma++) {
-        assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", mma == 0 ? "0" : "1", 1), 0);
+    for (int run = 0; run < 3; run++) { /* the last on both sides of a part's border */
+        assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", run == 0 ? "0" : "1", 1), 0);
         struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = 32};
-        crowd_add(&c, 3, 110);
+        const int n_old = run == 2 ? 1003 : 3;
+        const int broken = n_old + 77;
+        crowd_add(&c, n_old, 110);
         crowd_fill(&c);
         float *const clean = attended(&c);
         for (int b = 0; b < 2; b++) {
-            c.v[BROKEN * c.d_head + COLUMN] = bad[b];
+            c.v[broken * c.d_head + COLUMN] = bad[b];
             float *const y = attended(&c);
-            for (int i = 3 * c.d_head; i < c.n_position * c.d_head; i++) {
-                const bool sees = i / c.d_head >= BROKEN && i % c.d_head == COLUMN;
+            for (int i = n_old * c.d_head; i < c.n_position * c.d_head; i++) {
+                const bool sees = i / c.d_head >= broken && i % c.d_head == COLUMN;
                 if (sees ? isfinite(y[i]) : memcmp(&y[i], &clean[i], sizeof *y) != 0) {
                     fail_msg("position %d, column %d: %.9g, and beside numbers %.9g", i / c.d_head,
                              i % c.d_head, (double)y[i], (double)clean[i]);
@@ -275,6 +367,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_are_rounded_for_the_product),
         cmocka_unit_test(test_requests_on_tensor_cores),
+        cmocka_unit_test(test_rows_that_see_several_parts),
+        cmocka_unit_test(test_long_rows_are_shared_out_to_the_same_bits),
         cmocka_unit_test(test_values_that_are_no_numbers_disturb_no_row_before),
         cmocka_unit_test(test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to),
     };

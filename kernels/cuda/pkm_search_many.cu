@@ -1,0 +1,209 @@
+/* Many rows of the memory search on tensor cores: pkm_search_mma.cu, which counts them, says how it works. */
+#include "kernels/cuda/pkm_search_mma.cuh"
+
+namespace
+{
+
+/* ranks[T][rank_stride] ← of one half of a head, by the first n_warp warps. queries: as load_queries wrote
+ * them. */
+template <int T>
+__device__ __forceinline__ void many_scores(uint32_t *ranks, int rank_stride, const uint4 *queries,
+                                            const struct mma_args &a, int head, int half,
+                                            int n_warp)
+{
+    constexpr int n_tile = T / ROWS;
+    const int warp = static_cast<int>(threadIdx.x) / LANES;
+    const int lane = static_cast<int>(threadIdx.x) % LANES;
+    const int tile_pieces = a.n_block * 2 * LANES; /* of 8 keys */
+    const uint4 *const group = a.keys + (2 * head + half) * a.group_pieces + lane;
+    for (int tile = warp * MANY_TILES; tile < a.n_key_padded / KEYS; tile += n_warp * MANY_TILES) {
+        const uint4 *const keys = group + static_cast<int64_t>(tile) * tile_pieces;
+        struct chains<n_tile, MANY_TILES> sum = {
+        };
+        uint4 now[MANY_TILES][2];
+        uint4 next[MANY_TILES][2];
+#pragma unroll
+        for (int n = 0; n < MANY_TILES; n++) {
+            now[n][0] = __ldg(keys + n * tile_pieces);
+            now[n][1] = __ldg(keys + n * tile_pieces + LANES);
+        }
+#pragma unroll 1
+        for (int b = 0; b < a.n_block; b++) {
+            const int ahead = b + 1 < a.n_block ? b + 1 : b;
+#pragma unroll
+            for (int n = 0; n < MANY_TILES; n++) {
+                next[n][0] = __ldg(keys + n * tile_pieces + ahead * 2 * LANES);
+                next[n][1] = __ldg(keys + n * tile_pieces + ahead * 2 * LANES + LANES);
+            }
+            add_block(sum, queries + b * 4 * LANES + lane, a.n_block * 4 * LANES, now);
+#pragma unroll
+            for (int n = 0; n < MANY_TILES; n++) {
+                now[n][0] = next[n][0];
+                now[n][1] = next[n][1];
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < n_tile; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = m * ROWS + h * 8 + lane / 4;
+#pragma unroll
+                for (int n = 0; n < MANY_TILES; n++) {
+                    *reinterpret_cast<uint2 *>(ranks + row * rank_stride + (tile + n) * KEYS +
+                                               lane % 4 * 2) = ranks_of(sum, m, n, h);
+                }
+            }
+        }
+    }
+}
+
+/* What a block of T rows keeps besides ranks and queries. */
+template <int T, int W> struct __align__(16) many_shared
+{
+    struct candidate best[T][2][K_MAX];
+    struct candidate chosen[W][K_MAX];
+    uint16_t pair[PAIR_MAX];
+};
+
+/* The best keys of a half for each row, by warps first_warp .. first_warp+n_warp-1. */
+template <int V, int T, int W>
+__device__ __forceinline__ void many_best(struct many_shared<T, W> *m, const uint32_t *ranks,
+                                          int rank_stride, const struct mma_args &a, int half,
+                                          int n_row, int first_warp, int n_warp)
+{
+    const int warp = static_cast<int>(threadIdx.x) / LANES - first_warp;
+    for (int i = warp; i < n_row; i += n_warp) {
+        (void)select_keys<V>(m->best[i][half], ranks + i * rank_stride, a.s.n_key, a.s.k_top);
+    }
+}
+
+template <int T, int W>
+__device__ __forceinline__ void many_slots(struct many_shared<T, W> *m, const struct mma_args &a,
+                                           int64_t first, int n_row, int head)
+{
+    const int warp = static_cast<int>(threadIdx.x) / LANES;
+    for (int i = warp; i < n_row; i += W) {
+        select_slots(&a.s, m->best[i][0], m->best[i][1], m->chosen[warp], m->pair, a.pairs.n,
+                     first + i, head);
+    }
+}
+
+template <int T, int V>
+__global__ void __launch_bounds__(WARPS *LANES, V > 16 ? 1 : 2) many_kernel(const struct mma_args a)
+{
+    constexpr int n_tile = T / ROWS;
+    DYN_SHARED(uint4, queries); /* [n_tile][n_block][hi, lo][g, g+8][32 lanes] */
+    const int rank_stride = a.n_key_padded + RANK_PAD;
+    uint32_t *const ranks =
+        reinterpret_cast<uint32_t *>(queries + n_tile * a.n_block * 4 * LANES); /* [T][stride] */
+    using shared = struct many_shared<T, WARPS>;
+    shared *const m = reinterpret_cast<shared *>(ranks + T * rank_stride);
+    const int head = static_cast<int>(blockIdx.x);
+    const int64_t first = static_cast<int64_t>(blockIdx.y) * T;
+    const int n_row = static_cast<int>(a.s.query.rows - first < T ? a.s.query.rows - first : T);
+    grid_wait();
+    load_pairs(m->pair, a.pairs);
+#pragma unroll /* one body for both halves would spill on sm_100 */
+    for (int half = 0; half < 2; half++) {
+        load_queries<n_tile>(queries, a, first, n_row, head, half);
+        __syncthreads(); /* they are there, and the ranks of the half before have been read */
+        many_scores<T>(ranks, rank_stride, queries, a, head, half, WARPS);
+        __syncthreads();
+        many_best<V>(m, ranks, rank_stride, a, half, n_row, 0, WARPS);
+    }
+    __syncthreads();
+    many_slots(m, a, first, n_row, head);
+}
+
+template <int T, int V>
+__global__ void __launch_bounds__(2 * WARPS * LANES, 1) wide_kernel(const struct mma_args a)
+{
+    constexpr int n_tile = T / ROWS;
+    DYN_SHARED(uint4, queries); /* of both halves, as many_kernel has them of one */
+    const int n_query = n_tile * a.n_block * 4 * LANES;
+    const int rank_stride = a.n_key_padded + RANK_PAD;
+    uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + 2 * n_query); /* likewise */
+    uint32_t *const other_ranks = ranks + T * rank_stride;
+    using shared = struct many_shared<T, 2 * WARPS>;
+    shared *const m = reinterpret_cast<shared *>(other_ranks + T * rank_stride);
+    const int head = static_cast<int>(blockIdx.x);
+    const int64_t first = static_cast<int64_t>(blockIdx.y) * T;
+    const int n_row = static_cast<int>(a.s.query.rows - first < T ? a.s.query.rows - first : T);
+    grid_wait();
+    load_pairs(m->pair, a.pairs);
+    load_queries<n_tile>(queries, a, first, n_row, head, 0);
+    load_queries<n_tile>(queries + n_query, a, first, n_row, head, 1);
+    __syncthreads();
+    many_scores<T>(ranks, rank_stride, queries, a, head, 0, 2 * WARPS);
+    __syncthreads();
+    if (threadIdx.x < WARPS * LANES) {
+        many_scores<T>(other_ranks, rank_stride, queries + n_query, a, head, 1, WARPS);
+    } else {
+        many_best<V>(m, ranks, rank_stride, a, 0, n_row, WARPS, WARPS);
+    }
+    __syncthreads();
+    many_best<V>(m, other_ranks, rank_stride, a, 1, n_row, 0, 2 * WARPS);
+    __syncthreads();
+    many_slots(m, a, first, n_row, head);
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+/* Blocks of T rows. */
+template <int T> dim3 many_grid(const struct mma_args *a)
+{
+    return dim3(static_cast<unsigned>(a->s.n_head),
+                static_cast<unsigned>((a->s.query.rows + T - 1) / T));
+}
+
+/* Bytes for queries and ranks of n_half halves of T rows. */
+template <int T> size_t many_bytes(const struct mma_args *a, size_t n_half)
+{
+    const size_t ranks = T * static_cast<size_t>(a->n_key_padded + RANK_PAD) * sizeof(uint32_t);
+    return n_half * (query_bytes(a, T / ROWS) + ranks);
+}
+
+/* False if a block's shared memory does not fit this GPU's. */
+template <int T>
+bool launch_many(struct cuda *cu, const struct mma_args *a, void (*kernel)(struct mma_args),
+                 int n_warp, size_t bytes)
+{
+    if (bytes + 1024 > cu->shared_max) { /* the system takes some */
+        return false;
+    }
+    if (cuda_shared(cu, kernel, bytes, "pkm_search")) {
+        LAUNCH(kernel, many_grid<T>(a), dim3(static_cast<unsigned>(n_warp * LANES)), bytes,
+               cuda_queue(cu), *a);
+    }
+    return true;
+}
+
+template <int T, int V> bool launch_narrow(struct cuda *cu, const struct mma_args *a)
+{
+    return launch_many<T>(cu, a, many_kernel<T, V>, WARPS,
+                          many_bytes<T>(a, 1) + sizeof(struct many_shared<T, WARPS>));
+}
+
+/* False, too, if some blocks would wait for others. */
+template <int T, int V> bool launch_wide(struct cuda *cu, const struct mma_args *a)
+{
+    const dim3 grid = many_grid<T>(a);
+    return grid.x * grid.y <= static_cast<unsigned>(cu->n_sm) &&
+           launch_many<T>(cu, a, wide_kernel<T, V>, 2 * WARPS,
+                          many_bytes<T>(a, 2) + sizeof(struct many_shared<T, 2 * WARPS>));
+}
+
+} // namespace
+
+/* As few rows as leave no multiprocessor without a block, and then as few blocks as there can be. */
+bool search_many(struct cuda *cu, const struct mma_args *a)
+{
+    if (a->s.n_key > 1024) {
+        return launch_narrow<16, 64>(cu, a);
+    }
+    if (a->s.n_key > 512) {
+        return launch_narrow<16, 32>(cu, a);
+    }
+    return launch_wide<16, 16>(cu, a) || launch_wide<32, 16>(cu, a) ||
+           launch_narrow<32, 16>(cu, a) || launch_narrow<16, 16>(cu, a);
+}
