@@ -371,6 +371,10 @@ namespace body_search_file
 {
 #include "kernels/cuda/pkm_search_mma.cu"
 }
+namespace body_search_f32_file
+{
+#include "kernels/cuda/pkm_search.cu"
+}
 namespace body_read_file
 {
 #include "kernels/cuda/pkm_read.cu"
@@ -457,6 +461,8 @@ __device__ __forceinline__ void body_run(int body, const unsigned char *args)
     case BODY_SEARCH + 1: body_call<body_search_file::few_kernel<16, 16>>::run(args); break;
     case BODY_READ: run_read<float>(args); break;
     case BODY_READ + 1: run_read<uint16_t>(args); break;
+    case BODY_SEARCH_F32: body_call<body_search_f32_file::split_kernel<1>>::run(args); break;
+    case BODY_SEARCH_F32 + 1: body_call<body_search_f32_file::split_kernel<4>>::run(args); break;
     case BODY_OUTPUTS: body_call<body_outputs_file::outputs_kernel>::run(args); break;
     default: break;
     }

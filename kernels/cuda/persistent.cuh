@@ -16,7 +16,8 @@ enum body {
     BODY_ATTENTION = BODY_GEMV_F32 + 12, /* of a cache of F32 and BF16, heads of up to 64 columns */
     BODY_SEARCH = BODY_ATTENTION + 2,    /* of up to 512 keys, by 8 and 16 warps */
     BODY_READ = BODY_SEARCH + 2,         /* of values of F32 and BF16 */
-    BODY_OUTPUTS = BODY_READ + 2
+    BODY_SEARCH_F32 = BODY_READ + 2,     /* of keys that are not split, for 1 and 4 rows */
+    BODY_OUTPUTS = BODY_SEARCH_F32 + 2
 };
 
 __host__ __device__ constexpr enum body body_gemv_bf16(int n_half, int n_nt, bool is_normed,
@@ -45,6 +46,11 @@ __host__ __device__ constexpr enum body body_attention(size_t element_bytes, int
 __host__ __device__ constexpr enum body body_search(int n_key_lane, int n_warp)
 {
     return n_key_lane > 16 ? BODY_NONE : static_cast<enum body>(BODY_SEARCH + (n_warp == 16));
+}
+
+__host__ __device__ constexpr enum body body_search_f32(int n_row)
+{
+    return static_cast<enum body>(BODY_SEARCH_F32 + (n_row > 1));
 }
 
 enum { BODY_ARGS_BYTES = 720 };

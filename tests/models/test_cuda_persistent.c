@@ -145,6 +145,8 @@ static void test_bits_are_those_of_the_graph(void **state)
 {
     static const char *const orders[] = {"forward", "reverse", "random:5"};
     static const char *const caches[] = {"bf16", "f32", "bf16"};
+    static const char *const dtypes[] = {"bf16", "bf16", "f32"};
+    static const char *const splits[] = {"1", "0", "1"};
     static const char *const overlaps[] = {"1", "1", "0"};
     static const struct rounds rounds[] = {
         {N_ALL, N_SEQ, {1, 2, 3, 4, 5, 6, 7, 8}}, {6, 3, {1, 3, 8}}, {4, 2, {2, 5}}};
@@ -157,16 +159,17 @@ static void test_bits_are_those_of_the_graph(void **state)
     for (int i = 0; i < 3; i++) {
         assert_int_equal(setenv("CUDA_HOST_ORDER", orders[i], 1), 0);
         assert_int_equal(setenv("PKMSERVE_CUDA_OVERLAP", overlaps[i], 1), 0);
+        assert_int_equal(setenv("PKMSERVE_CUDA_SPLIT", splits[i], 1), 0);
         assert_int_equal(setenv("PKMSERVE_CUDA_LT", libraries[i], 1), 0);
         assert_int_equal(setenv("CUDA_HOST_LT", "g", 1), 0); /* a good algorithm, tried at once */
         assert_int_equal(setenv("PKMSERVE_CUDA_PERSISTENT", "0", 1), 0);
-        rig_must_open(&r, "bf16", caches[i]);
+        rig_must_open(&r, dtypes[i], caches[i]);
         assert_int_equal(r.be->n_fast_path > 0, 1);
         decode_rounds(&r, &rounds[i], graph);
         rig_close(&r);
         assert_int_equal(setenv("PKMSERVE_CUDA_PERSISTENT", "1", 1), 0);
         trace_begin();
-        rig_must_open(&r, "bf16", caches[i]);
+        rig_must_open(&r, dtypes[i], caches[i]);
         decode_rounds(&r, &rounds[i], kernel);
         assert_int_equal(r.be->n_prepared, rounds[i].n_step - rounds[i].n_size);
         assert_string_equal(r.be->warning, "");
@@ -234,7 +237,7 @@ static void test_it_is_a_fast_path_that_is_asked_for(void **state)
     assert_memory_equal(&answers[0], &answers[2], 2 * sizeof *answers);
 }
 
-/* Knock-outs have an op, F32 weights a search, that it does not know: these steps are graphs. */
+/* Knock-outs have an op that it does not know: these steps are graphs, with weights of either type. */
 static void test_steps_with_other_ops_are_graphs(void **state)
 {
     enum { N = 6 };
@@ -257,7 +260,7 @@ static void test_steps_with_other_ops_are_graphs(void **state)
             assert_int_equal(r.be->n_prepared, N - 2);
             rig_close(&r);
             const struct launched n = trace_end();
-            const bool is_kernel = persists == 1 && d == 0;
+            const bool is_kernel = persists == 1;
             assert_int_equal(n.n_kernel, is_kernel ? N / 2 - 1 : 0);
             assert_int_equal(n.n_graph, is_kernel ? N / 2 - 1 : N - 2);
         }
