@@ -411,7 +411,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     const size_t run_bytes = static_cast<size_t>(d_head) * sizeof(float);
     struct attention_args a = {
         .y = static_cast<float *>(y.data),
-        .rounded = NULL,
+        .rounded = {},
         .q = static_cast<const float *>(q.data),
         .k = static_cast<const float *>(k.data),
         .v = static_cast<const float *>(v.data),

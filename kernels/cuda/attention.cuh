@@ -47,7 +47,7 @@ constexpr int SPLIT_PAGES = SPLIT / KV_PAGE;
 
 struct attention_args {
     float *y;                /* [n_tok, n_head·d_head] */
-    uint16_t *rounded;       /* of attention_mma.cu: y once more, without gaps, BF16; or NULL */
+    struct room rounded;     /* of attention_mma.cu: for y once more, without gaps */
     const float *q;          /* [n_tok, n_head·d_head] */
     const float *k, *v;      /* the same, of rows that are to be stored first; or NULL */
     void *k_pages, *v_pages; /* [n_page, n_head/n_share·KV_PAGE·d_head] of T */

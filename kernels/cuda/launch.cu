@@ -186,7 +186,8 @@ void launch_linear(struct backend *be, struct tensor y, struct tensor x, const s
 void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struct tensor x,
                 const struct ffn *ffn)
 {
-    linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act, LINEAR_TO_PRODUCT);
+    linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act,
+              ffn->up->dtype == ffn->down->dtype ? LINEAR_TO_PRODUCT : LINEAR_TO_Y);
     launch_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
 }
 
