@@ -100,7 +100,7 @@ struct backend {
     bool has_int8;       /* makes I8 weights */
     bool has_f16;        /* makes F16 matrices */
     bool has_int8_slots; /* reads values and experts of memories as I8 where their source is */
-    bool prefers_bf16;   /* products of BF16 weights are many times as fast as those of F32 */
+    bool prefers_bf16;   /* products of BF16 and F16 weights are many times as fast as of F32 */
     int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */
     bool is_async;       /* the host is free between submit and finish */
     /* It may compute rows of tokens that came in a request otherwise than rows of drawn tokens, so
