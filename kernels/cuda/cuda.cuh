@@ -117,6 +117,16 @@ __device__ __forceinline__ float widen(uint16_t value)
     return bf16_widen(value);
 }
 
+/* An F16 number of a table, which templates tell from a BF16 one. */
+struct f16_bits {
+    uint16_t bits;
+};
+
+__device__ __forceinline__ float widen(f16_bits value)
+{
+    return f16_widen(value.bits);
+}
+
 /* Into the cache. */
 __device__ __forceinline__ void cache_store(float *to, float value)
 {

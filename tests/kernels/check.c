@@ -244,6 +244,9 @@ struct weight_desc check_slots_desc(struct check *c, enum dtype source)
     if (source == DTYPE_I8 && be->has_int8_slots && !be->has_int8) {
         desc.dtype = DTYPE_I8;
     }
+    if (source == DTYPE_F16 && be->has_f16 && desc.placement != PLACEMENT_MMAP) {
+        desc.dtype = DTYPE_F16;
+    }
     return desc;
 }
 

@@ -264,6 +264,8 @@ static void test_f16_files_are_computed_in_f16_on_a_gpu(void **state)
     assert_int_equal(run.info->file_dtype, DTYPE_F16);
     assert_int_equal(run.info->dtype, DTYPE_F16);
     assert_int_equal(run.info->cache_dtype, DTYPE_BF16);
+    assert_int_equal(run.info->value_dtype, DTYPE_F16); /* as in the file */
+    assert_int_equal(run.info->value_bytes, N_KEY * N_KEY * D * sizeof(uint16_t));
     const size_t bytes = run.info->weight_bytes;
     runner_close(&run);
     assert_true(runner_open(&run, "cuda", f.dir, &rough));
