@@ -39,7 +39,7 @@ static enum err_code refuse_cache(const struct engine *engine, int64_t n_page, i
         (long long)workspace, (long long)free_bytes, info->weight_bytes, info->value_bytes,
         engine->options.kv_tokens > 0 ? "--kv-tokens, " : "",
         values ? ", put the value tables into host memory (memory placement host)" : "",
-        is_host || info->dtype == DTYPE_BF16 ? "" : ", or use dtype bf16");
+        is_host || info->dtype != DTYPE_F32 ? "" : ", or use dtype bf16");
 }
 
 /* The number of pages of the cache. Called when everything else has been reserved. */

@@ -16,7 +16,7 @@
 struct machine_rate {
     double read_bytes_per_s; /* plain read of a large array by all threads; 0 = not measured */
     double flops_f32_per_s;  /* peak of the F32 multiply-add this backend uses */
-    double flops_bf16_per_s; /* same for BF16; 0 where it has no such instruction */
+    double flops_bf16_per_s; /* same for BF16 and F16; 0 where it has no such instruction */
     double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
 };
 
@@ -24,9 +24,9 @@ struct machine_rate {
  * F32. */
 static inline double machine_peak(const struct machine_rate *rate, enum dtype dtype)
 {
-    const double own = dtype == DTYPE_I8     ? rate->ops_int8_per_s
-                       : dtype == DTYPE_BF16 ? rate->flops_bf16_per_s
-                                             : 0;
+    const double own = dtype == DTYPE_I8                           ? rate->ops_int8_per_s
+                       : dtype == DTYPE_BF16 || dtype == DTYPE_F16 ? rate->flops_bf16_per_s
+                                                                   : 0;
     return own > 0 ? own : rate->flops_f32_per_s;
 }
 
@@ -102,8 +102,10 @@ struct backend {
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool has_int8;       /* makes I8 weights */
+    bool
+        has_f16; /* makes F16 matrices, and reads values and experts as F16 where their source is */
     bool has_int8_slots; /* reads values and experts of memories as I8 where their source is */
-    bool prefers_bf16;   /* products of BF16 weights are many times as fast as those of F32 */
+    bool prefers_bf16;   /* products of BF16 and F16 weights are many times as fast as of F32 */
     int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */
     bool is_async;       /* the host is free between submit and finish */
     /* Between a step's submit and its finish its twin may begin, and hold tokens that the step draws:

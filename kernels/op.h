@@ -112,7 +112,8 @@ enum act { ACT_NONE, ACT_RELU, ACT_GELU /* exact: x/2 (1 + erf(x/√2)) */ };
 /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
  * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and sums
  * are F32; where instructions multiply pairs, up to 32 neighbours are added up before they join
- * the chain, always the same ones. I8 weights q·scale: x is rounded to INT8 by rows
+ * the chain, always the same ones. F16 weights: likewise, x rounded to F16, to nearest, and what that
+ * would make infinite, infinities too, becomes 65504 with its sign; NaN stays NaN. I8 weights q·scale: x is rounded to INT8 by rows
  * (kernels/int8.h), y = act((float)(Σ qx·qw) · (scale_x·scale_w) + bias), the sum being exact.
  * y does not overlap x. */
 typedef void op_linear_fn(struct backend *be, struct tensor y, struct tensor x,

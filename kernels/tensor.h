@@ -139,4 +139,11 @@ static inline uint16_t f16_from_f32(float value)
     return (uint16_t)(sign | (v.u - 0x38000000u + 0xfffu + (v.u >> 13 & 1u)) >> 13);
 }
 
+/* The same, but instead of infinity the largest number of its sign, 65504: of infinities, too. */
+static inline uint16_t f16_saturated(float value)
+{
+    const uint16_t bits = f16_from_f32(value);
+    return (uint16_t)(bits - ((bits & 0x7fffu) == 0x7c00u ? 1 : 0));
+}
+
 #endif

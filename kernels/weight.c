@@ -15,7 +15,9 @@ struct weight weight_head(const struct tensor *host, const struct weight_desc *d
           (is_q4 && desc->row_scale_f16 != NULL && desc->kind == WEIGHT_TABLE));
     CHECK(is_q4 == (desc->dtype == DTYPE_Q4));
     CHECK(is_q4 || desc->dtype == DTYPE_F32 || desc->dtype == DTYPE_BF16 ||
-          desc->dtype == DTYPE_I8);
+          desc->dtype == DTYPE_I8 || desc->dtype == DTYPE_F16);
+    CHECK(desc->dtype != DTYPE_F16 || desc->kind == WEIGHT_MATRIX ||
+          (desc->kind == WEIGHT_TABLE && host->dtype == DTYPE_F16));
     CHECK(desc->kind != WEIGHT_KEYS || (host->dtype != DTYPE_I8 && desc->dtype != DTYPE_I8));
     CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
     CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);

@@ -356,7 +356,9 @@ enum err_code identity_check_files(const struct identity *identity, const char *
 float identity_tolerance(const struct identity *identity, const struct model_info *info,
                          bool fast_math)
 {
-    const float own = identity->n_token > 0 ? identity->tolerance[info->dtype] : 0;
+    /* F16 rounds less than BF16 */
+    const enum dtype like = info->dtype == DTYPE_F16 ? DTYPE_BF16 : info->dtype;
+    const float own = identity->n_token > 0 ? identity->tolerance[like] : 0;
     const float rounded = identity->tolerance[DTYPE_BF16];
     const bool mixed = fast_math || info->cache_dtype == DTYPE_BF16;
     if (own == 0 || !mixed) {

@@ -5,7 +5,8 @@
 #include <stdarg.h>
 
 /* The type of a table's rows: their file's, except that they become INT8 where all weights do. A
- * backend without INT8 takes INT8 rows as BF16, but for those of slots if it can. */
+ * backend without INT8 takes INT8 rows as BF16, but for those of slots if it can; F16 rows become F32, with
+ * the same exception. */
 static enum dtype table_dtype(const struct loader *loader, enum dtype file, bool of_slots)
 {
     if (file == DTYPE_Q4 || loader->info->dtype == DTYPE_I8) {
@@ -14,6 +15,9 @@ static enum dtype table_dtype(const struct loader *loader, enum dtype file, bool
     if (file == DTYPE_I8) {
         const struct backend *const be = loader->store->be;
         return be->has_int8 || (of_slots && be->has_int8_slots) ? DTYPE_I8 : DTYPE_BF16;
+    }
+    if (file == DTYPE_F16 && of_slots && loader->store->be->has_f16) {
+        return DTYPE_F16;
     }
     return file == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }

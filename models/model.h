@@ -136,7 +136,7 @@ struct model_info {
     struct pkm_info memory[MODEL_PKM_MAX]; /* in order of execution */
     enum dtype file_dtype;                 /* the type of most weight bytes but the value tables' */
     enum dtype value_dtype;                /* the type of the value tables, as they are read */
-    enum dtype dtype;                      /* what is computed with: F32, BF16 or I8 */
+    enum dtype dtype;                      /* what is computed with: F32, BF16, F16 or I8 */
     enum dtype cache_dtype;                /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_values;       /* all parameters; those in value tables */
     struct model_sampling sampling;        /* recommended defaults */
@@ -172,8 +172,8 @@ static inline int model_span_max(const struct model_info *info)
 
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, I8 → int8 where the backend has_int8, else
-                        * bf16; others → bf16 where the backend prefers_bf16, else f32),
-                        * "f32", "bf16", "int8" */
+                        * bf16; where the backend prefers_bf16 F16 → f16 if it has_f16 and others
+                        * → bf16; else f32), "f32", "bf16", "int8", "f16" where the backend has_f16 */
     const char *cache_dtype; /* "auto" or NULL (F32 beside F32 weights and where heads have an odd
                               * number of columns, else BF16), "f32", "bf16" */
     double int8_max_loss;    /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */

@@ -56,19 +56,28 @@ enum err_code model_info_read(struct model_info *info, const char *dir, struct e
     return code;
 }
 
-/* The dtype to compute with. F16 files are computed in F32 where that is not much slower: no backend
- * has F16 products, and BF16 loses three of their bits. */
+/* The dtype to compute with. F16 files are computed in F32 where that is not much slower or the backend has
+ * no F16 products: BF16 loses three of their bits. */
 static enum err_code choose_dtype(struct model_info *info, const struct backend *be,
                                   const char *wanted, struct err *err)
 {
     if (strcmp(wanted, "auto") == 0) {
-        info->dtype = info->file_dtype == DTYPE_I8 ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
-                      : info->file_dtype == DTYPE_BF16 || be->prefers_bf16 ? DTYPE_BF16
-                                                                           : DTYPE_F32;
+        info->dtype = info->file_dtype == DTYPE_I8     ? be->has_int8 ? DTYPE_I8 : DTYPE_BF16
+                      : info->file_dtype == DTYPE_BF16 ? DTYPE_BF16
+                      : !be->prefers_bf16              ? DTYPE_F32
+                      : info->file_dtype == DTYPE_F16 && be->has_f16 ? DTYPE_F16
+                                                                     : DTYPE_BF16;
     } else if (strcmp(wanted, "f32") == 0) {
         info->dtype = DTYPE_F32;
     } else if (strcmp(wanted, "bf16") == 0) {
         info->dtype = DTYPE_BF16;
+    } else if (strcmp(wanted, "f16") == 0 && be->has_f16) {
+        info->dtype = DTYPE_F16;
+    } else if (strcmp(wanted, "f16") == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "dtype: %s does not compute in f16, only a GPU does; use auto or f32, which "
+                       "take models stored in F16 too",
+                       be->name);
     } else if (strcmp(wanted, "int8") == 0 && be->has_int8) {
         info->dtype = DTYPE_I8;
     } else if (strcmp(wanted, "int8") == 0) {
@@ -77,8 +86,8 @@ static enum err_code choose_dtype(struct model_info *info, const struct backend 
                        "stored in int8 too",
                        be->name);
     } else {
-        return err_set(err, ERR_ARGUMENT, "dtype: %.40s is unknown; use auto, f32, bf16 or int8",
-                       wanted);
+        return err_set(err, ERR_ARGUMENT,
+                       "dtype: %.40s is unknown; use auto, f32, bf16, int8 or f16", wanted);
     }
     return ERR_OK;
 }

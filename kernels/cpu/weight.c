@@ -380,6 +380,7 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 {
     *weight = NULL;
     const struct weight head = weight_head(host, desc);
+    CHECK(desc->dtype != DTYPE_F16); /* not has_f16 */
     enum err_code code = weight_int8_check(host, desc, name, err);
     if (code != ERR_OK) {
         return code;

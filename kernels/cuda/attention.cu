@@ -170,8 +170,8 @@ __device__ __forceinline__ void row_write(const struct attention_args &a, int64_
         if (c < a.d_head) {
             const float out = fold.o[i] / fold.all.sum;
             y[c] = out;
-            if (a.rounded != NULL) {
-                cache_store(a.rounded + (row * a.n_head + head) * a.d_head + c, out);
+            if (a.rounded.data != NULL) {
+                room_store(a.rounded, (row * a.n_head + head) * a.d_head + c, out);
             }
         }
     }
@@ -340,7 +340,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     const size_t run_bytes = static_cast<size_t>(d_head) * sizeof(float);
     struct attention_args a = {
         .y = static_cast<float *>(y.data),
-        .rounded = NULL,
+        .rounded = {},
         .q = static_cast<const float *>(q.data),
         .k = static_cast<const float *>(k.data),
         .v = static_cast<const float *>(v.data),

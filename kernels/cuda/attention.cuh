@@ -45,10 +45,10 @@ constexpr int MMA_ROWS = 64; /* of a tile in attention_mma.cu */
 constexpr int MMA_RUN = 16;  /* splits of a part there */
 
 struct attention_args {
-    float *y;           /* [n_tok, n_head·d_head] */
-    uint16_t *rounded;  /* y once more, without gaps, BF16; or NULL; not of attention_tile.cu */
-    const float *q;     /* [n_tok, n_head·d_head] */
-    const float *k, *v; /* the same, of rows that are to be stored first; or NULL */
+    float *y;                /* [n_tok, n_head·d_head] */
+    struct room rounded;     /* for y once more, without gaps; not of attention_tile.cu */
+    const float *q;          /* [n_tok, n_head·d_head] */
+    const float *k, *v;      /* the same, of rows that are to be stored first; or NULL */
     void *k_pages, *v_pages; /* [n_page, n_head/n_share·KV_PAGE·d_head] of T */
     int64_t y_stride, q_stride, k_stride, v_stride, k_page_stride, v_page_stride;
     int n_head, d_head;

@@ -413,6 +413,9 @@ __device__ __forceinline__ void parts_merge(const struct attention_args &a,
         }
         if (c < a.d_head) {
             y[c] = o / sum;
+            if (a.rounded.data != NULL) {
+                room_store(a.rounded, (row * a.n_head + head) * a.d_head + c, y[c]);
+            }
         }
     }
 }

@@ -270,9 +270,7 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
         const int64_t at = tile.row + row + 8 * h;
         const int64_t column = static_cast<int64_t>(head) * a.d_head + 4 * t;
         float *const y = a.y + at * a.y_stride + column;
-        uint16_t *const rounded =
-            a.rounded == NULL ? NULL
-                              : a.rounded + at * a.n_head * static_cast<int64_t>(a.d_head) + column;
+        const int64_t rounded = at * a.n_head * static_cast<int64_t>(a.d_head) + column;
         const float share = 1 / m.sum[h];
 #pragma unroll
         for (int j = 0; j < N; j++) {
@@ -289,9 +287,8 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
                 y[j * COLS + 2] = four.z;
                 y[j * COLS + 3] = four.w;
             }
-            if (rounded != NULL) {
-                *reinterpret_cast<uint2 *>(rounded + j * COLS) =
-                    make_uint2(bf16_pair(four.x, four.y), bf16_pair(four.z, four.w));
+            if (a.rounded.data != NULL) {
+                room_store_four(a.rounded, rounded + j * COLS, four);
             }
         }
     }

@@ -425,6 +425,7 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
     cu->be.is_async = true;
     cu->be.phases_apart = true;
     cu->be.prefers_bf16 = true;
+    cu->be.has_f16 = true;
     cu->be.has_int8_slots = true;
     cu->is_fast = options->fast_math;
     cu->uses_lt = wants("PKMSERVE_CUDA_LT", true);

@@ -16,6 +16,8 @@ void graphs_free(struct cuda *cu); /* NULL is fine */
 /* The step's inputs are on their way: decides how its ops run, and starts them all if they have been
  * recorded. */
 void graphs_begin(struct cuda *cu, const struct step *step);
+/* Whether that will be in one go, as a graph. */
+bool graphs_replays(const struct cuda *cu, const struct step *step);
 /* Whether an op that is called now is to be launched. */
 bool graphs_launch(struct cuda *cu, int64_t rows);
 /* Whether it is then launched once more, into the recording: cu->stream is that until

@@ -136,6 +136,16 @@ __device__ __forceinline__ float widen(uint16_t value)
     return bf16_widen(value);
 }
 
+/* An F16 number of a table, which templates tell from a BF16 one. */
+struct f16_bits {
+    uint16_t bits;
+};
+
+__device__ __forceinline__ float widen(f16_bits value)
+{
+    return f16_widen(value.bits);
+}
+
 /* Into the cache. */
 __device__ __forceinline__ void cache_store(float *to, float value)
 {
@@ -158,6 +168,28 @@ __device__ __forceinline__ float4 widen_group(const uint16_t *at)
     return bf16_widen_four(*reinterpret_cast<const uint2 *>(at));
 }
 
+/* ---- 16-bit operands ------------------------------------------------------------------------ */
+
+/* The kernels of products by 16-bit weights are templates on their type, BF16 or F16, which differ in
+ * these alone. */
+template <enum dtype type> __device__ __forceinline__ uint32_t operand_pair(float x, float y)
+{
+    static_assert(type == DTYPE_BF16 || type == DTYPE_F16, "16 bits");
+    return type == DTYPE_F16 ? f16_pair(x, y) : bf16_pair(x, y);
+}
+
+template <enum dtype type>
+__device__ __forceinline__ void operand_mma(float (&d)[4], const uint32_t (&a)[4],
+                                            const uint32_t (&b)[2])
+{
+    static_assert(type == DTYPE_BF16 || type == DTYPE_F16, "16 bits");
+    if constexpr (type == DTYPE_F16) {
+        mma_f16(d, a, b);
+    } else {
+        mma_bf16(d, a, b);
+    }
+}
+
 /* ---- warps ---------------------------------------------------------------------------------- */
 
 /* The sum over a warp; every lane gets the same bits, because both sides of an exchange add the
@@ -173,7 +205,7 @@ __device__ __forceinline__ float warp_sum(float value)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* Of F32, BF16, I8 or Q4, in device memory or in the host's. */
+/* Of F32, BF16, F16, I8 or Q4, in device memory or in the host's. */
 struct cuda_weight {
     struct weight head; /* first: the models' pointer to it is ours */
     void *data;         /* device address, also for HOST (mapped pinned memory) */
@@ -237,8 +269,9 @@ struct cuda_kernel_shared {
 };
 enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
 
-/* What the matrices of weights are: F32 alone means that nothing is to be rounded. */
-enum cuda_dense { CUDA_DENSE_NONE, CUDA_DENSE_F32, CUDA_DENSE_BF16 };
+/* What the matrices of weights are: F32 alone means that nothing is to be rounded. The last of those that
+ * there are: beside F16 there may be BF16, which F32 ones are split into. */
+enum cuda_dense { CUDA_DENSE_NONE, CUDA_DENSE_F32, CUDA_DENSE_BF16, CUDA_DENSE_F16 };
 
 struct cuda {
     struct backend be; /* first */
@@ -377,13 +410,30 @@ void linear_release(struct cuda *cu);
 bool linear_can_split(const struct weight *w);
 void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
-/* Results that only a product reads are left rounded to BF16, as it would round them, by the op that computes
- * them. An op gets room for y's rows [y.rows, y.cols]
- * without gaps, or NULL: then it leaves them in F32 alone, and the product rounds them. What is in the room
- * counts for the op that is launched next, and if that is a product that reads it, for the one after it:
- * run (launch.cu) calls linear_next. */
-uint16_t *linear_room(struct cuda *cu, struct tensor y);
+/* Results that only a product reads are left rounded, as it would round them, by the op that computes
+ * them. An op gets room for y's rows [y.rows, y.cols] without gaps, or none: then it leaves them in F32
+ * alone, and the product rounds them. What is in the room counts for the op that is launched next, and if
+ * that is a product that reads it, for the one after it: run (launch.cu) calls linear_next. */
+struct room {
+    uint16_t *data;   /* NULL: none */
+    enum dtype dtype; /* of the model's matrices (dense), BF16 or F16 */
+};
+struct room linear_room(struct cuda *cu, struct tensor y);
 void linear_next(struct cuda *cu);
+
+/* Into a room that there is: a number, or four that begin at a multiple of four. */
+__device__ __forceinline__ void room_store(const struct room &room, int64_t at, float value)
+{
+    room.data[at] =
+        static_cast<uint16_t>(room.dtype == DTYPE_F16 ? f16_pair(value, 0) : bf16_pair(value, 0));
+}
+
+__device__ __forceinline__ void room_store_four(const struct room &room, int64_t at, float4 four)
+{
+    *reinterpret_cast<uint2 *>(room.data + at) =
+        room.dtype == DTYPE_F16 ? make_uint2(f16_pair(four.x, four.y), f16_pair(four.z, four.w))
+                                : make_uint2(bf16_pair(four.x, four.y), bf16_pair(four.z, four.w));
+}
 
 /* linear_lt.cu. Opens cuBLASLt as cu->lt: with fast math before any weight is made, else when the
  * first one is that it may multiply by. ERR_UNSUPPORTED where there is none, which says what to do
@@ -440,7 +490,7 @@ size_t vocab_scratch(const struct step_limits *limits);
 
 /* The element at [row, col] as F32. resource.cu */
 float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col);
-/* dst[n] of dtype, F32 or BF16 ← columns col .. col+n-1 of a row. A model has some 10^8 of them. */
+/* dst[n] of dtype, F32, BF16 or F16 ← columns col .. col+n-1 of a row. A model has some 10^8 of them. */
 void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, int64_t col,
                       int64_t n, enum dtype dtype);
 

@@ -12,10 +12,10 @@ __device__ __forceinline__ float sigmoid(float g)
     return (g > 0 ? 1 : e) / (e + 1);
 }
 
-/* A thread per number. Bytes per row: 12·d. rounded: y once more, in BF16, or NULL. */
+/* A thread per number. Bytes per row: 12·d. rounded: for y once more. */
 __global__ void __launch_bounds__(BLOCK)
     gate_kernel(struct tensor y, struct tensor x, struct tensor g, enum gate_kind kind,
-                uint16_t *rounded)
+                struct room rounded)
 {
     const int64_t element = my_element();
     grid_wait();
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(BLOCK)
     const float share = kind == GATE_FACTOR ? in : (kind == GATE_SILU ? in : 1) * sigmoid(in);
     const float out = row_of(x, row)[c] * share;
     row_of(y, row)[c] = out;
-    if (rounded != NULL) {
-        cache_store(rounded + element, out);
+    if (rounded.data != NULL) {
+        room_store(rounded, element, out);
     }
 }
 

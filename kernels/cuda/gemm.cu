@@ -81,7 +81,7 @@ __device__ __forceinline__ void gemm_copy(uint4 *slot, const struct gemm_source<
 
 /* sum += the products of a slot. w, x: the lane's first fragments in it. Of row-major weights a
  * lane's two pieces are 8 k of output g and of g+8: registers change places. */
-template <typename shape, bool row_major>
+template <typename shape, bool row_major, enum dtype type>
 __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
                                               const uint4 *w, const uint4 *x)
 {
@@ -101,12 +101,12 @@ __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_lower[2] = {in_x[j].x, in_x[j].y};
-            mma_bf16(sum[i][j], lower, x_lower);
+            operand_mma<type>(sum[i][j], lower, x_lower);
         }
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_upper[2] = {in_x[j].z, in_x[j].w};
-            mma_bf16(sum[i][j], upper, x_upper);
+            operand_mma<type>(sum[i][j], upper, x_upper);
         }
     }
 }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void gemm_store(const struct linear_args &a,
 }
 
 /* Grid (tiles of tokens, tiles of outputs): neighbours share weights, which are read once. */
-template <typename shape, bool row_major>
+template <typename shape, bool row_major, enum dtype type>
 __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct linear_args a)
 {
     DYN_SHARED(uint4, ring); /* [GEMM_SLOTS][n_piece] */
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
         }
         copy_async_commit();
         const int at = block % GEMM_SLOTS * shape::n_piece;
-        gemm_multiply<shape, row_major>(sum, w + at, x + at);
+        gemm_multiply<shape, row_major, type>(sum, w + at, x + at);
         if (block % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1 || block == a.n_block - 1) {
             gemm_border(total, sum);
         }
@@ -344,10 +344,21 @@ void gemm_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struc
     LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cuda_queue(cu), *a);
 }
 
+template <typename shape, enum dtype type>
+void gemm_run_of(struct cuda *cu, const struct linear_args *a)
+{
+    gemm_run<shape>(cu, a,
+                    a->is_row_major ? gemm_kernel_bf16<shape, true, type>
+                                    : gemm_kernel_bf16<shape, false, type>);
+}
+
 template <typename shape> void gemm_run_bf16(struct cuda *cu, const struct linear_args *a)
 {
-    gemm_run<shape>(
-        cu, a, a->is_row_major ? gemm_kernel_bf16<shape, true> : gemm_kernel_bf16<shape, false>);
+    if (a->is_f16) {
+        gemm_run_of<shape, DTYPE_F16>(cu, a);
+    } else {
+        gemm_run_of<shape, DTYPE_BF16>(cu, a);
+    }
 }
 
 /* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its

@@ -162,7 +162,7 @@ __device__ __forceinline__ void gemv_read_w(struct gemv_operands<shape> &in, con
 
 /* x_slot: of the ring; normed: the lane's first value of the block in its row, or NULL where there is
  * no row. */
-template <class shape>
+template <class shape, enum dtype type>
 __device__ __forceinline__ void gemv_read_x(struct gemv_operands<shape> &in, const uint4 *x_slot,
                                             const float *normed)
 {
@@ -181,14 +181,14 @@ __device__ __forceinline__ void gemv_read_x(struct gemv_operands<shape> &in, con
                 } else if (normed != NULL) {
                     v = reinterpret_cast<const uint4 *>(normed)[h];
                 }
-                in.x[h][j][0] = bf16_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-                in.x[h][j][1] = bf16_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+                in.x[h][j][0] = operand_pair<type>(__uint_as_float(v.x), __uint_as_float(v.y));
+                in.x[h][j][1] = operand_pair<type>(__uint_as_float(v.z), __uint_as_float(v.w));
             }
         }
     }
 }
 
-template <class shape>
+template <class shape, enum dtype type>
 __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
                                               const struct gemv_operands<shape> &in)
 {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_mt][shape::n
         for (int i = 0; i < shape::n_mt; i++) {
 #pragma unroll
             for (int j = 0; j < shape::n_nt; j++) {
-                mma_bf16(sum[i][j], in.w[h][i], in.x[h][j]);
+                operand_mma<type>(sum[i][j], in.w[h][i], in.x[h][j]);
             }
         }
     }
@@ -230,7 +230,7 @@ __device__ __forceinline__ void gemv_leave(float *part,
 
 /* Grid (halves of tiles of outputs / n_half, tiles of tokens / n_nt), one warp per chunk up to
  * GEMV_WARPS_MAX. */
-template <class shape>
+template <class shape, enum dtype type>
 __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     gemv_kernel_bf16(KERNEL_ARG(struct linear_args) a)
 {
@@ -285,9 +285,9 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
         copy_async_commit();
         const uint4 *const slot = ring + from * shape::n_piece * 32;
         gemv_read_w<shape>(in, slot, a.is_row_major);
-        gemv_read_x<shape>(in, slot + shape::n_half * 32,
-                           normed != NULL ? normed + gemv_row_place(block * LINEAR_BLOCK_BF16)
-                                          : NULL);
+        gemv_read_x<shape, type>(in, slot + shape::n_half * 32,
+                                 normed != NULL ? normed + gemv_row_place(block * LINEAR_BLOCK_BF16)
+                                                : NULL);
         to = from;
         from = from == shape::n_slot - 1 ? 0 : from + 1;
     };
@@ -304,10 +304,10 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
             for (int b = 1; b < n_turn; b++) { /* reads one block ahead */
                 struct gemv_operands<shape> ahead;
                 read_next(ahead, block + b);
-                gemv_multiply<shape>(sum, now);
+                gemv_multiply<shape, type>(sum, now);
                 now = ahead;
             }
-            gemv_multiply<shape>(sum, now);
+            gemv_multiply<shape, type>(sum, now);
             gemv_leave<shape>(part + warp * shape::n_token * shape::stride, sum);
         }
         __syncthreads();
@@ -325,7 +325,8 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
 namespace
 {
 
-template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
+template <class shape, enum dtype type>
+void gemv_run_of(struct cuda *cu, const struct linear_args *a)
 {
     const int n_chunk = (a->n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
     const int unit = shape::n_mt == 4 ? 2 : 1; /* 32 threads each, a multiple of the outputs */
@@ -334,14 +335,26 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
         gemv_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes, row_bytes);
     const size_t shared =
         n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes + row_bytes;
-    if (!cuda_shared(cu, gemv_kernel_bf16<shape>, shared, "linear")) {
+    if (!cuda_shared(cu, gemv_kernel_bf16<shape, type>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>((a->n_tile * 2 + shape::n_half - 1) / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
-    LAUNCH_BODY(cu, body_gemv_bf16(shape::n_half, shape::n_nt, shape::is_normed, shape::is_rounded),
-                gemv_kernel_bf16<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-                *a);
+    LAUNCH_BODY(cu,
+                type == DTYPE_BF16 ? body_gemv_bf16(shape::n_half, shape::n_nt, shape::is_normed,
+                                                    shape::is_rounded)
+                                   : BODY_NONE,
+                (gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
+                shared, *a);
+}
+
+template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
+{
+    if (a->is_f16) {
+        gemv_run_of<shape, DTYPE_F16>(cu, a);
+    } else {
+        gemv_run_of<shape, DTYPE_BF16>(cu, a);
+    }
 }
 
 /* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle: five of
@@ -380,7 +393,7 @@ int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
 
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
-    if (dtype == DTYPE_BF16) {
+    if (dtype != DTYPE_F32) {
         const int n_nt = gemv_token_tiles(cu, args);
         if (args->norm.d > 0) {
             gemv_bf16_tiles<1, true, false>(cu, args);

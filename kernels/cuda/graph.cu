@@ -215,13 +215,36 @@ static bool is_same(const struct graph_key *a, const struct graph_key *b)
            a->ablates == b->ablates && a->redirects == b->redirects;
 }
 
-/* The graph of this key, made empty where there is none; NULL: there is no room for one more. */
-static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key)
+static struct graph_key key_of(const struct step *step)
+{
+    return {cuda_step_of(step)->view, step->ops_list, step->n_tok, step->n_ablate > 0,
+            step->n_redirect > 0};
+}
+
+/* NULL: there is none. */
+static struct graph *graph_find(struct cuda_graphs *g, const struct graph_key *key)
 {
     for (int i = 0; i < g->n_graph; i++) {
         if (is_same(&g->graph[i].key, key)) {
             return &g->graph[i];
         }
+    }
+    return NULL;
+}
+
+bool graphs_replays(const struct cuda *cu, const struct step *step)
+{
+    const struct graph_key key = key_of(step);
+    const struct graph *const graph = may_repeat(cu, step) ? graph_find(cu->graphs, &key) : NULL;
+    return graph != NULL && (graph->exec != NULL || graph->program >= 0);
+}
+
+/* The graph of this key, made empty where there is none; NULL: there is no room for one more. */
+static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key)
+{
+    struct graph *const known = graph_find(g, key);
+    if (known != NULL) {
+        return known;
     }
     if (g->n_graph == GRAPH_MAX) {
         return NULL;
@@ -242,8 +265,7 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     if (cu->failure.code != ERR_OK || !may_repeat(cu, step)) {
         return;
     }
-    const struct graph_key key = {cuda_step_of(step)->view, step->ops_list, step->n_tok,
-                                  step->n_ablate > 0, step->n_redirect > 0};
+    const struct graph_key key = key_of(step);
     g->now = graph_of(g, &key);
     if (g->now == NULL) {
         return;

@@ -188,7 +188,7 @@ void launch_ffn(struct backend *be, struct tensor y, struct tensor hidden, struc
                 const struct ffn *ffn)
 {
     linear_to(be, hidden, x, ffn->up, ffn->up_bias, ffn->act,
-              ffn->down->dtype == DTYPE_BF16 ? LINEAR_TO_PRODUCT : LINEAR_TO_Y);
+              ffn->up->dtype == ffn->down->dtype ? LINEAR_TO_PRODUCT : LINEAR_TO_Y);
     launch_linear(be, y, hidden, ffn->down, ffn->down_bias, ACT_NONE);
 }
 

@@ -32,7 +32,7 @@ static int64_t round_up(int64_t n, int64_t step)
 
 static int64_t block_k(enum dtype dtype)
 {
-    return dtype == DTYPE_BF16 ? LINEAR_BLOCK_BF16 : LINEAR_BLOCK_F32;
+    return dtype == DTYPE_F32 ? LINEAR_BLOCK_F32 : LINEAR_BLOCK_BF16;
 }
 
 /* ---- weights -------------------------------------------------------------------------------- */
@@ -180,7 +180,7 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
                 "rows of matrix products", err);
     const int64_t n_room = round_up(cu->be.n_tok_good, LT_ROWS);
     w->is_row_major = cu->is_fast;
-    if (code == ERR_OK && !cu->is_fast && w->head.dtype == DTYPE_BF16) {
+    if (code == ERR_OK && !cu->is_fast && w->head.dtype != DTYPE_F32) {
         code = linear_lt_takes(cu, &w->head, lt_pass_rows(cu, n_in, n_out), &w->is_row_major, err);
     }
     if (code == ERR_OK && w->is_row_major && !cu->is_fast) {
@@ -189,7 +189,7 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
                        "few rows of matrix products", err);
     }
     state->ready = state->leaving = {}; /* their rooms may move */
-    const bool reads_rounded = w->head.dtype == DTYPE_BF16 && n_in % LINEAR_BLOCK_BF16 == 0;
+    const bool reads_rounded = w->head.dtype != DTYPE_F32 && n_in % LINEAR_BLOCK_BF16 == 0;
     for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && reads_rounded; i++) {
         void *room = state->room[i];
         code = reserve(cu, &room, &state->room_bytes[i],
@@ -218,8 +218,9 @@ void linear_release(struct cuda *cu)
 namespace
 {
 
-/* to[rows of the grid, n_piece·8] BF16 ← x[n_tok, n_in] rounded, zeros after n_in and n_tok. One
+/* to[rows of the grid, n_piece·8] of type ← x[n_tok, n_in] rounded, zeros after n_in and n_tok. One
  * thread per 8 values. Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level cache. */
+template <enum dtype type>
 __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_tok, int n_in,
                              int n_piece, bool x_is_aligned)
 {
@@ -244,8 +245,9 @@ __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_
             v[i] = first + i < n_col ? in[i] : 0;
         }
     }
-    to[r * n_piece + piece] = make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]),
-                                         bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+    to[r * n_piece + piece] =
+        make_uint4(operand_pair<type>(v[0], v[1]), operand_pair<type>(v[2], v[3]),
+                   operand_pair<type>(v[4], v[5]), operand_pair<type>(v[6], v[7]));
 }
 
 /* to[n_tok, n_piece·4] ← x[n_tok, n_in], zeros after n_in: rows at 16-byte addresses. */
@@ -280,9 +282,10 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
         const int n_piece = k_padded / 8;
         const dim3 grid(static_cast<unsigned>((n_piece + PREPARE_THREADS - 1) / PREPARE_THREADS),
                         static_cast<unsigned>(n_row));
-        LAUNCH(linear_round, grid, dim3(PREPARE_THREADS), 0, cuda_queue(cu),
-               static_cast<uint4 *>(cu->linear->x), static_cast<const float *>(args->x),
-               args->x_stride, args->n_tok, args->n_in, n_piece, args->x_is_aligned);
+        LAUNCH((args->is_f16 ? linear_round<DTYPE_F16> : linear_round<DTYPE_BF16>), grid,
+               dim3(PREPARE_THREADS), 0, cuda_queue(cu), static_cast<uint4 *>(cu->linear->x),
+               static_cast<const float *>(args->x), args->x_stride, args->n_tok, args->n_in,
+               n_piece, args->x_is_aligned);
         cuda_check(cu, "linear");
     } else {
         const int n_piece = k_padded / 4;
@@ -300,12 +303,12 @@ static void prepare_rows(struct cuda *cu, struct linear_args *args, bool round, 
 }
 
 /* Writes the rows into the reserved memory if the kernel needs them otherwise than they are, and
- * lets args read them there: rounded to BF16 or, F32, whole blocks of k; for gemv in F32 (few) at 16-byte
+ * lets args read them there: rounded or, F32, whole blocks of k; for gemv in F32 (few) at 16-byte
  * addresses; and of split weights all. */
 static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype, bool few)
 {
     const int k_padded = args->n_block * static_cast<int>(block_k(dtype));
-    const bool round = dtype == DTYPE_BF16 && !few;
+    const bool round = dtype != DTYPE_F32 && !few;
     const bool is_whole = args->n_x == args->n_in && (few || args->n_in == k_padded);
     if (round || !args->x_is_aligned || !is_whole) {
         prepare_rows(cu, args, round, k_padded);
@@ -314,24 +317,31 @@ static void prepare(struct cuda *cu, struct linear_args *args, enum dtype dtype,
 
 /* ---- rounded rows ---------------------------------------------------------------------------- */
 
-uint16_t *linear_room(struct cuda *cu, struct tensor y)
+/* For rows that a product by weights of that type reads. */
+static struct room room_for(struct cuda *cu, struct tensor y, enum dtype dtype)
 {
     struct linear_state *const state = cu->linear;
-    if (state == NULL || y.cols % LINEAR_BLOCK_BF16 != 0) {
-        return NULL;
+    if (state == NULL || dtype == DTYPE_F32 || y.cols % LINEAR_BLOCK_BF16 != 0) {
+        return {};
     }
     const int64_t bytes =
         round_up(y.rows, LT_ROWS) * y.cols * static_cast<int64_t>(sizeof(uint16_t));
     const int at = state->ready.data == state->room[0] ? 1 : 0;
     if (static_cast<size_t>(bytes) > state->room_bytes[at]) {
-        return NULL;
+        return {};
     }
     state->leaving = {.of = y.data,
                       .of_stride = y.stride,
                       .rows = y.rows,
                       .cols = y.cols,
+                      .dtype = dtype,
                       .data = state->room[at]};
-    return state->room[at];
+    return {state->room[at], dtype};
+}
+
+struct room linear_room(struct cuda *cu, struct tensor y)
+{
+    return room_for(cu, y, cu->dense == CUDA_DENSE_F16 ? DTYPE_F16 : DTYPE_BF16);
 }
 
 void linear_next(struct cuda *cu)
@@ -342,12 +352,13 @@ void linear_next(struct cuda *cu)
     }
 }
 
-/* x rounded, if the op before has left it so. Of x itself nothing is read then. */
-static const uint16_t *rounded_of(const struct linear_state *state, struct tensor x)
+/* x rounded to dtype, if the op before has left it so. Of x itself nothing is read then. */
+static const uint16_t *rounded_of(const struct linear_state *state, struct tensor x,
+                                  enum dtype dtype)
 {
     const struct linear_rounded *const r = &state->ready;
     const bool is_x = r->of != NULL && r->of == x.data && r->of_stride == x.stride &&
-                      r->rows == x.rows && r->cols == x.cols;
+                      r->rows == x.rows && r->cols == x.cols && r->dtype == dtype;
     return is_x ? r->data : NULL;
 }
 
@@ -386,6 +397,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .act = act,
         .rounded = NULL,
         .is_row_major = is_row_major,
+        .is_f16 = w->dtype == DTYPE_F16,
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
         .x_is_rounded = false,
         .starts_early = cu->overlaps,
@@ -456,13 +468,13 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
     CHECK(cu->linear != NULL &&
           cu->linear->x_bytes >= static_cast<size_t>(n_pass * prepared_row_bytes(w->cols)));
-    const uint16_t *const x_rounded = w->dtype == DTYPE_BF16 && !is_split
-                                          ? rounded_of(cu->linear, x)
-                                          : static_cast<const uint16_t *>(NULL);
+    const uint16_t *const x_rounded =
+        !is_split ? rounded_of(cu->linear, x, w->dtype) : static_cast<const uint16_t *>(NULL);
     /* cuBLASLt leaves F32, which a pass over y for GELU rounds */
     const bool may_round = !by_lt || (act == ACT_GELU && y.stride % 4 == 0 &&
                                       reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
-    call.rounded = result == LINEAR_TO_PRODUCT && may_round ? linear_room(cu, y) : NULL;
+    const bool is_left = result == LINEAR_TO_PRODUCT && may_round && !is_split;
+    call.rounded = is_left ? room_for(cu, y, w->dtype).data : NULL;
     for (int64_t first = 0; first < y.rows; first += n_pass) {
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
@@ -484,9 +496,9 @@ bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
     return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
-           (w->dtype == DTYPE_BF16 || !cuda_weight_of(w)->is_row_major) &&
-           !overlap(norm->y, read) && !overlap(norm->y, norm->r) && !overlap(y, read) &&
-           !overlap(y, norm->r) && !overlap(y, norm->y);
+           (w->dtype != DTYPE_F32 || !cuda_weight_of(w)->is_row_major) && !overlap(norm->y, read) &&
+           !overlap(norm->y, norm->r) && !overlap(y, read) && !overlap(y, norm->r) &&
+           !overlap(y, norm->y);
 }
 
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
@@ -494,7 +506,7 @@ void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *
                         enum linear_result result)
 {
     struct linear_args args = args_of(cu, y, norm->y, w, bias, act);
-    args.rounded = result == LINEAR_TO_PRODUCT ? linear_room(cu, y) : NULL;
+    args.rounded = result == LINEAR_TO_PRODUCT ? room_for(cu, y, w->dtype).data : NULL;
     args.n_tok = static_cast<int>(y.rows);
     args.norm = norm_args_of(cu, norm);
     gemv(cu, &args, w->dtype);

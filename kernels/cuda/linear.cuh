@@ -1,11 +1,12 @@
 /* What the files of linear share: the sum's definition, the arguments of its kernels, the layout of
- * packed weights.
+ * packed weights. What is said of BF16 weights, here and in names, holds for F16 ones as well: the same
+ * kernels, layouts and choices, which differ in the instruction and in what rows are rounded to.
  *
  * The sum. y[r, o] = act(Σ_k x[r, k]·w[o, k] + bias[o]) is one fixed function of row r of x and row
  * o of w, for every number of rows, every kernel and every block that computes it:
- *   - k is cut into chunks: 256 with BF16 weights, 64 with F32. The last may be shorter.
- *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16: x rounded to
- *     nearest even, then mma_bf16 instructions of 16 products each, ascending by blocks of 32 k: of
+ *   - k is cut into chunks: 256 with 16-bit weights, 64 with F32. The last may be shorter.
+ *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16, F16: x rounded to
+ *     nearest even, then mma instructions of 16 products each, ascending by blocks of 32 k: of
  *     block b the first instruction takes the k with (k - 32·b) % 8 < 4, the second the others.
  *   - The chunks' sums are added in ascending order to a total that starts at 0, then the bias is
  *     added, then the activation applied.
@@ -59,7 +60,8 @@ struct linear_map {
 struct linear_args {
     float *y; /* [n_tok, n_out] */
     int64_t y_stride;
-    const void *x; /* [n_tok, n_in] F32 or, of BF16 weights, rounded to BF16 in whole blocks of k */
+    const void *
+        x; /* [n_tok, n_in] F32 or, of weights of 16 bits, rounded to theirs in whole blocks of k */
     int64_t x_stride;  /* elements */
     const float *bias; /* [n_out] or NULL */
     const unsigned char *w;
@@ -69,8 +71,9 @@ struct linear_args {
     int n_block; /* of k */
     int n_tile;  /* of outputs */
     enum act act;
-    uint16_t *rounded; /* instead of y: [n_tok, n_out] BF16; NULL: to y */
+    uint16_t *rounded; /* instead of y: [n_tok, n_out] as the weights; NULL: to y */
     bool is_row_major; /* weights */
+    bool is_f16;       /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool x_is_rounded;
     bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
@@ -93,7 +96,8 @@ __device__ __forceinline__ void linear_store(const struct linear_args &a, int to
                                              float value)
 {
     if (a.rounded != NULL) {
-        cache_store(a.rounded + static_cast<int64_t>(tok) * a.n_out + out, value);
+        room_store({a.rounded, a.is_f16 ? DTYPE_F16 : DTYPE_BF16},
+                   static_cast<int64_t>(tok) * a.n_out + out, value);
     } else {
         a.y[tok * a.y_stride + out] = value;
     }
@@ -101,13 +105,13 @@ __device__ __forceinline__ void linear_store(const struct linear_args &a, int to
 
 struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major); /* linear.cu */
 
-/* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside BF16
- * ones, nor does gemv of more than GEMV_F32_ROWS. */
+/* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside weights
+ * of 16 bits, nor does gemv of more than GEMV_F32_ROWS. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
-/* linear_choose.cu, without fast math: whether cuBLASLt multiplies rows of requests by BF16 weights of
- * w's shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens cuBLASLt at the first weight and
+/* linear_choose.cu, without fast math: whether cuBLASLt multiplies rows of requests by weights of
+ * w's type, of 16 bits, and shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens cuBLASLt at the first weight and
  * says in be.products how it is, and who multiplies by each shape. The device is idle. */
 enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n_max, bool *takes,
                               struct err *err);
@@ -125,6 +129,7 @@ void linear_split_rows(struct cuda *cu, void *to, const struct linear_args *args
 struct linear_rounded {
     const void *of; /* NULL: none */
     int64_t of_stride, rows, cols;
+    enum dtype dtype;
     const uint16_t *data; /* [rows and what is missing of LT_ROWS, cols] */
 };
 

@@ -33,7 +33,8 @@ namespace
 {
 
 /* to[rows of the grid, k] ← some fixed numbers below scale, again after each period rows (0: never), and
- * what they are as F32. */
+ * what they are as F32, where that is wanted. */
+template <enum dtype type>
 __global__ void trial_fill(uint16_t *to, float *wide, int k, int period, float scale, uint32_t salt)
 {
     const uint32_t r = period > 0 ? blockIdx.x % static_cast<unsigned>(period) : blockIdx.x;
@@ -44,10 +45,10 @@ __global__ void trial_fill(uint16_t *to, float *wide, int k, int period, float s
             (r * static_cast<uint32_t>(k) + static_cast<uint32_t>(i) + salt) * 2654435761u;
         mixed = (mixed ^ (mixed >> 15)) * 0x2c1b3c6du;
         const float value = scale * (static_cast<float>(mixed >> 8) * 0x1p-23f - 1);
-        const uint16_t half = static_cast<uint16_t>(bf16_pair(value, 0));
+        const uint16_t half = static_cast<uint16_t>(operand_pair<type>(value, 0));
         to[first + i] = half;
         if (wide != NULL) {
-            wide[first + i] = bf16_widen(half);
+            wide[first + i] = type == DTYPE_F16 ? f16_widen(half) : bf16_widen(half);
         }
     }
 }
@@ -77,6 +78,7 @@ __global__ void trial_compare(unsigned *count, const float *y, int64_t y_stride,
 
 /* What the candidates of a shape are tried with, all in one block of device memory. */
 struct trial {
+    enum dtype dtype;
     int n_out, k, n_max;
     void *block; /* Owner */
     unsigned *count;
@@ -96,13 +98,14 @@ static void trial_fill_all(struct cuda *cu, const struct trial *t)
     const unsigned n_weight =
         static_cast<unsigned>((t->n_out + LINEAR_TILE - 1) / LINEAR_TILE * LINEAR_TILE);
     uint16_t *const bias = reinterpret_cast<uint16_t *>(t->own); /* not in use yet */
-    LAUNCH(trial_fill, n_weight, TRIAL_THREADS, 0, cuda_queue(cu), t->w, static_cast<float *>(NULL),
-           t->k, 0, 1 / sqrtf(static_cast<float>(t->k)), 1u);
+    auto *const fill = t->dtype == DTYPE_F16 ? trial_fill<DTYPE_F16> : trial_fill<DTYPE_BF16>;
+    LAUNCH(fill, n_weight, TRIAL_THREADS, 0, cuda_queue(cu), t->w, static_cast<float *>(NULL), t->k,
+           0, 1 / sqrtf(static_cast<float>(t->k)), 1u);
     cuda_check(cu, "linear");
-    LAUNCH(trial_fill, n_row, TRIAL_THREADS, 0, cuda_queue(cu), t->x, static_cast<float *>(NULL),
-           t->k, static_cast<int>(TRIAL_PERIOD), 1.0f, 77u);
+    LAUNCH(fill, n_row, TRIAL_THREADS, 0, cuda_queue(cu), t->x, static_cast<float *>(NULL), t->k,
+           static_cast<int>(TRIAL_PERIOD), 1.0f, 77u);
     cuda_check(cu, "linear");
-    LAUNCH(trial_fill, 1u, TRIAL_THREADS, 0, cuda_queue(cu), bias, t->bias, t->n_out, 0, 1.0f, 5u);
+    LAUNCH(fill, 1u, TRIAL_THREADS, 0, cuda_queue(cu), bias, t->bias, t->n_out, 0, 1.0f, 5u);
     cuda_check(cu, "linear");
 }
 
@@ -112,7 +115,7 @@ static enum err_code trial_new(struct cuda *cu, struct trial *t, struct err *err
     const size_t k = static_cast<size_t>(t->k);
     const size_t n_row = static_cast<size_t>(t->n_max) + TRIAL_PERIOD;
     const size_t sizes[] = {sizeof(unsigned),
-                            linear_bytes(t->n_out, t->k, DTYPE_BF16),
+                            linear_bytes(t->n_out, t->k, t->dtype),
                             n_row * k * sizeof(uint16_t),
                             n_out * sizeof(float),
                             (static_cast<size_t>(t->n_max) * (n_out + TRIAL_GAP) + TRIAL_GAP) *
@@ -150,7 +153,7 @@ static struct linear_args trial_args(const struct trial *t, float *y, int n, int
     a.x = t->x;
     a.x_stride = t->k;
     a.w = reinterpret_cast<const unsigned char *>(t->w);
-    a.map = linear_map_of(t->k, DTYPE_BF16, true);
+    a.map = linear_map_of(t->k, t->dtype, true);
     a.bias = epilogue % 2 != 0 ? t->bias : NULL;
     a.act = epilogue / 2 != 0 ? ACT_RELU : ACT_NONE;
     a.n_tok = n;
@@ -159,6 +162,7 @@ static struct linear_args trial_args(const struct trial *t, float *y, int n, int
     a.n_block = t->k / LINEAR_BLOCK_BF16;
     a.n_tile = (t->n_out + LINEAR_TILE - 1) / LINEAR_TILE;
     a.is_row_major = true;
+    a.is_f16 = t->dtype == DTYPE_F16;
     a.x_is_aligned = a.x_is_rounded = true;
     return a;
 }
@@ -186,7 +190,7 @@ static bool is_whole(const struct linear_lt *lt, const cublasLtMatmulAlgo_t *alg
 static bool multiply(struct cuda *cu, const struct trial *t, const struct linear_args *a)
 {
     struct lt_plan plan;
-    bool ok = lt_plan_describe(cu->lt, &plan, a, DTYPE_BF16);
+    bool ok = lt_plan_describe(cu->lt, &plan, a, t->dtype);
     plan.algo = *t->algo;
     ok = ok && lt_multiply(cu, &plan, a) == CUBLAS_STATUS_SUCCESS;
     lt_plan_clear(cu->lt, &plan);
@@ -221,7 +225,7 @@ static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
     const struct linear_args first = trial_args(t, t->wanted, LT_ROWS, epilogue);
     struct linear_args own = first;
     own.y = t->own;
-    gemv(cu, &own, DTYPE_BF16);
+    gemv(cu, &own, t->dtype);
     if (!multiply(cu, t, &first)) {
         return false;
     }
@@ -271,12 +275,13 @@ __attribute__((format(printf, 2, 3))) static void say(struct cuda *cu, const cha
 static void say_choice(struct cuda *cu, const struct lt_shape *shape)
 {
     const struct linear_lt *const lt = cu->lt;
+    const char *const type = shape->dtype == DTYPE_F16 ? " f16" : "";
     if (!shape->is_taken) {
-        say(cu, "; %dx%d own kernels%s", shape->n_out, shape->k,
+        say(cu, "; %dx%d%s own kernels%s", shape->n_out, shape->k, type,
             shape->is_untried ? " (no memory to try others)" : "");
         return;
     }
-    say(cu, "; %dx%d %u/%u/%u", shape->n_out, shape->k,
+    say(cu, "; %dx%d%s %u/%u/%u", shape->n_out, shape->k, type,
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_ID),
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_TILE_ID),
         config_of(lt, &shape->algo, CUBLASLT_ALGO_CONFIG_STAGES_ID));
@@ -304,7 +309,7 @@ static void choose(struct cuda *cu, struct lt_shape *shape, struct trial *t)
     memset(found, 0, sizeof found);
     const struct linear_args a = trial_args(t, t->y, t->n_max, 0);
     struct lt_plan plan;
-    const bool is_described = lt_plan_describe(lt, &plan, &a, DTYPE_BF16);
+    const bool is_described = lt_plan_describe(lt, &plan, &a, t->dtype);
     plan.key.x_alignment = plan.key.y_alignment = 16; /* of rows that begin anywhere */
     const int n_found = is_described ? lt_recommend(lt, &plan, CANDIDATES, found) : 0;
     lt_plan_clear(lt, &plan);
@@ -341,6 +346,7 @@ static enum err_code need_library(struct cuda *cu, struct err *err)
 static enum err_code try_shape(struct cuda *cu, struct lt_shape *shape, int n_max, struct err *err)
 {
     struct trial t = {};
+    t.dtype = shape->dtype;
     t.n_out = shape->n_out;
     t.k = shape->k;
     t.n_max = n_max;
@@ -369,7 +375,7 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
     const int n_out = static_cast<int>(w->rows);
     const int k =
         static_cast<int>((w->cols + LINEAR_BLOCK_BF16 - 1) / LINEAR_BLOCK_BF16) * LINEAR_BLOCK_BF16;
-    const struct lt_shape *const known = lt_shape_find(lt, n_out, k);
+    const struct lt_shape *const known = lt_shape_find(lt, n_out, k, w->dtype);
     if (known != NULL) {
         *takes = known->is_taken;
         return ERR_OK;
@@ -379,6 +385,7 @@ enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n
     }
     struct lt_shape *const shape = &lt->shape[lt->n_shape];
     *shape = {};
+    shape->dtype = w->dtype;
     shape->n_out = n_out;
     shape->k = k;
     enum err_code code = ERR_OK;

@@ -1,6 +1,6 @@
 /* Matrix products of rows of requests by cuBLASLt: wgmma and its tiles are out of reach of mma.sync.
  *
- * By weights of BF16 rows, rounded to BF16, are multiplied by one algorithm for each shape of a
+ * By weights of BF16 or F16 rows, rounded to their type, are multiplied by one algorithm for each shape of a
  * weight, chosen when the first weight of that shape is made (linear_choose.cu says how) and used for any
  * number of rows, so that a row's bits depend on the row alone. Weights for which no algorithm is good
  * enough are packed for our own kernels, which then compute all of their products.
@@ -15,8 +15,8 @@
  * asked for).
  *
  * Bias and ReLU are done by its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass
- * over y after it, as cuBLASLt's GELU is the approximation by tanh. That pass leaves BF16 where the next
- * product alone reads it.
+ * over y after it, as cuBLASLt's GELU is the approximation by tanh. That pass leaves rounded
+ * rows where the next product alone reads them.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
  * a, x the b. Describing a product takes the host longer than a launch, so what was described is
@@ -119,7 +119,7 @@ static struct lt_key key_of(const struct linear_args *a, enum dtype dtype)
     key.dtype = dtype;
     key.n_tok = a->n_tok;
     key.n_out = a->n_out;
-    key.k = a->n_block * (dtype == DTYPE_BF16 ? LINEAR_BLOCK_BF16 : LINEAR_BLOCK_F32);
+    key.k = a->n_block * (dtype == DTYPE_F32 ? LINEAR_BLOCK_F32 : LINEAR_BLOCK_BF16);
     key.x_alignment = alignment_of(a->x);
     key.y_alignment = alignment_of(a->y);
     key.bias_alignment = alignment_of(a->bias);
@@ -159,7 +159,9 @@ bool lt_plan_describe(const struct linear_lt *lt, struct lt_plan *plan,
     const struct lt_key *const key = &plan->key;
     const cublasOperation_t turned = CUBLAS_OP_T;
     const cudaDataType_t f32 = CUDA_R_32F;
-    const cudaDataType_t type = key->dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType_t type = key->dtype == DTYPE_BF16  ? CUDA_R_16BF
+                                : key->dtype == DTYPE_F16 ? CUDA_R_16F
+                                                          : CUDA_R_32F;
     const uint64_t k = static_cast<uint64_t>(key->k);
     const uint64_t n_out = static_cast<uint64_t>(key->n_out);
     const uint64_t n_tok = static_cast<uint64_t>(key->n_tok);
@@ -209,10 +211,10 @@ static bool wish_fill(const struct linear_lt *lt, cublasLtMatmulPreference_t wis
     return ok;
 }
 
-const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k)
+const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k, enum dtype dtype)
 {
     for (int i = 0; i < lt->n_shape; i++) {
-        if (lt->shape[i].n_out == n_out && lt->shape[i].k == k) {
+        if (lt->shape[i].n_out == n_out && lt->shape[i].k == k && lt->shape[i].dtype == dtype) {
             return &lt->shape[i];
         }
     }
@@ -238,7 +240,8 @@ int lt_recommend(const struct linear_lt *lt, const struct lt_plan *plan, int n,
 static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
 {
     if (!lt->is_fast) {
-        const struct lt_shape *const shape = lt_shape_find(lt, plan->key.n_out, plan->key.k);
+        const struct lt_shape *const shape =
+            lt_shape_find(lt, plan->key.n_out, plan->key.k, plan->key.dtype);
         CHECK(shape != NULL && shape->is_taken);
         plan->algo = shape->algo;
         return true;
@@ -268,16 +271,17 @@ static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args 
 namespace
 {
 
-/* rounded = gelu(y) as BF16, one thread per four values of a row, rows in grid.y. Moves 6 bytes per value. */
-__global__ void linear_gelu_round(uint2 *rounded, const float *y, int64_t y_stride, int n_out)
+/* rounded = gelu(y), one thread per four values of a row, rows in grid.y. Moves 6 bytes per value. */
+__global__ void linear_gelu_round(const struct room rounded, const float *y, int64_t y_stride,
+                                  int n_out)
 {
     const int out = 4 * static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     grid_wait();
     if (out < n_out) {
         const float4 z = *reinterpret_cast<const float4 *>(y + blockIdx.y * y_stride + out);
-        rounded[(static_cast<int64_t>(blockIdx.y) * n_out + out) / 4] =
-            make_uint2(bf16_pair(linear_finish(z.x, 0, ACT_GELU), linear_finish(z.y, 0, ACT_GELU)),
-                       bf16_pair(linear_finish(z.z, 0, ACT_GELU), linear_finish(z.w, 0, ACT_GELU)));
+        room_store_four(rounded, static_cast<int64_t>(blockIdx.y) * n_out + out,
+                        {linear_finish(z.x, 0, ACT_GELU), linear_finish(z.y, 0, ACT_GELU),
+                         linear_finish(z.z, 0, ACT_GELU), linear_finish(z.w, 0, ACT_GELU)});
     }
 }
 
@@ -413,8 +417,7 @@ bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype d
     }
     if (args->rounded != NULL) {
         LAUNCH(linear_gelu_round, grid_by_rows(args->n_out / 4, args->n_tok), dim3(256), 0,
-               cuda_queue(cu), reinterpret_cast<uint2 *>(args->rounded), args->y, args->y_stride,
-               args->n_out);
+               cuda_queue(cu), room{args->rounded, dtype}, args->y, args->y_stride, args->n_out);
         cuda_check(cu, "linear");
     } else if (args->act == ACT_GELU) {
         LAUNCH(linear_gelu, grid_by_rows(args->n_out, args->n_tok), dim3(256), 0, cuda_queue(cu),

@@ -31,8 +31,9 @@ struct lt_plan {
     cublasLtMatmulAlgo_t algo;
 };
 
-/* Who multiplies rows of requests by weights of a shape. */
+/* Who multiplies rows of requests by weights of a type and shape. */
 struct lt_shape {
+    enum dtype dtype;
     int n_out, k;  /* k up to the end of its block */
     bool is_taken; /* by cuBLASLt */
     bool is_untried;
@@ -61,7 +62,8 @@ int lt_recommend(const struct linear_lt *lt, const struct lt_plan *plan, int n,
 cublasStatus_t lt_multiply(const struct cuda *cu, const struct lt_plan *plan,
                            const struct linear_args *args);
 /* NULL: nobody has chosen yet. */
-const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k);
+const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k,
+                                     enum dtype dtype);
 
 #endif
 

@@ -122,9 +122,8 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
         }
         const float4 out = norm_output(v, mean, inverse, g, b);
         group_store<aligned>(a.y + row * a.y_stride + c, out, a.d - c);
-        if (a.rounded != NULL) {
-            *reinterpret_cast<uint2 *>(a.rounded + static_cast<int64_t>(row) * a.d + c) =
-                make_uint2(bf16_pair(out.x, out.y), bf16_pair(out.z, out.w));
+        if (a.rounded.data != NULL) {
+            room_store_four(a.rounded, static_cast<int64_t>(row) * a.d + c, out);
         }
     });
 }
@@ -144,11 +143,11 @@ template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
-/* Bytes per row: 8·d, 16·d with r. A lane reads of sum only what it wrote itself. rounded: y once more, in
- * BF16, or NULL. */
+/* Bytes per row: 8·d, 16·d with r. A lane reads of sum only what it wrote itself. rounded: for y
+ * once more. */
 __global__ void __launch_bounds__(BLOCK)
     rms_kernel(struct tensor y, struct tensor sum, struct tensor x, struct tensor r,
-               const float *gamma, float eps, uint16_t *rounded)
+               const float *gamma, float eps, struct room rounded)
 {
     const int64_t row = my_item();
     const int lane = threadIdx.x % WARP;
@@ -172,8 +171,8 @@ __global__ void __launch_bounds__(BLOCK)
     for (int64_t c = lane; c < y.cols; c += WARP) {
         const float out = in[c] * inverse * gamma[c];
         row_of(y, row)[c] = out;
-        if (rounded != NULL) {
-            cache_store(rounded + row * y.cols + c, out);
+        if (rounded.data != NULL) {
+            room_store(rounded, row * y.cols + c, out);
         }
     }
 }

@@ -16,7 +16,7 @@ struct norm_args {
     const float *x;            /* y, x, r [n_row, d] */
     const float *r;            /* NULL: nothing is added to x */
     const float *gamma, *beta; /* [d] */
-    uint16_t *rounded;         /* of norm.cu: y once more, [n_row, d] BF16; NULL: not wanted */
+    struct room rounded;       /* of norm.cu: for y once more, [n_row, d] */
     struct embed_from from;    /* with a view: x is not read, its rows are these */
     int64_t y_stride, x_stride, r_stride;
     int n_row, d; /* d 0: there is no norm */
@@ -33,7 +33,7 @@ static inline struct norm_args norm_args_of(const struct cuda *cu, const struct 
         .r = static_cast<const float *>(op->r.data),
         .gamma = static_cast<const float *>(op->gamma.data),
         .beta = static_cast<const float *>(op->beta.data),
-        .rounded = NULL,
+        .rounded = {},
         .from = embed_from_of(op->y, op->view, op->tok, op->pos, op->lang),
         .y_stride = op->y.stride,
         .x_stride = op->x.stride,

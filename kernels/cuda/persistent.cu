@@ -417,7 +417,7 @@ using namespace body_gemv_f32_file;
 template <int n_half, bool is_normed>
 __device__ __forceinline__ void run_gemv_bf16(const unsigned char *args)
 {
-    body_call<gemv_kernel_bf16<gemv_bf16<n_half, 1, is_normed, !is_normed>>>::run(args);
+    body_call<gemv_kernel_bf16<gemv_bf16<n_half, 1, is_normed, !is_normed>, DTYPE_BF16>>::run(args);
 }
 
 template <int n_token, int n_half, bool is_normed>

@@ -85,6 +85,8 @@ void cuda_pkm_experts(struct cuda *cu, struct tensor y, struct tensor weights, s
         experts_launch<int8_t>(cu, y, weights, slots, x, experts, view, memory);
     } else if (experts->dtype == DTYPE_BF16) {
         experts_launch<uint16_t>(cu, y, weights, slots, x, experts, view, memory);
+    } else if (experts->dtype == DTYPE_F16) {
+        experts_launch<f16_bits>(cu, y, weights, slots, x, experts, view, memory);
     } else {
         experts_launch<float>(cu, y, weights, slots, x, experts, view, memory);
     }

@@ -72,7 +72,20 @@ template <> struct pair_of<uint16_t> {
     }
 };
 
-/* A table of F32 or BF16. */
+template <> struct pair_of<f16_bits> {
+    static __device__ __forceinline__ float2 load(const f16_bits *from)
+    {
+        const uint32_t bits = __ldg(reinterpret_cast<const uint32_t *>(from));
+        return {f16_widen(static_cast<uint16_t>(bits)),
+                f16_widen(static_cast<uint16_t>(bits >> 16))};
+    }
+    static __device__ __forceinline__ float one(const f16_bits *from)
+    {
+        return f16_widen(__ldg(&from->bits));
+    }
+};
+
+/* A table of F32, BF16 or F16. */
 template <typename T> struct float_table {
     const T *data;
 
@@ -199,8 +212,9 @@ __device__ __forceinline__ float2 block_sum(const int32_t *slots, const float *w
                 }
             }
         }
-        if constexpr (std::is_same<T, float_table<float>>::
-                          value) { /* else nvcc 13.0 mixes sums among the loads, and spills */
+        if constexpr (std::is_same_v<T, float_table<float>> ||
+                      (std::is_same_v<T, float_table<f16_bits>> && !paired &&
+                       !redirects)) { /* else nvcc 13.0 mixes sums among the loads, and spills */
             __syncwarp();
         }
 #pragma unroll
@@ -360,6 +374,8 @@ void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, str
         launch_int8(cu, &call, values);
     } else if (values->dtype == DTYPE_BF16) {
         launch_floats<uint16_t>(cu, &call, values);
+    } else if (values->dtype == DTYPE_F16) {
+        launch_floats<f16_bits>(cu, &call, values);
     } else {
         launch_floats<float>(cu, &call, values);
     }

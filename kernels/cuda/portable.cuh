@@ -34,7 +34,7 @@ struct launch_queue {
 };
 
 #ifdef PKMSERVE_CUDA_HOST
-#include "tests/cuda_host/cuda_host.h" /* LAUNCH, DYN_SHARED, mma_bf16, copy_async*, grid_* */
+#include "tests/cuda_host/cuda_host.h" /* LAUNCH, DYN_SHARED, mma_*, copy_async*, grid_* */
 #else
 
 /* LAUNCH(kernel, grid, block, dynamic shared bytes, queue, arguments...) */
@@ -152,6 +152,16 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* The same of F16 operands. */
+__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /* Starts copying 16 bytes from global to shared memory, both 16-byte aligned (cp.async). With n <
  * 16 only the first n bytes are read and the rest becomes zero. */
 __device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n = 16)
@@ -184,6 +194,21 @@ __device__ __forceinline__ uint32_t bf16_pair(float x, float y)
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
     return pair;
+}
+
+/* The same to F16: as f16_saturated, but every NaN becomes 0x7fff. */
+__device__ __forceinline__ uint32_t f16_pair(float x, float y)
+{
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+
+__device__ __forceinline__ float f16_widen(uint16_t bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
 }
 
 #endif
@@ -230,6 +255,18 @@ static inline uint32_t bf16_pair(float x, float y)
     const uint32_t lo = x != x ? 0x7fff : bf16_round(x);
     const uint32_t hi = y != y ? 0x7fff : bf16_round(y);
     return hi << 16 | lo;
+}
+
+static inline uint32_t f16_pair(float x, float y)
+{
+    const uint32_t lo = x != x ? 0x7fff : f16_saturated(x);
+    const uint32_t hi = y != y ? 0x7fff : f16_saturated(y);
+    return hi << 16 | lo;
+}
+
+static inline float f16_widen(uint16_t bits)
+{
+    return f16_to_f32(bits);
 }
 
 #endif

@@ -184,11 +184,14 @@ void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, 
     }
     float *const wide = static_cast<float *>(dst);
     uint16_t *const half = static_cast<uint16_t *>(dst);
-    if (host->dtype == DTYPE_F32) { /* to BF16 */
+    const auto to_half = [dtype](float value) {
+        return dtype == DTYPE_F16 ? f16_saturated(value) : bf16_from_f32(value);
+    };
+    if (host->dtype == DTYPE_F32) { /* to 16 bits */
         for (int64_t i = 0; i < n; i++) {
             float value;
             memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
-            half[i] = bf16_from_f32(value);
+            half[i] = to_half(value);
         }
         return;
     }
@@ -197,7 +200,7 @@ void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, 
         if (dtype == DTYPE_F32) {
             wide[i] = value;
         } else {
-            half[i] = bf16_from_f32(value);
+            half[i] = to_half(value);
         }
     }
 }
@@ -416,9 +419,11 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
     enum err_code code = ERR_OK;
     if (w->head.kind == WEIGHT_MATRIX) {
         graphs_forget(cu); /* what is reserved may move */
-        cu->dense = head.dtype == DTYPE_BF16 || cu->dense == CUDA_DENSE_BF16 ? CUDA_DENSE_BF16
-                                                                             : CUDA_DENSE_F32;
-        if (cu->dense == CUDA_DENSE_BF16 && cu->attends_mma) {
+        const enum cuda_dense dense = head.dtype == DTYPE_F16    ? CUDA_DENSE_F16
+                                      : head.dtype == DTYPE_BF16 ? CUDA_DENSE_BF16
+                                                                 : CUDA_DENSE_F32;
+        cu->dense = dense > cu->dense ? dense : cu->dense;
+        if (cu->dense >= CUDA_DENSE_BF16 && cu->attends_mma) {
             cuda_fast_path(cu, "attention", false, &cu->attends_mma);
         }
         code = linear_reserve(cu, w, err);

@@ -15,9 +15,10 @@
  *
  * Twins have pinned blocks of their own each, and one device's block: what is uploaded for the one that
  * began second waits, in the stream, for the kernels of the first. A token that the first draws is then
- * on the device only: in drawn, which uploads leave alone. The few kilobytes of a step of drawn tokens
- * are copied by a kernel, which reads the host's memory itself: between kernels a copy by the
- * device's copying unit would hand the stream over to that and back. */
+ * on the device only: in drawn, which uploads leave alone. The few kilobytes of a step that is replayed as
+ * a graph are copied by a kernel, which reads the host's memory itself: between kernels a copy by the
+ * device's copying unit would hand the stream over to that and back. What is launched op by op
+ * comes after a copy, so that no kernel of a step, even if it begins early, does so before its inputs are there. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
@@ -337,9 +338,9 @@ __global__ void __launch_bounds__(UPLOAD_THREADS)
     }
 }
 
-static void upload(struct cuda *cu, const struct step_inside *in, size_t bytes, bool is_drawn)
+static void upload(struct cuda *cu, const struct step_inside *in, size_t bytes, bool by_kernel)
 {
-    if (!is_drawn) {
+    if (!by_kernel) {
         (void)cuda_ok(
             cu, cudaMemcpyAsync(in->device, in->up.host, bytes, cudaMemcpyHostToDevice, cu->stream),
             "step upload");
@@ -378,7 +379,7 @@ void cuda_step_begin(struct backend *be, struct step *step)
     CHECK(up.used <= in->up_bytes && down.used <= in->result_bytes);
     memcpy(in->up.host, &in->view, sizeof in->view);
     if (cu->failure.code == ERR_OK) {
-        upload(cu, in, up.used, step->is_drawn);
+        upload(cu, in, up.used, graphs_replays(cu, step));
     }
     graphs_begin(cu, step);
 }

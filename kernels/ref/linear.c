@@ -17,12 +17,10 @@ static float act_apply(enum act act, float x)
 
 static float dot_float(const float *in, const struct ref_weight *w, int64_t o)
 {
-    const bool round_bf16 = w->head.dtype == DTYPE_BF16;
     const float *const row = row_f32(w->view, o);
     float sum = 0;
     for (int64_t k = 0; k < w->view.cols; k++) {
-        const float in_k = round_bf16 ? bf16_to_f32(bf16_from_f32(in[k])) : in[k];
-        sum += in_k * row[k];
+        sum += ref_round(in[k], w->head.dtype) * row[k];
     }
     return sum;
 }

@@ -110,6 +110,7 @@ enum err_code ref_open(struct backend **be, struct err *err)
     (*be)->n_thread = 1;
     (*be)->is_host = true;
     (*be)->has_int8 = (*be)->has_int8_slots = true;
+    (*be)->has_f16 = true;
     (*be)->n_tok_good = HOST_TOK_GOOD;
     (void)snprintf((*be)->name, sizeof(*be)->name, "ref");
     (void)snprintf((*be)->description, sizeof(*be)->description,

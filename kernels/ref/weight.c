@@ -29,13 +29,12 @@ static double round_rows(struct ref_weight *w, float *scale)
     return whole > 0 ? sqrt(lost / whole) : 0;
 }
 
-/* Copies host as F32 values, rounded to BF16 or INT8 where the weight is computed with in it. The
+/* Copies host as F32 values, rounded to BF16, F16 or INT8 where the weight is computed with in it. The
  * scales of an I8 weight follow its values. */
 static enum err_code copy_values(struct ref_weight *w, const struct tensor *host,
                                  const struct weight_desc *desc, const char *name, struct err *err)
 {
     const int64_t cols = w->head.cols;
-    const bool round_bf16 = w->head.dtype == DTYPE_BF16;
     const bool is_int8 = w->head.dtype == DTYPE_I8;
     size_t n_value = 0;
     size_t bytes = 0;
@@ -55,7 +54,8 @@ static enum err_code copy_values(struct ref_weight *w, const struct tensor *host
                               ? q4_at(host, desc->row_scale_f16, r, c)
                               : float_at(host->data, host->dtype, r * host->stride + c);
             value *= host->dtype == DTYPE_I8 && !is_int8 ? desc->row_scale[r] : 1.0f;
-            w->owned[r * cols + c] = round_bf16 ? bf16_to_f32(bf16_from_f32(value)) : value;
+            w->owned[r * cols + c] =
+                host->dtype == w->head.dtype ? value : ref_round(value, w->head.dtype);
         }
     }
     w->view = tensor_make(w->owned, host->rows, cols, DTYPE_F32);

@@ -1,7 +1,7 @@
 /* The reference backend's weight, for the files of kernels/ref alone.
  *
- * Copied weights are held as F32 values in row order; a BF16 weight holds the rounded values, which
- * F32 represents exactly, an I8 weight whole numbers and the scales of its rows. A table that is
+ * Copied weights are held as F32 values in row order; a BF16 or F16 weight holds the rounded values,
+ * which F32 represents exactly, an I8 weight whole numbers and the scales of its rows. A table that is
  * read in place keeps address, stride and type of its source, which may start at any byte offset of
  * a file: so elements are read through memcpy. */
 #ifndef KERNELS_REF_WEIGHT_H
@@ -22,6 +22,14 @@ struct ref_weight {
 static inline const struct ref_weight *ref_weight_of(const struct weight *w)
 {
     return (const struct ref_weight *)w;
+}
+
+/* A number as operands of that type have it. */
+static inline float ref_round(float value, enum dtype dtype)
+{
+    return dtype == DTYPE_BF16  ? bf16_to_f32(bf16_from_f32(value))
+           : dtype == DTYPE_F16 ? f16_to_f32(f16_saturated(value))
+                                : value;
 }
 
 /* Element i of an array of floating-point numbers of any type, at any alignment. */

@@ -50,7 +50,7 @@ struct options {
     const char *served_model_name; /* "" is resolved to the last part of model */
     const char *device;            /* auto | cpu | cuda | ref */
     const char *gpu;               /* "" = the first */
-    const char *dtype;             /* auto | f32 | bf16 | int8 */
+    const char *dtype;             /* auto | f32 | bf16 | int8 | f16 */
     const char *kv_cache_dtype;    /* auto | f32 | bf16 */
     const char *memory_placement;  /* auto | device | host | mmap */
     bool force_int8;               /* whatever it loses */

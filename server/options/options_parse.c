@@ -155,7 +155,8 @@ static enum err_code set_bool(struct options *options, const struct option_row *
 /* Types of numbers under the names that PyTorch and vLLM have for them. */
 static const char *plain_name(const struct option_row *row, const char *value)
 {
-    static const char *const names[][2] = {{"float32", "f32"}, {"bfloat16", "bf16"}};
+    static const char *const names[][2] = {
+        {"float32", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(value, names[i][0]) == 0 && strstr(row->choices, names[i][1]) != NULL) {
             return names[i][1];

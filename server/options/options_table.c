@@ -81,12 +81,13 @@ const struct option_row option_rows[] = {
     SWITCH("deterministic", deterministic, RUN | BENCH | COMPARE, "on",
            "on: the same request always gives the same bits. off: faster matrix products on a "
            "GPU, but results then depend on the requests that share a step."),
-    CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16|int8",
+    CHOICE("dtype", dtype, ALL, "auto", "auto|f32|bf16|int8|f16",
            "The type of the weights during computation. auto uses bf16 for bf16 files, int8 "
-           "for int8 files on the CPU, and for all others f32 on the CPU and bf16 on a GPU."),
+           "for int8 files on the CPU, f16 for f16 files on a GPU, and for all others f32 on the "
+           "CPU and bf16 on a GPU. int8 is for the CPU alone, f16 for a GPU."),
     CHOICE("kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
-           "The type of cached keys and values. auto uses bf16 together with bf16 and int8 "
-           "weights, and f32 otherwise."),
+           "The type of cached keys and values. auto uses f32 together with f32 weights, and "
+           "bf16 otherwise."),
     FLAG("force-int8", force_int8, ALL,
          "Convert weights to int8 even if that changes one of them by more than 3 %."),
     INT("threads", threads, ALL, "0", 0, 256,

@@ -58,7 +58,10 @@ def test_types_have_the_names_that_vllm_gives_them(tmp_path):
     for theirs, ours in (("float32", "f32"), ("bfloat16", "bf16")):
         assert ok("score", "--dtype", theirs, tmp_path / "text") == \
             ok("score", "--dtype", ours, tmp_path / "text")
-    assert "not one of auto|f32|bf16|int8" in fails(2, "score", "--dtype", "float16")
+    refusal = fails(1, "score", "--device", "cpu", "--dtype", "float16")
+    assert "does not compute in f16, only a GPU does" in refusal and refusal == fails(1, "score", "--device", "cpu", "--dtype", "f16")
+    assert "not one of auto|f32|bf16|int8" in fails(2, "score", "--dtype", "float64")
+    assert "not one of auto|f32|bf16" in fails(2, "score", "--kv-cache-dtype", "float16")
     assert "not one of" in fails(2, "score", "--device", "float32")
 
 

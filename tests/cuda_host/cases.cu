@@ -169,9 +169,43 @@ bool counts(void)
     return is_right;
 }
 
-/* ---- the matrix instruction, asynchronous copies -------------------------------------------- */
+/* ---- 16-bit numbers ------------------------------------------------------------------------- */
+
+__global__ void round_pairs(uint32_t *pair, float *wide, const float *x)
+{
+    pair[threadIdx.x] = f16_pair(x[threadIdx.x], -x[threadIdx.x]);
+    wide[threadIdx.x] = f16_widen(static_cast<uint16_t>(pair[threadIdx.x]));
+}
+
+/* To nearest, halves to even; subnormal ones; the largest instead of infinity; any NaN is 0x7fff. */
+bool f16_numbers(void)
+{
+    enum { N = 10 };
+    const float x[N] = {1,     1 + 0x1p-11f, 1 + 0x3p-11f, 0x1p-24f, 0x1p-26f,
+                        65504, 65519,        65520,        INFINITY, NAN};
+    const uint32_t low[N] = {0x3c00, 0x3c00, 0x3c02, 0x0001, 0x0000,
+                             0x7bff, 0x7bff, 0x7bff, 0x7bff, 0x7fff};
+    uint32_t expected[N];
+    float wide[N];
+    for (int i = 0; i < N; ++i) {
+        expected[i] = low[i] | (i == N - 1 ? low[i] : low[i] | 0x8000) << 16;
+        wide[i] = f16_to_f32(static_cast<uint16_t>(low[i]));
+    }
+    float *const device_x = device_array(N, x), *const device_wide = device_array<float>(N);
+    uint32_t *const pair = device_array<uint32_t>(N);
+    LAUNCH(round_pairs, 1, N, 0, nullptr, pair, device_wide, device_x);
+    const bool is_right = device_equals(pair, expected, N) &&
+                          device_equals(device_wide, wide, N - 1); /* NaN equals nothing */
+    cudaFree(device_x);
+    cudaFree(device_wide);
+    cudaFree(pair);
+    return is_right;
+}
+
+/* ---- the matrix instructions, asynchronous copies ------------------------------------------- */
 
 /* d[16, 8] = c + a · b by the layout that portable.cuh states, elements picked one by one. */
+template <bool is_f16>
 __global__ void multiply(float *d, const uint16_t *a, const uint16_t *b, const float *c)
 {
     const int g = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -186,30 +220,38 @@ __global__ void multiply(float *d, const uint16_t *a, const uint16_t *b, const f
         const int k = 2 * t + 8 * i;
         b_part[i] = b[k * 8 + g] | static_cast<uint32_t>(b[(k + 1) * 8 + g]) << 16;
     }
-    mma_bf16(d_part, a_part, b_part);
+    if (is_f16) {
+        mma_f16(d_part, a_part, b_part);
+    } else {
+        mma_bf16(d_part, a_part, b_part);
+    }
     for (int i = 0; i < 4; ++i) {
         d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d_part[i];
     }
 }
 
-bool matrices(void)
+template <bool is_f16> bool matrices(void)
 {
+    const auto narrow = [](float value) {
+        return is_f16 ? f16_saturated(value) : bf16_round(value);
+    };
+    const auto wide = [](uint16_t bits) { return is_f16 ? f16_widen(bits) : bf16_widen(bits); };
     uint16_t a[256], b[128];
     float c[128], expected[128];
     for (int i = 0; i < 256; ++i) {
-        a[i] = bf16_round(static_cast<float>(i * 37 % 101) / 64 - 1);
-        b[i % 128] = bf16_round(static_cast<float>(i * 53 % 97) / 32 - 1);
+        a[i] = narrow(static_cast<float>(i * 37 % 101) / 64 - 1);
+        b[i % 128] = narrow(static_cast<float>(i * 53 % 97) / 32 - 1);
         c[i % 128] = static_cast<float>(i % 128) / 3;
     }
     for (int i = 0; i < 128; ++i) {
         expected[i] = c[i];
         for (int k = 0; k < 16; ++k) {
-            expected[i] += bf16_widen(a[i / 8 * 16 + k]) * bf16_widen(b[k * 8 + i % 8]);
+            expected[i] += wide(a[i / 8 * 16 + k]) * wide(b[k * 8 + i % 8]);
         }
     }
     uint16_t *const device_a = device_array(256, a), *const device_b = device_array(128, b);
     float *const device_c = device_array(128, c), *const d = device_array<float>(128);
-    LAUNCH(multiply, 1, 32, 0, nullptr, d, device_a, device_b, device_c);
+    LAUNCH(multiply<is_f16>, 1, 32, 0, nullptr, d, device_a, device_b, device_c);
     const bool is_right = device_equals(d, expected, 128);
     cudaFree(device_a);
     cudaFree(device_b);
@@ -380,16 +422,17 @@ bool events(void)
 
 /* ---- matrix products ------------------------------------------------------------------------ */
 
-template <typename T> T number_of(int i)
+template <typename T> T number_of(int i, cudaDataType type)
 {
+    const float value = static_cast<float>(i);
     if constexpr (sizeof(T) == sizeof(float)) {
-        return static_cast<float>(i);
+        return value;
     } else {
-        return bf16_round(static_cast<float>(i));
+        return type == CUDA_R_16F ? f16_saturated(value) : bf16_round(value);
     }
 }
 
-/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), as kernels/cuda calls it. T: uint16_t for BF16. The
+/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), as kernels/cuda calls it. T: uint16_t for BF16 and F16. The
  * algorithm then counts on more than the address of x allows. */
 template <typename T> bool product(cudaDataType type)
 {
@@ -397,8 +440,8 @@ template <typename T> bool product(cudaDataType type)
     T w[M * K], x[N * K];
     float bias[M], expected[N * M];
     for (int i = 0; i < M * K; ++i) {
-        w[i] = number_of<T>(i % 5 - 2);
-        x[i % (N * K)] = number_of<T>(i % (N * K) % 7 - 3);
+        w[i] = number_of<T>(i % 5 - 2, type);
+        x[i % (N * K)] = number_of<T>(i % (N * K) % 7 - 3, type);
         bias[i % M] = static_cast<float>(i % M - 2);
     }
     for (int i = 0; i < N * M; ++i) {
@@ -541,7 +584,8 @@ bool overlaps(void)
 
 bool products(void)
 {
-    return product<uint16_t>(CUDA_R_16BF) && product<float>(CUDA_R_32F);
+    return product<uint16_t>(CUDA_R_16BF) && product<uint16_t>(CUDA_R_16F) &&
+           product<float>(CUDA_R_32F);
 }
 
 } // namespace
@@ -551,7 +595,9 @@ const struct test_case good_cases[] = {
     {"dimensions", dimensions},
     {"warps", warps},
     {"counts", counts},
-    {"matrices", matrices},
+    {"f16_numbers", f16_numbers},
+    {"matrices", matrices<false>},
+    {"f16_matrices", matrices<true>},
     {"copies", copies},
     {"last_block", last_block},
     {"graphs", graphs},

@@ -3,14 +3,14 @@
  * where launches fail.
  *
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
- * epilogue. Inputs both F32 or both BF16, F32 output, F32 arithmetic (no TF32). A call is
+ * epilogue. Inputs both F32, both BF16 or both F16, F32 output, F32 arithmetic (no TF32). A call is
  * refused where addresses are less aligned than its algorithm was asked for with (256 bytes where
  * nothing was said).
  *
  * There are the algorithms below; they differ in how many parts an element's sum is made of. The
  * first, and best, takes as many as there are columns of d, up to four for few and five for many: like
  * the real library's, its bits depend on how many columns share the call. CUDA_HOST_LT names those there
- * are by their letters; all where it is not set. With CUDA_HOST_LT_FAIL every product fails. */
+ * are by their letters; all where it is not set; CUDA_HOST_LT_F16 does so for F16 inputs. With CUDA_HOST_LT_FAIL every product fails. */
 #include "tests/cuda_host/double.h"
 
 #include <cublasLt.h>
@@ -87,8 +87,8 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
     if (matrix.type == CUDA_R_32F) {
         return static_cast<const float *>(matrix.data)[at];
     }
-    return __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t *>(matrix.data)[at])
-                           << 16);
+    const uint16_t bits = static_cast<const uint16_t *>(matrix.data)[at];
+    return matrix.type == CUDA_R_16F ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
 /* Whether a column of b has a value above 1: numbers that algorithms are tried with may have none. */
@@ -147,7 +147,8 @@ bool matrix_of(struct matrix *matrix, const void *data, const struct cuda_host_l
     return (is_turned ? layout->cols : layout->rows) == rows &&
            (is_turned ? layout->rows : layout->cols) == cols &&
            layout->ld >= static_cast<int64_t>(layout->rows) &&
-           (layout->type == CUDA_R_32F || layout->type == CUDA_R_16BF);
+           (layout->type == CUDA_R_32F || layout->type == CUDA_R_16BF ||
+            layout->type == CUDA_R_16F);
 }
 
 /* Whether address is what the algorithm counts on; without one, any is. */
@@ -288,7 +289,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lt, cublasLtMatmu
         *n_result = 0;
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    const char *const letters = getenv("CUDA_HOST_LT");
+    const char *const f16_letters =
+        a->type == CUDA_R_16F ? getenv("CUDA_HOST_LT_F16") : static_cast<const char *>(nullptr);
+    const char *const letters = f16_letters != nullptr ? f16_letters : getenv("CUDA_HOST_LT");
     int n = 0;
     for (int i = 0; i < N_ALGORITHM && n < n_wanted; ++i) {
         if (letters != nullptr && strchr(letters, algorithms[i].letter) == nullptr) {

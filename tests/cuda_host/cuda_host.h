@@ -3,6 +3,7 @@
 #ifndef CUDA_HOST_H
 #define CUDA_HOST_H
 
+#include "kernels/tensor.h" /* F16 */
 #include "tests/cuda_host/device.h"
 
 #include <new>
@@ -149,20 +150,29 @@ extern unsigned char *cuda_host_dynamic_shared;
 
 #define DYN_SHARED(T, name) T *const name = reinterpret_cast<T *>(cuda_host_dynamic_shared)
 
-/* ---- the matrix instruction ----------------------------------------------------------------- */
+/* ---- the matrix instructions ---------------------------------------------------------------- */
 
 /* A lane's fragments. */
 struct cuda_host_mma {
     float *d;
     const uint32_t *a, *b;
+    bool is_f16; /* else BF16 */
 };
 
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                             CUDA_HOST_HERE)
 {
-    const struct cuda_host_mma lane = {d, a, b};
+    const struct cuda_host_mma lane = {d, a, b, false};
     cuda_host_collect(COLLECTIVE_MMA, 0xffffffffu, reinterpret_cast<uintptr_t>(&lane), 0,
                       CUDA_HOST_PLACE("mma_bf16"));
+}
+
+static inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                           CUDA_HOST_HERE)
+{
+    const struct cuda_host_mma lane = {d, a, b, true};
+    cuda_host_collect(COLLECTIVE_MMA, 0xffffffffu, reinterpret_cast<uintptr_t>(&lane), 0,
+                      CUDA_HOST_PLACE("mma_f16"));
 }
 
 /* ---- asynchronous copies -------------------------------------------------------------------- */

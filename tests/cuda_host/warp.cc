@@ -6,14 +6,15 @@
 #include "tests/cuda_host/block.h"
 #include "tests/cuda_host/sanitizer.h"
 
-/* ---- the matrix instruction ----------------------------------------------------------------- */
+/* ---- the matrix instructions ---------------------------------------------------------------- */
 
 namespace
 {
 
-float widen(uint32_t pair, int half)
+float widen(bool is_f16, uint32_t pair, int half)
 {
-    return __uint_as_float(half == 0 ? pair << 16 : pair & 0xffff0000u);
+    const auto bits = static_cast<uint16_t>(half == 0 ? pair : pair >> 16);
+    return is_f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
 /* The fragments' layout is that of kernels/cuda/portable.cuh. Sums go up in k, from d. */
@@ -25,12 +26,12 @@ void multiply(const uint64_t *value)
         const int g = lane / 4, t = lane % 4;
         for (int half = 0; half < 2; ++half) {
             const int k = 2 * t + half;
-            a[g][k] = widen(part->a[0], half);
-            a[g + 8][k] = widen(part->a[1], half);
-            a[g][k + 8] = widen(part->a[2], half);
-            a[g + 8][k + 8] = widen(part->a[3], half);
-            b[k][g] = widen(part->b[0], half);
-            b[k + 8][g] = widen(part->b[1], half);
+            a[g][k] = widen(part->is_f16, part->a[0], half);
+            a[g + 8][k] = widen(part->is_f16, part->a[1], half);
+            a[g][k + 8] = widen(part->is_f16, part->a[2], half);
+            a[g + 8][k + 8] = widen(part->is_f16, part->a[3], half);
+            b[k][g] = widen(part->is_f16, part->b[0], half);
+            b[k + 8][g] = widen(part->is_f16, part->b[1], half);
             d[g][k] = part->d[half];
             d[g + 8][k] = part->d[2 + half];
         }
@@ -126,8 +127,8 @@ void complete(struct warp *warp, struct group *group)
     case COLLECTIVE_SYNC: break;
     case COLLECTIVE_MMA:
         if (arrived != 0xffffffffu) {
-            die("%s:%d: mma_bf16 of %s without all 32 lanes", group->place.file, group->place.line,
-                who());
+            die("%s:%d: %s of %s without all 32 lanes", group->place.file, group->place.line,
+                group->place.what, who());
         }
         multiply(warp->value);
         break;

@@ -1,7 +1,7 @@
 /* Runs token sequences through a model on any backend, cut into steps in any way, and writes
  * everything that comes out, for tests/gpu/golden.py to compare.
  *
- *   forward MODEL SEQUENCES OUTPUT [--device cuda] [--dtype auto|f32|bf16]
+ *   forward MODEL SEQUENCES OUTPUT [--device cuda] [--dtype auto|f32|bf16|f16]
  *           [--placement device|host] [--deterministic on|off] [--rows 0] [--together] [--top 8]
  *           [--logits] [--drawn] [--set NAME=VALUE]...
  *   forward --cases FILE     a case per line: these arguments, separated by blanks

@@ -381,6 +381,8 @@ def check_bits(run):
     jobs = [(case, *way) for case in cases for way in (("f32",), ("bf16",), ("bf16", *OWN_KERNELS))]
     jobs += [(case, "bf16", *SPLIT_WEIGHTS) for case in SPLIT_CASES if case in cases]
     jobs.append((MMA_CASE, "bf16", *MMA_ATTENTION))
+    if run.device == "cuda":  # no other computes in it
+        jobs += [(cases[0], "f16"), (cases[0], "f16", *OWN_KERNELS)]
     run.parallel([(job[:3], lambda j=job: check_ways(run, *j)) for job in jobs], AT_ONCE)
 
 

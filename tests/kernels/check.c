@@ -215,8 +215,15 @@ struct weight_desc check_desc(struct check *c, enum weight_kind kind, enum dtype
                                .n_group = 1};
     const bool has_int8 = c->side[SIDE_ONE]->has_int8;
     if (kind == WEIGHT_MATRIX) {
-        static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
-        desc.dtype = dtypes[check_int(c, 0, has_int8 ? 2 : 1)];
+        enum dtype dtypes[4] = {DTYPE_F32, DTYPE_BF16};
+        int last = 1;
+        if (has_int8) {
+            dtypes[++last] = DTYPE_I8;
+        }
+        if (c->side[SIDE_ONE]->has_f16) {
+            dtypes[++last] = DTYPE_F16;
+        }
+        desc.dtype = dtypes[check_int(c, 0, last)];
         desc.is_split = desc.dtype == DTYPE_F32 && check_chance(c, 0.4);
     } else if (source == DTYPE_Q4) {
         desc.placement = (enum placement)check_int(c, PLACEMENT_DEVICE, PLACEMENT_MMAP);
@@ -236,6 +243,9 @@ struct weight_desc check_slots_desc(struct check *c, enum dtype source)
     const struct backend *const be = c->side[SIDE_ONE];
     if (source == DTYPE_I8 && be->has_int8_slots && !be->has_int8) {
         desc.dtype = DTYPE_I8;
+    }
+    if (source == DTYPE_F16 && be->has_f16 && desc.placement != PLACEMENT_MMAP) {
+        desc.dtype = DTYPE_F16;
     }
     return desc;
 }
@@ -428,7 +438,7 @@ void check_release(struct check *c, int mark)
 double check_tolerance(enum tolerance tolerance)
 {
     static const double table[TOL_N] = {
-        [TOL_NORM] = 2e-6,           [TOL_LINEAR_F32] = 1e-6,     [TOL_LINEAR_BF16] = 2e-6,
+        [TOL_NORM] = 2e-6,           [TOL_LINEAR_F32] = 1e-6,     [TOL_LINEAR_HALF] = 2e-6,
         [TOL_LINEAR_GELU] = 2e-6,    [TOL_LINEAR_SPLIT] = 1.6e-5, [TOL_ATTENTION] = 4e-6,
         [TOL_ATTENTION_BF16] = 4e-3, [TOL_SCORE] = 1e-6,          [TOL_SCORE_SPLIT] = 1.4e-5,
         [TOL_SHARE] = 4e-6,          [TOL_SHARE_SPLIT] = 3e-5,    [TOL_READ] = 1e-6,

@@ -139,7 +139,7 @@ void check_release(struct check *c, int mark);
 enum tolerance {
     TOL_NORM,
     TOL_LINEAR_F32,
-    TOL_LINEAR_BF16,
+    TOL_LINEAR_HALF,
     TOL_LINEAR_GELU,
     TOL_LINEAR_SPLIT,
     TOL_ATTENTION,

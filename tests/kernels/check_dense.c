@@ -258,7 +258,8 @@ static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out, boo
     const enum dtype source = (enum dtype)check_int(c, DTYPE_F32, DTYPE_I8);
     const struct weight_desc desc = check_desc(c, WEIGHT_MATRIX, source);
     const struct tensor w = check_host_tensor(c, k.n_out, k.n_in, source, 1 / sqrtf((float)k.n_in));
-    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, 1.5f);
+    const bool is_large = desc.dtype == DTYPE_F16 && check_chance(c, 0.1); /* beyond its range */
+    float *const x = check_normal(c, (size_t)k.n * (size_t)k.n_in, is_large ? 6e4f : 1.5f);
     k.x = x;
     k.bias = check_chance(c, 0.7) ? check_normal(c, (size_t)k.n_out, 1) : NULL;
     for (int side = 0; side < SIDE_N; side++) {
@@ -266,17 +267,21 @@ static void check_linear_of(struct check *c, int n_tok, int n_in, int n_out, boo
     }
     static const char *const act_name[] = {"none", "relu", "gelu"};
     check_shape(c, "n_tok %d, n_in %d, n_out %d, %s%s from %s, %s, act %s", k.n, k.n_in, k.n_out,
-                desc.is_split ? "split " : "", dtype_name(desc.dtype), dtype_name(source),
-                k.bias == NULL ? "no bias" : "bias", act_name[k.act]);
+                desc.is_split ? "split "
+                : is_large    ? "large "
+                              : "",
+                dtype_name(desc.dtype), dtype_name(source), k.bias == NULL ? "no bias" : "bias",
+                act_name[k.act]);
     const size_t n = (size_t)k.n * (size_t)k.n_out;
     float *const expected = check_host(c, n, sizeof *expected);
     float *const got = check_host(c, n, sizeof *got);
     linear_run(c, SIDE_REF, &k, 0, k.n, (uint32_t *)expected);
     linear_run(c, SIDE_ONE, &k, 0, k.n, (uint32_t *)got);
-    const enum tolerance tolerance = desc.is_split              ? TOL_LINEAR_SPLIT
-                                     : k.act == ACT_GELU        ? TOL_LINEAR_GELU
-                                     : desc.dtype == DTYPE_BF16 ? TOL_LINEAR_BF16
-                                                                : TOL_LINEAR_F32;
+    const bool is_half = desc.dtype == DTYPE_BF16 || desc.dtype == DTYPE_F16;
+    const enum tolerance tolerance = desc.is_split       ? TOL_LINEAR_SPLIT
+                                     : k.act == ACT_GELU ? TOL_LINEAR_GELU
+                                     : is_half           ? TOL_LINEAR_HALF
+                                                         : TOL_LINEAR_F32;
     check_values(c, "y", expected, got, k.n, k.n_out, tolerance, linear_magnitude(c, &k, &w),
                  (int64_t)n);
     check_invariance(c, linear_run, &k, k.n, k.n_out, (const uint32_t *)got);

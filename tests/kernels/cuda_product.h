@@ -167,6 +167,7 @@ static inline int usual_device(void **state)
 {
     (void)state;
     (void)unsetenv("CUDA_HOST_LT");
+    (void)unsetenv("CUDA_HOST_LT_F16");
     (void)unsetenv("CUDA_HOST_LT_FAIL");
     (void)unsetenv("CUDA_HOST_MEMORY");
     (void)unsetenv("CUDA_HOST_FAIL_MALLOC");

@@ -34,7 +34,7 @@ struct fuse_case {
     int n_tok, d, n_out;
     enum first first;
     enum next next;
-    enum dtype dtype; /* of weights and tables */
+    enum dtype dtype; /* of weights and tables; F16: of weights, the tables' is F32 */
     bool into_x;      /* the norm's result takes x's place */
     bool is_request;  /* rows of a request: only an embedding is taken along */
     int gap;          /* words between rows */
@@ -44,6 +44,7 @@ struct fuse_case {
 static const struct fuse_case cases[] = {
     /* of one block to each tile of 16 outputs, two, four and, where weights are row-major, half a tile */
     {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
+    {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_F16, false, false, 0, "add_norm_linear"},
     {8, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm_linear"},
     {5, 32, 1000, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {3, 96, 180, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
@@ -51,6 +52,7 @@ static const struct fuse_case cases[] = {
     {1, 96, 1000, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
     {1, 1024, 64, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {8, 256, 60, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
+    {8, 256, 60, NORM, PRODUCT, DTYPE_F16, false, false, 0, "norm_linear"},
     {3, 288, 20, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 8, "add_norm_linear"},
     /* widths that are no multiple of a block of k, and the widest */
     {2, 4, 33, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
@@ -65,6 +67,7 @@ static const struct fuse_case cases[] = {
     /* embeddings */
     {1, 1024, 70, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm_linear"},
     {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F32, true, false, 4, "embed_norm_linear"},
+    {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F16, true, false, 4, "embed_norm_linear"},
     {5, 100, 40, EMBED_NORM, NOTHING, DTYPE_BF16, true, false, 0, "embed_norm"},
     {12, 2052, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm"},
     {12, 1100, 4, EMBED_NORM, PRODUCT, DTYPE_F32, true, true, 0, "embed_norm"},
@@ -147,9 +150,10 @@ static void rig_open(struct rig *r, struct backend *be, const struct fuse_case *
     r->w = weight_new(be, WEIGHT_MATRIX, k->dtype, k->n_out, k->d, 1);
     r->w_of_r =
         weight_new(be, WEIGHT_MATRIX, k->dtype, k->next == PRODUCT_INTO_R ? k->d : 1, k->d, 2);
-    r->tok = weight_new(be, WEIGHT_TABLE, k->dtype, VOCAB, k->d, 3);
+    const enum dtype table = k->dtype == DTYPE_F16 ? DTYPE_F32 : k->dtype;
+    r->tok = weight_new(be, WEIGHT_TABLE, table, VOCAB, k->d, 3);
     r->pos = weight_new(be, WEIGHT_TABLE, DTYPE_F32, ROWS_MAX, k->d, 4);
-    r->lang = weight_new(be, WEIGHT_TABLE, k->dtype, VOCAB, k->d, 5);
+    r->lang = weight_new(be, WEIGHT_TABLE, table, VOCAB, k->d, 5);
     assert_int_equal(be->op->step_new(be, &r->step, &limits, NULL), ERR_OK);
     r->step->n_tok = k->n_tok;
     r->step->n_seq = k->is_request ? 1 : k->n_tok;

@@ -32,6 +32,9 @@ static void test_pieces_have_the_bits_of_the_whole(void **state)
         const enum act act = (enum act)(i % 3);
         check_pieces(be, &shapes[i], DTYPE_BF16, act);
         check_pieces(be, &shapes[i], DTYPE_F32, act);
+        if (i % 2 == 0) { /* the same kernels, of another type */
+            check_pieces(be, &shapes[i], DTYPE_F16, act);
+        }
     }
     backend_close(be);
 }
@@ -86,7 +89,8 @@ static void test_fast_math_is_close_to_ref(void **state)
         const enum act act = (enum act)(i % N_SHAPE % 3);
         const bool has_bias = i % N_SHAPE % 4 != 0;
         check_close(be, &shapes[i % N_SHAPE], DTYPE_BF16, act, has_bias, 0);
-        check_close(be, &shapes[i % N_SHAPE], DTYPE_F32, act, has_bias, 0);
+        check_close(be, &shapes[i % N_SHAPE], i < N_SHAPE ? DTYPE_F16 : DTYPE_F32, act, has_bias,
+                    0);
     }
     backend_close(be);
 }
@@ -100,6 +104,7 @@ static void test_fast_math_takes_rows_at_any_address(void **state)
     for (int first = 0; first < 5; first++) {
         check_close(be, &wide, DTYPE_F32, ACT_NONE, true, first);
         check_close(be, &wide, DTYPE_BF16, ACT_NONE, true, first);
+        check_close(be, &wide, DTYPE_F16, ACT_NONE, true, first);
     }
     backend_close(be);
 }
@@ -124,9 +129,11 @@ static void test_fast_math_keeps_the_bits_of_few_rows(void **state)
     static const struct shape many = {400, 64, 1100, 0}; /* on a GPU too */
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
         assert_int_equal(n_different(few[i], DTYPE_BF16), 0);
+        assert_int_equal(n_different(few[i], DTYPE_F16), 0);
         assert_int_equal(n_different(few[i], DTYPE_F32), 0);
     }
     assert_true(n_different(many, DTYPE_BF16) > 0);
+    assert_true(n_different(many, DTYPE_F16) > 0);
     assert_true(n_different(many, DTYPE_F32) > 0);
 }
 
@@ -135,8 +142,8 @@ static void test_fast_math_without_an_algorithm_has_own_bits(void **state)
 {
     (void)state;
     static const struct shape many = {300, 300, 1100, 0};
-    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
-    for (int i = 0; i < 2; i++) {
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+    for (int i = 0; i < 3; i++) {
         uint32_t *const own = bits_of(OWN, many, dtypes[i]);
         struct backend *const be = cuda_open_double(FAST, "");
         uint32_t *const bits = bits_on(be, many, dtypes[i]);
@@ -160,8 +167,13 @@ static void test_rows_of_requests_have_the_same_bits_in_pieces(void **state)
     for (size_t i = 0; i < sizeof more / sizeof *more; i += (size_t)few_of(2)) {
         check_pieces(be, &more[i], DTYPE_BF16, (enum act)(i % 3));
         check_close(be, &more[i], DTYPE_BF16, (enum act)(i % 3), i % 2 == 0, 0);
+        if (i % 2 == 0) {
+            check_pieces(be, &more[i], DTYPE_F16, (enum act)(i % 3));
+            check_close(be, &more[i], DTYPE_F16, (enum act)(i % 3), i % 4 == 0, 0);
+        }
     }
     assert_non_null(strstr(be->products, "70x64 own kernels"));
+    assert_non_null(strstr(be->products, "70x64 f16 own kernels"));
     assert_string_equal(be->warning, "");
     backend_close(be);
 }
@@ -207,6 +219,67 @@ static void test_the_first_algorithm_that_passes_is_taken(void **state)
         backend_close(be);
     }
     free(own);
+}
+
+/* An algorithm that is good for one type need not be for the other. */
+static void test_each_type_has_an_algorithm_of_its_own(void **state)
+{
+    static const struct shape shape = {40, 64, 64, 0};
+    (void)state;
+    struct backend *const own = cuda_open(OWN);
+    struct backend *be = cuda_open_double(LT, "g");
+    (void)setenv("CUDA_HOST_LT_F16", "l", 1);
+    for (int i = 0; i < 2; i++) {
+        const enum dtype dtype = i == 0 ? DTYPE_F16 : DTYPE_BF16;
+        uint32_t *const wanted = bits_on(own, shape, dtype);
+        uint32_t *const bits = bits_on(be, shape, dtype);
+        assert_int_equal(n_unequal(bits, wanted, shape) == 0, dtype == DTYPE_F16);
+        free(bits);
+        free(wanted);
+    }
+    assert_string_equal(be->products, "cuBLASLt 1234; 64x64 f16 own kernels; 64x64 103/20/8");
+    backend_close(be);
+    (void)setenv("CUDA_HOST_LT_F16", "vg", 1);
+    be = cuda_open_double(LT, "");
+    free(bits_on(be, shape, DTYPE_F16));
+    assert_string_equal(be->products, "cuBLASLt 1234; 64x64 f16 103/20/8");
+    backend_close(be);
+    backend_close(own);
+}
+
+/* The bits of a row are those of F16 operands: three more than BF16 keeps. */
+static void test_f16_keeps_what_bf16_loses(void **state)
+{
+    static const struct shape shape = {40, 64, 64, 0};
+    (void)state;
+    static const enum who all[] = {OWN, LT, FAST};
+    for (int i = 0; i < 3; i++) {
+        struct backend *const be = cuda_open(all[i]);
+        double off[2] = {0};
+        struct product exact;
+        product_open(&exact, be, shape, DTYPE_F32);
+        const float *const w = exact.host_w.data;
+        const float *const x = exact.host_x.data;
+        const float *const bias = exact.host_bias.data;
+        for (int t = 0; t < 2; t++) {
+            struct product p;
+            product_open(&p, be, shape, t == 0 ? DTYPE_BF16 : DTYPE_F16);
+            op_linear(be, p.y, p.x, p.w, p.bias, ACT_NONE);
+            float *const y = (float *)product_bits(&p, be);
+            for (int o = 0; o < shape.n_out; o++) { /* of the first row */
+                double sum = (double)bias[o];
+                for (int k = 0; k < shape.n_in; k++) {
+                    sum += (double)w[o * shape.n_in + k] * (double)x[k];
+                }
+                off[t] += fabs(sum - (double)y[o]);
+            }
+            free(y);
+            product_close(&p, be);
+        }
+        assert_true(off[1] < 0.2 * off[0]);
+        product_close(&exact, be);
+        backend_close(be);
+    }
 }
 
 /* A library that fails in service costs a line and no request; it is not asked again. */
@@ -259,11 +332,14 @@ static void test_too_little_memory_to_choose_leaves_own_kernels(void **state)
 static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
 {
     (void)state;
-    uint32_t *const own = drawn_bits(OWN, DTYPE_BF16);
-    uint32_t *const lt = drawn_bits(LT, DTYPE_BF16);
-    assert_int_equal(n_unequal(own, lt, drawn_shape), 0);
-    free(own);
-    free(lt);
+    for (int i = 0; i < 2; i++) {
+        const enum dtype dtype = i == 0 ? DTYPE_BF16 : DTYPE_F16;
+        uint32_t *const own = drawn_bits(OWN, dtype);
+        uint32_t *const lt = drawn_bits(LT, dtype);
+        assert_int_equal(n_unequal(own, lt, drawn_shape), 0);
+        free(own);
+        free(lt);
+    }
 }
 
 /* ---- blocks of few rows ---- */
@@ -313,9 +389,9 @@ static int n_block_by(const char *kernel, enum who who, enum dtype dtype, struct
     return n_block;
 }
 
-static int n_block_of(enum who who, struct shape shape)
+static int n_block_of(enum who who, struct shape shape, enum dtype dtype)
 {
-    return n_block_by("gemv_kernel_bf16", who, DTYPE_BF16, shape);
+    return n_block_by("gemv_kernel", who, dtype, shape);
 }
 
 /* Of the double's 8 multiprocessors four would be idle with 64 outputs in blocks of 16. Packed weights
@@ -324,10 +400,11 @@ static void test_few_outputs_are_shared_out_to_more_blocks(void **state)
 {
     (void)state;
     need_double();
-    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 64, 0}), 8);
-    assert_int_equal(n_block_of(LT, (struct shape){1, 96, 44, 0}), 6);
-    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 80, 0}), 5);
-    assert_int_equal(n_block_of(OWN, (struct shape){8, 96, 64, 0}), 4);
+    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 64, 0}, DTYPE_BF16), 8);
+    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 64, 0}, DTYPE_F16), 8);
+    assert_int_equal(n_block_of(LT, (struct shape){1, 96, 44, 0}, DTYPE_BF16), 6);
+    assert_int_equal(n_block_of(LT, (struct shape){8, 96, 80, 0}, DTYPE_BF16), 5);
+    assert_int_equal(n_block_of(OWN, (struct shape){8, 96, 64, 0}, DTYPE_BF16), 4);
 }
 
 /* Where a tile of outputs for all tokens would leave four of 8 multiprocessors idle, blocks have fewer tokens. */
@@ -335,9 +412,9 @@ static void test_few_outputs_of_more_tokens_are_shared_out_too(void **state)
 {
     (void)state;
     need_double();
-    assert_int_equal(n_block_of(OWN, (struct shape){16, 96, 64, 0}), 8);
-    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 64, 0}), 8);
-    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 80, 0}), 5);
+    assert_int_equal(n_block_of(OWN, (struct shape){16, 96, 64, 0}, DTYPE_BF16), 8);
+    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 64, 0}, DTYPE_BF16), 8);
+    assert_int_equal(n_block_of(OWN, (struct shape){32, 96, 80, 0}, DTYPE_BF16), 5);
     assert_int_equal(n_block_by("kernel\t", OWN, DTYPE_BF16, (struct shape){256, 64, 64, 0}), 8);
     assert_int_equal(n_block_by("kernel\t", OWN, DTYPE_F32, (struct shape){256, 64, 64, 0}), 8);
     assert_int_equal(n_block_by("gemv_kernel_f32", OWN, DTYPE_F32, (struct shape){8, 96, 64, 0}),
@@ -352,7 +429,7 @@ static void test_many_outputs_have_large_blocks_from_one_row_on(void **state)
     (void)state;
     need_double();
     for (int n_tok = 1; n_tok <= 8; n_tok++) {
-        assert_int_equal(n_block_of(OWN, (struct shape){n_tok, 64, 1000, 0}), 16);
+        assert_int_equal(n_block_of(OWN, (struct shape){n_tok, 64, 1000, 0}, DTYPE_BF16), 16);
     }
 }
 
@@ -366,6 +443,8 @@ int main(void)
         cmocka_unit_test_setup(test_fast_math_without_an_algorithm_has_own_bits, usual_device),
         cmocka_unit_test_setup(test_rows_of_requests_have_the_same_bits_in_pieces, usual_device),
         cmocka_unit_test_setup(test_the_first_algorithm_that_passes_is_taken, usual_device),
+        cmocka_unit_test_setup(test_each_type_has_an_algorithm_of_its_own, usual_device),
+        cmocka_unit_test_setup(test_f16_keeps_what_bf16_loses, usual_device),
         cmocka_unit_test_setup(test_a_failing_product_is_computed_by_own_kernels, usual_device),
         cmocka_unit_test_setup(test_too_little_memory_to_choose_leaves_own_kernels, usual_device),
         cmocka_unit_test_setup(test_drawn_tokens_do_not_go_to_cublaslt, usual_device),

@@ -6,14 +6,15 @@
 #include <unistd.h>
 
 /* Whether op_ffn's y has the bits of two products one after another, and whether the activation went to the
- * second rounded to BF16: then its F32 memory still holds the first one's sums, some below GELU's least. */
-static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded)
+ * second rounded: then its F32 memory still holds the first one's sums, some below GELU's least. */
+static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded,
+                      enum dtype up_dtype, enum dtype down_dtype)
 {
     const struct shape back = {shape->n_tok, shape->n_out, shape->n_in, shape->shift};
     struct product up;
     struct product down;
-    product_open(&up, be, *shape, DTYPE_BF16);
-    product_open(&down, be, back, DTYPE_BF16);
+    product_open(&up, be, *shape, up_dtype);
+    product_open(&down, be, back, down_dtype);
     op_linear(be, up.y, up.x, up.w, up.bias, act);
     op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
     uint32_t *const apart = product_bits(&down, be);
@@ -40,14 +41,33 @@ static void check_ffn(struct backend *be, const struct shape *shape, enum act ac
 static void test_an_activation_is_rounded_once(void **state)
 {
     (void)state;
+    for (int i = 0; i < 2; i++) {
+        const enum dtype dtype = i == 0 ? DTYPE_BF16 : DTYPE_F16;
+        struct backend *const be = cuda_open_double(LT, "g");
+        /* The room is for 512 rows of the widest so far. */
+        check_ffn(be, &(struct shape){600, 32, 64, 0}, ACT_GELU, false, dtype, dtype);
+        check_ffn(be, &(struct shape){3, 32, 64, 0}, ACT_GELU, true, dtype, dtype);
+        check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_GELU, true, dtype, dtype);
+        check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_RELU, false, dtype, dtype);
+        check_ffn(be, &(struct shape){20, 32, 64, 1}, ACT_GELU, false, dtype, dtype);
+        check_ffn(be, &(struct shape){20, 32, 68, 0}, ACT_GELU, false, dtype, dtype);
+        backend_close(be);
+    }
+}
+
+/* What the second product does not read as it was left, it has in F32: weights of another type, and those
+ * that are split. */
+static void test_an_activation_for_others_stays(void **state)
+{
+    (void)state;
+    static const enum dtype dtypes[][2] = {{DTYPE_BF16, DTYPE_F16},
+                                           {DTYPE_F16, DTYPE_BF16},
+                                           {DTYPE_F16, DTYPE_F32},
+                                           {DTYPE_F32, DTYPE_F32}};
     struct backend *const be = cuda_open_double(LT, "g");
-    /* The room is for 512 rows of the widest so far. */
-    check_ffn(be, &(struct shape){600, 32, 64, 0}, ACT_GELU, false);
-    check_ffn(be, &(struct shape){3, 32, 64, 0}, ACT_GELU, true);
-    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_GELU, true);
-    check_ffn(be, &(struct shape){300, 32, 96, 0}, ACT_RELU, false);
-    check_ffn(be, &(struct shape){20, 32, 64, 1}, ACT_GELU, false);
-    check_ffn(be, &(struct shape){20, 32, 68, 0}, ACT_GELU, false);
+    for (int i = 0; i < 4; i++) {
+        check_ffn(be, &(struct shape){20, 32, 64, 0}, ACT_GELU, false, dtypes[i][0], dtypes[i][1]);
+    }
     backend_close(be);
 }
 
@@ -321,12 +341,11 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
 
 /* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an upload in between it
  * rounds them itself; where cuBLASLt fails, our kernel multiplies the rounded ones. */
-static void test_rows_are_rounded_by_the_op_before(void **state)
+static void check_op_before(enum dtype dtype)
 {
     enum { N = 37, WIDTH = 96, N_OUT = 64 };
     static const struct shape shape = {N, WIDTH, N_OUT, 0};
     char path[] = "/tmp/test_cuda.XXXXXX";
-    (void)state;
     const int file = mkstemp(path);
     assert_true(file >= 0);
     FILE *const lines = fdopen(file, "r");
@@ -334,7 +353,7 @@ static void test_rows_are_rounded_by_the_op_before(void **state)
     struct backend *const be = cuda_open_double(LT, "g");
     (void)unsetenv("CUDA_HOST_TRACE");
     struct product p;
-    product_open(&p, be, shape, DTYPE_BF16);
+    product_open(&p, be, shape, dtype);
     const struct rows r = rows_new(be, N, WIDTH);
     const struct rows other = rows_new(be, N, WIDTH);
     for (int i = NORM; i <= GATE; i++) {
@@ -359,7 +378,7 @@ static void test_rows_are_rounded_by_the_op_before(void **state)
     }
     struct backend *const own = cuda_open(OWN);
     struct product q;
-    product_open(&q, own, shape, DTYPE_BF16);
+    product_open(&q, own, shape, dtype);
     const struct rows s = rows_new(own, N, WIDTH);
     call(own, &s, NORM);
     op_linear(own, q.y, s.y, q.w, q.bias, ACT_RELU);
@@ -385,11 +404,48 @@ static void test_rows_are_rounded_by_the_op_before(void **state)
     (void)unlink(path);
 }
 
+static void test_rows_are_rounded_by_the_op_before(void **state)
+{
+    (void)state;
+    check_op_before(DTYPE_BF16);
+    check_op_before(DTYPE_F16);
+}
+
+/* Beside F16 weights rows are left for those; a product by BF16 ones rounds them itself, to its own bits. */
+static void test_a_product_of_another_type_rounds_its_rows(void **state)
+{
+    static const struct shape shape = {37, 96, 64, 0};
+    (void)state;
+    uint32_t *bits[2];
+    for (int i = 0; i < 2; i++) {
+        struct backend *const be = cuda_open_double(LT, "g");
+        struct product p;
+        struct product other;
+        product_open(&p, be, shape, DTYPE_BF16);
+        product_open(&other, be, shape, i == 0 ? DTYPE_BF16 : DTYPE_F16);
+        const struct rows r = rows_new(be, shape.n_tok, shape.n_in);
+        call(be, &r, NORM);
+        op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
+        bits[i] = product_bits(&p, be);
+        for (int b = 0; b < 4; b++) {
+            be->op->buffer_free(be, r.buffer[b]);
+        }
+        product_close(&p, be);
+        product_close(&other, be);
+        backend_close(be);
+    }
+    assert_int_equal(n_unequal(bits[0], bits[1], shape), 0);
+    free(bits[0]);
+    free(bits[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
+        cmocka_unit_test_setup(test_an_activation_for_others_stays, usual_device),
         cmocka_unit_test_setup(test_own_kernels_round_an_activation_once, usual_device),
+        cmocka_unit_test_setup(test_a_product_of_another_type_rounds_its_rows, usual_device),
         cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
         cmocka_unit_test_setup(test_drawn_rows_are_rounded_by_the_op_before, usual_device),
         cmocka_unit_test_setup(test_several_products_read_the_same_rounded_rows, usual_device),

@@ -226,6 +226,29 @@ static void test_bf16_linear_rounds_the_inputs(void **state)
     be->op->weight_free(be, weight);
 }
 
+/* Likewise with F16 weights, which keep three bits more; beyond the largest number rows are that, and
+ * weights are. */
+static void test_f16_linear_rounds_the_inputs(void **state)
+{
+    (void)state;
+    const float w[2] = {1 + 0x1p-9f + 0x1p-12f, 1}; /* the first rounds to 1 + 2^-9 */
+    const float x[2 * 2] = {1, 0x1p-12f + 0x1p-24f, 1e5f, -INFINITY};
+    const float expected[2] = {1 + 0x1p-9f + 0x1p-12f, 0x1p-9f * 65504};
+    struct weight *weight =
+        weight_of(rows_of(w, 1, 2), WEIGHT_MATRIX, DTYPE_F16, PLACEMENT_DEVICE, 1);
+    float y[2] = {0};
+    const struct tensor none = {0};
+    op_linear(be, rows_of(y, 2, 1), rows_of(x, 2, 2), weight, none, ACT_NONE);
+    expect_floats("y", expected, y, 2, 0);
+    be->op->weight_free(be, weight);
+    const float large[2] = {-7e4f, 0};
+    const float two = -131008;
+    weight = weight_of(rows_of(large, 1, 2), WEIGHT_MATRIX, DTYPE_F16, PLACEMENT_DEVICE, 1);
+    op_linear(be, rows_of(y, 1, 1), rows_of((const float[]){2, 0}, 1, 2), weight, none, ACT_NONE);
+    expect_floats("y", &two, y, 1, 0);
+    be->op->weight_free(be, weight);
+}
+
 static struct step *step_of(int n_tok, int n_out, int n_vocab)
 {
     const struct step_limits limits = {.n_tok_max = n_tok,
@@ -623,6 +646,7 @@ int main(void)
         cmocka_unit_test(test_linear_by_hand),
         cmocka_unit_test(test_gelu_is_the_exact_one),
         cmocka_unit_test(test_bf16_linear_rounds_the_inputs),
+        cmocka_unit_test(test_f16_linear_rounds_the_inputs),
         cmocka_unit_test(test_int8_linear_by_hand),
         cmocka_unit_test(test_attention_by_hand),
         cmocka_unit_test(test_product_search_is_exact),

@@ -99,6 +99,27 @@ static void test_f16_is_exact(void **state)
     }
 }
 
+/* Each of them again, those between two by the nearer, and no infinity. */
+static void test_f16_saturates(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 0; bits < 0x7c00; bits++) {
+        const double value = (double)f16_to_f32((uint16_t)bits);
+        const double next = bits == 0x7bff ? 65536 : (double)f16_to_f32((uint16_t)(bits + 1));
+        const uint32_t up = bits == 0x7bff ? bits : bits + 1;
+        const float half = (float)((value + next) / 2); /* exact */
+        assert_int_equal(f16_saturated((float)value), bits);
+        assert_int_equal(f16_saturated((float)-value), bits | 0x8000);
+        assert_int_equal(f16_saturated(nextafterf(half, 0)), bits);
+        assert_int_equal(f16_saturated(half), bits % 2 == 0 ? bits : up);
+        assert_int_equal(f16_saturated(nextafterf(half, INFINITY)), up);
+    }
+    assert_int_equal(f16_saturated(1e30f), 0x7bff);
+    assert_int_equal(f16_saturated(INFINITY), 0x7bff);
+    assert_int_equal(f16_saturated(-INFINITY), 0xfbff);
+    assert_true(isnan(f16_to_f32(f16_saturated(NAN))));
+}
+
 static void test_dtypes_have_sizes_and_names(void **state)
 {
     (void)state;
@@ -135,6 +156,7 @@ int main(void)
         cmocka_unit_test(test_bf16_keeps_nan),
         cmocka_unit_test(test_bf16_round_trip_is_exact),
         cmocka_unit_test(test_f16_is_exact),
+        cmocka_unit_test(test_f16_saturates),
         cmocka_unit_test(test_dtypes_have_sizes_and_names),
         cmocka_unit_test(test_views_keep_the_stride),
     };

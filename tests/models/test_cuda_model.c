@@ -155,7 +155,7 @@ static int decode_fused(const char *fuse, const char *dtype, const char *graphs,
  * two for each layer, and two, are gone, and not a bit has changed. */
 static void test_norms_cost_no_kernels_and_no_bits(void **state)
 {
-    static const char *const dtypes[] = {"f32", "bf16"};
+    static const char *const dtypes[] = {"f32", "bf16", "f16"};
     struct answer apart[N_STEP];
     struct answer fused[N_STEP];
     (void)state;
@@ -163,7 +163,7 @@ static void test_norms_cost_no_kernels_and_no_bits(void **state)
         skip();
     }
     const bool counts = strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         const int n_apart = decode_fused("0", dtypes[i], "1", "0", apart);
         const int n_fused = decode_fused("1", dtypes[i], "1", "0", fused);
         assert_memory_equal(fused, apart, sizeof fused);

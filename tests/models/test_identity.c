@@ -146,6 +146,8 @@ static void test_compares_results_by_dtype(void **state)
     assert_true(identity_tolerance(it, &info, true) == 0.5F);
     info.cache_dtype = DTYPE_BF16;
     assert_true(identity_tolerance(it, &info, false) == 0.5F);
+    info.dtype = DTYPE_F16; /* as for BF16 */
+    assert_true(identity_tolerance(it, &info, false) == 0.5F);
     info.dtype = DTYPE_I8;
     assert_true(identity_tolerance(it, &info, false) == 0);
 

@@ -179,10 +179,9 @@ static void test_dtype(void **state)
         enum dtype file;
         const char *wanted;
         enum dtype computed;
-    } rows[] = {{DTYPE_F32, "auto", DTYPE_F32},
-                {DTYPE_F32, "bf16", DTYPE_BF16},
-                {DTYPE_F16, "auto", DTYPE_F32},
-                {DTYPE_BF16, "auto", DTYPE_BF16},
+    } rows[] = {{DTYPE_F32, "auto", DTYPE_F32}, {DTYPE_F32, "bf16", DTYPE_BF16},
+                {DTYPE_F16, "auto", DTYPE_F32}, {DTYPE_F16, "f16", DTYPE_F16},
+                {DTYPE_F32, "f16", DTYPE_F16},  {DTYPE_BF16, "auto", DTYPE_BF16},
                 {DTYPE_BF16, "f32", DTYPE_F32}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct model_options options = {.dtype = rows[i].wanted};
@@ -201,6 +200,88 @@ static void test_dtype(void **state)
         } else {
             assert_true(memcmp(score_bf16, score_f32, sizeof(float) * 31) != 0);
         }
+    }
+    folder_free(&f);
+}
+
+/* Numbers that F16 holds and BF16 does not, in its matrices. */
+static void folder_f16(struct folder *f)
+{
+    for (int t = 0; t < f->w.n; t++) {
+        struct writer_tensor *const tensor = &f->w.tensor[t];
+        tensor->dtype = tensor->n_dim > 1 ? DTYPE_F16 : DTYPE_F32;
+        for (int64_t i = 0; tensor->n_dim > 1 && i < tensor->n_elem; i++) {
+            tensor->value[i] += (float)(i % 7 - 3) * 0x1p-9f * tensor->value[i];
+            tensor->value[i] = f16_to_f32(f16_from_f32(tensor->value[i]));
+        }
+    }
+}
+
+static double farthest(const float *a, const float *b, int n)
+{
+    double difference = 0;
+    for (int t = 0; t + 1 < n; t++) {
+        assert_true(isfinite(a[t]) && isfinite(b[t]));
+        difference = fmax(difference, fabs((double)a[t] - (double)b[t]));
+    }
+    return difference;
+}
+
+/* On a GPU F16 files are computed in F16 unless something else is asked for; other backends have no such
+ * products. Few rows and many have the same bits, which are ref's but for rounding, and nearer to F32's than
+ * BF16's are. The cache is BF16 unless it is named. */
+static void test_f16_files_are_computed_in_f16_on_a_gpu(void **state)
+{
+    enum { N = 32 };
+    struct folder f;
+    struct runner run;
+    float exact[N], specified[N], f16[N], bf16[N], cut[N];
+    const struct model_options automatic = {.dtype = "auto", .cache_dtype = "f32", .check = true};
+    const struct model_options named = {.dtype = "f16", .cache_dtype = "f32"};
+    const struct model_options rough = {.dtype = "bf16", .cache_dtype = "f32"};
+    (void)state;
+    folder_new(&f, V);
+    writer_find(&f.w, "memories.1_in.query_proj.query_mlps.1.running_var")->value[0] = 1;
+    folder_f16(&f);
+    folder_save(&f);
+    for (int i = 1; i < RUNNER_N_CPU; i++) {
+        struct backend *be = NULL;
+        struct model *model = NULL;
+        struct err err = {0};
+        if (cpu_open(&be, runner_backends[i], 1, NULL) == ERR_OK) {
+            assert_int_equal(model_open(&model, be, f.dir, &automatic, &err), ERR_OK);
+            assert_int_equal(model_info(model)->dtype, DTYPE_F32);
+            model_close(model);
+            assert_int_equal(model_open(&model, be, f.dir, &named, &err), ERR_UNSUPPORTED);
+            assert_non_null(strstr(err.message, "does not compute in f16, only a GPU does"));
+            backend_close(be);
+        }
+    }
+    if (!runner_open(&run, "cuda", f.dir, &(struct model_options){.dtype = "auto"})) {
+        folder_free(&f);
+        skip();
+    }
+    assert_int_equal(run.info->file_dtype, DTYPE_F16);
+    assert_int_equal(run.info->dtype, DTYPE_F16);
+    assert_int_equal(run.info->cache_dtype, DTYPE_BF16);
+    assert_int_equal(run.info->value_dtype, DTYPE_F16); /* as in the file */
+    assert_int_equal(run.info->value_bytes, N_KEY * N_KEY * D * sizeof(uint16_t));
+    const size_t bytes = run.info->weight_bytes;
+    runner_close(&run);
+    assert_true(runner_open(&run, "cuda", f.dir, &rough));
+    assert_int_equal(run.info->weight_bytes, bytes);
+    runner_close(&run);
+    score(&f, &(struct model_options){.dtype = "f32"}, N, exact, N);
+    score(&f, &named, N, specified, N);
+    assert_true(score_on("cuda", &f, &automatic, N, f16, N));
+    assert_true(score_on("cuda", &f, &automatic, 5, cut, N));
+    assert_true(score_on("cuda", &f, &rough, N, bf16, N));
+    assert_same_score(cut, f16, N, "F16 in chunks of 5");
+    if (!(farthest(f16, specified, N) < 2e-5 && farthest(f16, exact, N) < 5e-3 &&
+          farthest(f16, exact, N) < 0.2 * farthest(bf16, exact, N))) {
+        fail_msg(
+            "log-probabilities in F16 are off by %g from ref's and by %g from F32's, in BF16 by %g",
+            farthest(f16, specified, N), farthest(f16, exact, N), farthest(bf16, exact, N));
     }
     folder_free(&f);
 }
@@ -718,7 +799,7 @@ static void test_refuses_options_and_memory(void **state)
     (void)state;
     folder_new(&f, V);
     folder_save(&f);
-    refuse(&f, &int4, 0, ERR_ARGUMENT, "dtype: int4 is unknown; use auto, f32, bf16 or int8");
+    refuse(&f, &int4, 0, ERR_ARGUMENT, "dtype: int4 is unknown; use auto, f32, bf16, int8 or f16");
     refuse(&f, &(struct model_options){.dtype = "f32", .cache_dtype = "f8"}, 0, ERR_ARGUMENT,
            "kv_cache_dtype: f8 is unknown; use auto, f32 or bf16");
     refuse(&f, &F32, 4096, ERR_MEMORY, "do not fit");
@@ -980,6 +1061,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_info),
         cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_f16_files_are_computed_in_f16_on_a_gpu),
         cmocka_unit_test(test_int8),
         cmocka_unit_test(test_refuses_int8),
         cmocka_unit_test(test_placement_keeps_bits),

@@ -294,6 +294,25 @@ def test_files_in_f32_are_computed_in_bf16_by_default():
     assert (said["file_dtype"], said["dtype"]) == ("f32", "f32")
 
 
+def test_files_in_f16_are_computed_in_f16_by_default(tmp_path):
+    subprocess.run([sys.executable, ROOT + "/models/convert/convert.py", ROOT + "/tests/golden/xlm/pkm12/checkpoint.pth",
+                    "--output", tmp_path / "f16", "--dtype", "f16"], check=True, capture_output=True)
+
+    def said(device, *flags):
+        done = subprocess.run([PROGRAM, "serve", "--check", "--model", tmp_path / "f16", *SMALL, "--device", device, *flags],
+                              env={**os.environ, **environment(**WITHOUT)}, timeout=PATIENCE, text=True, capture_output=True, check=True)
+        info = json.loads(done.stdout)
+        return info["model"], info["backend"].get("products", ""), [line for line in done.stderr.splitlines() if "event=dtype" in line]
+
+    model, products, lines = said("cuda")
+    assert (model["file_dtype"], model["dtype"], model["kv_cache_dtype"]) == ("f16", "f16", "bf16")
+    assert re.search(r"cuBLASLt 1234; \d+x\d+ f16 103/20/8", products), products
+    assert lines == []
+    model, _, lines = said("cpu", "--dtype", "bf16")
+    assert model["dtype"] == "bf16" and "files=f16 weights=bf16 why=\"it was asked for\"" in lines[0]
+    assert said("cpu")[0]["dtype"] == "f32"
+
+
 def test_steps_hold_more_rows_on_a_larger_device():
     """512 on the CPU and on a small GPU; more if so many sequences may run."""
     for flags, rows in ((["--device", "cpu"], 512), (["--device", "cuda"], 512),
