@@ -193,6 +193,7 @@ static enum err_code read_device(struct cuda *cu, struct err *err)
     cu->n_sm = prop.multiProcessorCount;
     cu->sm_version = prop.major * 10 + prop.minor;
     cu->shared_max = prop.sharedMemPerBlockOptin;
+    cu->launches_together = prop.cooperativeLaunch != 0;
     if (cu->sm_version < SM_MIN) {
         return err_set(err, ERR_UNSUPPORTED,
                        "cuda: %.60s has compute capability %d.%d, at least 8.0 is needed (Ampere "
@@ -356,6 +357,9 @@ static enum err_code open_parts(struct cuda *cu, const struct backend_options *o
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
     code = code == ERR_OK ? trace_open(cu, err) : code;
     code = code == ERR_OK ? open_overlap(cu, err) : code;
+    if (code == ERR_OK && wants("PKMSERVE_CUDA_PERSISTENT", false)) {
+        code = persistent_open(cu, err);
+    }
     return code == ERR_OK && cu->is_fast ? open_fast_math(cu, err) : code;
 }
 
@@ -366,6 +370,7 @@ static void cuda_close(struct backend *be)
         (void)cudaStreamSynchronize(cu->stream);
     }
     graphs_free(cu);
+    persistent_close(cu);
     trace_close(cu);
     linear_release(cu);
     linear_lt_close(cu);

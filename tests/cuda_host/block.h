@@ -1,10 +1,11 @@
-/* A block whose threads run: what block.cc and warp.cc share. */
+/* A block whose threads run: what block.cc, grid.cc and warp.cc share. */
 #ifndef CUDA_HOST_BLOCK_H
 #define CUDA_HOST_BLOCK_H
 
 #include "tests/cuda_host/double.h"
 
-enum { COPY_MAX = 256 };
+/* Barriers of a block; barrier 0 is that of all its threads. */
+enum { COPY_MAX = 256, BARRIER_MAX = 16 };
 
 /* An asynchronous copy under way. */
 struct copy {
@@ -25,7 +26,17 @@ struct thread {
     /* Copies under way: [copy_first, copy_end), oldest first. */
     int copy_first, copy_end;
     int copy_group;           /* that copies belong to until the next commit */
+    int barrier;              /* that it waits at; -1: at none */
     bool has_waited, is_held; /* at grid_wait */
+    bool is_paused;           /* waits for another block */
+};
+
+/* Of some threads of a block, or all. */
+struct barrier {
+    int n_thread; /* that are to come */
+    int n_arrived, sum, result;
+    struct cuda_host_place place;
+    void *sync;
 };
 
 /* Lanes that wait for one another. */
@@ -54,16 +65,21 @@ struct block {
     int parity;               /* of the block in its bank, for ThreadSanitizer */
     bool is_early;            /* grid_wait holds its threads */
     int n_held;
-    /* the barrier */
-    int n_arrived, sum, result;
-    struct cuda_host_place place;
-    void *sync;
+    bool is_together; /* with the other blocks of its launch */
+    int n_paused;
+    bool has_moved; /* a thread that was paused goes on */
+    struct barrier barrier[BARRIER_MAX];
     struct warp warp[WARP_MAX];
     struct thread thread[BLOCK_MAX];
+    struct fiber *idle[BLOCK_MAX]; /* that no thread uses, the last given back first */
+    int n_idle;
 };
 
 extern struct block block;
 extern struct thread *self; /* that runs */
+extern enum thread_order order;
+/* What orders threads, for ThreadSanitizer: the launch before them, them before its end. */
+extern char sync_launch, sync_end;
 
 static inline bool is_same_place(const struct cuda_host_place *a, const struct cuda_host_place *b)
 {
@@ -76,6 +92,12 @@ static inline struct thread *lane_thread(const struct warp *warp, int lane)
     return &block.thread[(warp - block.warp) * WARP + lane];
 }
 
+/* Who runs next, which no longer counts as ready; NULL: nobody can. */
+struct thread *next_take(void);
+/* Lets this thread run. */
+void thread_switch(struct thread *thread);
+/* What each fiber runs. */
+void thread_main(void);
 /* These lanes may run again. */
 void warp_wake(struct warp *warp, unsigned int lanes);
 /* This one runs on: nobody need switch to it. */
@@ -90,8 +112,10 @@ void warp_thread_ended(struct warp *warp);
 void copies_reset(struct thread *thread);
 /* Those under way read their sources: as early as they may. warp.cc */
 void copies_read(const struct thread *thread);
-/* Whether data lies in the block's shared memory. */
+/* Whether data lies in the block's shared memory. grid.cc */
 bool is_shared(const void *data);
+/* Says where the threads of the block wait. */
+void say_waiting(void);
 /* For messages: "kernel, block (0, 0, 0)", and with ", thread (0, 0, 0)". */
 const char *which_block(void);
 const char *who(void);

@@ -608,6 +608,11 @@ const struct test_case good_cases[] = {
     {nullptr, nullptr},
 };
 
+static bool is_it(const struct test_case *it, const char *name)
+{
+    return strcmp(it->name, name) == 0;
+}
+
 int main(int argc, char **argv)
 {
     int n_device, n_run = 0;
@@ -615,21 +620,25 @@ int main(int argc, char **argv)
     if (strncmp(argv[1], "environment_", 12) != 0) {
         REQUIRE(cudaGetDeviceCount(&n_device) == cudaSuccess && n_device == 1);
     }
-    for (const struct test_case *it = good_cases; it->name != nullptr; ++it) {
-        if (strcmp(argv[1], "good") == 0 || strcmp(argv[1], it->name) == 0) {
-            const bool is_right = it->run();
-            printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
-            if (!is_right) {
-                return 1;
+    for (const struct test_case *cases : {good_cases, together_cases}) {
+        for (const struct test_case *it = cases; it->name != nullptr; ++it) {
+            if (strcmp(argv[1], "good") == 0 || is_it(it, argv[1])) {
+                const bool is_right = it->run();
+                printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
+                if (!is_right) {
+                    return 1;
+                }
+                n_run++;
             }
-            n_run++;
         }
     }
-    for (const struct test_case *it = bug_cases; it->name != nullptr; ++it) {
-        if (strcmp(argv[1], it->name) == 0) {
-            const bool is_right = it->run();
-            printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
-            return is_right ? 0 : 1;
+    for (const struct test_case *cases : {bug_cases, together_bug_cases}) {
+        for (const struct test_case *it = cases; it->name != nullptr; ++it) {
+            if (is_it(it, argv[1])) {
+                const bool is_right = it->run();
+                printf("%s: %s\n", it->name, is_right ? "right" : "wrong");
+                return is_right ? 0 : 1;
+            }
         }
     }
     REQUIRE(n_run > 0);

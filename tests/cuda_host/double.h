@@ -6,6 +6,7 @@
  *   stream.cc       streams and events: work that waits for the next synchronisation
  *   submit.cc       launches, copies, fills
  *   graph.cc        captured work
+ *   grid.cc         runs the blocks of a launch
  *   block.cc        runs the threads of a block: order, barriers, diagnosis
  *   warp.cc         shuffles, votes, reductions, the matrix instruction; asynchronous copies
  *   trace.cc        what was asked for, for who counts it
@@ -20,6 +21,9 @@
 #include "tests/cuda_host/cuda_host.h"
 
 enum { POISON = 0xfd, WARP = 32, BLOCK_MAX = 1024, WARP_MAX = BLOCK_MAX / WARP };
+/* What must outlive other blocks lies in banks: two for launches that overlap, and from BANK_TOGETHER on
+ * one for each block of a launch whose blocks are under way together. */
+enum { TOGETHER_MAX = 16, BANK_TOGETHER = 2, BANK_MAX = BANK_TOGETHER + TOGETHER_MAX };
 enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 }; /* bytes; what a device has at most */
 
 /* ---- environment.cc ------------------------------------------------------------------------- */
@@ -42,10 +46,11 @@ struct environment {
     int code; /* that kernels were compiled for */
     size_t memory_bytes;
     enum thread_order order;
-    uint64_t random;   /* state */
-    const char *hang;  /* waits take as long as this file is there. NULL: none does */
-    const char *trace; /* trace.cc's file. NULL: none */
-    bool is_idle;      /* nothing is run, copied or filled; what comes back is zeros */
+    uint64_t random;        /* state */
+    const char *hang;       /* waits take as long as this file is there. NULL: none does */
+    const char *trace;      /* trace.cc's file. NULL: none */
+    bool launches_together; /* the device can */
+    bool is_idle;           /* nothing is run, copied or filled; what comes back is zeros */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;
@@ -95,6 +100,8 @@ void api_fail(cudaError_t error);
 
 /* Bytes of dynamic shared memory that a launch of kernel may ask for. */
 size_t dynamic_shared_max(const void *kernel);
+/* Blocks of so many threads and bytes that a multiprocessor holds at once. */
+int blocks_per_sm(size_t n_thread, size_t shared_bytes);
 
 /* ---- memory.cc ------------------------------------------------------------------------------ */
 
@@ -128,7 +135,7 @@ void trace_copy(int kind, size_t bytes);
 void trace_fill(size_t bytes);
 void trace_wait(void);
 
-/* ---- block.cc ------------------------------------------------------------------------------- */
+/* ---- grid.cc -------------------------------------------------------------------------------- */
 
 /* Runs one block of a call as far as grid_wait and keeps it there. Returns the bank that it lies
  * in, for block_run_grid; 0 if there is none free but the one that another call will need. */
@@ -142,7 +149,7 @@ void block_forget(int bank);
 
 struct fiber;
 
-/* Fiber number i of 4 · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
+/* Fiber number i of 2 · BANK_MAX · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
 struct fiber *fiber_get(int i, void (*main)(void));
 /* Makes it begin anew at its next switch; it must not be running. */
 void fiber_restart(struct fiber *fiber);

@@ -49,7 +49,7 @@ struct fiber *current = &caller;
 struct fiber *previous; /* from whom the last switch came */
 
 struct fiber_pool {
-    struct fiber fiber[4 * BLOCK_MAX];
+    struct fiber fiber[2 * BANK_MAX * BLOCK_MAX];
     ~fiber_pool()
     {
         for (struct fiber &it : fiber) {

@@ -208,7 +208,7 @@ namespace
 {
 
 /* Of a bank; each a ring: those under way are copy_first .. copy_end-1. */
-struct copy copies[2][BLOCK_MAX][COPY_MAX];
+struct copy copies[BANK_MAX][BLOCK_MAX][COPY_MAX];
 
 struct copy *copy_at(const struct thread *thread, int i)
 {

@@ -13,11 +13,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A test that wants a wider one says so before. */
+#ifndef TINY_WIDTH
+#define TINY_WIDTH 32
+#endif
+
 enum {
-    TINY_D = 32,
+    TINY_D = TINY_WIDTH,
     TINY_LAYER = 3,
     TINY_HEAD = 4,
-    TINY_FF = 64,
+    TINY_FF = 2 * TINY_WIDTH,
     TINY_CONTEXT = 96,
     TINY_MEMORY_HEAD = 2,
     TINY_K_TOP = 4,
@@ -135,7 +140,9 @@ static inline char *tiny_model_speaking(int n_vocab, int nan_position, int n_lan
     struct tiny_writer *const w = calloc(1, sizeof *w);
     CHECK(w != NULL);
     w->random = 88172645463325252u;
-    w->n_data_max = (size_t)n_vocab * (TINY_D + 1) + 100000;
+    w->n_data_max =
+        (size_t)(n_vocab + TINY_CONTEXT + TINY_SLOT + 9 * TINY_LAYER * TINY_D) * (TINY_D + 1) +
+        100000;
     w->data = malloc(w->n_data_max * sizeof(float));
     CHECK(w->data != NULL);
     w->header[w->n_header++] = '{';

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import APART, EAGER, MMA, OVERLAP, OWN, ROOT, SPLIT
+from run import APART, EAGER, MMA, OVERLAP, OWN, PERSISTENT, ROOT, SPLIT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
@@ -327,6 +327,7 @@ DRAWN_WAYS = [
     ("drawn", ["--rows", "1", "--drawn"], {}),
     ("drawn together", ["--rows", "1", "--drawn", "--together"], {}),
     ("drawn together, overlapping", ["--rows", "1", "--drawn", "--together"], OVERLAP),
+    ("drawn together, one kernel for a step", ["--rows", "1", "--drawn", "--together"], PERSISTENT),
 ]
 # What multiplies and searches: how it is called, settings.
 OWN_KERNELS, SPLIT_WEIGHTS = (", own kernels", OWN), (", split weights", SPLIT)

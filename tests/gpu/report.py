@@ -169,7 +169,8 @@ def variant_lines(f):
     """What placement, graphs, determinism and type cost."""
     base, rows = f.base(), []
     for tag, name in (("host", "values in pinned host memory"), ("eager", "no captured graphs"),
-                      ("overlap", "kernels overlap"), ("ahead", "the next step begun early"), ("apart", "norms apart"), ("split", "split keys and queries"),
+                      ("overlap", "kernels overlap"), ("ahead", "the next step begun early"), ("apart", "norms apart"),
+                      ("persistent", "one kernel for a step"), ("split", "split keys and queries"),
                       ("mma", "prompts attended on tensor cores"),
                       ("top_p", "drawn with top_p 0.9"), ("long", "in the middle of a long context"),
                       ("fast", "--deterministic off"), ("f32", "F32 weights"), ("f32 fast", "F32 weights, --deterministic off")):

@@ -7,7 +7,7 @@ all end up in run.records. The report puts them beside one another.
 import json
 
 import machine
-from run import APART, EAGER, MMA, OVERLAP, SPLIT
+from run import APART, EAGER, MMA, OVERLAP, PERSISTENT, SPLIT
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
@@ -26,6 +26,7 @@ RUNS = [
     ("overlap", [], ["decode:1,8,32"], OVERLAP),
     ("ahead", ["--ahead", "on"], ["decode:1,8,32,256"], {}),
     ("apart", [], ["decode:1,8"], APART),
+    ("persistent", [], ["decode:1,8"], PERSISTENT),
     ("split", [], [MEMORY_ROWS], SPLIT),
     ("mma", [], ["prefill:1024,4096,16384", "score:4096"], MMA),
     ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
@@ -49,6 +50,7 @@ SMALL_RUNS = [
     ("overlap", [], ["decode:1,2"], OVERLAP),
     ("ahead", ["--ahead", "on"], ["decode:1,2"], {}),
     ("apart", [], ["decode:1,2"], APART),
+    ("persistent", [], ["decode:1,2"], PERSISTENT),
     ("split", [], ["memory:1,2"], SPLIT),
     ("mma", [], ["prefill:64"], MMA),
     ("", ["--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),

@@ -147,6 +147,7 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert re.search(r"\| kernels overlap \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| the next step begun early \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| norms apart \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
+    assert re.search(r"\| one kernel for a step \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| prompts attended on tensor cores \| prefill \| 64 \|", section(text, "Variants"))
     for part in "memory", "memory, query", "memory, search":
         assert re.search(r"\| split keys and queries \| %s \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|" % part,

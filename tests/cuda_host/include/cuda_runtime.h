@@ -135,6 +135,7 @@ enum cudaError {
     cudaErrorLaunchFailure = 719,
     cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorTensorMemoryLeak = 721,
+    cudaErrorNotSupported = 801,
     cudaErrorSystemDriverMismatch = 803,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
@@ -159,6 +160,7 @@ struct cudaDeviceProp {
     int integrated;
     int canMapHostMemory;
     int unifiedAddressing;
+    int cooperativeLaunch;
     int l2CacheSize;
     int pciDomainID, pciBusID, pciDeviceID;
 };
@@ -183,6 +185,7 @@ enum cudaFuncCache {
 
 struct cudaFuncAttributes {
     int ptxVersion, maxDynamicSharedSizeBytes;
+    size_t sharedSizeBytes; /* static: 0, as the double does not know */
 };
 
 enum cudaStreamCaptureMode {
@@ -207,6 +210,7 @@ typedef struct cuda_host_stream *cudaStream_t;
 typedef struct cuda_host_event *cudaEvent_t;
 typedef struct cuda_host_graph *cudaGraph_t;
 typedef struct cuda_host_graph_exec *cudaGraphExec_t;
+typedef struct cuda_host_graph_node *cudaGraphNode_t;
 
 /* CUDART_VERSION is that of the toolkit whose behaviour is imitated. */
 #define CUDART_VERSION 13000
@@ -256,6 +260,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n_node);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
                                  unsigned long long flags = 0);
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
@@ -267,6 +272,8 @@ cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttrib
                                          int value);
 cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
                                           const void *kernel);
+cudaError_t cuda_host_occupancy(int *n_block, const void *kernel, int n_thread,
+                                size_t shared_bytes);
 }
 
 /* C++ conveniences of the real header. */
@@ -287,6 +294,13 @@ template <typename T>
 cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attr, int value)
 {
     return cuda_host_func_set_attribute(reinterpret_cast<const void *>(kernel), attr, value);
+}
+template <typename T>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_block, T *kernel, int n_thread,
+                                                          size_t shared_bytes)
+{
+    return cuda_host_occupancy(n_block, reinterpret_cast<const void *>(kernel), n_thread,
+                               shared_bytes);
 }
 template <typename T>
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *kernel)

@@ -1,0 +1,374 @@
+/* Runs the blocks of a grid, one after another; of one that was launched together, each as far as it
+ * gets without the others, in turn, until all have ended.
+ *
+ * For ThreadSanitizer every thread has a stack and a fiber of its own, and those of two blocks that
+ * follow one another are different ones; a launch comes before all its threads, and they before
+ * what follows the launch, but nothing orders two blocks except __threadfence: so a race between
+ * between blocks is seen like one between threads.
+ *
+ * A launch that may overlap with the kernel before it: one of its blocks, the first in the order,
+ * is run as far as grid_wait before that kernel has begun, and kept with all that is its own in a
+ * bank. So what it reads too early is what stood there before, what it writes too early the other
+ * kernel meets, and for ThreadSanitizer nothing orders the two. A thread that leaves without
+ * grid_wait is reported in any block. */
+#include "tests/cuda_host/block.h"
+#include "tests/cuda_host/sanitizer.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <vector>
+
+/* The __shared__ variables of all kernels: shared.ld. */
+extern unsigned char cuda_host_shared_begin[] __attribute__((visibility("hidden")));
+extern unsigned char cuda_host_shared_end[] __attribute__((visibility("hidden")));
+
+bool is_shared(const void *data)
+{
+    const auto *const at = static_cast<const unsigned char *>(data);
+    return (at >= cuda_host_shared_begin && at < cuda_host_shared_end) ||
+           (at >= cuda_host_dynamic_shared &&
+            at < cuda_host_dynamic_shared + block.call->shared_bytes);
+}
+
+namespace
+{
+
+enum { CANARY_BYTES = 64, TURNS_MAX = 8 };
+constexpr int PAGE = 4096;
+
+/* The order of a grid's blocks: around it, in steps that meet every one. */
+struct walk {
+    uint64_t n, at, step;
+};
+
+/* A block that waits at grid_wait or for other blocks, with what another would overwrite. */
+struct begun {
+    bool is_there;
+    struct walk walk;
+    struct block block;
+    uint3 idx;
+    unsigned char *dynamic; /* Owner */
+    std::vector<unsigned char> shared;
+};
+struct begun begun[2]; /* by bank */
+
+/* With a canary behind it where AddressSanitizer does not watch its end. ThreadSanitizer forgets
+ * what it knows of pages that are mapped anew. */
+void dynamic_shared_new(size_t bytes)
+{
+    void *memory;
+    if (tsan_is_on()) {
+        memory = mmap(nullptr, SHARED_OPTIN + PAGE, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memory = memory == MAP_FAILED ? nullptr : memory;
+    } else {
+        const size_t canary = __asan_poison_memory_region == nullptr ? CANARY_BYTES : 0;
+        if (posix_memalign(&memory, 16, bytes + canary + (bytes + canary == 0)) != 0) {
+            memory = nullptr;
+        }
+        if (memory != nullptr) {
+            memory_fill(memory, POISON, bytes + canary);
+        }
+    }
+    if (memory == nullptr) {
+        die("no memory for dynamic shared memory");
+    }
+    cuda_host_dynamic_shared = static_cast<unsigned char *>(memory);
+}
+
+void dynamic_shared_free(void)
+{
+    if (tsan_is_on()) {
+        munmap(cuda_host_dynamic_shared, SHARED_OPTIN + PAGE);
+    } else {
+        free(cuda_host_dynamic_shared);
+    }
+    cuda_host_dynamic_shared = nullptr;
+}
+
+void canary_check(void)
+{
+    if (tsan_is_on() || __asan_poison_memory_region != nullptr) {
+        return;
+    }
+    const unsigned char *const canary = cuda_host_dynamic_shared + block.call->shared_bytes;
+    for (int i = 0; i < CANARY_BYTES; ++i) {
+        if (canary[i] != POISON) {
+            die("%s wrote past its %zu bytes of dynamic shared memory", which_block(),
+                block.call->shared_bytes);
+        }
+    }
+}
+
+void map_anew(void *data, size_t bytes)
+{
+    if (bytes > 0 && mmap(data, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != data) {
+        die("shared memory cannot be mapped anew");
+    }
+}
+
+void shared_poison(void)
+{
+    const size_t bytes = static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin);
+    if (tsan_is_on()) {
+        map_anew(cuda_host_shared_begin, bytes);
+        map_anew(cuda_host_dynamic_shared, SHARED_OPTIN + PAGE);
+    }
+    memory_fill(cuda_host_shared_begin, POISON, bytes);
+    memory_fill(cuda_host_dynamic_shared, POISON, block.call->shared_bytes);
+}
+
+void block_prepare(const struct cuda_host_call *call, int bank)
+{
+    const dim3 size = call->block;
+    const int first_fiber = bank * 2 * BLOCK_MAX;
+    block.call = call;
+    block.bank = bank;
+    block.is_together = call->is_together;
+    block.n_thread = static_cast<int>(size.x * size.y * size.z);
+    block.n_warp = (block.n_thread + WARP - 1) / WARP;
+    cuda_host_block_dim = size;
+    cuda_host_grid_dim = call->grid;
+    block.n_idle = 0;
+    for (int i = block.n_thread - 1; i >= 0; --i) {
+        struct thread *const thread = &block.thread[i];
+        const auto u = static_cast<unsigned int>(i);
+        thread->idx = {u % size.x, u / size.x % size.y, u / (size.x * size.y)};
+        thread->i = i;
+        thread->lane = i % WARP;
+        thread->warp = &block.warp[i / WARP];
+        thread->fiber = nullptr;
+        thread->place = nullptr;
+        block.idle[block.n_idle++] = fiber_get(first_fiber + i, thread_main);
+        if (tsan_is_on() && !call->is_together) {
+            /* Made here: a thread comes after who makes its fiber. */
+            fiber_get(first_fiber + BLOCK_MAX + i, thread_main);
+        }
+    }
+    for (int i = 0; i < block.n_warp; ++i) {
+        const int n = block.n_thread - i * WARP;
+        block.warp[i].all = n >= WARP ? 0xffffffffu : (1u << n) - 1;
+    }
+}
+
+/* Up to where nobody can run; of an early one that is grid_wait. */
+void block_run(uint3 idx, bool is_early)
+{
+    cuda_host_block_idx = idx;
+    shared_poison();
+    block.n_done = block.n_held = block.n_paused = 0;
+    for (struct barrier &barrier : block.barrier) {
+        barrier.n_arrived = 0;
+    }
+    block.is_early = is_early;
+    for (int i = 0; i < block.n_warp; ++i) {
+        struct warp *const warp = &block.warp[i];
+        warp->alive = warp->ready = warp->all;
+        warp->n_group = 0;
+    }
+    for (int i = 0; i < block.n_thread; ++i) {
+        copies_reset(&block.thread[i]);
+        block.thread[i].has_waited = block.thread[i].is_held = block.thread[i].is_paused = false;
+        block.thread[i].barrier = -1;
+    }
+    block.warps_ready = block.n_warp == WARP_MAX ? 0xffffffffu : (1u << block.n_warp) - 1;
+    block.n_idle = tsan_is_on() ? 0 : block.n_idle;
+    block.parity = block.is_together ? 0 : block.parity ^ 1;
+    self = nullptr;
+    sync_release(&sync_launch);
+    thread_switch(next_take());
+    canary_check();
+}
+
+/* Whom grid_wait held, or another block, goes on. */
+void block_continue(void)
+{
+    block.is_early = false;
+    block.n_held = block.n_paused = 0;
+    for (int i = 0; i < block.n_thread; ++i) {
+        struct thread *const thread = &block.thread[i];
+        if (thread->is_held || thread->is_paused) {
+            thread->is_held = thread->is_paused = false;
+            warp_wake(thread->warp, 1u << thread->lane);
+        }
+    }
+    self = nullptr;
+    sync_release(&sync_launch);
+    thread_switch(next_take());
+    canary_check();
+}
+
+void block_keep(struct begun *to, const struct walk *walk)
+{
+    to->is_there = true;
+    to->walk = *walk;
+    memory_copy(&to->block, &block, sizeof block);
+    to->idx = cuda_host_block_idx;
+    to->dynamic = cuda_host_dynamic_shared;
+    to->shared.resize(static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin));
+    memory_copy(to->shared.data(), cuda_host_shared_begin, to->shared.size());
+}
+
+void block_restore(struct begun *from)
+{
+    from->is_there = false;
+    memory_copy(&block, &from->block, sizeof block); /* not an assignment, which TSan would see */
+    cuda_host_block_idx = from->idx;
+    cuda_host_block_dim = block.call->block;
+    cuda_host_grid_dim = block.call->grid;
+    cuda_host_dynamic_shared = from->dynamic;
+    if (tsan_is_on()) {
+        map_anew(cuda_host_shared_begin, from->shared.size());
+    }
+    memory_copy(cuda_host_shared_begin, from->shared.data(), from->shared.size());
+}
+
+uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b != 0) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+struct walk walk_of(dim3 grid)
+{
+    const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    struct walk walk = {n, 0, 1};
+    if (order == ORDER_REVERSE) {
+        walk.at = walk.step = n - 1;
+    } else if (order == ORDER_RANDOM) {
+        walk.at = random_next() % n;
+        do {
+            walk.step = random_next() % n + 1;
+        } while (common_divisor(walk.step, n) != 1);
+    }
+    return walk;
+}
+
+void walk_run(struct walk *walk, dim3 grid, bool is_early)
+{
+    const uint64_t at = walk->at;
+    walk->at = (at + walk->step) % walk->n;
+    block_run({static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
+               static_cast<unsigned>(at / grid.x / grid.y)},
+              is_early);
+}
+
+struct walk grid_begin(const struct cuda_host_call *call, int bank)
+{
+    order = environment_get()->order;
+    block_prepare(call, bank);
+    dynamic_shared_new(call->shared_bytes);
+    return walk_of(call->grid);
+}
+
+/* ---- blocks that are under way together -------------------------------------------------- */
+
+/* Keeps the block that has run as far as it can, or frees what is its own. */
+void together_keep(struct begun *to, const struct walk *walk)
+{
+    if (block.n_done < block.n_thread) {
+        block_keep(to, walk);
+    } else {
+        dynamic_shared_free();
+    }
+}
+
+[[noreturn]] void report_together(std::vector<struct begun> *all)
+{
+    say("%s: its blocks wait for one another for ever:", block.call->name);
+    for (struct begun &it : *all) {
+        if (it.is_there) {
+            block_restore(&it);
+            say(" block (%u, %u, %u)", it.idx.x, it.idx.y, it.idx.z);
+            say_waiting();
+        }
+    }
+    die("a count must reach what blocks wait for");
+}
+
+void together_run(const struct cuda_host_call *call)
+{
+    order = environment_get()->order;
+    struct walk walk = walk_of(call->grid);
+    if (walk.n > TOGETHER_MAX) {
+        die("%s:%d: %s has more blocks than the %d that the double runs together", call->file,
+            call->line, call->name, TOGETHER_MAX);
+    }
+    std::vector<struct begun> all(walk.n);
+    for (uint64_t i = 0; i < walk.n; ++i) {
+        block_prepare(call, BANK_TOGETHER + static_cast<int>(i));
+        dynamic_shared_new(call->shared_bytes);
+        walk_run(&walk, call->grid, false);
+        together_keep(&all[i], &walk);
+    }
+    for (int n_still = 0, n_left = 1; n_left > 0;) {
+        bool has_moved = false;
+        n_left = 0;
+        for (struct begun &it : all) {
+            if (it.is_there) {
+                block_restore(&it);
+                block.has_moved = false;
+                block_continue();
+                has_moved = has_moved || block.has_moved;
+                together_keep(&it, &walk);
+                n_left += it.is_there;
+            }
+        }
+        n_still = has_moved ? 0 : n_still + 1;
+        if (n_left > 0 && n_still == TURNS_MAX) {
+            report_together(&all);
+        }
+    }
+}
+
+} // namespace
+
+int block_begin(const struct cuda_host_call *call, bool other_has_bank)
+{
+    const int n_taken = begun[0].is_there + begun[1].is_there + !other_has_bank;
+    if (n_taken > 1) {
+        return 0;
+    }
+    const int bank = begun[0].is_there ? 1 : 0;
+    struct walk walk = grid_begin(call, bank);
+    walk_run(&walk, call->grid, true);
+    block_keep(&begun[bank], &walk);
+    return bank + 1;
+}
+
+void block_run_grid(const struct cuda_host_call *call, int bank)
+{
+    struct walk walk;
+    uint64_t n_done = 0;
+    if (call->is_together) {
+        together_run(call);
+        sync_acquire(&sync_end);
+        return;
+    }
+    if (bank != 0) {
+        walk = begun[bank - 1].walk;
+        block_restore(&begun[bank - 1]);
+        block_continue();
+        n_done = 1;
+    } else {
+        walk = grid_begin(call, begun[0].is_there ? 1 : 0);
+    }
+    for (; n_done < walk.n; ++n_done) {
+        walk_run(&walk, call->grid, false);
+    }
+    sync_acquire(&sync_end);
+    dynamic_shared_free();
+}
+
+void block_forget(int bank)
+{
+    if (bank != 0) {
+        block_restore(&begun[bank - 1]);
+        dynamic_shared_free();
+    }
+}
