@@ -47,8 +47,9 @@ struct backend_ops {
     size_t (*weight_bytes)(const struct weight *weight);
     enum err_code (*step_new)(struct backend *be, struct step **step,
                               const struct step_limits *limits, struct err *err);
-    /* A second step of the same sizes, for a backend with runs_ahead; else NULL. It shares the device's
-     * memory with step: which of the two began first is computed first. Freed before step is. */
+    /* A second step of the same sizes, of a backend with runs_ahead; of others ERR_UNSUPPORTED. It shares
+     * the device's memory with step: which of the two began first is computed first. Freed before step
+     * is. */
     enum err_code (*step_twin)(struct backend *be, struct step **twin, struct step *step,
                                struct err *err);
     void (*step_free)(struct backend *be, struct step *step);

@@ -119,6 +119,7 @@ static const struct backend_ops cpu_ops = {
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,
     .step_new = cpu_step_new,
+    .step_twin = host_step_twin,
     .step_free = host_step_free,
     .upload = host_upload,
     .download = host_download,

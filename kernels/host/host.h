@@ -29,6 +29,8 @@ int64_t host_memory_available(struct backend *be);
 
 enum err_code host_step_new(struct backend *be, struct step **step,
                             const struct step_limits *limits, struct err *err);
+enum err_code host_step_twin(struct backend *be, struct step **twin, struct step *step,
+                             struct err *err);
 void host_step_free(struct backend *be, struct step *step);
 void host_step_begin(struct backend *be, struct step *step);
 /* Nothing is left to start, to bring or to wait for, nothing can have failed, and no library is

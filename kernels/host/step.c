@@ -21,6 +21,15 @@ enum err_code host_step_new(struct backend *be, struct step **step,
     return ERR_OK;
 }
 
+enum err_code host_step_twin(struct backend *be, struct step **twin, struct step *step,
+                             struct err *err)
+{
+    (void)step;
+    *twin = NULL;
+    return err_set(err, ERR_UNSUPPORTED, "%s: no step begins before the last one is finished",
+                   be->name);
+}
+
 void host_step_free(struct backend *be, struct step *step)
 {
     (void)be;

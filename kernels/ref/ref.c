@@ -87,6 +87,7 @@ static const struct backend_ops ref_ops = {
     .weight_free = ref_weight_free,
     .weight_bytes = ref_weight_bytes,
     .step_new = ref_step_new,
+    .step_twin = host_step_twin,
     .step_free = ref_step_free,
     .upload = host_upload,
     .download = host_download,

@@ -92,6 +92,9 @@ def check_speed(run):
         if env == OVERLAP and "do not overlap" in done.err:  # what was measured is not it
             run.note("%s: %s" % (name, done.why()))
             continue
+        if "does not run ahead" in done.err and not run.small:
+            run.note("%s: %s" % (name, done.why()))
+            continue
         run.records += [{**record, "tag": tag} for record in done.records()]
         for rows in eager_steps(done.records()):
             run.fail("%s: no decode step of %d rows ran as a graph: %s" % (name, rows, graph_line(done.err)))

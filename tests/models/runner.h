@@ -66,6 +66,8 @@ struct runner {
     const struct model_info *info;
     struct model_tap extra; /* called besides the runner's own capture of the logits; may be none */
     float *captured;        /* [RUNNER_TOK_MAX, n_vocab] logits of the last step */
+    bool
+        is_given; /* steps of one row of each sequence, too, are of tokens of requests: step.is_drawn */
 };
 
 static inline enum err_code runner_backend(struct backend **be, const char *name, struct err *err)
@@ -196,7 +198,7 @@ static inline void runner_step(struct runner *r, const struct piece *piece, int 
         is_tapped = is_tapped || piece[i].logits != NULL;
     }
     r->step->ops_list = !is_tapped;
-    r->step->is_drawn = r->be->phases_apart && r->step->n_tok == r->step->n_seq;
+    r->step->is_drawn = r->be->phases_apart && !r->is_given && r->step->n_tok == r->step->n_seq;
     r->be->op->step_begin(r->be, r->step);
     model_forward(r->model, r->step, is_tapped ? &tap : NULL);
     if (r->be->op->finish(r->be, r->step, &err) != ERR_OK) {

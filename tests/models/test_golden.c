@@ -344,10 +344,10 @@ static void assert_same_bits(const struct golden *g, const struct outcome *got,
     }
 }
 
-/* Sequences 0 .. 2 share steps: one is fed token by token, one in fives, one in seventeens. */
-static void run_crowd(struct golden *g, struct outcome *outcomes, const struct piece *sequence)
+/* Sequences 0 .. 2 share steps, each fed in chunks of its own size. */
+static void run_crowd(struct golden *g, struct outcome *outcomes, const struct piece *sequence,
+                      const int chunk[3])
 {
-    static const int chunk[3] = {1, 5, 17};
     int fed[3] = {0, 0, 0};
     for (bool more = true; more;) {
         struct piece step[3];
@@ -370,6 +370,7 @@ static void run_crowd(struct golden *g, struct outcome *outcomes, const struct p
     }
 }
 
+/* Of tokens that came in a request, and, where these are computed apart, of drawn ones. */
 static void check_bits(struct golden *g)
 {
     static int32_t ids[3][LENGTH_MAX];
@@ -377,6 +378,7 @@ static void check_bits(struct golden *g)
     struct outcome whole[3];
     struct outcome other[3];
     const size_t n_vocab = (size_t)g->run.info->n_vocab;
+    g->run.is_given = true;
     for (int s = 0; s < 3; s++) {
         const json_t *const json = json_array_get(json_object_get(g->json, "sequences"), (size_t)s);
         const int n = read_ids(ids[s], json_object_get(json, "ids"));
@@ -399,9 +401,17 @@ static void check_bits(struct golden *g)
     memset(other[2].logprob, 0, sizeof other[2].logprob);
     runner_step(&g->run, &untapped, 1);
     assert_same_bits(g, &other[2], &whole[2], sequence[2].n_ids, "without a tap");
-    run_crowd(g, other, sequence);
+    run_crowd(g, other, sequence, (const int[3]){1, 5, 17});
     for (int s = 0; s < 3; s++) {
         assert_same_bits(g, &other[s], &whole[s], sequence[s].n_ids, "in a crowd");
+    }
+    g->run.is_given = false;
+    if (g->run.be->phases_apart) {
+        runner_chunks(&g->run, outcome_piece(&whole[2], &sequence[2], 1), 1);
+        run_crowd(g, other, sequence, (const int[3]){1, 1, 1});
+        assert_same_bits(g, &other[2], &whole[2], sequence[2].n_ids, "drawn in a crowd");
+    }
+    for (int s = 0; s < 3; s++) {
         free(whole[s].logits);
         free(other[s].logits);
     }

@@ -267,6 +267,7 @@ static void check_bits(struct golden *g)
     float *logits[3] = {calloc(n_logit, sizeof(float)), calloc(n_logit, sizeof(float)),
                         calloc(n_logit, sizeof(float))};
     struct piece piece[2];
+    g->run.is_given = true;
     for (int s = 0; s < 2; s++) {
         const json_t *const sequence =
             json_array_get(json_object_get(g->json, "sequences"), (size_t)s);
