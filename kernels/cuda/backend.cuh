@@ -13,11 +13,10 @@ enum err_code graphs_new(struct cuda *cu, struct err *err);
 bool graphs_open(struct cuda *cu);
 void graphs_free(struct cuda *cu); /* NULL is fine */
 
-/* The step's inputs are on their way: decides how its ops run, and starts them all if they have been
- * recorded. */
+/* Before graphs_begin: decides how the step's ops run. Whether all will in one go, as they were recorded. */
+bool graphs_choose(struct cuda *cu, const struct step *step);
+/* The step's inputs are on their way: starts its ops if they have been recorded. */
 void graphs_begin(struct cuda *cu, const struct step *step);
-/* Whether that will be in one go, as a graph. */
-bool graphs_replays(const struct cuda *cu, const struct step *step);
 /* Whether an op that is called now is to be launched. */
 bool graphs_launch(struct cuda *cu, int64_t rows);
 /* Whether it is then launched once more, into the recording: cu->stream is that until

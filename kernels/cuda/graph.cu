@@ -215,36 +215,13 @@ static bool is_same(const struct graph_key *a, const struct graph_key *b)
            a->ablates == b->ablates && a->redirects == b->redirects;
 }
 
-static struct graph_key key_of(const struct step *step)
-{
-    return {cuda_step_of(step)->view, step->ops_list, step->n_tok, step->n_ablate > 0,
-            step->n_redirect > 0};
-}
-
-/* NULL: there is none. */
-static struct graph *graph_find(struct cuda_graphs *g, const struct graph_key *key)
+/* The graph of this key, made empty where there is none; NULL: there is no room for one more. */
+static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key)
 {
     for (int i = 0; i < g->n_graph; i++) {
         if (is_same(&g->graph[i].key, key)) {
             return &g->graph[i];
         }
-    }
-    return NULL;
-}
-
-bool graphs_replays(const struct cuda *cu, const struct step *step)
-{
-    const struct graph_key key = key_of(step);
-    const struct graph *const graph = may_repeat(cu, step) ? graph_find(cu->graphs, &key) : NULL;
-    return graph != NULL && (graph->exec != NULL || graph->program >= 0);
-}
-
-/* The graph of this key, made empty where there is none; NULL: there is no room for one more. */
-static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key)
-{
-    struct graph *const known = graph_find(g, key);
-    if (known != NULL) {
-        return known;
     }
     if (g->n_graph == GRAPH_MAX) {
         return NULL;
@@ -252,6 +229,19 @@ static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key
     struct graph *const graph = &g->graph[g->n_graph++];
     *graph = {*key, -1, NULL, -1};
     return graph;
+}
+
+bool graphs_choose(struct cuda *cu, const struct step *step)
+{
+    struct cuda_graphs *const g = cu->graphs;
+    g->now = NULL;
+    if (cu->failure.code != ERR_OK || !may_repeat(cu, step)) {
+        return false;
+    }
+    const struct graph_key key = {cuda_step_of(step)->view, step->ops_list, step->n_tok,
+                                  step->n_ablate > 0, step->n_redirect > 0};
+    g->now = graph_of(g, &key);
+    return g->now != NULL && (g->now->exec != NULL || g->now->program >= 0);
 }
 
 void graphs_begin(struct cuda *cu, const struct step *step)
@@ -262,12 +252,7 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     g->mode = STEP_EAGER;
     g->n_op = 0;
     trace_list_begin(cu);
-    if (cu->failure.code != ERR_OK || !may_repeat(cu, step)) {
-        return;
-    }
-    const struct graph_key key = key_of(step);
-    g->now = graph_of(g, &key);
-    if (g->now == NULL) {
+    if (cu->failure.code != ERR_OK || g->now == NULL) {
         return;
     }
     if (g->now->n_op < 0) {

@@ -378,8 +378,9 @@ void cuda_step_begin(struct backend *be, struct step *step)
     pack_results(&down, step, &in->view);
     CHECK(up.used <= in->up_bytes && down.used <= in->result_bytes);
     memcpy(in->up.host, &in->view, sizeof in->view);
+    const bool is_replayed = graphs_choose(cu, step);
     if (cu->failure.code == ERR_OK) {
-        upload(cu, in, up.used, graphs_replays(cu, step));
+        upload(cu, in, up.used, is_replayed);
     }
     graphs_begin(cu, step);
 }
