@@ -71,12 +71,7 @@ __global__ void linear_split(T *to, const float *x, int64_t x_stride, int n_tok,
     }
     uint32_t hi[PIECE / 2];
     uint32_t lo[PIECE / 2];
-#pragma unroll
-    for (int i = 0; i < PIECE / 2; i++) {
-        const uint2 pair = bf16_split_pair(v[2 * i], v[2 * i + 1]);
-        hi[i] = pair.x;
-        lo[i] = pair.y;
-    }
+    bf16_split_eight(hi, lo, v);
     T *const row = to + r * 3 * n_in + first;
     store_piece(row, hi);
     store_piece(row + n_in, lo);

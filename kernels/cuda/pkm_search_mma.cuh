@@ -100,12 +100,7 @@ static __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_
         load_piece(x, a, query + (is_row ? row : 0) * a.s.query.stride, piece * PIECE, is_row);
         uint32_t hi[PIECE / 2];
         uint32_t lo[PIECE / 2];
-#pragma unroll
-        for (int j = 0; j < PIECE / 2; j++) {
-            const uint2 pair = bf16_split_pair(x[2 * j], x[2 * j + 1]);
-            hi[j] = pair.x;
-            lo[j] = pair.y;
-        }
+        bf16_split_eight(hi, lo, x);
         uint4 *const at = to +
                           ((row / ROWS * a.n_block + piece / PIECES) * 4 + row % ROWS / 8) * LANES +
                           row % 8 * PIECES + piece % PIECES;

@@ -281,4 +281,16 @@ __device__ __forceinline__ uint2 bf16_split_pair(float x, float y)
     return make_uint2(hi, lo);
 }
 
+/* The same of eight numbers, four pairs each. */
+__device__ __forceinline__ void bf16_split_eight(uint32_t (&hi)[4], uint32_t (&lo)[4],
+                                                 const float (&x)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint2 pair = bf16_split_pair(x[2 * i], x[2 * i + 1]);
+        hi[i] = pair.x;
+        lo[i] = pair.y;
+    }
+}
+
 #endif
