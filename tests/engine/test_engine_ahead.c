@@ -12,6 +12,15 @@ static struct engine *open_ahead(void)
     return engine;
 }
 
+/* With the gate closed, and a waiter for requests. */
+static struct engine *open_gated(struct gate *gate, struct waiter *waiter)
+{
+    struct engine *const engine = open_ahead();
+    gate_begin(gate, engine);
+    waiter_begin(waiter);
+    return engine;
+}
+
 /* Nothing that has ended holds anything. */
 static void assert_all_free(struct engine *engine)
 {
@@ -106,11 +115,9 @@ static void a_text_that_ends_leaves_others_alone(void **state)
 static void cancelled_while_a_step_runs_ahead(void **state)
 {
     (void)state;
-    struct engine *const engine = open_ahead();
     struct gate gate;
     struct waiter waiter;
-    gate_begin(&gate, engine);
-    waiter_begin(&waiter);
+    struct engine *const engine = open_gated(&gate, &waiter);
     struct request *const request = generation(engine, 1, N_NEW);
     harness_submit(engine, request, &waiter);
     gate_allow(&gate, 3);
@@ -136,11 +143,9 @@ static void cancelled_while_a_step_runs_ahead(void **state)
 static void prompts_begin_beside_drawn_tokens(void **state)
 {
     (void)state;
-    struct engine *const engine = open_ahead();
     struct gate gate;
     struct waiter waiter;
-    gate_begin(&gate, engine);
-    waiter_begin(&waiter);
+    struct engine *const engine = open_gated(&gate, &waiter);
     struct request *const first = generation(engine, 1, N_NEW);
     struct request *const second = generation(engine, 2, N_NEW);
     harness_submit(engine, first, &waiter);
@@ -162,11 +167,9 @@ static void an_engine_ends_while_a_step_runs_ahead(void **state)
 {
     (void)state;
     for (int fails = 0; fails < 2; fails++) {
-        struct engine *const engine = open_ahead();
         struct gate gate;
         struct waiter waiter;
-        gate_begin(&gate, engine);
-        waiter_begin(&waiter);
+        struct engine *const engine = open_gated(&gate, &waiter);
         struct request *const request = generation(engine, 1, N_NEW);
         harness_submit(engine, request, &waiter);
         gate_allow(&gate, 2);

@@ -161,6 +161,35 @@ static int n_round(FILE *lines)
     return n;
 }
 
+/* Where the double writes its launches while it is watched. */
+struct watched {
+    char path[32];
+    FILE *lines;
+};
+
+static struct watched watched_new(void)
+{
+    struct watched w = {.path = "/tmp/test_cuda.XXXXXX"};
+    const int file = mkstemp(w.path);
+    assert_true(file >= 0);
+    w.lines = fdopen(file, "r");
+    return w;
+}
+
+static void watched_free(struct watched *w)
+{
+    (void)fclose(w->lines);
+    (void)unlink(w->path);
+}
+
+static struct backend *watched_open(const struct watched *w, enum who who)
+{
+    (void)setenv("CUDA_HOST_TRACE", w->path, 1);
+    struct backend *const be = cuda_open_double(who, "g");
+    (void)unsetenv("CUDA_HOST_TRACE");
+    return be;
+}
+
 /* Rows that each see their own position alone, of two heads. */
 struct drawn {
     struct step *step;
@@ -231,13 +260,11 @@ static uint32_t *drawn_step(struct backend *be, const struct drawn *d, const str
 }
 
 /* However many they are, they have the bits of rounding apart: once, recorded and replayed. */
-static void check_drawn(enum who who, const char *path, FILE *lines)
+static void check_drawn(enum who who, struct watched *w)
 {
     static const int counts[] = {DRAWN, 1, 8, 9, 17, 33};
     static const struct shape shape = {DRAWN, DRAWN_WIDTH, 64, 0};
-    (void)setenv("CUDA_HOST_TRACE", path, 1);
-    struct backend *const be = cuda_open_double(who, "g");
-    (void)unsetenv("CUDA_HOST_TRACE");
+    struct backend *const be = watched_open(w, who);
     struct product p;
     product_open(&p, be, shape, DTYPE_BF16);
     struct drawn d = drawn_new(be);
@@ -249,9 +276,9 @@ static void check_drawn(enum who who, const char *path, FILE *lines)
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
             const int n = counts[c];
             const struct shape head = {n, shape.n_in, shape.n_out, 0};
-            (void)n_round(lines);
+            (void)n_round(w->lines);
             free(drawn_step(be, &d, &p, &r, &other, before, n, 0));
-            assert_int_equal(n_round(lines), n > 8);
+            assert_int_equal(n_round(w->lines), n > 8);
             for (int time = 0; time < 3; time++) {
                 be->op->upload(be, p.y, p.host_x.data);
                 uint32_t *const bits = drawn_step(be, &d, &p, &r, NULL, before, n, i + 1);
@@ -259,7 +286,7 @@ static void check_drawn(enum who who, const char *path, FILE *lines)
                     fail_msg("op %d before a product of %d drawn tokens: other bits, step %d", i, n,
                              time);
                 }
-                assert_int_equal(n_round(lines), 0);
+                assert_int_equal(n_round(w->lines), 0);
                 free(bits);
             }
         }
@@ -276,16 +303,12 @@ static void check_drawn(enum who who, const char *path, FILE *lines)
 
 static void test_drawn_rows_are_rounded_by_the_op_before(void **state)
 {
-    char path[] = "/tmp/test_cuda.XXXXXX";
     (void)state;
     need_double();
-    const int file = mkstemp(path);
-    assert_true(file >= 0);
-    FILE *const lines = fdopen(file, "r");
-    check_drawn(OWN, path, lines);
-    check_drawn(LT, path, lines);
-    (void)fclose(lines);
-    (void)unlink(path);
+    struct watched w = watched_new();
+    check_drawn(OWN, &w);
+    check_drawn(LT, &w);
+    watched_free(&w);
 }
 
 /* Queries, keys and values may be products of the same rows: none rounds them. */
@@ -293,20 +316,15 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
 {
     enum { N = 20, WIDTH = 64, N_OUT = 32 };
     static const struct shape shape = {N, WIDTH, N_OUT, 0};
-    char path[] = "/tmp/test_cuda.XXXXXX";
     (void)state;
     need_double();
-    const int file = mkstemp(path);
-    assert_true(file >= 0);
-    FILE *const lines = fdopen(file, "r");
-    (void)setenv("CUDA_HOST_TRACE", path, 1);
-    struct backend *const be = cuda_open_double(LT, "g");
-    (void)unsetenv("CUDA_HOST_TRACE");
+    struct watched w = watched_new();
+    struct backend *const be = watched_open(&w, LT);
     struct product p;
     product_open(&p, be, shape, DTYPE_BF16);
     const struct rows r = rows_new(be, N, WIDTH);
     uint32_t *bits[4];
-    (void)n_round(lines);
+    (void)n_round(w.lines);
     for (int i = 0; i < 4; i++) {
         if (i == 0 || i == 3) {
             call(be, &r, NORM);
@@ -318,7 +336,7 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
         op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
         bits[i] = product_bits(&p, be);
     }
-    assert_int_equal(n_round(lines), 0);
+    assert_int_equal(n_round(w.lines), 0);
     for (int i = 1; i < 4; i++) {
         assert_int_equal(n_unequal(bits[0], bits[i], shape), 0);
         free(bits[i]);
@@ -329,14 +347,13 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
     call(be, &r, NORM);
     op_linear(be, tensor_cols(r.y, 0, N_OUT), x, p.w, p.bias, ACT_RELU);
     op_linear(be, p.y, x, p.w, p.bias, ACT_RELU);
-    assert_int_equal(n_round(lines), 1);
+    assert_int_equal(n_round(w.lines), 1);
     for (int i = 0; i < 4; i++) {
         be->op->buffer_free(be, r.buffer[i]);
     }
     product_close(&p, be);
     backend_close(be);
-    (void)fclose(lines);
-    (void)unlink(path);
+    watched_free(&w);
 }
 
 /* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an upload in between it
@@ -345,34 +362,29 @@ static void check_op_before(enum dtype dtype)
 {
     enum { N = 37, WIDTH = 96, N_OUT = 64 };
     static const struct shape shape = {N, WIDTH, N_OUT, 0};
-    char path[] = "/tmp/test_cuda.XXXXXX";
-    const int file = mkstemp(path);
-    assert_true(file >= 0);
-    FILE *const lines = fdopen(file, "r");
-    (void)setenv("CUDA_HOST_TRACE", path, 1);
-    struct backend *const be = cuda_open_double(LT, "g");
-    (void)unsetenv("CUDA_HOST_TRACE");
+    struct watched w = watched_new();
+    struct backend *const be = watched_open(&w, LT);
     struct product p;
     product_open(&p, be, shape, dtype);
     const struct rows r = rows_new(be, N, WIDTH);
     const struct rows other = rows_new(be, N, WIDTH);
     for (int i = NORM; i <= GATE; i++) {
         const enum before before = (enum before)i;
-        (void)n_round(lines);
+        (void)n_round(w.lines);
         call(be, &r, before);
         op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
         uint32_t *const taken = product_bits(&p, be);
-        assert_int_equal(n_round(lines), 0);
+        assert_int_equal(n_round(w.lines), 0);
         call(be, &r, before);
         call(be, &other, before);
         op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
         uint32_t *const apart = product_bits(&p, be);
         assert_int_equal(n_unequal(taken, apart, shape), 0);
-        assert_int_equal(n_round(lines), 1);
+        assert_int_equal(n_round(w.lines), 1);
         call(be, &r, before);
         be->op->upload(be, r.y, p.host_x.data);
         op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
-        assert_int_equal(n_round(lines), 1);
+        assert_int_equal(n_round(w.lines), 1);
         free(taken);
         free(apart);
     }
@@ -400,8 +412,7 @@ static void check_op_before(enum dtype dtype)
     product_close(&q, own);
     backend_close(be);
     backend_close(own);
-    (void)fclose(lines);
-    (void)unlink(path);
+    watched_free(&w);
 }
 
 static void test_rows_are_rounded_by_the_op_before(void **state)

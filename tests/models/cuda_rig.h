@@ -79,6 +79,22 @@ static inline enum err_code rig_open(struct rig *r, const char *dir, struct err 
 
 /* ---- the device ----------------------------------------------------------------------------- */
 
+static char *model_dir; /* of the group */
+
+static inline int group_open(void **state)
+{
+    (void)state;
+    model_dir = tiny_model(N_VOCAB, -1);
+    return 0;
+}
+
+static inline int group_close(void **state)
+{
+    (void)state;
+    tiny_model_remove(model_dir);
+    return 0;
+}
+
 static inline int fine_device(void **state)
 {
     static const char *const variables[] = {"CUDA_HOST_FAIL_MALLOC",   "CUDA_HOST_FAIL_HOST_ALLOC",

@@ -4,23 +4,7 @@
  * tests that inject failures are skipped on a GPU. */
 #include "tests/models/cuda_rig.h"
 
-/* ---- fixture -------------------------------------------------------------------------------- */
-
-static char *model_dir; /* of the group */
-
-static int group_open(void **state)
-{
-    (void)state;
-    model_dir = tiny_model(N_VOCAB, -1);
-    return 0;
-}
-
-static int group_close(void **state)
-{
-    (void)state;
-    tiny_model_remove(model_dir);
-    return 0;
-}
+/* ---- memory --------------------------------------------------------------------------------- */
 
 /* Memory of the device that nobody holds. */
 static size_t memory_left(void)

@@ -7,22 +7,6 @@
 
 enum { N_SHARED = 4, N_ALL = 3 * N_SEQ };
 
-static char *model_dir; /* of the group */
-
-static int group_open(void **state)
-{
-    (void)state;
-    model_dir = tiny_model(N_VOCAB, -1);
-    return 0;
-}
-
-static int group_close(void **state)
-{
-    (void)state;
-    tiny_model_remove(model_dir);
-    return 0;
-}
-
 /* ---- what was launched ---------------------------------------------------------------------- */
 
 static char trace_path[] = "/tmp/test_cuda_persistent.XXXXXX";
