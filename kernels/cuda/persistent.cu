@@ -410,20 +410,18 @@ template <typename... P, void (*kernel)(P...)> struct body_call<kernel> {
     }
 };
 
-using namespace body_attention_file;
-using namespace body_gemv_file;
-using namespace body_gemv_f32_file;
-
 template <int n_half, bool is_normed>
 __device__ __forceinline__ void run_gemv_bf16(const unsigned char *args)
 {
-    body_call<gemv_kernel_bf16<gemv_bf16<n_half, 1, is_normed, !is_normed>, DTYPE_BF16>>::run(args);
+    body_call<body_gemv_file::gemv_kernel_bf16<
+        body_gemv_file::gemv_bf16<n_half, 1, is_normed, !is_normed>, DTYPE_BF16>>::run(args);
 }
 
 template <int n_token, int n_half, bool is_normed>
 __device__ __forceinline__ void run_gemv_f32(const unsigned char *args)
 {
-    body_call<gemv_kernel_f32<gemv_f32<n_token, n_half, false, is_normed>>>::run(args);
+    body_call<body_gemv_f32_file::gemv_kernel_f32<
+        body_gemv_f32_file::gemv_f32<n_token, n_half, false, is_normed>>>::run(args);
 }
 
 template <typename T> __device__ __forceinline__ void run_read(const unsigned char *args)
@@ -455,8 +453,12 @@ __device__ __forceinline__ void body_run(int body, const unsigned char *args)
     case BODY_GEMV_F32 + 9: run_gemv_f32<8, 1, true>(args); break;
     case BODY_GEMV_F32 + 10: run_gemv_f32<8, 2, false>(args); break;
     case BODY_GEMV_F32 + 11: run_gemv_f32<8, 2, true>(args); break;
-    case BODY_ATTENTION: body_call<drawn_kernel<float, 64, true>>::run(args); break;
-    case BODY_ATTENTION + 1: body_call<drawn_kernel<uint16_t, 64, true>>::run(args); break;
+    case BODY_ATTENTION:
+        body_call<body_attention_file::drawn_kernel<float, 64, true>>::run(args);
+        break;
+    case BODY_ATTENTION + 1:
+        body_call<body_attention_file::drawn_kernel<uint16_t, 64, true>>::run(args);
+        break;
     case BODY_SEARCH: body_call<body_search_file::few_kernel<16, 8>>::run(args); break;
     case BODY_SEARCH + 1: body_call<body_search_file::few_kernel<16, 16>>::run(args); break;
     case BODY_READ: run_read<float>(args); break;
