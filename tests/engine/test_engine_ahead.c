@@ -175,8 +175,10 @@ static void an_engine_ends_while_a_step_runs_ahead(void **state)
         gate_allow(&gate, 2);
         gate_await(&gate, 3);
         gate.fail = fails == 1; /* the step waits at the gate, whose mutex orders this */
-        gate_allow(&gate, -1);
+        pthread_t opener;
+        assert_int_equal(pthread_create(&opener, NULL, gate_open_when_draining, engine), 0);
         assert_int_equal(engine_drain(engine, 1), fails ? 0 : 1);
+        assert_int_equal(pthread_join(opener, NULL), 0);
         waiter_wait(&waiter, request);
         assert_int_equal(atomic_load(&request->item[0].state),
                          fails ? FINISH_ERROR : FINISH_SHUTDOWN);

@@ -672,17 +672,6 @@ static void drain_finishes_what_was_taken(void **state)
     engine_close(engine);
 }
 
-/* Opens the gate once the drain has been asked for. */
-static void *open_when_draining(void *arg)
-{
-    struct engine *const engine = arg;
-    while (atomic_load(&engine->drain_us) == 0) {
-        (void)usleep(200);
-    }
-    gate_allow(harness_gate, -1);
-    return NULL;
-}
-
 static void drain_cuts_short_at_its_deadline(void **state)
 {
     struct engine_options options = harness_options(harness_dir);
@@ -700,7 +689,7 @@ static void drain_cuts_short_at_its_deadline(void **state)
     gate_allow(&gate, 2);
     gate_await(&gate, 3);
     pthread_t opener;
-    assert_int_equal(pthread_create(&opener, NULL, open_when_draining, engine), 0);
+    assert_int_equal(pthread_create(&opener, NULL, gate_open_when_draining, engine), 0);
     assert_int_equal(engine_drain(engine, 1), 3);
     assert_int_equal(pthread_join(opener, NULL), 0);
     assert_int_equal(gate.n_arrived, 3); /* the step under way ended, no other began */
