@@ -4,6 +4,7 @@
 
 #include "engine/clock.h"
 #include "engine/engine.h"
+#include "engine/log.h"
 #include "server/net/head.h"
 #include "server/net/listen.h"
 #include "server/net/http_inside.h"
@@ -256,6 +257,28 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
     exchange_free(&hx->x);
 }
 
+/* Of each connection that the library has accepted, before anything else: whether it is kept. */
+static enum MHD_Result http_accept(void *cls, const struct sockaddr *address, socklen_t bytes)
+{
+    (void)address;
+    (void)bytes;
+    struct http *const http = cls;
+    if (listen_has_descriptor()) {
+        return MHD_YES;
+    }
+    const long long n_shed = 1 + atomic_fetch_add(&http->n_shed, 1);
+    const int64_t now_us = clock_now_us();
+    long long told_us = atomic_load(&http->shed_told_us);
+    if (now_us >= told_us + HTTP_SHED_TOLD_US &&
+        atomic_compare_exchange_strong(&http->shed_told_us, &told_us, now_us)) {
+        log_event(LEVEL_WARN, "no_descriptors",
+                  "connections=%d closed=%lld why=\"the process has as many files open as it may: "
+                  "raise ulimit -n or lower --max-connections\"",
+                  http_connections(http), n_shed);
+    }
+    return MHD_NO;
+}
+
 static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket_context,
                             enum MHD_ConnectionNotificationCode why)
 {
@@ -296,31 +319,17 @@ static enum err_code http_start_daemon(struct http *http, struct err *err)
      * so high that each of its threads could take all connections. */
     const unsigned limit = HTTP_THREADS * (unsigned)(config->max_connections + HTTP_SURPLUS + 1);
     http->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, NULL, NULL,
-        http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd, MHD_OPTION_THREAD_POOL_SIZE,
-        config->admin ? 0u : (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)config->keepalive_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES, MHD_OPTION_UNESCAPE_CALLBACK,
-        http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED, http_completed, http,
-        MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, http_accept,
+        http, http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd,
+        MHD_OPTION_THREAD_POOL_SIZE, config->admin ? 0u : (unsigned)HTTP_THREADS,
+        MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)config->keepalive_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES,
+        MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED,
+        http_completed, http, MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
     if (http->daemon == NULL) {
         return err_set(err, ERR_IO, "the HTTP threads cannot be started");
     }
     return ERR_OK;
-}
-
-/* On the watcher's thread. */
-static void http_tick(void *ctx)
-{
-    struct http *const http = ctx;
-    pthread_mutex_lock(&http->listen_mutex);
-    if (!http->refuses) {
-        listen_shed(http->listen_fd, &http->reserve_fd);
-    }
-    pthread_mutex_unlock(&http->listen_mutex);
-    if (http->config.tick != NULL) {
-        http->config.tick(http->config.ctx);
-    }
 }
 
 enum err_code http_start(struct http **http, const struct http_config *config, struct err *err)
@@ -331,7 +340,7 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
         return err_set(err, ERR_MEMORY, "no memory for the HTTP server");
     }
     h->config = *config;
-    h->listen_fd = h->reserve_fd = -1;
+    h->listen_fd = -1;
     budget_open(&h->budget, config->max_buffered_bytes, http_end);
     CHECK(pthread_mutex_init(&h->listen_mutex, NULL) == 0);
     const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
@@ -342,15 +351,13 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
                                        .read_window_s = config->read_window_s,
                                        .suspend = http_suspend,
                                        .resume = http_resume,
-                                       .tick = http_tick,
-                                       .ctx = h};
+                                       .tick = config->tick,
+                                       .ctx = config->ctx};
     enum err_code code = listen_reserve_files(watch.n_conn + config->n_more_files, err);
     if (code == ERR_OK) {
         code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
     }
     if (code == ERR_OK) {
-        listen_shed(h->listen_fd,
-                    &h->reserve_fd); /* opens the reserve while there are descriptors */
         code = watch_open(&h->watch, &watch, err);
     }
     if (code == ERR_OK) {
@@ -434,9 +441,6 @@ int http_stop(struct http *http, int64_t deadline_us)
     watch_close(http->watch);
     if (http->listen_fd >= 0) {
         (void)close(http->listen_fd);
-    }
-    if (http->reserve_fd >= 0) {
-        (void)close(http->reserve_fd);
     }
     budget_close(&http->budget);
     const int n_cut = atomic_load(&http->n_cut);

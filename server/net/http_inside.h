@@ -16,7 +16,8 @@ enum {
     HTTP_HEAD_BYTES = 32 * 1024, /* per connection: request head and answer head */
     HTTP_BLOCK_BYTES = 16 * 1024,
     HTTP_REFUSAL_US = 2 * 1000000,
-    HTTP_LONG_BYTES = 64 * 1024, /* bodies from here on are read by the worker thread */
+    HTTP_SHED_TOLD_US = 10 * 1000000, /* from one line about closed connections to the next */
+    HTTP_LONG_BYTES = 64 * 1024,      /* bodies from here on are read by the worker thread */
 };
 
 struct http {
@@ -24,11 +25,12 @@ struct http {
     struct MHD_Daemon *daemon;
     struct watch *watch;
     struct worker *worker;
-    pthread_mutex_t listen_mutex; /* guards the next three */
+    pthread_mutex_t listen_mutex; /* guards refuses */
     bool refuses;                 /* no connection is accepted any more */
     int listen_fd;
-    int reserve_fd; /* for listen_shed */
     int port;
+    atomic_llong n_shed;       /* connections closed for want of descriptors */
+    atomic_llong shed_told_us; /* when the log was last told so */
     atomic_bool draining;
     atomic_bool cutting; /* whatever ends now, ends because the server does */
     atomic_int n_cut;

@@ -57,24 +57,14 @@ enum err_code listen_open(int *listen_fd, int *bound_port, const char *host, int
     return ERR_OK;
 }
 
-void listen_shed(int listen_fd, int *reserve_fd)
+bool listen_has_descriptor(void)
 {
     const int probe = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (probe >= 0 && *reserve_fd < 0) {
-        *reserve_fd = probe;
-    } else if (probe >= 0) {
-        (void)close(probe);
-    } else if (*reserve_fd >= 0) {
-        (void)close(*reserve_fd);
-        for (int i = 0; i < LISTEN_BACKLOG; i++) {
-            const int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-            if (fd < 0) {
-                break;
-            }
-            (void)close(fd);
-        }
-        *reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (probe < 0) {
+        return errno != EMFILE && errno != ENFILE;
     }
+    (void)close(probe);
+    return true;
 }
 
 /* Each connection is a descriptor; the rest of the process needs a few. */

@@ -468,7 +468,9 @@ static void *watch_run(void *arg)
             continue;
         }
         next_tick_us = now_us + WATCH_TICK_MS * 1000;
-        watch->config.tick(watch->config.ctx);
+        if (watch->config.tick != NULL) {
+            watch->config.tick(watch->config.ctx);
+        }
         for (int i = 0; i < watch->config.n_conn && atomic_load(&watch->n_used) > 0; i++) {
             struct watch_conn *const conn = &watch->conn[i];
             pthread_mutex_lock(&conn->mutex);

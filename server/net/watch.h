@@ -27,8 +27,9 @@ struct watch_config {
     /* The library's calls. connection is what watch_sleep was given. Under the entry's mutex. */
     void (*suspend)(void *connection);
     void (*resume)(void *connection);
-    void (*tick)(void *ctx); /* every quarter of a second, on the watcher's thread */
-    void *ctx;               /* Borrowed: tick's */
+    void (*tick)(
+        void *ctx); /* every quarter of a second, on the watcher's thread; NULL = nothing */
+    void *ctx;      /* Borrowed: tick's */
 };
 
 enum err_code watch_open(struct watch **watch, const struct watch_config *config, struct err *err);

@@ -623,8 +623,14 @@ def test_garbage_is_survived(strict, data):
 # Rule 6: descriptors that are used up.
 
 
+def cpu_s(pid):
+    """Seconds of processor time that a process has used."""
+    fields = open("/proc/%d/stat" % pid).read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_without_descriptors_connections_are_closed_not_asked_for_again_and_again():
-    with Server() as s:
+    with Server("--header-timeout-s", "600") as s:
         n = len(os.listdir("/proc/%d/fd" % s.process.pid))
         most = resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, (n + 4, most))
@@ -634,7 +640,11 @@ def test_without_descriptors_connections_are_closed_not_asked_for_again_and_agai
             ready, _, _ = select.select(held, [], [], 0)
             return len(ready)
 
-        eventually(lambda: n_closed() >= 20, "those that wait are not left to wait")
+        eventually(lambda: n_closed() >= 26, "those that wait are not left to wait")
+        assert "event=no_descriptors" in s.read_log()
+        before = cpu_s(s.process.pid)
+        time.sleep(1)
+        assert cpu_s(s.process.pid) < before + 0.5
         for c in held:
             c.close()
         resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, (most, most))
