@@ -65,6 +65,11 @@ ENGINE_SRC := $(wildcard engine/*.c) $(wildcard engine/*.cc)
 # server/none has what stands in where HTTP or compression is missing.
 SERVER_SRC := $(filter-out server/main.c server/none/%,$(wildcard server/*.c server/*/*.c))
 
+# Unrolled kernels take a minute to compile under AddressSanitizer unless its checks are calls and what it finds
+# itself is looked for once.
+FOUND_TWICE := -fno-sanitize=null,object-size,pointer-overflow
+KERNEL_ASAN := $(if $(findstring address,$(SANITIZE)),$(FOUND_TWICE) \
+                 $(if $(findstring clang,$(CC)),-mllvm -,--param=)asan-instrumentation-with-call-threshold=100)
 # Each file of kernels/cpu/simd is compiled once per instruction set.
 # gcc 12 with -fsanitize=address may place 64-byte vectors misaligned on the sanitizer's fake stack
 # (gcc bug 110027), which ends in a segmentation fault; so these files keep the real one.
@@ -103,7 +108,7 @@ define SIMD_RULE
 $(B)/%.$(1).o: %.c
 	@mkdir -p $$(@D)
 	$$(call say,C)
-	$$(Q)$$(CC) $$(CFLAGS_ALL) $$(SIMD_OPT) $$(ISA_$(1)) -c -o $$@ $$<
+	$$(Q)$$(CC) $$(CFLAGS_ALL) $$(SIMD_OPT) $$(ISA_$(1)) $$(KERNEL_ASAN) -c -o $$@ $$<
 $(B)/%.$(1).bare.o: %.c
 	@mkdir -p $$(@D)
 	$$(call say,C)

@@ -120,7 +120,7 @@ ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
 ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
-	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
 	@TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=20 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
@@ -131,7 +131,7 @@ TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS)) $(patsubst %.c,%,$
 test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
-	    SANITIZE=thread OPT="-O1 -g" SIMD_OPT="-O1 -g"
+	    SANITIZE=thread OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
 	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) engine $(TSAN_SERVER)
 
