@@ -285,25 +285,27 @@ static float mean_difference(const struct probe *a, const struct probe *b, int f
     return sum / (float)(a->n - first);
 }
 
-/* Whether the path's results are those without it. */
-static bool is_as_without(const struct selftest *test, const struct fast_path *path,
-                          const struct trial *with, const struct trial *without)
+/* What fast paths change: mean differences of log-probabilities. */
+struct difference {
+    float prompt, drawn, allowed;
+    bool is_good;
+};
+
+static struct difference difference_of(const struct selftest *test, const struct trial *with,
+                                       const struct trial *without, bool is_exact)
 {
+    const bool has_drawn = test->be->phases_apart;
     const size_t bytes = (size_t)with->prompt.n * sizeof(float);
-    const float prompt = mean_difference(&with->prompt, &without->prompt, 0);
-    const float drawn = test->be->phases_apart ? mean_difference(&with->drawn, &without->drawn,
-                                                                 first_drawn(with->drawn.n))
-                                               : 0;
-    const bool has_same_bits = memcmp(with->prompt.logprob, without->prompt.logprob, bytes) == 0 &&
-                               (!test->be->phases_apart ||
-                                memcmp(with->drawn.logprob, without->drawn.logprob, bytes) == 0);
-    const float allowed = path->is_exact ? 0 : ROUNDING_MAX;
-    const bool is_good =
-        path->is_exact ? has_same_bits : prompt <= allowed && drawn <= allowed; /* no NaN */
-    log_event(is_good ? LEVEL_INFO : LEVEL_WARN, is_good ? "fast_path" : "fast_path_off",
-              "name=%s prompts=%.3g drawn=%.3g allowed=%.3g", path->name, (double)prompt,
-              (double)drawn, (double)allowed);
-    return is_good;
+    struct difference d = {.allowed = is_exact ? 0 : ROUNDING_MAX};
+    d.prompt = mean_difference(&with->prompt, &without->prompt, 0);
+    d.drawn =
+        has_drawn ? mean_difference(&with->drawn, &without->drawn, first_drawn(with->drawn.n)) : 0;
+    const bool has_same_bits =
+        memcmp(with->prompt.logprob, without->prompt.logprob, bytes) == 0 &&
+        (!has_drawn || memcmp(with->drawn.logprob, without->drawn.logprob, bytes) == 0);
+    d.is_good =
+        is_exact ? has_same_bits : d.prompt <= d.allowed && d.drawn <= d.allowed; /* no NaN */
+    return d;
 }
 
 bool selftest_leave_fast_paths(const struct selftest *test)
@@ -317,35 +319,123 @@ bool selftest_leave_fast_paths(const struct selftest *test)
     return had_any;
 }
 
+/* The paths of one kind, exact or not, and what a text gives without any. */
+struct path_group {
+    const struct selftest *test;
+    const struct trial *without;
+    bool is_exact;
+    bool is_in[FAST_PATH_MAX]; /* that are tried, or that passed */
+};
+
+static int group_size(const struct path_group *group)
+{
+    int n = 0;
+    for (int i = 0; i < group->test->be->n_fast_path; i++) {
+        n += group->is_in[i];
+    }
+    return n;
+}
+
+static void group_use(const struct path_group *group, bool is_used)
+{
+    struct backend *const be = group->test->be;
+    for (int i = 0; i < be->n_fast_path; i++) {
+        if (group->is_in[i]) {
+            be->op->fast_path_use(be, i, is_used);
+        }
+    }
+}
+
+static void group_tell(const struct path_group *group, const struct difference *d)
+{
+    const struct backend *const be = group->test->be;
+    for (int i = 0; i < be->n_fast_path; i++) {
+        if (group->is_in[i]) {
+            log_event(d->is_good ? LEVEL_INFO : LEVEL_WARN,
+                      d->is_good ? "fast_path" : "fast_path_off",
+                      "name=%s prompts=%.3g drawn=%.3g allowed=%.3g", be->fast_path[i].name,
+                      (double)d->prompt, (double)d->drawn, (double)d->allowed);
+        }
+    }
+}
+
+/* Uses them together, and leaves them again if they do not pass. */
+static enum err_code group_try(const struct path_group *group, struct difference *d,
+                               struct err *err)
+{
+    struct trial with;
+    group_use(group, true);
+    if (run_trial(group->test, &with, err) != ERR_OK) {
+        return err->code;
+    }
+    *d = difference_of(group->test, &with, group->without, group->is_exact);
+    if (!d->is_good) {
+        group_use(group, false);
+    }
+    return ERR_OK;
+}
+
+/* Tries each by itself, and leaves those in the group that passed, not in use. */
+static enum err_code group_try_each(struct path_group *group, struct err *err)
+{
+    for (int i = 0; i < group->test->be->n_fast_path; i++) {
+        struct path_group one = {group->test, group->without, group->is_exact, {false}};
+        struct difference d;
+        one.is_in[i] = group->is_in[i];
+        if (!one.is_in[i]) {
+            continue;
+        }
+        if (group_try(&one, &d, err) != ERR_OK) {
+            return err->code;
+        }
+        group_tell(&one, &d);
+        group_use(&one, false);
+        group->is_in[i] = d.is_good;
+    }
+    return ERR_OK;
+}
+
+/* Uses those of the group that pass. */
+static enum err_code group_choose(struct path_group *group, struct err *err)
+{
+    struct difference d;
+    if (group_size(group) == 0) {
+        return ERR_OK;
+    }
+    if (group_try(group, &d, err) != ERR_OK) {
+        return err->code;
+    }
+    if (d.is_good || group_size(group) == 1) {
+        group_tell(group, &d);
+        return ERR_OK;
+    }
+    if (group_try_each(group, err) != ERR_OK || group_size(group) == 0 ||
+        group_try(group, &d, err) != ERR_OK) {
+        return err->code;
+    }
+    if (!d.is_good) { /* each by itself, but not together */
+        group_tell(group, &d);
+    }
+    return ERR_OK;
+}
+
 enum err_code selftest_fast_paths(const struct selftest *test, struct err *err)
 {
-    struct backend *const be = test->be;
-    bool is_wanted[FAST_PATH_MAX] = {false};
-    bool is_good[FAST_PATH_MAX] = {false};
-    for (int i = 0; i < be->n_fast_path; i++) {
-        is_wanted[i] = be->fast_path[i].is_used;
-    }
+    const struct backend *const be = test->be;
     struct trial without;
+    struct path_group exact = {test, &without, true, {false}};
+    struct path_group others = {test, &without, false, {false}};
+    for (int i = 0; i < be->n_fast_path; i++) {
+        const struct fast_path *const path = &be->fast_path[i];
+        (path->is_exact ? &exact : &others)->is_in[i] = path->is_used;
+    }
+    err->code = ERR_OK;
     if (test->fast_math || !selftest_leave_fast_paths(test)) {
         return ERR_OK;
     }
-    if (run_trial(test, &without, err) != ERR_OK) {
+    if (run_trial(test, &without, err) != ERR_OK || group_choose(&exact, err) != ERR_OK ||
+        group_choose(&others, err) != ERR_OK) {
         return err->code;
-    }
-    for (int i = 0; i < be->n_fast_path; i++) {
-        struct trial with;
-        if (!is_wanted[i]) {
-            continue;
-        }
-        be->op->fast_path_use(be, i, true);
-        if (run_trial(test, &with, err) != ERR_OK) {
-            return err->code;
-        }
-        is_good[i] = is_as_without(test, &be->fast_path[i], &with, &without);
-        be->op->fast_path_use(be, i, false);
-    }
-    for (int i = 0; i < be->n_fast_path; i++) {
-        be->op->fast_path_use(be, i, is_good[i]);
     }
     return ERR_OK;
 }

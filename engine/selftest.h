@@ -36,10 +36,11 @@ enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
 /* Whether the backend computes the same bits for a text whole, in chunks and together with another, all of
  * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
-/* Tries each fast path that the backend uses: a text is computed without any, as a prompt and as drawn
- * tokens, then by the path. One that is exact must give the same bits, others log-probabilities that differ by
- * no more in the mean than rounding explains. One that does not is left out, with a line in the log. An
- * error of the device is returned. */
+/* Tries the fast paths that the backend uses: a text is computed without any, as a prompt and as drawn
+ * tokens, then by the exact ones together, which must give the same bits, then by the others too, which must give
+ * log-probabilities that differ by no more in the mean than rounding explains. Where they do not, each is tried by itself,
+ * and those that pass once more together. What does not pass is left out, with a line in the log. An error of the
+ * device is returned. */
 enum err_code selftest_fast_paths(const struct selftest *test, struct err *err);
 /* Leaves all of them out; whether there were any. */
 bool selftest_leave_fast_paths(const struct selftest *test);

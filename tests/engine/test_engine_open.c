@@ -201,43 +201,71 @@ static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
     lying_close(engine);
 }
 
-/* One bit of an exact one is too much, of a prompt or of a drawn token; of others, more than rounding. What
- * was not in use does not come into use. */
-static void self_test_leaves_out_the_fast_paths_that_err(void **state)
+struct path_case {
+    struct fast_path path;
+    float error[2];
+    bool stays;
+};
+
+static void assert_paths_chosen(const struct path_case *cases, int n)
 {
-    (void)state;
-    static const struct {
-        struct fast_path path;
-        float error[2];
-        bool stays;
-    } cases[] = {
-        {{"right", true, true}, {0, 0}, true},       {{"prompt", true, true}, {1e-6F, 0}, false},
-        {{"drawn", true, true}, {0, 1e-6F}, false},  {{"near", false, true}, {0.2F, -0.2F}, true},
-        {{"far", false, true}, {0, 0.3F}, false},    {{"farther", false, true}, {-0.3F, 0}, false},
-        {{"nothing", false, true}, {NAN, 0}, false}, {{"unused", true, false}, {0, 0}, false},
-    };
-    enum { N = sizeof cases / sizeof *cases };
     const struct engine_options o = harness_options(harness_dir);
     struct engine *const engine = lying_open(&o);
     struct backend *const be = engine->be;
     const struct selftest test = selftest_of(engine);
     struct err err = {0};
+    bool has_any = false;
+    bool has_rounding = false;
     be->phases_apart = true;
-    be->n_fast_path = N;
-    for (int i = 0; i < N; i++) {
+    be->n_fast_path = n;
+    for (int i = 0; i < n; i++) {
         be->fast_path[i] = cases[i].path;
         memcpy(path_error[i], cases[i].error, sizeof path_error[i]);
     }
     assert_int_equal(selftest_fast_paths(&test, &err), ERR_OK);
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < n; i++) {
         assert_int_equal(be->fast_path[i].is_used, cases[i].stays);
+        has_any |= cases[i].stays;
+        has_rounding |= cases[i].stays && !cases[i].path.is_exact;
     }
-    assert_true(backend_rounds_otherwise(be));
-    assert_true(selftest_leave_fast_paths(&test));
+    assert_int_equal(backend_rounds_otherwise(be), has_rounding);
+    assert_int_equal(selftest_leave_fast_paths(&test), has_any);
     assert_false(backend_rounds_otherwise(be));
     assert_false(selftest_leave_fast_paths(&test));
     be->n_fast_path = 0;
     lying_close(engine);
+}
+
+/* One bit of an exact one is too much, of a prompt or of a drawn token; of others, more than rounding. What
+ * was not in use does not come into use. */
+static void self_test_leaves_out_the_fast_paths_that_err(void **state)
+{
+    (void)state;
+    static const struct path_case cases[] = {
+        {{"right", true, true}, {0, 0}, true},       {{"prompt", true, true}, {1e-6F, 0}, false},
+        {{"drawn", true, true}, {0, 1e-6F}, false},  {{"near", false, true}, {0.2F, -0.2F}, true},
+        {{"far", false, true}, {0, 0.3F}, false},    {{"farther", false, true}, {-0.3F, 0}, false},
+        {{"nothing", false, true}, {NAN, 0}, false}, {{"unused", true, false}, {0, 0}, false},
+    };
+    assert_paths_chosen(cases, sizeof cases / sizeof *cases);
+}
+
+/* What passes alone may not pass beside another. */
+static void self_test_tries_fast_paths_together(void **state)
+{
+    (void)state;
+    static const struct path_case pass[] = {
+        {{"first", true, true}, {0, 0}, true},
+        {{"second", false, true}, {0.1F, 0.1F}, true},
+        {{"third", false, true}, {0.1F, 0.1F}, true},
+    };
+    static const struct path_case fail[] = {
+        {{"first", true, true}, {0, 0}, true},
+        {{"second", false, true}, {0.2F, 0}, false},
+        {{"third", false, true}, {0.2F, 0}, false},
+    };
+    assert_paths_chosen(pass, 3);
+    assert_paths_chosen(fail, 3);
 }
 
 static void self_test_of_fast_math_wants_finite_numbers_alone(void **state)
@@ -357,6 +385,7 @@ int main(void)
         cmocka_unit_test(self_test_finds_one_wrong_bit),
         cmocka_unit_test(self_test_finds_one_wrong_bit_of_drawn_tokens),
         cmocka_unit_test(self_test_leaves_out_the_fast_paths_that_err),
+        cmocka_unit_test(self_test_tries_fast_paths_together),
         cmocka_unit_test(self_test_of_fast_math_wants_finite_numbers_alone),
         cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),

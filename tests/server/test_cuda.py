@@ -173,7 +173,7 @@ def test_a_library_that_fails_the_self_test_is_not_used(letter, n_row, why):
 
 
 def test_fast_paths_are_tried_and_said():
-    """Each against a text without it; a setting leaves one out."""
+    """Against a text without them; a setting leaves one out."""
     check = ["serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "2", "--max-batch-tokens", "12",
              "--max-model-len", "48"]
     exact, others = ["overlap", "fusion", "ahead"], ["library", "attention", "split"]
