@@ -121,7 +121,7 @@ ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=20 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=10 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse
