@@ -477,7 +477,7 @@ def unread(s, body):
 
 def test_unread_answers_cost_their_own_connections():
     large = {"inputs": "a b " * 100000}  # an answer of some 9 MB
-    with Server("--max-buffered-bytes", str(48 << 20)) as s:
+    with Server("--max-buffered-bytes", str(48 << 20), "--read-window-s", "600") as s:  # slowness is another test's
         held = []
         while s.metric('requests_rejected_total{reason="buffers_full"}') == 0:
             held.append(unread(s, large))
