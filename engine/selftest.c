@@ -380,7 +380,7 @@ static enum err_code group_try_each(struct path_group *group, struct err *err)
 {
     for (int i = 0; i < group->test->be->n_fast_path; i++) {
         struct path_group one = {group->test, group->without, group->is_exact, {false}};
-        struct difference d;
+        struct difference d = {0};
         one.is_in[i] = group->is_in[i];
         if (!one.is_in[i]) {
             continue;
@@ -398,7 +398,7 @@ static enum err_code group_try_each(struct path_group *group, struct err *err)
 /* Uses those of the group that pass. */
 static enum err_code group_choose(struct path_group *group, struct err *err)
 {
-    struct difference d;
+    struct difference d = {0};
     if (group_size(group) == 0) {
         return ERR_OK;
     }
