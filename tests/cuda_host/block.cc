@@ -37,73 +37,13 @@ void *sync_new(void)
 
 /* ---- who is next ---------------------------------------------------------------------------- */
 
-namespace
+int bit_choose_random(unsigned int bits)
 {
-
-int bit_choose(unsigned int bits)
-{
-    if (order == ORDER_FORWARD) {
-        return __builtin_ctz(bits);
-    }
-    if (order == ORDER_REVERSE) {
-        return 31 - __builtin_clz(bits);
-    }
     const auto n = static_cast<unsigned int>(__builtin_popcount(bits));
     for (uint64_t skip = random_next() % n; skip > 0; --skip) {
         bits &= bits - 1;
     }
     return __builtin_ctz(bits);
-}
-
-} // namespace
-
-struct thread *next_take(void)
-{
-    if (block.warps_ready == 0) {
-        return nullptr;
-    }
-    struct warp *warp = self == nullptr ? nullptr : self->warp;
-    if (warp == nullptr || warp->ready == 0 || order == ORDER_RANDOM) {
-        warp = &block.warp[bit_choose(block.warps_ready)];
-    }
-    const int lane = bit_choose(warp->ready);
-    warp_keep(warp, 1u << lane);
-    return lane_thread(warp, lane);
-}
-
-namespace
-{
-
-/* The fiber for a thread that begins. */
-struct fiber *fiber_take(const struct thread *thread);
-
-} // namespace
-
-void thread_switch(struct thread *thread)
-{
-    self = thread;
-    cuda_host_thread_idx = &thread->idx;
-    if (thread->fiber == nullptr) {
-        thread->fiber = fiber_take(thread);
-        fiber_restart(thread->fiber);
-    }
-    fiber_switch(thread->fiber);
-}
-
-void warp_wake(struct warp *warp, unsigned int lanes)
-{
-    warp->ready |= lanes;
-    if (warp->ready != 0) {
-        block.warps_ready |= 1u << (warp - block.warp);
-    }
-}
-
-void warp_keep(struct warp *warp, unsigned int lane_bit)
-{
-    warp->ready &= ~lane_bit;
-    if (warp->ready == 0) {
-        block.warps_ready &= ~(1u << (warp - block.warp));
-    }
 }
 
 /* ---- reports -------------------------------------------------------------------------------- */
@@ -159,19 +99,13 @@ void say_waiting(void)
     }
 }
 
-namespace
-{
-
-/* Nobody can run, and not all have ended. */
-[[noreturn]] void report_stuck(void)
+void report_stuck(void)
 {
     say("%s: its threads wait for one another for ever:", which_block());
     say_waiting();
     die("a barrier must be reached by all threads of the block, a collective by "
         "all of its mask");
 }
-
-} // namespace
 
 /* ---- threads -------------------------------------------------------------------------------- */
 
@@ -199,7 +133,7 @@ void thread_main(void)
                 report_stuck();
             }
             block.idle[block.n_idle++] = fiber;
-            fiber_switch(fiber_caller());
+            fiber_switch(&fiber_caller);
         } else if (next->fiber == nullptr && !tsan_is_on()) {
             self = next;
             cuda_host_thread_idx = &next->idx;
@@ -211,33 +145,15 @@ void thread_main(void)
     }
 }
 
-namespace
-{
-
-struct fiber *fiber_take(const struct thread *thread)
+void thread_begin(struct thread *thread)
 {
     if (tsan_is_on()) {
-        return fiber_get((block.bank * 2 + block.parity) * BLOCK_MAX + thread->i, thread_main);
-    }
-    return block.idle[--block.n_idle];
-}
-
-} // namespace
-
-void wait_for_others(const struct cuda_host_place *place, unsigned int mask)
-{
-    struct thread *const me = self;
-    me->place = place;
-    me->mask = mask;
-    struct thread *const next = next_take();
-    if (next != nullptr) {
-        thread_switch(next);
-    } else if (block.n_held + block.n_paused > 0) {
-        fiber_switch(fiber_caller());
+        thread->fiber =
+            fiber_get((block.bank * 2 + block.parity) * BLOCK_MAX + thread->i, thread_main);
     } else {
-        report_stuck();
+        thread->fiber = block.idle[--block.n_idle];
     }
-    me->place = nullptr;
+    fiber_restart(thread->fiber);
 }
 
 void cuda_host_grid_wait(const struct cuda_host_place &place)

@@ -2,7 +2,7 @@
 #ifndef CUDA_HOST_BLOCK_H
 #define CUDA_HOST_BLOCK_H
 
-#include "tests/cuda_host/double.h"
+#include "tests/cuda_host/fiber.h"
 
 /* Barriers of a block; barrier 0 is that of all its threads. */
 enum { COPY_MAX = 256, BARRIER_MAX = 16 };
@@ -92,18 +92,87 @@ static inline struct thread *lane_thread(const struct warp *warp, int lane)
     return &block.thread[(warp - block.warp) * WARP + lane];
 }
 
+/* One of the lanes or warps whose bits are set, by the order. */
+int bit_choose_random(unsigned int bits);
+static inline int bit_choose(unsigned int bits)
+{
+    if (order == ORDER_FORWARD) {
+        return __builtin_ctz(bits);
+    }
+    if (order == ORDER_REVERSE) {
+        return 31 - __builtin_clz(bits);
+    }
+    return bit_choose_random(bits);
+}
+
+/* These lanes may run again. */
+static inline void warp_wake(struct warp *warp, unsigned int lanes)
+{
+    warp->ready |= lanes;
+    if (warp->ready != 0) {
+        block.warps_ready |= 1u << (warp - block.warp);
+    }
+}
+
+/* This one runs on: nobody need switch to it. */
+static inline void warp_keep(struct warp *warp, unsigned int lane_bit)
+{
+    warp->ready &= ~lane_bit;
+    if (warp->ready == 0) {
+        block.warps_ready &= ~(1u << (warp - block.warp));
+    }
+}
+
 /* Who runs next, which no longer counts as ready; NULL: nobody can. */
-struct thread *next_take(void);
+static inline struct thread *next_take(void)
+{
+    if (block.warps_ready == 0) {
+        return nullptr;
+    }
+    struct warp *warp = self == nullptr ? nullptr : self->warp;
+    if (warp == nullptr || warp->ready == 0 || order == ORDER_RANDOM) {
+        warp = &block.warp[bit_choose(block.warps_ready)];
+    }
+    const int lane = bit_choose(warp->ready);
+    warp_keep(warp, 1u << lane);
+    return lane_thread(warp, lane);
+}
+
+/* Gives a thread that begins its fiber. */
+void thread_begin(struct thread *thread);
 /* Lets this thread run. */
-void thread_switch(struct thread *thread);
+__attribute__((always_inline)) static inline void thread_switch(struct thread *thread)
+{
+    self = thread;
+    cuda_host_thread_idx = &thread->idx;
+    if (thread->fiber == nullptr) {
+        thread_begin(thread);
+    }
+    fiber_switch(thread->fiber);
+}
+
+/* Nobody can run, and not all have ended: dies. */
+[[noreturn]] void report_stuck(void);
+/* Lets others run until somebody wakes this thread. */
+__attribute__((always_inline)) static inline void
+wait_for_others(const struct cuda_host_place *place, unsigned int mask)
+{
+    struct thread *const me = self;
+    me->place = place;
+    me->mask = mask;
+    struct thread *const next = next_take();
+    if (next != nullptr) {
+        thread_switch(next);
+    } else if (block.n_held + block.n_paused > 0) {
+        fiber_switch(&fiber_caller);
+    } else {
+        report_stuck();
+    }
+    me->place = nullptr;
+}
+
 /* What each fiber runs. */
 void thread_main(void);
-/* These lanes may run again. */
-void warp_wake(struct warp *warp, unsigned int lanes);
-/* This one runs on: nobody need switch to it. */
-void warp_keep(struct warp *warp, unsigned int lane_bit);
-/* Lets others run until somebody wakes this thread. */
-void wait_for_others(const struct cuda_host_place *place, unsigned int mask);
 /* An address that stands for one meeting of threads, for ThreadSanitizer. */
 void *sync_new(void);
 /* Completes the groups of a warp that waited for a lane that has ended. warp.cc */

@@ -145,17 +145,4 @@ void block_run_grid(const struct cuda_host_call *call, int bank);
 /* The call in the bank will not be run. */
 void block_forget(int bank);
 
-/* ---- fiber.cc ------------------------------------------------------------------------------- */
-
-struct fiber;
-
-/* Fiber number i of 2 · BANK_MAX · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
-struct fiber *fiber_get(int i, void (*main)(void));
-/* Makes it begin anew at its next switch; it must not be running. */
-void fiber_restart(struct fiber *fiber);
-/* Continues fiber; returns when another switches back. */
-void fiber_switch(struct fiber *fiber);
-/* What runs where no fiber does: the thread that called. */
-struct fiber *fiber_caller(void);
-
 #endif

@@ -23,7 +23,7 @@ CUDA_HOST_CUDA := -x c++ -fdata-sections
 CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
 # It reads the text of several kernels once more, as one function, over which a compiler that optimises takes a
 # minute and a sanitizer several. They are watched where they are kernels.
-$(B)/kernels/cuda/persistent.host.o: CUDA_HOST_OF_ONE := $(if $(SANITIZE),-O0,-O1) -fno-sanitize=all
+$(B)/kernels/cuda/persistent.host.o: CUDA_HOST_OF_ONE := $(if $(filter -O2,$(OPT)),-O1,-O0) -fno-sanitize=all
 
 .PHONY: cuda-host
 cuda-host: $(CUDA_HOST_LIB) $(CUDA_HOST_LT) ## build the CUDA backend for the CPU, for tests
@@ -37,11 +37,11 @@ $(CUDA_HOST_LIB): $(filter-out %/cublaslt.o,$(CUDA_HOST_OBJ)) $(CUDA_HOST_CU) $(
 $(CUDA_HOST_LT): $(B)/tests/cuda_host/cublaslt.o $(CUDA_HOST_LIB)
 	$(call say,link)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -shared -o $@ $^ $(LDFLAGS)
-# The double itself is not watched: see tests/cuda_host/sanitizer.h.
+# The double itself is not watched, and always fast: see tests/cuda_host/sanitizer.h.
 $(CUDA_HOST_OBJ): $(B)/%.o: %.cc
 	@mkdir -p $(@D)
 	$(call say,C++)
-	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -fno-sanitize=address,thread -c -o $@ $<
+	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -O2 -fno-sanitize=all -c -o $@ $<
 $(CUDA_HOST_CU): $(B)/%.host.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,C++)
@@ -82,12 +82,13 @@ endef
 $(foreach variant,plain asan tsan,$(eval $(call CUDA_CASES_RULE,$(variant))))
 # The same with the way of switching stacks that other processors than x86-64 take.
 CUDA_CASES += $(B)/tests/cuda_host/cases.ucontext
-$(B)/tests/cuda_host/fiber.ucontext.o: tests/cuda_host/fiber.cc
+CUDA_UCONTEXT := $(patsubst %,$(B)/tests/cuda_host/%.ucontext.o,block fiber grid warp)
+$(CUDA_UCONTEXT): $(B)/tests/cuda_host/%.ucontext.o: tests/cuda_host/%.cc
 	@mkdir -p $(@D)
 	$(call say,C++)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -DCUDA_HOST_UCONTEXT -c -o $@ $<
-$(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.o,cases.plain bugs.plain together.plain fiber.ucontext) \
-    $(filter-out %/fiber.o,$(CUDA_HOST_OBJ))
+$(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.plain.o,cases bugs together) $(CUDA_UCONTEXT) \
+    $(filter-out $(CUDA_UCONTEXT:.ucontext.o=.o),$(CUDA_HOST_OBJ))
 	$(call say,link)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $^ $(CUDA_HOST_LINK) $(LDFLAGS)
 ifeq ($(SANITIZE),)
