@@ -15,14 +15,24 @@ static float act_apply(enum act act, float x)
     UNREACHABLE();
 }
 
-static float dot_float(const float *in, const struct ref_weight *w, int64_t o)
+/* Each sum in the order of the inputs; several at a time, as a sum of its own waits for each addition. */
+enum { N_SUM = 8 };
+
+static void dots_float(float *sum, const float *in, const struct ref_weight *w, int64_t o,
+                       int64_t n)
 {
-    const float *const row = row_f32(w->view, o);
-    float sum = 0;
-    for (int64_t k = 0; k < w->view.cols; k++) {
-        sum += ref_round(in[k], w->head.dtype) * row[k];
+    const float *row[N_SUM];
+    float s[N_SUM] = {0};
+    for (int64_t i = 0; i < N_SUM; i++) {
+        row[i] = row_f32(w->view, i < n ? o + i : o);
     }
-    return sum;
+    for (int64_t k = 0; k < w->view.cols; k++) {
+        const float x = ref_round(in[k], w->head.dtype);
+        for (int64_t i = 0; i < N_SUM; i++) {
+            s[i] += x * row[i][k];
+        }
+    }
+    memcpy(sum, s, (size_t)n * sizeof *sum);
 }
 
 static struct int8_scale scale_of(const float *in, int64_t n)
@@ -35,15 +45,23 @@ static struct int8_scale scale_of(const float *in, int64_t n)
     return int8_scale_of(int8_from_magnitude(max));
 }
 
-static float dot_int8(const float *in, struct int8_scale scale, const struct ref_weight *w,
-                      int64_t o)
+static void dots_int8(float *sum, const float *in, struct int8_scale scale,
+                      const struct ref_weight *w, int64_t o, int64_t n)
 {
-    const float *const row = row_f32(w->view, o);
-    int32_t sum = 0;
-    for (int64_t k = 0; k < w->view.cols; k++) {
-        sum += int8_round(in[k], scale.inverse) * (int32_t)row[k];
+    const float *row[N_SUM];
+    int32_t s[N_SUM] = {0};
+    for (int64_t i = 0; i < N_SUM; i++) {
+        row[i] = row_f32(w->view, i < n ? o + i : o);
     }
-    return (float)sum * (scale.scale * w->scale[o]);
+    for (int64_t k = 0; k < w->view.cols; k++) {
+        const int32_t x = int8_round(in[k], scale.inverse);
+        for (int64_t i = 0; i < N_SUM; i++) {
+            s[i] += x * (int32_t)row[i][k];
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] = (float)s[i] * (scale.scale * w->scale[o + i]);
+    }
 }
 
 void ref_linear(struct backend *be, struct tensor y, struct tensor x, const struct weight *weight,
@@ -57,12 +75,20 @@ void ref_linear(struct backend *be, struct tensor y, struct tensor x, const stru
     for (int64_t r = 0; r < y.rows; r++) {
         const float *const in = row_f32(x, r);
         const struct int8_scale scale = is_int8 ? scale_of(in, n_in) : (struct int8_scale){0};
-        for (int64_t o = 0; o < n_out; o++) {
-            float sum = is_int8 ? dot_int8(in, scale, w, o) : dot_float(in, w, o);
-            if (bias.data != NULL) {
-                sum += row_f32(bias, 0)[o];
+        for (int64_t first = 0, n; first < n_out; first += n) {
+            float sum[N_SUM];
+            n = n_out - first < N_SUM ? n_out - first : N_SUM;
+            if (is_int8) {
+                dots_int8(sum, in, scale, w, first, n);
+            } else {
+                dots_float(sum, in, w, first, n);
             }
-            row_f32(y, r)[o] = act_apply(act, sum);
+            for (int64_t i = 0; i < n; i++) {
+                if (bias.data != NULL) {
+                    sum[i] += row_f32(bias, 0)[first + i];
+                }
+                row_f32(y, r)[first + i] = act_apply(act, sum[i]);
+            }
         }
     }
 }

@@ -24,18 +24,29 @@ static int64_t cached(const struct row_head *at, struct tensor pages, int u)
            at->head * at->d_head;
 }
 
-/* The score of window column i, which is position pos - window + i. */
-static double window_score(const struct row_head *at, int i)
+/* Sums that stand beside each other in memory, as none of them need wait for another; each has an order of its own. */
+enum { N_SUM = 8 };
+
+/* The scores of the window's columns first .. first+n-1; column i is position pos - window + i. */
+static void window_scores(double *score, const struct row_head *at, int first, int n)
 {
-    const int u = at->pos - at->shape->window + i;
-    const int64_t k = u >= 0 ? cached(at, at->k_pages, u) : 0;
-    double dot = 0;
-    for (int64_t c = 0; c < at->d_head; c++) {
-        const double key = (u >= 0 ? ref_cached(at->k_pages, k + c) : 0) +
-                           (double)row_f32(at->shape->position, c)[i];
-        dot += (double)at->q[c] * key;
+    int64_t k[N_SUM];
+    double dot[N_SUM] = {0};
+    for (int i = 0; i < n; i++) {
+        const int u = at->pos - at->shape->window + first + i;
+        k[i] = u >= 0 ? cached(at, at->k_pages, u) : -1;
     }
-    return dot * (double)at->shape->scale;
+    for (int64_t c = 0; c < at->d_head; c++) {
+        const float *const position = row_f32(at->shape->position, c) + first;
+        for (int i = 0; i < n; i++) {
+            const double key =
+                (k[i] >= 0 ? ref_cached(at->k_pages, k[i] + c) : 0) + (double)position[i];
+            dot[i] += (double)at->q[c] * key;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        score[i] = dot[i] * (double)at->shape->scale;
+    }
 }
 
 static double persistent_score(const struct row_head *at, int i)
@@ -70,28 +81,43 @@ static double weigh(const struct row_head *at, double *score)
     return shape->mask.data != NULL ? kept + (double)SPAN_EPSILON * all : kept;
 }
 
+/* Columns c .. c+n-1 of the values' sum by these weights, divided by their total. */
+static void weighted_sums(float *y, const struct row_head *at, const double *weight, double total,
+                          int64_t c, int n)
+{
+    const struct span_shape *const shape = at->shape;
+    double sum[N_SUM] = {0};
+    for (int i = at->pos < shape->window ? shape->window - at->pos : 0; i < shape->window; i++) {
+        const int64_t v = cached(at, at->v_pages, at->pos - shape->window + i) + c;
+        for (int j = 0; j < n; j++) {
+            sum[j] += weight[i] * ref_cached(at->v_pages, v + j);
+        }
+    }
+    for (int i = 0; i < shape->n_persistent; i++) {
+        const float *const value =
+            row_f32(shape->value, (int64_t)at->head * shape->n_persistent + i) + c;
+        for (int j = 0; j < n; j++) {
+            sum[j] += weight[shape->window + i] * (double)value[j];
+        }
+    }
+    for (int j = 0; j < n; j++) {
+        y[j] = (float)(sum[j] / total);
+    }
+}
+
 static void attend(float *y, const struct row_head *at, double *score)
 {
     const struct span_shape *const shape = at->shape;
-    for (int i = 0; i < shape->window; i++) {
-        score[i] = window_score(at, i);
+    for (int i = 0; i < shape->window; i += N_SUM) {
+        window_scores(score + i, at, i, shape->window - i < N_SUM ? shape->window - i : N_SUM);
     }
     for (int i = 0; i < shape->n_persistent; i++) {
         score[shape->window + i] = persistent_score(at, i);
     }
     const double total = weigh(at, score);
-    for (int64_t c = 0; c < at->d_head; c++) {
-        double sum = 0;
-        for (int i = at->pos < shape->window ? shape->window - at->pos : 0; i < shape->window;
-             i++) {
-            sum += score[i] * ref_cached(at->v_pages,
-                                         cached(at, at->v_pages, at->pos - shape->window + i) + c);
-        }
-        for (int i = 0; i < shape->n_persistent; i++) {
-            const int64_t row = (int64_t)at->head * shape->n_persistent + i;
-            sum += score[shape->window + i] * (double)row_f32(shape->value, row)[c];
-        }
-        y[c] = (float)(sum / total);
+    for (int64_t c = 0; c < at->d_head; c += N_SUM) {
+        weighted_sums(y + c, at, score, total, c,
+                      (int)(at->d_head - c < N_SUM ? at->d_head - c : N_SUM));
     }
 }
 
