@@ -332,11 +332,16 @@ static struct tensor block_new(struct check *c, enum side side, const char *name
     CHECK(b->be->op->buffer_new(b->be, &b->device, b->n_word * 4, name, NULL) == ERR_OK);
     b->view = (struct tensor){(uint32_t *)b->device + b->first, rows, cols, stride, dtype};
     for (size_t i = 0; i < b->n_word; i++) {
-        b->image[i] = is_inside(b, i) ? CHECK_POISON : guard_word(i);
+        b->image[i] = guard_word(i);
     }
-    for (int64_t r = 0; r < rows && host != NULL; r++) {
-        memcpy(b->image + b->first + r * stride, (const uint32_t *)host + r * cols,
-               (size_t)cols * 4);
+    for (int64_t r = 0; r < rows; r++) {
+        uint32_t *const row = b->image + b->first + r * stride;
+        if (host != NULL) {
+            memcpy(row, (const uint32_t *)host + r * cols, (size_t)cols * 4);
+        }
+        for (int64_t i = 0; i < cols && host == NULL; i++) {
+            row[i] = CHECK_POISON;
+        }
     }
     const struct tensor all = tensor_make(b->device, 1, (int64_t)b->n_word, dtype);
     b->be->op->upload(b->be, all, b->image);
