@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests"))
+from free_port import free_port  # noqa: E402
 from overlay_files import Base, widened  # noqa: E402
 
 BATCH, TOKENS = 32, 24
@@ -62,11 +62,6 @@ class Served:
     def stop(self):
         self.process.terminate()
         self.process.wait()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as it:
-        return it.getsockname()[1]
 
 
 def rows_of(base, slots):

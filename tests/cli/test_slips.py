@@ -6,7 +6,6 @@ Rerun one: PKMSERVE=build/pkmserve /usr/bin/python3 -m pytest tests/cli/test_sli
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from cli_harness import PROGRAM, ROOT, fails, ok, run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
                                 "server"))
-from server_harness import Server  # noqa: E402
+from server_harness import Server, free_port  # noqa: E402
 
 DEMO = os.path.join(ROOT, "models", "demo")
 SERVE = os.path.join(ROOT, ".ci", "serve")
@@ -143,15 +142,9 @@ def test_health_takes_a_url():
 
 def test_the_ready_line_has_an_address_to_paste():
     with Server() as s:
-        assert 'url="%s"' % s.url in s.read_log()
+        s.logged('url="%s"' % s.url)
     with Server("--host", "0.0.0.0") as s:
-        assert 'url="http://127.0.0.1:%d"' % s.port in s.read_log()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        s.logged('url="http://127.0.0.1:%d"' % s.port)
 
 
 class Healthy(BaseHTTPRequestHandler):

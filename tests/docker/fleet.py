@@ -7,8 +7,8 @@ containers.py has the same with containers.
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -16,15 +16,12 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from free_port import free_port  # noqa: E402
+
 PROGRAM = ROOT / os.environ.get("PKMSERVE", "build/pkmserve")
 DOCKER = ROOT / "docker"
 PATIENCE_S = 60
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def find_program(name):

@@ -6,8 +6,7 @@ import threading
 import requests
 
 from browser import Keys
-from server_harness import UNBOUNDED, Server, eventually
-from test_keys import free_port
+from server_harness import UNBOUNDED, Server, eventually, free_port
 from test_views import opened, score, spans, write, written
 
 

@@ -6,12 +6,16 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import requests
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from free_port import free_port  # noqa: E402,F401
+
 PROGRAM = os.environ.get("PKMSERVE", os.path.join(ROOT, "build", "pkmserve"))
 DEMO = os.path.join(ROOT, "models", "demo")
 UNBOUNDED = os.path.join(ROOT, "models", "demo-bytes")  # its streams end where they are told to
@@ -81,7 +85,13 @@ class Server:
         eventually(ready, "ready")
 
     def read_log(self):
-        return open(self.log.name).read()
+        """What it has written so far, in whole lines: a thread of its own writes them."""
+        text = open(self.log.name).read()
+        return text[:text.rfind("\n") + 1] if self.process.poll() is None else text
+
+    def logged(self, text):
+        """Waits until the log has this text: it may be written after what it tells is seen."""
+        eventually(lambda: text in self.read_log(), "a line of the log with " + text)
 
     def get(self, path, **kw):
         return self.session.get(self.url + path, timeout=PATIENCE, **kw)

@@ -9,8 +9,7 @@ import numpy
 import pytest
 import requests
 
-from server_harness import DEMO, PATIENCE, PROGRAM, Server, error_of, eventually
-from test_keys import free_port
+from server_harness import DEMO, PATIENCE, PROGRAM, Server, error_of, eventually, free_port
 
 TEXTS = ["It is a truth universally acknowledged.", "A dark night, and a storm.", "A truth."]
 

@@ -277,7 +277,9 @@ def test_leaving_while_a_long_body_is_read(server):
 
 def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
     body = head("/score", json.dumps({"text": "word " * 1000000}).encode())
-    with Server() as s:
+    with Server("--body-threads", "1") as s, s.connect() as slow:
+        slow.sendall(head("/tokenize", json.dumps({"content": "a" * 4000000}).encode()))
+        eventually(lambda: s.metric("long_bodies_unread") == 1, "the thread is busy")
         left = [s.connect() for _ in range(8)]
         for c in left:
             c.sendall(body)
@@ -286,8 +288,8 @@ def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
         with s.connect() as c:
             c.sendall(body)
             assert read_answer(c)[0] == 400  # it has more tokens than are taken, once they are counted
-        # Some of the first may have been read before they left.
-        assert s.metric("request_tokenize_time_seconds_count") <= 5
+        # On a busy machine some of the first may have been read before they left.
+        assert s.metric("request_tokenize_time_seconds_count") <= 6
         eventually(lambda: s.metric('requests_total{route="/score",code="499"}') >= 4, "499")
 
 
@@ -311,8 +313,8 @@ def test_of_long_bodies_the_shorter_is_read_first():
         assert read_answer(third)[0] == 200
         assert select.select([second], [], [], 0)[0] == [], "the longer one was read before"
         assert read_answer(second)[0] == 200
-        assert s.metric("long_bodies_unread") == 0
-        assert s.metric("request_body_wait_seconds_count") == 3
+        s.counted("long_bodies_unread", 0)
+        s.counted("request_body_wait_seconds_count", 3)
         first.close(), second.close(), third.close()
 
 
@@ -523,8 +525,8 @@ def test_who_takes_next_to_nothing_of_an_answer_is_given_up():
         with unread(s, large):
             s.counted('requests_rejected_total{reason="slow_reader"}')
             s.counted("buffered_bytes", 0)
-        line = [line for line in s.read_log().splitlines() if "/tokenize" in line][0]
-        assert "code=slow_reader" in line
+        s.logged("code=slow_reader")
+        assert [line for line in s.read_log().splitlines() if "code=slow_reader" in line and "/tokenize" in line]
         assert s.post("/tokenize", large).status_code == 200  # who reads, gets all of it
 
 
@@ -641,7 +643,7 @@ def test_without_descriptors_connections_are_closed_not_asked_for_again_and_agai
             return len(ready)
 
         eventually(lambda: n_closed() >= 26, "those that wait are not left to wait")
-        assert "event=no_descriptors" in s.read_log()
+        s.logged("event=no_descriptors")
         before = cpu_s(s.process.pid)
         time.sleep(1)
         assert cpu_s(s.process.pid) < before + 0.5

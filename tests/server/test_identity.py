@@ -42,9 +42,9 @@ def test_a_server_says_that_the_probe_matches_and_the_deep_check_repeats_it():
         identity = s.get("/info").json()["model"]["identity"]
         assert identity["probe"] == "ok" and identity["files"] == "unchecked" and identity["why"] is None
         assert identity["tokens"] == 40 and identity["largest_difference"] < identity["tolerance"]
-        assert "event=identity probe=ok files=unchecked" in s.read_log()
+        s.logged("event=identity probe=ok files=unchecked")
         assert s.get("/health/ready?deep=1").json()["status"] == "ok"
-        assert s.metric("step_tokens_sum") == 39  # those of the probe but the last, in one step
+        s.counted("step_tokens_sum", 39)  # those of the probe but the last, in one step
 
 
 @pytest.mark.parametrize("shipped", [DEMO, UNBOUNDED])

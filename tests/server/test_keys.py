@@ -3,13 +3,12 @@
 import json
 import select
 import signal
-import socket
 import subprocess
 
 import pytest
 import requests
 
-from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, head, read_answer
+from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, free_port, head, read_answer
 
 LONGEST = "k" * 256
 KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n" + LONGEST
@@ -17,12 +16,6 @@ KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n" + LONGEST
 
 def bearer(key):
     return {"Authorization": "Bearer " + key}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import requests
 
-from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, error_of, eventually, events
-from test_keys import bearer, free_port
+from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, error_of, eventually, events, free_port
+from test_keys import bearer
 
 sys.path.insert(0, ROOT + "/tests")
 from overlay_files import Base, bf16, in_bf16, pack, widened  # noqa: E402

@@ -8,8 +8,8 @@ import re
 import pytest
 import requests
 
-from server_harness import PATIENCE, ROOT, Server, error_of
-from test_keys import bearer, free_port
+from server_harness import PATIENCE, ROOT, Server, error_of, free_port
+from test_keys import bearer
 
 FILES = {"/ui": "text/html; charset=utf-8", "/ui/page.css": "text/css; charset=utf-8",
          "/ui/page.js": "text/javascript; charset=utf-8", "/ui/icon.svg": "image/svg+xml"}
