@@ -54,7 +54,7 @@ static void dots_int8(float *sum, const float *in, struct int8_scale scale,
         row[i] = row_f32(w->view, i < n ? o + i : o);
     }
     for (int64_t k = 0; k < w->view.cols; k++) {
-        const int32_t x = int8_round(in[k], scale.inverse);
+        const int8_t x = int8_round(in[k], scale.inverse);
         for (int64_t i = 0; i < N_SUM; i++) {
             s[i] += x * (int32_t)row[i][k];
         }
