@@ -278,7 +278,7 @@ def test_leaving_while_a_long_body_is_read(server):
 def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
     body = head("/score", json.dumps({"text": "word " * 1000000}).encode())
     with Server("--body-threads", "1") as s, s.connect() as slow:
-        slow.sendall(head("/tokenize", json.dumps({"content": "a" * 4000000}).encode()))
+        slow.sendall(head("/tokenize", json.dumps({"content": "a" * 1500000}).encode()))
         eventually(lambda: s.metric("long_bodies_unread") == 1, "the thread is busy")
         left = [s.connect() for _ in range(8)]
         for c in left:
