@@ -113,7 +113,7 @@ TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py ser
 # What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
 # threads, whole forwards of the demo model.
 ASAN_KERNELS := $(filter-out kernels/test_checker kernels/test_cuda_linear,$(patsubst tests/%.c,%,$(wildcard tests/kernels/test_*.c)))
-ASAN_MODELS := $(filter-out models/test_parity models/test_cuda_persistent,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
+ASAN_MODELS := $(filter-out models/test_parity,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
 ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
     $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py

@@ -5,7 +5,6 @@
  * flops: 4·d_head; bound: the memory's bandwidth, for few rows the latencies of a chain. Share reached:
  * not measured yet. */
 #include "kernels/cuda/attention_drawn.cuh"
-#include "kernels/cuda/persistent.cuh"
 
 namespace
 {
@@ -24,7 +23,7 @@ template <typename T, int width> struct drawn_of {
 /* Grid: heads × units. */
 template <typename T, int width, bool is_whole>
 __global__ void __launch_bounds__(BLOCK, 1)
-    drawn_kernel(KERNEL_ARG(struct attention_args) a, KERNEL_ARG(struct parts) p)
+    drawn_kernel(const struct attention_args a, const struct parts p)
 {
     using shape = typename drawn_of<T, width>::shape;
     DYN_SHARED(float, o);
@@ -38,13 +37,6 @@ __global__ void __launch_bounds__(BLOCK, 1)
     drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 template <typename T, int width, bool is_whole>
 void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
                   int n_unit)
@@ -55,8 +47,7 @@ void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct 
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
-    LAUNCH_BODY(cu, body_attention(sizeof(T), width, is_whole), (drawn_kernel<T, width, is_whole>),
-                grid, dim3(BLOCK), bytes, *a, *p);
+    LAUNCH((drawn_kernel<T, width, is_whole>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
 }
 
@@ -88,5 +79,3 @@ void attention_drawn_launch(struct cuda *cu, const struct attention_args *a, con
         drawn_launch_of<float, D_HEAD_MAX>(cu, a, p, n_unit);
     }
 }
-
-#endif

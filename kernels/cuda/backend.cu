@@ -357,9 +357,6 @@ static enum err_code open_parts(struct cuda *cu, const struct backend_options *o
     code = resource_pinned_new(cu, &cu->staging, cu->staging_bytes, "upload of weights", err);
     code = code == ERR_OK ? trace_open(cu, err) : code;
     code = code == ERR_OK ? open_overlap(cu, err) : code;
-    if (code == ERR_OK && wants("PKMSERVE_CUDA_PERSISTENT", false)) {
-        code = persistent_open(cu, err);
-    }
     return code == ERR_OK && cu->is_fast ? open_fast_math(cu, err) : code;
 }
 
@@ -370,7 +367,6 @@ static void cuda_close(struct backend *be)
         (void)cudaStreamSynchronize(cu->stream);
     }
     graphs_free(cu);
-    persistent_close(cu);
     trace_close(cu);
     linear_release(cu);
     linear_lt_close(cu);

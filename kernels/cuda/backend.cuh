@@ -37,19 +37,6 @@ bool graphs_wait_for(struct cuda *cu, cudaEvent_t event);
 /* Something whose address a graph may hold is about to be freed: waits, and drops all graphs. */
 void graphs_forget(struct cuda *cu);
 
-/* ---- steps as one kernel: persistent.cu ------------------------------------------------------ */
-
-/* Where it is asked for: cu->persists if the device can. */
-enum err_code persistent_open(struct cuda *cu, struct err *err);
-void persistent_close(struct cuda *cu);
-/* A step is recorded: between the two, LAUNCH_BODY adds to it while cu->adds_bodies. end returns its number
- * if what was added are all of its n_launch launches, else, as of what cannot be kept, -1. */
-void persistent_begin(struct cuda *cu);
-int persistent_end(struct cuda *cu, size_t n_launch);
-void persistent_launch(struct cuda *cu, int program);
-/* All numbers end. The device is idle. */
-void persistent_forget(struct cuda *cu);
-
 /* ---- steps: step.cu ------------------------------------------------------------------------- */
 
 enum err_code cuda_step_new(struct backend *be, struct step **step,

@@ -258,9 +258,8 @@ struct norm_op {
 
 /* ---- the backend ---------------------------------------------------------------------------- */
 
-struct cuda_graphs;     /* graph.cu */
-struct cuda_trace;      /* trace.cu */
-struct cuda_persistent; /* persistent.cu */
+struct cuda_graphs; /* graph.cu */
+struct cuda_trace;  /* trace.cu */
 
 /* Bytes of dynamic shared memory that a kernel has been allowed. */
 struct cuda_kernel_shared {
@@ -287,8 +286,6 @@ struct cuda {
     bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
     enum cuda_dense dense;       /* matrices so far */
     bool launches_together;      /* the device can: LAUNCH_TOGETHER */
-    bool persists;               /* steps that may are one kernel: persistent.cu */
-    bool adds_bodies;            /* to such a step that is recorded, as kernels are launched */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool uses_lt;                /* where it may; else own kernels multiply */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */
@@ -296,9 +293,8 @@ struct cuda {
     struct linear_lt *lt;        /* Owner: cuBLASLt; NULL: it is not open */
     struct linear_state *linear; /* Owner: linear.cu's own; NULL until a matrix is made */
     struct cuda_graphs *graphs;  /* Owner */
-    struct cuda_persistent *persistent; /* Owner: NULL unless asked for */
-    struct cuda_trace *trace;           /* Owner: trace.cu's own; NULL unless ops are timed */
-    bool names_ops;                     /* for a profiler */
+    struct cuda_trace *trace;    /* Owner: trace.cu's own; NULL unless ops are timed */
+    bool names_ops;              /* for a profiler */
     struct cuda_kernel_shared shared[CUDA_KERNEL_MAX];
     int n_shared;
     void *staging; /* pinned, mapped block that tables pass through; its halves take turns */

@@ -1,7 +1,6 @@
 /* Linear with few rows and BF16 weights, and the choice between it and F32: gemv.cuh says how
  * both work. */
 #include "kernels/cuda/gemv.cuh"
-#include "kernels/cuda/persistent.cuh"
 
 namespace
 {
@@ -232,7 +231,7 @@ __device__ __forceinline__ void gemv_leave(float *part,
  * GEMV_WARPS_MAX. */
 template <class shape, enum dtype type>
 __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
-    gemv_kernel_bf16(KERNEL_ARG(struct linear_args) a)
+    gemv_kernel_bf16(const struct linear_args a)
 {
     DYN_SHARED(unsigned char, shared);
     const int n_warp = static_cast<int>(blockDim.x) / 32;
@@ -318,13 +317,6 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     }
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 template <class shape, enum dtype type>
 void gemv_run_of(struct cuda *cu, const struct linear_args *a)
 {
@@ -340,12 +332,8 @@ void gemv_run_of(struct cuda *cu, const struct linear_args *a)
     }
     const dim3 grid(static_cast<unsigned>((a->n_tile * 2 + shape::n_half - 1) / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
-    LAUNCH_BODY(cu,
-                type == DTYPE_BF16 ? body_gemv_bf16(shape::n_half, shape::n_nt, shape::is_normed,
-                                                    shape::is_rounded)
-                                   : BODY_NONE,
-                (gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)),
-                shared, *a);
+    LAUNCH((gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+           cuda_queue(cu), *a);
 }
 
 template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
@@ -412,5 +400,3 @@ void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
     }
     cuda_check(cu, "linear");
 }
-
-#endif

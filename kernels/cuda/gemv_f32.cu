@@ -1,6 +1,5 @@
 /* Linear with few rows and F32 weights: gemv.cuh says how. */
 #include "kernels/cuda/gemv.cuh"
-#include "kernels/cuda/persistent.cuh"
 
 namespace
 {
@@ -173,7 +172,7 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
 /* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
 template <class shape>
 __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
-    gemv_kernel_f32(KERNEL_ARG(struct linear_args) a)
+    gemv_kernel_f32(const struct linear_args a)
 {
     constexpr int n_token = shape::n_token;
     DYN_SHARED(unsigned char, shared);
@@ -259,13 +258,6 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     }
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear_args *a)
 {
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
@@ -279,9 +271,8 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
     }
     const dim3 grid(static_cast<unsigned>(a->n_tile * 2 / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
-    LAUNCH_BODY(cu,
-                body_gemv_f32(shape::n_token, shape::n_half, shape::is_row_major, shape::is_normed),
-                gemv_kernel_f32<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared, *a);
+    LAUNCH(gemv_kernel_f32<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
+           cuda_queue(cu), *a);
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */
@@ -319,5 +310,3 @@ void gemv_run_f32(struct cuda *cu, const struct linear_args *args)
         gemv_f32_run<8>(cu, args);
     }
 }
-
-#endif

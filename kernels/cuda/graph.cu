@@ -3,7 +3,6 @@
  *   EAGER    each op is launched when it is called (launch.cu); so is every op outside of a step
  *   RECORD   likewise, and launched once more into a recording, which the step's end makes a graph
  *   REPLAY   one launch of that graph has begun the whole step; ops that are called are only counted
- *            (or, if asked for and possible, one of the persistent kernel: persistent.cu)
  *
  * Decode steps (of drawn tokens, each row an output) of one batch size launch identical kernels;
  * what differs (positions, pages, requested outputs) is read from device memory. Which
@@ -51,8 +50,7 @@ struct graph_key {
 struct graph {
     struct graph_key key;
     int n_op;
-    cudaGraphExec_t exec; /* Owner; NULL: could not be recorded, or is a program */
-    int program;          /* of persistent.cu; -1: none */
+    cudaGraphExec_t exec; /* Owner; NULL: could not be recorded */
 };
 
 struct cuda_graphs {
@@ -84,7 +82,6 @@ bool graphs_open(struct cuda *cu)
 static void graphs_drop(struct cuda *cu)
 {
     struct cuda_graphs *const g = cu->graphs;
-    persistent_forget(cu);
     for (int i = 0; i < g->n_graph; i++) {
         if (g->graph[i].exec != NULL) {
             (void)cudaGraphExecDestroy(g->graph[i].exec);
@@ -123,21 +120,11 @@ static void record_begin(struct cuda *cu)
     struct cuda_graphs *const g = cu->graphs;
     const cudaError_t status = cudaStreamBeginCapture(g->recorder, cudaStreamCaptureModeRelaxed);
     g->failure = {ERR_OK, ""};
-    persistent_begin(cu);
     g->mode = status == cudaSuccess ? STEP_RECORD : STEP_EAGER;
     if (status != cudaSuccess) {
         say_unrecorded(cu, cudaGetErrorString(status));
         (void)cudaGetLastError(); /* what went wrong here is not the next op's */
     }
-}
-
-/* The number of what was recorded for the persistent kernel; -1: it cannot be one. */
-static int program_of(struct cuda *cu, cudaGraph_t graph)
-{
-    size_t n_node = 0;
-    return cu->persists && cudaGraphGetNodes(graph, NULL, &n_node) == cudaSuccess
-               ? persistent_end(cu, n_node)
-               : -1;
 }
 
 /* Ends a recording. is_wanted: makes it the step's graph; else, and where that fails, steps like this
@@ -149,8 +136,7 @@ static void record_end(struct cuda *cu, bool is_wanted)
     cudaGraphExec_t exec = NULL;
     cudaError_t status = cudaStreamEndCapture(g->recorder, &graph);
     const bool is_whole = status == cudaSuccess && g->failure.code == ERR_OK;
-    g->now->program = is_whole && is_wanted ? program_of(cu, graph) : -1;
-    if (is_whole && is_wanted && g->now->program < 0) {
+    if (is_whole && is_wanted) {
         status = cudaGraphInstantiate(&exec, graph, 0);
     }
     if (status != cudaSuccess || !is_whole) {
@@ -184,14 +170,12 @@ bool graphs_record(struct cuda *cu)
         return false;
     }
     streams_swap(cu);
-    cu->adds_bodies = cu->persists;
     return true;
 }
 
 void graphs_recorded(struct cuda *cu)
 {
     streams_swap(cu);
-    cu->adds_bodies = false;
     cu->graphs->failure = cu->failure;
     cu->failure = {ERR_OK, ""}; /* the step itself goes on */
 }
@@ -227,7 +211,7 @@ static struct graph *graph_of(struct cuda_graphs *g, const struct graph_key *key
         return NULL;
     }
     struct graph *const graph = &g->graph[g->n_graph++];
-    *graph = {*key, -1, NULL, -1};
+    *graph = {*key, -1, NULL};
     return graph;
 }
 
@@ -241,7 +225,7 @@ bool graphs_choose(struct cuda *cu, const struct step *step)
     const struct graph_key key = {cuda_step_of(step)->view, step->ops_list, step->n_tok,
                                   step->n_ablate > 0, step->n_redirect > 0};
     g->now = graph_of(g, &key);
-    return g->now != NULL && (g->now->exec != NULL || g->now->program >= 0);
+    return g->now != NULL && g->now->exec != NULL;
 }
 
 void graphs_begin(struct cuda *cu, const struct step *step)
@@ -258,10 +242,6 @@ void graphs_begin(struct cuda *cu, const struct step *step)
     if (g->now->n_op < 0) {
         g->now->n_op = 0;
         record_begin(cu);
-    } else if (g->now->program >= 0) {
-        g->mode = STEP_REPLAY;
-        cu->be.n_prepared++;
-        persistent_launch(cu, g->now->program);
     } else if (g->now->exec != NULL) {
         g->mode = STEP_REPLAY;
         cu->be.n_prepared++;

@@ -59,7 +59,7 @@ void launch_held(struct cuda *cu)
 static void hold(struct cuda *cu, const struct norm_op *op, bool is_worth_it)
 {
     cu->held = *op;
-    if (!(cu->fuses || cu->persists) || !is_worth_it) { /* persistent.cu knows no others */
+    if (!cu->fuses || !is_worth_it) {
         launch_held(cu);
     }
 }

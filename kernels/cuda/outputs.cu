@@ -19,7 +19,6 @@
  * draw, unless top_k or temperature 0 spares it. Bound: for many rows the rate at which instructions are
  * issued, which an H200 needs half as long again for as for the bytes; for one row the latency of two
  * dependent reads, of the arrival and of a sort. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/sample.cuh"
 
 namespace
@@ -339,13 +338,6 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, BLOCKS_PER_SM)
     finish_row(room, z, view, at, out);
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 /* As many blocks for each of the rows as keep all multiprocessors busy: a group's numbers are the same
  * in any. */
 unsigned share_out(const struct cuda *cu, struct outputs_room *room, unsigned n_row)
@@ -385,8 +377,8 @@ void cuda_outputs(struct cuda *cu, struct tensor logits, const struct step_view 
         const unsigned n = static_cast<unsigned>(logits.rows - r < n_max ? logits.rows - r : n_max);
         const float *const z = static_cast<const float *>(logits.data) + r * logits.stride;
         const unsigned n_block = share_out(cu, &room, n);
-        LAUNCH_BODY(cu, BODY_OUTPUTS, outputs_kernel, dim3(n_block, n), dim3(VOCAB_BLOCK), 0, room,
-                    z, logits.stride, view, first + static_cast<int>(r));
+        LAUNCH(outputs_kernel, dim3(n_block, n), dim3(VOCAB_BLOCK), 0, cuda_queue(cu), room, z,
+               logits.stride, view, first + static_cast<int>(r));
         cuda_check(cu, "outputs");
     }
 }
@@ -402,5 +394,3 @@ size_t vocab_scratch(const struct step_limits *limits)
     const size_t n = fitting < wanted ? fitting : wanted;
     return ARRIVED_BYTES + (n > 0 ? n : 1) * row_bytes;
 }
-
-#endif

@@ -30,7 +30,6 @@
  * In steps with redirections (struct pkm_redirect) the lanes of a warp look their slots up first; where
  * one is redirected, its row takes the place of the table's after that has been loaded, before the sums:
  * so the loads stay in flight together, and the sums are the same. */
-#include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/redirect.cuh"
 
 #include <type_traits>
@@ -287,26 +286,11 @@ __global__ void __launch_bounds__(SUMS *WARP)
     }
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 /* What is read, and for whom. */
 struct read_call {
     struct tensor y, residual, slots, weights;
     struct read_redirect redirect;
 };
-
-/* Of tables of floats alone. */
-template <typename T> constexpr enum body body_read(bool paired)
-{
-    const bool is_bf16 = std::is_same<T, float_table<uint16_t>>::value;
-    const bool is_float = is_bf16 || std::is_same<T, float_table<float>>::value;
-    return paired && is_float ? static_cast<enum body>(BODY_READ + is_bf16) : BODY_NONE;
-}
 
 template <typename T, bool paired>
 void launch_paired(struct cuda *cu, const struct read_call *call, const T table)
@@ -315,8 +299,8 @@ void launch_paired(struct cuda *cu, const struct read_call *call, const T table)
     const dim3 grid(static_cast<unsigned>(y.rows * ((y.cols + SPAN - 1) / SPAN)));
     const dim3 block(SUMS * WARP);
     if (call->redirect.view == NULL) {
-        LAUNCH_BODY(cu, body_read<T>(paired), (read_kernel<T, paired, false>), grid, block, 0, y,
-                    call->residual, call->slots, call->weights, table, call->redirect);
+        LAUNCH((read_kernel<T, paired, false>), grid, block, 0, cuda_queue(cu), y, call->residual,
+               call->slots, call->weights, table, call->redirect);
     } else {
         LAUNCH((read_kernel<T, paired, true>), grid, block, 0, cuda_queue(cu), y, call->residual,
                call->slots, call->weights, table, call->redirect);
@@ -381,5 +365,3 @@ void cuda_pkm_read(struct cuda *cu, struct tensor y, struct tensor residual, str
     }
     cuda_check(cu, "pkm_read");
 }
-
-#endif

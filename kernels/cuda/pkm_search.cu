@@ -22,7 +22,6 @@
  * 1920 instructions of a warp (pkm_search_mma.cu). Bytes: split reads the keys once per T rows (from L2
  * after the first tile), tile once per 16. Bound: split latency, some 3 dependent phases; tile F32
  * arithmetic. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/pkm_search.cuh"
 
 #include <string.h>
@@ -233,13 +232,6 @@ __global__ void __launch_bounds__(TILE_THREADS, V > 32 ? 1 : 2)
     }
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 /* ---- launches -------------------------------------------------------------------------------- */
 
 template <int T> void launch_split(struct cuda *cu, const struct search *s)
@@ -256,8 +248,8 @@ template <int T> void launch_split(struct cuda *cu, const struct search *s)
                     static_cast<unsigned>(s->n_head),
                     static_cast<unsigned>((s->query.rows + T - 1) / T));
     const size_t bytes = T * 2 * static_cast<size_t>(s->layout.d_quad) * sizeof(float4);
-    LAUNCH_BODY(cu, body_search_f32(T), split_kernel<T>, grid, dim3(n_thread), bytes, *s,
-                pairs_of(s->k_top), scratch);
+    LAUNCH(split_kernel<T>, grid, dim3(n_thread), bytes, cuda_queue(cu), *s, pairs_of(s->k_top),
+           scratch);
 }
 
 /* False if the scores of T rows do not fit the shared memory of this GPU. */
@@ -353,5 +345,3 @@ void keys_pack(void *dst, const struct cuda_source *source, int n_group)
         }
     }
 }
-
-#endif

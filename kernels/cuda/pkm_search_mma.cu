@@ -43,7 +43,6 @@
  * 157; many and wide 95 to 126, of more than 1024 keys 155 and 152. Two blocks of 8 warps of a multiprocessor
  * at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128
  * columns, wide 183, few 14. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/persistent.cuh"
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 #include <string.h>
@@ -73,7 +72,7 @@ struct lists {
 
 template <int V, int W>
 __global__ void __launch_bounds__(W *LANES, V > 16 || W > WARPS ? 1 : 2)
-    few_kernel(KERNEL_ARG(struct mma_args) a)
+    few_kernel(const struct mma_args a)
 {
     DYN_SHARED(uint4, queries); /* [n_block][hi, lo][g, g+8][32 lanes] */
     __shared__ __align__(16) struct lists best[W];
@@ -157,19 +156,11 @@ __global__ void __launch_bounds__(W *LANES, V > 16 || W > WARPS ? 1 : 2)
     }
 }
 
-} // namespace
-
-#ifndef KERNELS_AS_BODIES
-
-namespace
-{
-
 /* ---- launches -------------------------------------------------------------------------------- */
 
 template <int V, int W> void launch_few_of(struct cuda *cu, const struct mma_args *a, dim3 grid)
 {
-    LAUNCH_BODY(cu, body_search(V, W), (few_kernel<V, W>), grid, dim3(W * LANES), query_bytes(a, 1),
-                *a);
+    LAUNCH((few_kernel<V, W>), grid, dim3(W * LANES), query_bytes(a, 1), cuda_queue(cu), *a);
 }
 
 /* Where each block has a multiprocessor to itself, it gets twice the warps to select with. */
@@ -259,5 +250,3 @@ void keys_split_pack(void *dst, const struct cuda_source *source, int n_group)
         }
     }
 }
-
-#endif

@@ -245,9 +245,6 @@ __device__ __forceinline__ float4 bf16_widen_four(uint2 four)
             __uint_as_float(four.y << 16), __uint_as_float(four.y & 0xffff0000u)};
 }
 
-/* A struct that a kernel is given. Where the kernel is no kernel (as_body.cuh), it is read where it lies. */
-#define KERNEL_ARG(T) const T
-
 #ifdef PKMSERVE_CUDA_HOST
 
 static inline uint32_t bf16_pair(float x, float y)

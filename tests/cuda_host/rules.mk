@@ -21,10 +21,6 @@ CUDA_HOST_ASAN := $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-r
 # For .cu files. tests/cuda_host/shared.ld finds __shared__ variables by their sections.
 CUDA_HOST_CUDA := -x c++ -fdata-sections
 CUDA_HOST_LINK := -Wl,-T,tests/cuda_host/shared.ld
-# It reads the text of several kernels once more, as one function, over which a compiler that optimises takes a
-# minute and a sanitizer several. They are watched where they are kernels.
-$(B)/kernels/cuda/persistent.host.o: CUDA_HOST_OF_ONE := $(if $(filter -O2,$(OPT)),-O1,-O0) -fno-sanitize=all
-
 .PHONY: cuda-host
 cuda-host: $(CUDA_HOST_LIB) $(CUDA_HOST_LT) ## build the CUDA backend for the CPU, for tests
 tests: cuda-host
@@ -46,7 +42,7 @@ $(CUDA_HOST_CU): $(B)/%.host.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,C++)
 	$(Q)$(CXX) $(CUDA_HOST_CUDA) $(CUDA_HOST_FLAGS) $(if $(findstring address,$(SANITIZE)),$(CUDA_HOST_ASAN)) \
-	    $(KERNEL_ASAN) $(CUDA_HOST_OF_ONE) -c -o $@ $<
+	    $(KERNEL_ASAN) -c -o $@ $<
 $(CUDA_C:%.c=$(B)/%.host.o): $(B)/%.host.o: %.c
 	@mkdir -p $(@D)
 	$(call say,C)
