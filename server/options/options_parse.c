@@ -529,7 +529,6 @@ void options_warn_environment(FILE *out)
                                          "PKMSERVE_CUDA_TRACE",
                                          "PKMSERVE_CUDA_FUSE",
                                          "PKMSERVE_CUDA_ATTENTION",
-                                         "PKMSERVE_CUDA_PERSISTENT",
                                          "PKMSERVE_CUDA_AHEAD"};
     for (char **variable = environ; variable && *variable; variable++) {
         const size_t bytes = strcspn(*variable, "=");

@@ -38,8 +38,6 @@ MODEL = {
     "arrive_us": (0.8, "until a block knows that all others of a tile are done: a fence and an atomic"),
     "node_us": (1.2, "from the end of a kernel to the start of the next, in a graph"),
     "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
-    "barrier_us": (1.0, "of the experiment alone: a barrier of the grid. An assumption from the literature"),
-    "first_us": (0.8, "likewise: of a latency, the first bytes from memory, which products ask for before a barrier"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
 # Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
@@ -387,20 +385,6 @@ def step_us(step, record, shape, usage):
     return sum(op.n * op_us(op, record, shape, usage)[0] for op in step.ops)
 
 
-PERSISTENT_ROWS = 8  # kernels/cuda/persistent.cu
-
-
-def persistent_us(step, record, shape, usage):
-    """A step as one kernel: a node, and for each op a barrier in the place of one; what a product waits for in memory
-    is under way by then."""
-    us = constant("node_us")
-    for op in step.ops:
-        spared = constant("node_us") - constant("barrier_us")
-        spared += constant("first_us") if op.op.endswith("linear") else 0
-        us += op.n * (op_us(op, record, shape, usage)[0] - spared)
-    return us
-
-
 def floor_us(record):
     return max(record["bytes"] / constant("bandwidth"), record["flops"] / constant("matrix")) * 1e6
 
@@ -439,19 +423,6 @@ def layer_rows(counted, shape, usage):
             yield ("%d" % record["rows"], "%d" % sum(n for n, _ in parts.values()),
                    *("%.1f" % parts[name][1] for name in ("query", "pkm_search", "pkm_read")),
                    "%.0f" % sum(us for _, us in parts.values()))
-
-
-def persistent_rows(counted, shape, usages):
-    usage = usages[0][1] if usages else {}
-    taken = [usage.get("persistent_kernel") for _, usage in usages]
-    for record, step in counted:
-        if record["part"] == "decode" and record["rows"] <= PERSISTENT_ROWS:
-            us, floor = persistent_us(step, record, shape, usage), floor_us(record)
-            yield ("decode of %d" % record["rows"], "%d" % step.nodes,
-                   " / ".join("%d" % u.registers if u else "-" for u in taken) or "-",
-                   "%.1f" % (taken[0].shared / 1024) if taken and taken[0] else "-",
-                   " / ".join("%d" % u.spills if u else "-" for u in taken) or "-",
-                   "%.0f" % step_us(step, record, shape, usage), "%.0f" % us, "%.0f %%" % (100 * floor / us))
 
 
 def op_rows(step, record, shape, usages):
@@ -501,9 +472,6 @@ def write_report(counted, shape, usages):
          "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
         ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))
-    lines += ["", "## Experiment: a step as one kernel (`PKMSERVE_CUDA_PERSISTENT=1`)"] + table(
-        ["step", "ops", "registers (%s)" % named, "static shared KB", "spilled bytes", "as a graph µs", "estimate µs",
-         "share"], persistent_rows(counted, shape, usages))
     head = [name.replace("%s", named) for name in OP_HEAD]
     for record, step in counted:
         lines += ["", "## %s of %d, op by op" % (record["part"].capitalize(), record["rows"])] + table(

@@ -24,9 +24,13 @@ SPLIT = {"PKMSERVE_CUDA_SPLIT": "1"}
 MMA = {"PKMSERVE_CUDA_ATTENTION": "1"}
 OWN = {"PKMSERVE_CUDA_LT": "0"}
 APART = {"PKMSERVE_CUDA_FUSE": "0"}
-PERSISTENT = {"PKMSERVE_CUDA_PERSISTENT": "1"}
-# Of all commands but where they say otherwise: the fast paths that each part compares with doing without.
+# Of all commands but where they say otherwise: the fast paths that bits are compared with doing without.
 PLAIN = {"PKMSERVE_CUDA_OVERLAP": "0", "PKMSERVE_CUDA_SPLIT": "0", "PKMSERVE_CUDA_ATTENTION": "0"}
+# As serve runs, but without its self-test: what speed is measured with.
+FAST = {**OVERLAP, **SPLIT, **MMA}
+NO_OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "0"}
+NO_SPLIT = {"PKMSERVE_CUDA_SPLIT": "0"}
+NO_MMA = {"PKMSERVE_CUDA_ATTENTION": "0"}
 LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 

@@ -156,11 +156,6 @@ def test_a_small_models_steps_are_counted(tmp_path):
         assert sum(row.startswith("| attention | 3 |") for row in rows) == 1, rows
         assert sum(row.startswith("| pkm_search | 1 |") for row in rows) == 1, rows
         assert sum(row.startswith("| outputs | 1 | `outputs_kernel` |") for row in rows) == 1, rows
-    one = text.split("## Experiment: a step as one kernel")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| decode of (\d) \| (\d+) \| .* \| (\d+) \| (\d+) \| \d+ % \|$", one, re.M)
-    assert [row[0] for row in rows] == ["1", "2"], one
-    for _, ops, graph, kernel in rows:  # by so much less a barrier is than a node, and what products wait for
-        assert float(graph) - int(ops) < float(kernel) < float(graph), one
     prompt = text.split("## Prefill of 32")[1].split("##")[0]
     assert re.search(r"^\| attention \| 3 \| `mma_kernel<1>` \|", prompt, re.M), prompt
     assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer

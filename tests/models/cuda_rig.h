@@ -103,8 +103,7 @@ static inline int fine_device(void **state)
                                             "PKMSERVE_CUDA_OVERLAP",   "CUDA_HOST_SM",
                                             "CUDA_HOST_CODE",          "PKMSERVE_CUDA_SPLIT",
                                             "CUDA_HOST_TRACE",         "PKMSERVE_CUDA_FUSE",
-                                            "PKMSERVE_CUDA_ATTENTION", "PKMSERVE_CUDA_PERSISTENT",
-                                            "CUDA_HOST_TOGETHER"};
+                                            "PKMSERVE_CUDA_ATTENTION"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         (void)unsetenv(variables[i]);

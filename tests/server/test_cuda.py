@@ -179,15 +179,14 @@ def test_fast_paths_are_tried_and_said():
     exact, others = ["overlap", "fusion", "ahead"], ["library", "attention", "split"]
     for setting, paths in ({}, [*exact, *others]), (
             {"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_ATTENTION": "0", "PKMSERVE_CUDA_SPLIT": "0", "CUDA_HOST_SM": "80"},
-            ["fusion", "ahead"]), ({"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_PERSISTENT": "1"},
-                                   [*exact, "persistent", "attention", "split"]):
+            ["fusion", "ahead"]), ({"PKMSERVE_CUDA_LT": "0"}, [*exact, "attention", "split"]):
         done = run(*check, **{**dict.fromkeys(WITHOUT, "1"), **setting})
         assert done.returncode == 0, done.stderr
         assert sorted(json.loads(done.stdout)["backend"]["fast_paths"]) == sorted(paths)
         tried = re.findall(r"event=fast_path name=(\w+) prompts=(\S+) drawn=(\S+) allowed=(\S+)", done.stderr)
         assert sorted(name for name, *_ in tried) == sorted(paths)
         for name, *differences, allowed in tried:
-            assert (name in [*exact, "persistent"]) == (allowed == "0") and max(map(float, differences)) <= float(allowed)
+            assert (name in exact) == (allowed == "0") and max(map(float, differences)) <= float(allowed)
 
 
 def test_values_are_not_read_in_place_from_the_file():
