@@ -188,6 +188,11 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
                        LT_ROWS * n_out * static_cast<int64_t>(sizeof(float)),
                        "few rows of matrix products", err);
     }
+    if (code == ERR_OK && w->is_row_major) {
+        code =
+            reserve(cu, &state->bias, &state->bias_bytes,
+                    n_out * static_cast<int64_t>(sizeof(float)), "a bias of matrix products", err);
+    }
     state->ready = state->leaving = {}; /* their rooms may move */
     const bool reads_rounded = w->head.dtype != DTYPE_F32 && n_in % LINEAR_BLOCK_BF16 == 0;
     for (int i = 0; i < LINEAR_ROOMS && code == ERR_OK && reads_rounded; i++) {
@@ -205,6 +210,7 @@ void linear_release(struct cuda *cu)
     if (cu->linear != NULL) {
         (void)cudaFree(cu->linear->x);
         (void)cudaFree(cu->linear->y);
+        (void)cudaFree(cu->linear->bias);
         for (uint16_t *room : cu->linear->room) {
             (void)cudaFree(room);
         }

@@ -144,6 +144,8 @@ struct linear_state {
     size_t x_bytes;
     void *y; /* Owner: device memory for LT_ROWS rows of F32 results, with cuBLASLt */
     size_t y_bytes;
+    void *bias; /* Owner: device memory for a bias, where cuBLASLt could not read it in its place */
+    size_t bias_bytes;
 };
 
 #endif

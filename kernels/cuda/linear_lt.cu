@@ -400,9 +400,28 @@ static void give_up(struct cuda *cu, const struct linear_args *args, cublasStatu
                    cu->lt->library.cublasLtGetStatusString(status));
 }
 
-bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
+/* Where a bias begins at another than a 16-byte address it is copied: cuBLASLt reads several values at once, which
+ * faults there, and cannot be told. */
+static void align_bias(struct cuda *cu, struct linear_args *args)
+{
+    if (reinterpret_cast<uintptr_t>(args->bias) % 16 == 0) {
+        return;
+    }
+    const size_t bytes = static_cast<size_t>(args->n_out) * sizeof(float);
+    CHECK(bytes <= cu->linear->bias_bytes);
+    (void)cuda_ok(
+        cu,
+        cudaMemcpyAsync(cu->linear->bias, args->bias, bytes, cudaMemcpyDeviceToDevice, cu->stream),
+        "linear");
+    args->bias = static_cast<const float *>(cu->linear->bias);
+}
+
+bool linear_lt_run(struct cuda *cu, const struct linear_args *given, enum dtype dtype)
 {
     const bool is_fast = cu->lt->is_fast;
+    struct linear_args aligned = *given;
+    const struct linear_args *const args = &aligned;
+    align_bias(cu, &aligned);
     const cublasStatus_t status = is_fast ? run_rows(cu, args, dtype) : run_padded(cu, args, dtype);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED && is_fast) {
         return false;

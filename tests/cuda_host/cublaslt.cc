@@ -5,7 +5,7 @@
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
  * epilogue. Inputs both F32, both BF16 or both F16, F32 output, F32 arithmetic (no TF32). A call is
  * refused where addresses are less aligned than its algorithm was asked for with (256 bytes where
- * nothing was said).
+ * nothing was said). A bias begins at a 16-byte address, or all ends: on an H200 kernels of 13.0 fault there.
  *
  * There are the algorithms below; they differ in how many parts an element's sum is made of. The
  * first, and best, takes as many as there are columns of d, up to four for few and five for many: like
@@ -14,6 +14,7 @@
 #include "tests/cuda_host/double.h"
 
 #include <cublasLt.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -366,6 +367,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
     p.beta = *static_cast<const float *>(beta);
     if ((desc->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) {
         p.bias = desc->bias;
+    }
+    if (reinterpret_cast<uintptr_t>(p.bias) % 16 != 0) {
+        (void)fprintf(stderr, "cublasLtMatmul: a bias at an address that is no multiple of 16\n");
+        abort();
     }
     p.relu = (desc->epilogue & CUBLASLT_EPILOGUE_RELU) != 0;
     const cudaError_t error = cuda_host_call_new("cublasLtMatmul", __FILE__, __LINE__, false,

@@ -329,7 +329,12 @@ static struct tensor block_new(struct check *c, enum side side, const char *name
     b->n_word = b->first + (size_t)(rows * stride) + GUARD;
     b->image = malloc(b->n_word * sizeof *b->image);
     CHECK(b->image != NULL);
-    CHECK(b->be->op->buffer_new(b->be, &b->device, b->n_word * 4, name, NULL) == ERR_OK);
+    struct err err = {0};
+    if (b->be->op->buffer_new(b->be, &b->device, b->n_word * 4, name, &err) != ERR_OK) {
+        /* What a device's failure leaves, zeros in guards, has been reported; this is why. */
+        (void)fprintf(stderr, "%s: buffer_new: %s\n", b->be->name, err.message);
+        abort();
+    }
     b->view = (struct tensor){(uint32_t *)b->device + b->first, rows, cols, stride, dtype};
     for (size_t i = 0; i < b->n_word; i++) {
         b->image[i] = guard_word(i);
