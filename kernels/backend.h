@@ -122,16 +122,6 @@ struct backend {
     int64_t n_prepared; /* steps so far that ran as a graph. Guard: the engine's thread */
 };
 
-/* Whether a fast path is in use after which results differ by rounding. */
-static inline bool backend_rounds_otherwise(const struct backend *be)
-{
-    bool rounds = false;
-    for (int i = 0; i < be->n_fast_path; i++) {
-        rounds |= be->fast_path[i].is_used && !be->fast_path[i].is_exact;
-    }
-    return rounds;
-}
-
 struct backend_options {
     const char *device; /* "auto", "cpu", "cuda"; "ref" for tests */
     int n_thread;       /* 0 = one per core available to the process */

@@ -9,9 +9,9 @@
  *
  * SEQUENCES holds one sequence per line: its language id, then its token ids. --rows N,M,... are
  * the rows that sequences 0, 1, ... take per step (in turn; 0: all at once). Alone, a step has one
- * sequence; --together puts all into each step, so that prompts and single tokens mix. With single
- * rows and without --logits a GPU runs captured graphs, of drawn tokens; where these have other bits than
- * rows of requests (uses_library), only with --drawn. --set sets an environment variable for this case.
+ * sequence; --together puts all into each step, so that prompts and single tokens mix. With --drawn
+ * single rows are drawn tokens, which have kernels, bits and, without --logits, captured graphs of their own on a
+ * GPU. --set sets an environment variable for this case.
  *
  * A GPU needs seconds for a process's context, and anew when no process has one: hence many cases
  * in one process, each with a backend of its own, and --hold. After each case of a FILE, its OUTPUT
@@ -253,8 +253,7 @@ static bool run_step(struct forward *f, int first, int last)
         return false;
     }
     step->ops_list = !f->logits;
-    step->is_drawn = f->be->phases_apart && (f->drawn || !backend_rounds_otherwise(f->be)) &&
-                     step->n_tok == step->n_seq;
+    step->is_drawn = f->be->phases_apart && f->drawn && step->n_tok == step->n_seq;
     f->be->op->step_begin(f->be, step);
     model_forward(f->model, step, f->logits ? &tap : NULL);
     if (f->be->op->finish(f->be, step, &err) != ERR_OK) {

@@ -304,28 +304,27 @@ def check_golden(run):
 
 # ---- the same bits ----------------------------------------------------------------------------
 
-# name, flags, environment: each must give the bits of whole sequences alone.
+# name, flags, environment: each must give the bits of whole sequences alone. All rows are a request's, single ones too.
 WAYS = [
     ("in chunks of 7", ["--rows", "7"], {}),
     ("token by token", ["--rows", "1"], {}),
-    ("token by token, eager", ["--rows", "1"], EAGER),
     ("together, whole", ["--rows", "0", "--together"], {}),
     ("together, token by token", ["--rows", "1", "--together"], {}),
-    ("prompts and single tokens mixed", ["--rows", "1,5,64,0", "--together"], {}),
+    ("rows of all numbers mixed", ["--rows", "1,5,64,0", "--together"], {}),
     ("values in host memory", ["--rows", "0", "--placement", "host"], {}),
-    ("values in host memory, token by token", ["--rows", "1", "--placement", "host"], {}),
-    ("token by token, norms apart", ["--rows", "1"], APART),
-    ("together, token by token, norms apart", ["--rows", "1", "--together"], APART),
     ("token by token, overlapping", ["--rows", "1"], OVERLAP),
-    ("token by token, overlapping, eager", ["--rows", "1"], {**OVERLAP, **EAGER}),
-    ("together, token by token, overlapping", ["--rows", "1", "--together"], OVERLAP),
-    ("prompts and single tokens mixed, overlapping", ["--rows", "1,5,64,0", "--together"], OVERLAP),
+    ("rows of all numbers mixed, overlapping", ["--rows", "1,5,64,0", "--together"], OVERLAP),
 ]
-# The same of drawn tokens, where they are computed otherwise: each must give the bits of the first.
+# The same of drawn tokens, whose kernels are others: each must give the bits of the first.
 DRAWN_WAYS = [
     ("drawn, eager", ["--rows", "1", "--drawn"], EAGER),
     ("drawn", ["--rows", "1", "--drawn"], {}),
     ("drawn together", ["--rows", "1", "--drawn", "--together"], {}),
+    ("drawn, norms apart", ["--rows", "1", "--drawn"], APART),
+    ("drawn together, norms apart", ["--rows", "1", "--drawn", "--together"], APART),
+    ("drawn, values in host memory", ["--rows", "1", "--drawn", "--placement", "host"], {}),
+    ("drawn, overlapping", ["--rows", "1", "--drawn"], OVERLAP),
+    ("drawn, overlapping, eager", ["--rows", "1", "--drawn"], {**OVERLAP, **EAGER}),
     ("drawn together, overlapping", ["--rows", "1", "--drawn", "--together"], OVERLAP),
 ]
 # What multiplies and searches: how it is called, settings.
@@ -341,12 +340,11 @@ def differences(a, b):
 
 
 def check_ways(run, case, dtype, called="", settings={}):
-    """Where rows of requests are computed otherwise than drawn tokens, as by a library, a single row is one too: drawn
-    tokens' kernels and graphs are seen with own kernels, and with split weights by DRAWN_WAYS."""
+    """A row of the report's table: which ways give the same bits."""
     sequences, _ = case_sequences(run, case, dtype)
     kind = dtype + called
     usual, name = ["--dtype", dtype], "%s.%s%s" % (case, dtype, called.replace(", ", ".").replace(" ", "-"))
-    wholes = ("whole sequences alone", usual, {}), *(DRAWN_WAYS[:1] if settings == SPLIT else [])
+    wholes = ("whole sequences alone", usual, {}), DRAWN_WAYS[0]
     ways = [(wholes[0][0], *way) for way in WAYS] + [(whole[0], *way) for whole in wholes[1:] for way in DRAWN_WAYS[1:]]
     found = forward(run, model_directory(run, case), sequences,
                     *((name + "." + whole.replace(" ", "-"), usual + flags, {**settings, **env})
