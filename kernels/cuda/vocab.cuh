@@ -13,9 +13,10 @@
  * The k best tokens (vocab_best): the k-th largest of the groups' maxima is a lower bound of the
  * k-th largest logit, and a sharp one while k is small against the number of groups. What is above
  * it is collected in shared memory (55 elements for k = 50 of 60 000 normally distributed ones) and
- * sorted. Where that does not fit, vocab_find searches: it cuts a range of elements in four again
- * and again, summing a measure (how many, how much probability) in integers, until the part that
- * holds the goal fits in shared memory. Integers make every sum exact, whatever its order. */
+ * sorted. Where that does not fit, vocab_find searches: it cuts a range of elements in VOCAB_LIST parts, summing
+ * a measure (how many, how much probability) of each in integers, until the part that holds the goal
+ * fits in shared memory, as it nearly always does at once. Integers make every sum exact, whatever its
+ * order. */
 #ifndef KERNELS_CUDA_VOCAB_CUH
 #define KERNELS_CUDA_VOCAB_CUH
 
@@ -27,8 +28,9 @@ enum {
     VOCAB_GROUP = VOCAB_WARP * VOCAB_LANE,
     VOCAB_BLOCK = 512, /* threads */
     VOCAB_WARPS = VOCAB_BLOCK / VOCAB_WARP,
-    VOCAB_LIST = 2048, /* elements that fit in shared memory */
-    VOCAB_CUT = 4,     /* parts that vocab_find cuts a range in */
+    VOCAB_LIST =
+        2048, /* elements that fit in shared memory, and parts that vocab_find cuts a range in */
+    VOCAB_SUMS = 2, /* sums that are made at a time */
 };
 
 typedef unsigned long long vocab_element;
@@ -56,7 +58,7 @@ struct vocab_row {
 /* Shared memory of the last block. */
 struct vocab_shared {
     vocab_element list[VOCAB_LIST];
-    unsigned long long sum[VOCAB_CUT][VOCAB_WARPS];
+    unsigned long long sum[VOCAB_SUMS][VOCAB_WARPS];
     double real[VOCAB_WARPS];
     uint32_t word[VOCAB_WARPS];
     uint32_t n_list;
@@ -300,6 +302,26 @@ __device__ __forceinline__ double vocab_block_sum(double v)
     return v;
 }
 
+__device__ __forceinline__ vocab_element vocab_block_max(vocab_element v)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+#pragma unroll
+    for (int lanes = VOCAB_WARP / 2; lanes > 0; lanes /= 2) {
+        const vocab_element other = __shfl_xor_sync(VOCAB_ALL_LANES, v, lanes);
+        v = other > v ? other : v;
+    }
+    if (vocab_lane() == 0) {
+        s->sum[0][threadIdx.x / VOCAB_WARP] = v;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < VOCAB_WARPS; w++) {
+        v = s->sum[0][w] > v ? s->sum[0][w] : v;
+    }
+    __syncthreads();
+    return v;
+}
+
 /* The sum of the v of the threads before this one. */
 __device__ __forceinline__ unsigned long long vocab_block_before(unsigned long long v)
 {
@@ -362,18 +384,19 @@ __device__ __forceinline__ void vocab_visit(const struct vocab_row &row, uint32_
     }
 }
 
-/* Puts the elements last .. first into the list, in any order, and returns how many there are: more
- * than VOCAB_LIST if they do not fit. */
-__device__ inline VOCAB_CALLED int vocab_collect(struct vocab_row row, vocab_element last,
-                                                 vocab_element first)
+/* Puts the elements that want(element, logit) into the list, in any order, of the groups that hold one of this key
+ * or larger, and returns how many there are: more than VOCAB_LIST if they do not fit. */
+template <class Want>
+__device__ __forceinline__ int vocab_collect_if(const struct vocab_row &row, uint32_t key,
+                                                Want want)
 {
     struct vocab_shared *const s = vocab_shared_here();
     if (threadIdx.x == 0) {
         s->n_list = 0;
     }
     __syncthreads();
-    vocab_visit<VOCAB_LANE>(row, vocab_element_key(last), [=](vocab_element e, float) {
-        if (e >= last && e <= first) {
+    vocab_visit<VOCAB_LANE>(row, key, [&](vocab_element e, float z) {
+        if (want(e, z)) {
             const uint32_t at = atomicAdd(&s->n_list, 1u);
             if (at < VOCAB_LIST) {
                 s->list[at] = e;
@@ -384,6 +407,14 @@ __device__ inline VOCAB_CALLED int vocab_collect(struct vocab_row row, vocab_ele
     const int n = static_cast<int>(s->n_list);
     __syncthreads();
     return n;
+}
+
+/* The same of the elements last .. first. */
+__device__ inline VOCAB_CALLED int vocab_collect(struct vocab_row row, vocab_element last,
+                                                 vocab_element first)
+{
+    return vocab_collect_if(row, vocab_element_key(last),
+                            [=](vocab_element e, float) { return e >= last && e <= first; });
 }
 
 /* Sorts the first n <= VOCAB_LIST of the list, the largest first: a bitonic network. Where a warp's
@@ -474,60 +505,115 @@ __device__ VOCAB_CALLED struct vocab_border vocab_cross(int n, unsigned long lon
     return border;
 }
 
+/* How a range of elements is cut in VOCAB_LIST parts, the first elements first: by equal steps of the logit, or
+ * where those are not finite, or equal, of the element. */
+struct vocab_cut {
+    vocab_element first, width;
+    float max, rate; /* parts a unit of the logit; 0: by the element */
+};
+
+__device__ __forceinline__ struct vocab_cut vocab_cut_of(vocab_element last, vocab_element first)
+{
+    const float max = vocab_logit(vocab_element_key(first));
+    const float span = max - vocab_logit(vocab_element_key(last));
+    const bool is_by_logit = span > 1e-30f && span < 1e30f; /* no for NaN */
+    return {first, (first - last) / VOCAB_LIST + 1, max,
+            is_by_logit ? static_cast<float>(VOCAB_LIST) / span : 0};
+}
+
+__device__ __forceinline__ int vocab_part(const struct vocab_cut &cut, vocab_element e, float z)
+{
+    const int part = cut.rate > 0 ? static_cast<int>((cut.max - z) * cut.rate)
+                                  : static_cast<int>((cut.first - e) / cut.width);
+    return part < VOCAB_LIST ? part : VOCAB_LIST - 1;
+}
+
+/* The part of the list's sums at which their sum exceeds goal, or the last that has any; before: the sum of those
+ * before it. */
+__device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned long long *before)
+{
+    struct vocab_shared *const s = vocab_shared_here();
+    constexpr int each = VOCAB_LIST / VOCAB_BLOCK;
+    const int first = static_cast<int>(threadIdx.x) * each;
+    unsigned long long sum = 0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        sum += s->list[first + i];
+    }
+    const unsigned long long total = vocab_block_sum(sum);
+    goal = goal < total ? goal : total - 1;
+    sum = vocab_block_before(sum);
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        const unsigned long long own = s->list[first + i];
+        if (sum <= goal && goal < sum + own) {
+            s->border = static_cast<vocab_element>(first + i);
+            s->border_sum = sum;
+        }
+        sum += own;
+    }
+    __syncthreads();
+    const int part = static_cast<int>(s->border);
+    *before = s->border_sum;
+    __syncthreads();
+    return part;
+}
+
 /* Among the elements from last up, the first at which the sum of measure(key) exceeds goal; if none
  * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. */
 template <class Measure>
 __device__ VOCAB_CALLED struct vocab_border vocab_find(struct vocab_row row, vocab_element last,
                                                        unsigned long long goal, Measure measure)
 {
-    vocab_element first = VOCAB_FIRST;
+    struct vocab_shared *const s = vocab_shared_here();
+    uint32_t max_key = 0;
+    for (int g = static_cast<int>(threadIdx.x); g < row.n_group; g += VOCAB_BLOCK) {
+        const uint32_t key = vocab_key(row.group_max[g]);
+        max_key = key > max_key ? key : max_key;
+    }
+    vocab_element first = vocab_last_of(vocab_block_max(max_key)) | 0xffffffffull;
     unsigned long long before = 0; /* of the elements before first */
-    for (bool is_whole = true;; is_whole = false) {
-        const vocab_element width = (first - last) / VOCAB_CUT + 1;
-        unsigned long long sum[VOCAB_CUT] = {0}; /* of the elements from last + j·width up */
-        uint32_t n[VOCAB_CUT] = {0};             /* how many those are */
-        vocab_visit<2>(row, vocab_element_key(last), [&](vocab_element e, float) {
-            if (e >= last && e <= first) {
-                const unsigned long long m = measure(vocab_element_key(e));
-#pragma unroll
-                for (int j = 0; j < VOCAB_CUT; j++) {
-                    const bool is_above = e - last >= static_cast<vocab_element>(j) * width;
-                    sum[j] += is_above ? m : 0;
-                    n[j] += is_above ? 1 : 0;
-                }
+    for (;;) {
+        const struct vocab_cut cut = vocab_cut_of(last, first);
+        const auto is_in = [=](vocab_element e) { return e >= last && e <= first; };
+        for (int i = static_cast<int>(threadIdx.x); i < VOCAB_LIST; i += VOCAB_BLOCK) {
+            s->list[i] = 0;
+        }
+        __syncthreads();
+        vocab_visit<VOCAB_LANE>(row, vocab_element_key(last), [&](vocab_element e, float z) {
+            const unsigned long long m = is_in(e) ? measure(vocab_element_key(e)) : 0;
+            if (m > 0) {
+                (void)atomicAdd(&s->list[vocab_part(cut, e, z)], m);
             }
         });
-        vocab_block_sums(sum);
-        vocab_block_sums(n);
-        goal = is_whole && goal >= sum[0] ? sum[0] - 1 : goal;
-        int part = 0;
+        __syncthreads();
         unsigned long long above = 0;
-        uint32_t n_above = 0;
-        uint32_t n_part = n[0];
-#pragma unroll
-        for (int j = 0; j < VOCAB_CUT; j++) { /* the sums fall with j: the last that suffices */
-            if (before + sum[j] > goal) {
-                part = j;
-                n_part = n[j];
-                above = j + 1 < VOCAB_CUT ? sum[(j + 1) % VOCAB_CUT] : 0;
-                n_above = j + 1 < VOCAB_CUT ? n[(j + 1) % VOCAB_CUT] : 0;
-            }
-        }
-        last += static_cast<vocab_element>(part) * width;
-        if (part < VOCAB_CUT - 1 && first - last >= width) {
-            first = last + (width - 1);
-        }
+        const int part = vocab_part_at(goal - before, &above);
+        vocab_element lowest = VOCAB_FIRST; /* of the part, as this thread sees it */
+        vocab_element highest = VOCAB_LAST;
+        const int n = vocab_collect_if(row, vocab_element_key(last), [&](vocab_element e, float z) {
+            const bool is_wanted = is_in(e) && vocab_part(cut, e, z) == part;
+            lowest = is_wanted && e < lowest ? e : lowest;
+            highest = is_wanted && e > highest ? e : highest;
+            return is_wanted;
+        });
         before += above;
-        if (n_part - n_above <= VOCAB_LIST) {
+        if (n <= VOCAB_LIST) {
+            vocab_sort(n);
             break;
         }
-        /* within one logit only the n elements of its ids exist */
-        const vocab_element id_first = static_cast<vocab_element>(row.n - 1);
-        first = (first & 0xffffffffu) > id_first ? (first & ~0xffffffffull) | id_first : first;
+        first = vocab_block_max(highest);
+        last = ~vocab_block_max(~lowest);
     }
-    const int n = vocab_collect(row, last, first);
-    vocab_sort(n);
-    struct vocab_border border = vocab_cross(n, goal - before, measure);
+    const int n = static_cast<int>(s->n_list);
+    /* past all that has a measure the goal is the last that has */
+    unsigned long long sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += VOCAB_BLOCK) {
+        sum += measure(vocab_element_key(s->list[i]));
+    }
+    const unsigned long long all = vocab_block_sum(sum);
+    const unsigned long long left = goal - before < all ? goal - before : all - 1;
+    struct vocab_border border = vocab_cross(n, left, measure);
     border.sum += before;
     return border;
 }
