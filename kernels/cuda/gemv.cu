@@ -1,203 +1,165 @@
-/* Linear with few rows and BF16 weights, and the choice between it and F32: gemv.cuh says how
- * both work. */
+/* Linear with few rows and BF16 weights, and the choice between it and F32: linear.cuh defines the sum.
+ *
+ * A block computes some tiles of 16 outputs, or half of one, for a few rows. Its warps share the chunks of
+ * k: warp w of n takes the chunks w, w+n, .., whose sums are added in shared memory in ascending order. No two
+ * warps want the same weight, and each lane reads from memory what it multiplies by, straight into
+ * registers: the weights of a warp's first chunks are asked for before the kernel before is complete, and
+ * what a warp does afterwards is short, since its chain of instructions is what few rows wait for. Where
+ * the rows are yet to be normed, each warp norms the columns of its own chunk.
+ *
+ * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x
+ * once per block from that cache: in BF16, as the op before has left it or linear_round, but in F32 of up to
+ * GEMV_F32_ROWS rows that none has left so: a launch would cost more. Operations: 2·n_tok·n_in·n_out.
+ * Bound: device memory for a large matrix; for those of a layer the latency of a launch, of x and of the sums. */
 #include "kernels/cuda/gemv.cuh"
 
 namespace
 {
 
+/* How a kernel gets x: as F32, rounded, or from the norm of other rows. */
+enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED, GEMV_X_NORMED };
+
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of tiles of outputs
- * and n_nt tiles of tokens per block; a slot of the ring holds one block of 32 k of them all, in
- * 512-byte pieces of 16 per lane: [n_half of weights, n_nt of x, or 2·n_nt halves of it in F32]. One half
- * alone, of row-major weights, leaves the other half of A 0. With is_normed the block norms its rows itself,
- * and they lie behind the sums: the ring has none of x. With is_rounded x comes in BF16. */
-template <int halves, int n_nt_, bool is_normed_, bool is_rounded_> struct gemv_bf16 {
-    static constexpr int n_half = halves;
-    static constexpr int n_mt = (n_half + 1) / 2;
+ * and n_nt tiles of tokens per block. One half alone, of row-major weights, leaves the other half of A 0. n_ahead: chunks whose
+ * weights a warp has in registers at a time. */
+template <int halves, int n_nt_, enum gemv_x x_>
+struct gemv_bf16 {
+    static constexpr int n_half = halves; static constexpr int n_mt = (n_half + 1) / 2;
     static constexpr int n_nt = n_nt_;
-    static constexpr bool is_normed = is_normed_;
-    static constexpr bool is_rounded = is_rounded_;
+    static constexpr enum gemv_x x = x_;
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_half * 8;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
-    static constexpr int n_x = is_normed ? 0 : is_rounded ? n_nt : 2 * n_nt; /* pieces */
-    static constexpr int n_piece = n_half + n_x;
-    static constexpr int value_bytes = is_rounded ? 2 : 4; /* of x */
-    static constexpr int n_slot = 32 / n_piece < 3                     ? 3
-                                  : 32 / n_piece > LINEAR_CHUNK_BLOCKS ? +LINEAR_CHUNK_BLOCKS
-                                                                       : 32 / n_piece;
-    static constexpr size_t ring_bytes = n_slot * n_piece * 512;
-    static constexpr size_t part_bytes = n_token * stride * sizeof(float);
-    static_assert(n_slot <= LINEAR_CHUNK_BLOCKS, "the ring is first filled from one chunk");
+    static constexpr int n_ahead = n_half == 1 && n_nt == 1 && x != GEMV_X_NORMED ? 2 : 1;
+    static constexpr int warps_max = n_half + n_nt > 4 ? 8 : 16;
+    static constexpr size_t part_bytes = n_token * stride * sizeof(float); /* of a chunk */
 };
 
-/* What a lane copies and multiplies. */
-template <class shape> struct gemv_lane {
-    const unsigned char *w[shape::n_mt]; /* its first 16 bytes of block 0 of each tile */
-    const unsigned char *x[shape::n_nt]; /* its first value of block 0 of each tile of tokens */
-    int x_bytes[shape::n_nt];            /* of a piece of x: 16, or 0 where there is no row */
+constexpr int N_BLOCK = LINEAR_CHUNK_BLOCKS;
+
+/* ---- operands -------------------------------------------------------------------------------- */
+
+/* A lane's weights of a chunk. */
+template <class shape> struct gemv_weights {
+    uint4 piece[N_BLOCK][shape::n_half];
+};
+
+/* Where a lane's weights of block 0 stand. */
+template <class shape> struct gemv_source {
+    const unsigned char *w[shape::n_half];
 };
 
 template <class shape>
-__device__ __forceinline__ struct gemv_lane<shape> gemv_lane_of(const struct linear_args &a) {
+__device__ __forceinline__ struct gemv_source<shape> gemv_source_of(const struct linear_args &a) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
-    struct gemv_lane<shape> lane;
+    struct gemv_source<shape> source;
 #pragma unroll
-    for (int i = 0; i < shape::n_mt; i++) {
-        const int half = static_cast<int>(blockIdx.x) * shape::n_half + 2 * i;
-        const int tile = half / 2;
-        lane.w[i] = a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile +
-                    (shape::n_half == 1 ? half % 2 * a.map.half : 0) + g * a.map.row + t * 16;
+    for (int i = 0; i < shape::n_half; i++) {
+        const int half = static_cast<int>(blockIdx.x) * shape::n_half + i;
+        const int tile = half / 2 < a.n_tile ? half / 2 : a.n_tile - 1;
+        source.w[i] = a.w + tile * a.map.tile + half % 2 * a.map.half + g * a.map.row + t * 16;
     }
+    return source;
+}
+
+template <class shape>
+__device__ __forceinline__ void gemv_load_w(struct gemv_weights<shape> &to,
+                                            const struct gemv_source<shape> &source,
+                                            const struct linear_args &a, int chunk)
+{
+#pragma unroll
+    for (int b = 0; b < N_BLOCK; b++) {
+        const int block = chunk * N_BLOCK + b;
+#pragma unroll
+        for (int i = 0; i < shape::n_half; i++) {
+            to.piece[b][i] = make_uint4(0, 0, 0, 0);
+            if (block < a.n_block) {
+                to.piece[b][i] = *reinterpret_cast<const uint4 *>(
+                    source.w[i] + static_cast<int64_t>(block) * a.map.block);
+            }
+        }
+    }
+}
+
+/* A lane's eight values of x in each block of a chunk, rounded: those of token g of each tile of tokens. */
+template <class shape> struct gemv_rows {
+    uint4 piece[N_BLOCK][shape::n_nt];
+};
+
+template <enum dtype type> __device__ __forceinline__ uint4 gemv_round(const float *from, int n)
+{
+    float v[8];
+    if (n >= 8) {
+        const float4 lo = *reinterpret_cast<const float4 *>(from);
+        const float4 hi = *reinterpret_cast<const float4 *>(from + 4);
+        v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
+        v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            v[i] = i < n ? from[i] : 0;
+        }
+    }
+    return make_uint4(operand_pair<type>(v[0], v[1]), operand_pair<type>(v[2], v[3]),
+                      operand_pair<type>(v[4], v[5]), operand_pair<type>(v[6], v[7]));
+}
+
+template <class shape, enum dtype type>
+__device__ __forceinline__ void gemv_load_x(struct gemv_rows<shape> &to,
+                                            const struct linear_args &a, int chunk)
+{
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
     for (int j = 0; j < shape::n_nt; j++) {
         const int tok = static_cast<int>(blockIdx.y) * shape::n_token + j * 8 + g;
-        const bool is_row = tok < a.n_tok;
-        lane.x[j] = static_cast<const unsigned char *>(a.x) +
-                    ((is_row ? tok : 0) * a.x_stride + t * 8) * shape::value_bytes;
-        lane.x_bytes[j] = is_row ? 16 : 0;
-    }
-    return lane;
-}
-
-/* Starts copying block's share into slot: a lane copies what it will read. left: values of a row
- * from the block's first to the end. */
-template <class shape, int share = GEMV_BOTH>
-__device__ __forceinline__ void gemv_copy(uint4 *slot, const struct gemv_lane<shape> &lane,
-                                          int block, int block_bytes, int half_bytes, int left)
-{
+        const int64_t row = tok * a.x_stride;
 #pragma unroll
-    for (int i = 0; i < shape::n_mt && (share & GEMV_W) != 0; i++) {
-        const unsigned char *const w = lane.w[i] + static_cast<int64_t>(block) * block_bytes;
-        copy_async_16(slot + (2 * i) * 32, w);
-        if constexpr (shape::n_half > 1) {
-            copy_async_16(slot + (2 * i + 1) * 32, w + half_bytes);
-        }
-    }
-    uint4 *const x_slot = slot + shape::n_half * 32;
-#pragma unroll
-    for (int j = 0; j < shape::n_nt && !shape::is_normed && (share & GEMV_X) != 0; j++) {
-        const unsigned char *const x =
-            lane.x[j] + static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * shape::value_bytes);
-        if constexpr (shape::is_rounded) {
-            copy_async_16(x_slot + j * 32, x, lane.x_bytes[j]);
-        } else if (left >= LINEAR_BLOCK_BF16) {
-            copy_async_16(x_slot + (2 * j) * 32, x, lane.x_bytes[j]);
-            copy_async_16(x_slot + (2 * j + 1) * 32, x + 16, lane.x_bytes[j]);
-        } else {
-            const int mine = left - static_cast<int>(threadIdx.x) % 4 * 8;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int n = lane.x_bytes[j] == 0 ? 0 : gemv_piece_bytes(mine - 4 * h);
-                copy_async_16(x_slot + (2 * j + h) * 32, n > 0 ? x + 16 * h : lane.x[j], n);
-            }
-        }
-    }
-}
-
-/* Fills all slots but one from block on, which begins a chunk; groups end with x. The usual case
- * spends few instructions between the copies: until the last of them is under way, memory waits. */
-template <class shape, int share>
-__device__ __forceinline__ void gemv_fill(uint4 *ring, const struct gemv_lane<shape> &lane,
-                                          const struct linear_args &a, int block)
-{
-    if (!a.is_row_major && (block + shape::n_slot - 1) * LINEAR_BLOCK_BF16 <= a.n_in) {
-        struct gemv_lane<shape> from = lane;
-#pragma unroll
-        for (int i = 0; i < shape::n_mt; i++) {
-            from.w[i] += static_cast<int64_t>(block) * LINEAR_TILE_BLOCK_BYTES;
-        }
-#pragma unroll
-        for (int j = 0; j < shape::n_nt; j++) {
-            from.x[j] += static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * shape::value_bytes);
-        }
-#pragma unroll
-        for (int i = 0; i < shape::n_slot - 1; i++) {
-            gemv_copy<shape, share>(ring + i * shape::n_piece * 32, from, i,
-                                    LINEAR_TILE_BLOCK_BYTES, LINEAR_TILE_BLOCK_BYTES / 2,
-                                    LINEAR_BLOCK_BF16);
-            if constexpr ((share & GEMV_X) != 0) {
-                copy_async_commit();
-            }
-        }
-        return;
-    }
-    for (int i = 0; i < shape::n_slot - 1; i++) {
-        if (block + i < a.n_block) {
-            gemv_copy<shape, share>(ring + i * shape::n_piece * 32, lane, block + i, a.map.block,
-                                    a.map.half, a.n_in - (block + i) * LINEAR_BLOCK_BF16);
-        }
-        if constexpr ((share & GEMV_X) != 0) {
-            copy_async_commit(); /* past the last block, too: waits count groups */
-        }
-    }
-}
-
-/* A lane's operands of both instructions of a block. */
-template <class shape> struct gemv_operands {
-    uint32_t w[2][shape::n_mt][4], x[2][shape::n_nt][2];
-};
-
-template <class shape>
-__device__ __forceinline__ void gemv_read_w(struct gemv_operands<shape> &in, const uint4 *slot,
-                                            bool is_row_major)
-{
-    if constexpr (shape::n_half == 1) {
-        const uint4 p = slot[0];
-        in.w[0][0][0] = p.x, in.w[0][0][1] = 0, in.w[0][0][2] = p.y, in.w[0][0][3] = 0;
-        in.w[1][0][0] = p.z, in.w[1][0][1] = 0, in.w[1][0][2] = p.w, in.w[1][0][3] = 0;
-    } else {
-#pragma unroll
-        for (int i = 0; i < shape::n_mt; i++) {
-            const uint4 p = slot[(2 * i) * 32];
-            const uint4 q = slot[(2 * i + 1) * 32];
-            in.w[0][i][0] = p.x, in.w[0][i][1] = is_row_major ? q.x : p.y;
-            in.w[0][i][2] = is_row_major ? p.y : p.z, in.w[0][i][3] = is_row_major ? q.y : p.w;
-            in.w[1][i][0] = is_row_major ? p.z : q.x, in.w[1][i][1] = is_row_major ? q.z : q.y;
-            in.w[1][i][2] = is_row_major ? p.w : q.z, in.w[1][i][3] = q.w;
-        }
-    }
-}
-
-/* x_slot: of the ring; normed: the lane's first value of the block in its row, or NULL where there is
- * no row. */
-template <class shape, enum dtype type>
-__device__ __forceinline__ void gemv_read_x(struct gemv_operands<shape> &in, const uint4 *x_slot,
-                                            const float *normed)
-{
-#pragma unroll
-    for (int j = 0; j < shape::n_nt; j++) {
-        if constexpr (shape::is_rounded) {
-            const uint4 v = x_slot[j * 32];
-            in.x[0][j][0] = v.x, in.x[0][j][1] = v.y;
-            in.x[1][j][0] = v.z, in.x[1][j][1] = v.w;
-        } else {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint4 v = make_uint4(0, 0, 0, 0);
-                if (!shape::is_normed) {
-                    v = x_slot[(2 * j + h) * 32];
-                } else if (normed != NULL) {
-                    v = reinterpret_cast<const uint4 *>(normed)[h];
+        for (int b = 0; b < N_BLOCK; b++) {
+            const int block = chunk * N_BLOCK + b;
+            const int first = block * LINEAR_BLOCK_BF16 + t * 8;
+            to.piece[b][j] = make_uint4(0, 0, 0, 0);
+            if (tok < a.n_tok && block < a.n_block) {
+                if constexpr (shape::x == GEMV_X_ROUNDED) {
+                    to.piece[b][j] = *reinterpret_cast<const uint4 *>(
+                        static_cast<const uint16_t *>(a.x) + row + first);
+                } else {
+                    to.piece[b][j] = gemv_round<type>(static_cast<const float *>(a.x) + row + first,
+                                                      a.n_in - first);
                 }
-                in.x[h][j][0] = operand_pair<type>(__uint_as_float(v.x), __uint_as_float(v.y));
-                in.x[h][j][1] = operand_pair<type>(__uint_as_float(v.z), __uint_as_float(v.w));
             }
         }
     }
 }
 
+/* sum += the products of a chunk. */
 template <class shape, enum dtype type>
 __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
-                                              const struct gemv_operands<shape> &in)
+                                              const struct gemv_weights<shape> &w,
+                                              const struct gemv_rows<shape> &x, bool is_row_major)
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+    for (int b = 0; b < N_BLOCK; b++) {
 #pragma unroll
-        for (int i = 0; i < shape::n_mt; i++) {
+        for (int h = 0; h < 2; h++) {
 #pragma unroll
-            for (int j = 0; j < shape::n_nt; j++) {
-                operand_mma<type>(sum[i][j], in.w[h][i], in.x[h][j]);
+            for (int i = 0; i < shape::n_mt; i++) {
+                const uint4 p = w.piece[b][2 * i];
+                const uint4 none = make_uint4(0, 0, 0, 0);
+                const uint4 q = shape::n_half == 1 ? none : w.piece[b][(2 * i + 1) % shape::n_half];
+                uint32_t in_w[4] = {h == 0 ? p.x : q.x, h == 0 ? p.y : q.y, h == 0 ? p.z : q.z,
+                                    h == 0 ? p.w : q.w};
+                if (is_row_major || shape::n_half == 1) {
+                    in_w[0] = h == 0 ? p.x : p.z, in_w[1] = h == 0 ? q.x : q.z;
+                    in_w[2] = h == 0 ? p.y : p.w, in_w[3] = h == 0 ? q.y : q.w;
+                }
+#pragma unroll
+                for (int j = 0; j < shape::n_nt; j++) {
+                    const uint4 v = x.piece[b][j];
+                    const uint32_t in_x[2] = {h == 0 ? v.x : v.z, h == 0 ? v.y : v.w};
+                    operand_mma<type>(sum[i][j], in_w, in_x);
+                }
             }
         }
     }
@@ -227,113 +189,249 @@ __device__ __forceinline__ void gemv_leave(float *part,
     }
 }
 
-/* Grid (halves of tiles of outputs / n_half, tiles of tokens / n_nt), one warp per chunk up to
- * GEMV_WARPS_MAX. */
-template <class shape, enum dtype type>
-__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
-    gemv_kernel_bf16(const struct linear_args a)
+/* ---- rows that are yet to be normed ------------------------------------------------------------
+ *
+ * Each warp has a chunk, which is a sweep of a norm's warp (norm.cuh): a lane has four columns of it. It leaves
+ * its columns of what the norm is of in shared memory, sums one of the rows as norm.cu does (of a single row every
+ * warp: a barrier less), norms its own columns of all rows, and leaves them rounded for its own products.
+ * To the bits of norm.cu. The first block writes the normed rows, too, to what no other block reads. */
+
+constexpr int SWEEP = NORM_COLS;
+constexpr int SWEEP_STRIDE = SWEEP + 8; /* of rounded columns: rows fall into different banks */
+static_assert(LINEAR_CHUNK_BF16 == SWEEP, "a chunk is a sweep");
+
+/* Shared memory behind the sums: rows [n_tok][n_chunk][SWEEP], by warp its rounded columns [8][SWEEP_STRIDE], and of
+ * the rows {mean, inverse}. */
+struct gemv_sweeps {
+    float *row;
+    uint16_t *rounded; /* this warp's */
+    float2 *stats;
+    int n_float; /* of a row */
+};
+
+__host__ __device__ __forceinline__ int sweeps_floats(int n_in)
 {
-    DYN_SHARED(unsigned char, shared);
+    return (n_in + SWEEP - 1) / SWEEP * SWEEP;
+}
+
+static inline size_t sweeps_bytes(const struct linear_args *a)
+{
+    const int n = sweeps_floats(a->n_in);
+    return static_cast<size_t>(a->n_tok) *
+               (static_cast<size_t>(n) * sizeof(float) + sizeof(float2)) +
+           static_cast<size_t>(n / SWEEP) * 8 * SWEEP_STRIDE * sizeof(uint16_t);
+}
+
+/* The lane's columns of rows tok .. tok+n-1, all asked for before the first is used. */
+template <int n>
+__device__ __forceinline__ void sweep_load(const struct gemv_sweeps &s,
+                                           const struct norm_args &norm, int n_tok, int tok, int c)
+{
+    const int columns[1] = {c};
+    float4 v[n][1];
+    float4 r[n][1] = {};
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        const int at = tok + j < n_tok ? tok + j : n_tok - 1;
+        if (norm.from.view != NULL) {
+            embed_groups(v[j], norm.from, embed_row_of(norm.from, at), columns);
+        } else {
+            norm_groups(v[j], norm.x + at * norm.x_stride, columns);
+        }
+        if (norm.r != NULL) {
+            norm_groups(r[j], norm.r + at * norm.r_stride, columns);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        if (tok + j < n_tok) {
+            *reinterpret_cast<float4 *>(s.row + (tok + j) * s.n_float + c) =
+                norm.r != NULL ? group_add(v[j][0], r[j][0]) : v[j][0];
+        }
+    }
+}
+
+/* {mean, 1 / √(variance + eps)} of a row, by a warp. */
+__device__ __forceinline__ float2 sweep_sum(const float *row, const struct norm_args &norm,
+                                            int lane)
+{
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int c = lane * GROUP; c < norm.d; c += SWEEP) {
+        sum = group_add(sum, *reinterpret_cast<const float4 *>(row + c));
+    }
+    const float mean = warp_sum(norm_fold(sum)) / static_cast<float>(norm.d);
+    float4 squares = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int c = lane * GROUP; c < norm.d; c += SWEEP) {
+        squares = norm_squares(squares, *reinterpret_cast<const float4 *>(row + c), mean, GROUP);
+    }
+    const float variance = warp_sum(norm_fold(squares)) / static_cast<float>(norm.d);
+    return make_float2(mean, norm_inverse(variance, norm.eps));
+}
+
+/* x ← the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By the whole block. */
+template <class shape, enum dtype type>
+__device__ __forceinline__ void gemv_norm_x(struct gemv_rows<shape> &x, const struct linear_args &a,
+                                            const struct gemv_sweeps &s, float4 gamma, float4 beta)
+{
+    const struct norm_args &norm = a.norm;
+    const int n_warp = static_cast<int>(blockDim.x) / WARP;
+    const int warp = static_cast<int>(threadIdx.x) / WARP;
+    const int lane = static_cast<int>(threadIdx.x) % WARP;
+    const int c = warp * SWEEP + lane * GROUP;
+    const bool is_there = c < norm.d;
+    float2 stats = {0, 0};
+    if (a.n_tok == 1) {
+        if (is_there) {
+            sweep_load<1>(s, norm, 1, 0, c);
+        }
+        __syncthreads();
+        stats = sweep_sum(s.row, norm, lane);
+    } else {
+        for (int tok = 0; tok < a.n_tok && is_there; tok += 2) {
+            sweep_load<2>(s, norm, a.n_tok, tok, c);
+        }
+        __syncthreads();
+        for (int tok = warp; tok < a.n_tok; tok += n_warp) {
+            const float2 own = sweep_sum(s.row + tok * s.n_float, norm, lane);
+            if (lane == 0) {
+                s.stats[tok] = own;
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll 1
+    for (int tok = 0; tok < a.n_tok; tok++) {
+        stats = a.n_tok == 1 ? stats : s.stats[tok];
+        float4 out = {0, 0, 0, 0};
+        if (is_there) {
+            out = norm_output(*reinterpret_cast<const float4 *>(s.row + tok * s.n_float + c),
+                              stats.x, stats.y, gamma, beta);
+        }
+        *reinterpret_cast<uint2 *>(s.rounded + tok * SWEEP_STRIDE + lane * GROUP) =
+            make_uint2(operand_pair<type>(out.x, out.y), operand_pair<type>(out.z, out.w));
+        if (blockIdx.x == 0 && is_there) {
+            *reinterpret_cast<float4 *>(norm.y + tok * norm.y_stride + c) = out;
+        }
+    }
+    __syncwarp();
+    const int g = lane / 4;
+#pragma unroll
+    for (int b = 0; b < N_BLOCK; b++) {
+        x.piece[b][0] = make_uint4(0, 0, 0, 0);
+        if (g < a.n_tok) {
+            x.piece[b][0] = *reinterpret_cast<const uint4 *>(s.rounded + g * SWEEP_STRIDE +
+                                                             b * LINEAR_BLOCK_BF16 + lane % 4 * 8);
+        }
+    }
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+/* Grid (halves of tiles of outputs / n_half, tiles of tokens / n_nt), warps that take n_turn chunks each in a
+ * round, a multiple of n_ahead; of normed rows a chunk for each warp. */
+template <class shape, enum dtype type>
+__global__ void __launch_bounds__(32 * shape::warps_max, shape::warps_max == 8 ? 2 : 0)
+    gemv_kernel_bf16(const struct linear_args a, int n_turn)
+{
+    DYN_SHARED(float, part); /* [n_part + 1][n_token][stride] */
+    constexpr int n_ahead = shape::n_ahead;
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    uint4 *const ring = reinterpret_cast<uint4 *>(shared + warp * shape::ring_bytes) +
-                        static_cast<int>(threadIdx.x) % 32;
-    /* [n_warp + 1][n_token][stride] */
-    float *const part = reinterpret_cast<float *>(shared + n_warp * shape::ring_bytes);
-    const struct gemv_lane<shape> lane = gemv_lane_of<shape>(a);
-    const int first_block = warp * LINEAR_CHUNK_BLOCKS;
-    if (a.starts_early) {
-        gemv_fill<shape, GEMV_W>(ring, lane, a, first_block);
-    }
-    const auto fill = [&] {
-        if (a.starts_early) {
-            gemv_fill<shape, GEMV_X>(ring, lane, a, first_block);
-        } else {
-            gemv_fill<shape, GEMV_BOTH>(ring, lane, a, first_block);
+    const int n_chunk = (a.n_block + N_BLOCK - 1) / N_BLOCK;
+    const int n_part = n_warp * n_turn;
+    const struct gemv_source<shape> source = gemv_source_of<shape>(a);
+    struct gemv_weights<shape> w[n_ahead];
+    const auto load_first = [&] {
+#pragma unroll
+        for (int u = 0; u < n_ahead; u++) {
+            gemv_load_w<shape>(w[u], source, a, warp + u * n_warp);
         }
     };
-    const float *normed = NULL; /* the lane's first value of its row */
-    if constexpr (shape::is_normed) {
-        gemv_norm_prefetch(a);
+    if (a.starts_early) {
+        load_first();
     }
-    grid_wait();
-    if constexpr (shape::is_normed) {
-        float *const rows = part + (n_warp + 1) * shape::n_token * shape::stride;
-        const int tok = static_cast<int>(threadIdx.x) % 32 / 4;
-        gemv_norm(rows, a, a.n_block * LINEAR_BLOCK_BF16, fill);
-        normed = tok < a.n_tok
-                     ? rows + tok * gemv_row_floats(a.n_in) + static_cast<int>(threadIdx.x) % 4 * 8
-                     : NULL;
-    } else {
-        fill();
+    float4 gamma = {0, 0, 0, 0};
+    float4 beta = {0, 0, 0, 0};
+    const int column = warp * SWEEP + static_cast<int>(threadIdx.x) % 32 * GROUP;
+    if (shape::x == GEMV_X_NORMED && column < a.n_in) {
+        gamma = *reinterpret_cast<const float4 *>(a.norm.gamma + column);
+        beta = *reinterpret_cast<const float4 *>(a.norm.beta + column);
     }
     const struct gemv_end end = gemv_end_of(a, shape::n_token, shape::n_output);
-    int next = warp * LINEAR_CHUNK_BLOCKS + shape::n_slot - 1; /* block to copy next */
-    int to = shape::n_slot - 1;                                /* slot for it */
-    int from = 0;                                              /* slot to read next */
-    const auto read_next = [&](struct gemv_operands<shape> &in, int block) {
-        copy_async_wait<shape::n_slot - 2>();
-        __syncwarp(); /* the slot that is filled now was read in the turn before */
-        if (next < a.n_block) {
-            gemv_copy<shape>(ring + to * shape::n_piece * 32, lane, next, a.map.block, a.map.half,
-                             a.n_in - next * LINEAR_BLOCK_BF16);
-            next += next % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1
-                        ? (n_warp - 1) * LINEAR_CHUNK_BLOCKS + 1
-                        : 1;
-        }
-        copy_async_commit();
-        const uint4 *const slot = ring + from * shape::n_piece * 32;
-        gemv_read_w<shape>(in, slot, a.is_row_major);
-        gemv_read_x<shape, type>(in, slot + shape::n_half * 32,
-                                 normed != NULL ? normed + gemv_row_place(block * LINEAR_BLOCK_BF16)
-                                                : NULL);
-        to = from;
-        from = from == shape::n_slot - 1 ? 0 : from + 1;
-    };
-    const int n_chunk = (a.n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
-    for (int first = 0; first < n_chunk; first += n_warp) {
-        const int block = (first + warp) * LINEAR_CHUNK_BLOCKS;
-        const int left_blocks = a.n_block - block;
-        if (left_blocks > 0) {
-            float sum[shape::n_mt][shape::n_nt][4] = {};
-            struct gemv_operands<shape> now;
-            read_next(now, block);
-            const int n_turn =
-                left_blocks < LINEAR_CHUNK_BLOCKS ? left_blocks : +LINEAR_CHUNK_BLOCKS;
-            for (int b = 1; b < n_turn; b++) { /* reads one block ahead */
-                struct gemv_operands<shape> ahead;
-                read_next(ahead, block + b);
-                gemv_multiply<shape, type>(sum, now);
-                now = ahead;
+    grid_wait();
+    if (!a.starts_early) {
+        load_first();
+    }
+    for (int first = 0; first < n_chunk; first += n_part) {
+#pragma unroll 1
+        for (int turn = 0; turn < n_turn; turn += n_ahead) {
+            struct gemv_rows<shape> x[n_ahead];
+            const int next = first + turn * n_warp + warp;
+            if constexpr (shape::x == GEMV_X_NORMED) {
+                const int n_float = sweeps_floats(a.n_in);
+                float *const row = part + (n_part + 1) * shape::n_token * shape::stride;
+                uint16_t *const rounded = reinterpret_cast<uint16_t *>(row + a.n_tok * n_float);
+                constexpr int n_rounded = 8 * SWEEP_STRIDE; /* of a warp */
+                gemv_norm_x<shape, type>(
+                    x[0], a,
+                    {row, rounded + warp * n_rounded,
+                     reinterpret_cast<float2 *>(rounded + n_float / SWEEP * n_rounded), n_float},
+                    gamma, beta);
+            } else {
+#pragma unroll
+                for (int u = 0; u < n_ahead; u++) {
+                    gemv_load_x<shape, type>(x[u], a, next + u * n_warp);
+                }
             }
-            gemv_multiply<shape, type>(sum, now);
-            gemv_leave<shape>(part + warp * shape::n_token * shape::stride, sum);
+#pragma unroll
+            for (int u = 0; u < n_ahead; u++) {
+                const int chunk = next + u * n_warp;
+                if (chunk < n_chunk) {
+                    float sum[shape::n_mt][shape::n_nt][4] = {};
+                    gemv_multiply<shape, type>(sum, w[u], x[u], a.is_row_major);
+                    gemv_leave<shape>(part + (chunk - first) * shape::n_token * shape::stride, sum);
+                    if (chunk + n_ahead * n_warp < n_chunk) {
+                        gemv_load_w<shape>(w[u], source, a, chunk + n_ahead * n_warp);
+                    }
+                }
+            }
         }
         __syncthreads();
         const int left = n_chunk - first;
-        gemv_reduce<shape::n_token, shape::stride>(a, end, part, left < n_warp ? left : n_warp,
-                                                   n_warp, first == 0, left <= n_warp);
-        __syncthreads(); /* the next round writes part */
+        gemv_reduce<shape::n_token, shape::stride>(a, end, part, left < n_part ? left : n_part,
+                                                   n_part, first == 0, left <= n_part);
+        if (left > n_part) {
+            __syncthreads(); /* the next round writes part */
+        }
     }
 }
+
+/* Sums of so many chunks lie in shared memory at a time, beside another block's. */
+constexpr size_t PART_BYTES_MAX = 96 << 10;
 
 template <class shape, enum dtype type>
 void gemv_run_of(struct cuda *cu, const struct linear_args *a)
 {
-    const int n_chunk = (a->n_block + LINEAR_CHUNK_BLOCKS - 1) / LINEAR_CHUNK_BLOCKS;
-    const int unit = shape::n_mt == 4 ? 2 : 1; /* 32 threads each, a multiple of the outputs */
-    const size_t row_bytes = shape::is_normed ? gemv_row_bytes(a, a->n_tok) : 0;
-    const int n_warp =
-        gemv_warps(cu, n_chunk, unit, shape::ring_bytes, shape::part_bytes, row_bytes);
-    const size_t shared =
-        n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes + row_bytes;
+    const int n_chunk = (a->n_block + N_BLOCK - 1) / N_BLOCK;
+    const int unit = shape::n_output > 32 ? shape::n_output / 32 : 1; /* whole outputs */
+    const int wanted = n_chunk < shape::warps_max ? n_chunk : +shape::warps_max;
+    const int n_warp = (wanted + unit - 1) / unit * unit;
+    const int fit = static_cast<int>(PART_BYTES_MAX / shape::part_bytes) / n_warp;
+    const int n_needed = (n_chunk + n_warp - 1) / n_warp;
+    const int n_turn =
+        ((n_needed < fit ? n_needed : fit) + shape::n_ahead - 1) / shape::n_ahead * shape::n_ahead;
+    CHECK(shape::x != GEMV_X_NORMED || n_chunk <= n_warp);
+    const size_t shared = static_cast<size_t>(n_warp * n_turn + 1) * shape::part_bytes +
+                          (shape::x == GEMV_X_NORMED ? sweeps_bytes(a) : 0);
     if (!cuda_shared(cu, gemv_kernel_bf16<shape, type>, shared, "linear")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>((a->n_tile * 2 + shape::n_half - 1) / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
     LAUNCH((gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cuda_queue(cu), *a);
+           cuda_queue(cu), *a, n_turn);
 }
 
 template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
@@ -345,24 +443,21 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
     }
 }
 
-/* More tiles of outputs per block read x less often, fewer leave no multiprocessor idle: five of
- * eight at work with twice the tiles wait less for the second-level cache than all with one. A token or
- * two are little to read again, until blocks are so many that each costs more than its bytes. Where
- * blocks of one tile would leave half of the multiprocessors idle, blocks of half a tile do not. By
- * count of bytes and blocks, not measured yet. */
-template <int n_nt, bool is_normed, bool is_rounded>
+/* Columns of x that the warps of a block with four halves may norm. */
+constexpr int FOUR_HALVES_MAX = 8 * LINEAR_CHUNK_BF16;
+
+/* Half a tile of outputs a block where there is no more than one for each multiprocessor; two where there are so many
+ * that each block costs more than it reads. */
+template <int n_nt, enum gemv_x x>
 void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 {
     const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
-    const int enough = cu->n_sm * 5 / 8;
-    if (n_nt < 4 && a->n_tile / 4 * groups >= enough * 3) {
-        gemv_bf16_run<gemv_bf16<(n_nt < 4 ? 8 : 4), n_nt, is_normed, is_rounded>>(cu, a);
-    } else if (a->n_tok > 2 && a->n_tile / 2 * groups >= enough) {
-        gemv_bf16_run<gemv_bf16<4, n_nt, is_normed, is_rounded>>(cu, a);
-    } else if (n_nt == 1 && a->is_row_major && a->n_tile * 2 * groups <= cu->n_sm) {
-        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, is_normed, is_rounded>>(cu, a);
+    if (n_nt == 1 && a->is_row_major && a->n_tile * 2 * groups <= cu->n_sm) {
+        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, x>>(cu, a);
+    } else if (n_nt <= 2 && a->n_tile * groups >= 8 * cu->n_sm && a->n_in <= FOUR_HALVES_MAX) {
+        gemv_bf16_run<gemv_bf16<(n_nt <= 2 ? 4 : 2), n_nt, x>>(cu, a);
     } else {
-        gemv_bf16_run<gemv_bf16<2, n_nt, is_normed, is_rounded>>(cu, a);
+        gemv_bf16_run<gemv_bf16<2, n_nt, x>>(cu, a);
     }
 }
 
@@ -384,16 +479,16 @@ void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
     if (dtype != DTYPE_F32) {
         const int n_nt = gemv_token_tiles(cu, args);
         if (args->norm.d > 0) {
-            gemv_bf16_tiles<1, true, false>(cu, args);
+            gemv_bf16_tiles<1, GEMV_X_NORMED>(cu, args);
         } else if (!args->x_is_rounded) {
             CHECK(args->n_tok <= GEMV_F32_ROWS);
-            gemv_bf16_tiles<1, false, false>(cu, args);
+            gemv_bf16_tiles<1, GEMV_X_F32>(cu, args);
         } else if (n_nt == 1) {
-            gemv_bf16_tiles<1, false, true>(cu, args);
+            gemv_bf16_tiles<1, GEMV_X_ROUNDED>(cu, args);
         } else if (n_nt == 2) {
-            gemv_bf16_tiles<2, false, true>(cu, args);
+            gemv_bf16_tiles<2, GEMV_X_ROUNDED>(cu, args);
         } else {
-            gemv_bf16_tiles<4, false, true>(cu, args);
+            gemv_bf16_tiles<4, GEMV_X_ROUNDED>(cu, args);
         }
     } else {
         gemv_run_f32(cu, args);

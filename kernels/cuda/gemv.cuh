@@ -240,7 +240,7 @@ __device__ __forceinline__ void gemv_reduce(const struct linear_args &a, const s
                                             float *part, int n_part, int n_part_max, bool is_first,
                                             bool is_last)
 {
-    for (int tok = end.first; tok < n_token; tok += end.step) {
+    for (int tok = end.first; tok < n_token && end.first_tok + tok < a.n_tok; tok += end.step) {
         float *const mine = part + tok * stride + end.col;
         float *const kept = mine + n_part_max * n_token * stride;
         float total = is_first ? 0 : *kept;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void gemv_reduce(const struct linear_args &a, const s
         }
         if (!is_last) {
             *kept = total;
-        } else if (end.first_tok + tok < a.n_tok && end.out < a.n_out) {
+        } else if (end.out < a.n_out) {
             linear_store(a, end.first_tok + tok, end.out, linear_finish(total, end.bias, a.act));
         }
     }

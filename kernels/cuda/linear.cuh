@@ -4,7 +4,7 @@
  *
  * The sum. y[r, o] = act(Σ_k x[r, k]·w[o, k] + bias[o]) is one fixed function of row r of x and row
  * o of w, for every number of rows, every kernel and every block that computes it:
- *   - k is cut into chunks: 256 with 16-bit weights, 64 with F32. The last may be shorter.
+ *   - k is cut into chunks: 128 with 16-bit weights, 64 with F32. The last may be shorter.
  *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16, F16: x rounded to
  *     nearest even, then mma instructions of 16 products each, ascending by blocks of 32 k: of
  *     block b the first instruction takes the k with (k - 32·b) % 8 < 4, the second the others.
@@ -12,9 +12,9 @@
  *     added, then the activation applied.
  *   - k from n_in to the end of its block (BF16: 32, F32: 16) multiplies zeros of both operands.
  * Chunks let the warps of a block share the k of few rows; with many rows a chunk's border costs an
- * addition per output. 256 of BF16 are 16 instructions in a row, some 33 cycles each: as long as
- * the loads that few rows wait for. Of many rows' loop the border is at most 6 % of the time to
- * issue (3 instructions per 8 matrix instructions, of 6 cycles or more), which another warp's
+ * addition per output. 128 of BF16 are 8 instructions in a row, some 33 cycles each, and the columns that a
+ * warp norms at a time. Of many rows' loop the border is at most 12 % of the time to
+ * issue (3 instructions per 4 matrix instructions, of 6 cycles or more), which another warp's
  * matrix instructions hide in part. Borders also bound what tensor cores lose: they cut off where
  * an F32 addition would round.
  *
@@ -41,9 +41,9 @@ enum {
     LINEAR_TILE = 16,               /* outputs of one tile of packed weights */
     LINEAR_BLOCK_BF16 = 32,         /* k of a block */
     LINEAR_BLOCK_F32 = 16,          /* likewise */
-    LINEAR_CHUNK_BF16 = 256,        /* k of a chunk */
+    LINEAR_CHUNK_BF16 = 128,        /* k of a chunk */
     LINEAR_CHUNK_F32 = 64,          /* likewise */
-    LINEAR_CHUNK_BLOCKS = 8,        /* blocks of a chunk of BF16 */
+    LINEAR_CHUNK_BLOCKS = 4,        /* blocks of a chunk of BF16 */
     LINEAR_TILE_BLOCK_BYTES = 1024, /* of a tile in one block: BF16 and F32 alike */
     LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
     GEMV_F32_ROWS = 8               /* so many gemv reads in F32 and rounds itself */
