@@ -251,25 +251,6 @@ __device__ __forceinline__ void sweep_load(const struct gemv_sweeps &s,
     }
 }
 
-/* {mean, 1 / √(variance + eps)} of a row, by a warp. */
-__device__ __forceinline__ float2 sweep_sum(const float *row, const struct norm_args &norm,
-                                            int lane)
-{
-    float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int c = lane * GROUP; c < norm.d; c += SWEEP) {
-        sum = group_add(sum, *reinterpret_cast<const float4 *>(row + c));
-    }
-    const float mean = warp_sum(norm_fold(sum)) / static_cast<float>(norm.d);
-    float4 squares = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int c = lane * GROUP; c < norm.d; c += SWEEP) {
-        squares = norm_squares(squares, *reinterpret_cast<const float4 *>(row + c), mean, GROUP);
-    }
-    const float variance = warp_sum(norm_fold(squares)) / static_cast<float>(norm.d);
-    return make_float2(mean, norm_inverse(variance, norm.eps));
-}
-
 /* x ← the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By the whole block. */
 template <class shape, enum dtype type>
 __device__ __forceinline__ void gemv_norm_x(struct gemv_rows<shape> &x, const struct linear_args &a,
@@ -287,14 +268,14 @@ __device__ __forceinline__ void gemv_norm_x(struct gemv_rows<shape> &x, const st
             sweep_load<1>(s, norm, 1, 0, c);
         }
         __syncthreads();
-        stats = sweep_sum(s.row, norm, lane);
+        stats = norm_sum(s.row, norm.d, norm.eps, lane);
     } else {
         for (int tok = 0; tok < a.n_tok && is_there; tok += 2) {
             sweep_load<2>(s, norm, a.n_tok, tok, c);
         }
         __syncthreads();
         for (int tok = warp; tok < a.n_tok; tok += n_warp) {
-            const float2 own = sweep_sum(s.row + tok * s.n_float, norm, lane);
+            const float2 own = norm_sum(s.row + tok * s.n_float, norm.d, norm.eps, lane);
             if (lane == 0) {
                 s.stats[tok] = own;
             }

@@ -1,15 +1,16 @@
 /* Layer norms, RMS norms and L2 norms.
  *
  * All are bound by memory, and for a few rows by latency alone: a launch and two or three dependent
- * reads. A warp computes a row (L2: a run of one): each lane has chains over its columns, then the
- * lanes are folded by a butterfly, an order that the width alone decides. Share of the bound
- * reached: not measured yet. */
+ * reads. A warp sums a row (L2: a run of one): each lane has chains over its columns, then the
+ * lanes are folded by a butterfly, an order that the width alone decides. */
 #include "kernels/cuda/norm.cuh"
 
 namespace
 {
 
 /* ---- layer norm ------------------------------------------------------------------------------ */
+
+constexpr int ROW_MAX = 2048; /* columns of a row that a block norms */
 
 /* The group of n columns from c on that is summed, without an embedding. */
 template <bool aligned>
@@ -19,24 +20,57 @@ __device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t 
     return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, n));
 }
 
-/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, a warp per
- * row, as norm.cuh says. Rows of up to n_held · 128 columns stay in registers, with gamma and beta
- * loaded before they are needed; where rows have groups alone, all of a row is asked for before any of it
- * is used, so that it costs one latency of memory, or two; n_held 0 reads the row again for
- * each of the passes (each lane its own columns, hence y may be x or r), for rows of any width.
- * Bytes per row: 8·d, 12·d with r, 4·d and those of the tables with an embedding. A step's weights may
- * drive gamma and beta out of the second-level cache, so where kernels overlap they are asked for
- * first. */
-template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args a)
+/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, as norm.cuh says: a
+ * block per row of up to ROW_MAX columns that has groups alone, a group for each thread. Each warp sums all of
+ * the row: that is a barrier less than if one did. Bytes per row: 8·d, 12·d with r, 4·d and those of the tables
+ * with an embedding. gamma and beta, which a step's weights may drive out of the second-level cache, are
+ * asked for first. */
+__global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_args a)
+{
+    __shared__ __align__(16) float row[ROW_MAX];
+    const int lane = static_cast<int>(threadIdx.x) % WARP;
+    const int at = static_cast<int>(blockIdx.x);
+    const int c = static_cast<int>(threadIdx.x) * GROUP;
+    const int columns[1] = {c};
+    const bool is_there = c < a.d;
+    float4 gamma = {0, 0, 0, 0};
+    float4 beta = {0, 0, 0, 0};
+    float4 in[1] = {};
+    if (is_there) {
+        gamma = *reinterpret_cast<const float4 *>(a.gamma + c);
+        beta = *reinterpret_cast<const float4 *>(a.beta + c);
+    }
+    grid_wait();
+    if (is_there) {
+        float4 r[1] = {};
+        if (a.from.view != NULL) {
+            embed_groups(in, a.from, embed_row_of(a.from, at), columns);
+        } else {
+            norm_groups(in, a.x + at * a.x_stride, columns);
+        }
+        if (a.r != NULL) {
+            norm_groups(r, a.r + at * a.r_stride, columns);
+            in[0] = group_add(in[0], r[0]);
+        }
+        *reinterpret_cast<float4 *>(row + c) = in[0];
+    }
+    __syncthreads();
+    const float2 s = norm_sum(row, a.d, a.eps, lane);
+    if (is_there) {
+        const float4 out = norm_output(in[0], s.x, s.y, gamma, beta);
+        *reinterpret_cast<float4 *>(a.y + at * a.y_stride + c) = out;
+        if (a.rounded.data != NULL) {
+            room_store_four(a.rounded, static_cast<int64_t>(at) * a.d + c, out);
+        }
+    }
+}
+
+/* The same of any row, to the same bits: by a warp, which reads the row again for each of the passes (each lane its
+ * own columns, hence y may be x or r). */
+template <bool aligned> __global__ void norm_kernel(struct norm_args a)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
     const int row = static_cast<int>(my_item());
-    if (a.starts_early) {
-        for (int c = lane * GROUP; c < a.d; c += NORM_COLS) {
-            prefetch_l2(a.gamma + c);
-            prefetch_l2(a.beta + c);
-        }
-    }
     grid_wait();
     if (row >= a.n_row) {
         return;
@@ -50,94 +84,43 @@ template <bool aligned, int n_held> __global__ void norm_kernel(struct norm_args
         return embeds ? embed_group<aligned>(a.from, of, c, a.d - c)
                       : norm_input<aligned>(a, row, c, a.d - c);
     };
-    float4 in[n_held > 0 ? n_held : 1];
-    float4 gamma[n_held > 0 ? n_held : 1];
-    float4 beta[n_held > 0 ? n_held : 1];
     const int first = lane * GROUP;
-    if constexpr (aligned && n_held > 0) {
-        /* Past the last column a lane reads its first once more, or gamma if it has none, and does not use it:
-         * never a column that another lane may have written by then. */
-        const int mine = first < a.d ? first : 0;
-        int c[n_held];
-#pragma unroll
-        for (int i = 0; i < n_held; i++) {
-            c[i] = first + i * NORM_COLS < a.d ? first + i * NORM_COLS : mine;
-        }
-        if (embeds) {
-            embed_groups(in, a.from, of, c);
-        } else {
-            norm_groups(in, first < a.d ? a.x + row * a.x_stride : a.gamma, c);
-        }
-        if (a.r != NULL) {
-            float4 r[n_held];
-            norm_groups(r, first < a.d ? a.r + row * a.r_stride : a.gamma, c);
-#pragma unroll
-            for (int i = 0; i < n_held; i++) {
-                in[i] = group_add(in[i], r[i]);
-            }
-        }
-        norm_groups(gamma, a.gamma, c);
-        norm_groups(beta, a.beta, c);
-    } else {
-#pragma unroll
-        for (int i = 0; i < n_held; i++) {
-            const int c = first + i * NORM_COLS;
-            if (c < a.d) {
-                in[i] = input(c);
-                gamma[i] = group_load<aligned>(a.gamma + c, a.d - c);
-                beta[i] = group_load<aligned>(a.beta + c, a.d - c);
-            }
-        }
-    }
-    const auto sweep = [&](auto visit) {
-        if constexpr (n_held > 0) {
-#pragma unroll
-            for (int i = 0; i < n_held; i++) {
-                const int c = first + i * NORM_COLS;
-                if (c < a.d) {
-                    visit(c, in[i], gamma[i], beta[i]);
-                }
-            }
-        } else {
-            for (int c = first; c < a.d; c += NORM_COLS) {
-                visit(c, input(c), float4{}, float4{});
-            }
-        }
-    };
     float4 sum = {0, 0, 0, 0};
-    sweep([&](int, float4 v, float4, float4) { sum = group_add(sum, v); });
+    for (int c = first; c < a.d; c += NORM_COLS) {
+        sum = group_add(sum, input(c));
+    }
     const float mean = warp_sum(norm_fold(sum)) / static_cast<float>(a.d);
-
     float4 squares = {0, 0, 0, 0};
-    sweep([&](int c, float4 v, float4, float4) {
-        squares = norm_squares(squares, v, mean, a.d - c);
-    });
+    for (int c = first; c < a.d; c += NORM_COLS) {
+        squares = norm_squares(squares, input(c), mean, a.d - c);
+    }
     const float variance = warp_sum(norm_fold(squares)) / static_cast<float>(a.d);
     const float inverse = norm_inverse(variance, a.eps);
-
-    sweep([&](int c, float4 v, float4 g, float4 b) {
-        if constexpr (n_held == 0) {
-            g = group_load<aligned>(a.gamma + c, a.d - c);
-            b = group_load<aligned>(a.beta + c, a.d - c);
-        }
-        const float4 out = norm_output(v, mean, inverse, g, b);
+    for (int c = first; c < a.d; c += NORM_COLS) {
+        const float4 out =
+            norm_output(input(c), mean, inverse, group_load<aligned>(a.gamma + c, a.d - c),
+                        group_load<aligned>(a.beta + c, a.d - c));
         group_store<aligned>(a.y + row * a.y_stride + c, out, a.d - c);
         if (a.rounded.data != NULL) {
             room_store_four(a.rounded, static_cast<int64_t>(row) * a.d + c, out);
         }
-    });
+    }
 }
 
-template <bool aligned> void norm_launch(struct cuda *cu, const struct norm_args &a)
+void norm_launch(struct cuda *cu, const struct norm_args &a, bool has_groups)
 {
+    if (has_groups && a.d <= ROW_MAX) {
+        const int n_thread = (a.d + NORM_COLS - 1) / NORM_COLS * WARP;
+        LAUNCH(norm_row_kernel, dim3(static_cast<unsigned>(a.n_row)),
+               dim3(static_cast<unsigned>(n_thread)), 0, cuda_queue(cu), a);
+        return;
+    }
     const dim3 block = items_block(cu, a.n_row);
     const dim3 grid = grid_of(a.n_row, block.x / WARP);
-    if (a.d <= 8 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 8>), grid, block, 0, cuda_queue(cu), a);
-    } else if (a.d <= 16 * NORM_COLS) {
-        LAUNCH((norm_kernel<aligned, 16>), grid, block, 0, cuda_queue(cu), a);
+    if (has_groups) {
+        LAUNCH(norm_kernel<true>, grid, block, 0, cuda_queue(cu), a);
     } else {
-        LAUNCH((norm_kernel<aligned, 0>), grid, block, 0, cuda_queue(cu), a);
+        LAUNCH(norm_kernel<false>, grid, block, 0, cuda_queue(cu), a);
     }
 }
 
@@ -238,11 +221,7 @@ void cuda_norm(struct cuda *cu, const struct norm_op *op)
     }
     struct norm_args a = norm_args_of(cu, op);
     a.rounded = linear_room(cu, op->y);
-    if (norm_has_groups(op)) {
-        norm_launch<true>(cu, a);
-    } else {
-        norm_launch<false>(cu, a);
-    }
+    norm_launch(cu, a, norm_has_groups(op));
     cuda_check(cu, norm_op_name(op));
 }
 

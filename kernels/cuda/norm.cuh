@@ -94,4 +94,22 @@ __device__ __forceinline__ float norm_inverse(float variance, float eps)
     return 1 / sqrtf(variance + eps);
 }
 
+/* {mean, 1 / √(variance + eps)} of a row of d columns in shared memory, groups all, by a warp: each lane gets both. */
+__device__ __forceinline__ float2 norm_sum(const float *row, int d, float eps, int lane)
+{
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int c = lane * GROUP; c < d; c += NORM_COLS) {
+        sum = group_add(sum, *reinterpret_cast<const float4 *>(row + c));
+    }
+    const float mean = warp_sum(norm_fold(sum)) / static_cast<float>(d);
+    float4 squares = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int c = lane * GROUP; c < d; c += NORM_COLS) {
+        squares = norm_squares(squares, *reinterpret_cast<const float4 *>(row + c), mean, GROUP);
+    }
+    const float variance = warp_sum(norm_fold(squares)) / static_cast<float>(d);
+    return make_float2(mean, norm_inverse(variance, eps));
+}
+
 #endif
