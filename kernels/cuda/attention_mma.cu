@@ -32,14 +32,11 @@
  * queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 0.6. Not measured yet.
  *
  * In a block keys arrive while values are multiplied, and values while keys are. Fragments are read
- * from shared memory in words, whose 32 addresses lie in 32 banks because rows are an odd number of
- * 16-byte groups apart. Values would be needed column by column: a word of two columns of each of two
- * positions gives a fragment of the even and one of the odd columns, whence four columns of a row
- * lie in one lane at the end.
+ * from shared memory by ldmatrix, whose rows of 16 bytes lie in different banks because rows are an odd number of
+ * them apart; those of values are turned on the way.
  *
- * Bytes and operations: as attention_tile.cu. Bound: per 16 positions and 16 columns two mma, four
- * words and four permutations, so shared memory (128 B a cycle: some 470 TFLOP/s on an H200), and close
- * to it mma.sync and the exponentials. Share reached: not measured yet. */
+ * Bytes and operations: as attention_tile.cu. Bound: what a warp issues for a split of 64 columns, some 400
+ * instructions, 64 of them mma, and 32 exponentials a lane. */
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace
@@ -60,15 +57,10 @@ template <int N> constexpr int STRIDE = (2 * N | 1) * 8;
 template <int N> struct mma_rows {
     uint32_t q[N][4];
     float max[2], sum[2];
-    float o[N][2][4]; /* even and odd columns */
+    float o[N][2][4]; /* columns 2t, 2t+1 of each 8, of both rows */
     float old[2];     /* what the sums so far are multiplied by when a split is added */
     uint32_t e[STEPS][4];
 };
-
-__device__ __forceinline__ uint32_t word_at(const uint16_t *at)
-{
-    return *reinterpret_cast<const uint32_t *>(at);
-}
 
 /* q: the row's first column. */
 __device__ __forceinline__ uint32_t query_pair(const float *q, int c, float scale, bool is_zero)
@@ -109,19 +101,28 @@ __device__ __forceinline__ float quad_sum(float value)
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-/* The shares of a split, of which the lane's first row sees the first n_seen positions. */
-template <int N>
+/* The shares of a split, of which the lane's first row sees the first n_seen positions; is_whole: all. */
+template <bool is_whole, int N>
 __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t *k, int n_seen,
-                                           int g, int t)
+                                           int lane)
 {
     float s[TILES][4] = {};
+    const int t = lane % 4;
+    /* Matrix i is of columns 8·i .. 8·i+7 of 32, or of 16 where no more are left. */
+    const uint16_t *const row = k + lane % 8 * STRIDE<N>;
 #pragma unroll
-    for (int step = 0; step < N; step++) {
+    for (int step = 0; step < N; step += 2) {
+        const int matrix = step + 1 < N ? lane / 8 : lane / 8 % 2;
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            const uint16_t *const at = k + (8 * j + g) * STRIDE<N> + step * COLS + 2 * t;
-            const uint32_t b[2] = {word_at(at), word_at(at + 8)};
-            mma_bf16(s[j], m.q[step], b);
+            uint32_t b[4];
+            load_matrices(b, row + 8 * j * STRIDE<N> + step * COLS + 8 * matrix);
+            const uint32_t first[2] = {b[0], b[1]};
+            mma_bf16(s[j], m.q[step], first);
+            if (step + 1 < N) {
+                const uint32_t second[2] = {b[2], b[3]};
+                mma_bf16(s[j], m.q[(step + 1) % N], second);
+            }
         }
     }
 #pragma unroll
@@ -130,7 +131,9 @@ __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t
 #pragma unroll
         for (int i = 0; i < 2 * TILES; i++) {
             float &one = s[i / 2][2 * h + i % 2];
-            one = i / 2 * 8 + 2 * t + i % 2 < n_seen + 8 * h ? one : -INFINITY;
+            if (!is_whole) {
+                one = i / 2 * 8 + 2 * t + i % 2 < n_seen + 8 * h ? one : -INFINITY;
+            }
             max = fmaxf(max, one);
         }
         max = fmaxf(m.max[h], quad_max(max));
@@ -139,10 +142,10 @@ __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t
 #pragma unroll
         for (int i = 0; i < 2 * TILES; i++) {
             float &one = s[i / 2][2 * h + i % 2];
-            one = exp2f(one - base);
+            one = exp2_quick(one - base);
             sum += one;
         }
-        m.old[h] = exp2f(m.max[h] - base);
+        m.old[h] = exp2_quick(m.max[h] - base);
         m.sum[h] = fmaf(m.sum[h], m.old[h], quad_sum(sum));
         m.max[h] = max;
     }
@@ -159,25 +162,29 @@ __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t
 /* Adds the split to the sums. by_row: to those of row only, without the positions from n_seen on. */
 template <bool by_row, int N>
 __device__ __forceinline__ void mma_weigh(struct mma_rows<N> &m, const uint16_t *v, int row,
-                                          int n_seen, int g, int t)
+                                          int n_seen, int lane)
 {
+    const int g = lane / 4;
+    const int t = lane % 4;
+    /* Of 16 positions and 16 columns matrix i has positions from 8·(i % 2) and columns from 8·(i / 2) on. */
+    const uint16_t *const first = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE<N> + lane / 16 * 8;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         float sum[2][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            uint32_t word[4]; /* columns 2g, 2g+1 of positions 2t, 2t+1, 2t+8, 2t+9 */
+            uint32_t b[4];
+            load_matrices_turned(b, first + step * COLS * STRIDE<N> + j * COLS);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int u = step * COLS + 2 * t + i / 2 * 8 + i % 2;
-                word[i] = by_row && u >= n_seen ? 0 : word_at(v + u * STRIDE<N> + j * COLS + 2 * g);
+            for (int i = 0; i < 4 && by_row; i++) {
+                const int u = step * COLS + i % 2 * 8 + 2 * t; /* and u + 1, above it */
+                b[i] = u >= n_seen ? 0 : u + 1 >= n_seen ? b[i] & 0xffffu : b[i];
             }
-            const uint32_t even[2] = {__byte_perm(word[0], word[1], 0x5410),
-                                      __byte_perm(word[2], word[3], 0x5410)};
-            const uint32_t odd[2] = {__byte_perm(word[0], word[1], 0x7632),
-                                     __byte_perm(word[2], word[3], 0x7632)};
-            mma_bf16(sum[0], m.e[step], even);
-            mma_bf16(sum[1], m.e[step], odd);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t eight[2] = {b[2 * i], b[2 * i + 1]};
+                mma_bf16(sum[i], m.e[step], eight);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -256,7 +263,7 @@ template <int N> __device__ __forceinline__ void part_merge(struct mma_rows<N> &
     }
 }
 
-/* Lane t of a row has columns 4t .. 4t+3 of each 16. */
+/* Lane t of a row has columns 2t, 2t+1 of each 8. */
 template <int N>
 __device__ __forceinline__ void mma_store(const struct attention_args &a,
                                           const struct attention_tile &tile, int head,
@@ -268,30 +275,69 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
             continue;
         }
         const int64_t at = tile.row + row + 8 * h;
-        const int64_t column = static_cast<int64_t>(head) * a.d_head + 4 * t;
+        const int64_t column = static_cast<int64_t>(head) * a.d_head + 2 * t;
         float *const y = a.y + at * a.y_stride + column;
-        const int64_t rounded = at * a.n_head * static_cast<int64_t>(a.d_head) + column;
+        uint16_t *const rounded =
+            a.rounded.data + at * a.n_head * static_cast<int64_t>(a.d_head) + column;
         const float share = 1 / m.sum[h];
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            const float(&o)[2][4] = m.o[j];
-            float4 four = {o[0][2 * h], o[1][2 * h], o[0][2 * h + 1], o[1][2 * h + 1]};
+        for (int j = 0; j < 2 * N; j++) {
+            const float(&o)[4] = m.o[j / 2][j % 2];
             /* 0 has one sign, however many splits a row's tile has that it does not see */
-            four = {four.x * share + 0.0f, four.y * share + 0.0f, four.z * share + 0.0f,
-                    four.w * share + 0.0f};
+            const float2 two = {o[2 * h] * share + 0.0f, o[2 * h + 1] * share + 0.0f};
             if (a.has_groups) {
-                *reinterpret_cast<float4 *>(y + j * COLS) = four;
+                *reinterpret_cast<float2 *>(y + j * 8) = two;
             } else {
-                y[j * COLS] = four.x;
-                y[j * COLS + 1] = four.y;
-                y[j * COLS + 2] = four.z;
-                y[j * COLS + 3] = four.w;
+                y[j * 8] = two.x;
+                y[j * 8 + 1] = two.y;
             }
             if (a.rounded.data != NULL) {
-                room_store_four(a.rounded, rounded + j * COLS, four);
+                *reinterpret_cast<uint32_t *>(rounded + j * 8) =
+                    a.rounded.dtype == DTYPE_F16 ? f16_pair(two.x, two.y) : bf16_pair(two.x, two.y);
             }
         }
     }
+}
+
+/* ---- a tile ---------------------------------------------------------------------------------- */
+
+/* The page numbers of a thread's pieces of a split: piece i is of 16 bytes of a position. */
+template <int N> struct split_pages {
+    int32_t number[N];
+};
+
+template <int N> __device__ __forceinline__ int piece_position(int i)
+{
+    return (i * BLOCK + static_cast<int>(threadIdx.x)) / (2 * N);
+}
+
+template <int N>
+__device__ __forceinline__ struct split_pages<N> pages_read(const cache_head<uint16_t> &cache,
+                                                            int split) {
+    struct split_pages<N> pages;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int u = split * SPLIT + piece_position<N>(i);
+        pages.number[i] = u < cache.n_pos ? cache.page[u / KV_PAGE] : 0;
+    }
+    return pages;
+}
+
+/* Starts copying a split to to[SPLIT][STRIDE]; positions from n_pos on are zeros. from: cache.k or cache.v. */
+template <int N>
+__device__ __forceinline__ void split_copy(const struct attention_args &a, uint16_t *to,
+                                           const uint16_t *from, int64_t page_stride,
+                                           const struct split_pages<N> &pages, int n_pos, int split)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int u = piece_position<N>(i);
+        const int c = (i * BLOCK + static_cast<int>(threadIdx.x)) % (2 * N) * 8;
+        copy_async_16(to + u * STRIDE<N> + c,
+                      from + pages.number[i] * page_stride + u % KV_PAGE * a.d_head + c,
+                      split * SPLIT + u < n_pos ? 16 : 0);
+    }
+    copy_async_commit();
 }
 
 /* The tiles of a launch, and where their parts go. */
@@ -302,7 +348,8 @@ struct mma_tiles {
     unsigned *n_arrived; /* one for each part and head, of which a tile uses its first part's */
 };
 
-/* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before. */
+/* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before. Values arrive while
+ * scores are computed, and the next keys while values are summed. */
 template <int N>
 __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint16_t *k, uint16_t *v,
                                            float *all, const struct mma_tiles &tiles,
@@ -314,17 +361,14 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
     const int warp_row = static_cast<int>(threadIdx.x) / 32 * WARP_ROWS;
     const int warp_end = min(tile.n_row, warp_row + WARP_ROWS);
     const int pos = a.view->pos[tile.row];
+    const cache_head<uint16_t> cache = cache_head_of<uint16_t>(a, tile.seq, head, pos + tile.n_row);
+    const int first = tile.first * MMA_RUN;
+    const int end = min(tile.end * MMA_RUN, tile.n_split);
+    struct split_pages<N> pages = pages_read<N>(cache, first);
     struct mma_rows<N> m = {
     };
     part_begin(m);
     queries_read(m, a, tile, head, warp_row + g, t);
-    /* Positions of a split that the warp's first row sees, and row i sees i more; not cut. */
-    const auto seen_by_first = [&](int split) { return pos + 1 - split * SPLIT + warp_row; };
-    const auto is_idle = [&](int split) {
-        return warp_row >= tile.n_row || seen_by_first(split) + warp_end - warp_row - 1 <= 0;
-    };
-    const int first = tile.first * MMA_RUN;
-    const int end = min(tile.end * MMA_RUN, tile.n_split);
     constexpr int64_t part_floats = PART_VALUES<N> * BLOCK;
     float *const part = tiles.part +
                         (static_cast<int64_t>(tile.part) * a.n_head + head) * part_floats +
@@ -338,31 +382,40 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
                                            part_merge(m, all);
                                        }
     };
-    splits_visit<BLOCK_WARPS, false>(
-        a, k, v, cache_head_of<uint16_t>(a, tile.seq, head, pos + tile.n_row), first, end,
-        [&](int split) {
-            if (split % MMA_RUN == 0 && split > first) {
-                part_end(split / MMA_RUN - 1);
-                part_begin(m);
-            }
-            if (!is_idle(split)) {
-                mma_scores(m, k, seen_by_first(split) + g, g, t);
-            }
-        },
-        [&](int split) {
-            if (is_idle(split)) {
-                return;
-            }
-            const int n_seen = seen_by_first(split);
-            if (n_seen >= SPLIT || !has_no_number<N>(v, lane)) {
-                mma_weigh<false>(m, v, 0, 0, g, t);
-                return;
-            }
+    split_copy<N>(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, first);
+#pragma unroll 1
+    for (int split = first; split < end; split++) {
+        split_copy<N>(a, v, cache.v, a.v_page_stride, pages, cache.n_pos, split);
+        pages = pages_read<N>(cache, split + 1);
+        /* Positions of it that the warp's first row sees, and row i sees i more; not cut. */
+        const int n_seen = pos + 1 - split * SPLIT + warp_row;
+        const bool is_idle = warp_row >= tile.n_row || n_seen + warp_end - warp_row - 1 <= 0;
+        if (split % MMA_RUN == 0 && split > first) {
+            part_end(split / MMA_RUN - 1);
+            part_begin(m);
+        }
+        copy_async_wait<1>();
+        __syncthreads(); /* the keys are there */
+        if (!is_idle && n_seen >= SPLIT) {
+            mma_scores<true>(m, k, SPLIT, lane);
+        } else if (!is_idle) {
+            mma_scores<false>(m, k, n_seen + g, lane);
+        }
+        copy_async_wait<0>();
+        __syncthreads(); /* the values are there, and the keys are done */
+        if (split + 1 < end) {
+            split_copy<N>(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, split + 1);
+        }
+        if (!is_idle && (n_seen >= SPLIT || !has_no_number<N>(v, lane))) {
+            mma_weigh<false>(m, v, 0, 0, lane);
+        } else if (!is_idle) {
 #pragma unroll 1
             for (int row = 0; row < WARP_ROWS; row++) {
-                mma_weigh<true>(m, v, row, n_seen + row, g, t);
+                mma_weigh<true>(m, v, row, n_seen + row, lane);
             }
-        });
+        }
+        __syncthreads(); /* the values are done */
+    }
     const int n_part = (tile.n_split + MMA_RUN - 1) / MMA_RUN;
     if (n_part > 1) {
         part_end(tile.end - 1);
@@ -415,7 +468,7 @@ void mma_launch(struct cuda *cu, const struct attention_args *a, const struct st
     const size_t bytes =
         shared_bytes<uint16_t>(a, 0, 2) +
         (n_page_max > MMA_RUN * SPLIT_PAGES ? attention_mma_part_bytes(a->d_head) : 0);
-    CHECK(bytes <= SHARED_BYTES_MAX && a->kv_stride == STRIDE<N>);
+    CHECK(bytes <= SHARED_BYTES_MAX && a->kv_stride == STRIDE<N> && a->kv_piece == 16);
     const struct mma_tiles tiles = {
         .tile =
             reinterpret_cast<const struct attention_tile *>(step_units(a->view) + scratch->n_unit),

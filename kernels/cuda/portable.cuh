@@ -152,6 +152,33 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* Four matrices of 8 rows of 16 bytes in shared memory: lane 8·i + r names row r of the i-th. to[i] of lane (g, t) is
+ * what row g of it has at 2t and 2t+1, of 16 bits each: mma's fragment of a matrix [n, k]. */
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+/* The same, but to[i] is what rows 2t and 2t+1 have at g: the fragment of a matrix [k, n]. */
+__device__ __forceinline__ void load_matrices_turned(uint32_t (&to)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+/* 2^x within 2 units of the last place, 0 for what is below 2^-126. */
+__device__ __forceinline__ float exp2_quick(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* The same of F16 operands. */
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2])

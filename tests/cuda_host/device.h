@@ -134,6 +134,40 @@ T __shfl_xor_sync(unsigned int mask, T value, int bits, int width = 32, CUDA_HOS
                              CUDA_HOST_PLACE("__shfl_xor_sync"));
 }
 
+/* Each lane names a row of 16 bytes of shared memory, and reads of those of others. */
+static inline void cuda_host_load_matrices(uint32_t (&to)[4], const void *row, bool is_turned,
+                                           const struct cuda_host_place &place)
+{
+    const int g = cuda_host_lane() / 4, t = cuda_host_lane() % 4;
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+        (void)fprintf(stderr, "%s:%d: %s: a row at an address that is no multiple of 16\n",
+                      place.file, place.line, place.what);
+        abort();
+    }
+    for (int i = 0; i < 4; ++i) {
+        uint16_t pair[2];
+        for (int e = 0; e < 2; ++e) {
+            const int of = 8 * i + (is_turned ? 2 * t + e : g);
+            const uint64_t at = cuda_host_shuffle(
+                0xffffffffu, static_cast<uint64_t>(reinterpret_cast<uintptr_t>(row)), of, place);
+            pair[e] = reinterpret_cast<const uint16_t *>(at)[is_turned ? g : 2 * t + e];
+        }
+        to[i] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+    }
+}
+static inline void load_matrices(uint32_t (&to)[4], const void *row, CUDA_HOST_HERE)
+{
+    cuda_host_load_matrices(to, row, false, CUDA_HOST_PLACE("load_matrices"));
+}
+static inline void load_matrices_turned(uint32_t (&to)[4], const void *row, CUDA_HOST_HERE)
+{
+    cuda_host_load_matrices(to, row, true, CUDA_HOST_PLACE("load_matrices_turned"));
+}
+static inline float exp2_quick(float x)
+{
+    return x < -126.0f ? 0.0f : exp2f(x);
+}
+
 /* ---- votes and reductions ------------------------------------------------------------------- */
 
 static inline unsigned int __ballot_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
