@@ -1,11 +1,13 @@
 /* Linear with few rows and BF16 weights, and the choice between it and F32: linear.cuh defines the sum.
  *
- * A block computes some tiles of 16 outputs, or half of one, for a few rows. Its warps share the chunks of
+ * A block computes tiles of 16 outputs, or of 8, one after the other, for a few rows. Its warps share the chunks of
  * k: warp w of n takes the chunks w, w+n, .., whose sums are added in shared memory in ascending order. No two
  * warps want the same weight, and each lane reads from memory what it multiplies by, straight into
- * registers: the weights of a warp's first chunks are asked for before the kernel before is complete, and
- * what a warp does afterwards is short, since its chain of instructions is what few rows wait for. Where
- * the rows are yet to be normed, each warp norms the columns of its own chunk.
+ * registers: the weights of a warp's first items, which are a chunk of a tile, are asked for before the kernel before is
+ * complete, those of an item when an earlier one is done. Blocks are one a multiprocessor, with half of its
+ * registers, so that those of the next kernel find room to ask for theirs. What a warp does is short, since its
+ * chain of instructions is what few rows wait for. Where the rows are yet to be normed, each warp norms the
+ * columns of its own chunk.
  *
  * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x
  * once per block from that cache: in BF16, as the op before has left it or linear_round, but in F32 of up to
@@ -19,20 +21,19 @@ namespace
 /* How a kernel gets x: as F32, rounded, or from the norm of other rows. */
 enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED, GEMV_X_NORMED };
 
-/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of tiles of outputs
- * and n_nt tiles of tokens per block. One half alone, of row-major weights, leaves the other half of A 0. n_ahead: chunks whose
- * weights a warp has in registers at a time. */
+/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of a tile of outputs
+ * and n_nt tiles of tokens at a time. One half alone, of row-major weights, leaves the other half of A 0. n_ahead: items
+ * whose weights a warp has in registers. */
 template <int halves, int n_nt_, enum gemv_x x_>
 struct gemv_bf16 {
-    static constexpr int n_half = halves; static constexpr int n_mt = (n_half + 1) / 2;
-    static constexpr int n_nt = n_nt_;
+    static constexpr int n_half = halves; static constexpr int n_nt = n_nt_;
     static constexpr enum gemv_x x = x_;
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_half * 8;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
-    static constexpr int n_ahead = n_half == 1 && n_nt == 1 && x != GEMV_X_NORMED ? 2 : 1;
-    static constexpr int warps_max = n_half + n_nt > 4 ? 8 : 16;
-    static constexpr size_t part_bytes = n_token * stride * sizeof(float); /* of a chunk */
+    static constexpr int n_ahead = n_nt == 4 ? 1 : 4 / n_half;
+    static constexpr int part_floats = n_token * stride; /* of a chunk */
+    static_assert(n_half == 1 || n_half == 2, "an mma");
 };
 
 constexpr int N_BLOCK = LINEAR_CHUNK_BLOCKS;
@@ -44,39 +45,25 @@ template <class shape> struct gemv_weights {
     uint4 piece[N_BLOCK][shape::n_half];
 };
 
-/* Where a lane's weights of block 0 stand. */
-template <class shape> struct gemv_source {
-    const unsigned char *w[shape::n_half];
-};
-
-template <class shape>
-__device__ __forceinline__ struct gemv_source<shape> gemv_source_of(const struct linear_args &a) {
-    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
-    const int t = static_cast<int>(threadIdx.x) % 4;
-    struct gemv_source<shape> source;
-#pragma unroll
-    for (int i = 0; i < shape::n_half; i++) {
-        const int half = static_cast<int>(blockIdx.x) * shape::n_half + i;
-        const int tile = half / 2 < a.n_tile ? half / 2 : a.n_tile - 1;
-        source.w[i] = a.w + tile * a.map.tile + half % 2 * a.map.half + g * a.map.row + t * 16;
-    }
-    return source;
-}
-
+/* Those of a tile. */
 template <class shape>
 __device__ __forceinline__ void gemv_load_w(struct gemv_weights<shape> &to,
-                                            const struct gemv_source<shape> &source,
-                                            const struct linear_args &a, int chunk)
+                                            const struct linear_args &a, int tile, int chunk)
 {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+    const int half = tile * shape::n_half;
+    const unsigned char *const w = a.w + half / 2 * a.map.tile + half % 2 * a.map.half +
+                                   g * a.map.row + t * 16 +
+                                   static_cast<int64_t>(chunk * N_BLOCK) * a.map.block;
 #pragma unroll
     for (int b = 0; b < N_BLOCK; b++) {
-        const int block = chunk * N_BLOCK + b;
 #pragma unroll
         for (int i = 0; i < shape::n_half; i++) {
             to.piece[b][i] = make_uint4(0, 0, 0, 0);
-            if (block < a.n_block) {
-                to.piece[b][i] = *reinterpret_cast<const uint4 *>(
-                    source.w[i] + static_cast<int64_t>(block) * a.map.block);
+            if (chunk * N_BLOCK + b < a.n_block) {
+                to.piece[b][i] =
+                    *reinterpret_cast<const uint4 *>(w + b * a.map.block + i * a.map.half);
             }
         }
     }
@@ -133,33 +120,80 @@ __device__ __forceinline__ void gemv_load_x(struct gemv_rows<shape> &to,
     }
 }
 
-/* sum += the products of a chunk. */
+constexpr int STAGE_STRIDE =
+    LINEAR_CHUNK_BF16 + 8; /* of a row's chunk: rows fall into different banks */
+
+/* Bytes of all rows' chunks. */
+static inline size_t stage_bytes(int n_tok, int n_chunk)
+{
+    return static_cast<size_t>(n_tok) * static_cast<size_t>(n_chunk) * STAGE_STRIDE *
+           sizeof(uint16_t);
+}
+
+/* Of several chunks of rounded rows, all are asked for at once: to[n_turn][n_tok][STAGE_STRIDE], the warp's own. */
+__device__ __forceinline__ void stage_x(uint16_t *to, const struct linear_args &a, int n_turn)
+{
+    const int n_warp = static_cast<int>(blockDim.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int c = lane % 16 * 8;
+    const uint16_t *const x = static_cast<const uint16_t *>(a.x) + c;
+    for (int turn = 0; turn < n_turn; turn++) {
+        const int first = (turn * n_warp + static_cast<int>(threadIdx.x) / 32) * LINEAR_CHUNK_BF16;
+        const bool is_there = first + c < a.n_block * LINEAR_BLOCK_BF16;
+        for (int tok = lane / 16; tok < a.n_tok; tok += 2) {
+            copy_async_16(to + (turn * a.n_tok + tok) * STAGE_STRIDE + c,
+                          is_there ? x + tok * a.x_stride + first : x, is_there ? 16 : 0);
+        }
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+}
+
+template <class shape>
+__device__ __forceinline__ void staged_x(struct gemv_rows<shape> &x, const uint16_t *from,
+                                         int n_tok)
+{
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int b = 0; b < N_BLOCK; b++) {
+        x.piece[b][0] = make_uint4(0, 0, 0, 0);
+        if (g < n_tok) {
+            x.piece[b][0] = *reinterpret_cast<const uint4 *>(from + g * STAGE_STRIDE +
+                                                             b * LINEAR_BLOCK_BF16 + t * 8);
+        }
+    }
+}
+
+/* sum = the products of a chunk. */
 template <class shape, enum dtype type>
-__device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
+__device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_nt][4],
                                               const struct gemv_weights<shape> &w,
                                               const struct gemv_rows<shape> &x, bool is_row_major)
 {
 #pragma unroll
+    for (int j = 0; j < shape::n_nt; j++) {
+        sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0;
+    }
+#pragma unroll
     for (int b = 0; b < N_BLOCK; b++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+            const uint4 p = w.piece[b][0];
+            const uint4 none = make_uint4(0, 0, 0, 0);
+            const uint4 q = shape::n_half == 1 ? none : w.piece[b][1 % shape::n_half];
+            uint32_t in_w[4] = {h == 0 ? p.x : q.x, h == 0 ? p.y : q.y, h == 0 ? p.z : q.z,
+                                h == 0 ? p.w : q.w};
+            if (is_row_major || shape::n_half == 1) {
+                in_w[0] = h == 0 ? p.x : p.z, in_w[1] = h == 0 ? q.x : q.z;
+                in_w[2] = h == 0 ? p.y : p.w, in_w[3] = h == 0 ? q.y : q.w;
+            }
 #pragma unroll
-            for (int i = 0; i < shape::n_mt; i++) {
-                const uint4 p = w.piece[b][2 * i];
-                const uint4 none = make_uint4(0, 0, 0, 0);
-                const uint4 q = shape::n_half == 1 ? none : w.piece[b][(2 * i + 1) % shape::n_half];
-                uint32_t in_w[4] = {h == 0 ? p.x : q.x, h == 0 ? p.y : q.y, h == 0 ? p.z : q.z,
-                                    h == 0 ? p.w : q.w};
-                if (is_row_major || shape::n_half == 1) {
-                    in_w[0] = h == 0 ? p.x : p.z, in_w[1] = h == 0 ? q.x : q.z;
-                    in_w[2] = h == 0 ? p.y : p.w, in_w[3] = h == 0 ? q.y : q.w;
-                }
-#pragma unroll
-                for (int j = 0; j < shape::n_nt; j++) {
-                    const uint4 v = x.piece[b][j];
-                    const uint32_t in_x[2] = {h == 0 ? v.x : v.z, h == 0 ? v.y : v.w};
-                    operand_mma<type>(sum[i][j], in_w, in_x);
-                }
+            for (int j = 0; j < shape::n_nt; j++) {
+                const uint4 v = x.piece[b][j];
+                const uint32_t in_x[2] = {h == 0 ? v.x : v.z, h == 0 ? v.y : v.w};
+                operand_mma<type>(sum[j], in_w, in_x);
             }
         }
     }
@@ -168,24 +202,47 @@ __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_mt][shape::n
 /* Leaves a chunk's sums in part [n_token][stride]: lane (g, t) holds outputs g, g+8 of a tile,
  * tokens 2t, 2t+1. */
 template <class shape>
-__device__ __forceinline__ void gemv_leave(float *part,
-                                           const float (&sum)[shape::n_mt][shape::n_nt][4])
+__device__ __forceinline__ void gemv_leave(float *part, const float (&sum)[shape::n_nt][4])
 {
     constexpr int stride = shape::stride;
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
-    for (int i = 0; i < shape::n_mt; i++) {
-#pragma unroll
-        for (int j = 0; j < shape::n_nt; j++) {
-            float *const at = part + (j * 8 + t * 2) * stride + i * LINEAR_TILE + g;
-            at[0] = sum[i][j][0];
-            at[stride] = sum[i][j][1];
-            if constexpr (shape::n_half > 1) {
-                at[8] = sum[i][j][2];
-                at[stride + 8] = sum[i][j][3];
-            }
+    for (int j = 0; j < shape::n_nt; j++) {
+        float *const at = part + (j * 8 + t * 2) * stride + g;
+        at[0] = sum[j][0];
+        at[stride] = sum[j][1];
+        if constexpr (shape::n_half > 1) {
+            at[8] = sum[j][2];
+            at[stride + 8] = sum[j][3];
         }
+    }
+}
+
+/* The thread's output of a tile. */
+template <class shape> __device__ __forceinline__ int gemv_output(int tile)
+{
+    return tile * shape::n_output + static_cast<int>(threadIdx.x) % shape::n_output;
+}
+
+/* y of a tile, from its chunks' sums in part. */
+template <class shape>
+__device__ __forceinline__ void gemv_end_tile(const struct linear_args &a, const float *part,
+                                              int n_chunk, int tile, float bias)
+{
+    const int out = gemv_output<shape>(tile);
+    const int first = static_cast<int>(blockIdx.y) * shape::n_token;
+    const int n_tok = min(a.n_tok - first, shape::n_token);
+    const int step = static_cast<int>(blockDim.x) / shape::n_output;
+    part += static_cast<int>(threadIdx.x) % shape::n_output;
+    for (int tok = static_cast<int>(threadIdx.x) / shape::n_output; tok < n_tok && out < a.n_out;
+         tok += step) {
+        float total = 0;
+#pragma unroll 8
+        for (int p = 0; p < n_chunk; p++) {
+            total += part[p * shape::part_floats + tok * shape::stride];
+        }
+        linear_store(a, first + tok, out, linear_finish(total, bias, a.act));
     }
 }
 
@@ -197,10 +254,9 @@ __device__ __forceinline__ void gemv_leave(float *part,
  * To the bits of norm.cu. The first block writes the normed rows, too, to what no other block reads. */
 
 constexpr int SWEEP = NORM_COLS;
-constexpr int SWEEP_STRIDE = SWEEP + 8; /* of rounded columns: rows fall into different banks */
 static_assert(LINEAR_CHUNK_BF16 == SWEEP, "a chunk is a sweep");
 
-/* Shared memory behind the sums: rows [n_tok][n_chunk][SWEEP], by warp its rounded columns [8][SWEEP_STRIDE], and of
+/* Shared memory behind the sums: rows [n_tok][n_chunk][SWEEP], by warp its rounded columns [n_tok][STAGE_STRIDE], and of
  * the rows {mean, inverse}. */
 struct gemv_sweeps {
     float *row;
@@ -219,7 +275,7 @@ static inline size_t sweeps_bytes(const struct linear_args *a)
     const int n = sweeps_floats(a->n_in);
     return static_cast<size_t>(a->n_tok) *
                (static_cast<size_t>(n) * sizeof(float) + sizeof(float2)) +
-           static_cast<size_t>(n / SWEEP) * 8 * SWEEP_STRIDE * sizeof(uint16_t);
+           stage_bytes(a->n_tok, n / SWEEP);
 }
 
 /* The lane's columns of rows tok .. tok+n-1, all asked for before the first is used. */
@@ -290,44 +346,57 @@ __device__ __forceinline__ void gemv_norm_x(struct gemv_rows<shape> &x, const st
             out = norm_output(*reinterpret_cast<const float4 *>(s.row + tok * s.n_float + c),
                               stats.x, stats.y, gamma, beta);
         }
-        *reinterpret_cast<uint2 *>(s.rounded + tok * SWEEP_STRIDE + lane * GROUP) =
+        *reinterpret_cast<uint2 *>(s.rounded + tok * STAGE_STRIDE + lane * GROUP) =
             make_uint2(operand_pair<type>(out.x, out.y), operand_pair<type>(out.z, out.w));
         if (blockIdx.x == 0 && is_there) {
             *reinterpret_cast<float4 *>(norm.y + tok * norm.y_stride + c) = out;
         }
     }
     __syncwarp();
-    const int g = lane / 4;
-#pragma unroll
-    for (int b = 0; b < N_BLOCK; b++) {
-        x.piece[b][0] = make_uint4(0, 0, 0, 0);
-        if (g < a.n_tok) {
-            x.piece[b][0] = *reinterpret_cast<const uint4 *>(s.rounded + g * SWEEP_STRIDE +
-                                                             b * LINEAR_BLOCK_BF16 + lane % 4 * 8);
-        }
-    }
+    staged_x<shape>(x, s.rounded, a.n_tok);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Grid (halves of tiles of outputs / n_half, tiles of tokens / n_nt), warps that take n_turn chunks each in a
- * round, a multiple of n_ahead; of normed rows a chunk for each warp. */
+/* How a block's work is cut: each warp has n_turn chunks of a tile, of normed rows one. Of n_part sets of sums in
+ * shared memory tiles take turns. */
+struct gemv_plan {
+    int n_chunk, n_turn, n_part;
+    bool stages_x;
+};
+
+/* Grid (blocks that share the tiles of outputs, tiles of tokens / n_nt). */
 template <class shape, enum dtype type>
-__global__ void __launch_bounds__(32 * shape::warps_max, shape::warps_max == 8 ? 2 : 0)
-    gemv_kernel_bf16(const struct linear_args a, int n_turn)
+__global__ void __launch_bounds__(32 * (shape::x == GEMV_X_NORMED ? 2 : 1) * GEMV_WARPS_MAX)
+    gemv_kernel_bf16(const struct linear_args a, const struct gemv_plan plan)
 {
-    DYN_SHARED(float, part); /* [n_part + 1][n_token][stride] */
+    DYN_SHARED(float, shared); /* [n_part][n_chunk][n_token][stride] */
     constexpr int n_ahead = shape::n_ahead;
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int n_chunk = (a.n_block + N_BLOCK - 1) / N_BLOCK;
-    const int n_part = n_warp * n_turn;
-    const struct gemv_source<shape> source = gemv_source_of<shape>(a);
+    const int n_tile = (2 * a.n_tile + shape::n_half - 1) / shape::n_half;
+    const int part_floats = plan.n_chunk * shape::part_floats;
     struct gemv_weights<shape> w[n_ahead];
+    float bias[n_ahead] = {};
+    /* Of the item that begins with a tile and a turn, into place u. */
+    const auto load = [&](int u, int tile, int turn) {
+        if (tile < n_tile) {
+            gemv_load_w<shape>(w[u], a, tile, turn * n_warp + warp);
+            const int out = gemv_output<shape>(tile);
+            bias[u] = a.bias != NULL && out < a.n_out ? a.bias[out] : 0;
+        }
+    };
+    int ahead_tile = static_cast<int>(blockIdx.x); /* of the item that is asked for next */
+    int ahead_turn = 0;
+    const auto load_next = [&](int u) {
+        load(u, ahead_tile, ahead_turn);
+        ahead_turn = ahead_turn + 1 == plan.n_turn ? 0 : ahead_turn + 1;
+        ahead_tile += ahead_turn == 0 ? static_cast<int>(gridDim.x) : 0;
+    };
     const auto load_first = [&] {
 #pragma unroll
         for (int u = 0; u < n_ahead; u++) {
-            gemv_load_w<shape>(w[u], source, a, warp + u * n_warp);
+            load_next(u);
         }
     };
     if (a.starts_early) {
@@ -340,79 +409,106 @@ __global__ void __launch_bounds__(32 * shape::warps_max, shape::warps_max == 8 ?
         gamma = *reinterpret_cast<const float4 *>(a.norm.gamma + column);
         beta = *reinterpret_cast<const float4 *>(a.norm.beta + column);
     }
-    const struct gemv_end end = gemv_end_of(a, shape::n_token, shape::n_output);
     grid_wait();
     if (!a.starts_early) {
         load_first();
     }
-    for (int first = 0; first < n_chunk; first += n_part) {
-#pragma unroll 1
-        for (int turn = 0; turn < n_turn; turn += n_ahead) {
-            struct gemv_rows<shape> x[n_ahead];
-            const int next = first + turn * n_warp + warp;
-            if constexpr (shape::x == GEMV_X_NORMED) {
-                const int n_float = sweeps_floats(a.n_in);
-                float *const row = part + (n_part + 1) * shape::n_token * shape::stride;
-                uint16_t *const rounded = reinterpret_cast<uint16_t *>(row + a.n_tok * n_float);
-                constexpr int n_rounded = 8 * SWEEP_STRIDE; /* of a warp */
-                gemv_norm_x<shape, type>(
-                    x[0], a,
-                    {row, rounded + warp * n_rounded,
-                     reinterpret_cast<float2 *>(rounded + n_float / SWEEP * n_rounded), n_float},
-                    gamma, beta);
-            } else {
+    struct gemv_rows<shape> x;
+    if constexpr (shape::x == GEMV_X_NORMED) {
+        const int n_float = sweeps_floats(a.n_in);
+        float *const row = shared + plan.n_part * part_floats;
+        uint16_t *const rounded = reinterpret_cast<uint16_t *>(row + a.n_tok * n_float);
+        const int n_rounded = a.n_tok * STAGE_STRIDE; /* of a warp */
+        gemv_norm_x<shape, type>(x, a,
+                                 {row, rounded + warp * n_rounded,
+                                  reinterpret_cast<float2 *>(rounded + n_float / SWEEP * n_rounded),
+                                  n_float},
+                                 gamma, beta);
+    }
+    uint16_t *const stage = reinterpret_cast<uint16_t *>(shared + plan.n_part * part_floats) +
+                            warp * plan.n_turn * a.n_tok * STAGE_STRIDE;
+    if (plan.stages_x) {
+        stage_x(stage, a, plan.n_turn);
+    }
+    const auto take_x =
+        [&](int turn) { /* not of normed rows */
+                        if constexpr (shape::n_nt == 1 && shape::x == GEMV_X_ROUNDED) {
+                            if (plan.stages_x) {
+                                staged_x<shape>(x, stage + turn * a.n_tok * STAGE_STRIDE, a.n_tok);
+                                return;
+                            }
+                        }
+                        if constexpr (shape::x != GEMV_X_NORMED) {
+                            gemv_load_x<shape, type>(x, a, turn * n_warp + warp);
+                        }
+        };
+    take_x(0);
+    int tile = static_cast<int>(blockIdx.x);
+    int turn = 0;
+    float *part = shared;
+    while (tile < n_tile) {
 #pragma unroll
-                for (int u = 0; u < n_ahead; u++) {
-                    gemv_load_x<shape, type>(x[u], a, next + u * n_warp);
+        for (int u = 0; u < n_ahead; u++) {
+            const int chunk = turn * n_warp + warp;
+            if (tile < n_tile) {
+                const float own_bias = bias[u];
+                if (chunk < plan.n_chunk) {
+                    float sum[shape::n_nt][4];
+                    gemv_multiply<shape, type>(sum, w[u], x, a.is_row_major);
+                    gemv_leave<shape>(part + chunk * shape::part_floats, sum);
                 }
-            }
-#pragma unroll
-            for (int u = 0; u < n_ahead; u++) {
-                const int chunk = next + u * n_warp;
-                if (chunk < n_chunk) {
-                    float sum[shape::n_mt][shape::n_nt][4] = {};
-                    gemv_multiply<shape, type>(sum, w[u], x[u], a.is_row_major);
-                    gemv_leave<shape>(part + (chunk - first) * shape::n_token * shape::stride, sum);
-                    if (chunk + n_ahead * n_warp < n_chunk) {
-                        gemv_load_w<shape>(w[u], source, a, chunk + n_ahead * n_warp);
+                load_next(u);
+                turn = turn + 1 == plan.n_turn ? 0 : turn + 1;
+                if (plan.n_turn > 1) {
+                    take_x(turn);
+                }
+                if (turn == 0) {
+                    __syncthreads();
+                    gemv_end_tile<shape>(a, part, plan.n_chunk, tile, own_bias);
+                    if (plan.n_part == 1) {
+                        __syncthreads(); /* the next tile's sums take the place of these */
+                    } else {
+                        part = part == shared ? shared + part_floats : shared;
                     }
+                    tile += static_cast<int>(gridDim.x);
                 }
             }
-        }
-        __syncthreads();
-        const int left = n_chunk - first;
-        gemv_reduce<shape::n_token, shape::stride>(a, end, part, left < n_part ? left : n_part,
-                                                   n_part, first == 0, left <= n_part);
-        if (left > n_part) {
-            __syncthreads(); /* the next round writes part */
         }
     }
 }
 
-/* Sums of so many chunks lie in shared memory at a time, beside another block's. */
+/* Sums of so many bytes lie in shared memory, beside those of the next kernel. */
 constexpr size_t PART_BYTES_MAX = 96 << 10;
+static_assert(GEMV_IN_MAX / LINEAR_CHUNK_BF16 * 8 * 20 * sizeof(float) <= PART_BYTES_MAX,
+              "a tile of 8 tokens");
 
 template <class shape, enum dtype type>
 void gemv_run_of(struct cuda *cu, const struct linear_args *a)
 {
     const int n_chunk = (a->n_block + N_BLOCK - 1) / N_BLOCK;
-    const int unit = shape::n_output > 32 ? shape::n_output / 32 : 1; /* whole outputs */
-    const int wanted = n_chunk < shape::warps_max ? n_chunk : +shape::warps_max;
-    const int n_warp = (wanted + unit - 1) / unit * unit;
-    const int fit = static_cast<int>(PART_BYTES_MAX / shape::part_bytes) / n_warp;
-    const int n_needed = (n_chunk + n_warp - 1) / n_warp;
-    const int n_turn =
-        ((n_needed < fit ? n_needed : fit) + shape::n_ahead - 1) / shape::n_ahead * shape::n_ahead;
-    CHECK(shape::x != GEMV_X_NORMED || n_chunk <= n_warp);
-    const size_t shared = static_cast<size_t>(n_warp * n_turn + 1) * shape::part_bytes +
-                          (shape::x == GEMV_X_NORMED ? sweeps_bytes(a) : 0);
+    const int n_warp =
+        shape::x == GEMV_X_NORMED || n_chunk < GEMV_WARPS_MAX ? n_chunk : +GEMV_WARPS_MAX;
+    const size_t part_bytes = static_cast<size_t>(n_chunk) * shape::part_floats * sizeof(float);
+    const int n_turn = (n_chunk + n_warp - 1) / n_warp;
+    const size_t x_bytes = stage_bytes(a->n_tok, n_warp * n_turn);
+    const struct gemv_plan plan = {n_chunk, n_turn, 2 * part_bytes <= PART_BYTES_MAX ? 2 : 1,
+                                   shape::x == GEMV_X_ROUNDED && shape::n_nt == 1 && n_turn > 1 &&
+                                       a->n_tok <= 8 && x_bytes <= PART_BYTES_MAX};
+    CHECK(shape::x != GEMV_X_NORMED || n_chunk <= 2 * GEMV_WARPS_MAX);
+    const size_t shared =
+        static_cast<size_t>(plan.n_part) * part_bytes + (shape::x == GEMV_X_NORMED ? sweeps_bytes(a)
+                                                         : plan.stages_x           ? x_bytes
+                                                                                   : 0);
     if (!cuda_shared(cu, gemv_kernel_bf16<shape, type>, shared, "linear")) {
         return;
     }
-    const dim3 grid(static_cast<unsigned>((a->n_tile * 2 + shape::n_half - 1) / shape::n_half),
-                    static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
+    const int groups = (a->n_tok + shape::n_token - 1) / shape::n_token;
+    const int n_tile = (2 * a->n_tile + shape::n_half - 1) / shape::n_half;
+    const int n_each = (n_tile * groups + cu->n_sm - 1) / cu->n_sm; /* tiles of a block */
+    const dim3 grid(static_cast<unsigned>((n_tile + n_each - 1) / n_each),
+                    static_cast<unsigned>(groups));
     LAUNCH((gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cuda_queue(cu), *a, n_turn);
+           cuda_queue(cu), *a, plan);
 }
 
 template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
@@ -424,19 +520,13 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
     }
 }
 
-/* Columns of x that the warps of a block with four halves may norm. */
-constexpr int FOUR_HALVES_MAX = 8 * LINEAR_CHUNK_BF16;
-
-/* Half a tile of outputs a block where there is no more than one for each multiprocessor; two where there are so many
- * that each block costs more than it reads. */
+/* Half a tile of outputs at a time where there is no more than one for each multiprocessor. */
 template <int n_nt, enum gemv_x x>
 void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 {
     const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
     if (n_nt == 1 && a->is_row_major && a->n_tile * 2 * groups <= cu->n_sm) {
         gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, x>>(cu, a);
-    } else if (n_nt <= 2 && a->n_tile * groups >= 8 * cu->n_sm && a->n_in <= FOUR_HALVES_MAX) {
-        gemv_bf16_run<gemv_bf16<(n_nt <= 2 ? 4 : 2), n_nt, x>>(cu, a);
     } else {
         gemv_bf16_run<gemv_bf16<2, n_nt, x>>(cu, a);
     }
@@ -447,7 +537,10 @@ void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
 int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
 {
     int n_nt = a->n_tok <= 8 ? 1 : a->n_tok <= 16 ? 2 : 4;
-    while (n_nt > 1 && a->n_tile * ((a->n_tok + n_nt * 8 - 1) / (n_nt * 8)) < cu->n_sm * 5 / 8) {
+    const size_t tile_bytes = static_cast<size_t>(a->n_block / N_BLOCK + 1) *
+                              gemv_bf16<2, 1, GEMV_X_ROUNDED>::part_floats * sizeof(float);
+    while (n_nt > 1 && (a->n_tile * ((a->n_tok + n_nt * 8 - 1) / (n_nt * 8)) < cu->n_sm * 5 / 8 ||
+                        static_cast<size_t>(n_nt) * tile_bytes > PART_BYTES_MAX)) {
         n_nt /= 2;
     }
     return n_nt;

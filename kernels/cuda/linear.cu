@@ -372,8 +372,12 @@ static const uint16_t *rounded_of(const struct linear_state *state, struct tenso
 
 /* Which kernel is faster: up to 16 rows the one that reads weights as fast as memory gives them;
  * then, as far as tiles of the other leave the device partly idle, still that one. */
-static bool is_few(const struct cuda *cu, int64_t n_tok, int64_t n_out)
+static bool is_few(const struct cuda *cu, int64_t n_tok, const struct weight *w)
 {
+    const int64_t n_out = w->rows;
+    if (w->dtype != DTYPE_F32 && w->cols > GEMV_IN_MAX) {
+        return false;
+    }
     const int64_t tiles =
         (n_tok + SMALL_TILE - 1) / SMALL_TILE * ((n_out + SMALL_TILE - 1) / SMALL_TILE);
     return n_tok <= GEMV_ROWS || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
@@ -468,7 +472,7 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
     const bool is_split = cuda_weight_of(w)->split != NULL && cu->splits && !cu->is_drawn;
     w = is_split ? cuda_weight_of(w)->split : w;
     struct linear_args call = args_of(cu, y, x, w, bias, act);
-    const bool few = is_few(cu, y.rows, w->rows);
+    const bool few = is_few(cu, y.rows, w);
     const bool by_lt = call.is_row_major && cu->uses_lt && (cu->is_fast ? !few : !cu->is_drawn);
     const int64_t n_pass =
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
@@ -495,13 +499,14 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
 /* ---- rows that are normed on the way ------------------------------------------------------------ */
 
 /* So many rows gemv norms itself, one tile of tokens, of so many columns: they lie in shared memory. */
-enum { NORM_ROWS_MAX = 8, NORM_COLS_MAX = 2048 };
+enum { NORM_ROWS_MAX = 8, NORM_COLS_MAX = 2048, NORM_VALUES_MAX = 8 * 1600 };
 
 bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w)
 {
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
-    return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
+    return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX &&
+           y.rows * w->cols <= NORM_VALUES_MAX && norm_has_groups(norm) &&
            (w->dtype != DTYPE_F32 || !cuda_weight_of(w)->is_row_major) && !overlap(norm->y, read) &&
            !overlap(norm->y, norm->r) && !overlap(y, read) && !overlap(y, norm->r) &&
            !overlap(y, norm->y);

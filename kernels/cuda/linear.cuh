@@ -46,7 +46,9 @@ enum {
     LINEAR_CHUNK_BLOCKS = 4,        /* blocks of a chunk of BF16 */
     LINEAR_TILE_BLOCK_BYTES = 1024, /* of a tile in one block: BF16 and F32 alike */
     LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
-    GEMV_F32_ROWS = 8               /* so many gemv reads in F32 and rounds itself */
+    GEMV_F32_ROWS = 8,              /* so many gemv reads in F32 and rounds itself */
+    GEMV_IN_MAX =
+        152 * 128 /* columns of BF16 weights that gemv takes: their sums lie in shared memory */
 };
 
 /* Where 16 bytes of weights are stored: of tile i, block b, half h (outputs g or g+8; packed BF16:

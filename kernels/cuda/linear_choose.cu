@@ -225,7 +225,7 @@ static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
     const struct linear_args first = trial_args(t, t->wanted, LT_ROWS, epilogue);
     struct linear_args own = first;
     own.y = t->own;
-    gemv(cu, &own, t->dtype);
+    t->k <= GEMV_IN_MAX ? gemv(cu, &own, t->dtype) : gemm(cu, &own, t->dtype);
     if (!multiply(cu, t, &first)) {
         return false;
     }
