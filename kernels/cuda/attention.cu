@@ -382,7 +382,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     const struct parts p = parts_of(scratch, &a, static_cast<int>(y.rows),
                                     attention_part_max(n_page_max, cu->is_drawn));
     if (cu->is_drawn) {
-        attention_drawn_launch(cu, &a, &p, cache, scratch->n_unit);
+        attention_drawn_launch(cu, &a, &p, cache, static_cast<int>(y.rows), scratch->n_unit);
     } else if (cache == DTYPE_BF16) {
         part_launch_of<uint16_t>(cu, &a, &p, scratch->n_unit);
     } else {

@@ -91,7 +91,7 @@ size_t attention_part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int 
 
 /* attention_drawn.cu: drawn tokens, which are stored first if there are k and v. */
 void attention_drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
-                            enum dtype cache, int n_unit);
+                            enum dtype cache, int n_row, int n_unit);
 
 /* attention_tile.cu: any number of rows of requests. cache: the dtype of the pages. */
 void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum dtype cache,

@@ -9,9 +9,11 @@
 namespace
 {
 
-/* Threads: as many warps as find room on a multiprocessor with the keys and values of a turn in registers,
- * so that few rows take few rounds. */
+/* Most threads: as many warps as find room on a multiprocessor with the keys and values of a turn in registers,
+ * so that few rows take few rounds. Where rows and heads are more than multiprocessors, a block has a third of them
+ * and more rounds: while one of three waits or merges, the others read. */
 constexpr int BLOCK = 384;
+constexpr int BLOCK_OF_MANY = 128;
 
 /* Heads of up to width columns. */
 template <typename T, int width> struct drawn_of {
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
 }
 
 template <typename T, int width, bool is_whole>
-void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_row,
                   int n_unit)
 {
     const size_t bytes = sizeof(float) * static_cast<size_t>(p->n_part_max * a->d_pad);
@@ -47,35 +49,37 @@ void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct 
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
-    LAUNCH((drawn_kernel<T, width, is_whole>), grid, dim3(BLOCK), bytes, cuda_queue(cu), *a, *p);
+    const int n_thread = n_row * a->n_head > cu->n_sm ? BLOCK_OF_MANY : BLOCK;
+    LAUNCH((drawn_kernel<T, width, is_whole>), grid, dim3(static_cast<unsigned>(n_thread)), bytes,
+           cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
 }
 
 template <typename T, int width>
 void drawn_launch_of(struct cuda *cu, const struct attention_args *a, const struct parts *p,
-                     int n_unit)
+                     int n_row, int n_unit)
 {
     if constexpr (width > 64) {
         if (a->d_head <= width / 2) {
-            drawn_launch_of<T, width / 2>(cu, a, p, n_unit);
+            drawn_launch_of<T, width / 2>(cu, a, p, n_row, n_unit);
             return;
         }
     }
     if (a->kv_piece == 16 && a->has_groups) {
-        drawn_launch<T, width, true>(cu, a, p, n_unit);
+        drawn_launch<T, width, true>(cu, a, p, n_row, n_unit);
     } else {
-        drawn_launch<T, width, false>(cu, a, p, n_unit);
+        drawn_launch<T, width, false>(cu, a, p, n_row, n_unit);
     }
 }
 
 } // namespace
 
 void attention_drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
-                            enum dtype cache, int n_unit)
+                            enum dtype cache, int n_row, int n_unit)
 {
     if (cache == DTYPE_BF16) {
-        drawn_launch_of<uint16_t, D_HEAD_MAX>(cu, a, p, n_unit);
+        drawn_launch_of<uint16_t, D_HEAD_MAX>(cu, a, p, n_row, n_unit);
     } else {
-        drawn_launch_of<float, D_HEAD_MAX>(cu, a, p, n_unit);
+        drawn_launch_of<float, D_HEAD_MAX>(cu, a, p, n_row, n_unit);
     }
 }
