@@ -202,7 +202,8 @@ __device__ VOCAB_CALLED void write_top(struct vocab_row row, struct distribution
             (void)vocab_best(row, n_now);
         } else {
             const unsigned long long rank = static_cast<unsigned long long>(at + n_now - 1);
-            const struct vocab_border border = vocab_find(row, VOCAB_LAST, rank, vocab_count{});
+            const struct vocab_border border =
+                vocab_find(row, VOCAB_LAST, rank, vocab_count{}, false);
             (void)vocab_collect(row, border.element, first);
             vocab_sort(n_now);
         }

@@ -332,18 +332,18 @@ __device__ VOCAB_CALLED int draw_by_search(const struct draw &d, uint32_t lowest
     vocab_element last = VOCAB_LAST;
     if (d.top_k > 0) {
         const unsigned long long rank = static_cast<unsigned long long>(d.top_k - 1);
-        last = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}).element;
+        last = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}, false).element;
         total = mass_from(d, last, 0);
     }
     const struct mass measure = {d.share, d.unit};
     unsigned long long kept = d.min_p > 0 ? mass_from(d, last, d.min_p) : total;
     if (d.top_p < 1) {
         const struct vocab_border border =
-            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure);
+            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure, false);
         kept = border.sum < kept ? border.sum : kept;
     }
     const struct vocab_border drawn =
-        vocab_find(d.row, vocab_last_of(lowest), goal_of(d.u, kept), measure);
+        vocab_find(d.row, vocab_last_of(lowest), goal_of(d.u, kept), measure, d.top_p < 1);
     return vocab_element_id(drawn.element, d.row.n);
 }
 
@@ -356,7 +356,12 @@ __device__ int draw_by_rank(const struct draw &d)
     }
     const uint32_t lowest = lowest_key(d);
     const unsigned long long total = d.top_k > 0 ? 0 : total_mass(d);
-    const int id = d.top_k > 0 ? NOT_DRAWN : draw_from_best(d, lowest, total);
+    /* Not even of the largest share would so many as a list has be enough. */
+    const bool is_flat =
+        d.top_p < 1 && d.min_p <= 0 && total > 0 &&
+        top_p_goal(d, total) > static_cast<unsigned long long>(static_cast<double>(+VOCAB_LIST) *
+                                                               static_cast<double>(d.unit));
+    const int id = d.top_k > 0 || is_flat ? NOT_DRAWN : draw_from_best(d, lowest, total);
     return id != NOT_DRAWN ? id : draw_by_search(d, lowest, total);
 }
 
@@ -376,14 +381,14 @@ __device__ VOCAB_CALLED int draw_typical(const struct draw &d)
     vocab_element last = vocab_last_of(lowest);
     if (d.top_k > 0) {
         const unsigned long long rank = static_cast<unsigned long long>(d.top_k - 1);
-        const vocab_element end = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}).element;
+        const vocab_element end = vocab_find(d.row, VOCAB_LAST, rank, vocab_count{}, false).element;
         last = end > last ? end : last;
     }
     if (d.top_p < 1) {
         /* where top_k does not cut, also what lies below lowest, which min_p leaves out */
         const unsigned long long total = d.top_k > 0 ? mass_from(d, last, 0) : total_mass(d);
         const vocab_element end =
-            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure).element;
+            vocab_find(d.row, vocab_last_of(lowest), top_p_goal(d, total), measure, false).element;
         last = end > last ? end : last;
     }
     unsigned long long sum[2] = {0, 0}; /* of the kept shares, and of each times -log of it */
@@ -424,7 +429,7 @@ __device__ VOCAB_CALLED int draw_typical(const struct draw &d)
     });
     above = vocab_block_sum(above);
     const struct vocab_border drawn =
-        vocab_find(d.row, vocab_last_of(lowest), above + goal_of(d.u, kept), measure);
+        vocab_find(d.row, vocab_last_of(lowest), above + goal_of(d.u, kept), measure, false);
     return vocab_element_id(drawn.element, d.row.n);
 }
 

@@ -58,6 +58,9 @@ struct vocab_row {
 /* Shared memory of the last block. */
 struct vocab_shared {
     vocab_element list[VOCAB_LIST];
+    unsigned long long
+        part[VOCAB_LIST]; /* vocab_find's sums, and whether they are of its whole range */
+    bool has_parts;
     unsigned long long sum[VOCAB_SUMS][VOCAB_WARPS];
     double real[VOCAB_WARPS];
     uint32_t word[VOCAB_WARPS];
@@ -528,8 +531,8 @@ __device__ __forceinline__ int vocab_part(const struct vocab_cut &cut, vocab_ele
     return part < VOCAB_LIST ? part : VOCAB_LIST - 1;
 }
 
-/* The part of the list's sums at which their sum exceeds goal, or the last that has any; before: the sum of those
- * before it. */
+/* The part at which the sum of the parts exceeds goal, or the last that has any; before: the sum of those before
+ * it. */
 __device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned long long *before)
 {
     struct vocab_shared *const s = vocab_shared_here();
@@ -538,14 +541,14 @@ __device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned l
     unsigned long long sum = 0;
 #pragma unroll
     for (int i = 0; i < each; i++) {
-        sum += s->list[first + i];
+        sum += s->part[first + i];
     }
     const unsigned long long total = vocab_block_sum(sum);
     goal = goal < total ? goal : total - 1;
     sum = vocab_block_before(sum);
 #pragma unroll
     for (int i = 0; i < each; i++) {
-        const unsigned long long own = s->list[first + i];
+        const unsigned long long own = s->part[first + i];
         if (sum <= goal && goal < sum + own) {
             s->border = static_cast<vocab_element>(first + i);
             s->border_sum = sum;
@@ -560,10 +563,12 @@ __device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned l
 }
 
 /* Among the elements from last up, the first at which the sum of measure(key) exceeds goal; if none
- * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. */
+ * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. again: of a row, last and
+ * measure as in the call before, whose sums may serve once more. */
 template <class Measure>
 __device__ VOCAB_CALLED struct vocab_border vocab_find(struct vocab_row row, vocab_element last,
-                                                       unsigned long long goal, Measure measure)
+                                                       unsigned long long goal, Measure measure,
+                                                       bool again)
 {
     struct vocab_shared *const s = vocab_shared_here();
     uint32_t max_key = 0;
@@ -573,20 +578,26 @@ __device__ VOCAB_CALLED struct vocab_border vocab_find(struct vocab_row row, voc
     }
     vocab_element first = vocab_last_of(vocab_block_max(max_key)) | 0xffffffffull;
     unsigned long long before = 0; /* of the elements before first */
-    for (;;) {
+    for (bool is_whole = true;; is_whole = again = false) {
         const struct vocab_cut cut = vocab_cut_of(last, first);
         const auto is_in = [=](vocab_element e) { return e >= last && e <= first; };
-        for (int i = static_cast<int>(threadIdx.x); i < VOCAB_LIST; i += VOCAB_BLOCK) {
-            s->list[i] = 0;
-        }
-        __syncthreads();
-        vocab_visit<VOCAB_LANE>(row, vocab_element_key(last), [&](vocab_element e, float z) {
-            const unsigned long long m = is_in(e) ? measure(vocab_element_key(e)) : 0;
-            if (m > 0) {
-                (void)atomicAdd(&s->list[vocab_part(cut, e, z)], m);
+        if (!again || !s->has_parts) {
+            again = false;
+            for (int i = static_cast<int>(threadIdx.x); i < VOCAB_LIST; i += VOCAB_BLOCK) {
+                s->part[i] = 0;
             }
-        });
-        __syncthreads();
+            __syncthreads();
+            vocab_visit<VOCAB_LANE>(row, vocab_element_key(last), [&](vocab_element e, float z) {
+                const unsigned long long m = is_in(e) ? measure(vocab_element_key(e)) : 0;
+                if (m > 0) {
+                    (void)atomicAdd(&s->part[vocab_part(cut, e, z)], m);
+                }
+            });
+            if (threadIdx.x == 0) {
+                s->has_parts = is_whole;
+            }
+            __syncthreads();
+        }
         unsigned long long above = 0;
         const int part = vocab_part_at(goal - before, &above);
         vocab_element lowest = VOCAB_FIRST; /* of the part, as this thread sees it */
@@ -639,8 +650,8 @@ __device__ inline VOCAB_CALLED int vocab_best(struct vocab_row row, int k)
         n = vocab_collect(row, vocab_last_of(key), VOCAB_FIRST);
     }
     if (n > VOCAB_LIST) {
-        const struct vocab_border border =
-            vocab_find(row, VOCAB_LAST, static_cast<unsigned long long>(k - 1), vocab_count{});
+        const struct vocab_border border = vocab_find(
+            row, VOCAB_LAST, static_cast<unsigned long long>(k - 1), vocab_count{}, false);
         n = vocab_collect(row, border.element, VOCAB_FIRST);
     }
     vocab_sort(n);
